@@ -1,0 +1,11 @@
+"""The words we share with Kubernetes and with users.
+
+* ``names``: driver name, attribute, capacity and device-class names; each string once.
+* ``v1beta1``: ``GpuConfig``, ``MigDeviceConfig``, ``VfioDeviceConfig``: the opaque configuration
+  that users write in ``resource.nvidia.com/v1beta1``, compatible with NVIDIA's driver.
+* ``decode``: raw opaque parameters to one of these, or every problem with its field path.
+* ``kubelet``: the kubelet's gRPC protocols and the code generated from them (never edited).
+
+What users write stays readable: fields are added, never removed or given another meaning. This
+package imports nothing else of the project.
+"""

@@ -1,0 +1,92 @@
+"""Raw opaque parameters to a configuration, or every problem with its field path."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pydantic
+
+from api.names import CONFIG_GROUP, CONFIG_VERSION
+from api.v1beta1 import KINDS, Config
+
+_TAGS = frozenset(
+    {"TimeSlicing", "MPS"}
+)  # pydantic names the chosen case in its paths; users never wrote it
+_LONGEST_SHOWN = 80
+
+
+class ConfigError(ValueError):
+    """What is wrong with one configuration: one line per problem, each starting with its field
+    path."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+def decode(parameters: Any, path: str = "parameters") -> Config:
+    """The configuration in *parameters*, a JSON object as the API server stored it.
+
+    *path* stands before every field path in the ConfigError.
+    """
+    if not isinstance(parameters, dict):
+        raise ConfigError([f"{path}: must be an object with apiVersion and kind"])
+    _check_version(parameters.get("apiVersion"), path)
+    kind = parameters.get("kind")
+    model = KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        raise ConfigError(
+            [f"{path}.kind: {_show(kind)} is unknown; write one of {', '.join(KINDS)}"]
+        )
+    try:
+        return model.model_validate(_without_nulls(parameters))
+    except pydantic.ValidationError as e:
+        raise ConfigError([_problem(error, path) for error in e.errors()]) from e
+
+
+def _without_nulls(value: Any) -> Any:
+    """An absent field and a null one are the same in the API conventions of Kubernetes."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
+def _check_version(version: Any, path: str) -> None:
+    if version == CONFIG_VERSION:
+        return
+    if isinstance(version, str) and version.startswith("gpu.nvidia.com/"):
+        hint = f"; the group of this API is {CONFIG_GROUP}"
+    else:
+        hint = ""
+    raise ConfigError(
+        [f"{path}.apiVersion: {_show(version)} is unknown; write {CONFIG_VERSION}{hint}"]
+    )
+
+
+def _problem(error: Any, path: str) -> str:
+    where = path
+    for part in error["loc"]:
+        where += f"[{part}]" if isinstance(part, int) else "" if part in _TAGS else f".{part}"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown field{_not_of_this_strategy(error['loc'])}"
+    if error["type"] == "string_pattern_mismatch":
+        return f"{where}: {_show(error['input'])} is not a quantity; write for example 10Gi"
+    if error["type"] == "union_tag_not_found":
+        return f"{where}.strategy: missing; write TimeSlicing or MPS"
+    if error["type"] == "union_tag_invalid":
+        return (
+            f"{where}.strategy: {_show(error['ctx']['tag'])} is unknown; write TimeSlicing or MPS"
+        )
+    message = error["msg"].removeprefix("Input ")
+    return f"{where}: {_show(error['input'])} {message}"
+
+
+def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:
+    chosen = next((part for part in loc if part in _TAGS), None)
+    if loc[-1] in ("mpsConfig", "timeSlicingConfig") and chosen:
+        return f" with strategy {chosen}: remove it, or change the strategy"
+    return ""
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

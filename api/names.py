@@ -1,0 +1,50 @@
+"""Every name that other programs read: driver, domains, attributes, capacities, device types,
+annotations.
+
+Names without a domain live in the driver's own domain (KEP-4381). They are those of NVIDIA's
+driver, so that claims, selectors and exporters written for it work as they are; ours are added at
+the end of each list.
+"""
+
+from typing import Final
+
+DRIVER: Final = "gpu.nvidia.com"
+CONFIG_GROUP: Final = "resource.nvidia.com"
+CONFIG_VERSION: Final = f"{CONFIG_GROUP}/v1beta1"
+
+# Device types: the value of the attribute "type".
+TYPE_GPU: Final = "gpu"
+TYPE_MIG: Final = "mig"
+TYPE_VFIO: Final = "vfio"
+
+# Attributes.
+TYPE: Final = "type"
+UUID: Final = "uuid"
+PRODUCT_NAME: Final = "productName"
+BRAND: Final = "brand"
+ARCHITECTURE: Final = "architecture"
+CUDA_COMPUTE_CAPABILITY: Final = "cudaComputeCapability"
+DRIVER_VERSION: Final = "driverVersion"
+CUDA_DRIVER_VERSION: Final = "cudaDriverVersion"
+ADDRESSING_MODE: Final = "addressingMode"
+
+# Attributes of Kubernetes' own domain (KEP-4381, KEP-6072).
+PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
+PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
+NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+# Attributes that NVIDIA's driver lacks.
+NVLINK_CLIQUE: Final = (
+    "nvlinkClique"  # string: GPUs with the same value reach each other over NVLink
+)
+NVLINK_PEERS: Final = "nvlinkPeers"  # int: how many other GPUs of this node
+PCIE_SWITCH: Final = (
+    "pcieSwitch"  # string: bus id of the upstream port nearest to the GPU that others share
+)
+
+# Capacities.
+MEMORY: Final = "memory"
+
+# CDI: the kind under which a claim's devices are named, as NVIDIA's driver does.
+CDI_VENDOR: Final = f"k8s.{DRIVER}"
+CDI_CLASS: Final = "claim"

@@ -1,0 +1,1 @@
+"""The driver. (The map is written when the parts stand.)"""

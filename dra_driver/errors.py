@@ -1,0 +1,76 @@
+"""What can go wrong, in the words of the person who has to mend it.
+
+::
+
+    DriverError
+    ├── ClaimError         the claim cannot be served as it is written or allocated; asking again
+    does not help │   ├── UnknownDevice  it was allocated a device that this node does not have │
+    └── DeviceHeld     its device is held by another claim; asking again helps once that one is gone
+    ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help │
+    └── TimedOut       an outside call or a wait did not end in time ├── ClusterError       the API
+    server refused or could not be reached; asking again can help │   ├── NotFound       404 │   ├──
+    Conflict       409: somebody else wrote first │   ├── Gone           410: the resource version
+    is too old, list again │   ├── Forbidden      401 or 403: the rights are missing │   ├── Refused
+    400, 405 or 422: the API server will not take this │   └── Unreachable    no answer, 429 or 5xx
+    └── SettingsError      a flag, an environment variable or a file given to us is wrong; stop and
+    say so
+
+Every message names the thing and what to change. Errors of foreign libraries become these at the
+one door of that library, with the cause kept (``raise ... from``).
+"""
+
+
+class DriverError(Exception):
+    """The root: everything this project raises on purpose."""
+
+
+class ClaimError(DriverError):
+    """The claim cannot be served as it is written or allocated."""
+
+
+class UnknownDevice(ClaimError):
+    """The claim was allocated a device that this node does not have."""
+
+
+class DeviceHeld(ClaimError):
+    """The claim's device is held by another claim."""
+
+
+class NodeError(DriverError):
+    """This machine failed us: NVML, driver files, disk, a child process."""
+
+
+class TimedOut(NodeError):
+    """An outside call or a wait did not end in time."""
+
+
+class ClusterError(DriverError):
+    """The API server refused or could not be reached."""
+
+
+class NotFound(ClusterError):
+    """404."""
+
+
+class Conflict(ClusterError):
+    """409: somebody else wrote first."""
+
+
+class Gone(ClusterError):
+    """410: the resource version is too old, list again."""
+
+
+class Forbidden(ClusterError):
+    """401 or 403: the rights are missing."""
+
+
+class Refused(ClusterError):
+    """400, 405 or 422: the API server will not take this request as it is."""
+
+
+class Unreachable(ClusterError):
+    """No answer, 429 or 5xx."""
+
+
+class SettingsError(DriverError):
+    """A flag, an environment variable or a file given to us is wrong."""

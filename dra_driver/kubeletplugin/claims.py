@@ -1,0 +1,132 @@
+"""What we read from a ResourceClaim: our own results and the configuration that goes with them, as
+values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NewType
+
+from dra_driver.errors import ClaimError
+
+ClaimUid = NewType("ClaimUid", str)
+ShareId = NewType("ShareId", str)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimRef:
+    """Which claim the kubelet means: with the same name and another UID it is another claim."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One result of the scheduler for our driver (``status.allocation.devices.results[]``)."""
+
+    request: str  # "gpu", or "gpu/large" where it came from a prioritized list
+    pool: str
+    device: str
+    admin: bool = False
+    share: ShareId | None = None
+    consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity), sorted
+
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest: what the kubelet compares with a container's claim
+        request."""
+        return self.request.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueConfig:
+    """One opaque configuration for our driver, as somebody wrote it."""
+
+    source: str  # "FromClass" or "FromClaim"
+    requests: tuple[str, ...]  # empty: all
+    parameters: Any  # the raw object; decoding is the driver's
+    path: str  # where it stands: "status.allocation.devices.config[2].opaque.parameters"
+
+    def concerns(self, request: str) -> bool:
+        """Whether it applies to *request*: named itself, or by its main request (KEP-4816)."""
+        return (
+            not self.requests
+            or request in self.requests
+            or request.partition("/")[0] in self.requests
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An allocated claim: what of it is ours."""
+
+    ref: ClaimRef
+    allocations: tuple[Allocation, ...]
+    configs: tuple[OpaqueConfig, ...] = ()  # class before claim, in the order of the API
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of the answer to the kubelet."""
+
+    requests: tuple[str, ...]  # base request names
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share: ShareId | None = None
+
+
+def read_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim:
+    """The claim in *document* (v1 shape) as far as it concerns *driver*.
+
+    ClaimError: it is another claim than *ref*, it is not allocated, or nothing in it is ours.
+    """
+    uid = document.get("metadata", {}).get("uid")
+    if uid != ref.uid:
+        raise ClaimError(
+            f"claim {ref} got replaced: the kubelet asks for UID {ref.uid}, the API server has {uid}; "
+            "the pod that used the old claim has to go first"
+        )
+    allocation = (document.get("status") or {}).get("allocation")
+    if not allocation:
+        raise ClaimError(f"claim {ref} is not allocated: the scheduler has to allocate it first")
+    devices = allocation.get("devices") or {}
+    results = tuple(
+        _allocation(r) for r in devices.get("results") or () if r.get("driver") == driver
+    )
+    if not results:
+        raise ClaimError(
+            f"claim {ref} has no device of driver {driver}: this driver was asked by mistake"
+        )
+    return Claim(ref, results, _configs(devices.get("config") or (), driver))
+
+
+def _allocation(result: Mapping[str, Any]) -> Allocation:
+    share = result.get("shareID")
+    return Allocation(
+        request=result["request"],
+        pool=result["pool"],
+        device=result["device"],
+        admin=bool(result.get("adminAccess")),
+        share=ShareId(share) if share else None,
+        consumed=tuple(sorted((result.get("consumedCapacity") or {}).items())),
+    )
+
+
+def _configs(entries: Sequence[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfig, ...]:
+    found = [
+        OpaqueConfig(
+            source=entry.get("source", "FromClaim"),
+            requests=tuple(entry.get("requests") or ()),
+            parameters=entry["opaque"].get("parameters"),
+            path=f"status.allocation.devices.config[{index}].opaque.parameters",
+        )
+        for index, entry in enumerate(entries)
+        if (entry.get("opaque") or {}).get("driver") == driver
+    ]
+    # The API lists class entries first already; a stable sort keeps the promise whatever we are
+    # given.
+    return tuple(sorted(found, key=lambda config: config.source != "FromClass"))

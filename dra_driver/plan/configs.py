@@ -1,0 +1,69 @@
+"""Which opaque configuration applies to which allocated device.
+
+Built-in defaults, then the class's, then the claim's; the later one counts, whole and not merged
+(NVIDIA's driver). A configuration that names the request must be for that type of device; one that
+names none applies where it fits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from api.decode import ConfigError, decode
+from api.names import CONFIG_VERSION, TYPE_GPU
+from api.v1beta1 import Config, GpuConfig, VfioDeviceConfig
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig
+
+DEFAULT = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A configuration that a user wrote, and where."""
+
+    origin: OpaqueConfig
+    config: Config
+
+
+def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
+    """Every configuration of *claim*, lowest precedence first. ClaimError names every problem of
+    all of them."""
+    decoded: list[Decoded] = []
+    problems: list[str] = []
+    for origin in claim.configs:
+        try:
+            decoded.append(Decoded(origin, decode(origin.parameters, origin.path)))
+        except ConfigError as e:
+            problems.extend(e.problems)
+    if problems:
+        raise ClaimError(f"claim {claim.ref}: " + "; ".join(problems))
+    return tuple(decoded)
+
+
+def config_of(allocation: Allocation, configs: Sequence[Decoded]) -> GpuConfig:
+    """The configuration of a whole GPU that was allocated for *allocation*'s request."""
+    for decoded in reversed(configs):
+        if not decoded.origin.concerns(allocation.request):
+            continue
+        config = decoded.config
+        if isinstance(config, GpuConfig):
+            _refuse_sharing(config, decoded.origin)
+            return config
+        if decoded.origin.requests:
+            raise ClaimError(_wrong_type(config, decoded.origin, allocation))
+    return DEFAULT
+
+
+def _refuse_sharing(config: GpuConfig, origin: OpaqueConfig) -> None:
+    if config.sharing is not None:
+        raise ClaimError(
+            f"{origin.path}.sharing: strategy {config.sharing.strategy} is not offered by this "
+            "node: it gives out whole GPUs; remove the field"
+        )
+
+
+def _wrong_type(config: Config, origin: OpaqueConfig, allocation: Allocation) -> str:
+    what = f"{origin.path}: a {config.kind} for request {allocation.request!r}"
+    if isinstance(config, VfioDeviceConfig):
+        return f"{what}: passthrough to virtual machines is not offered by this driver; remove it"
+    return f"{what}, but {allocation.device} is of type {TYPE_GPU!r}: write a GpuConfig"

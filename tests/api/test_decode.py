@@ -1,0 +1,143 @@
+"""What users write in an opaque configuration, and what they are told when it is wrong."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.decode import ConfigError, decode
+from api.v1beta1 import GpuConfig, MigDeviceConfig, Mps, TimeSlicing, VfioDeviceConfig
+
+VERSION = "resource.nvidia.com/v1beta1"
+
+
+def config(kind="GpuConfig", **fields):
+    return {"apiVersion": VERSION, "kind": kind, **fields}
+
+
+def test_a_config_without_sharing_is_a_whole_gpu():
+    assert decode(config()).sharing is None
+
+
+def test_an_empty_time_slicing_config_means_the_default_interval():
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {}}
+
+    decoded = decode(config(sharing=sharing))
+
+    assert isinstance(decoded, GpuConfig)
+    assert isinstance(decoded.sharing, TimeSlicing)
+    assert decoded.sharing.time_slicing_config.interval == "Default"
+
+
+def test_null_is_the_same_as_absent():
+    decoded = decode(config(sharing={"strategy": "MPS", "mpsConfig": None}))
+
+    assert isinstance(decoded, GpuConfig)
+    assert decoded.sharing == Mps(strategy="MPS")
+
+
+def test_every_field_of_mps_is_read():
+    mps = {
+        "defaultActiveThreadPercentage": 40,
+        "defaultPinnedDeviceMemoryLimit": "10Gi",
+        "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi", "GPU-1": "6G"},
+        "multiUser": True,
+    }
+
+    decoded = decode(config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": mps}))
+
+    assert isinstance(decoded, MigDeviceConfig)
+    assert isinstance(decoded.sharing, Mps)
+    assert decoded.sharing.mps_config.model_dump(by_alias=True) == mps
+
+
+def test_a_passthrough_config_is_read():
+    decoded = decode(config("VfioDeviceConfig", iommu={"enableAPIDevice": True}))
+
+    assert isinstance(decoded, VfioDeviceConfig)
+    assert decoded.iommu.enable_api_device
+
+
+@pytest.mark.point(46)
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        pytest.param(3, "p: must be an object", id="not an object"),
+        pytest.param({"kind": "GpuConfig"}, "p.apiVersion: None is unknown", id="no version"),
+        pytest.param(
+            {"apiVersion": "gpu.nvidia.com/v1", "kind": "GpuConfig"},
+            "the group of this API is resource.nvidia.com",
+            id="the driver's name instead of the group",
+        ),
+        pytest.param(config("Gpu"), "p.kind: 'Gpu' is unknown; write one of GpuConfig", id="kind"),
+        pytest.param(
+            config(["GpuConfig"]), "p.kind: ['GpuConfig'] is unknown", id="kind is a list"
+        ),
+        pytest.param(config(colour=1), "p.colour: unknown field", id="field"),
+        pytest.param(config(sharing={}), "p.sharing.strategy: missing", id="no strategy"),
+        pytest.param(
+            config(sharing={"strategy": "Fair"}),
+            "p.sharing.strategy: 'Fair' is unknown; write TimeSlicing or MPS",
+            id="unknown strategy",
+        ),
+        pytest.param(
+            config(sharing={"strategy": "TimeSlicing", "mpsConfig": {}}),
+            "p.sharing.mpsConfig: unknown field with strategy TimeSlicing",
+            id="field of another strategy",
+        ),
+        pytest.param(
+            config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "long"}}),
+            "p.sharing.timeSlicingConfig.interval: 'long'",
+            id="interval in the wrong case",
+        ),
+        pytest.param(
+            config(
+                sharing={"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "x"}}
+            ),
+            "p.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 'x' is not a quantity",
+            id="no quantity",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_path(parameters, problem):
+    with pytest.raises(ConfigError) as refused:
+        decode(parameters, "p")
+
+    assert problem in str(refused.value)
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    mps = {"defaultActiveThreadPercentage": 120, "multiUser": "yes"}
+
+    with pytest.raises(ConfigError) as refused:
+        decode(config(colour=1, sharing={"strategy": "MPS", "mpsConfig": mps}), "p")
+
+    assert [problem.split(":")[0] for problem in refused.value.problems] == [
+        "p.sharing.mpsConfig.defaultActiveThreadPercentage",
+        "p.sharing.mpsConfig.multiUser",
+        "p.colour",
+    ]
+
+
+def test_a_huge_value_does_not_flood_the_message():
+    with pytest.raises(ConfigError) as refused:
+        decode(config(sharing={"strategy": "x" * 9000}), "p")
+
+    assert len(str(refused.value)) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON, st.sampled_from(["GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"]))
+def test_whatever_is_written_is_decoded_or_refused_with_a_reason(sharing, kind):
+    try:
+        decode(config(kind, sharing=sharing), "p")
+    except ConfigError as refused:
+        assert refused.problems
+        assert all(problem.startswith("p") for problem in refused.problems)

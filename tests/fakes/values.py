@@ -1,0 +1,105 @@
+"""Short ways to write the values that tests speak of."""
+
+from typing import Any
+
+from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef, ClaimUid, OpaqueConfig
+from dra_driver.model.devices import Gpu, GpuUuid, Topology, Version
+from dra_driver.model.inventory import Inventory
+
+POOL = "node-1"
+VERSION = "resource.nvidia.com/v1beta1"
+
+
+def ref(name: str = "claim", uid: str | None = None, namespace: str = "default") -> ClaimRef:
+    return ClaimRef(namespace, name, ClaimUid(uid or f"uid-{name}"))
+
+
+def gpu(minor: int = 0, **fields: Any) -> Gpu:
+    """An H100 as NVML reports it."""
+    return Gpu(
+        **{
+            "minor": minor,
+            "uuid": GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{minor}"),
+            "pci_bus_id": f"0000:{0x18 + minor:02x}:00.0",
+            "product_name": "NVIDIA H100 80GB HBM3",
+            "brand": "Nvidia",
+            "architecture": "Hopper",
+            "compute_capability": Version(9, 0),
+            "driver_version": Version(580, 95, 5),
+            "cuda_driver_version": Version(13, 0),
+            "memory_bytes": 81559 * 1024 * 1024,
+            "topology": Topology(pcie_root="pci0000:15", numa_node=0),
+        }
+        | fields
+    )
+
+
+def inventory(count: int = 2) -> Inventory:
+    return Inventory(tuple(gpu(minor) for minor in range(count)))
+
+
+def allocation(device: str = "gpu-0", request: str = "gpu", **fields: Any) -> Allocation:
+    return Allocation(**{"request": request, "pool": POOL, "device": device} | fields)
+
+
+def claim(*devices: str, name: str = "claim", configs: tuple[OpaqueConfig, ...] = ()) -> Claim:
+    """A claim that was allocated *devices*, one request each: gpu, gpu-1, gpu-2, …"""
+    allocations = tuple(
+        allocation(device, f"gpu-{index}" if index else "gpu")
+        for index, device in enumerate(devices)
+    )
+    return Claim(ref(name), allocations, configs)
+
+
+def config(
+    kind: str = "GpuConfig", *requests: str, source: str = "FromClaim", **fields: Any
+) -> OpaqueConfig:
+    return OpaqueConfig(
+        source, requests, {"apiVersion": VERSION, "kind": kind, **fields}, f"{source.lower()}"
+    )
+
+
+def claim_document(claim: Claim, driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    """*claim* as the API server would give it, in v1."""
+    results = []
+    for a in claim.allocations:
+        result: dict[str, Any] = {
+            "request": a.request,
+            "driver": driver,
+            "pool": a.pool,
+            "device": a.device,
+        }
+        if a.admin:
+            result["adminAccess"] = True
+        if a.share:
+            result["shareID"] = a.share
+        results.append(result)
+    configs = [
+        {
+            "source": c.source,
+            "requests": list(c.requests),
+            "opaque": {"driver": driver, "parameters": c.parameters},
+        }
+        for c in claim.configs
+    ]
+    devices: dict[str, Any] = {"results": results}
+    if configs:
+        devices["config"] = configs
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "namespace": claim.ref.namespace,
+            "name": claim.ref.name,
+            "uid": claim.ref.uid,
+        },
+        "spec": {
+            "devices": {
+                "requests": [
+                    {"name": name, "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+                    for name in sorted({a.base_request for a in claim.allocations})
+                ]
+            }
+        },
+        "status": {"allocation": {"devices": devices}},
+    }
