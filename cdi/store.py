@@ -1,0 +1,214 @@
+"""Spec files of one vendor and class in one directory; a reader sees the old file or the new one.
+
+>>> import tempfile
+>>> from cdi import ContainerEdits, Device, Spec
+>>> edits = ContainerEdits(env=("A=1",))
+>>> spec = Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))
+>>> with tempfile.TemporaryDirectory() as directory:
+...     store = Store(directory, "vendor.example", "gpu")
+...     print(store.write(spec, "5b0f").name)
+...     print(store.ids(), store.read("5b0f") == spec)
+...     store.remove("5b0f")
+...     print(store.ids())
+vendor.example-gpu_5b0f.json
+('5b0f',) True
+()
+"""
+
+import errno
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from cdi.encode import from_text, parse_text, to_json
+from cdi.errors import CdiNameError, CdiSpecError, CdiStoreError
+from cdi.names import spec_file_name, spec_file_prefix
+from cdi.spec import Spec
+
+_MENDS: Final = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise the quota",
+    errno.EACCES: "let this user write there",
+    errno.EPERM: "let this user write there",
+    errno.EROFS: "mount it writable",
+    errno.ENOTDIR: "remove the file that stands where the directory should be",
+    errno.EEXIST: "remove the file that stands where the directory should be",
+}
+
+
+class Store:
+    """The transient specs of one vendor and class in one directory, each under an id of its own.
+
+    Everything else there is left alone, even a file whose name would be ours but whose ``kind`` is
+    not: the naming of the CDI library gives ``a-b/c`` and ``a/b-c`` the same file names.
+
+    ``fsync`` waits on each write until the disk has the file. Without it a power cut can leave an
+    empty file under the final name, which every runtime on the node then reports on every read.
+    The usual directory, ``/var/run/cdi``, is in memory, where waiting costs nothing.
+    Say ``False`` for a directory on disk that is emptied at boot.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        vendor: str,
+        device_class: str,
+        *,
+        fsync: bool = True,
+    ) -> None:
+        self.directory = Path(directory)
+        self._vendor = vendor
+        self._device_class = device_class
+        self._prefix = spec_file_prefix(vendor, device_class)
+        self._fsync = fsync
+
+    @property
+    def kind(self) -> str:
+        """The only kind of spec this store takes."""
+        return f"{self._vendor}/{self._device_class}"
+
+    def path(self, transient_id: str) -> Path:
+        """Say where the spec with this id is, or would be."""
+        name = spec_file_name(self._vendor, self._device_class, transient_id)
+        return self.directory / name
+
+    def write(self, spec: Spec, transient_id: str) -> Path:
+        """Write a spec, replacing the one with the same id; writing the same again is nothing."""
+        if spec.kind != self.kind:
+            raise CdiSpecError([f"kind: must be {self.kind!r} in this store, not {spec.kind!r}"])
+        path, text = self.path(transient_id), to_json(spec)
+        with self._errors(f"write {path.name}"):
+            self._make_directory()
+            before = self._own_text(path)
+            # Every write makes every runtime on the node read the whole directory again.
+            if before != text:
+                self._replace(path, text)
+        return path
+
+    def read(self, transient_id: str) -> Spec | None:
+        """Give the spec with this id, or ``None`` if there is none."""
+        path = self.path(transient_id)
+        with self._errors(f"read {path.name}"):
+            text = self._own_text(path)
+        return None if text is None else from_text(text)
+
+    def remove(self, transient_id: str) -> None:
+        """Remove the spec with this id; that there is none is success."""
+        path = self.path(transient_id)
+        with self._errors(f"remove {path.name}"):
+            if self._own_text(path) is None:
+                return
+            path.unlink(missing_ok=True)
+            self._sync_directory()
+
+    def ids(self) -> tuple[str, ...]:
+        """Give the ids of all specs here, sorted; unreadable files with our name are ours too."""
+        with self._errors("list it"):
+            return tuple(sorted(self._ids()))
+
+    def sweep(self, older_than_seconds: float = 60.0) -> tuple[str, ...]:
+        """Remove what a killed writer left half written; give the names, sorted.
+
+        No runtime reads these files, they only take space.
+        The age spares a writer in another process, which needs them for milliseconds.
+        """
+        before = time.time() - older_than_seconds
+        with self._errors("sweep it"):
+            left = [
+                entry.name
+                for entry in self._entries()
+                if entry.name.startswith(f".{self._prefix}")
+                and entry.name.endswith(".tmp")
+                and entry.stat(follow_symlinks=False).st_mtime <= before
+            ]
+            for name in left:
+                (self.directory / name).unlink(missing_ok=True)
+        return tuple(sorted(left))
+
+    def _ids(self) -> Iterator[str]:
+        for entry in self._entries():
+            transient_id = entry.name.removeprefix(self._prefix).removesuffix(".json")
+            with suppress(CdiNameError, _ForeignError):
+                path = self.path(transient_id)
+                if entry.name == path.name and self._own_text(path) is not None:
+                    yield transient_id
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.directory) as entries:
+                return list(entries)
+        except FileNotFoundError:
+            return []
+
+    def _own_text(self, path: Path) -> str | None:
+        """Read a file that may be ours, or raise because it is another's."""
+        try:
+            text = path.read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            return None
+        kind = _kind(text)
+        if kind not in (None, self.kind):
+            raise _ForeignError(
+                f"{path} holds devices of {kind!r}, which is not ours ({self.kind!r}):"
+                " give one of the two a directory of its own",
+                self.directory,
+            )
+        return text
+
+    def _make_directory(self) -> None:
+        if not self.directory.is_dir():
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self.directory.chmod(0o755)  # whatever the umask: runtimes may run as another user
+
+    def _replace(self, path: Path, text: str) -> None:
+        fd, temporary = tempfile.mkstemp(".tmp", f".{path.name}.", self.directory)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(fd, 0o644)  # mkstemp gives 0600, and a runtime may not be root
+                if self._fsync:
+                    os.fsync(fd)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        if not self._fsync:
+            return
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            mend = _MENDS.get(e.errno or 0, "look at the directory on this node")
+            raise CdiStoreError(
+                f"CDI directory {self.directory}: cannot {doing}: {e.strerror}: {mend}",
+                self.directory,
+            ) from e
+
+
+class _ForeignError(CdiStoreError):
+    """A file has our name and another's content."""
+
+
+def _kind(text: str) -> object:
+    """Say what kind a file declares; ``None`` for one that is no spec, say one cut short."""
+    try:
+        document = parse_text(text)
+    except CdiSpecError:
+        return None
+    return document.get("kind") if isinstance(document, dict) else None

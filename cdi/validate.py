@@ -1,0 +1,182 @@
+"""What is wrong with a spec: everything at once, each with the path of its field.
+
+The rules are those of the Go library (``pkg/cdi``, ``Validate``).
+Where the CDI SPEC or the OCI runtime specification asks for more, so do we: a file that the library
+lets pass and the runtime then stumbles over at container start helps nobody.
+This concerns lengths of names, absolute paths, timeouts, and the ranges of numbers.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from cdi.errors import CdiSpecError
+from cdi.names import device_problem, kind_problem
+from cdi.spec import (
+    Annotations,
+    ContainerEdits,
+    DeviceNode,
+    Hook,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    Spec,
+)
+
+HOOK_NAMES: Final = (
+    "prestart",
+    "createRuntime",
+    "createContainer",
+    "startContainer",
+    "poststart",
+    "poststop",
+)
+"""The moments of a container's life, in their order (OCI, "Lifecycle")."""
+
+_NODE_TYPES: Final = ("", "b", "c", "u", "p")
+_UINT32_MAX: Final = 2**32 - 1
+_INT64_MAX: Final = 2**63 - 1
+_ANNOTATIONS_MAX_BYTES: Final = 256 * 1024
+_ANNOTATION_KEY: Final = re.compile(
+    r"(?=.{1,253}/|[^/]*$)"
+    r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+    r"(?=.{1,63}$)[a-z0-9]([-a-z0-9_.]*[a-z0-9])?"
+)
+
+
+def check(spec: Spec) -> None:
+    """Raise ``CdiSpecError`` with everything that is wrong.
+
+    >>> from cdi import Device
+    >>> check(Spec("vendor.example/gpu", devices=(Device("gpu-0"),)))
+    Traceback (most recent call last):
+    cdi.errors.CdiSpecError: devices[0].containerEdits: must not be empty
+    """
+    if problems := tuple(_spec_problems(spec)):
+        raise CdiSpecError(problems)
+
+
+def _spec_problems(spec: Spec) -> Iterator[str]:
+    if problem := kind_problem(spec.kind):
+        yield f"kind: {problem}"
+    yield from _annotation_problems("annotations", spec.annotations)
+    if not spec.devices:
+        yield "devices: at least one is required"
+    names = [device.name for device in spec.devices]
+    for i, device in enumerate(spec.devices):
+        at = f"devices[{i}]"
+        if problem := device_problem(device.name):
+            yield f"{at}.name: {problem}"
+        if device.name in names[:i]:
+            yield f"{at}.name: {device.name!r} is there twice"
+        yield from _annotation_problems(f"{at}.annotations", device.annotations)
+        if device.container_edits.is_empty:
+            yield f"{at}.containerEdits: must not be empty"
+        yield from _edits_problems(f"{at}.containerEdits", device.container_edits)
+    yield from _edits_problems("containerEdits", spec.container_edits)
+
+
+def _annotation_problems(at: str, annotations: Annotations) -> Iterator[str]:
+    for key in _twice(key for key, _ in annotations):
+        yield f"{at}: {key!r} is there twice"
+    for key, _ in annotations:
+        if not _ANNOTATION_KEY.fullmatch(key.lower()):
+            yield f"{at}: {key!r} must be a name, optionally behind a DNS name and '/'"
+    if sum(len(text.encode()) for pair in annotations for text in pair) > _ANNOTATIONS_MAX_BYTES:
+        yield f"{at}: must be no longer than {_ANNOTATIONS_MAX_BYTES} bytes together"
+
+
+def _edits_problems(at: str, edits: ContainerEdits) -> Iterator[str]:
+    yield from _env_problems(f"{at}.env", edits.env)
+    for i, node in enumerate(edits.device_nodes):
+        yield from _node_problems(f"{at}.deviceNodes[{i}]", node)
+    for i, mount in enumerate(edits.mounts):
+        yield from _mount_problems(f"{at}.mounts[{i}]", mount)
+    for i, hook in enumerate(edits.hooks):
+        yield from _hook_problems(f"{at}.hooks[{i}]", hook)
+    for i, gid in enumerate(edits.additional_gids):
+        yield from _range_problems(f"{at}.additionalGids[{i}]", gid, _UINT32_MAX)
+    if edits.intel_rdt is not None:
+        yield from _rdt_problems(f"{at}.intelRdt", edits.intel_rdt)
+    yield from _net_problems(f"{at}.netDevices", edits.net_devices)
+
+
+def _env_problems(at: str, env: Iterable[str]) -> Iterator[str]:
+    for i, entry in enumerate(env):
+        if entry.find("=") <= 0:
+            yield f"{at}[{i}]: must be NAME=VALUE, not {entry!r}"
+
+
+def _node_problems(at: str, node: DeviceNode) -> Iterator[str]:
+    yield from _path_problems(f"{at}.path", node.path)
+    if node.host_path:
+        yield from _path_problems(f"{at}.hostPath", node.host_path)
+    if node.type not in _NODE_TYPES:
+        yield f"{at}.type: must be b, c, u, p or empty, not {node.type!r}"
+    yield from _range_problems(f"{at}.major", node.major, _INT64_MAX)
+    yield from _range_problems(f"{at}.minor", node.minor, _INT64_MAX)
+    yield from _range_problems(f"{at}.fileMode", node.file_mode, _UINT32_MAX)
+    if not set(node.permissions) <= set("rwm"):
+        yield f"{at}.permissions: must be made of r, w and m, not {node.permissions!r}"
+    yield from _range_problems(f"{at}.uid", node.uid, _UINT32_MAX)
+    yield from _range_problems(f"{at}.gid", node.gid, _UINT32_MAX)
+
+
+def _mount_problems(at: str, mount: Mount) -> Iterator[str]:
+    if _is_bind(mount):
+        yield from _path_problems(f"{at}.hostPath", mount.host_path)
+    elif not mount.host_path:
+        yield f"{at}.hostPath: must not be empty"
+    yield from _path_problems(f"{at}.containerPath", mount.container_path)
+
+
+def _is_bind(mount: Mount) -> bool:
+    # The source of another file system, say tmpfs, is a word and not a path (OCI, "Mounts").
+    return mount.type in ("", "none", "bind") or not {"bind", "rbind"}.isdisjoint(mount.options)
+
+
+def _hook_problems(at: str, hook: Hook) -> Iterator[str]:
+    if hook.hook_name not in HOOK_NAMES:
+        yield f"{at}.hookName: must be one of {', '.join(HOOK_NAMES)}, not {hook.hook_name!r}"
+    yield from _path_problems(f"{at}.path", hook.path)
+    yield from _env_problems(f"{at}.env", hook.env)
+    if hook.timeout is not None and not 0 < hook.timeout <= _INT64_MAX:
+        yield f"{at}.timeout: must be a number of seconds above 0, not {hook.timeout}"
+
+
+def _rdt_problems(at: str, rdt: IntelRdt) -> Iterator[str]:
+    # A class is a directory below /sys/fs/resctrl; "/" is the root class.
+    name = rdt.clos_id
+    if name == "/":
+        return
+    if len(name.encode()) >= 4096 or name in (".", "..") or not set(name).isdisjoint("/\n"):
+        yield f"{at}.closID: must be a file name or '/', not {name!r}"
+
+
+def _net_problems(at: str, net_devices: tuple[NetDevice, ...]) -> Iterator[str]:
+    for i, device in enumerate(net_devices):
+        if not device.host_interface_name:
+            yield f"{at}[{i}].hostInterfaceName: must not be empty"
+        if not device.name:
+            yield f"{at}[{i}].name: must not be empty"
+    for name in _twice(device.host_interface_name for device in net_devices):
+        yield f"{at}: hostInterfaceName {name!r} is there twice"
+    for name in _twice(device.name for device in net_devices):
+        yield f"{at}: name {name!r} is there twice"
+
+
+def _path_problems(at: str, path: str) -> Iterator[str]:
+    if not path:
+        yield f"{at}: must not be empty"
+    elif not path.startswith("/"):
+        yield f"{at}: must be absolute, not {path!r}"
+
+
+def _range_problems(at: str, number: int | None, highest: int) -> Iterator[str]:
+    if number is not None and not 0 <= number <= highest:
+        yield f"{at}: must be 0 to {highest}, not {number}"
+
+
+def _twice(names: Iterable[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]

@@ -1,0 +1,293 @@
+"""A reader of the directory sees the old file or the new one, whatever happens to the writer."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cdi import CdiNameError, CdiSpecError, CdiStoreError, ContainerEdits, from_text, to_json
+from cdi.store import Store
+from tests.cdi.strategies import one_device
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def spec(value: str = "1", kind: str = "vendor.example/gpu"):
+    return one_device(ContainerEdits(env=(f"A={value}",)), kind=kind)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "cdi"
+
+
+@pytest.fixture(params=[True, False], ids=["fsync", "no fsync"])
+def store(directory, request):
+    return Store(directory, "vendor.example", "gpu", fsync=request.param)
+
+
+def names(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_a_spec_is_written_read_listed_and_removed(store, directory):
+    path = store.write(spec(), "b")
+    store.write(spec("2"), "a")
+
+    assert path == directory / "vendor.example-gpu_b.json" == store.path("b")
+    assert path.read_text() == to_json(spec())
+    assert store.ids() == ("a", "b")
+    assert (store.read("a"), store.read("c")) == (spec("2"), None)
+
+    store.remove("b")
+    store.remove("b")
+
+    assert store.ids() == ("a",)
+    assert names(directory) == ["vendor.example-gpu_a.json"]
+
+
+def test_a_directory_that_is_missing_is_empty_and_made_on_the_first_write(store, directory):
+    assert (store.ids(), store.read("a"), store.sweep()) == ((), None, ())
+    store.remove("a")
+    assert not directory.exists()
+
+    before = os.umask(0o077)
+    try:
+        path = store.write(spec(), "a")
+    finally:
+        os.umask(before)
+
+    assert directory.stat().st_mode & 0o777 == 0o755
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_writing_the_same_again_touches_nothing_and_another_replaces(store):
+    first = store.write(spec(), "a").stat()
+
+    assert store.write(spec(), "a").stat() == first
+    assert store.write(spec("2"), "a").stat().st_ino != first.st_ino
+    assert store.read("a") == spec("2")
+
+
+def test_a_spec_of_another_kind_is_refused(store):
+    with pytest.raises(CdiSpecError, match=r"^kind: must be 'vendor.example/gpu' in this store"):
+        store.write(spec(kind="vendor.example/nic"), "a")
+
+
+def test_an_id_that_makes_no_file_name_is_refused(store):
+    with pytest.raises(CdiNameError):
+        store.write(spec(), "../a")
+
+
+def test_files_of_others_are_neither_seen_nor_touched(tmp_path):
+    mine, theirs = Store(tmp_path, "aa", "bb-cc"), Store(tmp_path, "aa-bb", "cc")
+    others = {
+        "nvidia.json": to_json(spec()),
+        "aa-bb-cc_.json": "",
+        "aa-bb-cc_x.yaml": "",
+        ".aa-bb-cc_x.json.y": "",
+    }
+    for name, text in others.items():
+        (tmp_path / name).write_text(text)
+    path = theirs.write(spec(kind="aa-bb/cc"), "x")
+
+    assert mine.path("x") == path
+    assert (mine.ids(), theirs.ids()) == ((), ("x",))
+    assert mine.sweep(0) == ()
+    with pytest.raises(CdiStoreError, match=r"devices of 'aa-bb/cc'.* directory of its own"):
+        mine.write(spec(kind="aa/bb-cc"), "x")
+    with pytest.raises(CdiStoreError, match=r"devices of 'aa-bb/cc'"):
+        mine.remove("x")
+    assert names(tmp_path) == sorted([*others, path.name])
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]"])
+def test_a_broken_file_with_our_name_is_ours_to_list_replace_and_remove(store, content):
+    path = store.write(spec(), "a")
+    path.write_bytes(content)
+
+    assert store.ids() == ("a",)
+    with pytest.raises(CdiSpecError):
+        store.read("a")
+    store.write(spec(), "a")
+    assert store.read("a") == spec()
+    path.write_bytes(content)
+    store.remove("a")
+    assert store.ids() == ()
+
+
+def test_what_a_killed_writer_left_is_swept_when_it_is_old(store, directory):
+    store.write(spec(), "a")
+    old, new = (directory / f".vendor.example-gpu_a.json.{age}.tmp" for age in ("old", "new"))
+    for path in (old, new):
+        path.write_text("{")
+    os.utime(old, (0, 0))
+
+    assert store.sweep() == (old.name,)
+    assert names(directory) == sorted([new.name, store.path("a").name])
+
+
+def test_a_file_in_the_place_of_the_directory_is_named_with_the_mend(store, directory):
+    directory.write_text("")
+
+    with pytest.raises(CdiStoreError, match=f"{directory}: cannot write .*: remove the file that"):
+        store.write(spec(), "a")
+    with pytest.raises(CdiStoreError, match=f"{directory}: cannot list it") as refused:
+        store.ids()
+    assert refused.value.directory == directory
+    assert isinstance(refused.value.__cause__, OSError)
+
+
+def test_an_error_nobody_foresaw_still_names_the_directory(store, directory):
+    store.path("a").mkdir(parents=True)
+
+    with pytest.raises(CdiStoreError, match=f"{directory}: cannot remove .*look at the directory"):
+        store.remove("a")
+
+
+# The rest runs a writer in a process of its own, which may be killed, or have no right to write.
+
+_PRELUDE = f"""
+import itertools, os, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from cdi import CdiStoreError, ContainerEdits, Device, Spec
+from cdi.store import Store
+def spec(value):
+    edits = ContainerEdits(env=("A=" + value,))
+    return Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))
+store = Store(sys.argv[1], "vendor.example", "gpu", fsync=False)
+"""
+
+
+def writer(directory, body, **options):
+    code = _PRELUDE + textwrap.dedent(body)
+    command = [sys.executable, "-c", code, str(directory)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+
+
+FOREVER = """
+for value in itertools.cycle("ab"):
+    store.write(spec(value * 20_000), "a")
+"""
+
+
+@contextmanager
+def reading(path):
+    """Read a file all the time in a thread; give the list of the different texts seen."""
+    seen: set[str] = set()
+    stop = threading.Event()
+
+    def read():
+        while not stop.is_set():
+            try:
+                seen.add(path.read_text())
+            except FileNotFoundError:
+                continue
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_again(directory):
+    store = Store(directory, "vendor.example", "gpu", fsync=False)
+    whole = {to_json(spec(value * 20_000)) for value in "ab"}
+    path = store.path("a")
+    chance = random.Random(1)
+
+    with reading(path) as seen:
+        for _ in range(6):
+            with writer(directory, FOREVER) as process:
+                before = path.stat().st_ino if path.exists() else None
+                while not path.exists() or path.stat().st_ino == before:
+                    time.sleep(0.005)
+                time.sleep(chance.random() * 0.05)
+                process.send_signal(signal.SIGKILL)
+            assert path.read_text() in whole
+
+    assert seen == whole
+    left = [name for name in names(directory) if name != path.name]
+    assert all(name.endswith(".tmp") for name in left)
+    assert store.sweep(0) == tuple(left)
+    assert names(directory) == [path.name]
+
+
+def test_a_full_disk_is_named_with_the_mend_and_leaves_the_old_file_alone(directory):
+    with tiny_disk(directory):
+        store = Store(directory, "vendor.example", "gpu")
+        store.write(spec(), "a")
+
+        with pytest.raises(CdiStoreError, match=f"{directory}: cannot write .*: free some space"):
+            store.write(spec("x" * 200_000), "a")
+
+        assert store.read("a") == spec()
+        assert names(directory) == [store.path("a").name]
+
+
+@contextmanager
+def tiny_disk(directory):
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a tiny file system needs root and mount")
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(directory)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not let us mount a tiny file system")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_a_file_that_cannot_grow_leaves_the_old_file_alone(directory):
+    body = """
+    import resource, signal
+    store.write(spec("1"), "a")
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    try:
+        store.write(spec("x" * 5000), "a")
+    except CdiStoreError as e:
+        print(e.__cause__.errno)
+    """
+
+    with writer(directory, body) as process:
+        assert process.communicate()[0] == f"{errno.EFBIG}\n"
+
+    path = Store(directory, "vendor.example", "gpu").path("a")
+    assert from_text(path.read_text()) == spec()
+    assert names(directory) == [path.name]
+
+
+def test_a_directory_without_the_right_to_write_is_named_with_the_mend(directory):
+    directory.mkdir()
+    directory.chmod(0o555)
+    for parent in directory.parents[:3]:  # those that pytest made for this user only
+        parent.chmod(0o755)
+    body = """
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        store.write(spec("1"), "a")
+    except CdiStoreError as e:
+        print(e)
+    """
+
+    with writer(directory, body) as process:
+        said = process.communicate()[0]
+
+    assert said.startswith(f"CDI directory {directory}: cannot write vendor.example-gpu_a.json: ")
+    assert said.endswith(": let this user write there\n")

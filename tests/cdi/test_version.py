@@ -1,0 +1,94 @@
+"""The oldest version that can say a spec."""
+
+import pytest
+from hypothesis import given, settings
+
+from cdi import (
+    VERSIONS,
+    CdiSpecError,
+    ContainerEdits,
+    Device,
+    DeviceNode,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    Spec,
+    from_document,
+    oldest_version,
+    to_document,
+)
+from tests.cdi.strategies import one_device, specs
+
+ENV = ContainerEdits(env=("A=1",))
+
+
+@pytest.mark.parametrize(
+    ("spec", "version"),
+    [
+        pytest.param(one_device(ENV), "0.3.0", id="what was always there"),
+        pytest.param(
+            one_device(ContainerEdits(mounts=(Mount("/a", "/a", "none"),))),
+            "0.4.0",
+            id="mount type",
+        ),
+        pytest.param(
+            one_device(ContainerEdits(device_nodes=(DeviceNode("/a", "/b"),))),
+            "0.5.0",
+            id="the host path of a node",
+        ),
+        pytest.param(one_device(ENV, name="0a"), "0.5.0", id="a device that begins with a digit"),
+        pytest.param(one_device(ENV, kind="v.example/a.b"), "0.6.0", id="a dot in the class"),
+        pytest.param(
+            Spec("vendor/gpu", (("a", "b"),), (Device("d", (), ENV),)), "0.6.0", id="annotated spec"
+        ),
+        pytest.param(
+            Spec("vendor/gpu", devices=(Device("d", (("a", "b"),), ENV),)),
+            "0.6.0",
+            id="annotated device",
+        ),
+        pytest.param(one_device(ContainerEdits(additional_gids=(1,))), "0.7.0", id="groups"),
+        pytest.param(one_device(ContainerEdits(intel_rdt=IntelRdt())), "0.7.0", id="cache class"),
+        pytest.param(
+            one_device(ContainerEdits(intel_rdt=IntelRdt(schemata=("L3:0=f",)))),
+            "1.1.0",
+            id="schemata",
+        ),
+        pytest.param(
+            one_device(ContainerEdits(intel_rdt=IntelRdt(enable_monitoring=True))),
+            "1.1.0",
+            id="monitoring",
+        ),
+        pytest.param(
+            one_device(ContainerEdits(net_devices=(NetDevice("a", "b"),))), "1.1.0", id="network"
+        ),
+        pytest.param(
+            Spec(
+                "vendor/gpu",
+                devices=(Device("d", (), ENV),),
+                container_edits=ContainerEdits(additional_gids=(1,)),
+            ),
+            "0.7.0",
+            id="the edits of the spec count too",
+        ),
+    ],
+)
+def test_each_field_needs_the_version_that_brought_it(spec, version):
+    assert oldest_version(spec) == version
+
+
+@settings(max_examples=30)
+@given(specs)
+def test_a_spec_loads_at_its_version_and_above_and_not_one_below(spec):
+    document = to_document(spec)
+    needed = VERSIONS.index(document["cdiVersion"])
+
+    assert from_document(document | {"cdiVersion": VERSIONS[-1]}) == spec
+    assert from_document(document | {"cdiVersion": VERSIONS[needed]}) == spec
+    with pytest.raises(CdiSpecError, match=f"^cdiVersion: must be at least {VERSIONS[needed]}"):
+        from_document(document | {"cdiVersion": VERSIONS[needed - 1]})
+
+
+@pytest.mark.parametrize("version", ["1.2.0", "v0.5.0", "0.5", ""])
+def test_a_version_that_never_was_is_refused(version):
+    with pytest.raises(CdiSpecError, match=r"^cdiVersion: unknown version"):
+        from_document(to_document(one_device(ENV)) | {"cdiVersion": version})
