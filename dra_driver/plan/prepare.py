@@ -71,7 +71,7 @@ def _lookup(claim: Claim, inventory: Inventory, pool: str) -> dict[Allocation, D
         device = inventory.by_name.get(DeviceName(allocation.device))
         if allocation.pool != pool:
             problems.append(
-                f"{allocation.device!r} of pool {allocation.pool!r}, but this node's pool is {pool!r}"
+                f"{allocation.device!r} of pool {allocation.pool!r}, but this node serves {pool!r}"
             )
         elif device is None:
             problems.append(f"{allocation.device!r}, but this node has: {_names(inventory)}")

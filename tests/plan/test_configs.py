@@ -1,4 +1,4 @@
-"""Which configuration applies: class before claim, the later one counts, and it must fit the device."""
+"""Which configuration applies: the claim's after the class's, and it must fit the device."""
 
 import pytest
 

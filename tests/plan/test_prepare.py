@@ -49,7 +49,7 @@ def test_an_unknown_device_is_refused_with_what_the_node_has_and_withholds():
 def test_a_device_of_another_pool_is_refused():
     other = Claim(ref(), (allocation(pool="node-2"),))
 
-    with pytest.raises(UnknownDevice, match="of pool 'node-2', but this node's pool is 'node-1'"):
+    with pytest.raises(UnknownDevice, match="of pool 'node-2', but this node serves 'node-1'"):
         plan_claim(other, inventory(), {}, POOL)
 
 

@@ -1,0 +1,1 @@
+"""Effects on this machine: NVML, driver files, device nodes, the ledger."""

@@ -1,0 +1,135 @@
+"""The one door to child processes: each ends in time, or is ended with everything it started."""
+
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+
+log = logging.getLogger(__name__)
+
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MOST_SAID: Final = 2000  # characters of a program's last words that go into an error
+_GRACE_SECONDS: Final = 0.5  # for pipes to close, and for the program to end, once it is killed
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program of the host with its arguments.
+
+    With *root*, a directory as this process sees it, the program runs in there (chroot), and
+    *program* and *library_path* (LD_LIBRARY_PATH) are paths inside it.
+    """
+
+    program: str
+    args: tuple[str, ...] = ()
+    root: str = "/"
+    library_path: str = ""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What is executed."""
+        own = (self.program, *self.args)
+        return own if self.root == "/" else ("chroot", self.root, *own)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The whole environment: nothing of this process's own settings leaks into a child."""
+        library_path = {"LD_LIBRARY_PATH": self.library_path} if self.library_path else {}
+        return {"PATH": _PATH, "LC_ALL": "C", **library_path}
+
+    def __str__(self) -> str:
+        return " ".join((self.program, *self.args))
+
+
+Run = Callable[[Command, float], str]
+"""What runs a command with a timeout in seconds: :func:`run`, or what a test puts in its place."""
+
+
+def in_root(
+    host_root: str, root: str, program: str, library_path: str, args: Sequence[str]
+) -> Command:
+    """A command inside *root*, a directory of the host, which this process sees below *host_root*.
+
+    *program* and *library_path* are the host's paths.
+
+    >>> in_root("/host", "/run/driver", "/run/driver/bin/x", "/run/driver/lib", ("-c", "0")).argv
+    ('chroot', '/host/run/driver', '/bin/x', '-c', '0')
+    >>> in_root("/", "/", "/usr/bin/x", "/usr/lib64", ()).argv
+    ('/usr/bin/x',)
+    """
+    inside = root.rstrip("/")
+    return Command(
+        program=program.removeprefix(inside),
+        args=tuple(args),
+        root=(host_root.rstrip("/") + inside) or "/",
+        library_path=library_path.removeprefix(inside),
+    )
+
+
+def run(command: Command, timeout_seconds: float) -> str:
+    """Run it to its end and give what it wrote to standard output.
+
+    NodeError: it could not be started, or failed; with its last words. TimedOut: it was still
+    running after *timeout_seconds*, and was killed with its process group.
+    """
+    try:
+        # A session of its own: killing the group reaches what the program itself has started.
+        child = subprocess.Popen(
+            command.argv,
+            env=command.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as e:
+        raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
+    try:
+        out, err = child.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired as e:
+        _end(child)
+        raise TimedOut(
+            f"{command} was still running after {timeout_seconds:g} s and was killed"
+        ) from e
+    except BaseException:
+        _end(child)
+        raise
+    if child.returncode != 0:
+        raise NodeError(f"{command} {_how_it_ended(child.returncode)}: {_last_words(err or out)}")
+    return out
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        log.debug("process group is gone already", extra={"pid": child.pid})
+    try:
+        child.communicate(timeout=_GRACE_SECONDS)
+        return
+    except subprocess.TimeoutExpired:
+        # A descendant that left the group keeps the pipes open, or the program itself is stuck in
+        # the kernel, as a dying GPU makes it.
+        for pipe in (child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+    try:
+        child.wait(timeout=_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        log.warning("a killed process does not end", extra={"pid": child.pid})
+
+
+def _how_it_ended(code: int) -> str:
+    return f"failed with code {code}" if code > 0 else f"was ended by signal {-code}"
+
+
+def _last_words(text: str) -> str:
+    words = text.strip()
+    return ("…" + words[-_MOST_SAID:] if len(words) > _MOST_SAID else words) or "it said nothing"

@@ -1,0 +1,246 @@
+"""One look at the node's GPUs: what it can offer, and what it has but withholds."""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.devices import Gpu, Topology, Withheld
+from dra_driver.model.inventory import Inventory
+from dra_driver.node import withhold
+from dra_driver.node.nvlink import Links, clique, neighbours
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.nvml_values import Facts, Glance, Seen, System
+from dra_driver.node.topology import PciGpu, PciTree
+
+log = logging.getLogger(__name__)
+
+MakeNodes = Callable[[tuple[int, ...]], None]
+"""Makes the missing device nodes of these minor numbers, or raises NodeError."""
+
+# NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
+# long.
+_LINKS_LAST_SECONDS: Final = 60.0
+# Making device nodes starts a program; where it failed it is not tried at every look.
+_MAKE_AGAIN_SECONDS: Final = 60.0
+
+
+class Gpus:
+    """Looks at the GPUs of this node, again and again, at the cost of what changed.
+
+    *devices* is where the host's device nodes are seen from here (``/dev``). Not for several
+    threads at once.
+    """
+
+    def __init__(self, nvml: Nvml, pci: PciTree, devices: Path, make_nodes: MakeNodes) -> None:
+        self._nvml = nvml
+        self._pci = pci
+        self._nodes = _DeviceNodes(devices, make_nodes)
+        self._session: int | None = None
+        self._bound: frozenset[str] | None = (
+            None  # what the nvidia driver had when NVML was started
+        )
+        self._known: dict[int, Seen] = {}  # by NVML index, of this session
+        self._links: Mapping[str, Links] = {}  # by bus id
+        self._reached: Mapping[str, frozenset[str]] = {}
+        self._links_until = 0.0
+
+    def look(self) -> Inventory:
+        """What there is now; devices by minor number.
+
+        Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. A node
+        without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
+        """
+        if self._bound is None:  # before NVML is started: what comes after is seen as a change
+            self._bound = _bound_to_nvidia(self._pci.gpus())
+        try:
+            system = self._nvml.system()
+            pci = self._pci.gpus()
+            if _bound_to_nvidia(pci) != self._bound and self._nvml.restart():
+                self._bound = _bound_to_nvidia(pci)
+                system = self._nvml.system()
+        except NodeError as error:
+            self._bound = None
+            return _inventory((), withhold.all_waiting(self._pci.gpus().values(), str(error)))
+        return self._look_at(system, pci)
+
+    def _look_at(self, system: System, pci: Mapping[str, PciGpu]) -> Inventory:
+        if system.session != self._session:
+            self._session, self._known, self._links_until = system.session, {}, 0.0
+        failed = self._learn(system)
+        seen = {index: one for index, one in self._known.items() if index not in failed}
+        failed |= self._refresh_links(seen)
+        refused = dict(withhold.refusals(seen)) | failed
+        offered = {index: one for index, one in seen.items() if index not in refused}
+        refused |= self._nodes.missing({index: one.facts.minor for index, one in offered.items()})
+        devices = [
+            self._gpu(one, system, pci) for index, one in offered.items() if index not in refused
+        ]
+        return _inventory(devices, self._withheld(refused, pci))
+
+    def _learn(self, system: System) -> dict[int, str]:
+        """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
+        failed: dict[int, str] = {}
+        glances: dict[int, Glance] = {}
+        for index, glance in self._nvml.glances(range(system.gpus)).items():
+            if isinstance(glance, NodeError):
+                failed[index] = withhold.unreadable(glance)
+            else:
+                glances[index] = glance
+        facts = self._facts(glances)
+        for index, glance in glances.items():
+            its = facts[index]
+            if isinstance(its, NodeError):
+                failed[index] = withhold.unreadable(its)
+            else:
+                self._known[index] = Seen(glance, its)
+        return failed
+
+    def _facts(self, glances: Mapping[int, Glance]) -> Mapping[int, Facts | NodeError]:
+        known = {
+            index: self._known[index].facts
+            for index, glance in glances.items()
+            if index in self._known and self._known[index].glance.uuid == glance.uuid
+        }
+        if missing := glances.keys() - known.keys():
+            return {**known, **self._nvml.facts(sorted(missing))}
+        return known
+
+    def _refresh_links(self, seen: Mapping[int, Seen]) -> dict[int, str]:
+        """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
+
+        What a GPU told before stays while it does not answer, so that its fault is not seen on its
+        neighbours; links that cannot be read are no reason to withhold it.
+        """
+        new = any(one.facts.pci_bus_id not in self._links for one in seen.values())
+        if not new and time.monotonic() < self._links_until:
+            return {}
+        hung: dict[int, str] = {}
+        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        links = {bus_id: its for bus_id, its in self._links.items() if bus_id in listed}
+        for index, its in self._nvml.links(sorted(seen)).items():
+            bus_id = seen[index].facts.pci_bus_id
+            if isinstance(its, NodeError):
+                log.warning("NVLinks not read: %s", its, extra={"gpu": bus_id})
+                links.setdefault(bus_id, Links())
+                if isinstance(its, TimedOut):
+                    hung[index] = withhold.unreadable(its)
+            else:
+                links[bus_id] = its
+        self._links, self._reached = links, neighbours(links)
+        self._links_until = time.monotonic() + _LINKS_LAST_SECONDS
+        return hung
+
+    def _gpu(self, one: Seen, system: System, pci: Mapping[str, PciGpu]) -> Gpu:
+        facts = one.facts
+        return Gpu(
+            minor=facts.minor,
+            uuid=one.glance.uuid,
+            pci_bus_id=facts.pci_bus_id,
+            product_name=facts.product_name,
+            brand=facts.brand,
+            architecture=facts.architecture,
+            compute_capability=facts.compute_capability,
+            driver_version=system.driver_version,
+            cuda_driver_version=system.cuda_driver_version,
+            memory_bytes=facts.memory_bytes,
+            addressing_mode=facts.addressing_mode,
+            topology=self._topology(facts.pci_bus_id, pci.get(facts.pci_bus_id)),
+        )
+
+    def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:
+        together = clique(bus_id, self._reached)
+        uuids = {one.facts.pci_bus_id: one.glance.uuid for one in self._known.values()}
+        return Topology(
+            pcie_root=place.root if place else None,
+            pcie_switch=place.switch if place else None,
+            numa_node=place.numa_node if place else None,
+            # A UUID of the clique names it: no other node's clique has the same.
+            nvlink_clique=min(uuids[member] for member in together) if together else None,
+            nvlink_peers=len(self._reached[bus_id]),
+        )
+
+    def _withheld(self, refused: Mapping[int, str], pci: Mapping[str, PciGpu]) -> list[Withheld]:
+        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        unlisted = [gpu for bus_id, gpu in pci.items() if bus_id not in listed]
+        names = {
+            index: withhold.named(one.facts.pci_bus_id, one.glance.uuid)
+            for index, one in self._known.items()
+        }
+        nameless = sorted(refused.keys() - names.keys())
+        ours = [gpu for gpu in unlisted if gpu.driver == "nvidia"]
+        if nameless and len(nameless) == len(
+            ours
+        ):  # NVML counts in the order of bus ids, so these are they
+            names |= {
+                index: withhold.named(gpu.bus_id) for index, gpu in zip(nameless, ours, strict=True)
+            }
+            unlisted = [gpu for gpu in unlisted if gpu.driver != "nvidia"]
+        return [
+            *(
+                Withheld(names.get(index, f"GPU with NVML index {index}"), why)
+                for index, why in refused.items()
+            ),
+            *withhold.unlisted(unlisted),
+        ]
+
+
+class _DeviceNodes:
+    """Whether GPUs have their device nodes, after an attempt to make those that are missing."""
+
+    def __init__(self, directory: Path, make: MakeNodes) -> None:
+        self._directory = directory
+        self._make = make
+        self._tried: tuple[int, ...] = ()
+        self._again_at = 0.0
+        self._error = ""
+
+    def missing(self, minors: Mapping[int, int]) -> dict[int, str]:
+        """For each key of *minors* whose node is still missing, why it is withheld."""
+        if lacking := self._lacking(minors.values()):
+            self._try(lacking)
+        still = self._lacking(minors.values())
+        return {key: self._reason(minor) for key, minor in minors.items() if minor in still}
+
+    def _try(self, lacking: tuple[int, ...]) -> None:
+        now = time.monotonic()
+        if lacking == self._tried and now < self._again_at:
+            return
+        self._tried, self._again_at = lacking, now + _MAKE_AGAIN_SECONDS
+        try:
+            self._make(lacking)
+            self._error = ""
+        except NodeError as error:
+            self._error = str(error)
+
+    def _lacking(self, minors: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(minor for minor in minors if not self._is_there(minor)))
+
+    def _is_there(self, minor: int) -> bool:
+        try:
+            return stat.S_ISCHR(os.stat(f"{self._directory}/nvidia{minor}").st_mode)
+        except OSError:
+            return False
+
+    def _reason(self, minor: int) -> str:
+        path = self._directory / f"nvidia{minor}"
+        what_failed = f": {self._error}" if self._error else ""
+        return (
+            f"{path} is no device node and could not be made{what_failed}; "
+            f"run nvidia-modprobe -c {minor} on the node"
+        )
+
+
+def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:
+    return frozenset(bus_id for bus_id, gpu in pci.items() if gpu.driver == "nvidia")
+
+
+def _inventory(devices: Iterable[Gpu], withheld: Iterable[Withheld]) -> Inventory:
+    return Inventory(
+        tuple(sorted(devices, key=lambda gpu: gpu.minor)),
+        tuple(sorted(withheld, key=lambda one: (one.what, one.reason))),
+    )

@@ -1,0 +1,224 @@
+"""Claims that were begun and completed: one file per claim, so that a crash at any moment is found.
+
+Layout: ``<directory>/<boot ID>/<claim UID>.json``. What a claim did to a node does not outlive a
+boot, so the records of other boots are void as a whole. For the same reason nothing here is
+fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot.
+
+A record that cannot be read is set aside as ``<claim UID>.unreadable`` with its reason; what it may
+hold is kept from others until its claim is written or forgotten.
+"""
+
+import os
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dra_driver.errors import ClaimError, NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Held, Holding, Record
+from dra_driver.node.records import UnreadableRecord, decode_record, encode_record
+
+_SUFFIX = ".json"
+_ASIDE = ".unreadable"
+_TEMPORARY = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A record that this release cannot read."""
+
+    uid: ClaimUid
+    path: Path
+    reason: str
+    mentions: frozenset[DeviceName]  # devices that its text names; empty: it could hold any
+
+
+class Ledger:
+    """The records of this boot. Thread safe; one process at a time may write (see ``handover``)."""
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self._directory = directory / boot_id
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._index: dict[ClaimUid, Record] = {}  # without the texts of CDI files
+        self._held: dict[DeviceName, tuple[Holding, ...]] = {}
+        self._aside: dict[ClaimUid, SetAside] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Look again at the disk: at start, and after another process had its turn."""
+        self._make_directory()
+        for path in self._directory.glob(f".*{_TEMPORARY}"):
+            path.unlink(missing_ok=True)  # a write that a crash cut short
+        index, aside = read_directory(self._directory)
+        for uid in index:
+            if not self._path(uid).exists():  # set aside by a release that could not read it
+                os.replace(self._path(uid).with_suffix(_ASIDE), self._path(uid))
+        aside = {uid: _put_aside(found) for uid, found in aside.items()}
+        with self._lock:
+            self._index, self._aside = index, aside
+            self._held = _held(index)
+
+    def records(self) -> tuple[Record, ...]:
+        """Every record, without the texts of CDI files, by namespace and name."""
+        with self._lock:
+            return tuple(sorted(self._index.values(), key=lambda record: record.claim))
+
+    def known(self, uid: ClaimUid) -> Record | None:
+        """The record of a claim, without the text of its CDI file."""
+        with self._lock:
+            return self._index.get(uid)
+
+    def record(self, uid: ClaimUid) -> Record | None:
+        """The whole record of a claim, read from its file."""
+        known = self.known(uid)
+        if known is None or not known.completed:
+            return known
+        try:
+            return decode_record(self._path(uid).read_bytes())
+        except (OSError, UnreadableRecord) as e:
+            raise NodeError(
+                f"the record of claim {known.claim} at {self._path(uid)} cannot be read: {e}"
+            ) from e
+
+    def held(self) -> Held:
+        """Which claims hold which device. A snapshot that does not change."""
+        with self._lock:
+            return self._held
+
+    def set_aside(self) -> tuple[SetAside, ...]:
+        with self._lock:
+            return tuple(self._aside[uid] for uid in sorted(self._aside))
+
+    def wait_for_change(self, timeout_seconds: float) -> None:
+        """Return when this process changed what is held, or when the time is over."""
+        with self._changed:
+            before = self._held
+            self._changed.wait_for(lambda: self._held is not before, timeout_seconds)
+
+    def write(self, record: Record) -> None:
+        """Replace the record of a claim, atomically. NodeError: the disk did not take it."""
+        uid = record.claim.uid
+        temporary = self._directory / f".{uid}{_TEMPORARY}"
+        try:
+            temporary.write_bytes(encode_record(record))
+            os.replace(temporary, self._path(uid))
+        except OSError as e:
+            temporary.unlink(missing_ok=True)
+            raise NodeError(
+                f"the ledger in {self._directory} cannot be written: {e.strerror}; "
+                "free space or mend the permissions of the state directory"
+            ) from e
+        with self._lock:
+            self._replace(uid, replace(record, spec=None))
+            aside = self._aside.pop(uid, None)
+        if aside is not None:
+            aside.path.unlink(missing_ok=True)  # it is known again
+
+    def forget(self, uid: ClaimUid) -> None:
+        """Remove the record of a claim, if there is one."""
+        try:
+            self._path(uid).unlink(missing_ok=True)
+            self._path(uid).with_suffix(_ASIDE).unlink(missing_ok=True)
+        except OSError as e:
+            raise NodeError(
+                f"the ledger in {self._directory} cannot be changed: {e.strerror}; "
+                "mend the permissions of the state directory"
+            ) from e
+        with self._lock:
+            self._aside.pop(uid, None)
+            self._replace(uid, None)
+
+    def _replace(self, uid: ClaimUid, record: Record | None) -> None:
+        """Only the devices of the one claim are looked at: the cost must not grow with the
+        others."""
+        before = self._index.pop(uid, None)
+        if record is not None:
+            self._index[uid] = record
+        held = dict(self._held)
+        for device in _devices(before) | _devices(record):
+            others = [h for h in held.get(device, ()) if h.claim.uid != uid]
+            mine = [h for h in record.holdings if h.device == device] if record else []
+            held[device] = tuple(sorted(others + mine, key=lambda h: (h.claim, h.share or "")))
+            if not held[device]:
+                del held[device]
+        self._held = held
+        self._changed.notify_all()
+
+    def _path(self, uid: ClaimUid) -> Path:
+        if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z-]*", uid):
+            raise ClaimError(f"claim UID {uid!r} is no UID: letters, digits and dashes only")
+        return self._directory / f"{uid}{_SUFFIX}"
+
+    def _make_directory(self) -> None:
+        try:
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        except OSError as e:
+            raise NodeError(
+                f"the state directory {self._directory} cannot be made: {e.strerror}; "
+                "give --state-dir a directory that this process may write"
+            ) from e
+
+
+def read_directory(directory: Path) -> tuple[dict[ClaimUid, Record], dict[ClaimUid, SetAside]]:
+    """The records in a directory of one boot, and those that cannot be read. Changes nothing."""
+    records: dict[ClaimUid, Record] = {}
+    aside: dict[ClaimUid, SetAside] = {}
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if path.suffix not in (_SUFFIX, _ASIDE):
+            continue
+        try:
+            record = decode_record(path.read_bytes())
+            if path.stem != record.claim.uid:
+                raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
+        except (OSError, UnreadableRecord) as e:
+            aside[ClaimUid(path.stem)] = SetAside(
+                ClaimUid(path.stem), path, str(e), frozenset(_device_names(path))
+            )
+        else:
+            records[record.claim.uid] = replace(record, spec=None)
+    return records, {uid: found for uid, found in aside.items() if uid not in records}
+
+
+def discard_other_boots(directory: Path, boot_id: str) -> None:
+    """Remove what earlier boots recorded: their effects are gone with them."""
+    if not directory.is_dir():
+        return
+    for old in sorted(directory.iterdir()):
+        if old.is_dir() and old.name != boot_id:
+            for path in old.iterdir():
+                path.unlink(missing_ok=True)
+            old.rmdir()
+
+
+def _devices(record: Record | None) -> set[DeviceName]:
+    return {holding.device for holding in record.holdings} if record else set()
+
+
+def _held(index: dict[ClaimUid, Record]) -> dict[DeviceName, tuple[Holding, ...]]:
+    held: dict[DeviceName, list[Holding]] = defaultdict(list)
+    for record in sorted(index.values(), key=lambda record: record.claim):
+        for holding in record.holdings:
+            held[holding.device].append(holding)
+    return {device: tuple(held[device]) for device in sorted(held)}
+
+
+def _put_aside(found: SetAside) -> SetAside:
+    """Out of the way of the record that will replace it, and kept for whoever wants to look."""
+    moved = found.path.with_suffix(_ASIDE)
+    os.replace(found.path, moved)
+    return replace(found, path=moved)
+
+
+def _device_names(path: Path) -> Iterator[DeviceName]:
+    """The devices that a damaged text still names (``"device": "gpu-0"``)."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return
+    for name in re.findall(r'"device":\s*"([^"]+)"', text):
+        yield DeviceName(name)

@@ -1,0 +1,153 @@
+"""A directory that stands for the host of a simulated node: its root and its driver root."""
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, assert_never
+
+from dra_driver.errors import SettingsError
+from dra_driver.node.sim.files import CharacterDevice, Directory, Entry, File, Link
+from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.node import Node
+from dra_driver.node.sim.tree import host_tree
+
+_MARKER: Final = ".simulated-host.json"  # what was put here: only that is ever taken away
+Mknod = Callable[[str, int, int], None]
+
+
+class SimulatedHost:
+    """Keeps *directory* what the host of *live* would be, whenever that changes.
+
+    It writes below *directory* alone, and takes away only what it put there itself, earlier
+    processes included, besides the nodes that the simulated nvidia-modprobe made for a GPU that is
+    gone. SettingsError: *directory* holds something else, or cannot be written.
+    """
+
+    def __init__(self, live: LiveNode, directory: Path, mknod: Mknod = os.mknod) -> None:
+        self._directory = directory
+        self._mknod = mknod
+        self._lock = threading.Lock()
+        live.on_change(self.materialise)
+        self.materialise(live.current())
+
+    def materialise(self, node: Node) -> None:
+        """Make the directory the host of *node*. Doing it again changes nothing."""
+        tree = host_tree(node)
+        try:
+            with self._lock:
+                before = self._open()
+                # Written down before it is done: after a crash the next one still knows what is its
+                # own.
+                self._remember(before | tree.keys())
+                for path in sorted(before - tree.keys(), reverse=True):
+                    self._remove(path)
+                for path, entry in sorted(tree.items()):
+                    self._put(path, entry)
+                self._remove_nodes_of_gone_gpus(node)
+                self._remember(set(tree))
+        except (OSError, ValueError) as error:  # ValueError: the marker is no JSON
+            raise SettingsError(f"no simulated host in {self._directory}: {error}") from error
+
+    def _open(self) -> set[str]:
+        """What was put here before. SettingsError: the directory is somebody else's."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        marker = self._directory / _MARKER
+        if marker.is_file():
+            return set(json.loads(marker.read_text()))
+        if any(self._directory.iterdir()):
+            raise SettingsError(
+                f"{self._directory} is not empty and no simulated host: name an empty directory"
+            )
+        return set()
+
+    def _remember(self, paths: set[str]) -> None:
+        text = json.dumps(sorted(paths), indent=0)
+        marker = self._directory / _MARKER
+        if not (marker.is_file() and marker.read_text() == text):
+            _replace(marker, text.encode(), 0o644)
+
+    def _put(self, path: str, entry: Entry) -> None:
+        place = self._place(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        match entry:
+            case File(content, mode):
+                _put_file(place, content, mode)
+            case Link(target):
+                _put_link(place, target)
+            case CharacterDevice(major, minor):
+                self._put_device(place, os.makedev(major, minor))
+            case Directory():
+                place.mkdir(exist_ok=True)
+            case _:
+                assert_never(entry)
+
+    def _put_device(self, place: Path, device: int) -> None:
+        if os.path.lexists(place):
+            return
+        try:
+            self._mknod(str(place), stat.S_IFCHR | 0o666, device)
+            place.chmod(0o666)
+        except PermissionError:
+            place.symlink_to(
+                "/dev/null"
+            )  # a character device too, which is all that is asked of it
+
+    def _remove(self, path: str) -> None:
+        place = self._place(path)
+        if place.is_dir() and not place.is_symlink():
+            with contextlib.suppress(OSError):
+                place.rmdir()  # not ours alone: somebody else's file is in it
+            return
+        place.unlink(missing_ok=True)
+        for parent in place.relative_to(self._directory).parents:
+            if str(parent) == ".":
+                return
+            try:
+                (self._directory / parent).rmdir()
+            except OSError:
+                return  # something else is in it
+
+    def _remove_nodes_of_gone_gpus(self, node: Node) -> None:
+        ready = node.driver == "ready"
+        there = {f"nvidia{gpu.minor}" for gpu in node.gpus if gpu.listed and ready}
+        for place in (self._directory / "dev").glob("nvidia[0-9]*"):
+            if place.name not in there:
+                place.unlink()
+
+    def _place(self, path: str) -> Path:
+        """*path* below the directory. SettingsError: a link would lead out of it."""
+        place = self._directory / path
+        inside = self._directory.resolve()
+        if not place.parent.resolve().is_relative_to(inside):
+            raise SettingsError(f"{place.parent} leads out of {self._directory}: remove that link")
+        return place
+
+
+def _put_file(place: Path, content: bytes, mode: int) -> None:
+    if place.is_symlink() or not place.is_file() or place.read_bytes() != content:
+        _replace(place, content, mode)
+
+
+def _put_link(place: Path, target: str) -> None:
+    if place.is_symlink() and os.readlink(place) == target:
+        return
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+
+
+def _replace(place: Path, content: bytes, mode: int) -> None:
+    """A reader sees the old file or the new one."""
+    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+        os.replace(temporary, place)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

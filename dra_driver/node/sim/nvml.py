@@ -1,0 +1,213 @@
+"""pynvml's functions over a simulated node; they refuse what hardware refuses."""
+
+# ruff: noqa: N802 - the functions keep NVML's names
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pynvml
+
+from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.node import Node, SimulatedGpu, serial
+
+_HANG_LOOKS_AGAIN_SECONDS = 0.02
+_NO_INSTANCE = 0xFFFFFFFF  # NVML's gpuInstanceId of a process outside MIG
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """What stands for nvmlDevice_t: good until NVML is shut down."""
+
+    session: int
+    bus_id: str
+
+
+class SimulatedNvml:
+    """Stands where the module pynvml stands.
+
+    As NVML does, it lists the GPUs that the driver had when it was initialised: one that leaves is
+    lost, one that comes is seen after the next nvmlInit. Everything else follows the node file at
+    once.
+    """
+
+    def __init__(self, live: LiveNode) -> None:
+        self._live = live
+        self._lock = threading.Lock()
+        self._users = 0  # as NVML counts nvmlInit and nvmlShutdown
+        self._session = 0
+        self._listed: tuple[str, ...] = ()  # bus ids, in the order of NVML's indices
+        self._loaded_version = ""
+
+    def nvmlInit(self) -> None:
+        node = self._live.current()
+        if node.driver == "no-library":
+            _fail(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        if node.driver == "not-loaded":
+            _fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._session += 1
+                self._listed = tuple(sorted(gpu.bus_id for gpu in node.gpus if gpu.listed))
+                self._loaded_version = node.driver_version
+
+    def nvmlShutdown(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                _fail(pynvml.NVML_ERROR_UNINITIALIZED)
+            self._users -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self._node().driver_version
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        major, minor = self._node().cuda_version.split(".")
+        return int(major) * 1000 + int(minor) * 10
+
+    def nvmlDeviceGetCount(self) -> int:
+        self._node()
+        return len(self._listed)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        self._node()
+        if not 0 <= index < len(self._listed):
+            _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        handle = Handle(self._session, self._listed[index])
+        self._gpu(handle, "nvmlDeviceGetHandleByIndex")
+        return handle
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
+        node = self._node()
+        for bus_id in self._listed:
+            if (gpu := node.on_bus(bus_id)) and gpu.uuid == uuid:
+                handle = Handle(self._session, bus_id)
+                self._gpu(handle, "nvmlDeviceGetHandleByUUID")
+                return handle
+        _fail(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:
+        return str(self._gpu(handle, "nvmlDeviceGetUUID").uuid)
+
+    def nvmlDeviceGetSerial(self, handle: Any) -> str:
+        return serial(self._gpu(handle, "nvmlDeviceGetSerial"))
+
+    def nvmlDeviceGetMinorNumber(self, handle: Any) -> int:
+        return int(self._gpu(handle, "nvmlDeviceGetMinorNumber").minor or 0)
+
+    def nvmlDeviceGetPciInfo(self, handle: Any) -> pynvml.nvmlPciInfo_t:
+        gpu = self._gpu(handle, "nvmlDeviceGetPciInfo")
+        place = _pci_info(gpu.bus_id)
+        place.pciDeviceId = int(gpu.board.pci_device, 16) << 16 | 0x10DE
+        place.pciSubSystemId = int(gpu.board.pci_subsystem, 16) << 16 | 0x10DE
+        return place
+
+    def nvmlDeviceGetName(self, handle: Any) -> str:
+        return self._gpu(handle, "nvmlDeviceGetName").board.name
+
+    def nvmlDeviceGetBrand(self, handle: Any) -> int:
+        return self._gpu(handle, "nvmlDeviceGetBrand").board.brand
+
+    def nvmlDeviceGetArchitecture(self, device: Any) -> int:
+        return self._gpu(device, "nvmlDeviceGetArchitecture").board.architecture
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
+        return self._gpu(handle, "nvmlDeviceGetCudaComputeCapability").board.compute_capability
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = None) -> pynvml.c_nvmlMemory_t:
+        gpu = self._gpu(handle, "nvmlDeviceGetMemoryInfo")
+        memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
+        memory.total = gpu.board.memory_bytes
+        memory.used = sum(process.memory_bytes for process in gpu.processes)
+        memory.free = memory.total - memory.used
+        return memory
+
+    def nvmlDeviceGetAddressingMode(self, device: Any) -> int:
+        return self._gpu(device, "nvmlDeviceGetAddressingMode").board.addressing_mode
+
+    def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
+        gpu = self._gpu(device, "nvmlDeviceGetMigMode")
+        if not gpu.board.mig:
+            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(gpu.mig), int(gpu.mig)]  # current, pending
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        gpu = self._gpu(handle, "nvmlDeviceGetComputeRunningProcesses")
+        return [
+            pynvml.nvmlFriendlyObject(
+                {
+                    "pid": process.pid,
+                    "usedGpuMemory": process.memory_bytes,
+                    "gpuInstanceId": _NO_INSTANCE,
+                    "computeInstanceId": _NO_INSTANCE,
+                }
+            )
+            for process in gpu.processes
+        ]
+
+    def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
+        return int(self._link(device, link, "nvmlDeviceGetNvLinkState") is not None)
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Any, link: int) -> int:
+        end = self._link(handle, link, "nvmlDeviceGetNvLinkRemoteDeviceType")
+        if end is None:
+            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        switch, gpu = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+        return int(switch if end == "" else gpu)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Any, link: int) -> pynvml.nvmlPciInfo_t:
+        end = self._link(device, link, "nvmlDeviceGetNvLinkRemotePciInfo")
+        if not end:  # inactive, or a switch, whose address the simulation does not have
+            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return _pci_info(end)
+
+    def _link(self, handle: Any, link: int, function: str) -> str | None:
+        """Where *link* leads: a bus id, "" for an NVSwitch, None where it is inactive."""
+        gpu = self._gpu(handle, function)
+        if not gpu.board.nvlinks:
+            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if not 0 <= link < gpu.board.nvlinks:
+            _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        node = self._node()
+        if node.nvlink == "nvswitch":
+            return ""
+        peers = node.nvlink_peers(gpu.bus_id)
+        return peers[link * len(peers) // gpu.board.nvlinks] if peers else None
+
+    def _node(self) -> Node:
+        node = self._live.current()
+        if self._users == 0:
+            _fail(pynvml.NVML_ERROR_UNINITIALIZED)
+        if node.driver != "ready":
+            _fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        if node.driver_version != self._loaded_version:
+            _fail(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+        return node
+
+    def _gpu(self, handle: Any, function: str) -> SimulatedGpu:
+        node = self._node()
+        if not isinstance(handle, Handle) or handle.session != self._session:
+            _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        gpu = node.on_bus(handle.bus_id)
+        while gpu is not None and gpu.hangs:
+            time.sleep(_HANG_LOOKS_AGAIN_SECONDS)
+            gpu = self._live.current().on_bus(handle.bus_id)
+        if gpu is None or not gpu.listed:
+            _fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if (error := gpu.error(function)) is not None:
+            _fail(error)
+        return gpu
+
+
+def _pci_info(bus_id: str) -> pynvml.nvmlPciInfo_t:
+    domain, bus, rest = bus_id.split(":")
+    place = pynvml.nvmlPciInfo_t()
+    place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(rest[:2], 16)
+    place.busId = f"{place.domain:08X}:{place.bus:02X}:{place.device:02X}.0"
+    place.busIdLegacy = f"{place.domain:04X}:{place.bus:02X}:{place.device:02X}.0"
+    return place
+
+
+def _fail(error: int) -> NoReturn:
+    raise pynvml.NVMLError(error)

@@ -1,0 +1,62 @@
+"""The driver's command line tools of a simulated host."""
+
+from importlib import resources
+from typing import Final
+
+from dra_driver.node.nvml_values import architecture
+from dra_driver.node.sim.files import File, Tree, text
+from dra_driver.node.sim.node import Node, SimulatedGpu, serial
+
+UVM_MAJOR: Final = 511  # the kernel gives nvidia-uvm a free one; /proc/devices says which
+_OTHERS: Final = (
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+)
+
+
+def tools(node: Node) -> Tree:
+    """Scripts below ``usr/bin`` that know the node's GPUs."""
+    tree: Tree = {f"usr/bin/{name}": _script("other") for name in _OTHERS}
+    tree["usr/bin/nvidia-smi"] = _script(
+        "nvidia-smi",
+        DRIVER_VERSION=node.driver_version,
+        CUDA_VERSION=node.cuda_version,
+        GPUS="\n".join(
+            _line(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.bus_id) if gpu.listed
+        ),
+    )
+    if node.nvidia_modprobe != "missing":
+        tree["usr/bin/nvidia-modprobe"] = _script(
+            "nvidia-modprobe",
+            WORKS="yes" if node.nvidia_modprobe == "works" else "no",
+            UVM_MAJOR=str(UVM_MAJOR),
+        )
+    return tree
+
+
+def _script(name: str, **values: str) -> File:
+    script = resources.files(__package__).joinpath("tools", name).read_text()
+    for key, value in values.items():
+        script = script.replace(f"@{key}@", value)
+    return text(script, 0o755)
+
+
+def _line(gpu: SimulatedGpu) -> str:
+    mig = "[N/A]" if not gpu.board.mig else "Enabled" if gpu.mig else "Disabled"
+    used = sum(process.memory_bytes for process in gpu.processes)
+    return "|".join(
+        (
+            str(gpu.minor),
+            f"0000{gpu.bus_id.upper()}",
+            str(gpu.uuid),
+            serial(gpu),
+            str(gpu.board.memory_bytes >> 20),
+            str(used >> 20),
+            mig,
+            "NVIDIA",
+            architecture(gpu.board.architecture),
+            gpu.board.name,
+        )
+    )

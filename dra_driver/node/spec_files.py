@@ -1,0 +1,60 @@
+"""The CDI files of our claims: one per claim, where the container runtime looks."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from api.names import CDI_CLASS
+from cdi.encode import from_text
+from cdi.errors import CdiError
+from cdi.spec import Spec
+from cdi.store import Store
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid
+
+
+class SpecFiles:
+    """Spec files named ``k8s.<driver>-claim_<claim UID>.json``, as NVIDIA's driver names its own.
+
+    Every error is a NodeError that names the directory and the mend.
+    """
+
+    def __init__(self, directory: Path, vendor: str) -> None:
+        # Written files do not outlive the boot: see `ledger` on fsync.
+        self._store = Store(directory, vendor, CDI_CLASS, fsync=False)
+
+    @property
+    def directory(self) -> Path:
+        return self._store.directory
+
+    def write(self, uid: ClaimUid, spec: Spec) -> str:
+        """Write the spec of a claim; the text that was written."""
+        with _node_errors():
+            return self._store.write(spec, uid).read_text()
+
+    def restore(self, uid: ClaimUid, text: str) -> None:
+        """Write what was written before; where it is still there, nothing happens."""
+        with _node_errors():
+            self._store.write(from_text(text), uid)
+
+    def remove(self, uid: ClaimUid) -> None:
+        with _node_errors():
+            self._store.remove(uid)
+
+    def claims(self) -> tuple[ClaimUid, ...]:
+        """The claims that have a file."""
+        with _node_errors():
+            return tuple(ClaimUid(uid) for uid in self._store.ids())
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half written."""
+        with _node_errors():
+            self._store.sweep()
+
+
+@contextmanager
+def _node_errors() -> Iterator[None]:
+    try:
+        yield
+    except CdiError as e:
+        raise NodeError(str(e)) from e

@@ -1,0 +1,90 @@
+"""Why a GPU is not offered, in words that say what to do about it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid, Withheld
+from dra_driver.node.nvml_values import Seen
+from dra_driver.node.topology import PciGpu
+
+
+def named(bus_id: str, uuid: str | None = None) -> str:
+    """How a GPU is called in messages: ``GPU 0000:65:00.0 (GPU-…)``."""
+    return f"GPU {bus_id} ({uuid})" if uuid else f"GPU {bus_id}"
+
+
+def refusals(seen: Mapping[int, Seen]) -> Mapping[int, str]:
+    """Those of *seen* that answer but cannot be offered as they are, with the reason."""
+    minors = Counter(one.facts.minor for one in seen.values())
+    uuids = Counter(one.glance.uuid for one in seen.values())
+    reasons = {index: _refusal(one, minors, uuids) for index, one in seen.items()}
+    return {index: reason for index, reason in reasons.items() if reason}
+
+
+def _refusal(one: Seen, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int]) -> str | None:
+    facts = one.facts
+    if minors[facts.minor] > 1:
+        return (
+            f"NVML gives minor number {facts.minor} to {minors[facts.minor]} GPUs, so which one "
+            f"/dev/nvidia{facts.minor} is cannot be told; reload the NVIDIA kernel modules or "
+            f"reboot"
+        )
+    if uuids[one.glance.uuid] > 1:
+        return (
+            f"NVML gives this UUID to {uuids[one.glance.uuid]} GPUs, so a container could get "
+            f"another one; "
+            "reload the NVIDIA kernel modules or reboot"
+        )
+    if one.glance.mig:
+        return (
+            "MIG mode is on, and only whole GPUs are offered; turn it off with "
+            f"nvidia-smi -i {facts.pci_bus_id} -mig 0"
+        )
+    return None
+
+
+def unreadable(error: NodeError) -> str:
+    """Why a GPU is not offered that NVML could not be asked about."""
+    if isinstance(error, TimedOut):
+        return (
+            f"{error}: it may hang; look for Xid and NVRM in the kernel log, and if it stays so, "
+            "drain and reboot the node"
+        )
+    return str(error)
+
+
+def unlisted(gpus: Iterable[PciGpu]) -> tuple[Withheld, ...]:
+    """GPUs of the PCI bus that NVML does not list."""
+    return tuple(Withheld(named(gpu.bus_id), _why_unlisted(gpu)) for gpu in gpus)
+
+
+def _why_unlisted(gpu: PciGpu) -> str:
+    match gpu.driver:
+        case "nvidia":
+            return (
+                "the nvidia driver has it, but NVML does not list it: it is excluded "
+                "(NVreg_ExcludedGpus) or "
+                "failed to start; look for NVRM in the kernel log"
+            )
+        case "vfio-pci":
+            return (
+                "it is bound to vfio-pci for a virtual machine; to offer it here, unbind it from "
+                "vfio-pci and "
+                "bind it to nvidia"
+            )
+        case None:
+            return (
+                "no driver is bound to it: load the nvidia module; if that is loaded, look for "
+                "NVRM in the "
+                "kernel log"
+            )
+        case other:
+            return f"it is bound to {other}; to offer it here, bind it to nvidia instead"
+
+
+def all_waiting(gpus: Iterable[PciGpu], reason: str) -> tuple[Withheld, ...]:
+    """While NVML is not ready: those that wait for it as one, and those it would not list."""
+    waiting = [gpu for gpu in gpus if gpu.driver in (None, "nvidia")]
+    others = [gpu for gpu in gpus if gpu.driver not in (None, "nvidia")]
+    return (*unlisted(others), *((Withheld("all GPUs", reason),) if waiting else ()))

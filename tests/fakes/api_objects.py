@@ -1,0 +1,262 @@
+"""What the fake API server stores: objects, their versions, and what happened to them.
+
+It refuses what the real one refuses: stale versions, other UIDs, names that exist, slices that
+break a rule. Objects of resource.k8s.io are kept in the shape of v1.
+"""
+
+import copy
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fakes.slice_rules import as_stored, refuse_slice
+
+Object = dict[str, Any]
+Key = tuple[str, str, str]  # resource, namespace, name
+
+MAX_GENERATED = 58  # names.maxGeneratedNameLength
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource that the server knows."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+    status: bool = False  # has the subresource "status"
+    fields: tuple[str, ...] = ()  # selectable, beside metadata.name and metadata.namespace
+
+
+RESOURCES = {
+    each.plural: each
+    for each in (
+        Resource("nodes", "Node", namespaced=False, status=True, fields=("spec.unschedulable",)),
+        Resource("namespaces", "Namespace", namespaced=False, status=True),
+        Resource("pods", "Pod", status=True, fields=("spec.nodeName", "status.phase")),
+        Resource("configmaps", "ConfigMap"),
+        Resource(
+            "events",
+            "Event",
+            fields=("involvedObject.kind", "involvedObject.name", "involvedObject.uid", "reason"),
+        ),
+        Resource(
+            "resourceslices",
+            "ResourceSlice",
+            "resource.k8s.io",
+            namespaced=False,
+            fields=("spec.driver", "spec.nodeName"),
+        ),
+        Resource("resourceclaims", "ResourceClaim", "resource.k8s.io", status=True),
+        Resource("resourceclaimtemplates", "ResourceClaimTemplate", "resource.k8s.io"),
+        Resource("deviceclasses", "DeviceClass", "resource.k8s.io", namespaced=False),
+    )
+}
+
+
+class Refusal(Exception):
+    """An answer that is not a success."""
+
+    def __init__(self, code: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.reason, self.message = code, reason, message
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that happened; ``before`` is None for what is new, ``after`` for what is gone."""
+
+    version: int
+    resource: str
+    before: Object | None
+    after: Object | None
+
+
+class Objects:
+    """The store. ``changed`` is notified after every change."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self.disabled: set[str] = set()  # feature gates that are off
+        self._objects: dict[Key, Object] = {}
+        self._changes: list[Change] = []
+        self._version = 1000
+        self._compacted = 0
+        self._names = itertools.count()
+
+    @property
+    def version(self) -> str:
+        return str(self._version)
+
+    def compact(self) -> None:
+        """Forget what happened: a watch that starts before now is told 410."""
+        with self.changed:
+            self._version += 1
+            self._compacted = self._version
+            self._changes.clear()
+
+    def get(self, key: Key) -> Object:
+        with self.changed:
+            if key not in self._objects:
+                raise Refusal(404, "NotFound", f'{_kind(key[0])} "{key[2]}" not found')
+            return copy.deepcopy(self._objects[key])
+
+    def list(self, resource: str, namespace: str, selector: Mapping[str, str]) -> list[Object]:
+        refuse_selector(RESOURCES[resource], selector)
+        with self.changed:
+            return [
+                copy.deepcopy(each)
+                for key, each in sorted(self._objects.items())
+                if key[0] == resource and key[1].startswith(namespace) and matches(each, selector)
+            ]
+
+    def create(self, resource: str, namespace: str, given: Object, dry: bool = False) -> Object:
+        with self.changed:
+            made = copy.deepcopy(given)
+            known = RESOURCES[resource]
+            metadata = made.setdefault("metadata", {})
+            if metadata.get("resourceVersion"):
+                raise Refusal(400, "BadRequest", "resourceVersion should not be set on create")
+            if known.namespaced:
+                metadata["namespace"] = namespace
+            if not metadata.get("name"):
+                if not metadata.get("generateName"):
+                    raise Refusal(422, "Invalid", "name or generateName is required")
+                suffix = f"{next(self._names):05x}"
+                metadata["name"] = metadata["generateName"][:MAX_GENERATED] + suffix
+            key = (resource, namespace if known.namespaced else "", metadata["name"])
+            if key in self._objects:
+                raise Refusal(409, "AlreadyExists", f'{resource} "{key[2]}" already exists')
+            metadata.setdefault("uid", f"uid-{self._version}-{next(self._names)}")
+            metadata["creationTimestamp"] = _now()
+            metadata["generation"] = 1
+            made["kind"] = known.kind
+            if resource == "resourceslices":
+                made = self._checked_slice(made, None)
+            return self._store(key, None, made, dry)
+
+    def update(self, key: Key, given: Object, part: str = "") -> Object:
+        """Replace all but the status, or with *part* ``status`` only that."""
+        with self.changed:
+            before = self.get(key)
+            self._refuse_stale(key, before, given.get("metadata", {}))
+            made = copy.deepcopy(given)
+            if part == "status":
+                made = {**before, "status": made.get("status")}
+            elif RESOURCES[key[0]].status and "status" in before:
+                made["status"] = before["status"]
+            metadata = {**before["metadata"], **made["metadata"]}
+            for fixed in ("uid", "creationTimestamp", "generation"):
+                metadata[fixed] = before["metadata"][fixed]
+            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+            made = {**made, "metadata": metadata, "kind": RESOURCES[key[0]].kind}
+            if key[0] == "resourceslices":
+                made = self._checked_slice(made, before)
+            if made.get("spec") != before.get("spec"):
+                metadata["generation"] += 1
+            if made == before:
+                return made
+            if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
+                return self._remove(key, made)
+            return self._store(key, before, made)
+
+    def delete(self, key: Key, preconditions: Mapping[str, str] | None = None) -> Object:
+        with self.changed:
+            before = self.get(key)
+            self._refuse_stale(key, before, preconditions or {})
+            if before["metadata"].get("finalizers"):
+                after = copy.deepcopy(before)
+                after["metadata"].setdefault("deletionTimestamp", _now())
+                return self._store(key, before, after)
+            return self._remove(key, before)
+
+    def collect_garbage(self) -> None:
+        """Delete what is owned by a Node that is not there, as the controller manager does."""
+        with self.changed:
+            nodes = {each["metadata"]["uid"] for each in self.list("nodes", "", {})}
+            for key, each in tuple(self._objects.items()):
+                owners = each["metadata"].get("ownerReferences") or ()
+                if any(owner["kind"] == "Node" and owner["uid"] not in nodes for owner in owners):
+                    self._remove(key, each)
+
+    def since(self, version: int, resource: str) -> Iterator[Change]:
+        """What happened to *resource* after *version*. Refusal 410: that is forgotten."""
+        with self.changed:
+            if version < self._compacted:
+                raise Refusal(410, "Expired", f"too old resource version: {version}")
+            yield from [
+                each
+                for each in self._changes
+                if each.version > version and each.resource == resource
+            ]
+
+    def wait(self, predicate: Callable[[], bool], seconds: float) -> bool:
+        """Wait until *predicate* holds; it is asked after every change and every request."""
+        with self.changed:
+            return self.changed.wait_for(predicate, seconds)
+
+    def _checked_slice(self, made: Object, before: Object | None) -> Object:
+        stored = as_stored(made, before, self.disabled)
+        if problem := refuse_slice(stored["spec"], before and before["spec"]):
+            name = made["metadata"]["name"]
+            message = f'ResourceSlice.resource.k8s.io "{name}" is invalid: {problem}'
+            raise Refusal(422, "Invalid", message)
+        return stored
+
+    def _refuse_stale(self, key: Key, before: Object, given: Mapping[str, Any]) -> None:
+        for field in ("uid", "resourceVersion"):
+            expected, there = given.get(field), before["metadata"][field]
+            if expected and expected != there:
+                raise Refusal(
+                    409, "Conflict", f'{key[0]} "{key[2]}": {field} is {there}, not {expected}'
+                )
+
+    def _store(self, key: Key, before: Object | None, after: Object, dry: bool = False) -> Object:
+        if dry:
+            return after
+        self._version += 1
+        after["metadata"]["resourceVersion"] = str(self._version)
+        self._objects[key] = after
+        self._changes.append(Change(self._version, key[0], before, copy.deepcopy(after)))
+        self.changed.notify_all()
+        return copy.deepcopy(after)
+
+    def _remove(self, key: Key, before: Object) -> Object:
+        self._version += 1
+        gone = copy.deepcopy(before)
+        gone["metadata"]["resourceVersion"] = str(self._version)
+        del self._objects[key]
+        self._changes.append(Change(self._version, key[0], gone, None))
+        self.changed.notify_all()
+        return gone
+
+
+def matches(each: Object, selector: Mapping[str, str]) -> bool:
+    """Whether the field *selector* selects the object."""
+    return all(_field(each, path) == value for path, value in selector.items())
+
+
+def refuse_selector(resource: Resource, selector: Mapping[str, str]) -> None:
+    known = ("metadata.name", "metadata.namespace", *resource.fields)
+    for path in selector:
+        if path not in known:
+            raise Refusal(400, "BadRequest", f"field label not supported: {path}")
+
+
+def _field(each: Any, path: str) -> str:
+    for part in path.split("."):
+        each = (each or {}).get(part)
+    return str(each) if each is not None else ""
+
+
+def _kind(resource: str) -> str:
+    group = RESOURCES[resource].group
+    return f"{resource}.{group}" if group else resource
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,83 @@
+"""A simulated node in a temporary directory: file, host, and what our code sees of it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.model.inventory import Inventory
+from dra_driver.node.gpus import Gpus
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.sim.host import SimulatedHost
+from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.node.topology import PciTree
+
+Document = dict[str, Any]
+
+
+def h100(bus: str, **more: Any) -> Document:
+    """One GPU of a node file."""
+    return {"product": "H100-80-SXM", "bus_id": f"0000:{bus}:00.0", **more}
+
+
+def two_gpus() -> Document:
+    """A node file with two H100 on NVSwitches."""
+    return {"nvlink": "nvswitch", "gpus": [h100("1b", numa_node=0), h100("43", numa_node=0)]}
+
+
+class Node:
+    """A node that a test can change while it runs."""
+
+    def __init__(self, directory: Path, document: Document, deadline_seconds: float = 5.0) -> None:
+        self.document = document
+        self.file = directory / "node.yaml"
+        self.write()
+        self.root = directory / "root"
+        self.live = LiveNode(self.file)
+        self.host = SimulatedHost(self.live, self.root)
+        self.functions = SimulatedNvml(self.live)
+        self.nvml = Nvml(lambda: self.functions, deadline_seconds)
+        self.asked_for_nodes: list[tuple[int, ...]] = []
+
+    def gpus(self, make_nodes: Callable[[tuple[int, ...]], None] | None = None) -> Gpus:
+        return Gpus(
+            self.nvml,
+            PciTree(self.root / "sys"),
+            self.root / "dev",
+            make_nodes or self.asked_for_nodes.append,
+        )
+
+    def write(self) -> None:
+        """Put the document into the file at once, so that nobody reads half of it."""
+        fresh = self.file.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump(self.document))
+        os.replace(fresh, self.file)
+
+    def change(self, gpu: int | None = None, **fields: Any) -> None:
+        """Set *fields* of the node, or of one of its GPUs."""
+        (self.document if gpu is None else self.document["gpus"][gpu]).update(fields)
+        self.write()
+
+
+def as_document(inventory: Inventory) -> Document:
+    """An inventory as YAML shows it: a version is one string, and what is absent is left out."""
+
+    def shown(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shown(one) for key, one in value.items() if one is not None}
+        return value
+
+    devices = []
+    for device in inventory.devices:
+        fields = asdict(device)
+        for key in ("compute_capability", "driver_version", "cuda_driver_version"):
+            fields[key] = str(getattr(device, key))
+        devices.append({"name": str(device.name), **shown(fields)})
+    return {
+        "devices": devices,
+        "withheld": [f"{one.what}: {one.reason}" for one in inventory.withheld],
+    }

@@ -1,0 +1,113 @@
+"""Child processes: they end in time, and their last words are heard."""
+
+import doctest
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.node import commands
+from dra_driver.node.commands import Command, in_root, run
+
+
+def shell(script: str) -> Command:
+    return Command("/bin/sh", ("-c", script))
+
+
+def test_what_a_program_writes_is_given_back() -> None:
+    assert run(shell("echo 580.95.05"), 10) == "580.95.05\n"
+
+
+def test_a_program_sees_nothing_of_our_own_environment() -> None:
+    os.environ["DRA_DRIVER_TEST"] = "secret"
+    try:
+        assert "secret" not in run(shell("env"), 10)
+    finally:
+        del os.environ["DRA_DRIVER_TEST"]
+
+
+def test_the_library_path_of_the_driver_is_set() -> None:
+    command = Command("/bin/sh", ("-c", "echo $LD_LIBRARY_PATH"), library_path="/opt/lib64")
+    assert run(command, 10) == "/opt/lib64\n"
+
+
+def test_a_failure_says_which_command_and_its_last_words() -> None:
+    with pytest.raises(NodeError, match=r"/bin/sh -c .*failed with code 9: No devices were found"):
+        run(shell("echo No devices were found >&2; exit 9"), 10)
+
+
+def test_what_failed_programs_write_to_standard_output_counts_when_they_say_nothing_else() -> None:
+    with pytest.raises(NodeError, match="Insufficient Permissions"):
+        run(shell("echo Insufficient Permissions; exit 4"), 10)
+
+
+def test_a_program_that_fails_in_silence_is_said_to() -> None:
+    with pytest.raises(NodeError, match="code 3: it said nothing"):
+        run(shell("exit 3"), 10)
+
+
+def test_only_the_end_of_a_long_complaint_is_kept() -> None:
+    with pytest.raises(NodeError) as e:
+        run(shell("head -c 9000 /dev/zero | tr '\\0' x >&2; echo END >&2; exit 1"), 10)
+    assert str(e.value).endswith("xEND") and len(str(e.value)) < 2300
+
+
+def test_a_program_that_is_killed_is_said_to() -> None:
+    with pytest.raises(NodeError, match="ended by signal 9"):
+        run(shell("kill -9 $$"), 10)
+
+
+def test_a_program_that_is_not_there_is_named() -> None:
+    with pytest.raises(NodeError, match=r"cannot run /no/nvidia-smi -L .*No such file"):
+        run(Command("/no/nvidia-smi", ("-L",)), 10)
+
+
+def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(TimedOut, match=r"still running after 0.3 s and was killed"):
+        run(shell(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), 0.3)
+    assert time.monotonic() - started < 5
+    child = int((tmp_path / "pid").read_text())
+    assert not _runs(child)
+
+
+def test_a_descendant_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> None:
+    started = time.monotonic()
+    script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 60' & wait"
+    with pytest.raises(TimedOut):
+        run(shell(script), 0.3)
+    assert time.monotonic() - started < 5
+    os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_on_the_hosts_own_root_nothing_is_wrapped() -> None:
+    command = in_root("/", "/", "/usr/bin/nvidia-smi", "/usr/lib64", ("-L",))
+    assert command == Command("/usr/bin/nvidia-smi", ("-L",), "/", "/usr/lib64")
+    assert command.argv == ("/usr/bin/nvidia-smi", "-L")
+
+
+def test_the_host_is_entered_where_it_is_mounted() -> None:
+    command = in_root("/host", "/", "/opt/nvidia/bin/nvidia-smi", "/opt/nvidia/lib64", ())
+    assert command.argv == ("chroot", "/host", "/opt/nvidia/bin/nvidia-smi")
+    assert command.library_path == "/opt/nvidia/lib64"
+
+
+def test_a_driver_container_is_entered_as_its_own_root() -> None:
+    root = "/run/nvidia/driver"
+    command = in_root("/host", root, f"{root}/usr/bin/nvidia-smi", f"{root}/usr/lib64", ())
+    assert command.argv == ("chroot", "/host/run/nvidia/driver", "/usr/bin/nvidia-smi")
+    assert command.library_path == "/usr/lib64"
+
+
+def test_the_examples_in_the_docs_hold() -> None:
+    assert doctest.testmod(commands).failed == 0
+
+
+def _runs(pid: int) -> bool:
+    """Whether it is there and no zombie that waits for a reaper."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

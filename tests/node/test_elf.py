@@ -1,0 +1,75 @@
+"""What an ELF library says of itself."""
+
+import platform
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import NodeError
+from dra_driver.node.elf import Elf, read_elf
+from tests.fakes.elf import elf_library
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    return tmp_path / "libcuda.so.580.95.05"
+
+
+def test_the_soname_and_the_machine_are_read(library: Path) -> None:
+    library.write_bytes(elf_library("libcuda.so.1"))
+    assert read_elf(str(library)) == Elf("x86_64", "libcuda.so.1")
+
+
+def test_an_arm_library_is_told_from_an_intel_one(library: Path) -> None:
+    library.write_bytes(elf_library("libcuda.so.1", "aarch64"))
+    assert read_elf(str(library)) == Elf("aarch64", "libcuda.so.1")
+
+
+def test_a_library_may_have_no_soname(library: Path) -> None:
+    library.write_bytes(elf_library(None))
+    assert read_elf(str(library)) == Elf("x86_64", None)
+
+
+def test_a_32_bit_library_is_passed_over(library: Path) -> None:
+    library.write_bytes(elf_library("libcuda.so.1", "i386"))
+    assert read_elf(str(library)) is None
+
+
+def test_the_c_library_of_this_machine_is_read_as_the_linker_does() -> None:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        path = next((line.split()[-1] for line in maps if "/libc.so.6" in line), None)
+    if path is None or platform.machine() not in ("x86_64", "aarch64"):
+        pytest.skip("this Python runs without glibc, or on another machine")
+    assert read_elf(path) == Elf(platform.machine(), "libc.so.6")
+
+
+def test_a_file_that_is_missing_is_named(library: Path) -> None:
+    with pytest.raises(NodeError, match=rf"{library}: No such file"):
+        read_elf(str(library))
+
+
+@given(length=st.integers(0, len(elf_library("libcuda.so.1")) - 1))
+def test_a_library_that_is_cut_off_anywhere_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, length: int
+) -> None:
+    library = tmp_path_factory.getbasetemp() / "cut.so"
+    library.write_bytes(elf_library("libcuda.so.1")[:length])
+    with pytest.raises(NodeError, match=r"not a whole ELF library .* being installed"):
+        read_elf(str(library))
+
+
+@given(at=st.integers(0, 350), byte=st.integers(0, 255))
+def test_a_damaged_library_gives_an_answer_or_a_node_error(
+    tmp_path_factory: pytest.TempPathFactory, at: int, byte: int
+) -> None:
+    library = tmp_path_factory.getbasetemp() / "damaged.so"
+    content = bytearray(elf_library("libcuda.so.1"))
+    content[at % len(content)] = byte
+    library.write_bytes(content)
+    try:
+        found = read_elf(str(library))
+    except NodeError:
+        return
+    assert found is None or found.machine in ("x86_64", "aarch64")

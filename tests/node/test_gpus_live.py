@@ -1,0 +1,140 @@
+"""GPUs come, go, fail, hang and recover while we look."""
+
+import time
+from collections import Counter
+
+import pytest
+
+from dra_driver.model.inventory import Inventory
+from dra_driver.node.gpus import Gpus
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.topology import PciTree
+from tests.fakes.simulated import Node, h100, two_gpus
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path, two_gpus())
+
+
+def names(inventory: Inventory) -> list[str]:
+    return [str(device.name) for device in inventory.devices]
+
+
+def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
+    gpus = node.gpus()
+    assert names(gpus.look()) == ["gpu-0", "gpu-1"]
+    node.document["gpus"].append(h100("9d"))
+    node.write()
+    assert names(gpus.look()) == ["gpu-0", "gpu-1", "gpu-2"]
+    assert gpus.look().devices[2].topology.nvlink_peers == 2
+
+
+def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
+    gpus = node.gpus()
+    before = gpus.look()
+    node.change(gpu=0, present=False)
+    without = gpus.look()
+    assert (names(without), without.withheld) == (["gpu-1"], ())
+    assert without.devices[0].topology.nvlink_clique is None
+    node.change(gpu=0, present=True)
+    assert gpus.look() == before
+
+
+def test_a_gpu_given_to_a_virtual_machine_is_withheld_and_comes_back(node):
+    gpus = node.gpus()
+    before = gpus.look()
+    node.change(gpu=0, driver="vfio-pci")
+    given = gpus.look()
+    assert (names(given), [one.what for one in given.withheld]) == (["gpu-1"], ["GPU 0000:1b:00.0"])
+    node.change(gpu=0, driver="nvidia")
+    assert gpus.look() == before
+
+
+@pytest.mark.parametrize("fault", [{"fails": "GPU_IS_LOST"}, {"mig": True}])
+def test_a_fault_that_passes_leaves_no_trace(node, fault):
+    gpus = node.gpus()
+    before = gpus.look()
+    node.change(gpu=0, **fault)
+    faulty = gpus.look()
+    assert names(faulty) == ["gpu-1"]
+    assert faulty.withheld[0].what == f"GPU 0000:1b:00.0 ({before.devices[0].uuid})"
+    node.change(gpu=0, **{key: {} if key == "fails" else False for key in fault})
+    assert gpus.look() == before
+
+
+def test_a_new_driver_is_told_of_every_gpu(node):
+    gpus = node.gpus()
+    gpus.look()
+    node.change(driver_version="590.48.01", cuda_version="13.1")
+    waiting = gpus.look()
+    assert [one.what for one in waiting.withheld] == ["all GPUs"]
+    assert {str(device.driver_version) for device in gpus.look().devices} == {"590.48.1"}
+
+
+def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_path):
+    node = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
+    gpus = node.gpus()
+    before = gpus.look()
+    node.change(gpu=0, hangs=True)
+    assert names(gpus.look()) == ["gpu-1"]
+    began = time.monotonic()
+    for _ in range(5):
+        (one,) = gpus.look().withheld
+        assert one.what == f"GPU 0000:1b:00.0 ({before.devices[0].uuid})"
+        assert "has not returned since" in one.reason
+    assert time.monotonic() - began < 0.3
+    node.change(gpu=0, hangs=False)
+    give_up = time.monotonic() + 5
+    while (inventory := gpus.look()) != before and time.monotonic() < give_up:
+        time.sleep(0.005)
+    assert inventory == before
+
+
+def test_a_gpu_that_comes_while_another_hangs_is_offered_once_that_recovers(tmp_path):
+    node = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
+    gpus = node.gpus()
+    gpus.look()
+    node.change(gpu=0, hangs=True)
+    gpus.look()
+    node.document["gpus"].append(h100("9d"))
+    node.write()
+    assert names(gpus.look()) == ["gpu-1"]
+    node.change(gpu=0, hangs=False)
+    give_up = time.monotonic() + 5
+    while len((inventory := gpus.look()).devices) < 3 and time.monotonic() < give_up:
+        time.sleep(0.005)
+    assert names(inventory) == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+class Counting:
+    """NVML's functions, and how often each was called."""
+
+    def __init__(self, functions):
+        self.functions = functions
+        self.calls = Counter()
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls[name] += 1
+            return getattr(self.functions, name)(*arguments)
+
+        return call
+
+
+def test_a_routine_look_asks_only_for_what_can_change(node):
+    counting = Counting(node.functions)
+    gpus = Gpus(
+        Nvml(lambda: counting), PciTree(node.root / "sys"), node.root / "dev", lambda minors: None
+    )
+    gpus.look()
+    counting.calls.clear()
+    gpus.look()
+    assert counting.calls == {
+        "nvmlSystemGetDriverVersion": 1,
+        "nvmlSystemGetCudaDriverVersion_v2": 1,
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": 2,
+        "nvmlDeviceGetUUID": 2,
+        "nvmlDeviceGetMigMode": 2,
+    }

@@ -1,0 +1,95 @@
+"""A worker bounds the wait for calls that may never return."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.node.worker import Worker
+
+
+@pytest.fixture
+def worker():
+    worker = Worker("test")
+    yield worker
+    worker.stop()
+
+
+@pytest.fixture
+def stuck(worker):
+    """An event that ends the call in which the worker is stuck, beyond its deadline."""
+    returns = threading.Event()
+    pending = worker.submit("reading a dead GPU", returns.wait, 0.02)
+    with pytest.raises(TimedOut):
+        pending.result()
+    yield returns
+    returns.set()
+
+
+def becomes_idle(worker: Worker) -> bool:
+    give_up = time.monotonic() + 5
+    while not worker.idle and time.monotonic() < give_up:
+        time.sleep(0.001)
+    return worker.idle
+
+
+def test_the_answer_of_a_call_comes_back(worker):
+    assert worker.submit("adding", lambda: 1 + 1, 1.0).result() == 2
+
+
+def test_what_a_call_raises_is_raised_where_its_answer_is_waited_for(worker):
+    def refuse():
+        raise NodeError("no")
+
+    with pytest.raises(NodeError, match=r"^no$"):
+        worker.submit("refusing", refuse, 1.0).result()
+
+
+def test_a_call_that_itself_times_out_is_not_taken_for_an_overdue_one(worker):
+    def refuse():
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        worker.submit("refusing", refuse, 1.0).result()
+
+
+def test_an_overdue_call_is_reported_with_what_was_waited_for_and_how_long(worker):
+    returns = threading.Event()
+    with pytest.raises(TimedOut, match=r"^reading a dead GPU: no answer within 0.02 s$"):
+        worker.submit("reading a dead GPU", returns.wait, 0.02).result()
+    returns.set()
+
+
+def test_while_a_call_is_overdue_the_next_is_refused_at_once(worker, stuck):
+    said = r"^next: an earlier call \(reading a dead GPU\) has not returned since 20..-.*Z$"
+    began = time.monotonic()
+    with pytest.raises(TimedOut, match=said):
+        worker.submit("next", lambda: 1, 60.0)
+    assert time.monotonic() - began < 1
+
+
+def test_a_worker_recovers_by_itself_when_the_overdue_call_returns(worker, stuck):
+    assert not worker.idle
+    stuck.set()
+    assert becomes_idle(worker)
+    assert worker.submit("next", lambda: 1, 1.0).result() == 1
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_not_made_late(worker):
+    returns, made = threading.Event(), []
+    first = worker.submit("slow", returns.wait, 60.0)
+    with pytest.raises(TimedOut):
+        worker.submit("impatient", lambda: made.append(1), 0.01).result()
+    returns.set()
+    first.result()
+    assert becomes_idle(worker)
+    assert made == []
+
+
+def test_calls_are_made_one_after_another_in_the_order_they_came(worker):
+    made: list[int] = []
+    pending = [worker.submit("noting", lambda n=n: made.append(n), 1.0) for n in range(20)]
+    for one in pending:
+        one.result()
+    assert made == list(range(20))

@@ -1,0 +1,297 @@
+"""What a container gets to see: whole CDI specs, and the rules behind them."""
+
+import doctest
+import os
+import platform
+import random
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi import Spec, check, parse_name, to_json
+from cdi.apply import apply_edits
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, ShareId
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
+from dra_driver.node.driver_root import DriverRoot
+from dra_driver.plan import edits
+from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
+from tests.fakes.driver import install, install_extras, install_own_versions, listen
+from tests.fakes.values import gpu
+
+GOLDEN = Path(__file__).parent.parent / "data/golden/cdi"
+CLAIM = ClaimRef("ml", "train", ClaimUid("0b7ef5a2-5a07-4b8c-9b5f-0c7d8f3f0a11"))
+HOOK = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
+
+
+def granted(minor: int, **fields: object) -> Granted:
+    return Granted(gpu(minor), **fields)  # type: ignore[arg-type]
+
+
+def nodes(dev: str = "/dev", gpus: int = 8) -> DeviceFiles:
+    def file(name: str, major: int, minor: int) -> DeviceFile:
+        return DeviceFile(f"{dev}/{name}", f"/dev/{name}", major, minor)
+
+    return DeviceFiles(
+        common=(
+            file("nvidia-modeset", 195, 254),
+            file("nvidia-uvm", 511, 0),
+            file("nvidia-uvm-tools", 511, 1),
+            file("nvidiactl", 195, 255),
+        ),
+        gpus={minor: file(f"nvidia{minor}", 195, minor) for minor in range(gpus)},
+    )
+
+
+@pytest.fixture
+def debian(tmp_path: Path) -> Host:
+    install_own_versions(install(tmp_path))
+    install_extras(tmp_path)
+    listen(tmp_path / "run/nvidia-persistenced/socket").close()
+    return Host(DriverRoot(None, tmp_path).files(), nodes())
+
+
+@pytest.fixture
+def gke(tmp_path: Path) -> Host:
+    install(tmp_path / "home/kubernetes/bin/nvidia", directory="lib64", tools="bin")
+    return Host(DriverRoot(None, tmp_path).files(), nodes())
+
+
+@pytest.fixture
+def container(tmp_path: Path) -> Host:
+    """A driver container on Arm."""
+    root = tmp_path / "run/nvidia/driver"
+    install(root, directory="usr/lib/aarch64-linux-gnu", machine="aarch64")
+    return Host(DriverRoot(None, tmp_path).files(), nodes("/run/nvidia/driver/dev"))
+
+
+def same_as_golden(spec: Spec, name: str) -> None:
+    file = GOLDEN / name
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(to_json(spec))
+    assert to_json(spec) == file.read_text()
+
+
+def test_one_gpu_of_a_debian_host(debian: Host) -> None:
+    same_as_golden(claim_spec(CLAIM, [granted(0)], debian), "one-gpu.json")
+
+
+def test_eight_gpus_of_a_driver_container(container: Host) -> None:
+    eight = [granted(minor) for minor in range(8)]
+    same_as_golden(claim_spec(CLAIM, eight, container), "eight-gpus-driver-container.json")
+
+
+def test_one_gpu_on_gke(gke: Host) -> None:
+    same_as_golden(claim_spec(CLAIM, [granted(3)], gke), "gke.json")
+
+
+def test_one_gpu_with_nvidias_hook(debian: Host) -> None:
+    spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
+    same_as_golden(spec, "hook.json")
+
+
+def test_shares_of_one_gpu(debian: Host) -> None:
+    consumed = (("memory", "20Gi"), ("cores", "25"))
+    shares = [granted(0, share=ShareId(f"share-{n}"), consumed=consumed) for n in (1, 2)]
+    same_as_golden(claim_spec(CLAIM, shares, debian), "two-shares.json")
+
+
+def test_the_id_is_the_one_that_nvidias_driver_gives() -> None:
+    assert device_id(CLAIM.uid, DeviceName("gpu-0")) == (
+        f"k8s.gpu.nvidia.com/claim={CLAIM.uid}-gpu-0"
+    )
+    share = ShareId("5a07")
+    assert device_id(CLAIM.uid, DeviceName("gpu-0"), share, "gpu.example.org") == (
+        f"k8s.gpu.example.org/claim={CLAIM.uid}-gpu-0-5a07"
+    )
+
+
+@given(
+    picked=st.lists(
+        st.tuples(st.integers(0, 7), st.sampled_from([None, "a", "b"])), min_size=1, unique=True
+    ),
+    shuffle=st.randoms(),
+    hook=st.sampled_from([None, HOOK]),
+)
+def test_every_spec_is_legal_has_the_answered_ids_and_does_not_depend_on_order(
+    picked: list[tuple[int, str | None]], shuffle: random.Random, hook: str | None
+) -> None:
+    host = Host(_DRIVER, nodes(), hook)
+    wanted = [granted(m, share=ShareId(share) if share else None) for m, share in picked]
+    spec = claim_spec(CLAIM, wanted, host)
+    check(spec)
+    ids = {device_id(CLAIM.uid, one.gpu.name, one.share) for one in wanted}
+    assert {f"{spec.kind}={device.name}" for device in spec.devices} == ids
+    assert all(str(parse_name(name)) == name for name in ids)
+    libraries = list(_DRIVER.libraries)
+    shuffle.shuffle(wanted)
+    shuffle.shuffle(libraries)
+    again = replace(host, driver=replace(_DRIVER, libraries=tuple(sorted(libraries))))
+    assert to_json(claim_spec(CLAIM, wanted, again)) == to_json(spec)
+
+
+def test_the_order_of_directories_does_not_matter(tmp_path: Path) -> None:
+    """Installed in another order, a directory lists its files in another order."""
+    specs = []
+    for side, turn in (("one", 1), ("other", -1)):
+        names = [("libcuda", "libcuda.so.1"), *_OTHERS][::turn]
+        install(tmp_path / side, names=names)
+        driver = DriverRoot("/", tmp_path / side).files()
+        specs.append(claim_spec(CLAIM, [granted(0)], Host(driver, nodes())))
+    assert specs[0] == specs[1]
+
+
+def test_a_claim_that_holds_and_watches_one_gpu_names_it_once(debian: Host) -> None:
+    (device,) = claim_spec(CLAIM, [granted(0), granted(0)], debian).devices
+    assert device.name == f"{CLAIM.uid}-gpu-0"
+
+
+def test_a_container_does_not_learn_of_gpus_it_does_not_get(debian: Host) -> None:
+    spec = claim_spec(CLAIM, [granted(0), granted(1)], debian)
+    given = spec.container_edits + spec.devices[0].container_edits
+    text = repr(given)
+    assert gpu(0).uuid in text
+    assert gpu(1).uuid not in text and "nvidia1" not in text and "DEVICE_1" not in text
+
+
+def test_a_container_with_two_claims_learns_of_both(debian: Host) -> None:
+    other = ClaimRef("ml", "more", ClaimUid("1c7ef5a2"))
+    config: dict[str, object] = {}
+    for claim, minor in ((CLAIM, 0), (other, 1)):
+        spec = claim_spec(claim, [granted(minor)], debian)
+        for part in (spec.container_edits, spec.devices[0].container_edits):
+            config = apply_edits(config, replace(part, device_nodes=()))
+    env = config["process"]["env"]  # type: ignore[index]
+    assert {"GPU_DEVICE_0_CLAIM=ml/train", "GPU_DEVICE_1_CLAIM=ml/more"} <= set(env)
+    destinations = [mount["destination"] for mount in config["mounts"]]  # type: ignore[attr-defined]
+    assert len(destinations) == len(set(destinations))
+
+
+def test_nothing_runs_for_a_container_to_start(debian: Host) -> None:
+    assert all(part.hooks == () for part in claim_spec(CLAIM, [granted(0)], debian).all_edits)
+
+
+def test_hooks_stand_beside_the_devices(debian: Host) -> None:
+    """A kubelet may name a device twice, and would run a device's hooks twice."""
+    spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
+    assert [hook.args[1] for hook in spec.container_edits.hooks] == [
+        "create-symlinks",
+        "enable-cuda-compat",
+        "update-ldcache",
+        "disable-device-node-modification",
+    ]
+    assert all(device.container_edits.hooks == () for device in spec.devices)
+
+
+def test_everything_of_the_driver_is_read_only(debian: Host) -> None:
+    mounts = claim_spec(CLAIM, [granted(0)], debian).container_edits.mounts
+    assert mounts
+    assert all({"ro", "nosuid", "nodev", "rbind"} <= set(mount.options) for mount in mounts)
+
+
+def test_no_path_is_mounted_twice(debian: Host) -> None:
+    paths = [
+        m.container_path for m in claim_spec(CLAIM, [granted(0)], debian).container_edits.mounts
+    ]
+    assert len(paths) == len(set(paths))
+
+
+def test_programs_find_the_libraries_by_each_name_they_ask_for(debian: Host) -> None:
+    spec = claim_spec(CLAIM, [granted(0)], debian)
+    for directory in ("/usr/lib/x86_64-linux-gnu/", "/usr/lib64/"):
+        names = {
+            m.container_path.removeprefix(directory)
+            for m in spec.container_edits.mounts
+            if m.container_path.startswith(directory)
+        }
+        assert {
+            "libcuda.so",  # dlopen of many programs, -lcuda
+            "libcuda.so.1",
+            "libnvidia-ml.so.1",
+            "libnvidia-ptxjitcompiler.so.1",
+            "libnvidia-gpucomp.so.580.95.05",  # the soname has the version
+            "libnvidia-nvvm.so.4",
+            "libnvidia-nvvm70.so.4",
+            "libGLX_indirect.so.0",
+        } <= names
+        assert "libcuda.so.580.95.05" not in names  # nothing asks for the file's own name
+
+
+def test_a_name_that_programs_load_is_there_even_if_the_host_lacks_the_link() -> None:
+    driver = replace(
+        _DRIVER, libraries=(Library("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),)
+    )
+    mounts = claim_spec(CLAIM, [granted(0)], Host(driver, nodes())).container_edits.mounts
+    assert "/usr/lib64/libcuda.so" in {mount.container_path for mount in mounts}
+
+
+def test_triton_is_told_where_libcuda_is(debian: Host, container: Host) -> None:
+    """It looks into the cache, which is not touched."""
+    for host, machine in ((debian, "x86_64"), (container, "aarch64")):
+        edits = claim_spec(CLAIM, [granted(0)], host).container_edits
+        (told,) = (e for e in edits.env if e.startswith("TRITON_LIBCUDA_PATH="))
+        directory = told.partition("=")[2]
+        assert directory == f"/usr/lib/{machine}-linux-gnu"
+        found = {mount.container_path for mount in edits.mounts}
+        assert {f"{directory}/libcuda.so", f"{directory}/libcuda.so.1"} <= found
+
+
+def test_the_loader_of_this_system_searches_one_of_the_directories_by_itself() -> None:
+    """What the plan without hooks rests on, asked of a real glibc."""
+    loader = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
+    program = loader.get(platform.machine(), "")
+    if not Path(program).exists():
+        pytest.skip("no glibc here")
+    said = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=10).stdout
+    searched = {
+        os.path.realpath(match)
+        for match in re.findall(r"^\s+(/\S+) \(system search path\)$", said, re.MULTILINE)
+    }
+    if not searched:
+        pytest.skip("a glibc before 2.33 does not tell what it searches")
+    ours = {f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64"}
+    assert searched & {os.path.realpath(directory) for directory in ours}
+
+
+def test_device_files_of_a_driver_container_stand_where_programs_look(container: Host) -> None:
+    spec = claim_spec(CLAIM, [granted(2)], container)
+    (node,) = spec.devices[0].container_edits.device_nodes
+    assert (node.path, node.host_path) == ("/dev/nvidia2", "/run/nvidia/driver/dev/nvidia2")
+
+
+def test_what_a_share_may_use_is_told() -> None:
+    one = Granted(
+        gpu(1, uuid=GpuUuid("GPU-1")), ShareId("s"), (("memory", "20Gi"), ("a.b/c-d", "1"))
+    )
+    spec = claim_spec(CLAIM, [one], Host(_DRIVER, nodes()))
+    assert spec.devices[0].container_edits.env == (
+        "GPU_DEVICE_1_UUID=GPU-1",
+        "GPU_DEVICE_1_CLAIM=ml/train",
+        "GPU_DEVICE_1_C_D=1",
+        "GPU_DEVICE_1_MEMORY=20Gi",
+    )
+
+
+def test_the_examples_in_the_docs_hold() -> None:
+    assert doctest.testmod(edits).failed == 0
+
+
+_OTHERS = (
+    ("libnvidia-ml", "libnvidia-ml.so.1"),
+    ("libnvidia-nvvm", "libnvidia-nvvm.so.4"),
+    ("libnvidia-ptxjitcompiler", "libnvidia-ptxjitcompiler.so.1"),
+)
+_DRIVER = DriverFiles(
+    version="580.95.05",
+    root="/",
+    machine="x86_64",
+    lib_dir="/usr/lib64",
+    libraries=tuple(
+        sorted(Library(f"/usr/lib64/{stem}.so.580.95.05", soname) for stem, soname in _OTHERS)
+    ),
+)
