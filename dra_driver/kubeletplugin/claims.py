@@ -87,7 +87,7 @@ def read_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim
     uid = document.get("metadata", {}).get("uid")
     if uid != ref.uid:
         raise ClaimError(
-            f"claim {ref} got replaced: the kubelet asks for UID {ref.uid}, the API server has {uid}; "
+            f"claim {ref} got replaced: UID {ref.uid} was asked for, the API server has {uid}; "
             "the pod that used the old claim has to go first"
         )
     allocation = (document.get("status") or {}).get("allocation")

@@ -1,0 +1,105 @@
+"""``dra-driver``: reads the settings, picks the command, ends with its exit code."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from dra_driver import logs
+from dra_driver.errors import DriverError, SettingsError
+from dra_driver.settings import DevicesSettings, NodeSettings, PluginSettings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. 0: done; 1: it failed; 2: it was asked wrongly."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except SettingsError as e:
+        print(f"dra-driver: {e}", file=sys.stderr)
+        return 2
+    except DriverError as e:
+        print(f"dra-driver: {e}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dra-driver",
+        description="Dynamic Resource Allocation driver for NVIDIA GPUs.",
+        epilog="Every flag can also be given as the environment variable named in its help.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    plugin = commands.add_parser(
+        "kubelet-plugin", help="serve this node: publish its GPUs, prepare claims"
+    )
+    PluginSettings.add_flags(plugin)
+    plugin.set_defaults(command=_kubelet_plugin)
+
+    devices = commands.add_parser("devices", help="print what this node would publish")
+    DevicesSettings.add_flags(devices)
+    _add_output(devices, "table", "json", "yaml")
+    devices.set_defaults(command=_devices)
+
+    claims = commands.add_parser(
+        "claims", help="print which claims hold which devices of this node"
+    )
+    NodeSettings.add_flags(claims)
+    _add_output(claims, "table", "json")
+    claims.set_defaults(command=_claims)
+
+    doctor = commands.add_parser("doctor", help="check this node and say what to do")
+    PluginSettings.add_flags(doctor)
+    doctor.set_defaults(command=_doctor)
+    return parser
+
+
+def _add_output(parser: argparse.ArgumentParser, *forms: str) -> None:
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=forms,
+        default=forms[0],
+        help=f"how to print it (default {forms[0]})",
+    )
+
+
+# Each command imports what it needs when it is called: `dra-driver claims` answers at once.
+
+
+def _kubelet_plugin(arguments: argparse.Namespace) -> int:
+    from dra_driver.plugin.run import run
+
+    settings = PluginSettings.read(arguments)
+    logs.set_up(settings.log_level, settings.log_format)
+    return run(settings)
+
+
+def _devices(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.devices import devices
+
+    settings = DevicesSettings.read(arguments)
+    logs.set_up("warning", settings.log_format)
+    print(devices(settings, arguments.output))
+    return 0
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.claims import claims
+
+    print(claims(NodeSettings.read(arguments), arguments.output))
+    return 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from dra_driver.cli.doctor import doctor
+
+    settings = PluginSettings.read(arguments)
+    logs.set_up("error", settings.log_format)
+    return doctor(settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,288 @@
+"""The one door to the API server: JSON documents in and out, errors in our words, reads retried.
+
+Documents are plain dicts, never typed models: those lag behind the API and lose the fields they do
+not know. Of the official client we use what it is best at, kubeconfig, TLS and proxies; the
+connection pool that it sets up carries our requests.
+"""
+
+import contextlib
+import json
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import kubernetes.client.rest
+import kubernetes.config
+import tenacity
+import urllib3
+
+from dra_driver.cluster.access import Access
+from dra_driver.cluster.refusals import Request, describe, refusal
+from dra_driver.cluster.watch import Watch
+from dra_driver.errors import Forbidden, SettingsError, Unreachable
+
+Document = dict[str, Any]
+Query = Mapping[str, str]
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+
+_NO_QUERY: Query = {}
+_PAGE = "500"  # objects per answer, as client-go's reflectors ask for
+_CONNECTIONS = 4  # kept open between requests; more are opened where needed
+_TRIES = 3
+_BACKOFF = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long one try of a request may take, in seconds."""
+
+    connect: float = 3.0
+    read: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    method: str
+    path: str
+    query: Query
+    timeout: Timeouts
+    body: Document | None = None
+    content_type: str = "application/json"
+    watch: bool = False
+
+    @property
+    def request(self) -> Request:
+        return describe(self.method, self.path, self.watch)
+
+
+class _AskedToWait(Unreachable):
+    """429 or 503 that says how long to wait."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
+class ApiServer:
+    """A connection to one API server, for use by many threads.
+
+    Every method raises ``dra_driver.errors``: NotFound, Conflict, Gone, Forbidden, Refused or
+    Unreachable. Reads are tried up to three times within their deadline while the API server is
+    Unreachable; writes are tried once: only their caller knows whether they may be repeated.
+    """
+
+    def __init__(
+        self, access: Access, timeouts: Timeouts | None = None, user_agent: str = "dra-driver"
+    ) -> None:
+        """Connects at the first request. SettingsError: what *access* says cannot be used."""
+        self._timeouts = timeouts or Timeouts()
+        self._access = access
+        self._configuration = _configuration(access)
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        self._pool = kubernetes.client.rest.RESTClientObject(self._configuration).pool_manager
+        self._lock = threading.Lock()
+        self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
+        self._closed = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where the API server is."""
+        return str(self._configuration.host)
+
+    def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
+        """The document at *path*."""
+        call = _Call("GET", path, query, self._timeouts)
+        give_up_at = time.monotonic() + deadline_seconds
+        attempts = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Unreachable),
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_before_delay(deadline_seconds),
+            wait=_wait,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return attempts(lambda: self._document(_until(give_up_at, call)))
+
+    def pages(
+        self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0
+    ) -> Iterator[Document]:
+        """The list at *path*, 500 objects a page, each within the deadline. Gone: start again."""
+        query = {"limit": _PAGE, **query}
+        while True:
+            page = self.get(path, query, deadline_seconds)
+            yield page
+            following = page.get("metadata", {}).get("continue")
+            if not following:
+                return
+            query = {**query, "continue": following}
+
+    def list(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
+        """All of the list at *path*; its ``metadata.resourceVersion`` is where to watch from."""
+        pages = tuple(self.pages(path, query, deadline_seconds))
+        return {**pages[-1], "items": [item for page in pages for item in page.get("items") or ()]}
+
+    def create(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
+        """Create *document* in the collection at *path*: what the API server made of it."""
+        return self._document(_Call("POST", path, query, self._timeouts, document))
+
+    def update(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
+        """Replace the object at *path*. Conflict: its ``resourceVersion`` is not the newest."""
+        return self._document(_Call("PUT", path, query, self._timeouts, document))
+
+    def patch(
+        self,
+        path: str,
+        patch: Document,
+        query: Query = _NO_QUERY,
+        content_type: str = MERGE_PATCH,
+    ) -> Document:
+        """Change the object at *path* by *patch*."""
+        return self._document(_Call("PATCH", path, query, self._timeouts, patch, content_type))
+
+    def delete(self, path: str, uid: str = "", resource_version: str = "") -> None:
+        """Delete the object at *path*. Conflict: it is another one, or changed, than was meant."""
+        meant = {"uid": uid, "resourceVersion": resource_version}
+        options: Document = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {key: value for key, value in meant.items() if value},
+        }
+        self._document(_Call("DELETE", path, _NO_QUERY, self._timeouts, options))
+
+    def watch(self, path: str, query: Query, seconds: int) -> Watch:
+        """What happens to the collection at *path*, since *query*'s ``resourceVersion``.
+
+        It ends after *seconds*. Opening it raises like a read, but is tried once.
+        """
+        query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
+        # The server ends the watch; the read timeout notices a connection that died in silence.
+        timeout = replace(self._timeouts, read=seconds + self._timeouts.read)
+        call = _Call("GET", path, query, timeout, watch=True)
+        response = self._exchange(call)
+        chunks = _chunks(call.request, self.url, response)
+        watch = Watch(call.request, chunks, response.shutdown, response.close)
+        with self._lock:
+            self._watches.add(watch)
+        if self._closed.is_set():
+            watch.close()
+        return watch
+
+    def close(self) -> None:
+        """End all watches at once and refuse further requests; one under way ends by itself."""
+        self._closed.set()
+        with self._lock:
+            watches = tuple(self._watches)
+        for watch in watches:
+            watch.close()
+        self._pool.clear()
+
+    def _sleep(self, seconds: float) -> None:
+        self._closed.wait(seconds)
+
+    def _document(self, call: _Call) -> Document:
+        response = self._exchange(call)
+        try:
+            document = json.loads(response.data)
+        except ValueError as e:
+            raise Unreachable(f"{call.request}: {self.url} did not answer with JSON: {e}") from e
+        if not isinstance(document, dict):
+            raise Unreachable(f"{call.request}: {self.url} did not answer with a JSON object")
+        return document
+
+    def _exchange(self, call: _Call) -> urllib3.BaseHTTPResponse:
+        """One try: the answer if it is a success, otherwise the error that it is."""
+        request = call.request
+        if self._closed.is_set():
+            raise Unreachable(
+                f"{request}: not sent, because the connection to {self.url} was closed"
+            )
+        headers = self._headers | self._authorization(request)
+        with _network_errors(request, self.url):
+            response: urllib3.BaseHTTPResponse = self._pool.request(
+                call.method,
+                self.url
+                + call.path
+                + ("?" + urllib.parse.urlencode(call.query) if call.query else ""),
+                body=None if call.body is None else json.dumps(call.body),
+                headers=headers
+                if call.body is None
+                else headers | {"Content-Type": call.content_type},
+                timeout=urllib3.Timeout(connect=call.timeout.connect, read=call.timeout.read),
+                preload_content=not call.watch,
+                retries=False,
+                redirect=False,
+            )
+            if 200 <= response.status < 300:
+                return response
+            body = response.data
+        error = refusal(request, response.status, body)
+        wait = response.headers.get("Retry-After", "")
+        if isinstance(error, Unreachable) and wait.isdigit():
+            raise _AskedToWait(str(error), float(wait))
+        raise error
+
+    def _authorization(self, request: Request) -> dict[str, str]:
+        """The token as it stands now: the kubelet replaces a pod's token long before it expires."""
+        if self._access.token_file is None:
+            token = self._access.token
+            return {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            return {"Authorization": f"Bearer {self._access.token_file.read_text().strip()}"}
+        except OSError as e:
+            raise Forbidden(
+                f"{request}: the token file {self._access.token_file} cannot be read: {e}"
+            ) from e
+
+
+def _chunks(request: Request, url: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """What arrives of a streamed answer, as it arrives."""
+    with _network_errors(request, url):
+        yield from response.stream(65536)
+
+
+def _configuration(access: Access) -> kubernetes.client.Configuration:
+    configuration = kubernetes.client.Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    try:
+        kubernetes.config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+            access.config, client_configuration=configuration, persist_config=False
+        )
+    except (kubernetes.config.ConfigException, ValueError, OSError) as e:
+        raise SettingsError(f"the access to the API server cannot be set up: {e}") from e
+    return configuration
+
+
+def _until(give_up_at: float, call: _Call) -> _Call:
+    """*call* with timeouts that end by *give_up_at* (monotonic)."""
+    left = max(0.1, give_up_at - time.monotonic())
+    timeout = Timeouts(min(call.timeout.connect, left), min(call.timeout.read, left))
+    return replace(call, timeout=timeout)
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    error = state.outcome.exception() if state.outcome else None
+    return error.seconds if isinstance(error, _AskedToWait) else _BACKOFF(state)
+
+
+@contextlib.contextmanager
+def _network_errors(request: Request, url: str) -> Iterator[None]:
+    try:
+        yield
+    except urllib3.exceptions.NewConnectionError as e:  # a ConnectTimeoutError by its class
+        raise Unreachable(f"{request}: {url} cannot be reached: {e.__cause__ or e}") from e
+    except urllib3.exceptions.ConnectTimeoutError as e:
+        raise Unreachable(f"{request}: {url} did not take the connection in time") from e
+    except urllib3.exceptions.TimeoutError as e:
+        raise Unreachable(f"{request}: {url} did not answer in time") from e
+    except urllib3.exceptions.SSLError as e:
+        raise Unreachable(
+            f"{request}: no trusted connection to {url}: {e}; "
+            "check the CA in the kubeconfig or service account"
+        ) from e
+    except (urllib3.exceptions.HTTPError, OSError) as e:
+        raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e

@@ -1,0 +1,52 @@
+"""Claims, read live from the API server: a copy kept here might be older than the allocation."""
+
+from dra_driver.errors import ClaimError, NotFound
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, read_claim
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+
+
+class ClaimReader:
+    """Reads what claims say to one driver. All methods raise ClusterError where they cannot."""
+
+    def __init__(self, resources: ResourceApi, driver: str, pool: str) -> None:
+        """*pool*: the name of this node's pool."""
+        self._resources = resources
+        self._driver = driver
+        self._pool = pool
+
+    def read(self, ref: ClaimRef) -> Claim:
+        """The claim that *ref* means.
+
+        ClaimError: it does not exist, got replaced, is not allocated, or nothing in it is ours.
+        """
+        try:
+            document = self._resources.claim(ref.namespace, ref.name)
+        except NotFound as e:
+            raise ClaimError(
+                f"claim {ref} (UID {ref.uid}) does not exist any more: "
+                "the pod that used it has to go or be created again"
+            ) from e
+        return read_claim(document, ref, self._driver)
+
+    def exists(self, ref: ClaimRef) -> bool:
+        """Whether that very claim still holds devices of this node.
+
+        False is sure: it is gone, replaced, deallocated, or allocated elsewhere. Where it cannot
+        be known a ClusterError says why; nothing may be taken from the claim's pod then.
+        """
+        try:
+            claim = self.read(ref)
+        except ClaimError:
+            return False
+        return any(allocation.pool == self._pool for allocation in claim.allocations)
+
+    def find_by_uid(self, uid: ClaimUid) -> Claim | None:
+        """The claim with *uid*, looked for among all claims of the cluster; None: there is none.
+
+        For a record whose name is lost. ClaimError: it is there, but holds nothing of ours.
+        """
+        document = self._resources.claim_with_uid(uid)
+        if document is None:
+            return None
+        found = document["metadata"]
+        return read_claim(document, ClaimRef(found["namespace"], found["name"], uid), self._driver)

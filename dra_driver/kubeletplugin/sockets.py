@@ -1,0 +1,166 @@
+"""Where a plugin's two sockets lie, and how they come and go without hurting another process.
+
+gRPC unlinks whatever lies at a socket's path when it binds, and unlinks the path again when it
+stops, whoever's socket lies there by then. So it never gets to know the real path: it binds a
+hidden name beside it (the kubelet ignores names that begin with a dot), and once it serves, that
+file is linked to the real name, which fails where another process was faster. A socket thus
+appears only when somebody answers behind it, and only its owner removes it.
+"""
+
+import base64
+import hashlib
+import logging
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_driver.errors import NodeError, SettingsError
+
+log = logging.getLogger(__name__)
+
+MAX_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108 with the closing NUL: unix(7)
+
+
+@dataclass(frozen=True, slots=True)
+class SocketPaths:
+    """The two sockets of one plugin process."""
+
+    driver: str
+    service: Path  # DRA calls; the endpoint that GetInfo names
+    registration: Path  # in the registry that the kubelet watches
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFile:
+    """A socket file as we made it: another file under the same name is not ours."""
+
+    path: Path
+    device: int
+    inode: int
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to this very socket."""
+        return _identity(self.path) == (self.device, self.inode)
+
+    def remove(self) -> None:
+        """Remove it, unless it is gone or another's by now."""
+        if self.in_place():
+            self.path.unlink(missing_ok=True)
+
+
+def socket_paths(
+    driver: str, data: Path, registry: Path, pod_uid: str | None = None
+) -> SocketPaths:
+    """Where the sockets of *driver* lie; with *pod_uid* (rolling update), those of this pod.
+
+    A name too long for a socket is shortened by hash, the registration's as Kubernetes' Go helper
+    does. SettingsError: even that does not fit, or a directory is relative (the kubelet dials the
+    path we name).
+    """
+    if pod_uid is None:
+        return SocketPaths(
+            driver, _fitting(data, "dra.sock"), _fitting(registry, f"{driver}-reg.sock")
+        )
+    short, shortest = _digest(pod_uid, 8), _digest(f"{driver}\0{pod_uid}", 16)
+    return SocketPaths(
+        driver,
+        service=_fitting(data, f"dra-{pod_uid}.sock", f"dra-{short}.sock"),
+        registration=_fitting(
+            registry,
+            f"{driver}-{pod_uid}-reg.sock",
+            f"{driver}-{short}-reg.sock",
+            f"dra-{shortest}-reg.sock",
+        ),
+    )
+
+
+def _fitting(directory: Path, *names: str) -> Path:
+    """The first of *names* that makes a path short enough in *directory*."""
+    if not directory.is_absolute():
+        raise SettingsError(f"{directory} is relative: give the absolute path the kubelet knows")
+    for name in names:
+        if len(os.fsencode(directory / name)) <= MAX_PATH_BYTES:
+            return directory / name
+    room = MAX_PATH_BYTES - min(len(os.fsencode(name)) for name in names) - 1
+    raise SettingsError(
+        f"no socket fits into {directory}: the path has {len(os.fsencode(directory))} bytes, "
+        f"at most {room} leave room for a socket's name; use a shorter kubelet directory"
+    )
+
+
+def _digest(text: str, length: int) -> str:
+    """*length* bytes of SHA-256 in base64 for file names, unpadded (as in the Go helper)."""
+    return (
+        base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:length])
+        .decode()
+        .rstrip("=")
+    )
+
+
+def hidden_name(path: Path) -> Path:
+    """A new hidden name beside *path* for gRPC to bind, no longer than "dra.sock"."""
+    return path.with_name(f".{secrets.token_hex(4)[:7]}")
+
+
+def make_directory(directory: Path, mode: int) -> None:
+    """Make *directory* with *mode* if it is missing; one that exists is left as it is."""
+    try:
+        directory.mkdir(mode=mode, parents=True, exist_ok=True)
+    except OSError as error:
+        raise NodeError(f"cannot make the directory {directory} for a socket: {error}") from error
+
+
+def reveal(hidden: Path, path: Path) -> SocketFile | None:
+    """Give the served socket *hidden* its real name *path*; None: a live process answers there.
+
+    A stale socket or a file in the way is removed. SettingsError: a directory is in the way.
+    """
+    while True:
+        try:
+            os.link(hidden, path)
+            break
+        except FileExistsError:
+            if not _clear(path):
+                return None
+        except OSError as error:
+            raise NodeError(f"cannot create the socket {path}: {error}") from error
+    hidden.unlink(missing_ok=True)
+    device, inode = _identity(path) or (0, 0)
+    return SocketFile(path, device, inode)
+
+
+def _clear(path: Path) -> bool:
+    """Remove what lies at *path* if nobody alive answers there; whether the path is free now."""
+    if path.is_dir() and not path.is_symlink():
+        raise SettingsError(f"{path} is a directory, but a socket has to be there: remove it")
+    found = _identity(path)
+    if _answers(path):
+        return False
+    if _identity(path) == found:  # not yet replaced by somebody who just started
+        log.warning("removed what another process left", extra={"path": str(path)})
+        path.unlink(missing_ok=True)
+    return True
+
+
+def _answers(path: Path) -> bool:
+    """Whether a live process listens on the socket *path*."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(os.fspath(path))
+        except BlockingIOError:  # its queue is full: somebody is there, and busy
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None

@@ -1,0 +1,51 @@
+"""Is this process alive, is it ready: questions to the parts that the answer depends on."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.plugin import Plugin
+from dra_driver.kubeletplugin.publisher import Publisher
+from dra_driver.plugin.http import Checks
+from dra_driver.plugin.rounds import Watcher
+
+
+def live_checks(plugin: Plugin) -> Checks:
+    """Alive: the kubelet can reach us through our sockets. Where not, a new process can mend it."""
+    return {"sockets": _sockets(plugin)}
+
+
+def ready_checks(plugin: Plugin, publisher: Publisher, watcher: Watcher, cdi_dir: Path) -> Checks:
+    """Ready: a pod with a claim could start here now."""
+    return {
+        "sockets": _sockets(plugin),
+        "registration": lambda: None if plugin.registered else "the kubelet has not accepted us",
+        "slices": lambda: _slices(publisher),
+        "gpus": lambda: watcher.error,
+        "cdi": lambda: _writable(cdi_dir),
+    }
+
+
+def _sockets(plugin: Plugin) -> Callable[[], str | None]:
+    def check() -> str | None:
+        try:
+            plugin.check()
+        except NodeError as e:
+            return str(e)
+        return None
+
+    return check
+
+
+def _slices(publisher: Publisher) -> str | None:
+    status = publisher.status()
+    if status.published or status.standby:
+        return None
+    return status.error or "not published yet"
+
+
+def _writable(directory: Path) -> str | None:
+    if not directory.exists():
+        return None  # it is made with the first claim
+    return None if os.access(directory, os.W_OK) else f"{directory} cannot be written"

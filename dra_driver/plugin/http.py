@@ -1,0 +1,95 @@
+"""``/metrics``, ``/livez`` and ``/readyz``: what Prometheus and the kubelet's probes ask."""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from dra_driver.errors import SettingsError
+
+log = logging.getLogger(__name__)
+
+Checks = Mapping[str, Callable[[], str | None]]
+"""By name, a question that answers with what is wrong, or None."""
+
+
+class HttpServer:
+    """Serves until ``stop``. *address* is ``host:port``; an empty host means every interface."""
+
+    def __init__(
+        self, address: str, registry: CollectorRegistry, live: Checks, ready: Checks
+    ) -> None:
+        host, separator, port = address.rpartition(":")
+        if not separator or not port.isdigit():
+            raise SettingsError(
+                f"--http-address {address!r}: write host:port, for example 127.0.0.1:8080"
+            )
+        try:
+            self._host = host.strip("[]")
+            self._server = ThreadingHTTPServer(
+                (self._host, int(port)), _handler(registry, live, ready)
+            )
+        except OSError as e:
+            raise SettingsError(f"--http-address {address!r} cannot be served: {e.strerror}") from e
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(3600.0,), name="http", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        asked = threading.Thread(target=self._server.shutdown, daemon=True)
+        asked.start()
+        with suppress(OSError):  # the server looks for the end only when something happens
+            socket.create_connection((self._host, self.port), timeout=1).close()
+        asked.join(2)
+        self._server.server_close()
+
+
+def _handler(
+    registry: CollectorRegistry, live: Checks, ready: Checks
+) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+            elif self.path in ("/livez", "/healthz"):
+                self._check(live)
+            elif self.path == "/readyz":
+                self._check(ready)
+            else:
+                self._answer(404, b"try /metrics, /livez or /readyz\n")
+
+        def _check(self, checks: Checks) -> None:
+            found = {name: check() for name, check in checks.items()}
+            lines = [
+                f"[{'-' if wrong else '+'}] {name}: {wrong or 'ok'}\n"
+                for name, wrong in found.items()
+            ]
+            self._answer(503 if any(found.values()) else 200, "".join(lines).encode())
+
+        def _answer(
+            self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8"
+        ) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            log.debug(format, *args)
+
+    return Handler

@@ -1,0 +1,154 @@
+"""Every path, port and choice of a process: from flags, else the environment, else a default.
+
+A field is a flag (``--node-name``) and an environment variable (``NODE_NAME``); its description is
+the help text. Read once, in ``__main__``; nothing below asks the environment.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic.fields import FieldInfo
+
+from api.names import DRIVER
+from dra_driver.errors import SettingsError
+from dra_driver.node.machine import Place
+
+_DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def add_flags(cls, parser: argparse.ArgumentParser) -> None:
+        """One flag per field, with its variable and its default in the help."""
+        for name, field in cls.model_fields.items():
+            shown = (
+                ""
+                if field.is_required() or field.default in (None, "")
+                else f", default {field.default}"
+            )
+            parser.add_argument(
+                f"--{name.replace('_', '-')}",
+                dest=name,
+                metavar=_metavar(name, field),
+                help=f"{field.description} (${name.upper()}{shown})",
+            )
+
+    @classmethod
+    def read(
+        cls, arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
+    ) -> Self:
+        """The settings, or a SettingsError that names every flag that is wrong."""
+        given = {name: _given(name, arguments, environment) for name in cls.model_fields}
+        try:
+            return cls.model_validate(
+                {name: value for name, value in given.items() if value is not None}
+            )
+        except pydantic.ValidationError as e:
+            raise SettingsError("; ".join(_problem(error) for error in e.errors())) from e
+
+
+class NodeSettings(_Settings):
+    """Where this node keeps things, for every command that looks at it."""
+
+    driver_name: DriverName = Field(DRIVER, description="the name of the driver")
+    driver_root: str = Field(
+        "",
+        description="where the NVIDIA driver is installed, as a path of the host; "
+        "empty: the first complete one of /run/nvidia/driver, /, /home/kubernetes/bin/nvidia, "
+        "/usr/local/nvidia",
+    )
+    host_root: Path = Field(Path("/"), description="where this process sees the host's /")
+    nvidia_cdi_hook: str = Field(
+        "", description="nvidia-cdi-hook on the host; empty: containers are edited without hooks"
+    )
+    cdi_dir: Path = Field(
+        Path("/var/run/cdi"), description="where the container runtime reads CDI specs"
+    )
+    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root directory")
+    state_dir: Path | None = Field(
+        None,
+        description="what outlives a restart; default <kubelet dir>/plugins/<driver name>/state",
+    )
+    sim: str = Field(
+        "",
+        description="simulate GPUs: a bundled node (h100x8, …), or a file that describes one",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="how much to log"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="how to log")
+
+    @property
+    def place(self) -> Place:
+        """Where the GPUs are looked for."""
+        return Place(self.driver_root or None, self.host_root, self.sim)
+
+    @property
+    def plugin_dir(self) -> Path:
+        """Our own directory below the kubelet's: sockets, locks, state."""
+        return self.kubelet_dir / "plugins" / self.driver_name
+
+    @property
+    def state(self) -> Path:
+        return self.state_dir or self.plugin_dir / "state"
+
+    @property
+    def ledger_dir(self) -> Path:
+        return self.state / "claims"
+
+
+class DevicesSettings(NodeSettings):
+    """What `dra-driver devices` needs beyond the node: whose slices it prints."""
+
+    node_name: str = Field(
+        default_factory=lambda: os.uname().nodename,
+        description="default: this machine's name",
+    )
+
+
+class PluginSettings(NodeSettings):
+    """The kubelet plugin."""
+
+    node_name: str = Field(min_length=1, description="the name of this process's Node object")
+    pod_uid: str = Field(
+        "", description="the UID of this pod: two plugins can then serve at once in an update"
+    )
+    kubeconfig: Path | None = Field(
+        None, description="how to reach the API server; default: the pod's service account"
+    )
+    http_address: str = Field(
+        "", description="host:port for /metrics, /livez and /readyz; empty: none"
+    )
+    look_interval: float = Field(
+        5.0, ge=0.1, le=3600, description="seconds between two looks at the GPUs"
+    )
+    reconcile_interval: float = Field(
+        60.0, ge=0.1, le=86400, description="seconds between two looks at the claims"
+    )
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    return {"sim": "NAME|FILE", "http_address": "HOST:PORT", "log_level": "LEVEL"}.get(
+        name, name.rpartition("_")[2].upper() if field.annotation is not float else "SECONDS"
+    )
+
+
+def _given(name: str, arguments: argparse.Namespace, environment: Mapping[str, str]) -> Any:
+    flag = getattr(arguments, name, None)
+    return flag if flag is not None else environment.get(name.upper()) or None
+
+
+def _problem(error: Any) -> str:
+    name = str(error["loc"][0])
+    flag = f"--{name.replace('_', '-')} (${name.upper()})"
+    if error["type"] == "missing":
+        return f"{flag} is missing"
+    return f"{flag}: {error['input']!r}: {error['msg'].removeprefix('Input ')}"

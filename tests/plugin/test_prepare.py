@@ -1,0 +1,492 @@
+"""One claim, from request to CDI file and back: record, act, record, and any crash in between."""
+
+import contextlib
+import json
+import threading
+import time
+
+import pytest
+
+from dra_driver.errors import (
+    ClaimError,
+    DeviceHeld,
+    NodeError,
+    TimedOut,
+    UnknownDevice,
+    Unreachable,
+)
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, ShareId
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.inventory import Inventory
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.spec_files import SpecFiles
+from dra_driver.plugin.prepare import Names, Preparer, Tools, Waits
+from tests.fakes.node import FakeNode
+from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, ref
+
+
+class Api:
+    """The claims that the API server has."""
+
+    def __init__(self):
+        self.claims = {}
+        self.down = False
+        self.reads = 0
+
+    def put(self, claim):
+        self.claims[claim.ref] = claim
+        return claim.ref
+
+    def read(self, wanted):
+        self.reads += 1
+        if self.down:
+            raise Unreachable("the API server does not answer")
+        if wanted not in self.claims:
+            raise ClaimError(f"claim {wanted} does not exist")
+        return self.claims[wanted]
+
+
+class World:
+    """A node with its disk. ``restart`` is what a new process finds after a crash."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.api = Api()
+        self.node = FakeNode(inventory(3))
+        self.waits = Waits(hand_over=0.2, lock=5)
+        self.preparer = self.restart()
+
+    def restart(self):
+        self.ledger = Ledger(self.directory / "claims", "boot")
+        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        tools = Tools(self.node, self.api, self.ledger, self.specs, contextlib.nullcontext)
+        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        self.preparer.recover()
+        return self.preparer
+
+    def prepare(self, *devices, name="claim", **fields):
+        return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
+
+    def spec(self, name="claim"):
+        path = self.directory / "cdi" / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def nothing_left(self):
+        files = [p for p in self.directory.rglob("*") if p.is_file()]
+        return not files and not self.ledger.records()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_a_prepared_claim_has_an_answer_a_cdi_file_and_a_record(world):
+    (device,) = world.prepare("gpu-1")
+
+    assert device.requests == ("gpu",)
+    assert device.pool == POOL
+    assert device.device == "gpu-1"
+    assert device.cdi_ids == ("k8s.gpu.nvidia.com/claim=uid-claim-gpu-1",)
+    assert world.spec()["kind"] == "k8s.gpu.nvidia.com/claim"
+    assert [d["name"] for d in world.spec()["devices"]] == ["uid-claim-gpu-1"]
+    assert world.ledger.records()[0].completed
+
+
+@pytest.mark.point(101)
+def test_every_id_in_the_answer_is_in_the_file(world):
+    answer = world.prepare("gpu-0", "gpu-2")
+
+    names = {f"{world.spec()['kind']}={device['name']}" for device in world.spec()["devices"]}
+    assert {cdi_id for device in answer for cdi_id in device.cdi_ids} == names
+
+
+@pytest.mark.point(22)
+def test_asking_again_gives_the_same_answer_and_does_nothing(world):
+    first = world.prepare("gpu-0")
+    world.api.down = True
+
+    assert world.preparer.prepare(ref()) == first
+    assert len(world.node.done) == 1
+
+
+@pytest.mark.point(23)
+def test_asking_again_after_a_restart_gives_the_same_answer(world):
+    first = world.prepare("gpu-0")
+    world.api.down = True
+
+    assert world.restart().prepare(ref()) == first
+    assert len(world.node.done) == 1
+
+
+def test_a_cdi_file_that_vanished_is_back_when_the_claim_is_asked_for_again(world):
+    world.prepare("gpu-0")
+    before = world.spec()
+    world.specs.remove(ClaimUid("uid-claim"))
+
+    world.preparer.prepare(ref())
+
+    assert world.spec() == before
+
+
+def test_a_cdi_file_that_vanished_is_back_after_a_restart(world):
+    world.prepare("gpu-0")
+    before = world.spec()
+    world.specs.remove(ClaimUid("uid-claim"))
+
+    world.restart()
+
+    assert world.spec() == before
+
+
+def test_a_record_that_vanished_while_running_is_written_again(world):
+    first = world.prepare("gpu-0")
+    next((world.directory / "claims/boot").iterdir()).unlink()
+
+    assert world.preparer.prepare(ref()) == first
+    assert world.restart().prepare(ref()) == first
+
+
+@pytest.mark.point(48, 49)
+def test_unprepare_takes_everything_back_and_can_be_repeated(world):
+    world.prepare("gpu-0")
+
+    world.preparer.unprepare(ref())
+    world.preparer.unprepare(ref())
+
+    assert world.nothing_left
+    assert world.node.undone == world.node.done
+
+
+@pytest.mark.point(50)
+def test_unprepare_needs_no_api_server(world):
+    world.prepare("gpu-0")
+    world.api.down = True
+
+    world.preparer.unprepare(ref())
+
+    assert world.nothing_left
+
+
+@pytest.mark.point(52)
+def test_unprepare_works_after_a_restart(world):
+    world.prepare("gpu-0")
+
+    world.restart().unprepare(ref())
+
+    assert world.nothing_left
+
+
+def test_unprepare_works_for_a_gpu_that_is_gone(world):
+    world.prepare("gpu-0")
+    world.node.now = Inventory()
+    world.node.refresh()
+
+    world.preparer.unprepare(ref())
+
+    assert world.nothing_left
+
+
+@pytest.mark.point(19)
+def test_a_claim_that_does_not_exist_leaves_nothing(world):
+    with pytest.raises(ClaimError, match="does not exist"):
+        world.preparer.prepare(ref())
+
+    assert world.nothing_left
+
+
+@pytest.mark.point(32)
+def test_a_device_that_appeared_since_the_last_look_is_found(world):
+    world.node.inventory()
+    world.node.now = inventory(5)
+
+    assert world.prepare("gpu-4")[0].device == "gpu-4"
+
+
+@pytest.mark.point(32)
+def test_an_unknown_device_is_refused_and_leaves_nothing(world):
+    with pytest.raises(UnknownDevice, match="this node has: gpu-0, gpu-1, gpu-2"):
+        world.prepare("gpu-9")
+
+    assert world.nothing_left
+
+
+@pytest.mark.point(33)
+def test_a_held_device_is_refused_and_its_holder_untouched(world):
+    world.prepare("gpu-0", name="holder")
+    before = world.spec("holder")
+
+    with pytest.raises(DeviceHeld, match="held by claim default/holder"):
+        world.prepare("gpu-0")
+
+    assert world.spec("holder") == before
+    assert world.spec() is None
+    world.preparer.unprepare(ref("holder"))
+    assert world.prepare("gpu-0")
+
+
+def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
+    world.waits = Waits(hand_over=10)
+    world.restart()
+    world.prepare("gpu-0", name="holder")
+    threading.Timer(0.1, world.preparer.unprepare, [ref("holder")]).start()
+    begun = time.monotonic()
+
+    world.prepare("gpu-0")
+
+    assert time.monotonic() - begun < 5
+    assert [record.claim.name for record in world.ledger.records()] == ["claim"]
+
+
+def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
+    world.waits = Waits(hand_over=3)
+    world.restart()
+    world.prepare("gpu-0", name="holder")
+    waiting = threading.Thread(target=_ignoring(DeviceHeld, world.prepare), args=("gpu-0", "gpu-1"))
+    waiting.start()
+
+    begun = time.monotonic()
+    world.prepare("gpu-1", name="quick")
+    world.preparer.unprepare(ref("quick"))
+
+    assert time.monotonic() - begun < 2
+    world.preparer.unprepare(ref("holder"))
+    waiting.join()
+
+
+def _ignoring(error, call):
+    def quiet(*args):
+        with contextlib.suppress(error):
+            call(*args)
+
+    return quiet
+
+
+@pytest.mark.point(26)
+def test_claims_on_different_gpus_are_prepared_side_by_side(world):
+    both_inside = threading.Barrier(2, timeout=5)
+    world.node.before_step = lambda step: both_inside.wait()
+    threads = [
+        threading.Thread(target=world.prepare, args=(f"gpu-{n}",), kwargs={"name": f"claim-{n}"})
+        for n in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(world.ledger.records()) == 2
+
+
+def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world):
+    released = threading.Event()
+    world.waits = Waits(hand_over=0, lock=0.1)
+    world.restart()
+    world.node.before_step = lambda step: released.wait(5) if step.minors == (0,) else None
+    stuck = threading.Thread(target=world.prepare, args=("gpu-0",), kwargs={"name": "stuck"})
+    stuck.start()
+
+    world.prepare("gpu-1", name="quick")
+    while not world.ledger.held().get(DeviceName("gpu-0")):
+        time.sleep(0.01)
+    with pytest.raises((TimedOut, DeviceHeld)):
+        world.prepare("gpu-0", name="late")
+
+    released.set()
+    stuck.join()
+
+
+@pytest.mark.point(51)
+def test_a_step_that_fails_leaves_nothing_and_the_next_try_works(world):
+    def fail(step):
+        raise NodeError("nvidia-modprobe failed")
+
+    world.node.before_step = fail
+    with pytest.raises(NodeError, match="nvidia-modprobe failed"):
+        world.prepare("gpu-0")
+    assert world.nothing_left
+
+    world.node.before_step = lambda step: None
+    assert world.prepare("gpu-0")
+
+
+def test_a_driver_root_that_is_incomplete_leaves_nothing(world):
+    def fail():
+        raise NodeError("libcuda.so is missing in /")
+
+    world.node.before_files = fail
+    with pytest.raises(NodeError, match="libcuda"):
+        world.prepare("gpu-0")
+
+    assert world.nothing_left
+
+
+def test_a_cdi_directory_that_cannot_be_written_is_said_and_leaves_nothing(world):
+    (world.directory / "cdi").write_text("a file in the way")
+
+    with pytest.raises(NodeError, match="remove the file that stands"):
+        world.prepare("gpu-0")
+
+    (world.directory / "cdi").unlink()
+    assert world.restart().prepare(ref())
+
+
+@pytest.mark.point(46)
+def test_a_bad_config_is_refused_before_anything_is_touched(world):
+    with pytest.raises(ClaimError, match="unknown field"):
+        world.prepare("gpu-0", configs=(config(colour="green"),))
+
+    assert world.nothing_left
+    assert world.node.done == []
+
+
+@pytest.mark.point(81)
+def test_a_monitor_comes_and_goes_beside_the_user_of_a_gpu(world):
+    world.prepare("gpu-0", name="user")
+    before = world.spec("user")
+    monitor = Claim(ref("monitor"), (allocation(admin=True), allocation("gpu-1", admin=True)))
+
+    assert len(world.preparer.prepare(world.api.put(monitor))) == 2
+    world.preparer.unprepare(ref("monitor"))
+
+    assert world.spec("user") == before
+    assert [record.claim.name for record in world.ledger.records()] == ["user"]
+
+
+def test_a_monitor_with_two_requests_for_one_gpu_is_served(world):
+    twice = (allocation(admin=True), allocation(request="again", admin=True))
+
+    answer = world.preparer.prepare(world.api.put(Claim(ref(), twice)))
+
+    assert [device.requests for device in answer] == [("gpu",), ("again",)]
+    assert len(world.spec()["devices"]) == 1
+
+
+@pytest.mark.point(29, 30, 31)
+def test_requests_shares_and_devices_keep_together(world):
+    share = ShareId("0b5a7e8c-0000-4000-8000-000000000000")
+    mixed = Claim(ref(), (allocation("gpu-1", "small/one", share=share), allocation("gpu-0", "b")))
+
+    first, second = world.preparer.prepare(world.api.put(mixed))
+
+    assert (first.requests, first.device, first.share) == (("small",), "gpu-1", share)
+    assert (second.requests, second.device, second.share) == (("b",), "gpu-0", None)
+    assert first.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-gpu-1-{share}",)
+
+
+@pytest.mark.point(57, 100)
+def test_files_of_no_claim_are_removed_at_start_and_only_ours(world):
+    world.prepare("gpu-0")
+    cdi = world.directory / "cdi"
+    orphan = cdi / "k8s.gpu.nvidia.com-claim_uid-orphan.json"
+    orphan.write_text((cdi / "k8s.gpu.nvidia.com-claim_uid-claim.json").read_text())
+    theirs = cdi / "k8s.gpu.nvidia.com-claim_uid-orphan.yaml"
+    theirs.write_text("cdiVersion: 0.5.0")
+
+    world.restart()
+
+    assert not orphan.exists()
+    assert theirs.exists()
+    assert world.spec() is not None
+
+
+class Killed(BaseException):
+    """kill -9: nothing that would clean up runs, because nobody catches it."""
+
+
+EFFECTS = ["record started", "step", "driver files", "CDI file", "record completed"]
+
+
+class DyingLedger(Ledger):
+    """Dies right after it wrote a record that is (or is not) completed."""
+
+    dies_when_completed: bool | None = None
+
+    def write(self, record):
+        super().write(record)
+        if record.completed == self.dies_when_completed:
+            raise Killed
+
+
+class DyingSpecs(SpecFiles):
+    dies = False
+
+    def write(self, uid, spec):
+        text = super().write(uid, spec)
+        if self.dies:
+            raise Killed
+        return text
+
+
+def die_after(world, effect):
+    """A preparer that dies right after the named effect."""
+
+    def die(*args):
+        raise Killed
+
+    ledger = DyingLedger(world.directory / "claims", "boot")
+    ledger.dies_when_completed = {"record started": False, "record completed": True}.get(effect)
+    specs = DyingSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
+    specs.dies = effect == "CDI file"
+    world.node.before_step = die if effect == "step" else world.node.before_step
+    world.node.before_files = die if effect == "driver files" else world.node.before_files
+    tools = Tools(world.node, world.api, ledger, specs, contextlib.nullcontext)
+    return Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
+
+
+@pytest.mark.point(24, 61)
+@pytest.mark.parametrize("effect", EFFECTS)
+@pytest.mark.parametrize("then", ["prepare", "unprepare", "nothing"])
+def test_killed_after_any_effect_the_next_start_finds_prepared_or_not_prepared(world, effect, then):
+    dying = die_after(world, effect)
+    with pytest.raises(Killed):
+        dying.prepare(world.api.put(claim("gpu-0")))
+    world.node.before_step = lambda step: None
+    world.node.before_files = lambda: None
+
+    world.restart()
+
+    completed = effect == "record completed"
+    assert (world.spec() is not None) == completed
+    assert [record.completed for record in world.ledger.records()] == [True] * completed
+    if then == "prepare":
+        assert world.preparer.prepare(ref())[0].device == "gpu-0"
+        assert world.spec() is not None
+    if then == "unprepare":
+        world.preparer.unprepare(ref())
+        assert world.nothing_left
+
+
+@pytest.mark.point(60)
+def test_a_damaged_record_keeps_its_gpu_from_others_until_it_is_settled(world):
+    world.prepare("gpu-0", name="victim")
+    record = world.directory / "claims/boot/uid-victim.json"
+    record.write_bytes(record.read_bytes()[:-30])
+    world.restart()
+
+    with pytest.raises(NodeError, match="may be held by the claim with UID uid-victim"):
+        world.prepare("gpu-0", name="other")
+    assert world.prepare("gpu-1", name="elsewhere")
+    assert world.spec("victim") is not None
+
+    world.preparer.unprepare(ref("victim"))
+    assert world.prepare("gpu-0", name="other")
+
+
+def test_a_record_that_says_nothing_at_all_stops_every_new_claim_but_no_old_one(world):
+    world.prepare("gpu-1", name="old")
+    (world.directory / "claims/boot/uid-victim.json").write_bytes(b"")
+    world.restart()
+
+    with pytest.raises(NodeError, match="cannot be read"):
+        world.prepare("gpu-0", name="new")
+    assert world.preparer.prepare(ref("old"))
+
+
+def test_a_gpu_that_is_held_keeps_being_held_when_it_is_no_longer_offered(world):
+    world.prepare("gpu-0", name="holder")
+    world.node.now = Inventory((gpu(1),))
+    world.node.refresh()
+
+    assert [h.claim.name for h in world.ledger.held()[DeviceName("gpu-0")]] == ["holder"]

@@ -1,0 +1,171 @@
+"""Claims that the kubelet forgot, and records that nobody can read, are put right in the end."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.errors import DeviceHeld, Unreachable
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PreparedDevice
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.node.ledger import Ledger
+from dra_driver.plugin.reconcile import Reconciler
+from tests.fakes.values import ref
+
+
+class Api:
+    """What the API server knows: the claims that exist."""
+
+    def __init__(self, *existing):
+        self.existing = set(existing)
+        self.down = False
+        self.asked = []
+
+    def exists(self, claim):
+        if self.down:
+            raise Unreachable("no answer")
+        self.asked.append(claim.name)
+        return claim in self.existing
+
+    def find_by_uid(self, uid):
+        if self.down:
+            raise Unreachable("no answer")
+        return next((Claim(claim, ()) for claim in self.existing if claim.uid == uid), None)
+
+
+class Preparer:
+    def __init__(self, ledger):
+        self.ledger = ledger
+        self.prepared = []
+
+    def prepare(self, claim):
+        self.prepared.append(claim)
+        self.ledger.write(record(claim.name))
+        return ()
+
+    def unprepare(self, claim):
+        self.ledger.forget(claim.uid)
+
+
+def record(name):
+    claim = ref(name)
+    return Record(
+        claim,
+        (Holding(claim, DeviceName("gpu-0")),),
+        prepared=(PreparedDevice(("gpu",), "node-1", "gpu-0", ()),),
+        spec="",
+    )
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger(tmp_path, "boot")
+
+
+def names(ledger):
+    return [found.claim.name for found in ledger.records()]
+
+
+def test_a_claim_that_exists_is_left_alone(ledger):
+    ledger.write(record("a"))
+    reconciler = Reconciler(ledger, Api(ref("a")), Preparer(ledger))
+
+    assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
+    assert names(ledger) == ["a"]
+
+
+def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
+    ledger.write(record("a"))
+    ledger.write(record("b"))
+    reconciler = Reconciler(ledger, Api(ref("b")), Preparer(ledger))
+
+    assert reconciler.look() == 0
+    assert names(ledger) == ["a", "b"]
+    assert reconciler.look() == 1
+    assert names(ledger) == ["b"]
+
+
+def test_one_look_in_between_at_which_it_existed_starts_anew(ledger):
+    ledger.write(record("a"))
+    api = Api()
+    reconciler = Reconciler(ledger, api, Preparer(ledger))
+    reconciler.look()
+    api.existing.add(ref("a"))
+    reconciler.look()
+    api.existing.clear()
+
+    assert reconciler.look() == 0
+    assert names(ledger) == ["a"]
+
+
+@pytest.mark.point(50)
+def test_an_api_server_that_does_not_answer_takes_nothing_back(ledger):
+    ledger.write(record("a"))
+    (ledger.records(),)
+    api = Api()
+    api.down = True
+    reconciler = Reconciler(ledger, api, Preparer(ledger))
+
+    assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
+    assert names(ledger) == ["a"]
+
+
+def test_many_claims_are_looked_at_a_few_at_a_time_and_all_in_turn(ledger):
+    everyone = [f"claim-{n:02}" for n in range(40)]
+    for name in everyone:
+        ledger.write(record(name))
+    api = Api(*(ref(name) for name in everyone))
+    reconciler = Reconciler(ledger, api, Preparer(ledger))
+
+    reconciler.look()
+    assert len(api.asked) < len(everyone)
+    reconciler.look()
+    reconciler.look()
+
+    assert set(api.asked) == set(everyone)
+
+
+def set_aside(tmp_path, name):
+    (tmp_path / "boot").mkdir(exist_ok=True)
+    (tmp_path / "boot" / f"uid-{name}.json").write_bytes(b"?")
+
+
+def test_a_claim_with_an_unreadable_record_is_prepared_again(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = Ledger(tmp_path, "boot")
+    preparer = Preparer(ledger)
+
+    assert Reconciler(ledger, Api(ref("a")), preparer).look() == 1
+    assert preparer.prepared == [ref("a")]
+    assert ledger.set_aside() == ()
+
+
+def test_an_unreadable_record_of_a_claim_that_is_gone_is_forgotten(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = Ledger(tmp_path, "boot")
+
+    assert Reconciler(ledger, Api(), Preparer(ledger)).look() == 1
+    assert ledger.set_aside() == ()
+
+
+def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = Ledger(tmp_path, "boot")
+    api = Api()
+    api.down = True
+
+    assert Reconciler(ledger, api, Preparer(ledger)).look() == 0
+    assert [aside.uid for aside in ledger.set_aside()] == [ClaimUid("uid-a")]
+
+
+def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
+    ledger.write(replace(record("a")))
+
+    class Stuck(Preparer):
+        def unprepare(self, claim):
+            raise DeviceHeld("busy")
+
+    reconciler = Reconciler(ledger, Api(), Stuck(ledger))
+
+    assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
+    assert names(ledger) == ["a"]
