@@ -1,0 +1,90 @@
+"""What `up` changes outside its own directory, and how `down` puts it back."""
+
+from pathlib import Path
+
+from hack.testbed.components import NODE_NAME
+from hack.testbed.configs import NETWORK
+from hack.testbed.errors import ClusterError
+
+_HOSTS = Path("/etc/hosts")
+_HOSTS_LINE = f"127.0.0.1 {NODE_NAME} # by hack/cluster, while it is up\n"
+
+# Built into the kubelet and the runtime; we can only tidy up there.
+_SHARED_DIRECTORIES = (
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/lib/cni/results",
+    "/var/lib/cni",
+    "/run/containerd",
+)
+# Those that the kubelet and the bridge plugin set.
+_SYSCTLS = (
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxbytes",
+    "kernel/keys/root_maxkeys",
+    "net/ipv4/ip_forward",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+)
+
+
+def shared_directories_to_make() -> list[str]:
+    """Those that are not there before `up`, deepest first: they go again."""
+    return [path for path in _SHARED_DIRECTORIES if not Path(path).exists()]
+
+
+def remove_shared_directories(made: list[str], root: Path) -> None:
+    """Empty ones that were not there before, and in the others what is ours."""
+    for link in Path("/var/log/containers").glob("*.log"):
+        if link.is_symlink() and link.readlink().is_relative_to(root):
+            link.unlink()
+    for record in Path("/var/lib/cni/results").glob(f"{NETWORK}-*"):
+        record.unlink()
+    for name in made:
+        directory = Path(name)
+        if name.endswith("/device-plugins") and directory.is_dir():
+            for file in directory.iterdir():
+                file.unlink()
+        if directory.is_dir() and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def sysctls() -> dict[str, str]:
+    """The settings of the kernel that our programs will change."""
+    return {
+        name: path.read_text().strip()
+        for name in _SYSCTLS
+        if (path := Path("/proc/sys", name)).exists()
+    }
+
+
+def restore_sysctls(before: dict[str, str]) -> None:
+    for name, value in before.items():
+        path = Path("/proc/sys", name)
+        if path.read_text().strip() != value:
+            path.write_text(value)
+
+
+def name_node() -> None:
+    """Let the node's name lead to loopback."""
+    text = _HOSTS.read_text() if _HOSTS.exists() else ""
+    if _HOSTS_LINE in text:
+        return
+    separator = "" if not text or text.endswith("\n") else "\n"
+    _write_hosts(f"{text}{separator}{_HOSTS_LINE}")
+
+
+def forget_node() -> None:
+    text = _HOSTS.read_text() if _HOSTS.exists() else ""
+    if _HOSTS_LINE in text:
+        _write_hosts(text.replace(_HOSTS_LINE, ""))
+
+
+def _write_hosts(text: str) -> None:
+    # In place: in a container the file is a mount of its own and cannot be replaced.
+    try:
+        _HOSTS.write_text(text)
+    except OSError as e:
+        raise ClusterError(f"cannot write {_HOSTS}: {e}") from e
