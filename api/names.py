@@ -1,5 +1,4 @@
-"""Every name that other programs read: driver, domains, attributes, capacities, device types,
-annotations.
+"""Every name that other programs read, each string once.
 
 Names without a domain live in the driver's own domain (KEP-4381). They are those of NVIDIA's
 driver, so that claims, selectors and exporters written for it work as they are; ours are added at

@@ -1,8 +1,8 @@
-"""The opaque configuration that users write: ``resource.nvidia.com/v1beta1``, field by field as
-NVIDIA's driver has it.
+"""The opaque configuration that users write, field by field as NVIDIA's driver has it.
 
-Unknown fields are errors, and so are the fields of another strategy than the chosen one: what the
-type excludes needs no further check. ``api.decode`` turns raw parameters into these.
+The API is ``resource.nvidia.com/v1beta1``. Unknown fields are errors, and so are the fields of
+another strategy than the chosen one: what the type excludes needs no further check. ``api.decode``
+turns raw parameters into these.
 """
 
 from typing import Annotated, Literal

@@ -3,17 +3,19 @@
 ::
 
     DriverError
-    ├── ClaimError         the claim cannot be served as it is written or allocated; asking again
-    does not help │   ├── UnknownDevice  it was allocated a device that this node does not have │
-    └── DeviceHeld     its device is held by another claim; asking again helps once that one is gone
-    ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help │
-    └── TimedOut       an outside call or a wait did not end in time ├── ClusterError       the API
-    server refused or could not be reached; asking again can help │   ├── NotFound       404 │   ├──
-    Conflict       409: somebody else wrote first │   ├── Gone           410: the resource version
-    is too old, list again │   ├── Forbidden      401 or 403: the rights are missing │   ├── Refused
-    400, 405 or 422: the API server will not take this │   └── Unreachable    no answer, 429 or 5xx
-    └── SettingsError      a flag, an environment variable or a file given to us is wrong; stop and
-    say so
+    ├── ClaimError         it cannot be served as it is written or allocated; asking again is no use
+    │   ├── UnknownDevice  it was allocated a device that this node does not have
+    │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
+    ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
+    │   └── TimedOut       an outside call or a wait did not end in time
+    ├── ClusterError       the API server refused or could not be reached; asking again can help
+    │   ├── NotFound       404
+    │   ├── Conflict       409: somebody else wrote first
+    │   ├── Gone           410: the resource version is too old, list again
+    │   ├── Forbidden      401 or 403: the rights are missing
+    │   ├── Refused        400, 405 or 422: the API server will not take this
+    │   └── Unreachable    no answer, 429 or 5xx
+    └── SettingsError      a flag, a variable or a file given to us is wrong; stop and say so
 
 Every message names the thing and what to change. Errors of foreign libraries become these at the
 one door of that library, with the cause kept (``raise ... from``).

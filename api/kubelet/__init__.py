@@ -1,2 +1,1 @@
-"""The kubelet's gRPC protocols: the .proto files and the code that hack/update-protos generates
-from them."""
+"""The kubelet's gRPC protocols: .proto files, and code made by hack/update-protos."""

@@ -35,15 +35,15 @@ _NO_QUERY: Query = {}
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
 _CONNECTIONS = 4  # kept open between requests; more are opened where needed
 _TRIES = 3
-_BACKOFF = tenacity.wait_random_exponential(multiplier=0.2, max=2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long one try of a request may take, in seconds."""
+    """How long one try of a request may take, and the wait before the next, in seconds."""
 
     connect: float = 3.0
     read: float = 10.0
+    retry: float = 0.2  # at most, before a read is tried again; then twice that
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,14 @@ class _AskedToWait(Unreachable):
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
+
+
+class _AsAsked(tenacity.wait_random_exponential):
+    """Ever longer waits, except where the API server said how long to wait."""
+
+    def __call__(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return error.seconds if isinstance(error, _AskedToWait) else super().__call__(state)
 
 
 class ApiServer:
@@ -102,7 +110,7 @@ class ApiServer:
         attempts = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Unreachable),
             stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_before_delay(deadline_seconds),
-            wait=_wait,
+            wait=_AsAsked(self._timeouts.retry),
             sleep=self._sleep,
             reraise=True,
         )
@@ -262,11 +270,6 @@ def _until(give_up_at: float, call: _Call) -> _Call:
     left = max(0.1, give_up_at - time.monotonic())
     timeout = Timeouts(min(call.timeout.connect, left), min(call.timeout.read, left))
     return replace(call, timeout=timeout)
-
-
-def _wait(state: tenacity.RetryCallState) -> float:
-    error = state.outcome.exception() if state.outcome else None
-    return error.seconds if isinstance(error, _AskedToWait) else _BACKOFF(state)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,16 @@ class Watch(Iterator[dict[str, Any]]):
         self._events = self._read()
 
     def __next__(self) -> dict[str, Any]:
-        return next(self._events)
+        if self._closed.is_set():
+            raise StopIteration
+        try:
+            return next(self._events)
+        except (ValueError, AttributeError):
+            # Another thread closes it at this moment: the generator is running there, or ssl has
+            # lost its object under our hands.
+            if self._closed.is_set():
+                raise StopIteration from None
+            raise
 
     def close(self) -> None:
         """End it, also while another thread waits for the next event. Closing again is nothing."""

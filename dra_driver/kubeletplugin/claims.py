@@ -1,5 +1,4 @@
-"""What we read from a ResourceClaim: our own results and the configuration that goes with them, as
-values."""
+"""What we read from a ResourceClaim: our own results and their configuration, as values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -121,8 +121,10 @@ class Publisher:
         return self._status.published or self._status.standby
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wake.clear()
+        while True:
+            self._wake.clear()  # before anything is asked: what changes from here on wakes again
+            if self._stopping.is_set():
+                return
             try:
                 self._turn()
             except Gone:

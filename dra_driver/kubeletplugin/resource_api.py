@@ -1,7 +1,6 @@
 """``resource.k8s.io`` as one API server serves it: documents of v1 in, documents of v1 out."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -50,7 +49,7 @@ class Api(Protocol):
 
 
 class ResourceApi:
-    """Slices and claims, whatever version of the group the API server speaks.
+    """Slices and claims, whatever version of the group the API server speaks; for many threads.
 
     The version is asked for once. Where something is not found it is asked for again, because an
     API server that was up- or downgraded answers 404 to everything of a version that is gone.
@@ -58,14 +57,12 @@ class ResourceApi:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self._lock = threading.Lock()
         self._version = ""
 
     @property
     def version(self) -> str:
         """The version in use. ClusterError: the API server cannot be asked, or serves none."""
-        with self._lock:
-            return self._version or self._discover()
+        return self._version or self._discover()
 
     def node_uid(self, node: str) -> str:
         """The UID of the Node. NotFound: it is not (yet) there."""
@@ -143,13 +140,13 @@ class ResourceApi:
         try:
             return ask(f"/apis/{GROUP}/{version}")
         except NotFound:
-            with self._lock:
-                now = self._discover()
+            now = self._discover()
             if now == version:
                 raise
         return ask(f"/apis/{GROUP}/{now}")
 
     def _discover(self) -> str:
+        # No lock: several threads may ask at once, and none waits for another's time-out.
         try:
             served = self._api.get(f"/apis/{GROUP}").get("versions") or ()
         except NotFound:

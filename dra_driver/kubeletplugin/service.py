@@ -153,7 +153,10 @@ class Service:
 
         await self._places.acquire()
         answer.add_done_callback(lambda _: self._places.release())
-        threading.Thread(target=serve, name=f"{operation} {ref.uid}", daemon=True).start()
+        try:
+            threading.Thread(target=serve, name=f"{operation} {ref.uid}", daemon=True).start()
+        except RuntimeError as error:  # the limit of processes is reached
+            answer.set_result(Answer(error=f"claim {ref} got no thread: {error}"))
         return await asyncio.shield(answer)
 
     def _serve(self, operation: str, ref: ClaimRef) -> Answer:

@@ -33,6 +33,9 @@ def _problems(entry: Document, many_claims: bool) -> Iterator[str]:
     if not many_claims:
         yield "a requestPolicy needs allowMultipleAllocations on the device"
     amounts = {name: quantity.parse(str(text)) for name, text in given.items()}
+    if amounts.get("default", 0) > amounts["value"]:
+        # The API server takes this, but no claim that leaves the amount open could be served.
+        yield "default is more than value"
     yield from _range_problems(policy, amounts)
     yield from _values_problems(policy, amounts)
 

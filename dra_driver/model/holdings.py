@@ -1,5 +1,4 @@
-"""Who holds what: one holding per claim and device (and share, where several claims may be on one
-device)."""
+"""Who holds what: one holding per claim and device, or per share of a device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""What has to be done to a node for a claim, as values: each can be carried out twice, and
-undone."""
+"""What has to be done to a node for a claim, as values that can be repeated and undone."""
 
 from dataclasses import dataclass
 

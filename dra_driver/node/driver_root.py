@@ -1,5 +1,4 @@
-"""Where the host keeps the driver: its libraries, tools, firmware and sockets, found in the usual
-places.
+"""Where the host keeps the driver: libraries, tools, firmware and sockets.
 
 Roots that are tried when none is given, the first complete one wins: a driver container of the GPU
 Operator, the host itself, Container-Optimized OS on GKE, and drivers installed with a prefix.

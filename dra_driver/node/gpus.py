@@ -5,6 +5,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,19 @@ from dra_driver.node.topology import PciGpu, PciTree
 log = logging.getLogger(__name__)
 
 MakeNodes = Callable[[tuple[int, ...]], None]
-"""Makes the missing device nodes of these minor numbers, or raises NodeError."""
+"""Sees to it that these minor numbers have device nodes, or raises NodeError."""
 
 # NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
 # long.
 _LINKS_LAST_SECONDS: Final = 60.0
 # Making device nodes starts a program; where it failed it is not tried at every look.
 _MAKE_AGAIN_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    error: str  # empty: there is a node now, wherever nodes are kept
+    again_at: float
 
 
 class Gpus:
@@ -195,44 +202,36 @@ class _DeviceNodes:
     def __init__(self, directory: Path, make: MakeNodes) -> None:
         self._directory = directory
         self._make = make
-        self._tried: tuple[int, ...] = ()
-        self._again_at = 0.0
-        self._error = ""
+        self._tried: dict[int, _Attempt] = {}  # by minor number, while the node is missing
 
     def missing(self, minors: Mapping[int, int]) -> dict[int, str]:
-        """For each key of *minors* whose node is still missing, why it is withheld."""
-        if lacking := self._lacking(minors.values()):
-            self._try(lacking)
-        still = self._lacking(minors.values())
-        return {key: self._reason(minor) for key, minor in minors.items() if minor in still}
-
-    def _try(self, lacking: tuple[int, ...]) -> None:
+        """For each key of *minors* without a node, why there is none."""
+        lacking = [minor for minor in sorted(minors.values()) if not self._is_there(minor)]
+        self._tried = {minor: its for minor, its in self._tried.items() if minor in lacking}
         now = time.monotonic()
-        if lacking == self._tried and now < self._again_at:
-            return
-        self._tried, self._again_at = lacking, now + _MAKE_AGAIN_SECONDS
-        try:
-            self._make(lacking)
-            self._error = ""
-        except NodeError as error:
-            self._error = str(error)
+        for minor in lacking:
+            if minor not in self._tried or now >= self._tried[minor].again_at:
+                self._tried[minor] = _Attempt(self._error(minor), now + _MAKE_AGAIN_SECONDS)
+        errors = {minor: its.error for minor, its in self._tried.items() if its.error}
+        return {
+            key: f"it has no device node, and none could be made: {errors[minor]}"
+            for key, minor in minors.items()
+            if minor in errors
+        }
 
-    def _lacking(self, minors: Iterable[int]) -> tuple[int, ...]:
-        return tuple(sorted(minor for minor in minors if not self._is_there(minor)))
+    def _error(self, minor: int) -> str:
+        """Try to make one node. No error: it is there, if only in a driver container's /dev."""
+        try:
+            self._make((minor,))
+        except NodeError as error:
+            return "" if self._is_there(minor) else str(error)
+        return ""
 
     def _is_there(self, minor: int) -> bool:
         try:
             return stat.S_ISCHR(os.stat(f"{self._directory}/nvidia{minor}").st_mode)
         except OSError:
             return False
-
-    def _reason(self, minor: int) -> str:
-        path = self._directory / f"nvidia{minor}"
-        what_failed = f": {self._error}" if self._error else ""
-        return (
-            f"{path} is no device node and could not be made{what_failed}; "
-            f"run nvidia-modprobe -c {minor} on the node"
-        )
 
 
 def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,9 @@ class PciTree:
         try:
             entries = self._list()
             if entries != self._entries:
-                self._gpus = self._read(name for name, _ in entries)
-                self._entries = entries
+                functions = [self._function(name) for name, _ in entries]
+                self._gpus = self._read([one for one in functions if one])
+                self._entries = entries if all(functions) else ()  # one just came or went
             return {gpu.bus_id: self._with_driver(gpu) for gpu in self._gpus}
         except OSError as error:
             raise NodeError(f"cannot read PCI devices: {error}") from error
@@ -96,8 +97,7 @@ class PciTree:
         except OSError:
             return None  # no driver, or the function just went
 
-    def _read(self, names: Iterable[str]) -> tuple[PciGpu, ...]:
-        functions = [function for name in names if (function := self._function(name))]
+    def _read(self, functions: Sequence[_Function]) -> tuple[PciGpu, ...]:
         below = _slots_below(functions)
         return tuple(
             PciGpu(
@@ -118,12 +118,14 @@ class PciTree:
             parts = os.readlink(self._devices / name).split("/")
         except OSError:
             return None
+        if not (kind := self._text(name, "class")):
+            return None
         roots = [part for part in parts if _ROOT.fullmatch(part)]
         return _Function(
             bus_id=name,
             root=roots[0] if roots else None,
             bridges=tuple(part for part in parts[:-1] if _ADDRESS.fullmatch(part)),
-            kind=self._text(name, "class"),
+            kind=kind,
             virtual=(self._devices / name / "physfn").exists(),
         )
 

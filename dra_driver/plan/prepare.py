@@ -1,5 +1,4 @@
-"""A claim, the inventory and what others hold become a Plan, or a refusal that says everything that
-is wrong."""
+"""A claim, an inventory and what others hold become a Plan, or a complete refusal."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

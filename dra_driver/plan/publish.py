@@ -1,5 +1,4 @@
-"""An inventory as the scheduler sees it: devices with attributes and capacity, in the v1 shape of
-ResourceSlices."""
+"""An inventory as the scheduler sees it, in the v1 shape of ResourceSlices."""
 
 from typing import Any
 

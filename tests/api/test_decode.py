@@ -15,7 +15,10 @@ def config(kind="GpuConfig", **fields):
 
 
 def test_a_config_without_sharing_is_a_whole_gpu():
-    assert decode(config()).sharing is None
+    decoded = decode(config())
+
+    assert isinstance(decoded, GpuConfig)
+    assert decoded.sharing is None
 
 
 def test_an_empty_time_slicing_config_means_the_default_interval():

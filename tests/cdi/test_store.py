@@ -89,6 +89,7 @@ def test_an_id_that_makes_no_file_name_is_refused(store):
         store.write(spec(), "../a")
 
 
+@pytest.mark.point(100)
 def test_files_of_others_are_neither_seen_nor_touched(tmp_path):
     mine, theirs = Store(tmp_path, "aa", "bb-cc"), Store(tmp_path, "aa-bb", "cc")
     others = {
@@ -203,6 +204,7 @@ def reading(path):
         thread.join()
 
 
+@pytest.mark.point(97)
 def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_again(directory):
     store = Store(directory, "vendor.example", "gpu", fsync=False)
     whole = {to_json(spec(value * 20_000)) for value in "ab"}

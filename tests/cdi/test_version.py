@@ -76,6 +76,7 @@ def test_each_field_needs_the_version_that_brought_it(spec, version):
     assert oldest_version(spec) == version
 
 
+@pytest.mark.point(96)
 @settings(max_examples=30)
 @given(specs)
 def test_a_spec_loads_at_its_version_and_above_and_not_one_below(spec):

@@ -46,7 +46,7 @@ class Front:
         self._http = _Http(("127.0.0.1", port), Handler)
         self.port = int(self._http.server_address[1])
         self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(0.02,), name="fake API server", daemon=True
+            target=self._http.serve_forever, args=(0.005,), name="fake API server", daemon=True
         )
 
     def start(self) -> None:
@@ -151,6 +151,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             ]
             self._json(200, {"kind": "APIGroup", "name": GROUP, "versions": versions})
             return
+        if seen.path == "/version":
+            self._json(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.3"})
+            return
         target = self._target(seen.path)
         if target is None:
             self._text(404, "404 page not found\n")
@@ -166,10 +169,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _target(self, path: str) -> Target | None:
         parts = path.strip("/").split("/")
+        if len(parts) < 3 or parts[0] not in ("api", "apis"):
+            return None
         if parts[0] == "api":
             group, version, rest = "", parts[1], parts[2:]
         else:
-            group, version, rest = parts[1], "".join(parts[2:3]), parts[3:]
+            group, version, rest = parts[1], parts[2], parts[3:]
         namespace = ""
         if rest[:1] == ["namespaces"] and len(rest) > 2:
             namespace, rest = rest[1], rest[2:]

@@ -17,6 +17,15 @@ from tests.fakes.slice_rules import as_stored, refuse_slice
 Object = dict[str, Any]
 Key = tuple[str, str, str]  # resource, namespace, name
 
+_SET_BY_SERVER = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
 MAX_GENERATED = 58  # names.maxGeneratedNameLength
 
 
@@ -99,6 +108,10 @@ class Objects:
             self._compacted = self._version
             self._changes.clear()
 
+    def has(self, key: Key) -> bool:
+        with self.changed:
+            return key in self._objects
+
     def get(self, key: Key) -> Object:
         with self.changed:
             if key not in self._objects:
@@ -135,6 +148,7 @@ class Objects:
             metadata["creationTimestamp"] = _now()
             metadata["generation"] = 1
             made["kind"] = known.kind
+            made.pop("apiVersion", None)  # an object has one in every version it is shown in
             if resource == "resourceslices":
                 made = self._checked_slice(made, None)
             return self._store(key, None, made, dry)
@@ -149,11 +163,10 @@ class Objects:
                 made = {**before, "status": made.get("status")}
             elif RESOURCES[key[0]].status and "status" in before:
                 made["status"] = before["status"]
-            metadata = {**before["metadata"], **made["metadata"]}
-            for fixed in ("uid", "creationTimestamp", "generation"):
-                metadata[fixed] = before["metadata"][fixed]
-            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+            fixed = {k: v for k, v in before["metadata"].items() if k in _SET_BY_SERVER}
+            metadata = {**made["metadata"], **fixed}
             made = {**made, "metadata": metadata, "kind": RESOURCES[key[0]].kind}
+            made.pop("apiVersion", None)
             if key[0] == "resourceslices":
                 made = self._checked_slice(made, before)
             if made.get("spec") != before.get("spec"):

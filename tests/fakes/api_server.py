@@ -27,6 +27,7 @@ import yaml
 from tests.fakes.api_http import Front
 from tests.fakes.api_objects import RESOURCES, Object, Objects
 from tests.fakes.api_requests import Fault, Seen
+from tests.fakes.api_shapes import write_as
 
 GROUP = "resource.k8s.io"
 
@@ -94,15 +95,19 @@ class ApiServer:
         namespace = metadata.get("namespace", "default") if resource.namespaced else ""
         key = (resource.plural, namespace, metadata.get("name", ""))
         with self._objects.changed:
-            if not any(each["metadata"]["name"] == key[2] for each in self.objects(key[0])):
+            if not self._objects.has(key):
                 return self._objects.create(resource.plural, namespace, given)
             fresh = {k: v for k, v in metadata.items() if k not in ("resourceVersion", "uid")}
-            self._objects.update(key, {**given, "metadata": fresh})
-            return self._objects.update(key, {**given, "metadata": fresh}, "status")
+            stored = self._objects.update(key, {**given, "metadata": fresh})
+            if resource.status and given.get("status") != stored.get("status"):
+                return self._objects.update(key, {**given, "metadata": fresh}, "status")
+            return stored
 
     def objects(self, resource: str) -> list[Object]:
         """All objects of *resource* (its plural), by namespace and name, in the shape of v1."""
-        return self._objects.list(resource, "", {})
+        group = RESOURCES[resource].group
+        version = f"{group}/v1" if group else "v1"
+        return [write_as(version, each) for each in self._objects.list(resource, "", {})]
 
     def remove(self, resource: str, name: str, namespace: str = "") -> None:
         """Delete one object, as somebody else would."""

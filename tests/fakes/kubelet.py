@@ -46,7 +46,7 @@ class _Cached:
 class FakeKubelet:
     """A kubelet of Kubernetes 1.*minor* with its files in *directory* (keep that path short)."""
 
-    def __init__(self, directory: Path, minor: int = 36, poll_seconds: float = 0.02) -> None:
+    def __init__(self, directory: Path, minor: int = 36, poll_seconds: float = 0.01) -> None:
         self.plugins = directory / "plugins"
         self.registry = directory / "plugins_registry"
         self.minor = minor

@@ -17,7 +17,7 @@ FILES = DriverFiles(
 
 
 class FakeNode:
-    """Carries out steps in memory. A step on a GPU that it does not have is refused, as nodes do."""
+    """Carries out steps in memory; one on a GPU that it does not have is refused, as nodes do."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.now = inventory  # what a look finds

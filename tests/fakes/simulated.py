@@ -1,15 +1,16 @@
 """A simulated node in a temporary directory: file, host, and what our code sees of it."""
 
 import os
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dra_driver.errors import NodeError
 from dra_driver.model.inventory import Inventory
-from dra_driver.node.gpus import Gpus
+from dra_driver.node.gpus import Gpus, MakeNodes
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.sim.host import SimulatedHost
 from dra_driver.node.sim.live import LiveNode
@@ -29,6 +30,10 @@ def two_gpus() -> Document:
     return {"nvlink": "nvswitch", "gpus": [h100("1b", numa_node=0), h100("43", numa_node=0)]}
 
 
+def no_nvidia_modprobe(minors: tuple[int, ...]) -> None:
+    raise NodeError("there is no nvidia-modprobe")
+
+
 class Node:
     """A node that a test can change while it runs."""
 
@@ -38,18 +43,17 @@ class Node:
         self.write()
         self.root = directory / "root"
         self.live = LiveNode(self.file)
-        self.host = SimulatedHost(self.live, self.root)
         self.functions = SimulatedNvml(self.live)
         self.nvml = Nvml(lambda: self.functions, deadline_seconds)
-        self.asked_for_nodes: list[tuple[int, ...]] = []
 
-    def gpus(self, make_nodes: Callable[[tuple[int, ...]], None] | None = None) -> Gpus:
-        return Gpus(
-            self.nvml,
-            PciTree(self.root / "sys"),
-            self.root / "dev",
-            make_nodes or self.asked_for_nodes.append,
-        )
+    @cached_property
+    def host(self) -> SimulatedHost:
+        return SimulatedHost(self.live, self.root)
+
+    def gpus(self, make_nodes: MakeNodes | None = None) -> Gpus:
+        assert self.host  # its files are there
+        sysfs, devices = PciTree(self.root / "sys"), self.root / "dev"
+        return Gpus(self.nvml, sysfs, devices, make_nodes or no_nvidia_modprobe)
 
     def write(self) -> None:
         """Put the document into the file at once, so that nobody reads half of it."""
@@ -63,8 +67,8 @@ class Node:
         self.write()
 
 
-def as_document(inventory: Inventory) -> Document:
-    """An inventory as YAML shows it: a version is one string, and what is absent is left out."""
+def as_yaml(inventory: Inventory) -> str:
+    """An inventory as a reviewer reads it: a version is one string, what is absent is left out."""
 
     def shown(value: Any) -> Any:
         if isinstance(value, dict):
@@ -77,7 +81,6 @@ def as_document(inventory: Inventory) -> Document:
         for key in ("compute_capability", "driver_version", "cuda_driver_version"):
             fields[key] = str(getattr(device, key))
         devices.append({"name": str(device.name), **shown(fields)})
-    return {
-        "devices": devices,
-        "withheld": [f"{one.what}: {one.reason}" for one in inventory.withheld],
-    }
+    withheld = [f"{one.what}: {one.reason}" for one in inventory.withheld]
+    document = {"devices": devices, "withheld": withheld}
+    return yaml.safe_dump(document, sort_keys=False, width=1000)

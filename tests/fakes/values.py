@@ -16,22 +16,20 @@ def ref(name: str = "claim", uid: str | None = None, namespace: str = "default")
 
 def gpu(minor: int = 0, **fields: Any) -> Gpu:
     """An H100 as NVML reports it."""
-    return Gpu(
-        **{
-            "minor": minor,
-            "uuid": GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{minor}"),
-            "pci_bus_id": f"0000:{0x18 + minor:02x}:00.0",
-            "product_name": "NVIDIA H100 80GB HBM3",
-            "brand": "Nvidia",
-            "architecture": "Hopper",
-            "compute_capability": Version(9, 0),
-            "driver_version": Version(580, 95, 5),
-            "cuda_driver_version": Version(13, 0),
-            "memory_bytes": 81559 * 1024 * 1024,
-            "topology": Topology(pcie_root="pci0000:15", numa_node=0),
-        }
-        | fields
-    )
+    values: dict[str, Any] = {
+        "minor": minor,
+        "uuid": GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{minor}"),
+        "pci_bus_id": f"0000:{0x18 + minor:02x}:00.0",
+        "product_name": "NVIDIA H100 80GB HBM3",
+        "brand": "Nvidia",
+        "architecture": "Hopper",
+        "compute_capability": Version(9, 0),
+        "driver_version": Version(580, 95, 5),
+        "cuda_driver_version": Version(13, 0),
+        "memory_bytes": 81559 * 1024 * 1024,
+        "topology": Topology(pcie_root="pci0000:15", numa_node=0),
+    }
+    return Gpu(**values | fields)
 
 
 def inventory(count: int = 2) -> Inventory:

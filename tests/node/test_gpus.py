@@ -13,15 +13,16 @@ from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.node import bundled
 from dra_driver.node.sim.nvml import SimulatedNvml
 from dra_driver.node.topology import PciTree
-from tests.fakes.simulated import Node, as_document, h100, two_gpus
+from tests.fakes.simulated import Node, as_yaml, h100, no_nvidia_modprobe, two_gpus
 
-EXPECTED = Path(__file__).parent / "inventories"
 ODD = Path(__file__).parents[1] / "data/nodes"
 
 
 @pytest.fixture
 def node(tmp_path):
-    return Node(tmp_path, two_gpus())
+    node = Node(tmp_path, two_gpus())
+    assert node.host
+    return node
 
 
 def withheld(node: Node) -> dict[str, str]:
@@ -33,17 +34,18 @@ def minors(gpus: Gpus) -> list[int]:
 
 
 @pytest.mark.parametrize("name", bundled())
-def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_path):
+def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_path, golden):
     live = LiveNode.named(name)
     SimulatedHost(live, tmp_path)
     nvml = Nvml(lambda: SimulatedNvml(live))
-    inventory = Gpus(nvml, PciTree(tmp_path / "sys"), tmp_path / "dev", lambda minors: None).look()
-    assert as_document(inventory) == yaml.safe_load((EXPECTED / f"{name}.yaml").read_text())
+    gpus = Gpus(nvml, PciTree(tmp_path / "sys"), tmp_path / "dev", no_nvidia_modprobe)
+    golden(f"inventories/{name}.yaml", as_yaml(gpus.look()))
 
 
 def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path):
     node = Node(tmp_path, yaml.safe_load((ODD / "faulty.yaml").read_text()), deadline_seconds=0.3)
-    assert as_document(node.gpus().look())["withheld"] == [
+    inventory = node.gpus().look()
+    assert [f"{one.what}: {one.reason}" for one in inventory.withheld] == [
         "GPU 0000:1b:00.0: reading its state: NVML says GPU is lost; it fell off the bus: drain "
         "and reboot the node",
         "GPU 0000:43:00.0: it is bound to nouveau; to offer it here, bind it to nvidia instead",
@@ -52,7 +54,7 @@ def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path)
         "GPU 0000:61:00.0: reading its state: no answer within 0.3 s: it may hang; look for Xid "
         "and NVRM in the kernel log, and if it stays so, drain and reboot the node",
     ]
-    assert [device.name for device in node.gpus().look().devices] == ["gpu-4", "gpu-5"]
+    assert [device.name for device in inventory.devices] == ["gpu-4", "gpu-5"]
     node.change(gpu=3, hangs=False)
 
 
@@ -101,7 +103,10 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
         ({"fails": {"nvmlDeviceGetName": "UNKNOWN"}}, "reading its properties: NVML says Unknown"),
         ({"driver": "vfio-pci"}, "bound to vfio-pci"),
         ({"driver": "none"}, "no driver is bound"),
-        ({"device_nodes": False}, "is no device node and could not be made; run nvidia-modprobe"),
+        (
+            {"device_nodes": False},
+            "no device node, and none could be made: there is no nvidia-modprobe",
+        ),
     ],
     ids=lambda one: str(one),
 )
@@ -178,8 +183,26 @@ def test_an_attempt_to_make_nodes_that_failed_is_told_and_not_repeated_at_every_
     gpus = node.gpus(make)
     gpus.look()
     (one,) = gpus.look().withheld
-    assert "could not be made: nvidia-modprobe is missing; run nvidia-modprobe -c 1" in one.reason
+    assert one.reason.endswith("none could be made: nvidia-modprobe is missing")
     assert tries == [(1,)]
+
+
+def test_device_nodes_that_are_kept_elsewhere_are_good_too(node):
+    (node.root / "dev/nvidia0").unlink()
+    sure = []
+    gpus = node.gpus(sure.append)
+    assert minors(gpus) == minors(gpus) == [0, 1]
+    assert sure == [(0,)]
+
+
+def test_a_device_node_that_is_lost_again_is_made_again(node):
+    place = node.root / "dev/nvidia0"
+    gpus = node.gpus(lambda minors: place.symlink_to("/dev/null"))
+    for _ in range(2):
+        place.unlink()
+        assert minors(gpus) == [0, 1]
+        assert minors(gpus) == [0, 1]
+        assert place.is_symlink()
 
 
 def test_a_file_in_the_place_of_a_device_node_is_none(node):

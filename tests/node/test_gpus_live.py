@@ -9,12 +9,14 @@ from dra_driver.model.inventory import Inventory
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.topology import PciTree
-from tests.fakes.simulated import Node, h100, two_gpus
+from tests.fakes.simulated import Node, h100, no_nvidia_modprobe, two_gpus
 
 
 @pytest.fixture
 def node(tmp_path):
-    return Node(tmp_path, two_gpus())
+    node = Node(tmp_path, two_gpus())
+    assert node.host
+    return node
 
 
 def names(inventory: Inventory) -> list[str]:
@@ -124,9 +126,8 @@ class Counting:
 
 def test_a_routine_look_asks_only_for_what_can_change(node):
     counting = Counting(node.functions)
-    gpus = Gpus(
-        Nvml(lambda: counting), PciTree(node.root / "sys"), node.root / "dev", lambda minors: None
-    )
+    sysfs, devices = PciTree(node.root / "sys"), node.root / "dev"
+    gpus = Gpus(Nvml(lambda: counting), sysfs, devices, no_nvidia_modprobe)
     gpus.look()
     counting.calls.clear()
     gpus.look()

@@ -69,7 +69,8 @@ def test_an_error_says_what_to_do_about_it():
 def test_nvml_is_loaded_from_the_path_that_is_given(library):
     link = library.with_name("libnvidia-ml.so.1")
     link.symlink_to(library.name)
-    assert load_nvml(link) is pynvml
+    functions = load_nvml(link)
+    assert functions is pynvml
     assert pynvml.nvmlLib._name == str(library)
 
 

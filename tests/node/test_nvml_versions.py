@@ -24,6 +24,7 @@ def test_driver_versions_are_normalised(printed, published):
     assert str(driver_version(printed)) == published
 
 
+@pytest.mark.point(75)
 @given(numbers, numbers, numbers, st.integers(1, 4))
 def test_leading_zeros_never_reach_a_version(major, minor, patch, width):
     printed = f"{major}.{minor:0{width}}.{patch:0{width}}"

@@ -60,6 +60,7 @@ def only(sysfs: Sysfs) -> PciGpu:
     return gpu
 
 
+@pytest.mark.point(95)
 @pytest.mark.parametrize(
     ("printed", "published"),
     [
@@ -92,6 +93,7 @@ def test_a_machine_without_pci_has_no_gpus(tmp_path):
     assert PciTree(tmp_path / "nothing").gpus() == {}
 
 
+@pytest.mark.point(95)
 def test_a_gpu_is_placed_below_root_switch_and_numa_node(sysfs):
     sysfs.behind_a_switch()
     assert PciTree(sysfs.root).gpus() == {
@@ -145,6 +147,7 @@ def test_the_first_root_on_the_way_counts(sysfs):
     assert only(sysfs).root == "pci0000:00"
 
 
+@pytest.mark.point(95)
 @pytest.mark.parametrize(("text", "node"), [("-1", None), ("0", 0), ("3", 3), ("", None)])
 def test_a_numa_node_that_the_kernel_does_not_know_is_absent(sysfs, text, node):
     sysfs.add(f"{PORT}/0000:16:00.0", GPU, numa_node=text)
@@ -184,6 +187,14 @@ def test_gpus_that_come_and_go_are_seen(sysfs):
     sysfs.remove("0000:1b:00.0")
     assert list(tree.gpus()) == ["0000:43:00.0"]
     assert tree.gpus()["0000:43:00.0"].switch is None
+
+
+def test_a_function_that_is_not_complete_yet_is_read_again(sysfs):
+    tree, home = PciTree(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
+    os.rename(home / "class", home / "later")
+    assert list(tree.gpus()) == []
+    os.rename(home / "later", home / "class")
+    assert list(tree.gpus()) == ["0000:16:00.0"]
 
 
 def test_a_gpu_that_was_swapped_for_another_device_between_two_looks_is_seen(sysfs):

@@ -1,5 +1,7 @@
 """Which configuration applies: the claim's after the class's, and it must fit the device."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.errors import ClaimError
@@ -7,7 +9,7 @@ from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
 from dra_driver.plan.configs import DEFAULT, config_of, decode_configs
 from tests.fakes.values import allocation, claim, config
 
-SHARED = {"sharing": {"strategy": "TimeSlicing"}}
+SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}
 
 
 def chosen(*configs, request="gpu"):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi import Spec, check, parse_name, to_json
+from cdi import check, parse_name, to_json
 from cdi.apply import apply_edits
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
@@ -21,10 +21,10 @@ from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, 
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.plan import edits
 from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
+from tests.conftest import Golden
 from tests.fakes.driver import install, install_extras, install_own_versions, listen
 from tests.fakes.values import gpu
 
-GOLDEN = Path(__file__).parent.parent / "data/golden/cdi"
 CLAIM = ClaimRef("ml", "train", ClaimUid("0b7ef5a2-5a07-4b8c-9b5f-0c7d8f3f0a11"))
 HOOK = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
 
@@ -70,37 +70,31 @@ def container(tmp_path: Path) -> Host:
     return Host(DriverRoot(None, tmp_path).files(), nodes("/run/nvidia/driver/dev"))
 
 
-def same_as_golden(spec: Spec, name: str) -> None:
-    file = GOLDEN / name
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(to_json(spec))
-    assert to_json(spec) == file.read_text()
+def test_one_gpu_of_a_debian_host(debian: Host, golden: Golden) -> None:
+    golden("cdi/one-gpu.json", to_json(claim_spec(CLAIM, [granted(0)], debian)))
 
 
-def test_one_gpu_of_a_debian_host(debian: Host) -> None:
-    same_as_golden(claim_spec(CLAIM, [granted(0)], debian), "one-gpu.json")
-
-
-def test_eight_gpus_of_a_driver_container(container: Host) -> None:
+def test_eight_gpus_of_a_driver_container(container: Host, golden: Golden) -> None:
     eight = [granted(minor) for minor in range(8)]
-    same_as_golden(claim_spec(CLAIM, eight, container), "eight-gpus-driver-container.json")
+    golden("cdi/eight-gpus-driver-container.json", to_json(claim_spec(CLAIM, eight, container)))
 
 
-def test_one_gpu_on_gke(gke: Host) -> None:
-    same_as_golden(claim_spec(CLAIM, [granted(3)], gke), "gke.json")
+def test_one_gpu_on_gke(gke: Host, golden: Golden) -> None:
+    golden("cdi/gke.json", to_json(claim_spec(CLAIM, [granted(3)], gke)))
 
 
-def test_one_gpu_with_nvidias_hook(debian: Host) -> None:
+def test_one_gpu_with_nvidias_hook(debian: Host, golden: Golden) -> None:
     spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
-    same_as_golden(spec, "hook.json")
+    golden("cdi/hook.json", to_json(spec))
 
 
-def test_shares_of_one_gpu(debian: Host) -> None:
+def test_shares_of_one_gpu(debian: Host, golden: Golden) -> None:
     consumed = (("memory", "20Gi"), ("cores", "25"))
     shares = [granted(0, share=ShareId(f"share-{n}"), consumed=consumed) for n in (1, 2)]
-    same_as_golden(claim_spec(CLAIM, shares, debian), "two-shares.json")
+    golden("cdi/two-shares.json", to_json(claim_spec(CLAIM, shares, debian)))
 
 
+@pytest.mark.point(98)
 def test_the_id_is_the_one_that_nvidias_driver_gives() -> None:
     assert device_id(CLAIM.uid, DeviceName("gpu-0")) == (
         f"k8s.gpu.nvidia.com/claim={CLAIM.uid}-gpu-0"
@@ -111,6 +105,7 @@ def test_the_id_is_the_one_that_nvidias_driver_gives() -> None:
     )
 
 
+@pytest.mark.point(96, 101)
 @given(
     picked=st.lists(
         st.tuples(st.integers(0, 7), st.sampled_from([None, "a", "b"])), min_size=1, unique=True

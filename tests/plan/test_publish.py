@@ -1,5 +1,6 @@
 """What the scheduler sees of a GPU, in the words of NVIDIA's driver."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def test_memory_is_a_canonical_quantity():
         assert device["capacity"]["memory"]["value"] == quantity
 
 
+@pytest.mark.point(75)
 @given(st.text(min_size=1, max_size=100))
 def test_a_long_name_is_cut_to_64_bytes_without_breaking_a_character(name):
     (device,) = published(Inventory((gpu(0, product_name=name),)))

@@ -82,6 +82,7 @@ def world(tmp_path):
     return World(tmp_path)
 
 
+@pytest.mark.point(30)
 def test_a_prepared_claim_has_an_answer_a_cdi_file_and_a_record(world):
     (device,) = world.prepare("gpu-1")
 
@@ -148,7 +149,7 @@ def test_a_record_that_vanished_while_running_is_written_again(world):
     assert world.restart().prepare(ref()) == first
 
 
-@pytest.mark.point(48, 49)
+@pytest.mark.point(48, 49, 57)
 def test_unprepare_takes_everything_back_and_can_be_repeated(world):
     world.prepare("gpu-0")
 

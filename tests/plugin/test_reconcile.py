@@ -158,6 +158,7 @@ def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path
     assert [aside.uid for aside in ledger.set_aside()] == [ClaimUid("uid-a")]
 
 
+@pytest.mark.point(53)
 def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
     ledger.write(replace(record("a")))
 

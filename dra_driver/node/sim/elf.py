@@ -2,6 +2,7 @@
 
 import platform
 import struct
+from functools import cache
 
 # ELF-64 Object File Format 1.5 and System V ABI, chapters 4 and 5.
 _MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
@@ -12,6 +13,7 @@ _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 4, 5, 6, 1
 _PAGE = 0x10000  # the largest page of either machine
 
 
+@cache
 def shared_object(soname: str, machine: str | None = None) -> bytes:
     """A library called *soname* for *machine* (this one's), without a single symbol.
 

@@ -31,6 +31,7 @@ class SimulatedHost:
     def __init__(self, live: LiveNode, directory: Path, mknod: Mknod = os.mknod) -> None:
         self._directory = directory
         self._mknod = mknod
+        self._inside: set[Path] = set()  # directories that are below ours, links followed
         self._lock = threading.Lock()
         live.on_change(self.materialise)
         self.materialise(live.current())
@@ -41,13 +42,14 @@ class SimulatedHost:
         try:
             with self._lock:
                 before = self._open()
+                self._inside.clear()
                 # Written down before it is done: after a crash the next one still knows what is its
                 # own.
                 self._remember(before | tree.keys())
-                for path in sorted(before - tree.keys(), reverse=True):
+                for path in sorted(before - tree.keys(), key=_going):
                     self._remove(path)
-                for path, entry in sorted(tree.items()):
-                    self._put(path, entry)
+                for path in sorted(tree, key=_going, reverse=True):
+                    self._put(path, tree[path])
                 self._remove_nodes_of_gone_gpus(node)
                 self._remember(set(tree))
         except (OSError, ValueError) as error:  # ValueError: the marker is no JSON
@@ -73,7 +75,8 @@ class SimulatedHost:
 
     def _put(self, path: str, entry: Entry) -> None:
         place = self._place(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.parent.is_dir():
+            place.parent.mkdir(parents=True)
         match entry:
             case File(content, mode):
                 _put_file(place, content, mode)
@@ -122,13 +125,27 @@ class SimulatedHost:
     def _place(self, path: str) -> Path:
         """*path* below the directory. SettingsError: a link would lead out of it."""
         place = self._directory / path
-        inside = self._directory.resolve()
-        if not place.parent.resolve().is_relative_to(inside):
-            raise SettingsError(f"{place.parent} leads out of {self._directory}: remove that link")
+        if place.parent not in self._inside:
+            if not place.parent.resolve().is_relative_to(self._directory.resolve()):
+                raise SettingsError(f"{place.parent} leads out of {self._directory}: unlink it")
+            self._inside.add(place.parent)
         return place
 
 
+def _going(path: str) -> tuple[bool, tuple[int, ...]]:
+    """In which order paths go; they come in the other.
+
+    What is in a directory goes before it, and the links of sys/bus before the devices they lead
+    to, as in the kernel: whoever finds a device finds all of it.
+    """
+    return path.startswith("sys/devices"), tuple(-ord(letter) for letter in path)
+
+
 def _put_file(place: Path, content: bytes, mode: int) -> None:
+    if not os.path.lexists(place):
+        with open(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+        return
     if place.is_symlink() or not place.is_file() or place.read_bytes() != content:
         _replace(place, content, mode)
 

@@ -200,7 +200,7 @@ def node_file(name: str) -> Path:
         return Path(str(resources.files(__package__).joinpath("nodes", f"{name}.yaml")))
     if (path := Path(name)).is_file():
         return path
-    near = difflib.get_close_matches(Path(name).stem, bundled(), n=1)
+    near = [] if "/" in name else difflib.get_close_matches(path.stem, bundled(), n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise SettingsError(
         f"no simulated node {name!r}{meant}: name a file, or one of {', '.join(bundled())}"

@@ -1,0 +1,62 @@
+{{/* What several objects call each other by. */}}
+
+{{/* At most 48 characters, so that <fullname>-kubelet-plugin is a valid name everywhere. */}}
+{{- define "dra-driver-gpu.fullname" -}}
+{{- if contains .Chart.Name .Release.Name -}}
+{{- .Release.Name | trunc 48 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 48 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dra-driver-gpu.kubelet-plugin" -}}
+{{- include "dra-driver-gpu.fullname" . -}}-kubelet-plugin
+{{- end -}}
+
+{{/* The user that the DaemonSet's pods are to the API server; the admission policy matches it. */}}
+{{- define "dra-driver-gpu.kubelet-plugin.user" -}}
+system:serviceaccount:{{ .Release.Namespace }}:{{ include "dra-driver-gpu.kubelet-plugin" . }}
+{{- end -}}
+
+{{- define "dra-driver-gpu.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "dra-driver-gpu.kubelet-plugin.selector" -}}
+{{ include "dra-driver-gpu.selector" . }}
+app.kubernetes.io/component: kubelet-plugin
+{{- end -}}
+
+{{- define "dra-driver-gpu.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{ include "dra-driver-gpu.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/*
+The newest version of resource.k8s.io that the cluster serves, or nothing. The Kubernetes version is asked as well,
+because `helm template` without a cluster takes everything that Helm knows for served: with --kube-version it is right.
+*/}}
+{{- define "dra-driver-gpu.resource-api" -}}
+{{- $kube := .Capabilities.KubeVersion.Version -}}
+{{- $served := .Capabilities.APIVersions -}}
+{{- if and ($served.Has "resource.k8s.io/v1") (semverCompare ">=1.34.0-0" $kube) -}}
+resource.k8s.io/v1
+{{- else if and ($served.Has "resource.k8s.io/v1beta2") (semverCompare ">=1.33.0-0" $kube) -}}
+resource.k8s.io/v1beta2
+{{- else if $served.Has "resource.k8s.io/v1beta1" -}}
+resource.k8s.io/v1beta1
+{{- end -}}
+{{- end -}}
+
+{{/*
+"true" where the old pod may serve until the new one does: from kubelet 1.33 on (an older one deregisters the driver
+when the old pod's socket goes), and without hostNetwork (the two pods would want the same port).
+*/}}
+{{- define "dra-driver-gpu.surge" -}}
+{{- if and (not .Values.hostNetwork) (semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+true
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,178 @@
+"""Does the API server know this node, let us do what we do, and keep what we write?"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dra_driver.cli.findings import Finding, fail, ok, skip, warn
+from dra_driver.errors import Forbidden, NotFound, Refused
+from dra_driver.kubeletplugin.features import Features, probe
+from dra_driver.kubeletplugin.resource_api import Api, ResourceApi
+from dra_driver.kubeletplugin.shapes import GROUP
+
+SERVER, NODE, RIGHTS, CLASS, FEATURES = (
+    "API server",
+    "Node object",
+    "rights",
+    "DeviceClass",
+    "API features",
+)
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+# What each of Features is for, and what turns it on.
+_GATES: Mapping[str, tuple[str, str]] = {
+    "device_taints": ("device taints", "DRADeviceTaints"),
+    "consumable_capacity": ("consumable capacity", "DRAConsumableCapacity"),
+    "shared_counters": ("shared counters", "DRAPartitionableDevices"),
+    "list_attributes": ("list attributes", "DRAListTypeAttributes"),
+}
+
+
+class Server(Api, Protocol):
+    """An API server that takes parameters; ``dra_driver.cluster.client.ApiServer`` is one."""
+
+    def create(
+        self, path: str, document: dict[str, Any], query: Mapping[str, str] = ...
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The API server that is asked, and as which driver on which node."""
+
+    server: Server
+    resources: ResourceApi
+    driver: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One thing that RBAC can allow."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        """
+        >>> print(Right("resource.k8s.io", "resourceclaims", "list"), Right("", "nodes", "get"))
+        list resourceclaims.resource.k8s.io get nodes
+        """
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+# Exactly what kubeletplugin/resource_api.py asks of the API server.
+NEEDED = (
+    *(Right(GROUP, "resourceclaims", verb) for verb in ("get", "list")),
+    *(
+        Right(GROUP, "resourceslices", verb)
+        for verb in ("get", "list", "watch", "create", "update", "delete")
+    ),
+    Right("", "nodes", "get"),
+)
+
+
+def api_server(cluster: Cluster) -> Iterator[Finding]:
+    """The first question: where it fails, no other can be asked."""
+    version = cluster.resources.version
+    yield ok(SERVER, f"answers, and serves {GROUP}/{version}")
+
+
+def node_object(cluster: Cluster) -> Iterator[Finding]:
+    try:
+        uid = cluster.resources.node_uid(cluster.node)
+    except NotFound:
+        yield fail(
+            NODE,
+            f"there is no Node {cluster.node}",
+            "give --node-name the name that `kubectl get nodes` shows (spec.nodeName in the pod)",
+        )
+    except Forbidden as e:
+        yield skip(NODE, str(e))
+    else:
+        yield ok(NODE, f"{cluster.node} has UID {uid}")
+
+
+def rights(cluster: Cluster) -> Iterator[Finding]:
+    """The API server is asked about each right by itself; nothing is tried out."""
+    try:
+        denied = {right: why for right in NEEDED if (why := _denied(cluster.server, right))}
+    except (NotFound, Forbidden, Refused) as e:
+        yield skip(RIGHTS, f"the API server does not tell: {e}")
+        return
+    yield from of_rights(denied)
+
+
+def device_class(cluster: Cluster) -> Iterator[Finding]:
+    """Claims name a class; the chart makes one with the driver's name."""
+    path = f"/apis/{GROUP}/{cluster.resources.version}/deviceclasses/{cluster.driver}"
+    try:
+        cluster.server.get(path)
+    except NotFound:
+        yield warn(
+            CLASS,
+            f"there is none with the name {cluster.driver}, which claims usually ask for",
+            "install the chart's DeviceClass (kubectl get deviceclasses)",
+        )
+    except Forbidden:
+        yield skip(
+            CLASS,
+            f"this account need not and may not read it: kubectl get deviceclass {cluster.driver}",
+        )
+    else:
+        yield ok(CLASS, cluster.driver)
+
+
+def features(cluster: Cluster) -> Iterator[Finding]:
+    """What is kept of slices; nothing is stored."""
+    version = cluster.resources.version
+    try:
+        yield of_features(probe(cluster.server, version, cluster.driver, cluster.node))
+    except Forbidden as e:
+        yield skip(FEATURES, f"cannot be tried without the right to create slices: {e}")
+    except Refused as e:
+        yield fail(
+            FEATURES,
+            f"not even a plain slice of this node is taken: {e}",
+            "see what refuses it: kubectl get validatingadmissionpolicies,"
+            "validatingwebhookconfigurations",
+        )
+
+
+def of_rights(denied: Mapping[Right, str]) -> Iterator[Finding]:
+    """*denied*: what is not allowed, and what the API server says about that."""
+    for right, why in sorted(denied.items()):
+        yield fail(
+            RIGHTS,
+            f"this account may not {right} ({why})",
+            f'in the chart\'s ClusterRole (its name ends in -kubelet-plugin): verb "{right.verb}" '
+            f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
+        )
+    if not denied:
+        yield ok(RIGHTS, f"all {len(NEEDED)} that the plugin uses")
+
+
+def of_features(kept: Features) -> Finding:
+    """None of them is needed to give out whole GPUs: that some are off is no fault."""
+    on = [name for field, (name, _) in _GATES.items() if getattr(kept, field)]
+    off = [f"{name} ({gate})" for field, (name, gate) in _GATES.items() if not getattr(kept, field)]
+    text = f"kept: {', '.join(on) or 'none'}"
+    return ok(FEATURES, f"{text}; off, by feature gate: {', '.join(off)}" if off else text)
+
+
+def _denied(server: Server, right: Right) -> str:
+    """Why *right* is not ours, in the API server's words; empty where it is."""
+    attributes = {"group": right.group, "resource": right.resource, "verb": right.verb}
+    review = server.create(
+        _REVIEWS,
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        },
+    )
+    status = review.get("status") or {}
+    if status.get("allowed"):
+        return ""
+    return str(status.get("reason") or status.get("evaluationError") or "no role allows it")

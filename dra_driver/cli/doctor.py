@@ -1,0 +1,156 @@
+"""``dra-driver doctor``: looks at everything that a pod with a claim needs on this node.
+
+Nothing is changed, but for device files of the driver that are missing: those are made, as they
+would be for a claim.
+"""
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from dra_driver.cli import cluster_checks, disk_checks, gpu_checks, plugin_checks
+from dra_driver.cli.findings import Finding, Level, fail, skip, summary
+from dra_driver.cluster.access import Access, in_cluster, kubeconfig
+from dra_driver.cluster.client import ApiServer, Timeouts
+from dra_driver.errors import DriverError, SettingsError
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.node.boot import boot_id
+from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.machine import open_node
+from dra_driver.node.worker import Worker
+from dra_driver.plan.edits import vendor
+from dra_driver.settings import PluginSettings
+
+log = logging.getLogger(__name__)
+
+Check = tuple[str, Callable[[], Iterable[Finding]]]
+"""What is looked at, and how."""
+
+_SECONDS = 30.0  # for one check: what it waits for has shorter limits of its own
+_TIMEOUTS = Timeouts(connect=3.0, read=5.0)
+
+
+def doctor(settings: PluginSettings) -> int:
+    """Print each finding as soon as it is made. 0: nothing failed; 1: something did."""
+    findings: list[Finding] = []
+    with ExitStack() as stack:
+        for finding in _examine(settings, stack):
+            print(finding, flush=True)
+            findings.append(finding)
+    print(summary(findings))
+    return int(any(finding.level is Level.FAIL for finding in findings))
+
+
+def run_checks(checks: Iterable[Check], deadline_seconds: float = _SECONDS) -> Iterator[Finding]:
+    """All of them, whatever one of them runs into; each ends in time."""
+    for what, check in checks:
+        worker = Worker(f"doctor: {what}")
+        try:
+            yield from worker.submit(what, partial(_made, check), deadline_seconds).result()
+        except DriverError as e:
+            yield fail(what, f"cannot be looked at: {e}", "mend this first, then ask again")
+        except Exception as e:
+            log.exception("a check broke", extra={"check": what})
+            yield fail(what, f"the check itself broke: {e!r}", "report this: it is a fault of ours")
+        finally:
+            worker.stop()
+
+
+def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    return list(check())
+
+
+def _examine(settings: PluginSettings, stack: ExitStack) -> Iterator[Finding]:
+    yield from run_checks(_node_checks(settings, stack))
+    yield from run_checks(_disk_checks(settings))
+    yield from _cluster_findings(settings, stack)
+
+
+def _node_checks(settings: PluginSettings, stack: ExitStack) -> list[Check]:
+    sim_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    node = stack.enter_context(open_node(settings.place, sim_dir))
+    host_root = sim_dir if settings.sim else settings.host_root
+    machine = gpu_checks.Machine(node, host_root)
+    modules = DriverRoot(None, host_root)
+    return [
+        (gpu_checks.ROOT, partial(gpu_checks.driver_root, machine)),
+        (
+            gpu_checks.MODULE,
+            lambda: gpu_checks.kernel_module(machine, modules.loaded_version()),
+        ),
+        (gpu_checks.GPUS, partial(gpu_checks.gpus, machine)),
+        (gpu_checks.NODES, partial(gpu_checks.device_files, machine)),
+        (gpu_checks.HOOK, partial(gpu_checks.hook, machine, settings.nvidia_cdi_hook)),
+    ]
+
+
+def _disk_checks(settings: PluginSettings) -> list[Check]:
+    kubelet, driver, cdi_dir = settings.kubelet_dir, settings.driver_name, settings.cdi_dir
+
+    def of_boot() -> Path:
+        return settings.ledger_dir / boot_id(settings.host_root)
+
+    return [
+        (disk_checks.CDI, partial(disk_checks.cdi_directory, cdi_dir)),
+        (
+            disk_checks.FILES,
+            lambda: disk_checks.cdi_files(cdi_dir, vendor(driver), of_boot()),
+        ),
+        (
+            disk_checks.KUBELET,
+            partial(disk_checks.kubelet_directory, kubelet, driver, settings.pod_uid),
+        ),
+        (disk_checks.STATE, partial(disk_checks.state_directory, settings.state)),
+        (disk_checks.LEDGER, lambda: disk_checks.ledger(of_boot())),
+        (plugin_checks.PLUGIN, partial(plugin_checks.plugin, kubelet, driver)),
+        (
+            plugin_checks.OTHERS,
+            partial(plugin_checks.other_drivers, kubelet, driver, cdi_dir),
+        ),
+    ]
+
+
+def _cluster_findings(settings: PluginSettings, stack: ExitStack) -> Iterator[Finding]:
+    access = _access(settings)
+    if isinstance(access, Finding):
+        yield access
+        return
+    server = ApiServer(access, _TIMEOUTS, user_agent="dra-driver-doctor")
+    stack.callback(server.close)
+    yield from examine_cluster(
+        cluster_checks.Cluster(
+            server, ResourceApi(server), settings.driver_name, settings.node_name
+        )
+    )
+
+
+def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
+    """Every question to the API server; after the first one fails, none."""
+    first = list(run_checks([(cluster_checks.SERVER, partial(cluster_checks.api_server, cluster))]))
+    yield from first
+    rest = {
+        cluster_checks.NODE: cluster_checks.node_object,
+        cluster_checks.RIGHTS: cluster_checks.rights,
+        cluster_checks.CLASS: cluster_checks.device_class,
+        cluster_checks.FEATURES: cluster_checks.features,
+    }
+    if any(finding.level is Level.FAIL for finding in first):
+        yield skip(", ".join(rest), "the API server has to answer first")
+    else:
+        yield from run_checks([(what, partial(check, cluster)) for what, check in rest.items()])
+
+
+def _access(settings: PluginSettings) -> Access | Finding:
+    """How to reach the API server; outside a pod, and told nothing, that is not looked at."""
+    if settings.kubeconfig is None:
+        try:
+            return in_cluster()
+        except SettingsError as e:
+            return skip(cluster_checks.SERVER, f"{e} (--kubeconfig)")
+    try:
+        return kubeconfig(settings.kubeconfig)
+    except SettingsError as e:
+        return fail(cluster_checks.SERVER, str(e), "mend the file, or give another --kubeconfig")

@@ -1,0 +1,96 @@
+"""Which fields of a ResourceSlice an API server keeps, found by asking it to create some.
+
+A feature gate that is off does not make the API server refuse a field: it drops it without a word
+(KEP-4381, "strategy"), and what was meant as one share of a device is then all of it. No version
+tells, since gates can be set either way. So each feature is asked about by a slice that is
+created with ``dryRun=All``: it goes through conversion, admission, validation and the dropping of
+fields, and is stored nowhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dra_driver.errors import Refused
+from dra_driver.kubeletplugin.shapes import GROUP, slice_from, slice_to
+from dra_driver.kubeletplugin.slice_content import dropped
+
+Document = dict[str, Any]
+
+_COUNTERS = "probe"
+
+
+class Creator(Protocol):
+    """What we use of the API server; ``dra_driver.cluster.client.ApiServer`` is one."""
+
+    def create(self, path: str, document: Document, query: Mapping[str, str]) -> Document: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the API server keeps of a slice, beyond devices with plain attributes and capacity."""
+
+    device_taints: bool  # KEP-5055, gate DRADeviceTaints
+    consumable_capacity: bool  # KEP-5075, gate DRAConsumableCapacity
+    shared_counters: bool  # KEP-4815, gate DRAPartitionableDevices
+    counters_apart: bool  # devices may use counters of another slice (1.35 and newer) …
+    counters_beside: bool  # … or only of their own (1.33 and 1.34)
+    list_attributes: bool  # KEP-5491, gate DRAListTypeAttributes
+
+
+def probe(api: Creator, version: str, driver: str, node: str) -> Features:
+    """What the API server keeps of slices of *driver* on *node*, in *version* of its group.
+
+    Six to seven requests; nothing is stored. ClusterError: it takes not even a plain slice from
+    us, so nothing can be told.
+    """
+
+    def made(spec: Document) -> tuple[str, ...]:
+        document = _document(spec, driver, node)
+        path = f"/apis/{GROUP}/{version}/resourceslices"
+        answer = api.create(path, slice_to(version, document), {"dryRun": "All"})
+        return dropped(document["spec"], slice_from(answer)["spec"])
+
+    def keeps(spec: Document) -> bool:
+        try:
+            return not made(spec)
+        except Refused:  # what is left of it without the field is no slice
+            return False
+
+    made(_devices())  # anything refused from here on is refused for what it has in addition
+    counters = keeps(_counter_sets())
+    return Features(
+        device_taints=keeps(_devices(taints=[{"key": f"{driver}/probe", "effect": "NoSchedule"}])),
+        consumable_capacity=keeps(_devices(allowMultipleAllocations=True, capacity=_consumable())),
+        shared_counters=counters,
+        counters_apart=counters and keeps(_consumer()),
+        counters_beside=counters and keeps({**_counter_sets(), **_consumer()}),
+        list_attributes=keeps(_devices(attributes={"probe": {"ints": [0, 1]}})),
+    )
+
+
+def _document(spec: Document, driver: str, node: str) -> Document:
+    # As the slices of the node are, since an admission policy may let only those pass.
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    return {
+        "metadata": {"generateName": f"probe-{driver}-"},
+        "spec": {"driver": driver, "nodeName": node, "pool": pool, **spec},
+    }
+
+
+def _devices(**fields: Any) -> Document:
+    return {"devices": [{"name": "probe", **fields}]}
+
+
+def _consumable() -> Document:
+    ranged = {"min": "1", "max": "4", "step": "1"}
+    return {"probe": {"value": "4", "requestPolicy": {"default": "4", "validRange": ranged}}}
+
+
+def _counter_sets() -> Document:
+    return {"sharedCounters": [{"name": _COUNTERS, "counters": {"probe": {"value": "1"}}}]}
+
+
+def _consumer() -> Document:
+    consumed = {"counterSet": _COUNTERS, "counters": {"probe": {"value": "1"}}}
+    return _devices(consumesCounters=[consumed])

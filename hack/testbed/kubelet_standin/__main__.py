@@ -1,0 +1,124 @@
+"""python -m hack.testbed.kubelet_standin: runs until SIGTERM; the pods' processes end with it."""
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client
+import kubernetes.config
+import urllib3
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import ClusterError, DriverError, NotFound, Unreachable
+from hack.testbed.kubelet_standin.held import Held
+from hack.testbed.kubelet_standin.node import Node
+from hack.testbed.kubelet_standin.pods import Place, Pod
+from hack.testbed.kubelet_standin.slices import SliceWiper
+from tests.fakes.kubelet import FakeKubelet
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.3
+_END_SECONDS = 5.0
+
+
+def main() -> int:
+    """Be the kubelet of one node."""
+    options = _parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        api = ApiServer(kubeconfig(options.kubeconfig), user_agent="kubelet-standin")
+        with FakeKubelet(options.kubelet_dir.absolute(), options.minor) as kubelet:
+            _serve(options, api, kubelet, stop)
+    except DriverError as error:
+        print(f"kubelet_standin: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kubelet_standin", description=__doc__)
+    parser.add_argument("--kubeconfig", type=Path, required=True, help="an administrator's")
+    parser.add_argument("--kubelet-dir", type=Path, required=True, help="plugins and pods lie here")
+    parser.add_argument("--cdi-dir", type=Path, required=True, help="where the driver writes specs")
+    parser.add_argument("--node-name", required=True)
+    parser.add_argument("--minor", type=int, default=36, help="which Kubernetes 1.x to be")
+    return parser
+
+
+def _serve(
+    options: argparse.Namespace, api: ApiServer, kubelet: FakeKubelet, stop: threading.Event
+) -> None:
+    node = Node(api, options.node_name, options.minor)
+    node.register()
+    wiper = SliceWiper(
+        api, options.node_name, lambda driver: any(i.connected for i in kubelet.instances(driver))
+    )
+    wiper.wipe_all()
+    place = Place(
+        api,
+        Held(kubelet),
+        options.kubelet_dir.absolute() / "pods",
+        options.cdi_dir.absolute(),
+        _deleter(options.kubeconfig),
+    )
+    log.info("the node is ready", extra={"node": options.node_name})
+    pods: dict[str, Pod] = {}
+    while not stop.wait(_LOOK_SECONDS):
+        try:
+            node.beat()
+            wiper.look()
+            _look(api, options.node_name, place, pods)
+        except ClusterError as error:
+            log.warning("looking again: %s", error)
+    for pod in pods.values():
+        pod.end()
+    for pod in pods.values():
+        pod.join(_END_SECONDS / len(pods))
+
+
+def _look(api: ApiServer, node: str, place: Place, pods: dict[str, Pod]) -> None:
+    """Take up new pods, and end those that are deleted or gone (a force-deleted one vanishes)."""
+    found = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
+    there = {item["metadata"]["uid"]: item for item in found}
+    for uid, item in there.items():
+        if uid not in pods:
+            pods[uid] = Pod(place, item)
+        if item["metadata"].get("deletionTimestamp"):
+            pods[uid].delete()
+    for uid in [uid for uid in pods if uid not in there]:
+        pods.pop(uid).delete()
+
+
+def _deleter(path: Path) -> Callable[[str, str, str], None]:
+    """What deletes a pod for good, with no grace period, as only its kubelet may."""
+    load: Any = kubernetes.config.new_client_from_config
+    core = kubernetes.client.CoreV1Api(load(str(path)))
+
+    def delete(namespace: str, name: str, uid: str) -> None:
+        options = kubernetes.client.V1DeleteOptions(
+            grace_period_seconds=0, preconditions=kubernetes.client.V1Preconditions(uid=uid)
+        )
+        try:
+            core.delete_namespaced_pod(name, namespace, body=options, _request_timeout=10)
+        except kubernetes.client.ApiException as error:
+            if error.status in (404, 409):  # gone, or another pod of that name
+                raise NotFound(f"pod {namespace}/{name} is gone") from error
+            raise Unreachable(f"pod {namespace}/{name} cannot be deleted: {error}") from error
+        except urllib3.exceptions.HTTPError as error:
+            raise Unreachable(f"pod {namespace}/{name} cannot be deleted: {error}") from error
+
+    return delete
+
+
+if __name__ == "__main__":
+    sys.exit(main())

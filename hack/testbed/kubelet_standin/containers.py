@@ -1,0 +1,147 @@
+"""One container's command as a process, with its CDI devices."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cdi.apply import inject
+from cdi.errors import CdiError
+
+Config = dict[str, Any]
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TERM_SECONDS = 2.0  # between TERM and KILL
+_CANNOT_START = 128  # as containerd: ContainerCannotRun
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a container ended."""
+
+    exit_code: int
+    reason: str
+    output: str
+
+
+def configuration(container: Mapping[str, Any], pod: Mapping[str, Any]) -> Config:
+    """The OCI configuration before CDI; environment from values and simple pod fields only."""
+    environment = [f"PATH={_SYSTEM_PATH}", f"HOSTNAME={pod['metadata']['name']}"]
+    for entry in container.get("env") or ():
+        environment.append(f"{entry['name']}={_value(entry, pod)}")
+    return {
+        "ociVersion": "1.0.2",
+        "process": {
+            "args": [*(container.get("command") or ()), *(container.get("args") or ())],
+            "env": environment,
+            "cwd": container.get("workingDir") or "/",
+        },
+        "mounts": [],
+        "linux": {},
+    }
+
+
+def _value(entry: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
+    if "value" in entry:
+        return str(entry["value"])
+    path = ((entry.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath", "")
+    found: Any = pod
+    for part in path.split(".") if path else ():
+        found = (found or {}).get(part)
+    return "" if found is None or found is pod else str(found)
+
+
+class Run:
+    """A container's one run, in *directory*."""
+
+    def __init__(self, directory: Path, config: Config, names: Sequence[str], cdi: Path) -> None:
+        self._directory = directory
+        self._config = config
+        self._names = names
+        self._cdi = cdi
+        self._stopped = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard = threading.Lock()
+
+    def wait(self) -> Ended:
+        """Run it to its end."""
+        (self._directory / "work").mkdir(parents=True, exist_ok=True)
+        try:
+            config = inject(self._config, self._names, (self._cdi,))
+        except CdiError as error:
+            return Ended(_CANNOT_START, "CDIInjectionFailed", str(error))
+        text = json.dumps(config, indent=2, sort_keys=True)
+        (self._directory / "config.json").write_text(text + "\n")
+        args = config["process"]["args"]
+        if not args:
+            return Ended(_CANNOT_START, "StandinNeedsCommand", "there is no image to take it from")
+        return self._end_of(args, _environment(config, self._directory))
+
+    def stop(self) -> None:
+        """End it soon, with all its children."""
+        self._stopped.set()
+        self._signal(signal.SIGTERM)
+        timer = threading.Timer(_TERM_SECONDS, self._signal, (signal.SIGKILL,))
+        timer.daemon = True
+        timer.start()
+
+    def _end_of(self, args: Sequence[str], environment: Mapping[str, str]) -> Ended:
+        output = self._directory / "output"
+        with output.open("wb") as sink:
+            try:
+                with self._guard:
+                    if self._stopped.is_set():
+                        return Ended(_CANNOT_START, "Stopped", "")
+                    self._process = _start(args, environment, self._directory / "work", sink)
+            except OSError as error:
+                return Ended(_CANNOT_START, "StartError", f"{args[0]}: {error}")
+            code = self._process.wait()
+        exit_code = code if code >= 0 else 128 - code
+        text = output.read_text(errors="replace")
+        return Ended(exit_code, "Error" if exit_code else "Completed", text)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._guard:
+            if self._process is None or self._process.poll() is not None:
+                return
+            os.killpg(self._process.pid, number)  # its own group: start_new_session
+
+
+def _start(
+    args: Sequence[str], environment: Mapping[str, str], directory: Path, sink: Any
+) -> "subprocess.Popen[bytes]":
+    # Through env(1), which looks the program up on the container's PATH and not on ours.
+    return subprocess.Popen(
+        ["/usr/bin/env", "--", *args],
+        env=dict(environment),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=sink,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _environment(config: Config, directory: Path) -> dict[str, str]:
+    """The process's variables; mounted programs and libraries come first, as links."""
+    environment = dict(entry.split("=", 1) for entry in config["process"]["env"] if "=" in entry)
+    for kind, variable in (("bin", "PATH"), ("lib", "LD_LIBRARY_PATH")):
+        links = directory / kind
+        links.mkdir(exist_ok=True)
+        for mount in config["mounts"]:
+            target = PurePosixPath(mount["destination"])
+            if _kind(target) == kind and not (links / target.name).is_symlink():
+                (links / target.name).symlink_to(mount["source"])
+        environment[variable] = ":".join(filter(None, (str(links), environment.get(variable))))
+    return environment
+
+
+def _kind(target: PurePosixPath) -> str:
+    if target.parent.name in ("bin", "sbin"):
+        return "bin"
+    return "lib" if ".so" in target.name else ""

@@ -1,0 +1,34 @@
+"""A command as a person types it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dra_driver.__main__ import main
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Type = Callable[..., Answer]
+
+
+@pytest.fixture
+def type_in(capsys: pytest.CaptureFixture[str]) -> Type:
+    """Run ``dra-driver`` with these words."""
+
+    def run(*words: str | Path) -> Answer:
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as stopped:  # argparse's own way to end
+            code = int(stopped.code or 0)
+        said = capsys.readouterr()
+        return Answer(code, said.out, said.err)
+
+    return run

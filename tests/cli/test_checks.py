@@ -1,0 +1,263 @@
+"""What the doctor makes of what it sees: facts in, findings out."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from dra_driver.cli import cluster_checks, disk_checks, findings, gpu_checks, plugin_checks
+from dra_driver.cli.cluster_checks import NEEDED, Right
+from dra_driver.cli.disk_checks import Book, Directory
+from dra_driver.cli.findings import Level
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, PreparedDevice
+from dra_driver.kubeletplugin.features import Features
+from dra_driver.kubeletplugin.neighbours import Neighbour, Process
+from dra_driver.model.devices import DeviceName, Withheld
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.inventory import Inventory
+from dra_driver.node.ledger import SetAside
+from tests.fakes.values import gpu, ref
+
+DRIVER = "gpu.nvidia.com"
+FILES = DriverFiles(
+    version="580.95.05",
+    root="/",
+    machine="x86_64",
+    lib_dir="/usr/lib64",
+    libraries=(Library("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),),
+)
+
+
+def record(name, completed=True):
+    claim = ref(name)
+    prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
+    return Record(claim, (Holding(claim, DeviceName("gpu-0")),), prepared=prepared)
+
+
+def book(*records, aside=()):
+    return Book(
+        {one.claim.uid: one for one in records},
+        {ClaimUid(uid): SetAside(ClaimUid(uid), Path(f"/s/{uid}"), "cut", m) for uid, m in aside},
+    )
+
+
+def levels(found):
+    return [finding.level for finding in found]
+
+
+def test_the_examples_in_the_modules_hold():
+    for module in (findings, cluster_checks):
+        assert doctest.testmod(module).failed == 0
+
+
+def test_only_what_is_to_be_mended_has_a_second_line():
+    assert str(findings.ok("ledger", "2 claims")) == "[ok]   ledger: 2 claims"
+    shown = str(findings.fail("ledger", "damaged", "remove it"))
+    assert shown == "[FAIL] ledger: damaged\n       -> remove it"
+
+
+class TestDriver:
+    def test_a_whole_driver_is_named_with_its_version_and_root(self):
+        found = gpu_checks.of_driver(FILES)
+
+        assert found.level is Level.OK
+        assert "580.95.05 in /:" in found.found
+
+    def test_an_incomplete_one_fails_with_what_is_missing(self):
+        found = gpu_checks.of_driver(NodeError("no libcuda.so"))
+
+        assert (found.level, found.found) == (Level.FAIL, "no libcuda.so")
+        assert "--driver-root" in found.mend
+
+    @pytest.mark.parametrize(
+        ("loaded", "files", "level"),
+        [
+            pytest.param("580.95.05", FILES, Level.OK, id="the same"),
+            pytest.param("570.124.06", FILES, Level.FAIL, id="an upgrade that was not finished"),
+            pytest.param(None, FILES, Level.FAIL, id="no module"),
+            pytest.param("580.95.05", NodeError("none"), Level.WARN, id="no libraries"),
+        ],
+    )
+    def test_the_loaded_module_has_to_be_that_of_the_libraries(self, loaded, files, level):
+        assert gpu_checks.of_module(loaded, files).level is level
+
+
+class TestGpus:
+    def test_those_of_one_product_are_counted_together(self):
+        (found,) = gpu_checks.of_inventory(Inventory((gpu(0), gpu(1))))
+
+        assert found.found == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
+
+    def test_a_withheld_one_is_a_warning_beside_others_and_a_failure_alone(self):
+        lost = Withheld("GPU 0000:1b:00.0", "it is lost")
+
+        some = list(gpu_checks.of_inventory(Inventory((gpu(0),), (lost,))))
+        none = list(gpu_checks.of_inventory(Inventory((), (lost,))))
+
+        assert levels(some) == [Level.OK, Level.WARN]
+        assert some[1].found == "GPU 0000:1b:00.0 is not offered: it is lost"
+        assert levels(none) == [Level.FAIL]
+
+    def test_a_node_without_gpus_is_no_place_for_the_driver(self):
+        assert levels(gpu_checks.of_inventory(Inventory())) == [Level.WARN]
+
+    def test_device_files_are_listed_and_what_is_optional_does_not_fail(self):
+        control = DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255)
+        first = DeviceFile("/dev/nvidia0", "/dev/nvidia0", 195, 0)
+
+        found = gpu_checks.of_device_files(DeviceFiles((control,), {0: first}))
+
+        assert found.level is Level.OK
+        assert found.found.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
+
+    def test_device_files_that_cannot_be_made_fail(self):
+        assert gpu_checks.of_device_files(NodeError("missing")).level is Level.FAIL
+
+    def test_a_hook_has_to_be_a_program(self):
+        assert gpu_checks.of_hook("/usr/bin/nvidia-cdi-hook", True).level is Level.OK
+        assert gpu_checks.of_hook("/usr/bin/nvidia-cdi-hook", False).level is Level.FAIL
+
+
+class TestDisk:
+    @pytest.mark.parametrize(
+        ("is_there", "is_directory", "is_writable", "level"),
+        [
+            pytest.param(True, True, True, Level.OK, id="there"),
+            pytest.param(False, True, True, Level.OK, id="can be made"),
+            pytest.param(True, True, False, Level.FAIL, id="read-only"),
+            pytest.param(True, False, False, Level.FAIL, id="a file"),
+            pytest.param(False, True, False, Level.FAIL, id="cannot be made"),
+        ],
+    )
+    def test_a_directory_has_to_be_one_that_we_may_write(
+        self, is_there, is_directory, is_writable, level
+    ):
+        directory = Directory(Path("/d"), is_there, is_directory, is_writable)
+
+        assert disk_checks.of_directory("state directory", directory, "--state-dir").level is level
+
+    def test_a_cdi_directory_that_no_runtime_made_is_worth_a_warning(self):
+        missing = Directory(Path("/var/run/cdi"), False, True, True)
+
+        found = disk_checks.of_cdi_directory(missing)
+
+        assert found.level is Level.WARN
+        assert "enable_cdi" in found.mend
+
+    def test_prepared_claims_and_files_that_agree_are_in_order(self):
+        found = disk_checks.of_files({"uid-a"}, book(record("a"), record("b", completed=False)))
+
+        assert (found.level, found.found) == (
+            Level.OK,
+            "1 claims are prepared, each has its file",
+        )
+
+    def test_a_prepared_claim_without_its_file_fails(self):
+        found = disk_checks.of_files(set(), book(record("a")))
+
+        assert found.level is Level.FAIL
+        assert "default/a" in found.found
+
+    def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
+        assert disk_checks.of_files({"uid-x"}, book()).level is Level.WARN
+        aside = book(aside=[("uid-x", frozenset())])
+        assert disk_checks.of_files({"uid-x"}, aside).level is Level.OK
+
+    def test_a_conflict_about_our_devices_fails_and_a_strangers_broken_file_does_not(self):
+        kind = "k8s.gpu.nvidia.com/claim"
+        problems = [f"{kind}=a-gpu-0 is in conflict: 1 and 2", "/cdi/other.yaml is ignored: bad"]
+
+        assert levels(disk_checks.of_problems(problems, kind)) == [Level.FAIL, Level.WARN]
+        assert levels(disk_checks.of_problems([], kind)) == []
+
+    def test_an_unreadable_record_says_what_it_keeps_from_others(self):
+        known = book(aside=[("uid-x", frozenset({DeviceName("gpu-3")}))])
+        unknown = book(aside=[("uid-y", frozenset())])
+
+        (one,) = disk_checks.of_ledger(Path("/s"), known)
+        (any_,) = disk_checks.of_ledger(Path("/s"), unknown)
+
+        assert one.level is any_.level is Level.FAIL
+        assert "/s/uid-x cannot be read: cut" in one.found
+        assert one.mend.startswith("gpu-3 takes no new claim")
+        assert any_.mend.startswith("every GPU takes no new claim")
+
+    def test_a_claim_that_was_only_begun_is_told(self):
+        found = disk_checks.of_ledger(Path("/s"), book(record("a", completed=False)))
+
+        assert levels(found) == [Level.WARN, Level.OK]
+
+
+class TestPlugins:
+    def test_one_process_that_answers_is_in_order(self):
+        found = plugin_checks.of_processes({Process(1, "0b7e-1"): ""})
+
+        assert [(one.level, one.found) for one in found] == [
+            (Level.OK, "pod 0b7e-1 answers over both its sockets")
+        ]
+
+    def test_none_is_a_warning_and_one_that_does_not_answer_fails(self):
+        assert levels(plugin_checks.of_processes({})) == [Level.WARN]
+        assert levels(plugin_checks.of_processes({Process(1, "42"): "refused"})) == [Level.FAIL]
+
+    def test_two_are_an_update_or_one_too_many(self):
+        two = {Process(1, "a-1"): "", Process(2, "a-2"): ""}
+
+        assert levels(plugin_checks.of_processes(two)) == [Level.OK, Level.OK, Level.WARN]
+
+    def test_a_stranger_with_our_name_fails_and_others_are_only_named(self):
+        theirs = Neighbour(Path("/r/gpu-reg.sock"), DRIVER, "/p/gpu/dra.sock")
+        other = Neighbour(Path("/r/csi-reg.sock"), "csi.example", "/p/csi/csi.sock")
+
+        rival = list(plugin_checks.of_neighbours([theirs, other], DRIVER))
+        peace = list(plugin_checks.of_neighbours([other], DRIVER))
+
+        assert levels(rival) == [Level.FAIL]
+        assert "/r/gpu-reg.sock" in rival[0].found
+        assert [(one.level, one.found.rpartition(": ")[2]) for one in peace] == [
+            (Level.OK, "csi.example")
+        ]
+
+    def test_a_socket_that_nobody_answers_at_is_a_warning(self):
+        dead = Neighbour(Path("/r/x-reg.sock"), error="refused")
+
+        assert levels(plugin_checks.of_neighbours([dead], DRIVER)) == [Level.WARN, Level.OK]
+
+    def test_cdi_files_of_another_driver_are_a_warning(self):
+        assert levels(plugin_checks.of_foreign_files(["a.yaml"], Path("/cdi"))) == [Level.WARN]
+        assert levels(plugin_checks.of_foreign_files([], Path("/cdi"))) == []
+
+
+class TestCluster:
+    def test_each_missing_right_is_named_with_the_rule_that_gives_it(self):
+        missing = Right("resource.k8s.io", "resourceslices", "watch")
+
+        (found,) = cluster_checks.of_rights({missing: "no rule"})
+
+        assert found.level is Level.FAIL
+        assert "may not watch resourceslices.resource.k8s.io (no rule)" in found.found
+        assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in found.mend
+
+    def test_all_rights_are_one_line(self):
+        assert levels(cluster_checks.of_rights({})) == [Level.OK]
+        assert len(NEEDED) == len(set(NEEDED)) == 9
+
+    def test_features_that_are_off_are_named_with_their_gate_and_are_no_fault(self):
+        kept = Features(
+            device_taints=True,
+            consumable_capacity=False,
+            shared_counters=True,
+            counters_apart=True,
+            counters_beside=False,
+            list_attributes=True,
+        )
+
+        found = cluster_checks.of_features(kept)
+
+        assert found.level is Level.OK
+        assert found.found == (
+            "kept: device taints, shared counters, list attributes; "
+            "off, by feature gate: consumable capacity (DRAConsumableCapacity)"
+        )

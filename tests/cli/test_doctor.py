@@ -1,0 +1,401 @@
+"""The doctor on simulated nodes and a fake API server: all in order, and what is not."""
+
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_driver.cli.cluster_checks import NEEDED, Cluster
+from dra_driver.cli.doctor import examine_cluster, run_checks
+from dra_driver.cli.findings import Level, ok
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.instances import Instances
+from dra_driver.kubeletplugin.plugin import Plugin
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.kubeletplugin.service import Service
+from dra_driver.kubeletplugin.sockets import socket_paths
+from dra_driver.node.boot import boot_id
+from tests.fakes import api_server
+from tests.fakes.registrar import Registrar
+from tests.fakes.simulated import h100
+
+DRIVER, NODE = "gpu.nvidia.com", "n1"
+
+
+class World:
+    """The directories of a node in order, and the doctor who looks at them."""
+
+    def __init__(self, directory: Path, type_in):
+        self.kubelet = directory / "k"
+        self.registry = self.kubelet / "plugins_registry"
+        self.cdi = directory / "cdi"
+        self.home = self.kubelet / "plugins" / DRIVER
+        self.records = self.home / "state/claims" / boot_id(Path("/"))
+        self.node_file = directory / "node.yaml"
+        self._type_in = type_in
+        for each in (self.registry, self.cdi, self.records):
+            each.mkdir(parents=True)
+        self.gpus()
+
+    def gpus(self, **node):
+        self.node_file.write_text(yaml.safe_dump({"gpus": [h100("1b"), h100("43")], **node}))
+
+    def ask(self, *words):
+        return self._type_in(
+            "doctor",
+            *("--sim", self.node_file, "--node-name", NODE),
+            *("--kubelet-dir", self.kubelet, "--cdi-dir", self.cdi),
+            *words,
+        )
+
+
+@pytest.fixture
+def world(type_in, monkeypatch):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    # Not pytest's own directory, whose name is too long for sockets.
+    with tempfile.TemporaryDirectory(prefix="doctor-") as directory:
+        yield World(Path(directory), type_in)
+
+
+@pytest.fixture
+def server():
+    with api_server.ApiServer() as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        running.put({"kind": "DeviceClass", "metadata": {"name": DRIVER}, "spec": {}})
+        yield running
+
+
+@pytest.fixture
+def client(server, tmp_path):
+    connected = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    yield connected
+    connected.close()
+
+
+class Reviewed:
+    """The API server with an authorizer: every right is ours but those that are *missing*."""
+
+    def __init__(self, client, missing=()):
+        self._client = client
+        self._missing = missing
+
+    def __getattr__(self, name):
+        return getattr(self._client, name)
+
+    def create(self, path, document, query=None):
+        if not path.endswith("/selfsubjectaccessreviews"):
+            return self._client.create(path, document, query or {})
+        asked = document["spec"]["resourceAttributes"]
+        allowed = (asked["verb"], asked["resource"], asked["group"]) not in self._missing
+        return {**document, "status": {"allowed": allowed}}
+
+
+def examine(client, missing=()):
+    reviewed = Reviewed(client, missing)
+    return list(examine_cluster(Cluster(reviewed, ResourceApi(reviewed), DRIVER, NODE)))
+
+
+def lines(answer, *tags):
+    return [line for line in answer.out.splitlines() if line.startswith(tags)]
+
+
+def test_a_node_in_order_ends_with_zero_and_each_finding_has_its_line(world):
+    answer = world.ask()
+
+    assert (answer.code, answer.err) == (0, "")
+    assert lines(answer, "[FAIL]") == []
+    assert "[ok]   driver root: driver 580.95.05 in " in answer.out
+    assert "[ok]   kernel module: 580.95.05, as the libraries" in answer.out
+    assert "[ok]   GPUs: 2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1" in answer.out
+    assert lines(answer, "[skip]") == [
+        "[skip] API server: not in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is "
+        "not set): name a kubeconfig (--kubeconfig)"
+    ]
+    assert answer.out.splitlines()[-1].startswith("0 failed, 1 warnings, ")
+
+
+def test_asking_changes_nothing(world):
+    def everything():
+        return sorted(str(path) for path in world.kubelet.parent.rglob("*"))
+
+    before = everything()
+    world.ask()
+
+    assert everything() == before
+
+
+@pytest.mark.parametrize("state", ["not-loaded", "no-library"])
+def test_a_driver_that_is_not_ready_fails_and_the_other_checks_go_on(world, state):
+    world.gpus(driver=state)
+
+    answer = world.ask()
+
+    assert answer.code == 1
+    assert any("kernel module: none is loaded" in line for line in lines(answer, "[FAIL]"))
+    assert "[FAIL] GPUs: all GPUs is not offered" in answer.out
+    assert "[ok]   ledger: " in answer.out
+
+
+def test_without_a_driver_it_is_said_where_it_was_looked_for(world, tmp_path):
+    world.gpus(driver="no-library")
+    root = tmp_path / "nowhere"
+
+    failed = lines(world.ask("--driver-root", root), "[FAIL] driver root")
+
+    assert failed and f"{root} does not exist" in failed[0]
+
+
+def test_a_lost_gpu_is_a_warning_while_another_is_offered(world):
+    world.gpus(gpus=[h100("1b"), h100("43", fails="GPU_IS_LOST")])
+
+    answer = world.ask()
+
+    assert answer.code == 0
+    assert any("0000:43:00.0" in line for line in lines(answer, "[warn] GPUs"))
+
+
+def test_a_hook_that_is_not_there_fails(world):
+    answer = world.ask("--nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook")
+
+    assert answer.code == 1
+    assert "[FAIL] nvidia-cdi-hook: /usr/bin/nvidia-cdi-hook is no program" in answer.out
+
+
+def test_a_missing_cdi_directory_is_a_warning_with_what_to_look_at(world):
+    world.cdi.rmdir()
+
+    answer = world.ask()
+
+    assert answer.code == 0
+    assert any(str(world.cdi) in line for line in lines(answer, "[warn] CDI directory"))
+
+
+def test_a_cdi_directory_that_cannot_be_made_fails(world):
+    world.cdi.rmdir()
+    world.cdi.write_text("a file")
+
+    answer = world.ask("--cdi-dir", world.cdi / "below")
+
+    assert answer.code == 1
+    assert lines(answer, "[FAIL] CDI directory")
+
+
+def test_a_kubelet_directory_that_is_none_fails(world, tmp_path):
+    answer = world.ask("--kubelet-dir", tmp_path / "elsewhere")
+
+    assert answer.code == 1
+    assert "--kubelet-dir" in answer.out.partition("[FAIL] kubelet directory")[2]
+
+
+def test_a_kubelet_directory_with_too_long_a_name_for_sockets_fails(world, tmp_path):
+    answer = world.ask("--kubelet-dir", tmp_path / ("long" * 30))
+
+    assert any("no socket fits" in line for line in lines(answer, "[FAIL] kubelet directory"))
+
+
+def test_an_unreadable_record_fails_and_stays_where_it_is(world):
+    damaged = world.records / "0b7e.json"
+    damaged.write_text('{"device": "gpu-1"')
+
+    answer = world.ask()
+
+    assert answer.code == 1
+    assert any(str(damaged) in line for line in lines(answer, "[FAIL] ledger"))
+    assert "-> gpu-1 takes no new claim" in answer.out
+    assert damaged.exists()
+
+
+def test_cdi_files_of_nvidias_driver_are_told_from_ours(world):
+    (world.cdi / f"k8s.{DRIVER}-claim_0b7e.yaml").write_text("")
+
+    answer = world.ask()
+
+    assert any("NVIDIA's driver" in line for line in lines(answer, "[warn] other drivers"))
+
+
+def test_another_driver_with_our_name_fails(world):
+    with Registrar(world.registry / f"{DRIVER}-reg.sock", DRIVER, "/plugins/dra.sock"):
+        answer = world.ask()
+
+    assert answer.code == 1
+    assert any(f"{DRIVER}-reg.sock" in line for line in lines(answer, "[FAIL] other drivers"))
+
+
+class Nobody:
+    """A preparer that is never asked."""
+
+    def prepare(self, ref):
+        raise AssertionError(ref)
+
+    unprepare = prepare
+
+
+class Uncounted:
+    def observe(self, operation, outcome, seconds):
+        """Nobody looks."""
+
+
+def test_our_own_plugin_is_found_by_its_lock_and_asked_over_its_sockets(world):
+    paths = socket_paths(DRIVER, world.home, world.registry, "0b7e-pod")
+    fatal = []
+    instances = Instances(world.home / "instances", "0b7e-pod")
+    plugin = Plugin(paths, Service(Nobody(), Uncounted()), fatal.append)
+    plugin.start()
+    try:
+        well = world.ask()
+    finally:
+        plugin.stop()
+    ill = world.ask()
+    instances.leave()
+
+    assert "[ok]   plugin: pod 0b7e-pod answers over both its sockets" in well.out
+    assert "nobody else speaks for gpu.nvidia.com" in well.out
+    assert (well.code, ill.code) == (0, 1)
+    assert lines(ill, "[FAIL] plugin")
+    assert not fatal
+
+
+def test_a_hung_check_is_given_up_and_the_next_goes_on():
+    release = threading.Event()
+    checks = [
+        ("slow", lambda: iter([ok("slow", str(release.wait(10)))])),
+        ("next", lambda: [ok("next", "made")]),
+    ]
+
+    slow, following = run_checks(checks, deadline_seconds=0.05)
+    release.set()
+
+    assert (slow.level, following.found) == (Level.FAIL, "made")
+    assert "no answer within" in slow.found
+
+
+def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
+    def broken():
+        raise KeyError("a fault of ours")
+
+    def impossible():
+        raise NodeError("the disk is gone")
+        yield
+
+    found = list(run_checks([("a", broken), ("b", impossible), ("c", lambda: [ok("c", "")])]))
+
+    assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.OK]
+    assert "the disk is gone" in found[1].found
+    assert "a check broke" in caplog.text
+
+
+def test_a_cluster_in_order_is_four_lines_and_one_for_features(client):
+    found = examine(client)
+
+    assert [one.level for one in found] == [Level.OK] * 5
+    assert found[0].found.endswith("serves resource.k8s.io/v1")
+    assert found[-1].found.startswith("kept: device taints, consumable capacity, shared counters")
+
+
+def test_exactly_the_rights_that_are_missing_are_named(client):
+    missing = {
+        ("list", "resourceclaims", "resource.k8s.io"),
+        ("delete", "resourceslices", "resource.k8s.io"),
+        ("get", "nodes", ""),
+    }
+
+    failed = [one for one in examine(client, missing) if one.level is Level.FAIL]
+
+    assert len(failed) == 3
+    assert any('verb "list" on "resourceclaims"' in one.mend for one in failed)
+    assert all("ClusterRole" in one.mend for one in failed)
+
+
+def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
+    chart = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu/templates"
+    text = (chart / "kubelet-plugin-clusterrole.yaml").read_text()
+    (_, rules) = text.split("rules:\n")
+    given = {
+        (group, resource, verb)
+        for rule in yaml.safe_load(rules)
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+    assert {(right.group, right.resource, right.verb) for right in NEEDED} <= given
+
+
+def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
+    found = list(examine_cluster(Cluster(client, ResourceApi(client), DRIVER, NODE)))
+
+    assert [one.level for one in found] == [Level.OK, Level.OK, Level.SKIP, Level.OK, Level.OK]
+
+
+def test_a_node_that_the_api_server_does_not_know_fails(server, client):
+    server.remove("nodes", NODE)
+
+    assert [one.what for one in examine(client) if one.level is Level.FAIL] == ["Node object"]
+
+
+def test_a_missing_device_class_is_a_warning(server, client):
+    server.remove("deviceclasses", DRIVER)
+
+    assert [one.what for one in examine(client) if one.level is Level.WARN] == ["DeviceClass"]
+
+
+def test_what_we_may_not_read_is_skipped(server, client):
+    for resource in ("nodes", "deviceclasses"):
+        server.deny("get", resource)
+    server.deny("create", "resourceslices")
+
+    skipped = [one.what for one in examine(client) if one.level is Level.SKIP]
+
+    assert skipped == ["Node object", "DeviceClass", "API features"]
+
+
+def test_a_gate_that_is_off_is_told(server, client):
+    server.disable("DRAConsumableCapacity")
+
+    assert "consumable capacity (DRAConsumableCapacity)" in examine(client)[-1].found
+
+
+def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server, client):
+    server.served.clear()
+
+    found = examine(client)
+
+    assert [one.level for one in found] == [Level.FAIL, Level.SKIP]
+    assert "DynamicResourceAllocation" in found[0].found
+
+
+def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):
+    server.fail(422, "POST", "resourceslices")
+
+    assert "validatingadmissionpolicies" in examine(client)[-1].mend
+
+
+def test_the_command_asks_the_api_server_that_the_kubeconfig_names(world, server, tmp_path):
+    answer = world.ask("--kubeconfig", server.kubeconfig(tmp_path / "config"))
+
+    assert "[ok]   API server: answers, and serves resource.k8s.io/v1" in answer.out
+    assert f"[ok]   Node object: {NODE} has UID " in answer.out
+    assert server.objects("resourceslices") == []
+
+
+def test_a_kubeconfig_that_is_none_fails(world, tmp_path):
+    answer = world.ask("--kubeconfig", tmp_path / "missing")
+
+    assert answer.code == 1
+    assert lines(answer, "[FAIL] API server")
+
+
+def test_an_api_server_that_is_not_there_fails_in_time(world, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nobody = api_server.ApiServer()
+        nobody._port = taken.getsockname()[1]
+        answer = world.ask("--kubeconfig", nobody.kubeconfig(tmp_path / "config"))
+
+    assert answer.code == 1
+    assert any("cannot be reached" in line for line in lines(answer, "[FAIL] API server"))

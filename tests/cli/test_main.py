@@ -1,0 +1,101 @@
+"""Settings and the command line: what counts, what is said about it, and how it ends."""
+
+import argparse
+
+import pytest
+
+from dra_driver.errors import SettingsError
+from dra_driver.settings import DevicesSettings, NodeSettings, PluginSettings
+
+SETTINGS = [NodeSettings, DevicesSettings, PluginSettings]
+
+
+def read(settings, *words, **environment):
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return settings.read(parser.parse_args(words), environment)
+
+
+def test_a_flag_beats_the_environment_and_that_beats_the_default():
+    assert read(NodeSettings).driver_name == "gpu.nvidia.com"
+    assert read(NodeSettings, DRIVER_NAME="a.example").driver_name == "a.example"
+    both = read(NodeSettings, "--driver-name", "b.example", DRIVER_NAME="a.example")
+    assert both.driver_name == "b.example"
+
+
+def test_an_empty_variable_is_as_good_as_none():
+    assert read(NodeSettings, DRIVER_NAME="").driver_name == "gpu.nvidia.com"
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_setting_has_a_flag_whose_help_says_what_it_is_and_its_variable(settings):
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    told = {action.dest: action.help or "" for action in parser._actions}
+
+    for name, field in settings.model_fields.items():
+        assert field.description
+        assert told[name].startswith(field.description)
+        assert f"${name.upper()}" in told[name]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_every_default_is_told(settings):
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    told = {action.dest: action.help or "" for action in parser._actions}
+
+    for name, field in settings.model_fields.items():
+        if not field.is_required() and field.default not in (None, ""):
+            text = str(field.default)
+            assert text in told[name] or "default" in field.description, (name, text)
+
+
+@pytest.mark.parametrize("command", ["kubelet-plugin", "devices", "claims", "doctor"])
+def test_help_is_printed_and_ends_well(type_in, command):
+    answer = type_in(command, "--help")
+
+    assert answer.code == 0
+    assert "--driver-name" in answer.out
+
+
+@pytest.mark.parametrize("command", ["kubelet-plugin", "doctor"])
+def test_a_missing_node_name_is_one_clear_line(type_in, monkeypatch, command):
+    monkeypatch.delenv("NODE_NAME", raising=False)
+
+    answer = type_in(command)
+
+    assert answer.code == 2
+    assert answer.err == "dra-driver: --node-name ($NODE_NAME) is missing\n"
+    assert answer.out == ""
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    with pytest.raises(SettingsError) as caught:
+        read(PluginSettings, "--driver-name", "No Name", "--look-interval", "0")
+
+    for flag in ("--node-name", "--driver-name", "--look-interval"):
+        assert flag in str(caught.value)
+
+
+def test_an_unknown_simulated_node_is_answered_with_the_known_ones(type_in):
+    answer = type_in("devices", "--sim", "h100x9")
+
+    assert answer.code == 2
+    assert "h100x9" in answer.err
+    assert "h100x8" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_without_a_command_the_usage_is_said(type_in):
+    answer = type_in()
+
+    assert answer.code == 2
+    assert "COMMAND" in answer.err
+
+
+def test_the_state_lies_with_the_kubelet_unless_it_is_said_where():
+    settings = read(NodeSettings, "--kubelet-dir", "/k", "--driver-name", "gpu.example.com")
+
+    assert str(settings.state) == "/k/plugins/gpu.example.com/state"
+    assert str(read(NodeSettings, "--state-dir", "/s").ledger_dir) == "/s/claims"

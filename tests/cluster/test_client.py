@@ -1,0 +1,327 @@
+"""The one door to the API server, with the real client library over real HTTP."""
+
+import json
+import socket
+import threading
+import time
+from itertools import islice
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer, Timeouts
+from dra_driver.errors import (
+    Conflict,
+    Forbidden,
+    Gone,
+    NotFound,
+    Refused,
+    SettingsError,
+    Unreachable,
+)
+from tests.fakes.api_server import ApiServer as FakeApiServer
+
+QUICK = Timeouts(retry=0.005)
+PODS = "/api/v1/namespaces/ns/pods"
+
+
+@pytest.fixture
+def server():
+    with FakeApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def connect(server, tmp_path):
+    """A client of *server* with other timeouts or another user; closed after the test."""
+    made = []
+
+    def connect(timeouts=QUICK, **user):
+        access = kubeconfig(server.kubeconfig(tmp_path / "kubeconfig", **user))
+        made.append(ApiServer(access, timeouts))
+        return made[-1]
+
+    yield connect
+    for client in made:
+        client.close()
+
+
+@pytest.fixture
+def api(connect):
+    return connect()
+
+
+def pod(name, **more):
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, **more}
+
+
+def test_what_is_created_can_be_read_changed_and_deleted(api):
+    made = api.create(PODS, pod("p", spec={"unknownField": [1, 2]}))
+    made["spec"]["more"] = "x"
+    changed = api.update(f"{PODS}/p", made)
+    patched = api.patch(f"{PODS}/p", {"spec": {"more": None}})
+
+    assert changed["spec"] == {"unknownField": [1, 2], "more": "x"}
+    assert api.get(f"{PODS}/p") == patched
+    assert patched["spec"] == {"unknownField": [1, 2]}
+    api.delete(f"{PODS}/p")
+    with pytest.raises(NotFound, match="get pods ns/p"):
+        api.get(f"{PODS}/p")
+
+
+@pytest.mark.point(72)
+def test_a_stale_version_is_a_conflict(api):
+    made = api.create(PODS, pod("p"))
+    api.patch(f"{PODS}/p", {"spec": {"a": 1}})
+
+    with pytest.raises(Conflict):
+        api.update(f"{PODS}/p", made)
+    with pytest.raises(Conflict):
+        api.delete(f"{PODS}/p", resource_version=made["metadata"]["resourceVersion"])
+    with pytest.raises(Conflict):
+        api.delete(f"{PODS}/p", uid="of another")
+    api.delete(f"{PODS}/p", uid=made["metadata"]["uid"])
+
+
+def test_a_long_list_comes_in_pages_and_is_one(server, api):
+    for index in range(5):
+        server.put(pod(f"p{index}") | {"metadata": {"name": f"p{index}", "namespace": "ns"}})
+
+    found = api.list(PODS, {"limit": "2"})
+
+    assert [each["metadata"]["name"] for each in found["items"]] == [f"p{i}" for i in range(5)]
+    assert server.count("GET", PODS) == 3
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_read_is_tried_again_while_the_server_cannot_answer(server, api, status):
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+    server.fail(status, "GET", times=2)
+
+    assert api.get("/api/v1/nodes/n")["metadata"]["name"] == "n"
+    assert server.count("GET") == 3
+
+
+def test_a_read_is_tried_again_after_a_connection_was_cut(server, api):
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+    server.hang_up("GET")
+
+    assert api.get("/api/v1/nodes/n")["metadata"]["name"] == "n"
+
+
+def test_a_read_gives_up_after_three_tries(server, api):
+    server.fail(503, "GET", times=9)
+
+    with pytest.raises(Unreachable, match="503"):
+        api.get("/api/v1/nodes/n")
+    assert server.count("GET") == 3
+
+
+def test_a_read_waits_as_long_as_it_is_asked_to_but_not_beyond_its_deadline(server, api):
+    server.fail(429, "GET", times=9, retry_after=30)
+    began = time.monotonic()
+
+    with pytest.raises(Unreachable, match="429"):
+        api.get("/api/v1/nodes/n", deadline_seconds=5)
+    assert server.count("GET") == 1
+    assert time.monotonic() - began < 2
+
+
+def test_a_read_tries_again_when_it_was_asked_to(server, api):
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+    server.fail(429, "GET", retry_after=0)
+
+    assert api.get("/api/v1/nodes/n")
+    assert server.count("GET") == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422])
+def test_an_answer_that_will_not_change_is_not_asked_for_again(server, api, status):
+    server.fail(status, "GET", times=9)
+
+    with pytest.raises((Refused, Forbidden, NotFound, Conflict, Gone)):
+        api.get("/api/v1/nodes/n")
+    assert server.count("GET") == 1
+
+
+def test_a_write_is_never_repeated(server, api):
+    server.fail(503, "POST", times=9)
+
+    with pytest.raises(Unreachable):
+        api.create(PODS, pod("p"))
+    assert server.count("POST") == 1
+
+
+def test_a_server_that_does_not_answer_is_unreachable_in_time(server, connect):
+    api = connect(Timeouts(connect=0.2, read=0.2))
+    server.delay(5, "POST")
+
+    with pytest.raises(Unreachable, match=r"create pods ns: .* did not answer in time"):
+        api.create(PODS, pod("p"))
+
+
+def test_a_deadline_holds_for_all_tries_together(server, api):
+    server.delay(5, "GET", times=9)
+    began = time.monotonic()
+
+    with pytest.raises(Unreachable):
+        api.get("/version", deadline_seconds=0.3)
+    assert time.monotonic() - began < 1.5
+
+
+def test_a_server_that_is_not_there_is_unreachable(server, api):
+    server.refuse_connections()
+
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        api.get("/version", deadline_seconds=0.3)
+
+
+def test_an_answer_that_is_not_json_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def answer():
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        fake = FakeApiServer()
+        path = fake.kubeconfig(tmp_path / "kubeconfig")
+        path.write_text(path.read_text().replace(fake.url, f"http://127.0.0.1:{port}"))
+        with pytest.raises(Unreachable, match="did not answer with JSON"):
+            ApiServer(kubeconfig(path)).create(PODS, pod("p"))
+        thread.join()
+
+
+@pytest.mark.point(104)
+def test_a_token_file_is_read_again_when_it_was_rotated(server, connect, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    api = connect(tokenFile="token")
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+
+    server.tokens = {"first"}
+    assert api.get("/api/v1/nodes/n")
+    server.tokens = {"second"}
+    with pytest.raises(Forbidden, match="service account token"):
+        api.get("/api/v1/nodes/n")
+    token.write_text("second\n")
+    assert api.get("/api/v1/nodes/n")
+    token.unlink()
+    with pytest.raises(Forbidden, match=str(token)):
+        api.get("/api/v1/nodes/n")
+
+
+def test_a_token_of_the_kubeconfig_is_sent(server, connect):
+    server.tokens = {"secret"}
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+
+    assert connect(token="secret").get("/api/v1/nodes/n")
+
+
+def test_a_missing_right_is_said_with_its_mend(server, api):
+    server.deny("list", "resourceslices")
+
+    with pytest.raises(Forbidden, match='has to allow the verb "list" on "resourceslices"'):
+        api.list("/apis/resource.k8s.io/v1/resourceslices", {})
+
+
+def test_credentials_that_cannot_be_used_are_a_setting_to_mend(tmp_path):
+    fake = FakeApiServer()
+    path = fake.kubeconfig(tmp_path / "kubeconfig", **{"client-certificate": "absent.crt"})
+    path.write_text(path.read_text().replace("http://", "https://"))
+
+    with pytest.raises(SettingsError, match=r"absent\.crt"):
+        ApiServer(kubeconfig(path))
+
+
+def test_a_watch_tells_what_happens_from_where_it_starts(server, api):
+    server.put(pod("before") | {"metadata": {"name": "before", "namespace": "ns"}})
+    since = api.list(PODS)["metadata"]["resourceVersion"]
+    made = api.create(PODS, pod("p"))
+    api.patch(f"{PODS}/p", {"spec": {"a": 1}})
+    api.delete(f"{PODS}/p", uid=made["metadata"]["uid"])
+
+    watch = api.watch(PODS, {"resourceVersion": since}, 30)
+    events = [(event["type"], event["object"]["metadata"]["name"]) for event in islice(watch, 3)]
+    watch.close()
+
+    assert events == [("ADDED", "p"), ("MODIFIED", "p"), ("DELETED", "p")]
+
+
+def test_a_watch_ends_by_itself(api):
+    assert list(api.watch(PODS, {}, 0)) == []
+
+
+@pytest.mark.point(72)
+def test_a_watch_that_starts_too_early_says_gone(server, api):
+    since = api.list(PODS)["metadata"]["resourceVersion"]
+    server.forget_history()
+
+    with pytest.raises(Gone, match="watch pods"):
+        list(api.watch(PODS, {"resourceVersion": since}, 30))
+
+
+def test_a_watch_whose_connection_breaks_says_unreachable(server, api):
+    watch = api.watch(PODS, {}, 30)
+    server.end_watches()
+
+    with pytest.raises(Unreachable):
+        list(watch)
+
+
+@pytest.mark.parametrize("end", ["watch", "client"])
+def test_a_blocked_watch_ends_at_once_when_another_thread_closes_it(server, api, end):
+    watch = api.watch(PODS, {}, 30)
+    ended = threading.Event()
+
+    def read():
+        assert list(watch) == []
+        ended.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert server.wait(lambda: server.count("WATCH") == 1)
+    began = time.monotonic()
+    (watch if end == "watch" else api).close()
+
+    assert ended.wait(2)
+    assert time.monotonic() - began < 0.5
+    thread.join()
+    watch.close()  # again is nothing
+
+
+def test_a_closed_client_sends_nothing_more(server, api):
+    api.close()
+
+    with pytest.raises(Unreachable, match="was closed"):
+        api.get("/version")
+    assert server.count() == 0
+
+
+def test_many_threads_share_a_client(server, api):
+    server.put({"kind": "Node", "metadata": {"name": "n"}})
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(api.get("/api/v1/nodes/n"))) for _ in range(12)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 12
+
+
+def test_a_document_is_sent_as_it_is(server, api):
+    api.create(PODS, pod("ü", spec={"int": 2**60, "none": None, "list": []}))
+
+    (request,) = server.requests
+    assert request.body == json.loads(
+        '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ü"},'
+        ' "spec": {"int": 1152921504606846976, "none": null, "list": []}}'
+    )
+    assert request.headers["User-Agent"] == "dra-driver"

@@ -1,0 +1,231 @@
+"""The fake API server refuses what the real one refuses; here is what others may rely on."""
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import Conflict, NotFound, Refused, Unreachable
+from tests.fakes.api_server import ApiServer
+
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def api(server, tmp_path):
+    access = kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
+    client = Client(access, Timeouts(retry=0.005))
+    yield client
+    client.close()
+
+
+def node(name="n1", **labels):
+    return {"kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def claim(**more):
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "c", "namespace": "ns"},
+        "spec": {"devices": {"requests": [{"name": "a", "exactly": {"count": 1}}]}},
+        **more,
+    }
+
+
+def a_slice(*devices, name="s", version="v1", **spec):
+    return {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {
+            "driver": "d",
+            "nodeName": "n1",
+            "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+            "devices": list(devices),
+            **spec,
+        },
+    }
+
+
+def test_put_creates_and_then_replaces_and_keeps_the_uid(server):
+    first = server.put(node())
+    second = server.put(node(a="b"))
+
+    assert second["metadata"]["labels"] == {"a": "b"}
+    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    assert len(server.objects("nodes")) == 1
+
+
+def test_a_status_is_written_apart_from_the_rest(server, api):
+    server.put(claim(status={"reservedFor": []}))
+    there = api.get(f"{CLAIMS}/c")
+
+    changed = api.update(f"{CLAIMS}/c", {**there, "status": {"x": 1}, "spec": {"devices": {}}})
+    assert (changed["status"], changed["spec"]) == ({"reservedFor": []}, {"devices": {}})
+    changed = api.patch(f"{CLAIMS}/c/status", {"status": {"x": 1}, "spec": {"y": 1}})
+    assert (changed["status"], changed["spec"]) == (
+        {"reservedFor": [], "x": 1},
+        {"devices": {}},
+    )
+
+
+def test_what_has_a_finalizer_stays_until_that_is_gone(server, api):
+    server.put(claim(metadata={"name": "c", "namespace": "ns", "finalizers": ["f"]}))
+    api.delete(f"{CLAIMS}/c")
+
+    assert api.get(f"{CLAIMS}/c")["metadata"]["deletionTimestamp"]
+    api.patch(f"{CLAIMS}/c", {"metadata": {"finalizers": None}})
+    with pytest.raises(NotFound):
+        api.get(f"{CLAIMS}/c")
+
+
+def test_an_update_that_changes_nothing_makes_no_version(server, api):
+    made = api.create(SLICES, a_slice({"name": "a"}))
+
+    assert api.update(f"{SLICES}/s", made) == made
+
+
+def test_a_dry_run_stores_nothing(server, api):
+    made = api.create(SLICES, a_slice({"name": "a"}), {"dryRun": "All"})
+
+    assert made["spec"]["devices"] == [{"name": "a"}]
+    assert server.objects("resourceslices") == []
+
+
+def test_a_name_is_given_once(api):
+    api.create(SLICES, a_slice())
+
+    with pytest.raises(Conflict, match="already exists"):
+        api.create(SLICES, a_slice())
+
+
+def test_what_may_not_change_does_not(api):
+    made = api.create(SLICES, a_slice())
+    for field, value in {"driver": "e", "nodeName": "n2"}.items():
+        with pytest.raises(Refused, match="immutable"):
+            api.update(f"{SLICES}/s", {**made, "spec": {**made["spec"], field: value}})
+
+
+@pytest.mark.parametrize(
+    ("version", "device"),
+    [
+        ("v1", {"name": "a", "basic": {}}),
+        ("v1beta2", {"name": "a", "basic": {}}),
+        ("v1beta1", {"name": "a", "attributes": {}}),
+        ("v1", {"name": "a", "unheardOf": 1}),
+    ],
+)
+def test_a_field_of_another_version_is_refused(api, version, device):
+    with pytest.raises(Refused, match="unknown field"):
+        path = f"/apis/resource.k8s.io/{version}/resourceslices"
+        api.create(path, a_slice(device, version=version))
+
+
+def test_a_document_of_another_version_than_its_path_is_refused(api):
+    with pytest.raises(Refused, match="the path"):
+        api.create(SLICES, a_slice(version="v1beta1"))
+
+
+def test_every_version_shows_the_same_slice_in_its_own_shape(server, api):
+    server.put(a_slice({"name": "a", "attributes": {"x": {"int": 1}}}))
+
+    old = api.get("/apis/resource.k8s.io/v1beta1/resourceslices/s")
+    assert old["apiVersion"] == "resource.k8s.io/v1beta1"
+    assert old["spec"]["devices"] == [{"name": "a", "basic": {"attributes": {"x": {"int": 1}}}}]
+
+
+def test_a_version_that_is_not_served_is_not_found(server, api):
+    server.served = ["v1"]
+
+    with pytest.raises(NotFound):
+        api.list("/apis/resource.k8s.io/v1beta1/resourceslices")
+
+
+def test_only_fields_that_can_be_selected_are(server, api):
+    server.put(a_slice())
+
+    assert len(api.list(SLICES, {"fieldSelector": "spec.driver=d,spec.nodeName=n1"})["items"]) == 1
+    assert api.list(SLICES, {"fieldSelector": "spec.driver=e"})["items"] == []
+    with pytest.raises(Refused, match="not supported"):
+        api.list(SLICES, {"fieldSelector": "spec.pool.name=n1"})
+
+
+def test_a_gate_that_is_off_drops_its_fields_unless_they_were_in_use(server, api):
+    taint = {"name": "a", "taints": [{"key": "k", "effect": "NoExecute"}]}
+    server.disable("DRADeviceTaints", "DRAPartitionableDevices")
+    made = api.create(SLICES, a_slice(taint))
+    assert made["spec"]["devices"] == [{"name": "a"}]
+
+    server.enable("DRADeviceTaints")
+    made = api.update(f"{SLICES}/s", {**made, "spec": a_slice(taint)["spec"]})
+    server.disable("DRADeviceTaints")
+    taint["taints"][0]["key"] = "other"
+    made = api.update(f"{SLICES}/s", {**made, "spec": a_slice(taint)["spec"]})
+    assert made["spec"]["devices"][0]["taints"][0]["key"] == "other"
+
+
+def test_a_fault_hits_what_it_names_as_often_as_it_says(server, api):
+    server.put(node())
+    server.fail(500, "PUT", "nodes", times=2)
+    there = api.get("/api/v1/nodes/n1")
+    for _ in range(2):
+        with pytest.raises(Unreachable):
+            api.update("/api/v1/nodes/n1", there)
+
+    assert api.update("/api/v1/nodes/n1", there) == there
+
+
+def test_a_fault_can_be_healed(server, api):
+    server.put(node())
+    server.hang_up(times=99)
+    with pytest.raises(Unreachable):
+        api.get("/api/v1/nodes/n1")
+    server.heal()
+
+    assert api.get("/api/v1/nodes/n1")
+
+
+def test_it_comes_back_at_the_same_address_with_what_it_had(server, api):
+    server.put(node())
+    server.refuse_connections()
+    with pytest.raises(Unreachable):
+        api.get("/api/v1/nodes/n1")
+    server.accept_connections()
+
+    assert api.get("/api/v1/nodes/n1")
+
+
+def test_garbage_is_what_belongs_to_nodes_that_are_gone(server):
+    made = server.put(node())
+    owner = {"kind": "Node", "name": "n1", "uid": made["metadata"]["uid"]}
+    mine = a_slice()
+    mine["metadata"]["ownerReferences"] = [owner]
+    server.put(mine)
+    server.collect_garbage()
+    assert len(server.objects("resourceslices")) == 1
+
+    server.remove("nodes", "n1")
+    server.collect_garbage()
+    assert server.objects("resourceslices") == []
+
+
+def test_its_log_of_requests_says_what_was_asked(server, api):
+    server.put(node())
+    api.get("/api/v1/nodes/n1")
+    api.watch("/api/v1/nodes", {"resourceVersion": "1"}, 5).close()
+
+    assert [(each.method, each.path) for each in server.requests] == [
+        ("GET", "/api/v1/nodes/n1"),
+        ("WATCH", "/api/v1/nodes"),
+    ]
+    assert server.count("GET", "nodes") == 1
+    server.forget_requests()
+    assert server.requests == ()

@@ -1,0 +1,237 @@
+"""What a real API server does: our client, our slices, and the fake that our other tests trust."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import Conflict, NotFound, Refused
+from dra_driver.kubeletplugin.pool_writer import PoolWriter
+from dra_driver.kubeletplugin.publisher import Publisher
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.kubeletplugin.shapes import VERSIONS, slice_from, slice_to
+from dra_driver.kubeletplugin.slice_content import dropped
+from dra_driver.kubeletplugin.slice_limits import check
+from dra_driver.kubeletplugin.slices import Home, Pool, SliceContent, reconcile, split
+from hack.testbed.cluster import Cluster
+from tests.fakes.api_server import ApiServer as FakeApiServer
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on first use
+
+DRIVER = "probe.example.com"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
+
+
+@pytest.fixture(scope="module")
+def api():
+    cluster = Cluster(os.environ.get("KUBERNETES_VERSION", "1.36.3"))
+    cluster.up(progress=print)
+    client = ApiServer(kubeconfig(cluster.kubeconfig))
+    yield client
+    for each in client.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]:
+        client.delete(f"{SLICES}/{each['metadata']['name']}")
+    client.close()
+
+
+@pytest.fixture(scope="module")
+def home(api):
+    node = api.list("/api/v1/nodes")["items"][0]["metadata"]
+    return Home(DRIVER, node["name"], node["uid"])
+
+
+@pytest.fixture
+def fake(tmp_path):
+    with FakeApiServer() as server:
+        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+        yield client
+        client.close()
+
+
+POLICY = {"default": "2048Mi", "validRange": {"min": "1Gi", "max": "80Gi", "step": "1024Ki"}}
+RICH = {
+    "name": "gpu-0",
+    "attributes": {
+        "type": {"string": "gpu"},
+        "driverVersion": {"version": "580.95.5"},
+        "no": {"bool": False},
+        "resource.kubernetes.io/numaNode": {"int": 0},
+    },
+    "capacity": {"memory": {"value": "81920Mi", "requestPolicy": POLICY}},
+    "allowMultipleAllocations": True,
+    "taints": [{"key": "a.b/c", "value": "", "effect": "NoExecute"}],
+}
+PART = {
+    "name": "part",
+    "consumesCounters": [{"counterSet": "gpu-0", "counters": {"units": {"value": "1000m"}}}],
+}
+COUNTERS = [{"name": "gpu-0", "counters": {"units": {"value": "7.0"}}}]
+
+
+@pytest.mark.point(62)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_our_slices_are_taken_strictly_in_every_version_and_nothing_is_lost(api, home, version):
+    pool = split(home.node, [RICH, PART], COUNTERS)
+    assert check(pool, DRIVER) == ()
+
+    for document in reconcile(pool, [], home).create:
+        path = f"/apis/resource.k8s.io/{version}/resourceslices"
+        made = slice_from(api.create(path, slice_to(version, dict(document)), STRICT))
+        assert dropped(document["spec"], made["spec"]) == ()
+        assert dropped(made["spec"], document["spec"]) == ()
+
+
+def device(**more):
+    return {"name": "gpu-0", **more}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param([RICH], id="a rich device"),
+        pytest.param([device()], id="a bare device"),
+        pytest.param([], id="no devices"),
+        pytest.param([{"name": f"d{i}"} for i in range(128)], id="128 devices"),
+        pytest.param([{"name": f"d{i}"} for i in range(129)], id="129 devices"),
+        pytest.param(
+            [{"name": f"d{i}"} for i in range(64)] + [RICH], id="65 devices, one with a taint"
+        ),
+        pytest.param([device(), device()], id="a name twice"),
+        pytest.param([{"name": "GPU"}], id="a name in capitals"),
+        pytest.param([device(attributes={"v": {"version": "1.2"}})], id="two numbers"),
+        pytest.param([device(attributes={"v": {"version": "580.95.05"}})], id="a leading zero"),
+        pytest.param([device(attributes={"s": {"string": "x" * 64}})], id="64 bytes"),
+        pytest.param([device(attributes={"s": {"string": "ü" * 33}})], id="66 bytes"),
+        pytest.param([device(attributes={"s": {}})], id="no value"),
+        pytest.param([device(attributes={"a-b": {"int": 1}})], id="a key with a dash"),
+        pytest.param([device(attributes={"a" * 33: {"int": 1}})], id="a long key"),
+        pytest.param(
+            [device(attributes={f"a{i}": {"int": i} for i in range(33)})], id="33 attributes"
+        ),
+        pytest.param([device(taints=[{"key": "k", "effect": "No"}])], id="an unknown effect"),
+        pytest.param(
+            [device(capacity={"m": {"value": "1Gi", "requestPolicy": {"default": "0"}}})],
+            id="a policy on an exclusive device",
+        ),
+    ],
+)
+def test_our_check_and_our_fake_take_and_refuse_what_the_real_one_does(api, fake, home, devices):
+    pool = Pool(home.node, (SliceContent(tuple(devices)),))
+    (document,) = reconcile(pool, [], home).create
+
+    real, faked = stored(api, document), stored(fake, document)
+
+    assert (real is None) == (faked is None)
+    assert (real is None) == bool(check(pool, DRIVER))
+    if real and faked:
+        assert dropped(real, faked) == dropped(faked, real) == ()
+
+
+def stored(api, document):
+    """The spec as it would be stored; None if it is refused."""
+    try:
+        return api.create(SLICES, dict(document), STRICT)["spec"]
+    except Refused:
+        return None
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param({"default": "1Gi", "validRange": {"min": "1Gi"}}, id="an open range"),
+        pytest.param({"validRange": {"min": "1Gi"}}, id="no default"),
+        pytest.param({"default": "0", "validRange": {"min": "1Gi"}}, id="a default below min"),
+        pytest.param(
+            {"default": "1.5Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}, id="between steps"
+        ),
+        pytest.param(
+            {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2.5Gi", "step": "1Gi"}},
+            id="a maximum between steps",
+        ),
+        pytest.param(
+            {"default": "1Gi", "validRange": {"min": "1Gi", "step": "8Gi"}}, id="a long step"
+        ),
+        pytest.param({"default": "1Gi", "validValues": ["1Gi", "2Gi"]}, id="values"),
+        pytest.param({"default": "3Gi", "validValues": ["1Gi", "2Gi"]}, id="not one of them"),
+        pytest.param({"default": "2Gi", "validValues": ["2Gi", "1Gi"]}, id="out of order"),
+        pytest.param({"default": "1Gi", "validValues": ["1Gi", "9Gi"]}, id="more than there is"),
+        pytest.param({"default": "1Gi"}, id="only a default"),
+    ],
+)
+def test_our_check_knows_which_policies_are_taken(api, home, policy):
+    capacity = {"m": {"value": "8Gi", "requestPolicy": policy}}
+    pool = split(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
+    (document,) = reconcile(pool, [], home).create
+
+    assert (stored(api, document) is None) == bool(check(pool, DRIVER))
+
+
+@pytest.mark.parametrize(
+    "policy", [{"default": "9Gi"}, {"default": "9Gi", "validRange": {"min": "0"}}]
+)
+def test_a_default_that_nobody_can_get_is_refused_by_us_alone(api, home, policy):
+    capacity = {"m": {"value": "8Gi", "requestPolicy": policy}}
+    pool = split(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
+    (document,) = reconcile(pool, [], home).create
+
+    assert stored(api, document)
+    assert "default is more than value" in "".join(check(pool, DRIVER))
+
+
+def test_preconditions_hold(api, home):
+    (document,) = reconcile(split(home.node, [RICH]), [], home).create
+    made = api.create(SLICES, dict(document))["metadata"]
+    path = f"{SLICES}/{made['name']}"
+
+    with pytest.raises(Conflict):
+        api.delete(path, uid="0" * 8 + made["uid"][8:])
+    with pytest.raises(Conflict):
+        api.delete(path, uid=made["uid"], resource_version="1")
+    api.delete(path, uid=made["uid"], resource_version=made["resourceVersion"])
+    with pytest.raises(NotFound):
+        api.get(path)
+
+
+def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):
+    watch = api.watch("/api/v1/namespaces/none/pods", {}, 60)
+    threading.Timer(0.2, watch.close).start()
+    began = time.monotonic()
+
+    assert list(watch) == []
+    assert 0.1 < time.monotonic() - began < 2
+
+
+@pytest.mark.point(64, 65, 68, 69)
+def test_slices_are_published_and_come_back_within_two_seconds(api, home):
+    resources = ResourceApi(api)
+    publisher = Publisher(PoolWriter(resources, DRIVER, home.node))
+    wanted = [{"name": f"d{i}"} for i in range(150)]
+    publisher.want(split(home.node, wanted))
+    publisher.start()
+    try:
+        assert published(api, wanted, 0.5)
+        for each in api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]:
+            api.delete(f"{SLICES}/{each['metadata']['name']}")
+        assert published(api, wanted, 2.0)
+        there = api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"][0]
+        there["spec"]["devices"].pop()
+        api.update(f"{SLICES}/{there['metadata']['name']}", there)
+        assert published(api, wanted, 2.0)
+    finally:
+        assert publisher.stop()
+
+
+def published(api, wanted, seconds):
+    """Whether the devices are all there, in order, before *seconds* are over."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = api.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]
+        if [d["name"] for each in found for d in each["spec"]["devices"]] == [
+            d["name"] for d in wanted
+        ]:
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,74 @@
+"""What every test shares: which tests a plain `pytest` leaves out, and golden files."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+NEEDS = {
+    "cluster": "a real Kubernetes: hack/test, or pytest -m cluster",
+    "gpu": "an NVIDIA GPU: pytest -m gpu",
+}
+GOLDEN = Path(__file__).parent / "data/golden"
+
+Golden = Callable[[str, str], None]
+left_out = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="run only tests that have golden files, and write these anew",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[left_out] = Counter()
+
+
+@pytest.hookimpl(trylast=True)  # after -k, so that what that left out is not counted again
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without -m, what needs more than this machine has is left out, and said at the end."""
+    if config.getoption("--update-golden"):
+        wanted = [item for item in items if "golden" in getattr(item, "fixturenames", ())]
+        _keep(config, items, wanted)
+    if not config.getoption("markexpr"):
+        wanted = [item for item in items if not _need(item)]
+        config.stash[left_out].update(_need(item) for item in items if _need(item))
+        _keep(config, items, wanted)
+
+
+def _need(item: pytest.Item) -> str:
+    return next((marker for marker in NEEDS if item.get_closest_marker(marker)), "")
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], wanted: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+    items[:] = wanted
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for marker, count in sorted(config.stash[left_out].items()):
+        terminalreporter.write_line(f"left out: {count} tests that need {NEEDS[marker]}")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare a text with the file of that name in tests/data/golden: ``golden("a.json", text)``.
+
+    `hack/update-golden` writes the file instead; what changed is read in the diff.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"tests/data/golden/{name} does not exist: run hack/update-golden"
+        assert text == path.read_text(), f"if {name} is meant to change: hack/update-golden"
+
+    return compare

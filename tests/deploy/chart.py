@@ -1,0 +1,65 @@
+"""The chart's files as data, and the real helm."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hack.testbed.assets import DEFAULT_VERSION, find_program
+from hack.testbed.cache import silent
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
+GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
+RENDER_GOLDEN = (
+    *("template", "dra-driver-gpu", str(CHART)),
+    *("--namespace", "dra-driver-gpu", "--kube-version", DEFAULT_VERSION),
+)
+
+
+def values() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+    return found
+
+
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def objects(rendered: str) -> dict[str, Any]:
+    """Rendered objects by kind: the chart has at most one of each."""
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    found = {document["kind"]: document for document in documents}
+    assert len(found) == len(documents)
+    return found
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run helm at the top of the repository. It is built on first use."""
+    program = find_program("helm", DEFAULT_VERSION, silent)
+    return subprocess.run(
+        [program, *arguments],
+        cwd=REPOSITORY,
+        env={"HOME": "/nonexistent", "HELM_CACHE_HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def render(*arguments: str, namespace: str = "gpus") -> dict[str, Any]:
+    """What `helm template` makes of the chart with these arguments, by kind."""
+    answer = helm("template", "dra-driver-gpu", str(CHART), "--namespace", namespace, *arguments)
+    assert answer.returncode == 0, answer.stderr
+    return objects(answer.stdout)
+
+
+def refusal(*arguments: str, namespace: str = "gpus") -> str:
+    """What helm says when it refuses the chart with these arguments."""
+    answer = helm("template", "dra-driver-gpu", str(CHART), "--namespace", namespace, *arguments)
+    assert answer.returncode != 0, answer.stdout
+    return answer.stderr

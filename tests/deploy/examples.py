@@ -1,0 +1,179 @@
+"""The examples as data: their manifests, and what their first comment says has to come out.
+
+The form of that comment is described in ``deploy/examples/README.md``. Whoever runs an example asks
+``wrong`` about each check, with a function that reads the log of a container.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, assert_never
+
+import yaml
+
+EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
+IMAGE = "ubuntu:24.04"  # of every example; a cluster without a registry puts its own in its place
+
+_NEEDS = re.compile(r"Needs (\d+) GPUs? on one node and Kubernetes 1\.(\d+)(?:: .+)?\.")
+_EXPECT = re.compile(r"Expect pod/(\S+) in (\S+): (Succeeded|Running), (.+)")
+_LOG = r"log(?: of (?P<container>[\w-]+))?"
+_OTHER = r"(?:pod/(?P<pod>\S+) in (?P<namespace>\S+)|(?P<sibling>[\w-]+))"
+_COUNT = re.compile(_LOG + r" shows (?P<count>\d+) GPUs?")
+_TEXT = re.compile(_LOG + r' contains "(?P<text>[^"]+)"')
+_SAME = re.compile(_LOG + r" shows the GPUs of " + _OTHER)
+_APART = re.compile(_LOG + r" shows other GPUs than " + _OTHER)
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a container printed; without a container, the only one of the pod."""
+
+    namespace: str
+    pod: str
+    container: str | None = None
+
+    def __str__(self) -> str:
+        where = f"pod/{self.pod} in {self.namespace}"
+        return (
+            f"the log of {self.container} of {where}" if self.container else f"the log of {where}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShowsCount:
+    log: Log
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contains:
+    log: Log
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShowsGpusOf:
+    log: Log
+    other: Log
+
+
+@dataclass(frozen=True, slots=True)
+class ShowsOtherGpusThan:
+    log: Log
+    other: Log
+
+
+Check = ShowsCount | Contains | ShowsGpusOf | ShowsOtherGpusThan
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """One pod: the phase it reaches, and what then holds of its logs."""
+
+    namespace: str
+    pod: str
+    phase: str
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One folder of ``deploy/examples``."""
+
+    name: str
+    manifest: Path
+    gpus: int  # free on one node
+    minor: int  # of Kubernetes 1.x
+    expectations: tuple[Expectation, ...]
+
+    def objects(self) -> list[dict[str, Any]]:
+        return list(yaml.safe_load_all(self.manifest.read_text()))
+
+
+def examples() -> list[Example]:
+    return [read(path) for path in sorted(EXAMPLES.iterdir()) if path.is_dir()]
+
+
+def read(folder: Path) -> Example:
+    """The example in *folder*. ValueError: a sentence of its comment has another form."""
+    manifest = folder / f"{folder.name}.yaml"
+    sentences = list(_comment(manifest.read_text()))
+    needs = [_must(_NEEDS, s) for s in sentences if s.startswith("Needs ")]
+    if len(needs) != 1:
+        raise ValueError(f"{manifest}: one line must say what it Needs, not {len(needs)}")
+    return Example(
+        name=folder.name,
+        manifest=manifest,
+        gpus=int(needs[0][1]),
+        minor=int(needs[0][2]),
+        expectations=tuple(expectation(s) for s in sentences if s.startswith("Expect ")),
+    )
+
+
+def _comment(manifest: str) -> Iterator[str]:
+    """The lines of the comment at the top, without their marks."""
+    for line in manifest.splitlines():
+        if not line.startswith("#"):
+            return
+        yield line[1:].strip()
+
+
+def _must(form: re.Pattern[str], sentence: str) -> re.Match[str]:
+    match = form.fullmatch(sentence)
+    if match is None:
+        raise ValueError(f"{sentence!r} has another form than deploy/examples/README.md describes")
+    return match
+
+
+def expectation(sentence: str) -> Expectation:
+    """What a sentence ``Expect pod/...`` says."""
+    pod, namespace, phase, rest = _must(_EXPECT, sentence).groups()
+    parts = re.split(r", (?=log )", rest)
+    return Expectation(namespace, pod, phase, tuple(_check(part, namespace, pod) for part in parts))
+
+
+def _check(part: str, namespace: str, pod: str) -> Check:
+    if found := _COUNT.fullmatch(part):
+        return ShowsCount(Log(namespace, pod, found["container"]), int(found["count"]))
+    if found := _TEXT.fullmatch(part):
+        return Contains(Log(namespace, pod, found["container"]), found["text"])
+    if found := _SAME.fullmatch(part):
+        return ShowsGpusOf(Log(namespace, pod, found["container"]), _other(found, namespace, pod))
+    found = _must(_APART, part)
+    log = Log(namespace, pod, found["container"])
+    return ShowsOtherGpusThan(log, _other(found, namespace, pod))
+
+
+def _other(found: re.Match[str], namespace: str, pod: str) -> Log:
+    if found["sibling"]:
+        return Log(namespace, pod, found["sibling"])
+    return Log(found["namespace"], found["pod"])
+
+
+def wrong(check: Check, log: Callable[[Log], str]) -> str | None:
+    """What contradicts *check* in the logs that *log* reads, in words; None if nothing does."""
+    seen = log(check.log)
+    match check:
+        case ShowsCount(count=count):
+            found = len(gpus(seen))
+            told = None if found == count else f"shows {found} GPUs instead of {count}"
+        case Contains(text=text):
+            told = None if text in seen else f"lacks {text!r}"
+        case ShowsGpusOf(other=other):
+            theirs = gpus(log(other))
+            missing = sorted(theirs - gpus(seen))
+            told = f"lacks {missing} of {other}" if missing else None
+            told = told if theirs else f"cannot be compared: {other} shows no GPU"
+        case ShowsOtherGpusThan(other=other):
+            common = sorted(gpus(seen) & gpus(log(other)))
+            told = f"shows {common} as {other} does" if common else None
+        case _:
+            assert_never(check)
+    return f"{check.log} {told}; it is:\n{seen}" if told else None
+
+
+def gpus(log: str) -> frozenset[str]:
+    """The UUIDs of the GPUs in what ``nvidia-smi -L`` printed."""
+    return frozenset(_UUID.findall(log))

@@ -1,0 +1,310 @@
+"""The chart on a real Kubernetes: it installs, its pod starts, its account can do what it should.
+
+In the pod runs a stand-in that answers the probes: the chart is tested here, not the driver.
+"""
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hack.testbed import images
+from hack.testbed.cluster import Cluster
+from hack.testbed.packages import static_busybox
+from hack.testbed.waits import wait_for
+from tests.deploy.chart import CHART
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
+
+SPACE = "chart-test"
+ACCOUNT = f"system:serviceaccount:{SPACE}:dra-driver-gpu-kubelet-plugin"
+DRIVER = "chart.test"  # not the driver's name, so that it disturbs no driver on the same cluster
+SERVE = b"""#!/bin/sh
+trap 'exit 0' TERM
+/bin/busybox httpd -f -p "$HTTP_ADDRESS" -h /answers & wait
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The chart, installed with its pod running."""
+
+    cluster: Cluster
+    token: Path  # a kubeconfig that has what the pod has
+    nobody: Path  # one with a token of the same account that belongs to no node
+
+    def kubectl(
+        self, *arguments: str, kubeconfig: Path | None = None, stdin: Any = None
+    ) -> subprocess.CompletedProcess[str]:
+        return run(
+            [str(self.cluster.kubectl), *arguments],
+            kubeconfig or self.cluster.kubeconfig,
+            json.dumps(stdin) if stdin else "",
+        )
+
+
+def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env={
+            "KUBECONFIG": str(kubeconfig),
+            "HOME": "/nonexistent",
+            "HELM_CACHE_HOME": "/nonexistent",
+        },
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def succeed(command: list[str], kubeconfig: Path) -> str:
+    answer = run(command, kubeconfig)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def stand_in(cluster: Cluster, directory: Path) -> None:
+    """Make the node know an image whose program `kubelet-plugin` serves /livez and /readyz."""
+    busybox = static_busybox()
+    assert busybox is not None
+    directory.joinpath("serve").write_bytes(SERVE)
+    directory.joinpath("serve").chmod(0o755)
+    image = images.Image(
+        "dra.test/stand-in:v1",
+        {
+            "bin/busybox": busybox,
+            **{f"bin/{name}": images.Link("busybox") for name in ("sh", "cat", "ls", "touch")},
+            "bin/kubelet-plugin": directory / "serve",
+            "answers/livez": b"ok\n",
+            "answers/readyz": b"ok\n",
+        },
+    )
+    images.write_images(directory / "image.tar", [image])
+    cluster.import_images(directory / "image.tar")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def as_account(cluster: Cluster, token: str, path: Path) -> Path:
+    """A kubeconfig for *token* alone: the administrator's certificate would win."""
+    config = json.loads(
+        succeed(
+            [str(cluster.kubectl), "config", "view", "--raw", "--minify", "--output=json"],
+            cluster.kubeconfig,
+        )
+    )
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+    directory = tmp_path_factory.mktemp("chart")
+    stand_in(cluster, directory)
+    helm, kubectl = str(cluster.program("helm")), str(cluster.kubectl)
+    options = {
+        "image.repository": "dra.test/stand-in",
+        "image.tag": "v1",
+        "image.pullPolicy": "Never",
+        "driverName": DRIVER,
+        "extendedResourceName": "chart.test/gpu",
+        "sim": "h100x8",
+        "kubeletDir": str(cluster.kubelet_dir),
+        "cdiDir": str(cluster.cdi_dir),
+        "hostNetwork": "true",
+        "httpPort": str(free_port()),
+    }
+    pairs = ",".join(f"{name}={value}" for name, value in options.items())
+    install = [helm, "install", "dra-driver-gpu", str(CHART), "--namespace", SPACE]
+    try:
+        succeed([*install, "--create-namespace", "--set", pairs], cluster.kubeconfig)
+        workload = [kubectl, "--namespace", SPACE]
+        rollout = ["rollout", "status", "daemonset/dra-driver-gpu-kubelet-plugin", "--timeout=60s"]
+        succeed([*workload, *rollout], cluster.kubeconfig)
+        token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+        inside = ["exec", "daemonset/dra-driver-gpu-kubelet-plugin", "--"]
+        held = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
+        free = succeed(
+            [*workload, "create", "token", "dra-driver-gpu-kubelet-plugin"], cluster.kubeconfig
+        )
+        yield Installed(
+            cluster,
+            as_account(cluster, held, directory / "pod.kubeconfig"),
+            as_account(cluster, free.strip(), directory / "nobody.kubeconfig"),
+        )
+    finally:
+        succeed(
+            [kubectl, "delete", "resourceslices", "--field-selector", f"spec.driver={DRIVER}"],
+            cluster.kubeconfig,
+        )
+        uninstall = [helm, "uninstall", "dra-driver-gpu", "--namespace", SPACE]
+        succeed([*uninstall, "--ignore-not-found"], cluster.kubeconfig)
+        gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
+        succeed([kubectl, *gone], cluster.kubeconfig)
+
+
+def resource_slice(
+    name: str, node: str, pool: str | None = None, driver: str = DRIVER
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": name},
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": pool or node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [],
+        },
+    }
+
+
+@pytest.fixture
+def enforced(installed: Installed) -> Installed:
+    """The chart, once the API server has taken notice of its policy."""
+
+    def denies() -> bool:
+        foreign = resource_slice("chart-test-probe", "another-node")
+        answer = installed.kubectl(
+            "create", "--dry-run=server", "-f-", kubeconfig=installed.token, stdin=foreign
+        )
+        return answer.returncode != 0
+
+    wait_for("the admission policy to take effect", denies, timeout_seconds=30)
+    return installed
+
+
+@pytest.mark.point(103)
+def test_the_plugin_writes_and_removes_slices_of_its_own_node(enforced: Installed) -> None:
+    mine = resource_slice("chart-test-mine", enforced.cluster.node_name)
+    own = enforced.token
+    assert enforced.kubectl("create", "-f-", kubeconfig=own, stdin=mine).returncode == 0
+    mine["spec"]["pool"]["generation"] = 2
+    for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
+        answer = enforced.kubectl(*command, kubeconfig=own, stdin=mine)
+        assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.point(103)
+@pytest.mark.parametrize(
+    ("node", "pool", "driver", "said"),
+    [
+        pytest.param(
+            "another-node", None, DRIVER, "spec.nodeName of this one is 'another-node'", id="node"
+        ),
+        pytest.param(
+            "", "another-node", DRIVER, "spec.pool.name of this one is 'another-node'", id="pool"
+        ),
+        pytest.param(
+            "", None, "other.test", "the spec.driver of this one is 'other.test'", id="driver"
+        ),
+    ],
+)
+def test_a_slice_of_another_node_pool_or_driver_is_denied(
+    enforced: Installed, node: str, pool: str | None, driver: str, said: str
+) -> None:
+    here = enforced.cluster.node_name
+    foreign = resource_slice("chart-test-foreign", node or here, pool or node or here, driver)
+    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.token, stdin=foreign)
+    assert answer.returncode != 0
+    assert said in answer.stderr
+
+
+def test_a_slice_for_all_nodes_is_denied(enforced: Installed) -> None:
+    everywhere = resource_slice("chart-test-everywhere", enforced.cluster.node_name)
+    del everywhere["spec"]["nodeName"]
+    everywhere["spec"]["allNodes"] = True
+    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.token, stdin=everywhere)
+    assert "spec.nodeName of this one is ''" in answer.stderr
+
+
+@pytest.mark.point(103)
+def test_what_another_node_published_cannot_be_removed_or_changed(enforced: Installed) -> None:
+    theirs = resource_slice("chart-test-theirs", "another-node")
+    assert enforced.kubectl("create", "-f-", stdin=theirs).returncode == 0
+    theirs["spec"]["pool"]["generation"] = 2
+    for command in (["apply", "--server-side", "--force-conflicts", "-f-"], ["delete", "-f-"]):
+        answer = enforced.kubectl(*command, kubeconfig=enforced.token, stdin=theirs)
+        assert answer.returncode != 0
+        assert "a plugin writes slices of its own node" in answer.stderr
+
+
+def test_what_an_earlier_release_left_in_another_pool_can_be_removed(enforced: Installed) -> None:
+    left = resource_slice("chart-test-left", enforced.cluster.node_name, pool="an-older-pool")
+    assert enforced.kubectl("create", "-f-", stdin=left).returncode == 0
+    answer = enforced.kubectl("delete", "-f-", kubeconfig=enforced.token, stdin=left)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
+    mine = resource_slice("chart-test-mine", enforced.cluster.node_name)
+    answer = enforced.kubectl("create", "-f-", kubeconfig=enforced.nobody, stdin=mine)
+    assert "this token belongs to no node" in answer.stderr
+
+
+@pytest.mark.point(102)
+@pytest.mark.parametrize(
+    ("allowed", "what"),
+    [
+        pytest.param("yes", "get resourceclaims", id="claims may be read"),
+        pytest.param("yes", "watch resourceslices", id="slices may be watched"),
+        pytest.param("yes", "get nodes", id="the node may be read"),
+        pytest.param("no", "list nodes", id="not all nodes"),
+        pytest.param("no", "update resourceclaims", id="claims may not be written"),
+        pytest.param("no", "update resourceclaims/status", id="nor their status"),
+        pytest.param("no", "list pods", id="pods are none of its business"),
+        pytest.param("no", "get secrets", id="nor secrets"),
+        pytest.param("no", "deletecollection resourceslices", id="slices go one by one"),
+    ],
+)
+def test_rights_end_where_the_work_does(installed: Installed, allowed: str, what: str) -> None:
+    answer = installed.kubectl("auth", "can-i", *what.split(), f"--as={ACCOUNT}")
+    assert answer.stdout.strip() == allowed
+
+
+def test_the_class_is_stored_as_it_is_written(installed: Installed) -> None:
+    answer = installed.kubectl("get", "deviceclass", DRIVER, "--output=json")
+    spec = json.loads(answer.stdout)["spec"]
+    assert spec["extendedResourceName"] == "chart.test/gpu"
+    assert DRIVER in spec["selectors"][0]["cel"]["expression"]
+
+
+def test_directories_can_be_written_where_the_plugin_has_to_and_not_elsewhere(
+    installed: Installed,
+) -> None:
+    kubelet, cdi = installed.cluster.kubelet_dir, installed.cluster.cdi_dir
+    inside = ["exec", "--namespace", SPACE, "daemonset/dra-driver-gpu-kubelet-plugin", "--"]
+    for directory in (kubelet / "plugins" / DRIVER, kubelet / "plugins_registry", cdi):
+        file = directory / ".chart-test"
+        assert installed.kubectl(*inside, "touch", str(file)).returncode == 0
+        file.unlink()
+    for elsewhere in ("/host/etc", "/etc"):
+        answer = installed.kubectl(*inside, "touch", f"{elsewhere}/.chart-test")
+        assert "Read-only file system" in answer.stderr
+
+
+def test_a_namespace_that_admits_no_privileged_pods_is_refused(cluster: Cluster) -> None:
+    space = "chart-test-restricted"
+    kubectl, helm = str(cluster.kubectl), str(cluster.program("helm"))
+    succeed([kubectl, "create", "namespace", space], cluster.kubeconfig)
+    try:
+        label = "pod-security.kubernetes.io/enforce=baseline"
+        succeed([kubectl, "label", "namespace", space, label], cluster.kubeconfig)
+        install = [helm, "install", "dra-driver-gpu", str(CHART), "--namespace", space]
+        answer = run(install, cluster.kubeconfig)
+        assert answer.returncode != 0
+        assert f"kubectl label namespace {space} pod-security" in answer.stderr
+    finally:
+        succeed([kubectl, "delete", "namespace", space, "--timeout=60s"], cluster.kubeconfig)

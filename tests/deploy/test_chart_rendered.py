@@ -1,0 +1,174 @@
+"""The chart in the hands of the real helm."""
+
+import pytest
+
+from tests.conftest import Golden
+from tests.deploy.chart import CHART, RENDER_GOLDEN, helm, refusal, render
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
+
+
+def test_the_defaults_render_to_the_golden_file(golden: Golden) -> None:
+    answer = helm(*RENDER_GOLDEN)
+    assert answer.returncode == 0, answer.stderr
+    golden("chart/default.yaml", answer.stdout)
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    answer = helm("lint", "--strict", str(CHART), "--namespace", "gpus")
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "version"),
+    [
+        pytest.param("1.36.3", "v1", id="v1 on 1.36"),
+        pytest.param("1.34.0-rc.1", "v1", id="v1 on the first version that has it"),
+        pytest.param("1.33.4-gke.100", "v1beta2", id="v1beta2 on a vendor's 1.33"),
+        pytest.param("1.32.0", "v1beta1", id="v1beta1 on 1.32"),
+    ],
+)
+def test_the_class_is_of_the_newest_version_that_the_cluster_has(
+    kubernetes: str, version: str
+) -> None:
+    device_class = render("--kube-version", kubernetes)["DeviceClass"]
+    assert device_class["apiVersion"] == f"resource.k8s.io/{version}"
+    assert ("extendedResourceName" in device_class["spec"]) == (version == "v1")
+
+
+def test_clusters_without_this_api_are_refused() -> None:
+    assert ">=1.32.0-0" in refusal("--kube-version", "1.31.14")
+
+
+def test_the_extended_resource_can_be_left_to_a_device_plugin() -> None:
+    assert (
+        "extendedResourceName"
+        not in render("--set", "extendedResourceName=")["DeviceClass"]["spec"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["lgo.level=debug"], "'lgo' not allowed", id="a misspelt group"),
+        pytest.param(["log.lvel=debug"], "'lvel' not allowed", id="a misspelt value in a group"),
+        pytest.param(
+            ["resources.request.cpu=1"], "'request' not allowed", id="a misspelt resource"
+        ),
+        pytest.param(["tolerations[0].ky=a"], "'ky' not allowed", id="a misspelt toleration"),
+        pytest.param(["log.level=verbose"], "/log/level", id="a log level that does not exist"),
+        pytest.param(["httpPort=http"], "/httpPort", id="a port that is no number"),
+        pytest.param(["driverName=Gpu_1"], "/driverName", id="a driver name that is no DNS name"),
+        pytest.param(["driverRoot=opt/nvidia"], "/driverRoot", id="a relative driver root"),
+        pytest.param(["updateAtOnce=0"], "/updateAtOnce", id="an update of no node at a time"),
+        pytest.param(["log.level=null"], "level", id="a value taken away"),
+        pytest.param(
+            ["sim=h100x8", "onlyLabelledNodes=true"],
+            "exclude each other",
+            id="simulated GPUs on labelled nodes only",
+        ),
+        pytest.param(
+            ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
+            "may not set CDI_DIR",
+            id="a variable that the chart sets",
+        ),
+        pytest.param(
+            [f"kubeletDir=/var/lib/{'k' * 64}"], "No socket fits", id="a path too long for a socket"
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: list[str], said: str) -> None:
+    assert said in refusal("--set", ",".join(arguments))
+
+
+def test_the_default_namespace_is_refused_unless_allowed() -> None:
+    said = refusal(namespace="default")
+    assert "--namespace dra-driver-gpu --create-namespace" in said
+    assert "allowDefaultNamespace=true" in said
+    render("--set", "allowDefaultNamespace=true", namespace="default")
+
+
+def test_no_variable_of_the_chart_can_be_set_twice() -> None:
+    """The list in the guard and the list in the DaemonSet are the same, with every option on."""
+    everything = "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook"
+    pod = render("--set", everything)["DaemonSet"]["spec"]["template"]["spec"]
+    for entry in pod["containers"][0]["env"]:
+        name = entry["name"]
+        assert f"may not set {name}" in refusal("--set", f"env[0].name={name},env[0].value=x")
+
+
+def test_simulated_gpus_need_no_privilege_and_nothing_special_of_the_host() -> None:
+    pod = render("--set", "sim=h100x8")["DaemonSet"]["spec"]["template"]["spec"]
+    assert "mountPropagation" not in str(pod)
+    security = pod["containers"][0]["securityContext"]
+    assert security["privileged"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert {"name": "SIM", "value": "h100x8"} in pod["containers"][0]["env"]
+
+
+def test_pods_on_the_host_network_take_turns_and_serve_on_loopback() -> None:
+    spec = render("--set", "hostNetwork=true,httpPort=9400,updateAtOnce=10%")["DaemonSet"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
+    plugin = spec["template"]["spec"]["containers"][0]
+    assert {"name": "HTTP_ADDRESS", "value": "127.0.0.1:9400"} in plugin["env"]
+    assert plugin["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
+    assert plugin["readinessProbe"]["httpGet"]["host"] == "127.0.0.1"
+
+
+def test_a_kubelet_that_knows_one_plugin_per_driver_gets_one_at_a_time() -> None:
+    spec = render("--kube-version", "1.32.0")["DaemonSet"]["spec"]
+    assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_other_directories_are_the_same_inside_and_out() -> None:
+    options = "kubeletDir=/data/kubelet,cdiDir=/etc/cdi,driverName=gpu.example.com"
+    pod = render("--set", options)["DaemonSet"]["spec"]["template"]["spec"]
+    inside = {m["name"]: m["mountPath"] for m in pod["containers"][0]["volumeMounts"]}
+    outside = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    assert inside["plugin"] == outside["plugin"] == "/data/kubelet/plugins/gpu.example.com"
+    assert inside["registry"] == outside["registry"] == "/data/kubelet/plugins_registry"
+    assert inside["cdi"] == outside["cdi"] == "/etc/cdi"
+
+
+def test_another_driver_name_is_followed_everywhere() -> None:
+    found = render("--set", "driverName=gpu.example.com")
+    assert found["DeviceClass"]["metadata"]["name"] == "gpu.example.com"
+    for kind in ("DeviceClass", "ValidatingAdmissionPolicy", "DaemonSet"):
+        assert "gpu.nvidia.com" not in str(found[kind])
+
+
+def test_labelled_nodes_are_chosen_by_any_of_the_usual_labels() -> None:
+    pod = render("--set", "onlyLabelledNodes=true")["DaemonSet"]["spec"]["template"]["spec"]
+    node = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    keys = [term["matchExpressions"][0]["key"] for term in node["nodeSelectorTerms"]]
+    assert keys == [
+        "feature.node.kubernetes.io/pci-10de.present",
+        "feature.node.kubernetes.io/pci-0300_10de.present",
+        "feature.node.kubernetes.io/pci-0302_10de.present",
+        "nvidia.com/gpu.present",
+    ]
+    assert "affinity" not in render()["DaemonSet"]["spec"]["template"]["spec"]
+
+
+def test_what_kubernetes_defines_is_passed_on_as_it_is() -> None:
+    options = (
+        "nodeSelector.pool=gpu,podAnnotations.scrape=yes,image.pullSecrets={one},image.tag=v9,"
+        "image.repository=example/driver,env[0].name=HTTPS_PROXY,env[0].value=http://127.0.0.1:3128,"
+        "resources.limits.memory=1Gi,tolerations[0].key=a,tolerations[0].operator=Exists"
+    )
+    template = render("--set", options)["DaemonSet"]["spec"]["template"]
+    pod, plugin = template["spec"], template["spec"]["containers"][0]
+    assert template["metadata"]["annotations"] == {"scrape": "yes"}
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "gpu"}
+    assert pod["imagePullSecrets"] == [{"name": "one"}]
+    assert pod["tolerations"] == [{"key": "a", "operator": "Exists"}]
+    assert plugin["image"] == "example/driver:v9"
+    assert plugin["resources"]["limits"] == {"memory": "1Gi"}
+    assert plugin["env"][-1] == {"name": "HTTPS_PROXY", "value": "http://127.0.0.1:3128"}
+
+
+def test_names_stay_valid_for_the_longest_release_name() -> None:
+    answer = helm("template", "r" * 53, str(CHART), "--namespace", "gpus")
+    name = f"{'r' * 48}-kubelet-plugin"
+    assert f"name: {name}\n" in answer.stdout
+    assert len(name) == 63

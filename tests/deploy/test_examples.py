@@ -1,0 +1,263 @@
+"""The examples: complete, in the driver's names, with sentences that a test can follow."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from api import names
+from api.decode import decode
+from tests.deploy.chart import GOLDEN, objects
+from tests.deploy.examples import (
+    EXAMPLES,
+    IMAGE,
+    Contains,
+    Example,
+    Expectation,
+    Log,
+    ShowsCount,
+    ShowsGpusOf,
+    ShowsOtherGpusThan,
+    examples,
+    expectation,
+    wrong,
+)
+
+ALL = [pytest.param(example, id=example.name) for example in examples()]
+ATTRIBUTES = {
+    value
+    for name, value in vars(names).items()
+    if name.isupper()
+    and isinstance(value, str)
+    and name not in {"DRIVER", "CONFIG_GROUP", "CONFIG_VERSION"}
+    and not name.startswith(("TYPE_", "CDI_"))
+}
+CLASSES = {objects(GOLDEN.read_text())["DeviceClass"]["metadata"]["name"]}
+FIRST = "GPU-11111111-1111-1111-1111-111111111111"
+SECOND = "GPU-22222222-2222-2222-2222-222222222222"
+
+
+def of_kind(example: Example, *kinds: str) -> list[dict[str, Any]]:
+    return [document for document in example.objects() if document["kind"] in kinds]
+
+
+def claims(example: Example) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """``devices`` of every claim and template, by kind, namespace and name."""
+    found = {}
+    for document in of_kind(example, "ResourceClaim", "ResourceClaimTemplate"):
+        spec = document["spec"]
+        key = (document["kind"], document["metadata"]["namespace"], document["metadata"]["name"])
+        found[key] = spec.get("spec", spec)["devices"]
+    return found
+
+
+def asked(devices: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Everything that names a class: requests, or their alternatives."""
+    for request in devices["requests"]:
+        yield from request.get("firstAvailable") or [request["exactly"]]
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
+
+
+def plain(name: str) -> str:
+    """An attribute as ``api.names`` writes it: without the driver's own domain."""
+    return name.removeprefix(f"{names.DRIVER}/")
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_an_example_is_complete_in_namespaces_of_its_own(example: Example) -> None:
+    spaces = {document["metadata"]["name"] for document in of_kind(example, "Namespace")}
+    assert example.name in spaces
+    assert all(space.startswith(example.name) for space in spaces)
+    for document in example.objects():
+        assert document["kind"] == "Namespace" or document["metadata"]["namespace"] in spaces
+    assert (EXAMPLES / example.name / "README.md").is_file()
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_api_versions_are_the_stable_ones(example: Example) -> None:
+    expected = {"Namespace": "v1", "Pod": "v1"}
+    for document in example.objects():
+        version = expected.get(document["kind"], "resource.k8s.io/v1")
+        assert document["apiVersion"] == version
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_claims_ask_for_classes_that_the_chart_installs(example: Example) -> None:
+    for devices in claims(example).values():
+        assert {request["deviceClassName"] for request in asked(devices)} <= CLASSES
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_selectors_and_constraints_use_names_that_the_driver_publishes(example: Example) -> None:
+    for devices in claims(example).values():
+        selectors = [s for request in asked(devices) for s in request.get("selectors", [])]
+        for selector in selectors:
+            expression = selector["cel"]["expression"]
+            used = re.findall(r"device\.(?:attributes|capacity)\['([^']+)'\]\.(\w+)", expression)
+            assert used, expression
+            for domain, name in used:
+                assert plain(f"{domain}/{name}") in ATTRIBUTES
+        for constraint in devices.get("constraints", []):
+            assert plain(constraint["matchAttribute"]) in ATTRIBUTES
+            assert set(constraint["requests"]) <= {r["name"] for r in devices["requests"]}
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_every_configuration_is_one_that_the_driver_understands(example: Example) -> None:
+    for devices in claims(example).values():
+        for entry in devices.get("config", []):
+            assert entry["opaque"]["driver"] == names.DRIVER
+            decode(entry["opaque"]["parameters"])
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_pods_name_claims_and_requests_that_exist_and_every_claim_is_used(example: Example) -> None:
+    known, used = claims(example), set()
+    for pod in of_kind(example, "Pod"):
+        by_name = {}
+        for entry in pod["spec"].get("resourceClaims", []):
+            template = entry.get("resourceClaimTemplateName")
+            kind = "ResourceClaimTemplate" if template else "ResourceClaim"
+            name = template or entry["resourceClaimName"]
+            by_name[entry["name"]] = key = (kind, pod["metadata"]["namespace"], name)
+            used.add(key)
+        for container in containers(pod):
+            for entry in container["resources"].get("claims", []):
+                requests = {r["name"] for r in known[by_name[entry["name"]]]["requests"]}
+                assert {entry["request"]} <= requests if "request" in entry else requests
+    assert used == known.keys()
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_every_container_asks_for_a_gpu_and_lists_it(example: Example) -> None:
+    resource = objects(GOLDEN.read_text())["DeviceClass"]["spec"]["extendedResourceName"]
+    for pod in of_kind(example, "Pod"):
+        for container in containers(pod):
+            resources = container["resources"]
+            assert resources.get("claims") or resources["limits"].keys() == {resource}
+            assert "nvidia-smi -L" in " ".join(container["command"])
+            assert container["image"] == IMAGE
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_admin_access_is_asked_for_in_labelled_namespaces_only(example: Example) -> None:
+    labelled = {
+        document["metadata"]["name"]
+        for document in of_kind(example, "Namespace")
+        if document["metadata"].get("labels", {}).get("resource.kubernetes.io/admin-access")
+    }
+    asking = {
+        space
+        for (_, space, _), devices in claims(example).items()
+        if any(request.get("adminAccess") for request in asked(devices))
+    }
+    assert asking == labelled
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_the_comment_expects_something_of_every_pod_and_container(example: Example) -> None:
+    pods = {(p["metadata"]["namespace"], p["metadata"]["name"]): p for p in of_kind(example, "Pod")}
+    assert {(e.namespace, e.pod) for e in example.expectations} == pods.keys()
+    read: set[Log] = set()
+    for check in (check for e in example.expectations for check in e.checks):
+        read |= (
+            {check.log} if isinstance(check, ShowsCount | Contains) else {check.log, check.other}
+        )
+    listed = {
+        Log(*where, container["name"] if len(containers(pod)) > 1 else None)
+        for where, pod in pods.items()
+        for container in containers(pod)
+    }
+    assert read == listed
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_a_pod_that_stays_is_expected_to_run_and_one_that_ends_to_succeed(example: Example) -> None:
+    pods = {(p["metadata"]["namespace"], p["metadata"]["name"]): p for p in of_kind(example, "Pod")}
+    for expected in example.expectations:
+        spec = pods[expected.namespace, expected.pod]["spec"]
+        stays = "sleep" in str(spec["containers"])
+        assert expected.phase == ("Running" if stays else "Succeeded")
+        assert spec["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_the_readme_shows_the_commands_of_its_example(example: Example) -> None:
+    text = (EXAMPLES / example.name / "README.md").read_text()
+    path = f"deploy/examples/{example.name}/{example.name}.yaml"
+    [check] = re.findall(r"^# Check with: (.+)$", example.manifest.read_text(), re.MULTILINE)
+    for command in (f"kubectl apply --filename {path}", check, f"kubectl delete --filename {path}"):
+        assert f"\n{command}\n" in text
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    listed = re.findall(r"^\| \[([\w-]+)\]\(\1/\)", (EXAMPLES / "README.md").read_text(), re.M)
+    assert sorted(listed) == sorted(example.name for example in examples())
+
+
+def test_a_sentence_becomes_the_checks_it_says() -> None:
+    said = (
+        'Expect pod/a in b: Running, log shows 1 GPU, log of c contains "x, y", '
+        "log shows the GPUs of pod/d in e, log of c shows other GPUs than f"
+    )
+    assert expectation(said) == Expectation(
+        "b",
+        "a",
+        "Running",
+        (
+            ShowsCount(Log("b", "a"), 1),
+            Contains(Log("b", "a", "c"), "x, y"),
+            ShowsGpusOf(Log("b", "a"), Log("e", "d")),
+            ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f")),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        pytest.param("Expect pod/a in b: Done, log shows 1 GPU", id="a phase that does not exist"),
+        pytest.param("Expect pod/a: Running, log shows 1 GPU", id="no namespace"),
+        pytest.param("Expect pod/a in b: Running", id="nothing about the log"),
+        pytest.param("Expect pod/a in b: Running, log shows GPUs", id="no number"),
+        pytest.param("Expect pod/a in b: Running, log has 1 GPU", id="another verb"),
+    ],
+)
+def test_a_sentence_of_another_form_is_refused(sentence: str) -> None:
+    with pytest.raises(ValueError, match="another form"):
+        expectation(sentence)
+
+
+@pytest.mark.parametrize(
+    ("said", "mine", "theirs", "told"),
+    [
+        pytest.param("shows 1 GPU", f"{FIRST} {FIRST}", "", None, id="one GPU, named twice"),
+        pytest.param("shows 1 GPU", "", "", "shows 0 GPUs instead of 1", id="no GPU"),
+        pytest.param('contains "GPU 0:"', "GPU 0: H100", "", None, id="the text is there"),
+        pytest.param('contains "GPU 0:"', "GPU 1: H100", "", "lacks 'GPU 0:'", id="it is not"),
+        pytest.param(
+            "shows the GPUs of pod/b in n", f"{FIRST} {SECOND}", FIRST, None, id="theirs and more"
+        ),
+        pytest.param(
+            "shows the GPUs of pod/b in n", FIRST, SECOND, f"lacks ['{SECOND}']", id="not theirs"
+        ),
+        pytest.param(
+            "shows the GPUs of pod/b in n", FIRST, "", "shows no GPU", id="nothing to compare with"
+        ),
+        pytest.param("shows other GPUs than pod/b in n", FIRST, SECOND, None, id="others"),
+        pytest.param(
+            "shows other GPUs than pod/b in n", FIRST, FIRST, f"shows ['{FIRST}']", id="the same"
+        ),
+    ],
+)
+def test_logs_are_held_against_the_checks(
+    said: str, mine: str, theirs: str, told: str | None
+) -> None:
+    [check] = expectation(f"Expect pod/a in n: Running, log {said}").checks
+    logs = {Log("n", "a"): mine, Log("n", "b"): theirs}
+    answer = wrong(check, logs.__getitem__)
+    assert told in answer if told and answer else answer == told

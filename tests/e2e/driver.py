@@ -1,0 +1,200 @@
+"""The plugin as a process of this machine, with exactly the rights of its role."""
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from dra_driver.node.sim.node import node_file
+from tests.e2e.kube import Kube, wait
+
+DRIVER = "gpu.nvidia.com"
+NAMESPACE = "dra-driver-gpu"
+
+
+class Driver:
+    """Starts and ends kubelet plugins on the node of *cluster*."""
+
+    def __init__(self, cluster, kube: Kube, directory: Path, sim: str = "h100x8") -> None:
+        self.cluster = cluster
+        self.kube = kube
+        self.directory = directory
+        self.node_file = directory / "node.yaml"
+        self.node_file.write_text(node_file(sim).read_text())
+        self.kubeconfig = directory / "plugin.kubeconfig"
+        self.log_path = directory / "plugin.log"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports: dict[str, int] = {}
+
+    @property
+    def plugin_dir(self) -> Path:
+        return self.cluster.kubelet_dir / "plugins" / DRIVER
+
+    @property
+    def registry(self) -> Path:
+        return self.cluster.kubelet_dir / "plugins_registry"
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def write_kubeconfig(self) -> None:
+        """A kubeconfig with a token of the plugin's service account, bound to the node."""
+        admin = yaml.safe_load(self.kube.config.read_text())
+        server = dict(admin["clusters"][0]["cluster"])
+        if authority := server.pop("certificate-authority", None):
+            data = (self.kube.config.parent / authority).read_bytes()
+            server["certificate-authority-data"] = base64.b64encode(data).decode()
+        (self.directory / "token").write_text(self.token())
+        self.kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "plugin",
+                    "clusters": [{"name": "c", "cluster": server}],
+                    "users": [{"name": "u", "user": {"tokenFile": str(self.directory / "token")}}],
+                    "contexts": [{"name": "plugin", "context": {"cluster": "c", "user": "u"}}],
+                }
+            )
+        )
+
+    def token(self) -> str:
+        node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
+        account = self.kube.all("ServiceAccount", NAMESPACE)
+        name = next(a["metadata"]["name"] for a in account if a["metadata"]["name"] != "default")
+        answer = self.kube.api.create(
+            f"{self.kube.path('ServiceAccount', NAMESPACE)}/{name}/token",
+            {
+                "apiVersion": "authentication.k8s.io/v1",
+                "kind": "TokenRequest",
+                "spec": {
+                    "expirationSeconds": 7200,
+                    "boundObjectRef": {
+                        "apiVersion": "v1",
+                        "kind": "Node",
+                        "name": self.cluster.node_name,
+                        "uid": node["metadata"]["uid"],
+                    },
+                },
+            },
+        )
+        return str(answer["status"]["token"])
+
+    def start(self, pod_uid: str = "", ready: bool = True, **flags: str) -> subprocess.Popen[bytes]:
+        """Start a plugin; with *ready*, wait until a pod could use it."""
+        if not self.kubeconfig.exists():
+            self.write_kubeconfig()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.ports[pod_uid] = free.getsockname()[1]
+        arguments = {
+            "node-name": self.cluster.node_name,
+            "kubeconfig": str(self.kubeconfig),
+            "kubelet-dir": str(self.cluster.kubelet_dir),
+            "cdi-dir": str(self.cluster.cdi_dir),
+            "sim": str(self.node_file),
+            "look-interval": "0.5",
+            "reconcile-interval": "2",
+            "pod-uid": pod_uid,
+            "http-address": f"127.0.0.1:{self.ports[pod_uid]}",
+            **{name.replace("_", "-"): value for name, value in flags.items()},
+        }
+        with self.log_path.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+                + [f"--{name}={value}" for name, value in arguments.items()],
+                stdout=log,
+                stderr=log,
+                env={"PATH": os.environ["PATH"]},
+                cwd=Path(__file__).parents[2],
+            )
+        self.processes[pod_uid] = process
+        if ready:
+            self.wait_ready(pod_uid)
+        return process
+
+    def wait_ready(self, pod_uid: str = "", seconds: float = 30) -> None:
+        """Until /readyz says that a pod with a claim could start here."""
+        try:
+            wait("the plugin to be ready", lambda: self.ask("/readyz", pod_uid)[0] == 200, seconds)
+        except AssertionError as e:
+            raise AssertionError(
+                f"{e}: {self.ask('/readyz', pod_uid)[1]}\n{self.log[-3000:]}"
+            ) from e
+
+    def ask(self, path: str, pod_uid: str = "") -> tuple[int, str]:
+        """The status and text of a page of the plugin's HTTP server; 0 where it does not answer."""
+        self.check_alive(pod_uid)
+        try:
+            url = f"http://127.0.0.1:{self.ports[pod_uid]}{path}"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as e:
+            with e:
+                return e.code, e.read().decode()
+        except OSError as e:
+            return 0, str(e)
+
+    def check_alive(self, pod_uid: str = "") -> None:
+        process = self.processes[pod_uid]
+        if process.poll() is not None:
+            raise AssertionError(f"the plugin ended with {process.returncode}:\n{self.log[-3000:]}")
+
+    def stop(self, pod_uid: str = "", how: signal.Signals = signal.SIGTERM) -> float:
+        """End a plugin; the seconds that it took."""
+        process = self.processes.pop(pod_uid)
+        begun = time.monotonic()
+        process.send_signal(how)
+        process.wait(10)
+        return time.monotonic() - begun
+
+    def kill(self, pod_uid: str = "") -> None:
+        self.stop(pod_uid, signal.SIGKILL)
+
+    def stop_all(self) -> None:
+        for pod_uid in list(self.processes):
+            self.stop(pod_uid)
+
+    def specs(self) -> list[str]:
+        """The names of our CDI files."""
+        directory = self.cluster.cdi_dir
+        return sorted(p.name for p in directory.iterdir()) if directory.exists() else []
+
+    def claims(self) -> list[dict[str, object]]:
+        """What `dra-driver claims` says."""
+        answer = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "dra_driver",
+                "claims",
+                "-o",
+                "json",
+                "--kubelet-dir",
+                str(self.cluster.kubelet_dir),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=30,
+        )
+        found = json.loads(answer.stdout)
+        assert not found["unreadable"]
+        return list(found["claims"])
+
+    def sockets(self) -> list[str]:
+        return sorted(
+            str(path.relative_to(self.cluster.kubelet_dir))
+            for directory in (self.plugin_dir, self.registry)
+            for path in directory.glob("*")
+            if path.is_socket()
+        )

@@ -1,0 +1,164 @@
+"""Short words for what end-to-end tests ask of the API server."""
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import ClusterError, Conflict, NotFound
+
+Document = dict[str, Any]
+
+GROUP = "resource.k8s.io"
+PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "ValidatingAdmissionPolicy": (
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+    ),
+    "ValidatingAdmissionPolicyBinding": (
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    ),
+    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
+    "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
+    "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
+    "ResourceClaimTemplate": (
+        "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
+    ),
+    "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
+}
+
+
+def wait(what: str, check: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1) -> Any:
+    """The first true answer of *check*; an AssertionError that says what was waited for."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if answer := check():
+                return answer
+        except ClusterError:
+            if time.monotonic() >= deadline:
+                raise
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"waited {seconds:g} s for {what}")
+        time.sleep(pause)
+
+
+class Kube:
+    """The cluster, as its administrator."""
+
+    def __init__(self, config: Path, kubectl: Path) -> None:
+        self.config = config
+        self.api = ApiServer(kubeconfig(config))
+        self._kubectl = kubectl
+
+    def kubectl(self, *arguments: str, timeout: float = 60) -> str:
+        return subprocess.run(
+            [self._kubectl, "--kubeconfig", self.config, *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        ).stdout
+
+    def path(self, kind: str, namespace: str = "") -> str:
+        return PATHS[kind].format(namespace=namespace)
+
+    def apply(self, document: Document, namespace: str = "default") -> Document:
+        """Create *document*, or replace what is there under its name."""
+        meta = document["metadata"]
+        path = self.path(document["kind"], meta.get("namespace", namespace))
+        try:
+            return self.api.create(path, document)
+        except Conflict:
+            there = self.api.get(f"{path}/{meta['name']}")
+            version = {"resourceVersion": there["metadata"]["resourceVersion"]}
+            return self.api.update(
+                f"{path}/{meta['name']}", {**document, "metadata": {**meta, **version}}
+            )
+
+    def apply_yaml(self, text: str, namespace: str = "default") -> list[Document]:
+        return [
+            self.apply(document, namespace) for document in yaml.safe_load_all(text) if document
+        ]
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> Document:
+        return self.api.get(f"{self.path(kind, namespace)}/{name}")
+
+    def find(self, kind: str, name: str, namespace: str = "default") -> Document | None:
+        try:
+            return self.get(kind, name, namespace)
+        except NotFound:
+            return None
+
+    def all(self, kind: str, namespace: str = "default", **query: str) -> list[Document]:
+        return self.api.list(self.path(kind, namespace), query)["items"]
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> None:
+        with contextlib.suppress(NotFound):
+            self.api.delete(f"{self.path(kind, namespace)}/{name}")
+
+    def delete_now(self, pod: str, namespace: str = "default") -> None:
+        """As ``kubectl delete pod --force --grace-period=0``: the object is gone at once."""
+        self.kubectl("delete", "pod", "-n", namespace, pod, "--force", "--grace-period=0")
+
+    def phase(self, pod: str, namespace: str = "default") -> str:
+        found = self.find("Pod", pod, namespace)
+        return found["status"].get("phase", "") if found else "gone"
+
+    def wait_pod(
+        self, pod: str, *phases: str, namespace: str = "default", seconds: float = 60
+    ) -> str:
+        wanted = phases or ("Running", "Succeeded")
+        try:
+            return wait(
+                f"pod {pod} to be {' or '.join(wanted)}",
+                lambda: (now := self.phase(pod, namespace)) in wanted and now,
+                seconds,
+            )
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{self.explain(pod, namespace)}") from e
+
+    def wait_gone(self, kind: str, name: str, namespace: str = "default", seconds: float = 60):
+        wait(f"{kind} {name} to go", lambda: self.find(kind, name, namespace) is None, seconds)
+
+    def logs(self, pod: str, container: str | None = None, namespace: str = "default") -> str:
+        more = ["-c", container] if container else []
+        return self.kubectl("logs", "-n", namespace, pod, *more)
+
+    def explain(self, pod: str, namespace: str = "default") -> str:
+        """Why a pod is what it is: its phase, its containers, its events."""
+        found = self.find("Pod", pod, namespace)
+        events = self.events(pod, namespace)
+        status = found["status"] if found else {}
+        states = [c.get("state") for c in status.get("containerStatuses", ())]
+        return f"phase {status.get('phase')}, containers {states}, events {events}"
+
+    def events(self, name: str, namespace: str = "default") -> list[str]:
+        query = {"fieldSelector": f"involvedObject.name={name}"}
+        found = self.api.list(f"/api/v1/namespaces/{namespace}/events", query)["items"]
+        return [f"{event['reason']}: {event.get('message', '')}" for event in found]
+
+    def slices(self) -> list[Document]:
+        found = self.all("ResourceSlice")
+        return sorted(found, key=lambda each: each["metadata"]["name"])
+
+    def devices(self) -> list[str]:
+        return [d["name"] for s in self.slices() for d in s["spec"].get("devices") or ()]
+
+    def allocated(self, claim: str, namespace: str = "default") -> list[str]:
+        """The devices that a claim was allocated."""
+        found = self.get("ResourceClaim", claim, namespace)
+        allocation = found.get("status", {}).get("allocation", {})
+        return [result["device"] for result in allocation.get("devices", {}).get("results", ())]

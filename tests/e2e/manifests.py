@@ -1,0 +1,78 @@
+"""Pods and claims as short as tests need them."""
+
+from typing import Any
+
+Document = dict[str, Any]
+
+BUSYBOX = "dra.test/busybox:1"
+GLIBC = "dra.test/glibc:1"
+CLASS = "gpu.nvidia.com"
+SLEEP = "trap 'exit 0' TERM; while :; do sleep 1 & wait; done"
+
+
+def request(name: str = "gpu", cel: str = "", **fields: Any) -> Document:
+    """One request for a GPU."""
+    exactly: Document = {"deviceClassName": CLASS, **fields}
+    if cel:
+        exactly["selectors"] = [{"cel": {"expression": cel}}]
+    return {"name": name, "exactly": exactly}
+
+
+def claim(name: str, *requests: Document, **spec: Any) -> Document:
+    devices = {"requests": list(requests) or [request()], **spec}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": devices},
+    }
+
+
+def template(name: str, *requests: Document, **spec: Any) -> Document:
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name},
+        "spec": {"spec": claim(name, *requests, **spec)["spec"]},
+    }
+
+
+def container(
+    command: str = SLEEP, name: str = "main", uses: tuple[Document, ...] = (), image: str = BUSYBOX
+) -> Document:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", command],
+        "resources": {"claims": list(uses)},
+    }
+
+
+def pod(
+    name: str,
+    command: str = SLEEP,
+    claim: str = "",
+    template: str = "",
+    image: str = BUSYBOX,
+) -> Document:
+    """A pod of one container; with the claim *claim*, or one of its own from *template*."""
+    source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
+    claims = [{"name": "gpu", **source}] if claim or template else []
+    uses = ({"name": "gpu"},) if claims else ()
+    return pod_of(name, [container(command, uses=uses, image=image)], claims)
+
+
+def pod_of(name: str, containers: list[Document], claims: list[Document], **spec: Any) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 2,
+            "containers": containers,
+            "resourceClaims": claims,
+            **spec,
+        },
+    }

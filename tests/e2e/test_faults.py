@@ -1,0 +1,316 @@
+"""Things break while pods come and go: the plugin, the kubelet, the API server, the GPUs."""
+
+import random
+import signal
+import time
+
+import pytest
+import yaml
+
+from tests.e2e.driver import DRIVER
+from tests.e2e.kube import wait
+from tests.e2e.manifests import claim, pod, template
+
+SMI = "nvidia-smi -L"
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(kube, driver):
+    """A template for one GPU, which every test here uses."""
+    kube.apply(template("one"))
+
+
+@pytest.fixture
+def node(driver):
+    """The simulated node, as a document that can be changed while the plugin runs."""
+    text = driver.node_file.read_text()
+    yield lambda document: driver.node_file.write_text(yaml.safe_dump(document))
+    driver.node_file.write_text(text)
+    wait("the GPUs to be back", lambda: len(driver.kube.devices()) == 8)
+
+
+def test_a_deleted_pod_gives_its_gpu_back(kube, driver):
+    kube.apply(pod("gone", template="one"))
+    kube.wait_pod("gone", "Running")
+    assert len(driver.specs()) == 1
+
+    kube.delete("Pod", "gone")
+
+    wait("its CDI file to go", lambda: not driver.specs())
+    wait("its record to go", lambda: not driver.claims())
+
+
+@pytest.mark.point(33)
+def test_the_pod_after_a_force_deleted_one_starts_within_three_seconds(kube, driver):
+    """The scheduler gives the GPU away while the old container still runs its grace period."""
+    cel = "device.attributes['gpu.nvidia.com'].uuid == '{}'"
+    first = kube.slices()[0]["spec"]["devices"][0]
+    expression = cel.format(first["attributes"]["uuid"]["string"])
+    selectors = [{"cel": {"expression": expression}}]
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER, "selectors": selectors}}
+    kube.apply(template("first", request))
+    taken = []
+    for name in ("before", "after"):
+        kube.apply(pod(name, template="first"))
+        if name == "after":
+            kube.delete_now("before")
+            taken.append(time.monotonic())
+        kube.wait_pod(name, "Running", seconds=20)
+    seconds = time.monotonic() - taken[0]
+
+    assert seconds < 3, f"{seconds:.1f} s: {kube.events('after')}"
+
+
+@pytest.mark.point(54)
+def test_a_pod_with_the_name_of_a_force_deleted_one_gets_its_own_claim(kube, driver):
+    kube.apply(claim("named"))
+    kube.apply(pod("named", claim="named"))
+    kube.wait_pod("named", "Running")
+    kube.delete_now("named")
+    kube.delete("ResourceClaim", "named")
+    kube.wait_gone("ResourceClaim", "named")
+
+    kube.apply(claim("named"))
+    kube.apply(pod("named", claim="named"))
+
+    kube.wait_pod("named", "Running", seconds=150)
+    assert len(driver.claims()) == 1
+
+
+@pytest.mark.point(7, 36, 37)
+def test_a_pod_waits_for_the_plugin_and_starts_when_it_comes(kube, driver):
+    driver.stop()
+    kube.apply(pod("early", SMI, template="one"))
+    wait("the kubelet to miss it", lambda: "not registered" in str(kube.events("early")))
+
+    driver.start(ready=False)
+
+    kube.wait_pod("early", "Succeeded", seconds=150)
+
+
+@pytest.mark.point(56)
+def test_a_pod_that_ends_while_the_plugin_is_down_ends_when_it_is_back(kube, driver):
+    kube.apply(pod("late", template="one"))
+    kube.wait_pod("late", "Running")
+    driver.stop()
+    kube.delete("Pod", "late")
+    with pytest.raises(AssertionError):
+        kube.wait_gone("Pod", "late", seconds=4)
+
+    driver.start()
+
+    kube.wait_gone("Pod", "late")
+    wait("its record to go", lambda: not driver.claims())
+
+
+@pytest.mark.point(7, 24, 61)
+def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(kube, driver):
+    rng = random.Random(7)
+    names = [f"busy-{n}" for n in range(12)]
+    for start in range(0, len(names), 4):
+        batch = names[start : start + 4]
+        for name in batch:
+            kube.apply(pod(name, SMI, template="one"))
+        for _ in range(2):
+            time.sleep(rng.uniform(0.05, 0.6))
+            driver.kill()
+            driver.start(ready=False)
+        for name in batch:
+            kube.wait_pod(name, "Succeeded", seconds=150)
+            kube.delete("Pod", name)
+    wait("every record to go", lambda: not driver.claims(), 90)
+
+
+@pytest.mark.point(6, 43, 73)
+def test_a_restarted_kubelet_finds_the_plugin_its_claims_and_its_slices(cluster, kube, driver):
+    kube.apply(claim("shared"))
+    kube.apply(pod("before", claim="shared"))
+    kube.wait_pod("before", "Running")
+    generation = {s["metadata"]["uid"] for s in kube.slices()}
+
+    cluster.restart("kubelet")
+
+    wait("slices after the kubelet wiped them", lambda: len(kube.devices()) == 8, 20)
+    assert {s["metadata"]["uid"] for s in kube.slices()} != generation
+    kube.apply(pod("after", SMI, claim="shared"))
+    kube.wait_pod("after", "Succeeded", seconds=100)
+    assert kube.phase("before") == "Running"
+
+
+@pytest.mark.point(42)
+def test_a_kubelet_that_is_killed_while_pods_start_goes_on_with_them(cluster, kube, driver):
+    for n in range(4):
+        kube.apply(pod(f"start-{n}", SMI, template="one"))
+    cluster.stop("kubelet", signal.SIGKILL)
+    cluster.start("kubelet")
+
+    for n in range(4):
+        kube.wait_pod(f"start-{n}", "Succeeded", seconds=150)
+
+
+@pytest.mark.point(55)
+def test_a_pod_deleted_while_the_kubelet_is_down_is_unprepared_after_its_start(
+    cluster, kube, driver
+):
+    kube.apply(pod("orphan", template="one"))
+    kube.wait_pod("orphan", "Running")
+    cluster.stop("kubelet")
+    kube.delete_now("orphan")
+
+    cluster.start("kubelet")
+
+    wait("its record to go", lambda: not driver.claims(), 120)
+    assert driver.specs() == []
+
+
+@pytest.mark.point(50, 71)
+def test_an_api_server_that_was_away_for_30_seconds_changes_nothing_for_running_pods(
+    cluster, kube, driver
+):
+    kube.apply(pod("steady", template="one"))
+    kube.wait_pod("steady", "Running")
+    before = driver.claims()
+
+    cluster.stop("apiserver")
+    time.sleep(30)
+    driver.check_alive()
+    cluster.start("apiserver")
+
+    driver.wait_ready()
+    assert driver.claims() == before
+    assert kube.phase("steady") == "Running"
+    assert len(kube.devices()) == 8
+    kube.apply(pod("next", SMI, template="one"))
+    kube.wait_pod("next", "Succeeded", seconds=150)
+
+
+def test_a_plugin_that_starts_without_an_api_server_serves_when_it_is_there(cluster, kube, driver):
+    driver.stop()
+    cluster.stop("apiserver")
+    driver.start(ready=False)
+    time.sleep(3)
+    driver.check_alive()
+    assert driver.ask("/livez")[0] == 200
+    assert driver.ask("/readyz")[0] == 503
+
+    cluster.start("apiserver")
+
+    driver.wait_ready()
+
+
+@pytest.mark.point(68)
+def test_deleted_slices_are_back_within_two_seconds(kube, driver):
+    for each in kube.slices():
+        kube.delete("ResourceSlice", each["metadata"]["name"])
+    begun = time.monotonic()
+
+    wait("slices", lambda: len(kube.devices()) == 8, 10, 0.02)
+
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.point(69)
+def test_a_slice_that_somebody_edited_is_put_right(kube, driver):
+    (ours,) = kube.slices()
+    ours["spec"]["devices"][0]["attributes"]["productName"] = {"string": "a toaster"}
+    kube.api.update(f"{kube.path('ResourceSlice')}/{ours['metadata']['name']}", ours)
+
+    wait("the slice to be right", lambda: "toaster" not in str(kube.slices()), 10)
+
+
+@pytest.mark.point(67)
+def test_nothing_is_written_when_nothing_changed(kube, driver):
+    before = [s["metadata"]["resourceVersion"] for s in kube.slices()]
+    time.sleep(5)
+
+    assert [s["metadata"]["resourceVersion"] for s in kube.slices()] == before
+
+
+@pytest.mark.point(63, 74)
+def test_slices_survive_a_short_restart_and_go_with_a_driver_that_stays_away(kube, driver):
+    uids = [s["metadata"]["uid"] for s in kube.slices()]
+    assert kube.slices()[0]["metadata"]["ownerReferences"][0]["kind"] == "Node"
+
+    assert driver.stop() < 5
+    driver.start()
+    assert [s["metadata"]["uid"] for s in kube.slices()] == uids
+
+    driver.stop()
+    wait("the kubelet to wipe the slices", lambda: not kube.slices(), 60, 1)
+    driver.start()
+    wait("slices", lambda: len(kube.devices()) == 8)
+
+
+@pytest.mark.point(107)
+def test_a_deleted_socket_is_served_again_and_the_kubelet_comes_back(kube, driver):
+    for name in driver.sockets():
+        (driver.cluster.kubelet_dir / name).unlink()
+
+    wait("both sockets", lambda: len(driver.sockets()) == 2, 15)
+
+    kube.apply(pod("again", SMI, template="one"))
+    kube.wait_pod("again", "Succeeded", seconds=150)
+
+
+def test_a_gpu_that_appears_or_disappears_is_published_or_not_without_a_restart(kube, driver, node):
+    document = yaml.safe_load(driver.node_file.read_text())
+    gpus = document["gpus"]
+
+    node({**document, "gpus": gpus[:-1]})
+    wait("seven GPUs", lambda: len(kube.devices()) == 7, 15)
+    node({**document, "gpus": gpus})
+    wait("eight GPUs", lambda: len(kube.devices()) == 8, 15)
+
+
+def test_a_gpu_that_hangs_is_withdrawn_and_the_others_are_served(kube, driver, node):
+    document = yaml.safe_load(driver.node_file.read_text())
+    sick = {**document["gpus"][0], "hangs": True}
+
+    node({**document, "gpus": [sick, *document["gpus"][1:]]})
+    wait("seven GPUs", lambda: "gpu-0" not in kube.devices(), 30)
+
+    kube.apply(pod("healthy", SMI, template="one"))
+    kube.wait_pod("healthy", "Succeeded")
+    assert "did not" in driver.log or "still waiting" in driver.log
+
+
+def test_a_driver_that_is_not_ready_offers_nothing_and_says_why(kube, driver, node):
+    document = yaml.safe_load(driver.node_file.read_text())
+
+    node({**document, "driver": "not-loaded"})
+    wait("no GPU", lambda: kube.devices() == [], 15)
+
+    assert len(kube.slices()) == 1
+    assert "GPU is not offered" in driver.log
+
+
+def test_an_unreadable_record_is_settled_and_the_pod_goes_on(kube, driver):
+    kube.apply(pod("worker", template="one"))
+    kube.wait_pod("worker", "Running")
+    driver.stop()
+    (record,) = driver.plugin_dir.glob("state/claims/*/*.json")
+    record.write_bytes(b"{")
+
+    driver.start()
+
+    wait("the record to be settled", lambda: record.exists() and driver.claims(), 20)
+    assert kube.phase("worker") == "Running"
+
+
+def test_a_claim_that_the_kubelet_forgot_is_taken_back(kube, driver):
+    """As if the kubelet's own state was lost: nobody will ever ask to unprepare it."""
+    kube.apply(pod("worker", template="one"))
+    kube.wait_pod("worker", "Running")
+    driver.stop()
+    (record,) = driver.plugin_dir.glob("state/claims/*/*.json")
+    known = record.read_bytes()
+    driver.start()
+    kube.delete("Pod", "worker")
+    kube.wait_gone("Pod", "worker")
+    wait("its record to go", lambda: not driver.claims())
+    driver.stop()
+    record.write_bytes(known)
+
+    driver.start()
+
+    wait("the forgotten record to go", lambda: not driver.claims(), 20)

@@ -1,0 +1,269 @@
+"""Pods that ask for whole GPUs, each way there is, and what their containers see."""
+
+import re
+
+import pytest
+
+from tests.e2e.kube import wait
+from tests.e2e.manifests import GLIBC, claim, container, pod, pod_of, request, template
+
+SMI = "nvidia-smi -L"
+
+
+def run(kube, document, **kwargs):
+    """Run a pod to its end: what it printed."""
+    kube.apply(document)
+    name = document["metadata"]["name"]
+    kube.wait_pod(name, "Succeeded", **kwargs)
+    return kube.logs(name)
+
+
+def uuid_of(kube, device):
+    for each in (d for s in kube.slices() for d in s["spec"]["devices"]):
+        if each["name"] == device:
+            return each["attributes"]["uuid"]["string"]
+    raise AssertionError(f"{device} is not published")
+
+
+def test_the_node_publishes_its_gpus(kube, driver):
+    assert kube.devices() == [f"gpu-{minor}" for minor in range(8)]
+
+
+def test_a_claim_from_a_template_gives_one_gpu(kube, driver):
+    kube.apply(template("one"))
+
+    printed = run(kube, pod("one", SMI, template="one"))
+
+    (gpu,) = printed.splitlines()
+    assert re.fullmatch(r"GPU 0: NVIDIA H100 80GB HBM3 \(UUID: GPU-[0-9a-f-]{36}\)", gpu)
+
+
+def test_the_container_sees_its_gpu_and_nothing_of_the_others(kube, driver):
+    kube.apply(template("one"))
+    look = "ls /dev | grep nvidia; env | grep GPU_DEVICE | sort; command -v nvidia-smi"
+
+    printed = run(kube, pod("look", look, template="one")).splitlines()
+
+    gpus = [line for line in printed if re.fullmatch(r"nvidia\d+", line)]
+    assert len(gpus) == 1
+    minor = gpus[0].removeprefix("nvidia")
+    assert {"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"} <= set(printed)
+    assert f"GPU_DEVICE_{minor}_UUID={uuid_of(kube, f'gpu-{minor}')}" in printed
+    variables = [line for line in printed if line.startswith("GPU_DEVICE_")]
+    assert all(line.startswith(f"GPU_DEVICE_{minor}_") for line in variables)
+    assert "/usr/bin/nvidia-smi" in printed
+
+
+def test_the_loader_of_a_glibc_image_finds_the_driver_libraries_by_their_sonames(kube, driver):
+    kube.apply(template("one"))
+    load = "for lib in libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1; do "
+    load += "LD_PRELOAD=$lib bash -c 'cat /proc/self/maps' 2>&1 | grep -m1 -o $lib; done"
+
+    printed = run(kube, pod("loads", load, template="one", image=GLIBC)).splitlines()
+
+    assert printed == ["libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
+
+
+@pytest.mark.point(40)
+def test_two_pods_share_one_claim(kube, driver):
+    kube.apply(claim("shared"))
+
+    printed = {run(kube, pod(name, SMI, claim="shared")) for name in ("first", "second")}
+
+    assert len(printed) == 1
+
+
+@pytest.mark.point(40)
+def test_two_containers_of_a_pod_share_one_claim(kube, driver):
+    kube.apply(template("one"))
+    uses = ({"name": "gpu"},)
+    both = [container(SMI, name, uses) for name in ("a", "b")]
+    source = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
+    kube.apply(pod_of("both", both, source))
+    kube.wait_pod("both", "Succeeded")
+
+    assert kube.logs("both", "a") == kube.logs("both", "b") != ""
+
+
+@pytest.mark.point(41)
+def test_a_claim_is_used_by_one_pod_after_the_other(kube, driver):
+    kube.apply(claim("kept"))
+    printed = set()
+    for name in ("first", "second", "third"):
+        printed.add(run(kube, pod(name, SMI, claim="kept")))
+        kube.delete("Pod", name)
+        kube.wait_gone("Pod", name)
+
+    assert all(text.startswith("GPU 0: NVIDIA H100") for text in printed)
+
+
+@pytest.mark.parametrize(
+    ("cel", "fits"),
+    [
+        ("device.attributes['gpu.nvidia.com'].productName.contains('H100')", True),
+        ("device.attributes['gpu.nvidia.com'].productName.contains('A100')", False),
+        ("device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('79Gi'))", True),
+        ("device.capacity['gpu.nvidia.com'].memory.isGreaterThan(quantity('80Gi'))", False),
+        (
+            "device.attributes['gpu.nvidia.com'].driverVersion.isGreaterThan(semver('580.0.0'))",
+            True,
+        ),
+        (
+            "device.attributes['gpu.nvidia.com'].driverVersion.isGreaterThan(semver('600.0.0'))",
+            False,
+        ),
+    ],
+    ids=["product", "no such product", "memory", "too much memory", "driver", "too new a driver"],
+)
+def test_cel_selects_by_product_memory_and_driver_version(kube, driver, cel, fits):
+    kube.apply(claim("chosen", request(cel=cel)))
+    kube.apply(pod("chosen", SMI, claim="chosen"))
+
+    if fits:
+        kube.wait_pod("chosen", "Succeeded")
+    else:
+        wait("the scheduler's refusal", lambda: "cannot allocate" in str(kube.events("chosen")))
+        assert kube.phase("chosen") == "Pending"
+
+
+@pytest.mark.point(31)
+def test_two_requests_go_to_the_containers_that_name_them(kube, driver):
+    kube.apply(template("two", request("left"), request("right")))
+    containers = [
+        container(SMI, side, ({"name": "gpu", "request": side},)) for side in ("left", "right")
+    ]
+    kube.apply(pod_of("two", containers, [{"name": "gpu", "resourceClaimTemplateName": "two"}]))
+    kube.wait_pod("two", "Succeeded")
+
+    left, right = kube.logs("two", "left"), kube.logs("two", "right")
+
+    assert left != right
+    assert [len(text.splitlines()) for text in (left, right)] == [1, 1]
+
+
+@pytest.mark.point(39)
+def test_an_init_container_uses_the_claim_before_the_main_one(kube, driver):
+    kube.apply(template("one"))
+    uses = ({"name": "gpu"},)
+    spec = {"initContainers": [container(SMI, "init", uses)]}
+    source = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
+    kube.apply(pod_of("init", [container(SMI, "main", uses)], source, **spec))
+    kube.wait_pod("init", "Succeeded")
+
+    assert kube.logs("init", "init") == kube.logs("init", "main") != ""
+
+
+@pytest.mark.point(38)
+def test_a_claim_that_no_container_uses_is_prepared_and_harmless(kube, driver):
+    kube.apply(template("one"))
+    source = [{"name": "gpu", "resourceClaimTemplateName": "one"}]
+
+    printed = run(kube, pod_of("unused", [container("ls /dev")], source))
+
+    assert "nvidia0" not in printed
+
+
+def test_all_eight_gpus_in_one_claim(kube, driver):
+    kube.apply(template("all", request(allocationMode="ExactCount", count=8)))
+
+    assert len(run(kube, pod("all", SMI, template="all")).splitlines()) == 8
+
+
+@pytest.mark.point(85)
+def test_the_old_way_to_ask_for_two_gpus_needs_no_claim(kube, driver):
+    old = container(SMI)
+    old["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
+
+    assert len(run(kube, pod_of("old", [old], [])).splitlines()) == 2
+
+
+def test_a_prioritized_list_takes_the_first_that_fits(kube, driver):
+    def choice(name, product):
+        cel = f"device.attributes['gpu.nvidia.com'].productName.contains('{product}')"
+        return {
+            "name": name,
+            "deviceClassName": "gpu.nvidia.com",
+            "selectors": [{"cel": {"expression": cel}}],
+        }
+
+    listed = {"name": "gpu", "firstAvailable": [choice("best", "B200"), choice("good", "H100")]}
+    kube.apply(template("listed", listed))
+    uses = ({"name": "gpu", "request": "gpu"},)
+    source = [{"name": "gpu", "resourceClaimTemplateName": "listed"}]
+
+    printed = run(kube, pod_of("listed", [container(SMI, uses=uses)], source))
+
+    assert len(printed.splitlines()) == 1
+
+
+def test_two_gpus_of_one_pcie_switch_by_match_attribute(kube, driver):
+    constraint = {"matchAttribute": "gpu.nvidia.com/pcieSwitch", "requests": ["gpu"]}
+    pair = claim("pair", request(count=2), constraints=[constraint])
+    kube.apply(pair)
+    run(kube, pod("pair", SMI, claim="pair"))
+
+    devices = {d["name"]: d for s in kube.slices() for d in s["spec"]["devices"]}
+    taken = [devices[name] for name in kube.allocated("pair")] or list(devices.values())[:2]
+    assert len({d["attributes"]["pcieSwitch"]["string"] for d in taken}) == 1
+
+
+@pytest.mark.point(81)
+def test_a_monitor_looks_on_beside_a_running_pod(kube, driver):
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {
+                "name": "monitoring",
+                "labels": {"resource.kubernetes.io/admin-access": "true"},
+            },
+        }
+    )
+    kube.apply(template("one"))
+    kube.apply(pod("worker", template="one"))
+    kube.wait_pod("worker", "Running")
+    before = driver.specs()
+    watching = request(allocationMode="All", adminAccess=True)
+    kube.apply(claim("monitor", watching), "monitoring")
+    kube.apply(pod("monitor", SMI, claim="monitor"), "monitoring")
+
+    kube.wait_pod("monitor", "Succeeded", namespace="monitoring")
+
+    assert len(kube.logs("monitor", namespace="monitoring").splitlines()) == 8
+    kube.delete("Pod", "monitor", "monitoring")
+    kube.wait_gone("Pod", "monitor", "monitoring")
+    kube.delete("ResourceClaim", "monitor", "monitoring")
+    wait("the monitor's claim to be taken back", lambda: driver.specs() == before)
+    assert kube.phase("worker") == "Running"
+
+
+def test_a_claim_that_cannot_be_satisfied_stays_pending_and_the_next_one_works(kube, driver):
+    kube.apply(template("nine", request(count=9)))
+    kube.apply(pod("nine", SMI, template="nine"))
+    wait("the scheduler's refusal", lambda: "cannot allocate" in str(kube.events("nine")))
+    kube.apply(template("one"))
+
+    run(kube, pod("one", SMI, template="one"))
+
+    assert kube.phase("nine") == "Pending"
+
+
+@pytest.mark.point(46)
+def test_a_config_that_is_not_offered_is_said_in_the_pods_events(kube, driver):
+    sharing = {"strategy": "TimeSlicing"}
+    parameters = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "GpuConfig",
+        "sharing": sharing,
+    }
+    opaque = {"driver": "gpu.nvidia.com", "parameters": parameters}
+    kube.apply(template("sliced", config=[{"opaque": opaque}]))
+    kube.apply(pod("sliced", SMI, template="sliced"))
+
+    said = wait(
+        "the driver's refusal",
+        lambda: [e for e in kube.events("sliced") if "not offered by this node" in e],
+    )
+
+    assert "FailedPrepareDynamicResources" in said[0]
+    assert kube.phase("sliced") == "Pending"

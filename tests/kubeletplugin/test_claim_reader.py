@@ -1,0 +1,131 @@
+"""Claims are read live, and a record's claim is only gone when that is sure."""
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import ClaimError, Forbidden, Unreachable
+from dra_driver.kubeletplugin.claim_reader import ClaimReader
+from dra_driver.kubeletplugin.claims import Allocation, ClaimRef, ClaimUid
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from tests.fakes.api_server import ApiServer
+
+DRIVER, POOL = "gpu.example.com", "n1"
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def reader(server, tmp_path):
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    yield ClaimReader(ResourceApi(client), DRIVER, POOL)
+    client.close()
+
+
+def claim(name="c", device="gpu-0", driver=DRIVER, pool=POOL):
+    """A claim with one device; without one it is not allocated."""
+    result = {"request": "gpu", "driver": driver, "pool": pool, "device": device}
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-of-{name}"},
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": {"devices": {"results": [result]}}} if device else {},
+    }
+
+
+REF = ClaimRef("ns", "c", ClaimUid("uid-of-c"))
+
+
+@pytest.mark.parametrize("served", ["v1", "v1beta2", "v1beta1"])
+def test_a_claim_is_read_in_every_version(server, reader, served):
+    server.served = [served]
+    server.put(claim())
+
+    assert reader.read(REF).allocations == (Allocation("gpu", POOL, "gpu-0"),)
+
+
+@pytest.mark.point(18)
+def test_an_allocation_that_changed_a_moment_ago_is_seen(server, reader):
+    server.put(claim())
+    reader.read(REF)
+    server.put(claim(device="gpu-1"))
+
+    assert reader.read(REF).allocations[0].device == "gpu-1"
+
+
+@pytest.mark.point(19, 20, 21)
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        pytest.param(None, "does not exist any more", id="gone"),
+        pytest.param(claim(device=None), "not allocated", id="not allocated"),
+        pytest.param(
+            claim() | {"metadata": {"name": "c", "namespace": "ns", "uid": "new"}},
+            "got replaced",
+            id="another of that name",
+        ),
+        pytest.param(claim(driver="other.com"), "no device of driver", id="nothing of ours"),
+    ],
+)
+def test_a_claim_that_cannot_be_prepared_is_refused_and_counts_as_gone(server, reader, there, said):
+    if there:
+        server.put(there)
+
+    with pytest.raises(ClaimError, match=said):
+        reader.read(REF)
+    assert not reader.exists(REF)
+
+
+def test_a_claim_that_holds_devices_of_this_node_exists(server, reader):
+    server.put(claim())
+
+    assert reader.exists(REF)
+
+
+def test_a_claim_that_was_allocated_elsewhere_holds_nothing_here(server, reader):
+    server.put(claim(pool="n2"))
+
+    assert not reader.exists(REF)
+
+
+@pytest.mark.parametrize(("status", "error"), [(503, Unreachable), (403, Forbidden)])
+def test_what_cannot_be_known_is_not_taken_for_gone(server, reader, status, error):
+    server.put(claim())
+    server.fail(status, "GET", "resourceclaims", times=9)
+
+    with pytest.raises(error):
+        reader.exists(REF)
+
+
+def test_a_claim_whose_api_version_went_away_is_not_gone(server, reader):
+    server.served = ["v1beta1"]
+    server.put(claim())
+    assert reader.exists(REF)
+    server.served = ["v1"]
+
+    assert reader.exists(REF)
+
+
+def test_a_claim_is_found_by_its_uid_among_many(server, reader):
+    for index in range(3):
+        server.put(claim(f"c{index}"))
+
+    found = reader.find_by_uid(ClaimUid("uid-of-c1"))
+
+    assert found is not None
+    assert found.ref == ClaimRef("ns", "c1", ClaimUid("uid-of-c1"))
+    assert reader.find_by_uid(ClaimUid("none")) is None
+
+
+def test_a_claim_found_by_its_uid_without_anything_of_ours_is_refused(server, reader):
+    server.put(claim(device=None))
+
+    with pytest.raises(ClaimError, match="not allocated"):
+        reader.find_by_uid(ClaimUid("uid-of-c"))

@@ -1,0 +1,134 @@
+"""What an API server keeps of slices is found by asking it, and nothing is left behind."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import Forbidden, Refused
+from dra_driver.kubeletplugin.features import Features, probe
+from tests.fakes import api_server
+
+DRIVER, NODE = "driver.example", "n1"
+ALL = Features(
+    device_taints=True,
+    consumable_capacity=True,
+    shared_counters=True,
+    counters_apart=True,
+    counters_beside=False,
+    list_attributes=True,
+)
+
+
+@pytest.fixture
+def server():
+    with api_server.ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def client(server, tmp_path):
+    connected = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    yield connected
+    connected.close()
+
+
+class Older:
+    """An API server that takes part of what it is given, and may refuse what is left of it."""
+
+    def __init__(self, refuses=lambda spec: False, keeps=lambda device: device):
+        self.refuses = refuses
+        self.keeps = keeps
+
+    def create(self, path, document, query):
+        assert query == {"dryRun": "All"}
+        spec = document["spec"]
+        if self.refuses(spec):
+            raise Refused("422 Invalid")
+        devices = [self.keeps(device) for device in spec.get("devices", ())]
+        return {**document, "spec": {**spec, **({"devices": devices} if devices else {})}}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_an_api_server_with_every_gate_on_keeps_everything(client, version):
+    assert probe(client, version, DRIVER, NODE) == ALL
+
+
+def test_nothing_is_stored(client, server):
+    probe(client, "v1", DRIVER, NODE)
+
+    assert server.objects("resourceslices") == []
+    assert {seen.query.get("dryRun") for seen in server.requests} == {"All"}
+
+
+def test_the_slices_are_those_that_an_admission_policy_for_this_node_lets_pass(client, server):
+    probe(client, "v1", DRIVER, NODE)
+
+    specs = [seen.body["spec"] for seen in server.requests]
+    assert {(s["driver"], s["nodeName"], s["pool"]["name"]) for s in specs} == {
+        (DRIVER, NODE, NODE)
+    }
+
+
+@pytest.mark.parametrize(
+    ("gate", "lost"),
+    [
+        ("DRADeviceTaints", {"device_taints"}),
+        ("DRAConsumableCapacity", {"consumable_capacity"}),
+        ("DRAPartitionableDevices", {"shared_counters", "counters_apart"}),
+    ],
+)
+def test_a_gate_that_is_off_costs_its_feature_and_no_other(client, server, gate, lost):
+    server.disable(gate)
+
+    found = asdict(probe(client, "v1", DRIVER, NODE))
+
+    assert {name for name, value in asdict(ALL).items() if found[name] != value} == lost
+
+
+def test_list_attributes_that_are_refused_are_not_there():
+    def has_list(spec):
+        devices = spec.get("devices", ())
+        return any("ints" in a for d in devices for a in d.get("attributes", {}).values())
+
+    older = Older(refuses=lambda spec: has_list(spec) or both(spec))
+
+    assert probe(older, "v1", DRIVER, NODE) == replace(ALL, list_attributes=False)
+
+
+def both(spec):
+    return "devices" in spec and "sharedCounters" in spec
+
+
+def test_counters_that_have_to_lie_beside_their_devices_are_told_from_those_apart():
+    def apart(spec):
+        consumes = any("consumesCounters" in d for d in spec.get("devices", ()))
+        return consumes and "sharedCounters" not in spec
+
+    found = probe(Older(refuses=apart), "v1", DRIVER, NODE)
+
+    assert (found.counters_apart, found.counters_beside) == (False, True)
+
+
+def test_half_of_a_feature_is_not_the_feature():
+    def without_policy(device):
+        capacity = {
+            name: {k: v for k, v in each.items() if k != "requestPolicy"}
+            for name, each in device.get("capacity", {}).items()
+        }
+        return {**device, "capacity": capacity}
+
+    assert not probe(Older(keeps=without_policy), "v1", DRIVER, NODE).consumable_capacity
+
+
+def test_who_may_not_create_slices_is_told_so(client, server):
+    server.deny("create", "resourceslices")
+
+    with pytest.raises(Forbidden, match="cannot create"):
+        probe(client, "v1", DRIVER, NODE)
+
+
+def test_a_plain_slice_that_is_refused_tells_nothing_about_features():
+    with pytest.raises(Refused):
+        probe(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)

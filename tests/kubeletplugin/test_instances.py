@@ -1,0 +1,113 @@
+"""Which of several plugin processes is the newest, whatever happened to the others."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.instances import Instances
+
+LIVE = """
+import sys, threading
+from pathlib import Path
+from dra_driver.kubeletplugin.instances import Instances
+instances = Instances(Path(sys.argv[1]), "other")
+print(instances.is_newest(), flush=True)
+threading.Event().wait()
+"""
+
+
+@contextmanager
+def other_process(directory: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", LIVE, str(directory)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        try:
+            yield other
+        finally:
+            other.kill()
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(n.partition("-")[2] for n in os.listdir(directory) if not n.startswith("."))
+
+
+def test_the_last_to_start_is_the_newest(short: Path) -> None:
+    directory = short / "instances"
+    old = Instances(directory, "old")
+    assert old.is_newest()
+    new = Instances(directory, "new")
+    assert (old.is_newest(), new.is_newest()) == (False, True)
+    new.leave()
+    assert old.is_newest()
+    old.leave()
+    assert names(directory) == []
+
+
+def test_many_that_start_at_once_agree_on_one(short: Path) -> None:
+    made: list[Instances] = []
+    threads = [
+        threading.Thread(target=lambda n=n: made.append(Instances(short, f"pod-{n}")))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sum(instance.is_newest() for instance in made) == 1
+    for instance in made:
+        instance.leave()
+
+
+@pytest.mark.point(12)
+def test_a_killed_newest_makes_the_older_the_newest_again(short: Path) -> None:
+    old = Instances(short, "old")
+    with other_process(short) as other:
+        assert not old.is_newest()
+        other.kill()
+        other.wait(10)
+        assert old.is_newest()
+        assert names(short) == ["old"]
+    old.leave()
+
+
+def test_a_process_that_starts_again_in_its_pod_is_newer_than_its_dead_self(short: Path) -> None:
+    with other_process(short) as other:
+        other.kill()
+        other.wait(10)
+    with other_process(short):
+        assert names(short) in (["other"], ["other", "other"])
+
+
+def test_an_emptied_directory_is_filled_again(short: Path) -> None:
+    old, new = Instances(short, "old"), Instances(short, "new")
+    for path in short.iterdir():
+        path.unlink()
+    assert new.is_newest()
+    assert not old.is_newest()
+    assert names(short) == ["new", "old"]
+    new.leave()
+    old.leave()
+
+
+def test_leftovers_of_a_process_that_died_while_starting_go(short: Path) -> None:
+    (short / ".0123456789abcdef.new").touch()
+    (short / "README").touch()
+    instance = Instances(short, "pod")
+    assert names(short) == ["", "pod"] and instance.is_newest()
+    assert not list(short.glob(".*.new"))
+    instance.leave()
+
+
+def test_a_directory_that_cannot_be_used_is_named(short: Path) -> None:
+    (short / "instances").touch()
+    with pytest.raises(NodeError, match=r"cannot note this plugin process in .*instances"):
+        Instances(short / "instances", "pod")

@@ -1,0 +1,500 @@
+"""Slices stay as we want them, whatever happens to them and to the API server."""
+
+import logging
+import threading
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.kubeletplugin.pool_writer import PoolWriter
+from dra_driver.kubeletplugin.publisher import Pace, Publisher
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.kubeletplugin.slices import Pool, SliceContent, split
+from tests.fakes.api_server import ApiServer
+
+DRIVER, NODE = "gpu.example.com", "n1"
+FAST = Pace(standby=0.05, first_retry=0.01, last_retry=0.1, settle=0.01)
+TAINT = {"key": "k", "effect": "NoSchedule"}
+
+
+class Recorder:
+    """An observer that can be waited for."""
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.successes = []
+        self.failures = []
+        self.drops = []
+
+    def published(self, devices, writes):
+        self._note(self.successes, (devices, writes))
+
+    def failed(self, error):
+        self._note(self.failures, error)
+
+    def dropped(self, fields):
+        self._note(self.drops, fields)
+
+    def wait(self, predicate, seconds=5):
+        with self.changed:
+            return self.changed.wait_for(lambda: predicate(self), seconds)
+
+    def _note(self, where, what):
+        with self.changed:
+            where.append(what)
+            self.changed.notify_all()
+
+
+class Running:
+    """A publisher on a fake API server."""
+
+    def __init__(self, server, path, **parts):
+        self.server = server
+        self.seen = Recorder()
+        self.client = Client(kubeconfig(server.kubeconfig(path)), Timeouts(retry=0.005))
+        writer = PoolWriter(ResourceApi(self.client), DRIVER, NODE)
+        self.publisher = Publisher(writer, observer=self.seen, **{"pace": FAST, **parts})
+
+    def start(self, pool):
+        self.publisher.want(pool)
+        self.publisher.start()
+        return self
+
+    def is_quiet(self):
+        """Look once more and sit in a watch again: whether all is then as wanted."""
+        watches, successes = self.server.count("WATCH"), len(self.seen.successes)
+        self.publisher.wake()
+        assert self.seen.wait(lambda seen: len(seen.successes) > successes)
+        assert self.server.wait(lambda: self.server.count("WATCH") > watches)
+        return self.publisher.healthy()
+
+    def close(self):
+        assert self.publisher.stop()
+        self.client.close()
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        running.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    started = []
+
+    def run(pool=None, **parts):
+        started.append(Running(server, tmp_path / f"kubeconfig{len(started)}", **parts))
+        return started[-1].start(pool) if pool else started[-1]
+
+    yield run
+    for each in started:
+        each.close()
+
+
+def pool(*slices):
+    """A pool of slices, each a string with one letter per device."""
+    contents = (SliceContent(tuple({"name": name} for name in letters)) for letters in slices)
+    return Pool(NODE, tuple(contents))
+
+
+def shown(server):
+    """Devices by slice, in order, of our driver."""
+    return [
+        "".join(device["name"] for device in each["spec"].get("devices", ()))
+        for each in server.objects("resourceslices")
+        if each["spec"]["driver"] == DRIVER
+    ]
+
+
+def writes(server):
+    return sum(server.count(method, "resourceslices") for method in ("POST", "PUT", "DELETE"))
+
+
+def test_the_first_slice_takes_four_requests(server, run):
+    run(pool("ab"))
+    assert server.wait(lambda: server.count("WATCH") == 1)
+
+    assert shown(server) == ["ab"]
+    assert [(each.method, each.path.rpartition("/")[2]) for each in server.requests] == [
+        ("GET", "resource.k8s.io"),
+        ("GET", "resourceslices"),
+        ("GET", NODE),
+        ("POST", "resourceslices"),
+        ("WATCH", "resourceslices"),
+    ]
+
+
+@pytest.mark.point(63)
+def test_slices_belong_to_the_node_and_vanish_with_it(server, run):
+    running = run(pool("ab"))
+    assert running.seen.wait(lambda seen: seen.successes)
+    (node,) = server.objects("nodes")
+
+    (made,) = server.objects("resourceslices")
+    assert made["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": NODE,
+            "uid": node["metadata"]["uid"],
+            "controller": True,
+        }
+    ]
+
+
+@pytest.mark.point(62)
+@pytest.mark.parametrize("served", [["v1", "v1beta2"], ["v1beta2", "v1beta1"], ["v1beta1"]])
+def test_every_served_version_is_spoken(server, run, served):
+    server.served = served
+    devices = [{"name": "a", "attributes": {"type": {"string": "gpu"}}, "taints": [TAINT]}]
+    running = run(split(NODE, devices))
+    assert running.seen.wait(lambda seen: seen.successes)
+
+    (made,) = server.objects("resourceslices")
+    assert made["spec"]["devices"][0]["attributes"] == devices[0]["attributes"]
+    assert server.count("POST", f"/{served[0]}/resourceslices") == 1
+    assert running.is_quiet()
+    assert writes(server) == 1
+
+
+def test_an_api_server_that_speaks_another_version_after_an_upgrade_is_followed(server, run):
+    server.served = ["v1beta1"]
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    server.served = ["v1"]
+    server.end_watches()
+
+    assert server.wait(lambda: server.count("WATCH", "/v1/resourceslices"))
+    running.publisher.want(pool("ac"))
+    assert server.wait(lambda: shown(server) == ["ac"])
+
+
+@pytest.mark.point(67)
+def test_nothing_is_written_when_nothing_changed(server, run):
+    running = run(pool("ab", "cd"))
+    assert running.is_quiet()
+    server.forget_requests()
+
+    running.publisher.want(pool("ab", "cd"))
+    for _ in range(3):
+        assert running.is_quiet()
+    assert {each.method for each in server.requests} == {"WATCH"}
+
+
+def test_a_second_process_finds_what_the_first_left_and_writes_nothing(server, run):
+    first = run(pool("ab", "cd"))
+    assert first.is_quiet()
+    first.publisher.stop()
+    server.forget_requests()
+
+    second = run(pool("ab", "cd"))
+    assert second.seen.wait(lambda seen: seen.successes)
+    assert writes(server) == 0
+
+
+@pytest.mark.point(68, 73)
+def test_slices_that_were_deleted_come_back(server, run):
+    running = run(pool("ab", "cd"))
+    assert running.is_quiet()
+
+    for each in server.objects("resourceslices"):
+        server.remove("resourceslices", each["metadata"]["name"])
+
+    assert server.wait(lambda: shown(server) == ["ab", "cd"], seconds=2)
+    assert running.is_quiet()
+
+
+@pytest.mark.point(69)
+def test_a_slice_that_was_edited_is_restored(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    (there,) = server.objects("resourceslices")
+
+    server.put({**there, "spec": {**there["spec"], "devices": [{"name": "z"}]}})
+
+    assert shown(server) == ["z"]
+    assert server.wait(lambda: shown(server) == ["ab"], seconds=2)
+
+
+@pytest.mark.point(70)
+def test_leftovers_of_ours_go_and_those_of_others_stay(server, run):
+    for name, driver, node in (("x", DRIVER, NODE), ("y", DRIVER, "n2"), ("z", "other.com", NODE)):
+        server.put(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": name},
+                "spec": {
+                    "driver": driver,
+                    "nodeName": node,
+                    "pool": {"name": "old", "generation": 1, "resourceSliceCount": 1},
+                },
+            }
+        )
+    running = run(pool("ab"))
+    assert running.is_quiet()
+
+    names = [each["metadata"]["name"] for each in server.objects("resourceslices")]
+    assert names[1:] == ["y", "z"]
+    assert shown(server) == ["ab", ""]
+
+
+def test_what_is_wanted_can_change_at_any_time(server, run):
+    running = run(pool("a"))
+    for wanted in (pool("ab"), pool("ab", "c"), pool(""), pool("xyz")):
+        running.publisher.want(wanted)
+        assert not running.publisher.status().published
+        expected = ["".join(d["name"] for d in each.devices) for each in wanted.slices]
+        assert server.wait(lambda expected=expected: shown(server) == expected)
+    assert running.is_quiet()
+
+
+@pytest.mark.point(71)
+def test_an_api_server_that_is_down_at_the_start_is_waited_for(server, run):
+    server.refuse_connections()
+    running = run(pool("ab"))
+    assert running.seen.wait(lambda seen: seen.failures)
+
+    assert not running.publisher.healthy()
+    assert "cannot be reached" in running.publisher.status().error
+    server.accept_connections()
+    assert server.wait(lambda: shown(server) == ["ab"])
+    assert running.is_quiet()
+    assert running.publisher.status().error is None
+
+
+def test_an_api_server_that_goes_and_comes_back_finds_its_watcher_again(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    server.refuse_connections()
+    assert running.seen.wait(lambda seen: seen.failures)
+    watches = server.count("WATCH")
+    server.accept_connections()
+    assert server.wait(lambda: server.count("WATCH") > watches)
+    server.remove("resourceslices", server.objects("resourceslices")[0]["metadata"]["name"])
+
+    assert server.wait(lambda: shown(server) == ["ab"])
+
+
+@pytest.mark.point(72)
+@pytest.mark.parametrize(
+    ("status", "method"),
+    [(409, "POST"), (409, "PUT"), (500, "POST"), (403, "POST"), (404, "PUT"), (422, "PUT")],
+)
+def test_a_write_that_failed_is_done_again(server, run, status, method):
+    running = run()
+    if method == "PUT":
+        running.start(pool("a"))
+        assert running.is_quiet()
+        server.fail(status, method, "resourceslices")
+        running.publisher.want(pool("ab"))
+    else:
+        server.fail(status, method, "resourceslices")
+        running.start(pool("ab"))
+
+    assert server.wait(lambda: shown(server) == ["ab"])
+    assert [str(status) in str(error) for error in running.seen.failures] == [True]
+
+
+@pytest.mark.point(72)
+def test_a_slice_that_is_gone_before_it_is_deleted_is_no_failure(server, run):
+    running = run(pool("a", "b"))
+    assert running.is_quiet()
+    server.fail(404, "DELETE")
+    running.publisher.want(pool("a"))
+
+    assert running.seen.wait(lambda seen: seen.successes[-1] == (1, 2))
+    assert running.seen.failures == []
+
+
+@pytest.mark.point(72)
+def test_a_watch_that_fell_behind_begins_anew(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    lists = server.count("GET", "resourceslices")
+    server.forget_history()
+
+    assert server.wait(lambda: server.count("GET", "resourceslices") > lists)
+    assert running.is_quiet()
+    assert running.seen.failures == []
+    assert writes(server) == 1
+
+
+def test_a_watch_goes_on_where_the_last_one_ended_or_its_last_bookmark_was(server, run):
+    server.bookmark_seconds = 0.05
+    running = run(pool("ab"), pace=Pace(watch=1, first_retry=0.01))
+    assert server.wait(lambda: server.count("WATCH") == 1)
+    node = server.put({"kind": "Node", "metadata": {"name": "other"}})
+    assert server.wait(lambda: server.count("WATCH") == 2)
+
+    since = int(server.requests[-1].query["resourceVersion"])
+    assert since >= int(node["metadata"]["resourceVersion"])
+    assert server.count("GET", "resourceslices") == 1
+    assert running.publisher.healthy()
+
+
+def test_a_node_that_is_not_there_yet_is_waited_for(server, run):
+    server.remove("nodes", NODE)
+    running = run(pool("ab"))
+    assert running.seen.wait(lambda seen: seen.failures)
+    assert "node n1 has to register" in running.publisher.status().error
+
+    server.put({"kind": "Node", "metadata": {"name": NODE}})
+    assert server.wait(lambda: shown(server) == ["ab"])
+
+
+def test_a_node_that_was_created_anew_owns_the_slices(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    server.remove("nodes", NODE)
+    node = server.put({"kind": "Node", "metadata": {"name": NODE}})
+    server.collect_garbage()
+
+    assert server.wait(lambda: shown(server) == ["ab"])
+    (made,) = server.objects("resourceslices")
+    assert made["metadata"]["ownerReferences"][0]["uid"] == node["metadata"]["uid"]
+
+
+@pytest.mark.point(76)
+def test_fields_that_the_api_server_drops_are_said_once_and_not_written_for_ever(
+    server, run, caplog
+):
+    server.disable("DRADeviceTaints", "DRAConsumableCapacity")
+    capacity = {"m": {"value": "1Gi", "requestPolicy": {"default": "0"}}}
+    device = {"name": "a", "taints": [TAINT], "capacity": capacity}
+    running = run(split(NODE, [device | {"allowMultipleAllocations": True}]))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert running.is_quiet()
+
+    assert writes(server) == 1
+    assert running.seen.drops == [
+        (
+            "devices[].allowMultipleAllocations",
+            "devices[].capacity.m.requestPolicy",
+            "devices[].taints",
+        )
+    ]
+    assert running.publisher.healthy()
+    assert len([each for each in caplog.records if "drops fields" in each.message]) == 1
+
+
+@pytest.mark.point(76)
+def test_what_was_dropped_is_sent_again_to_an_api_server_that_came_back(server, run):
+    server.disable("DRADeviceTaints")
+    running = run(split(NODE, [{"name": "a", "taints": [TAINT]}]))
+    assert running.is_quiet()
+    server.enable("DRADeviceTaints")
+    server.refuse_connections()
+    assert running.seen.wait(lambda seen: seen.failures)
+    server.accept_connections()
+
+    assert running.seen.wait(lambda seen: seen.drops == [("devices[].taints",), ()])
+    (made,) = server.objects("resourceslices")
+    assert made["spec"]["devices"][0]["taints"][0]["key"] == "k"
+
+
+def test_a_pool_that_cannot_be_published_is_not_sent_and_what_was_there_stays(server, run):
+    running = run(pool("a"))
+    assert running.is_quiet()
+    running.publisher.want(pool("bb"))
+    assert running.seen.wait(lambda seen: seen.failures)
+
+    assert "device 'b' is there more than once" in running.publisher.status().error
+    assert shown(server) == ["a"]
+    assert writes(server) == 1
+
+
+def test_only_when_it_is_our_turn_the_api_server_is_asked_at_all(server, run):
+    turn = threading.Event()
+    asked = threading.Event()
+
+    def may_publish():
+        asked.set()
+        return turn.is_set()
+
+    running = run(pool("ab"), may_publish=may_publish, pace=Pace(standby=60))
+    assert asked.wait(5)
+    running.publisher.wake()
+    assert server.count() == 0
+    assert running.publisher.healthy()
+
+    turn.set()
+    running.publisher.wake()
+    assert running.seen.wait(lambda seen: seen.successes)
+    assert shown(server) == ["ab"]
+    assert not running.publisher.status().standby
+
+
+def test_a_process_whose_turn_is_over_leaves_the_slices_to_the_newer_one(server, run):
+    turn = threading.Event()
+    turn.set()
+    running = run(pool("ab"), may_publish=turn.is_set)
+    assert running.is_quiet()
+    turn.clear()
+    newer = run(pool("xy"))
+    assert newer.is_quiet()
+
+    running.publisher.wake()
+    assert newer.is_quiet()
+    assert shown(server) == ["xy"]
+    assert running.publisher.status().standby
+
+
+def test_two_that_want_different_things_do_not_write_as_fast_as_they_can(server, run):
+    slow = Pace(settle=0.05, last_retry=60)
+    run(pool("a"), pace=slow)
+    run(pool("b"), pace=slow)
+
+    assert server.wait(lambda: writes(server) >= 6)
+    assert not server.wait(lambda: writes(server) > 14, seconds=0.3)
+
+
+@pytest.mark.point(105)
+def test_stopping_is_quick_and_leaves_the_slices(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+
+    assert running.publisher.stop(timeout_seconds=0.5)
+    assert shown(server) == ["ab"]
+
+
+def test_an_outage_is_logged_once_and_not_with_every_try(server, run, caplog):
+    server.fail(503, "GET", times=10**6)
+    with caplog.at_level(logging.WARNING):
+        running = run(pool("ab"))
+        assert running.seen.wait(lambda seen: len(seen.failures) >= 2)
+
+    assert len([each for each in caplog.records if "not published" in each.message]) == 1
+
+
+def test_a_fault_of_our_own_does_not_end_the_thread(server, run, caplog):
+    faults = iter([True])
+
+    def may_publish():
+        if next(faults, False):
+            raise ZeroDivisionError("a bug")
+        return True
+
+    running = run(pool("ab"), may_publish=may_publish)
+
+    assert server.wait(lambda: shown(server) == ["ab"])
+    assert "ZeroDivisionError" in str(running.seen.failures[0])
+    assert "a bug" in caplog.text
+
+
+def test_the_status_says_when_all_was_last_well(server, run):
+    running = run(pool("ab"))
+    assert running.is_quiet()
+    before = running.publisher.status().last_success
+    server.refuse_connections()
+    assert running.seen.wait(lambda seen: seen.failures)
+
+    status = running.publisher.status()
+    assert before
+    assert status.last_success >= before
+    assert (status.published, status.standby) == (False, False)

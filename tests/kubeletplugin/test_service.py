@@ -1,0 +1,283 @@
+"""One answer per claim, whatever happens to its neighbours."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from api.kubelet import dra_v1_pb2
+from dra_driver.errors import ClaimError, NodeError
+from dra_driver.kubeletplugin.claims import ClaimRef, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.service import Service
+from tests.fakes.claimdriver import DRIVER, Counted, Desk, Running, device, ref, running
+from tests.fakes.kubelet import FakeKubelet, KubeletError
+
+
+@pytest.fixture
+def kubelet(short: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(short) as kubelet:
+        yield kubelet
+
+
+def waiting_for(event: threading.Event) -> Callable[[str, ClaimRef], None]:
+    def tell(operation: str, ref: ClaimRef) -> None:
+        assert event.wait(5)
+
+    return tell
+
+
+@pytest.mark.point(16)
+def test_every_claim_of_a_call_gets_its_own_answer(short: Path, kubelet: FakeKubelet) -> None:
+    refs = [ref(f"claim-{n}") for n in range(5)]
+    with running(short):
+        kubelet.wait_for_plugin(DRIVER)
+        assert kubelet.prepare(refs) == {r.uid: (device(r),) for r in refs}
+        kubelet.unprepare(refs)
+
+
+@pytest.mark.point(34, 35)
+def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKubelet) -> None:
+    def tell(operation: str, ref: ClaimRef) -> None:
+        if ref.name == "refused":
+            raise ClaimError("claim default/refused wants two GPUs of one: ask for one")
+        if ref.name == "node":
+            raise NodeError("NVML does not answer")
+        if ref.name == "crash":
+            raise ZeroDivisionError("oops")
+
+    seen = Counted()
+    with Running(short, Service(Desk(tell), seen)):
+        kubelet.wait_for_plugin(DRIVER)
+        refs = [ref("good"), ref("refused"), ref("node"), ref("crash"), ref("fine")]
+        answers = kubelet.ask("prepare", refs)
+    errors = {name: answers[ref(name).uid].error for name in ("refused", "node", "crash")}
+    assert errors == {
+        "refused": "claim default/refused wants two GPUs of one: ask for one",
+        "node": "NVML does not answer",
+        "crash": "internal error: ZeroDivisionError: oops",
+    }
+    assert answers[ref("good").uid].devices == (device(ref("good")),)
+    assert answers[ref("fine").uid].devices == (device(ref("fine")),)
+    assert sorted(seen.seen) == [
+        ("prepare", outcome) for outcome in ("crashed", "failed", "ok", "ok", "refused")
+    ]
+
+
+@pytest.mark.point(17)
+def test_no_claims_no_answers(short: Path, kubelet: FakeKubelet) -> None:
+    with running(short):
+        kubelet.wait_for_plugin(DRIVER)
+        assert kubelet.ask("prepare", []) == {}
+        assert kubelet.ask("unprepare", []) == {}
+
+
+@pytest.mark.point(16)
+def test_a_uid_asked_for_twice_in_one_call_is_served_once(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    desk = Desk()
+    with running(short, desk):
+        kubelet.wait_for_plugin(DRIVER)
+        answers = kubelet.ask("prepare", [ref("a"), ref("a"), ref("b")])
+    assert sorted(answers) == ["uid-a", "uid-b"]
+    assert sorted(desk.asked) == [("prepare", "a"), ("prepare", "b")]
+
+
+@pytest.mark.point(30)
+@pytest.mark.parametrize(
+    ("minor", "share"),
+    [
+        pytest.param(36, ShareId("s1"), id="v1 carries the share"),
+        pytest.param(34, None, id="a kubelet of 1.34 does not know the share"),
+        pytest.param(32, None, id="v1beta1 cannot carry it"),
+    ],
+)
+def test_share_ids_are_told_where_the_version_can(
+    short: Path, minor: int, share: ShareId | None
+) -> None:
+    class Shares(Desk):
+        def prepare(self, ref: ClaimRef) -> list[PreparedDevice]:
+            return [PreparedDevice(("gpu",), "node-a", "gpu-0", (), ShareId("s1"))]
+
+    with FakeKubelet(short, minor) as kubelet, running(short, Shares()):
+        kubelet.wait_for_plugin(DRIVER)
+        assert kubelet.prepare([ref("a")])[ref("a").uid][0].share == share
+
+
+@pytest.mark.point(30)
+def test_a_share_that_is_not_there_is_absent_on_the_wire(short: Path) -> None:
+    with running(short) as run, grpc.insecure_channel(f"unix:{run.paths.service}") as channel:
+        request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[dra_v1_pb2.Claim(uid="u")])
+        raw = channel.unary_unary(
+            "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
+            request_serializer=dra_v1_pb2.NodePrepareResourcesRequest.SerializeToString,
+            response_deserializer=dra_v1_pb2.NodePrepareResourcesResponse.FromString,
+        )(request, timeout=5)
+    assert not raw.claims["u"].devices[0].HasField("share_id")
+
+
+def _meet(barrier: threading.Barrier) -> None:
+    barrier.wait()
+
+
+@pytest.mark.point(26)
+def test_claims_of_one_call_are_served_side_by_side(short: Path, kubelet: FakeKubelet) -> None:
+    together = threading.Barrier(8, timeout=5)
+    with running(short, Desk(lambda operation, ref: _meet(together))):
+        kubelet.wait_for_plugin(DRIVER)
+        refs = [ref(f"claim-{n}") for n in range(8)]
+        assert kubelet.prepare(refs).keys() == {r.uid for r in refs}
+
+
+@pytest.mark.point(25)
+def test_two_calls_for_one_claim_come_one_after_the_other(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def tell(operation: str, ref: ClaimRef) -> None:
+        begun.set()
+        assert go.wait(5)
+
+    desk = Desk(tell)
+    with running(short, desk), ThreadPoolExecutor(2) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        first = pool.submit(kubelet.ask, "prepare", [ref("a")])
+        assert begun.wait(5)
+        second = pool.submit(kubelet.ask, "prepare", [ref("a")])
+        other = kubelet.ask("prepare", [])  # the second is on its way when this is answered
+        go.set()
+        assert first.result(5) == second.result(5) != other
+    assert desk.at_once == {"uid-a": 1}
+    assert desk.asked == [("prepare", "a"), ("prepare", "a")]
+
+
+def test_a_claim_that_stays_busy_is_answered_with_an_error(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def tell(operation: str, ref: ClaimRef) -> None:
+        begun.set()
+        assert go.wait(5)
+
+    service = Service(Desk(tell), Counted(), patience_seconds=0.05)
+    with Running(short, service), ThreadPoolExecutor(1) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        first = pool.submit(kubelet.ask, "prepare", [ref("a")])
+        assert begun.wait(5)
+        second = kubelet.ask("prepare", [ref("a")])[ref("a").uid]
+        go.set()
+        assert not first.result(5)[ref("a").uid].error
+    assert second.error.startswith("claim default/a is still being served for an earlier call")
+
+
+@pytest.mark.point(27)
+def test_work_goes_on_when_the_kubelet_gives_up_and_the_next_call_is_right(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    go = threading.Event()
+    desk = Desk(waiting_for(go))
+    with running(short, desk):
+        kubelet.wait_for_plugin(DRIVER)
+        with pytest.raises(grpc.RpcError) as given_up:
+            kubelet.ask("prepare", [ref("a")], timeout=0.1)
+        assert given_up.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        go.set()
+        assert kubelet.prepare([ref("a")]) == {ref("a").uid: (device(ref("a")),)}
+    assert desk.at_once == {"uid-a": 1}
+
+
+@pytest.mark.point(110)
+def test_110_pods_at_once_are_served_and_leave_no_threads(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    slow = Desk(lambda operation, ref: time.sleep(0.01))
+    with running(short, slow), ThreadPoolExecutor(110) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        refs = [ref(f"claim-{n}") for n in range(110)]
+        answers = list(pool.map(lambda r: kubelet.ask("prepare", [r]), refs))
+        assert answers == [{r.uid: answers[i][r.uid]} for i, r in enumerate(refs)]
+        assert all(not a[r.uid].error for a, r in zip(answers, refs, strict=True))
+        for thread in [t for t in threading.enumerate() if t.name.startswith("prepare")]:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_110_claims_in_one_call_are_served(short: Path, kubelet: FakeKubelet) -> None:
+    with running(short):
+        kubelet.wait_for_plugin(DRIVER)
+        refs = [ref(f"claim-{n}") for n in range(110)]
+        assert kubelet.prepare(refs) == {r.uid: (device(r),) for r in refs}
+
+
+def test_registration_and_liveness_are_answered_while_all_places_are_taken(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    go = threading.Event()
+    service = Service(Desk(waiting_for(go)), Counted(), at_once=2)
+    with Running(short, service) as run, ThreadPoolExecutor(6) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(6)]
+        run.plugin.check(2.0)
+        go.set()
+        assert all(len(w.result(5)) == 1 for w in waiting)
+
+
+@pytest.mark.point(35)
+def test_an_error_in_our_own_wiring_is_internal_and_the_process_lives(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    class Broken(Counted):
+        def observe(self, operation: str, outcome: str, seconds: float) -> None:
+            raise RuntimeError("no such metric")
+
+    with Running(short, Service(Desk(), Broken())) as run:
+        kubelet.wait_for_plugin(DRIVER)
+        with pytest.raises(KubeletError, match="INTERNAL"):
+            kubelet.prepare([ref("a")])
+        run.plugin.check()
+
+
+@pytest.mark.point(90)
+def test_another_service_is_unimplemented(short: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(short) as run, grpc.insecure_channel(f"unix:{run.paths.service}") as channel:
+        health = channel.unary_unary("/v1.DRAResourceHealth/NodeWatchResources")
+        with caplog.at_level(logging.INFO), pytest.raises(grpc.RpcError) as refused:
+            health(b"", timeout=5)
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not caplog.records
+
+
+def test_a_uid_that_is_no_file_name_is_refused(short: Path, kubelet: FakeKubelet) -> None:
+    desk = Desk()
+    with running(short, desk):
+        kubelet.wait_for_plugin(DRIVER)
+        for uid in ("../../etc", "a/b", ".hidden", "x" * 200):
+            answer = kubelet.ask("prepare", [ref("a", uid)])
+            assert "which no Kubernetes object can have" in answer[ref("a", uid).uid].error
+    assert desk.asked == []
+
+
+@pytest.mark.point(109)
+def test_each_claim_is_logged_once_with_its_identity(
+    short: Path, kubelet: FakeKubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tell(operation: str, ref: ClaimRef) -> None:
+        if ref.name == "b":
+            raise ClaimError("no")
+
+    with running(short, Desk(tell)), caplog.at_level(logging.INFO):
+        kubelet.wait_for_plugin(DRIVER)
+        kubelet.ask("prepare", [ref("a"), ref("b")])
+    records = [r.__dict__ for r in caplog.records if r.name == "dra_driver.kubeletplugin.service"]
+    assert sorted((r["claim"], r["uid"], r["operation"], r["outcome"]) for r in records) == [
+        ("default/a", "uid-a", "prepare", "ok"),
+        ("default/b", "uid-b", "prepare", "refused"),
+    ]
+    assert all(r["seconds"] >= 0 for r in records)

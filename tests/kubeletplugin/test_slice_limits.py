@@ -1,0 +1,287 @@
+"""What the API server and the scheduler take of a pool, told before it is sent."""
+
+import pytest
+
+from dra_driver.kubeletplugin.slice_limits import check
+from dra_driver.kubeletplugin.slices import Pool, SliceContent, split
+from tests.fakes.slice_rules import refuse_slice
+
+
+def device(name="gpu-0", **more):
+    return {"name": name, **more}
+
+
+def of(*devices, counters=()):
+    return split("n1", devices, counters)
+
+
+def counter_set(name="set", **counters):
+    return {"name": name, "counters": {key: {"value": value} for key, value in counters.items()}}
+
+
+def consuming(**sets):
+    return [
+        {"counterSet": name, "counters": {key: {"value": "1"} for key in counters}}
+        for name, counters in sets.items()
+    ]
+
+
+RANGE = {"default": "2Gi", "validRange": {"min": "1Gi", "max": "4Gi", "step": "1Gi"}}
+
+
+def sized(value="4Gi", policy=None, many=True):
+    entry = {"value": value} | ({"requestPolicy": policy} if policy else {})
+    return device(capacity={"memory": entry}, allowMultipleAllocations=many)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        pytest.param(of(), id="nothing"),
+        pytest.param(Pool("n1/gpus.example.com"), id="a name of two parts"),
+        pytest.param(of(*(device(f"d{i}") for i in range(129))), id="more than one slice of them"),
+        pytest.param(
+            of(
+                device(
+                    attributes={
+                        "b": {"bool": False},
+                        "i": {"int": -(2**63)},
+                        "s": {"string": "x" * 64},
+                        "v": {"version": "580.95.5-rc.1+build"},
+                        "resource.kubernetes.io/pciBusID": {"string": "0000:00:00.0"},
+                        "list": {"strings": ["a", "b"]},
+                    }
+                )
+            ),
+            id="attributes of every kind",
+        ),
+        pytest.param(of(sized()), id="a capacity"),
+        pytest.param(of(sized(policy=RANGE)), id="a range"),
+        pytest.param(
+            of(sized(policy={"default": "1Gi", "validRange": {"min": "1Gi"}})), id="an open range"
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1Gi", "validValues": ["1Gi", "2048Mi"]})), id="values"
+        ),
+        pytest.param(of(sized(policy={"default": "0"})), id="only a default"),
+        pytest.param(
+            of(device(consumesCounters=consuming(set=["m"])), counters=[counter_set(m="1")]),
+            id="a counter",
+        ),
+        pytest.param(
+            of(device(taints=[{"key": "a.b/c", "value": "v", "effect": "NoSchedule"}])),
+            id="a taint",
+        ),
+    ],
+)
+def test_what_is_taken_has_no_problems(pool):
+    assert check(pool, "gpu.example.com") == ()
+
+
+def attribute(key="a", **value):
+    return of(device(attributes={key: value}))
+
+
+@pytest.mark.point(75, 80)
+@pytest.mark.parametrize(
+    ("pool", "said"),
+    [
+        pytest.param(Pool("Node"), "pool 'Node'", id="a pool name in capitals"),
+        pytest.param(Pool("a/" * 130 + "a"), "DNS subdomains", id="a long pool name"),
+        pytest.param(of(device("GPU")), "not a DNS label", id="a device name in capitals"),
+        pytest.param(of(device("a" * 64)), "not a DNS label", id="a long device name"),
+        pytest.param(of(device(), device()), "'gpu-0' is there more than once", id="a twin"),
+        pytest.param(
+            Pool("n1", (SliceContent((device("a"),)), SliceContent((device("a"),)))),
+            "'a' is there more than once",
+            id="a twin in another slice",
+        ),
+        pytest.param(
+            Pool("n1", (SliceContent(tuple(device(f"d{i}") for i in range(129))),)),
+            "129 devices, at most 128",
+            id="a slice that is too long",
+        ),
+        pytest.param(
+            Pool("n1", (SliceContent((device(),), (counter_set(m="1"),)),)),
+            "slices of their own",
+            id="devices beside counters",
+        ),
+        pytest.param(
+            Pool("n1", (SliceContent((), tuple(counter_set(f"s{i}", m="1") for i in range(9))),)),
+            "9 counter sets, at most 8",
+            id="nine counter sets",
+        ),
+        pytest.param(attribute(string="x" * 65), "65 bytes, at most 64", id="a long string"),
+        pytest.param(attribute(string="ü" * 33), "66 bytes", id="bytes count, not letters"),
+        pytest.param(attribute(version="535.104"), "semantic version", id="two numbers"),
+        pytest.param(attribute(version="580.95.05"), "semantic version", id="a leading zero"),
+        pytest.param(attribute(version="v1.2.3"), "semantic version", id="a v"),
+        pytest.param(attribute(), "exactly one of", id="no value"),
+        pytest.param(attribute(int=1, string="a"), "exactly one of", id="two values"),
+        pytest.param(attribute(float=1.5), "exactly one of", id="an unknown kind"),
+        pytest.param(attribute(int=True), "not of type int", id="a bool for an int"),
+        pytest.param(attribute(int=2**63), "64 bits", id="a large int"),
+        pytest.param(attribute(bool=1), "not of type bool", id="an int for a bool"),
+        pytest.param(attribute(string=1), "is not a string", id="an int for a string"),
+        pytest.param(attribute(ints=[]), "without values", id="an empty list"),
+        pytest.param(attribute("a-b", int=1), "'a-b': a name is a C identifier", id="a dash"),
+        pytest.param(attribute("a" * 33, int=1), "C identifier", id="a long key"),
+        pytest.param(attribute("A.b/c", int=1), "C identifier", id="a domain in capitals"),
+        pytest.param(attribute("/c", int=1), "C identifier", id="an empty domain"),
+        pytest.param(
+            of(device(attributes={"a": {"int": 1}, "gpu.example.com/a": {"int": 1}})),
+            "with and without the driver's domain",
+            id="a name twice",
+        ),
+        pytest.param(
+            of(device(attributes={f"a{i}": {"int": i} for i in range(33)})),
+            "33 attributes and capacities, at most 32",
+            id="many attributes",
+        ),
+        pytest.param(
+            of(device(attributes={"a": {"ints": list(range(49))}})),
+            "49 attribute values",
+            id="many values",
+        ),
+        pytest.param(of(sized("80GB")), "'80GB' is not a quantity", id="no quantity"),
+        pytest.param(
+            of(sized(policy=RANGE, many=False)), "allowMultipleAllocations", id="a policy alone"
+        ),
+        pytest.param(
+            of(sized(policy={"validRange": {"min": "1Gi"}})), "min and default", id="no default"
+        ),
+        pytest.param(
+            of(sized(policy={"default": "8Gi", "validRange": {"min": "1Gi"}})),
+            "default is more than value",
+            id="a default beyond the value",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "8Gi"})),
+            "default is more than value",
+            id="a default beyond the value without a range",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1Gi", "validRange": {"min": "2Gi"}})),
+            "min <= default",
+            id="a default below the minimum",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1.5Gi", "validRange": {"min": "1Gi", "step": "1Gi"}})),
+            "multiple of step",
+            id="a default between steps",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1Gi", "validRange": {"min": "1Gi", "step": "4Gi"}})),
+            "min + step",
+            id="a step too large",
+        ),
+        pytest.param(
+            of(sized(policy=RANGE | {"validValues": ["2Gi"]})), "exclude each other", id="both"
+        ),
+        pytest.param(
+            of(sized(policy={"default": "3Gi", "validValues": ["1Gi", "2Gi"]})),
+            "one of them",
+            id="a default that is no value",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1Gi", "validValues": ["2Gi", "1Gi"]})),
+            "ascend",
+            id="values out of order",
+        ),
+        pytest.param(
+            of(sized(policy={"default": "1", "validValues": [str(i) for i in range(11)]})),
+            "11 validValues",
+            id="many values allowed",
+        ),
+        pytest.param(
+            of(device(consumesCounters=consuming(set=["m"]))),
+            "'set', which the pool does not have",
+            id="no such counter set",
+        ),
+        pytest.param(
+            of(device(consumesCounters=consuming(set=["x"])), counters=[counter_set(m="1")]),
+            "counter 'x', which 'set' does not have",
+            id="no such counter",
+        ),
+        pytest.param(
+            of(
+                device(consumesCounters=consuming(a=["m"], b=["m"], c=["m"])),
+                counters=[counter_set(name, m="1") for name in "abc"],
+            ),
+            "consumes 3 counter sets, at most 2",
+            id="three counter sets for one device",
+        ),
+        pytest.param(
+            of(device(consumesCounters=consuming(set=[])), counters=[counter_set(m="1")]),
+            "consumes 0 counters",
+            id="no counter",
+        ),
+        pytest.param(
+            of(device(consumesCounters=consuming(set=["m"]) * 2), counters=[counter_set(m="1")]),
+            "'set' more than once",
+            id="a counter set consumed twice",
+        ),
+        pytest.param(
+            of(counters=[counter_set(m="1"), counter_set(m="1")]),
+            "counter set 'set' is there more than once",
+            id="a counter set twice",
+        ),
+        pytest.param(of(counters=[counter_set()]), "has 0 counters", id="an empty counter set"),
+        pytest.param(of(counters=[counter_set("S", m="1")]), "not a DNS label", id="its name"),
+        pytest.param(of(counters=[counter_set(M="1")]), "counter 'M'", id="a counter's name"),
+        pytest.param(
+            of(device(taints=[{"key": "k", "effect": "No"}])), "effect 'No'", id="an effect"
+        ),
+        pytest.param(
+            of(device(taints=[{"effect": "None"}])), "not a label name", id="a taint without key"
+        ),
+        pytest.param(
+            of(device(taints=[{"key": "k", "value": "a b", "effect": "None"}])),
+            "not a label value",
+            id="a taint's value",
+        ),
+        pytest.param(
+            of(device(taints=[{"key": f"k{i}", "effect": "None"} for i in range(17)])),
+            "17 taints, at most 16",
+            id="many taints",
+        ),
+    ],
+)
+def test_what_is_refused_is_said_before(pool, said):
+    problems = check(pool, "gpu.example.com")
+
+    assert any(said in problem for problem in problems), problems
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    wrong = of(
+        device("A", attributes={"a": {}, "v": {"version": "1"}}),
+        device("b", capacity={"m": {"value": "x"}}),
+    )
+
+    assert len(check(wrong)) == 4
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        device("GPU"),
+        device(attributes={"a": {"version": "1.2"}}),
+        device(attributes={"a": {"string": "x" * 65}}),
+        device(attributes={"a": {}}),
+        device(attributes={"a-b": {"int": 1}}),
+        device(attributes={f"a{i}": {"int": i} for i in range(33)}),
+        device(taints=[{"key": "k", "effect": "x"}]),
+        sized(policy=RANGE, many=False),
+    ],
+)
+def test_what_the_fake_api_server_refuses_is_said_before(bad):
+    spec = {
+        "driver": "d",
+        "nodeName": "n1",
+        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+        "devices": [bad],
+    }
+
+    assert refuse_slice(spec, None)
+    assert check(of(bad))

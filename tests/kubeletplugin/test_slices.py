@@ -1,0 +1,432 @@
+"""From the slices that are there to those we want: which writes, and what is seen on the way."""
+
+import copy
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.kubeletplugin.slices import (
+    Home,
+    Pool,
+    SliceContent,
+    Writes,
+    reconcile,
+    split,
+)
+
+HOME = Home("gpu.example.com", "n1", "uid-of-n1")
+
+
+def device(name, **more):
+    return {"name": name, **more}
+
+
+def pool(*slices, name="n1"):
+    """A pool of slices, each a string with one letter per device."""
+    return Pool(name, tuple(SliceContent(tuple(map(device, letters))) for letters in slices))
+
+
+class Cluster:
+    """Slices as an API server holds them, and whether what can be seen of them is sound."""
+
+    def __init__(self):
+        self.slices = {}
+        self.version = 0
+
+    def seen(self):
+        return copy.deepcopy(list(self.slices.values()))
+
+    def add(self, document, name=None):
+        self.version += 1
+        made = copy.deepcopy(dict(document))
+        prefix = made["metadata"].pop("generateName", "")
+        made["metadata"]["name"] = name or f"{prefix[:58]}{self.version:05d}"
+        made["metadata"]["uid"] = f"uid-{self.version}"
+        made["metadata"]["resourceVersion"] = str(self.version)
+        self.slices[made["metadata"]["name"]] = made
+        return made
+
+    def steps(self, writes):
+        """Carry out *writes* one by one, in their order."""
+        for each in writes.delete:
+            there = self.slices.pop(each["metadata"]["name"])
+            assert there["metadata"]["resourceVersion"] == each["metadata"]["resourceVersion"]
+            yield
+        for each in writes.update:
+            there = self.slices[each["metadata"]["name"]]
+            assert there["metadata"]["resourceVersion"] == each["metadata"]["resourceVersion"]
+            assert there["spec"]["pool"]["name"] == each["spec"]["pool"]["name"]
+            self.version += 1
+            each = copy.deepcopy(dict(each))
+            each["metadata"]["resourceVersion"] = str(self.version)
+            self.slices[each["metadata"]["name"]] = each
+            yield
+        for each in writes.create:
+            self.add(each)
+            yield
+
+    def apply(self, writes):
+        return sum(1 for _ in self.steps(writes))
+
+    def publish(self, wanted):
+        return self.apply(reconcile(wanted, self.seen(), HOME))
+
+    def visible(self, name="n1"):
+        """The devices of the pool that the scheduler would use; None while it is incomplete."""
+        ours = [
+            each["spec"] for each in self.slices.values() if each["spec"]["pool"]["name"] == name
+        ]
+        newest = max((each["pool"]["generation"] for each in ours), default=0)
+        current = [each for each in ours if each["pool"]["generation"] == newest]
+        if not current or len(current) < max(s["pool"]["resourceSliceCount"] for s in current):
+            return None
+        return [each["name"] for spec in current for each in spec.get("devices", ())]
+
+    def published(self):
+        """Devices by slice, in the order in which the scheduler tries them."""
+        ordered = sorted(self.slices.items())
+        return ["".join(d["name"] for d in each["spec"].get("devices", ())) for _, each in ordered]
+
+    def generations(self):
+        return {each["spec"]["pool"]["generation"] for each in self.slices.values()}
+
+
+def test_a_slice_names_its_index_its_driver_its_node_and_its_owner():
+    writes = reconcile(pool("a"), [], HOME)
+
+    assert writes == Writes(
+        create=(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {
+                    "generateName": "00000-gpu.example.com-n1-",
+                    "ownerReferences": [
+                        {
+                            "apiVersion": "v1",
+                            "kind": "Node",
+                            "name": "n1",
+                            "uid": "uid-of-n1",
+                            "controller": True,
+                        }
+                    ],
+                },
+                "spec": {
+                    "driver": "gpu.example.com",
+                    "nodeName": "n1",
+                    "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": "a"}],
+                },
+            },
+        )
+    )
+
+
+@pytest.mark.point(78)
+@pytest.mark.parametrize("empty", [split("n1", ()), Pool("n1", ()), Pool("n1")])
+def test_a_node_without_devices_has_one_empty_slice(empty):
+    cluster = Cluster()
+
+    assert cluster.publish(empty) == 1
+    assert cluster.published() == [""]
+    assert cluster.publish(empty) == 0
+
+
+@pytest.mark.point(67)
+def test_what_is_as_wanted_is_not_written():
+    cluster = Cluster()
+    cluster.publish(pool("ab", "cd"))
+
+    assert cluster.publish(pool("ab", "cd")) == 0
+
+
+@pytest.mark.point(66)
+def test_a_change_in_one_slice_is_one_update_in_the_same_generation():
+    cluster = Cluster()
+    cluster.publish(pool("ab", "cd"))
+
+    assert cluster.publish(pool("ab", "ce")) == 1
+    assert cluster.published() == ["ab", "ce"]
+    assert cluster.generations() == {1}
+
+
+@pytest.mark.point(66)
+def test_a_change_in_two_slices_is_a_new_generation_of_all():
+    cluster = Cluster()
+    cluster.publish(pool("ab", "cd", "ef"))
+
+    assert cluster.publish(pool("ac", "bd", "ef")) == 3
+    assert cluster.generations() == {2}
+
+
+@pytest.mark.point(65)
+def test_every_slice_says_how_many_there_are():
+    cluster = Cluster()
+    for wanted in (pool("ab", "cd"), pool("ab", "cd", "e"), pool("ab")):
+        cluster.publish(wanted)
+
+        counts = [each["spec"]["pool"]["resourceSliceCount"] for each in cluster.seen()]
+        assert counts == [len(wanted.slices)] * len(wanted.slices)
+
+
+def test_the_order_of_devices_matters():
+    cluster = Cluster()
+    cluster.publish(pool("ab"))
+
+    assert cluster.publish(pool("ba")) == 1
+    assert cluster.published() == ["ba"]
+
+
+@pytest.mark.point(70)
+def test_slices_of_other_drivers_and_nodes_are_left_alone_and_our_leftovers_go():
+    cluster = Cluster()
+    cluster.publish(pool("ab"))
+    (ours,) = cluster.seen()
+    others: dict[str, dict[str, Any]] = {
+        "other-driver": {"driver": "other.example.com"},
+        "other-node": {"nodeName": "n2"},
+        "other-pool": {"pool": {"name": "n1/old", "generation": 9, "resourceSliceCount": 1}},
+    }
+    for name, changes in others.items():
+        cluster.add({**ours, "spec": {**ours["spec"], **changes}}, name)
+    cluster.add(ours, "no-index")
+    cluster.add(ours, "00007-gpu.example.com-n1-beyond")
+    cluster.add(ours, "00000-gpu.example.com-n1-zzzzz-twin")
+
+    assert cluster.publish(pool("ab")) == 4
+    assert set(cluster.slices) == {ours["metadata"]["name"], "other-driver", "other-node"}
+
+
+def test_what_others_wrote_beside_the_spec_stays():
+    cluster = Cluster()
+    cluster.publish(pool("ab"))
+    (name,) = cluster.slices
+    cluster.slices[name]["metadata"] |= {"labels": {"team": "x"}, "managedFields": [{}]}
+
+    (update,) = reconcile(pool("ac"), cluster.seen(), HOME).update
+
+    assert update["metadata"]["labels"] == {"team": "x"}
+    assert "managedFields" not in update["metadata"]
+
+
+def test_a_node_that_was_created_anew_becomes_the_owner():
+    cluster = Cluster()
+    cluster.publish(pool("ab"))
+    anew = Home(HOME.driver, HOME.node, "uid-of-the-new-n1")
+
+    (update,) = reconcile(pool("ab"), cluster.seen(), anew).update
+
+    assert update["metadata"]["ownerReferences"] == [anew.owner]
+
+
+def test_a_foreign_field_in_our_slice_is_removed():
+    cluster = Cluster()
+    cluster.publish(pool("ab"))
+    (name,) = cluster.slices
+    cluster.slices[name]["spec"]["skipNodeOperations"] = ["*"]
+
+    (update,) = reconcile(pool("ab"), cluster.seen(), HOME).update
+
+    assert "skipNodeOperations" not in update["spec"]
+
+
+@pytest.mark.point(64)
+@pytest.mark.parametrize(
+    ("more", "sizes"),
+    [
+        pytest.param({}, [128, 128, 44], id="plain"),
+        pytest.param({"taints": [{"key": "k"}]}, [64, 64, 64, 64, 44], id="one taint"),
+        pytest.param({"consumesCounters": [{}]}, [64, 64, 64, 64, 44], id="one counter"),
+        pytest.param({"attributes": {"a": {"ints": [1]}}}, [64, 64, 64, 64, 44], id="one list"),
+        pytest.param({"attributes": {"a": {"int": 1}}}, [128, 128, 44], id="an attribute"),
+    ],
+)
+def test_devices_are_split_in_order_as_many_to_a_slice_as_it_takes(more, sizes):
+    devices = [device(f"d{i}", **(more if i == 200 else {})) for i in range(300)]
+
+    found = split("n1", devices)
+
+    assert [len(each.devices) for each in found.slices] == sizes
+    assert list(found.devices) == devices
+
+
+def test_counter_sets_have_slices_of_their_own_of_eight_each():
+    counters = [{"name": f"c{i}"} for i in range(9)]
+
+    found = split("n1", [device("a")], counters)
+
+    assert [len(each.shared_counters) for each in found.slices] == [8, 1, 0]
+    assert [len(each.devices) for each in found.slices] == [0, 0, 1]
+
+
+TAINT = {"key": "k", "effect": "NoExecute"}
+
+
+def tainted(**more):
+    return Pool("n1", (SliceContent((device("a", taints=[TAINT | more]),)),))
+
+
+@pytest.mark.point(77)
+@pytest.mark.parametrize(
+    ("wanted", "writes"),
+    [
+        pytest.param({}, 0, id="no opinion on the time"),
+        pytest.param({"timeAdded": "2026-01-01T00:00:01Z"}, 0, id="a second off"),
+        pytest.param({"timeAdded": "2026-01-01T00:00:00.7+00:00"}, 0, id="written otherwise"),
+        pytest.param({"timeAdded": "2026-01-02T00:00:00Z"}, 1, id="another time"),
+        pytest.param({"value": "v"}, 1, id="another value"),
+        pytest.param({"value": ""}, 0, id="an empty value is none"),
+    ],
+)
+def test_a_taint_is_the_same_whatever_second_it_was_added(wanted, writes):
+    cluster = Cluster()
+    cluster.publish(tainted(timeAdded="2026-01-01T00:00:00Z"))
+
+    assert cluster.publish(tainted(**wanted)) == writes
+
+
+@pytest.mark.point(77)
+def test_a_taint_keeps_its_time_when_its_slice_is_written_and_when_it_moves():
+    cluster = Cluster()
+    cluster.publish(tainted(timeAdded="2026-01-01T00:00:00Z"))
+    moved = Pool("n1", (SliceContent((device("b"),)), SliceContent((device("a", taints=[TAINT]),))))
+    cluster.publish(moved)
+
+    (times,) = [
+        taint["timeAdded"]
+        for each in cluster.seen()
+        for found in each["spec"]["devices"]
+        for taint in found.get("taints", ())
+    ]
+    assert times == "2026-01-01T00:00:00Z"
+
+
+SIZED = {"memory": {"value": "81920Mi"}}
+
+
+@pytest.mark.parametrize(
+    ("sent", "stored"),
+    [
+        ({"capacity": {"m": {"value": "1024Mi"}}}, {"capacity": {"m": {"value": "1Gi"}}}),
+        ({"attributes": {}, "taints": [], "consumesCounters": None}, {}),
+        (
+            {"capacity": {"m": {"value": "2Gi", "requestPolicy": {"validValues": ["1024Mi"]}}}},
+            {"capacity": {"m": {"value": "2Gi", "requestPolicy": {"validValues": ["1Gi"]}}}},
+        ),
+        (
+            {"consumesCounters": [{"counterSet": "c", "counters": {"m": {"value": "1000"}}}]},
+            {"consumesCounters": [{"counterSet": "c", "counters": {"m": {"value": "1k"}}}]},
+        ),
+    ],
+)
+def test_what_the_api_server_writes_otherwise_is_the_same(sent, stored):
+    cluster = Cluster()
+    cluster.publish(Pool("n1", (SliceContent((device("a", **stored),)),)))
+
+    assert cluster.publish(Pool("n1", (SliceContent((device("a", **sent),)),))) == 0
+
+
+def test_false_is_a_value_and_no_empty_field():
+    cluster = Cluster()
+    cluster.publish(pool("a"))
+    with_false = Pool("n1", (SliceContent((device("a", attributes={"x": {"bool": False}}),)),))
+
+    assert cluster.publish(with_false) == 1
+
+
+@pytest.mark.parametrize("done", range(6))
+@pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        pytest.param(pool("ab", "cd", "ef"), pool("ac", "bd", "ef"), id="one stays"),
+        pytest.param(pool("ab", "cd", "ef"), pool("ef", "cd", "ab"), id="two swap"),
+        pytest.param(pool("ab"), pool("ab", "cd", "ef"), id="more"),
+        pytest.param(pool("ab", "cd", "ef"), pool("ab"), id="fewer"),
+        pytest.param(pool("ab", "cd", "ef"), pool("abcdef"), id="all into one"),
+    ],
+)
+def test_whoever_died_between_two_writes_the_next_process_finishes(before, wanted, done):
+    cluster = Cluster()
+    cluster.publish(before)
+    for number, _ in enumerate(cluster.steps(reconcile(wanted, cluster.seen(), HOME))):
+        if number == done:
+            break
+    cluster.publish(wanted)
+
+    assert cluster.visible() == [each["name"] for each in wanted.devices]
+    assert len(cluster.slices) == len(wanted.slices)
+
+
+CONTENTS = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=4), min_size=1, max_size=4).map(
+    lambda lists: pool(*_each_once(lists))
+)
+
+
+def _each_once(lists):
+    there = set()
+    for names in lists:
+        kept = [name for name in dict.fromkeys(names) if name not in there]
+        there.update(kept)
+        yield "".join(kept)
+
+
+@given(st.lists(CONTENTS, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_every_step_from_pool_to_pool_is_safe_and_ends_where_it_should(pools, chance):
+    """Also where the process dies between two writes and the next one begins with what is there."""
+    cluster = Cluster()
+    for wanted in pools:
+        before = cluster.visible()
+        writes = reconcile(wanted, cluster.seen(), HOME)
+        die_after = chance.choice([None, 0, 1, 2])
+        for number, _ in enumerate(cluster.steps(writes), 1):
+            there = cluster.visible()
+            names = [each["name"] for each in wanted.devices]
+            assert there is None or there == before or sorted(there) == sorted(names)
+            assert there is None or len(set(there)) == len(there)
+            if number == die_after:
+                break
+    cluster.publish(pools[-1])
+
+    assert cluster.published() == ["".join(d["name"] for d in s.devices) for s in pools[-1].slices]
+    assert cluster.visible() is not None
+    assert cluster.publish(pools[-1]) == 0
+
+
+def _edit(spec, chance):
+    """Something that a person might do to a slice with kubectl edit."""
+    match chance.randrange(6):
+        case 0:
+            spec["pool"]["generation"] = chance.randrange(50)
+        case 1:
+            spec["pool"]["resourceSliceCount"] = chance.randrange(1, 9)
+        case 2:
+            spec["devices"] = [device("z"), *spec.get("devices", ())]
+        case 3:
+            spec.pop("devices", None)
+        case 4:
+            spec["sharedCounters"] = [{"name": "c", "counters": {"m": {"value": "1"}}}]
+        case 5:
+            spec["devices"] = list(reversed(spec.get("devices", ())))
+
+
+@pytest.mark.point(69)
+@given(CONTENTS, st.randoms(use_true_random=False))
+def test_what_people_do_to_our_slices_is_healed_at_once(wanted, chance: random.Random):
+    cluster = Cluster()
+    cluster.publish(wanted)
+    for name in sorted(cluster.slices):
+        match chance.randrange(4):
+            case 0:
+                del cluster.slices[name]
+            case 1:
+                _edit(cluster.slices[name]["spec"], chance)
+            case 2:
+                cluster.add(cluster.slices[name], f"{name}-copy")
+    cluster.publish(wanted)
+
+    assert cluster.published() == ["".join(d["name"] for d in s.devices) for s in wanted.slices]
+    assert sorted(cluster.visible()) == sorted(each["name"] for each in wanted.devices)
+    assert cluster.publish(wanted) == 0

@@ -1,0 +1,184 @@
+"""Where sockets lie, and whom their coming and going may hurt: nobody."""
+
+import base64
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import NodeError, SettingsError
+from dra_driver.kubeletplugin.sockets import (
+    MAX_PATH_BYTES,
+    hidden_name,
+    make_directory,
+    reveal,
+    socket_paths,
+)
+
+DRIVER = "gpu.nvidia.com"
+UID = "0f3c1a52-7d1c-4a5e-9f52-4d5c3f1a2b3c"
+DATA = Path("/var/lib/kubelet/plugins/gpu.nvidia.com")
+REGISTRY = Path("/var/lib/kubelet/plugins_registry")
+
+
+@contextmanager
+def listening(path: Path, backlog: int = 1) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.fspath(path))
+        server.listen(backlog)
+        yield server
+
+
+def stale(path: Path) -> None:
+    with listening(path):
+        pass
+
+
+def short_hash(text: str, size: int) -> str:
+    return (
+        base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).decode().strip("=")
+    )
+
+
+def test_without_a_pod_the_names_are_those_every_driver_uses() -> None:
+    paths = socket_paths(DRIVER, DATA, REGISTRY)
+    assert paths.service == DATA / "dra.sock"
+    assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
+
+
+def test_a_rolling_update_gives_every_pod_sockets_of_its_own() -> None:
+    paths = socket_paths(DRIVER, DATA, REGISTRY, UID)
+    assert paths.service == DATA / f"dra-{UID}.sock"
+    assert paths.registration == REGISTRY / f"gpu.nvidia.com-{UID}-reg.sock"
+
+
+@pytest.mark.point(9)
+def test_a_registration_name_that_is_too_long_gets_the_hash_of_the_pod() -> None:
+    long = "gpu." + "x" * 30 + ".nvidia.com"
+    assert socket_paths(long, DATA, REGISTRY, UID).registration == REGISTRY / (
+        f"{long}-{short_hash(UID, 8)}-reg.sock"
+    )
+
+
+def test_a_driver_name_that_is_too_long_goes_into_the_hash() -> None:
+    registry = Path("/var/lib/" + "k" * 30 + "/plugins_registry")
+    long = "gpu." + "x" * 45 + ".nvidia.com"
+    assert socket_paths(long, DATA, registry, UID).registration == registry / (
+        f"dra-{short_hash(chr(0).join((long, UID)), 16)}-reg.sock"
+    )
+
+
+@pytest.mark.point(9)
+def test_a_directory_without_room_for_any_name_is_refused_with_what_to_change() -> None:
+    with pytest.raises(SettingsError, match=r"no socket fits into /kkk.*use a shorter kubelet"):
+        socket_paths(DRIVER, DATA, Path("/" + "k" * 100), UID)
+
+
+def test_a_relative_directory_is_refused() -> None:
+    with pytest.raises(SettingsError, match="plugins is relative"):
+        socket_paths(DRIVER, Path("plugins"), REGISTRY)
+
+
+@pytest.mark.point(9, 13)
+@given(
+    driver=st.from_regex(r"[a-z]([a-z0-9.-]{0,61}[a-z0-9])?", fullmatch=True),
+    directory=st.from_regex(r"/[a-z/ä]{0,100}", fullmatch=True),
+    uids=st.lists(st.uuids().map(str), min_size=2, max_size=2, unique=True),
+)
+def test_paths_always_fit_and_are_never_shared(
+    driver: str, directory: str, uids: list[str]
+) -> None:
+    try:
+        one, two = (socket_paths(driver, Path(directory), Path(directory), uid) for uid in uids)
+    except SettingsError:
+        assert len(os.fsencode(directory)) > MAX_PATH_BYTES - 36
+        return
+    paths = [one.service, one.registration, two.service, two.registration]
+    assert len(set(paths)) == 4
+    for path in paths:
+        assert len(os.fsencode(path)) <= MAX_PATH_BYTES
+        assert len(os.fsencode(hidden_name(path))) <= MAX_PATH_BYTES
+
+
+def test_a_socket_appears_under_its_name_and_leaves_no_other(short: Path) -> None:
+    hidden = hidden_name(short / "dra.sock")
+    assert hidden.name.startswith(".")
+    with listening(hidden):
+        made = reveal(hidden, short / "dra.sock")
+        assert made is not None and made.in_place()
+        assert os.listdir(short) == ["dra.sock"]
+        made.remove()
+    assert os.listdir(short) == []
+
+
+@pytest.mark.point(7)
+@pytest.mark.parametrize("left", ["socket", "file", "dangling link"])
+def test_what_a_dead_process_left_is_replaced(
+    short: Path, left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = short / "dra.sock"
+    if left == "socket":
+        stale(path)
+    elif left == "file":
+        path.write_text("in the way")
+    else:
+        path.symlink_to(short / "nowhere")
+    hidden = hidden_name(path)
+    with listening(hidden), caplog.at_level(logging.WARNING):
+        made = reveal(hidden, path)
+        assert made is not None and made.in_place()
+    assert [r.message for r in caplog.records] == ["removed what another process left"]
+
+
+def test_a_live_process_keeps_its_socket(short: Path) -> None:
+    path = short / "dra.sock"
+    with listening(path), listening(hidden_name(path)):
+        (hidden,) = short.glob(".*")
+        assert reveal(hidden, path) is None
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.fspath(path))
+
+
+def test_a_busy_process_is_a_live_one(short: Path) -> None:
+    path, hidden = short / "dra.sock", short / ".new"
+    with listening(path, backlog=0), listening(hidden), socket.socket(socket.AF_UNIX) as client:
+        client.connect(os.fspath(path))  # fills the queue
+        assert reveal(hidden, path) is None
+
+
+def test_a_directory_in_the_way_is_for_a_person_to_remove(short: Path) -> None:
+    (short / "dra.sock").mkdir()
+    with listening(short / ".new"), pytest.raises(SettingsError, match="is a directory"):
+        reveal(short / ".new", short / "dra.sock")
+
+
+@pytest.mark.point(13)
+def test_anothers_socket_is_never_removed(short: Path) -> None:
+    path = short / "dra.sock"
+    with listening(short / ".a"), listening(short / ".b"):
+        ours = reveal(short / ".a", path)
+        assert ours is not None
+        path.unlink()
+        theirs = reveal(short / ".b", path)
+        ours.remove()
+        assert theirs is not None and theirs.in_place() and not ours.in_place()
+
+
+def test_directories_are_made_as_needed_and_otherwise_left_alone(short: Path) -> None:
+    make_directory(short / "a" / "plugins", 0o750)
+    assert (short / "a" / "plugins").stat().st_mode & 0o777 == 0o750
+    make_directory(short / "a" / "plugins", 0o700)
+    assert (short / "a" / "plugins").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_directory_that_cannot_be_made_is_named(short: Path) -> None:
+    (short / "file").touch()
+    with pytest.raises(NodeError, match=r"cannot make the directory .*file/plugins"):
+        make_directory(short / "file" / "plugins", 0o750)

@@ -1,0 +1,223 @@
+"""Two processes take turns: never both inside, nobody starves, a dead one holds nothing."""
+
+import itertools
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.kubeletplugin.turns import TakingTurns, Turn
+from tests.fakes.claimdriver import Desk, device, ref
+
+HOLD = """
+import sys, threading
+from pathlib import Path
+from dra_driver.kubeletplugin.turns import Turn
+turn = Turn(Path(sys.argv[1]), "pod-other", lambda: None)
+for line in sys.stdin:
+    with turn.held():
+        print("inside", flush=True)
+        sys.stdin.readline()
+    print("outside", flush=True)
+"""
+
+
+class Other:
+    """Another process, which enters and leaves when told."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def say(self, expected: str) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        assert self._process.stdout.readline() == f"{expected}\n"
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+@contextmanager
+def other_process(directory: Path) -> Iterator[Other]:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Other(process)
+        finally:
+            process.kill()
+
+
+def turn(directory: Path, owner: str = "pod-here", wait_seconds: float = 5.0) -> Turn:
+    return Turn(directory, owner, lambda: None, wait_seconds)
+
+
+def test_threads_of_one_process_are_inside_together(short: Path) -> None:
+    ours, together = turn(short), threading.Barrier(8, timeout=5)
+
+    def enter(_: int) -> None:
+        with ours.held():
+            together.wait()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(enter, range(8))) == [None] * 8
+
+
+def test_a_process_waits_for_the_other_one(short: Path) -> None:
+    entered = threading.Event()
+    with other_process(short) as other, ThreadPoolExecutor(1) as pool:
+        other.say("inside")
+
+        def enter() -> None:
+            with turn(short).held():
+                entered.set()
+
+        waiting = pool.submit(enter)
+        assert not entered.wait(0.1)
+        other.say("outside")
+        waiting.result(5)
+        assert entered.is_set()
+
+
+def test_a_wait_that_is_too_long_names_who_is_inside(short: Path) -> None:
+    with other_process(short) as other:
+        other.say("inside")
+        ours = turn(short, wait_seconds=0.05)
+        message = r"waited 0.05 s for the plugin process of pod-other \(pid \d+\)"
+        with pytest.raises(TimedOut, match=message), ours.held():
+            pass
+        other.say("outside")
+        with ours.held():  # and the next one gets in
+            pass
+
+
+def test_a_killed_process_holds_nothing(short: Path) -> None:
+    with other_process(short) as other:
+        other.say("inside")
+        other.kill()
+        with turn(short, wait_seconds=1.0).held():
+            pass
+
+
+def test_a_busy_process_lets_the_waiting_one_in_and_gets_back_in_itself(short: Path) -> None:
+    first, second = turn(short, "first"), turn(short, "second")
+    stop, entries, log = threading.Event(), [0, 0], []
+
+    def busy(ours: Turn, which: int) -> None:
+        while not stop.is_set():
+            with ours.held():
+                entries[which] += 1
+                log.append(which)
+                time.sleep(0.002)
+
+    # Three threads of each never leave a moment in which none is inside.
+    threads = [
+        threading.Thread(target=busy, args=(ours, which))
+        for which, ours in enumerate((first, second))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while sum(a != b for a, b in itertools.pairwise(log)) < 6:
+        assert time.monotonic() < deadline, f"one of them starved: {entries}"
+        time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+@pytest.mark.point(11)
+def test_never_are_two_processes_inside(short: Path) -> None:
+    turns = [turn(short, f"pod-{n}") for n in range(3)]
+    guard, inside, clashes = threading.Lock(), [0, 0, 0], []
+
+    def enter(n: int) -> None:
+        which = n % 3
+        with turns[which].held():
+            with guard:
+                inside[which] += 1
+                clashes.extend(n for other in range(3) if other != which and inside[other])
+            time.sleep(0.001)
+            with guard:
+                inside[which] -= 1
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(enter, range(60))) == [None] * 60
+    assert clashes == []
+
+
+def test_who_gets_the_turn_from_another_is_told_before_anybody_enters(short: Path) -> None:
+    told: list[str] = []
+    first = Turn(short, "first", lambda: told.append("first"))
+    second = Turn(short, "second", lambda: told.append("second"))
+    for ours in (first, first, second, second, first):
+        with ours.held():
+            told.append("-")
+    assert told == ["first", "-", "-", "second", "-", "-", "first", "-"]
+
+
+def test_a_failed_reload_is_that_claims_error_and_is_tried_again(short: Path) -> None:
+    tries: list[int] = []
+
+    def reload() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise NodeError("the ledger cannot be read")
+
+    ours = Turn(short, "pod", reload)
+    with pytest.raises(NodeError, match="the ledger"), ours.held():
+        pass
+    with ours.held():
+        pass
+    with ours.held():
+        pass
+    assert len(tries) == 2
+    with turn(short, "other", 1.0).held():  # nothing is left locked
+        pass
+
+
+def test_a_lock_file_that_was_deleted_does_not_let_two_in(short: Path) -> None:
+    with turn(short).held():
+        (short / "serialize.lock").unlink()
+    first, second = turn(short, "first"), turn(short, "second", 0.05)
+    with first.held(), pytest.raises(TimedOut), second.held():
+        pass
+
+
+def test_a_damaged_record_means_that_another_had_the_turn(short: Path) -> None:
+    told: list[int] = []
+    (short / "serialize.lock").write_text("{")
+    with Turn(short, "pod", lambda: told.append(1)).held():
+        pass
+    assert told == [1]
+
+
+def test_a_directory_that_is_gone_is_an_error_of_the_node(short: Path) -> None:
+    with pytest.raises(NodeError, match=r"cannot lock .*nowhere"), turn(short / "nowhere").held():
+        pass
+
+
+def test_a_driver_that_takes_turns_serves_inside_its_turn(short: Path) -> None:
+    def must_be_inside(operation: str, claim: object) -> None:
+        with pytest.raises(TimedOut), turn(short, "other", 0.01).held():
+            pass
+
+    desk = Desk(must_be_inside)
+    driver = TakingTurns(desk, turn(short))
+    assert driver.prepare(ref("a")) == [device(ref("a"))]
+    driver.unprepare(ref("a"))
+    assert desk.asked == [("prepare", "a"), ("unprepare", "a")]

@@ -1,0 +1,176 @@
+"""What no single module can promise: who imports whom, how big things are, what is named where."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+OURS = ("api", "cdi", "dra_driver", "hack")
+MODULES = sorted(
+    path.relative_to(REPOSITORY).as_posix()
+    for package in OURS
+    for path in (REPOSITORY / package).rglob("*.py")
+    if "_pb2" not in path.name
+)
+LOCKS = ("requirements-dev.lock", "requirements-runtime.lock")
+AIM, MOST = 300, 350  # lines of a module
+
+RUNTIME = {
+    "grpcio",
+    "kubernetes",
+    "nvidia-ml-py",
+    "prometheus-client",
+    "protobuf",
+    "pydantic",
+    "pyyaml",
+    "tenacity",
+}
+
+# The only hosts that our files name: nothing is fetched from an address that we wrote down.
+HOSTS = {
+    "docs.nvidia.com",
+    "example.com",
+    "github.com",
+    "json-schema.org",
+    "kubernetes.default.svc",
+    "kubernetes.io",
+    "www.apache.org",
+}
+ADDRESS = re.compile(r"\b[a-z]+://([\w.-]+\.[a-z]{2,})")
+
+# Written with a space, so that this file is not its own first finding.
+UNFINISHED = re.compile(rf"\b({'TO DO|FIX ME|X XX'.replace(' ', '')})\b")
+PATCHING = re.compile("unittest .mock|Magic Mock|monkeypatch .setattr".replace(" ", ""))
+
+
+def lines(path):
+    return (REPOSITORY / path).read_text().splitlines()
+
+
+def tracked():
+    """The text files that git has or would take, without lock files of other languages."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    paths = sorted(path for path in listed.stdout.split("\0") if path)
+    return [path for path in paths if not path.endswith(".sum") and (REPOSITORY / path).is_file()]
+
+
+def findings(pattern, paths):
+    """``file:line: text`` of every line that *pattern* is in."""
+    return [
+        f"{path}:{number}: {line.strip()}"
+        for path in paths
+        for number, line in enumerate(lines(path), 1)
+        if pattern.search(line)
+    ]
+
+
+def test_imports_point_the_right_way():
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_module_opens_with_a_sentence_on_one_line_that_says_what_it_is_for():
+    wrong = []
+    for module in MODULES:
+        docstring = ast.get_docstring(ast.parse((REPOSITORY / module).read_text())) or ""
+        first, *rest = docstring.splitlines() or [""]
+        if not re.fullmatch(r"\S.*[.!?]", first) or rest[:1] not in ([], [""]):
+            wrong.append(f"{module}: {first!r}")
+
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_a_module_fits_in_a_readers_head():
+    sizes = {module: len(lines(module)) for module in MODULES}
+    large = [f"{module}: {size} lines" for module, size in sizes.items() if size > AIM]
+
+    fits = max(sizes.values()) <= MOST
+    assert fits, f"find the noun that wants a module of its own: {large}"
+
+
+def test_nothing_but_the_eight_is_needed_at_run_time():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[^a-z0-9-]", dependency)[0] for dependency in project["dependencies"]}
+
+    assert named == RUNTIME
+    assert "optional-dependencies" not in project
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_file_is_versions_and_hashes_and_nothing_else(lock):
+    text = (REPOSITORY / lock).read_text()
+    entry = re.compile(
+        r"[a-z0-9-]+==\S+( ; [^\\\n]+)?(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n", re.MULTILINE
+    )
+
+    assert entry.sub("", text) == ""
+
+
+def test_every_locked_version_is_the_same_at_run_time_and_in_development():
+    runtime, dev = (
+        set(re.findall(r"(?m)^[a-z0-9-]+==\S+", (REPOSITORY / lock).read_text()))
+        for lock in sorted(LOCKS, reverse=True)
+    )
+
+    assert runtime <= dev, f"run hack/update-lock: {sorted(runtime - dev)}"
+
+
+def test_no_file_names_a_host_that_something_could_be_fetched_from():
+    named = {
+        f"{path}: {address.group()}"
+        for path in tracked()
+        for address in ADDRESS.finditer((REPOSITORY / path).read_text())
+        if address.group(1) not in HOSTS
+    }
+
+    assert named == set()
+
+
+def test_nothing_is_left_for_later():
+    assert findings(UNFINISHED, tracked()) == []
+
+
+def test_every_part_of_the_check_is_explained():
+    parts = re.findall(r"(?m)^ *part (\w+) ", (REPOSITORY / "hack/check").read_text())
+    told = re.findall(r"(?m)^### (\w+)$", (REPOSITORY / "CONTRIBUTING.md").read_text())
+
+    assert parts == told
+
+
+def test_no_test_patches_our_code():
+    tests = [path for path in tracked() if path.startswith("tests/") and path.endswith(".py")]
+
+    assert findings(PATCHING, tests) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (ADDRESS, "--index-url https:/" + "/elsewhere.net/simple"),
+        (UNFINISHED, "# TO" + "DO: mend"),
+        (PATCHING, "from unittest" + ".mock import patch"),
+        (PATCHING, "monkeypatch" + ".setattr(os, 'fsync', fail)"),
+    ],
+)
+def test_the_searches_find_what_they_are_for(pattern, line):
+    assert pattern.search(line)
