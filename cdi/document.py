@@ -1,5 +1,6 @@
 """A spec as a document: the tables of the CDI file format, one row a field, in the SPEC's order."""
 
+from dataclasses import replace
 from typing import Final
 
 from cdi.errors import CdiSpecError
@@ -115,8 +116,21 @@ FIELD_NAMES: Final = frozenset(
 
 def to_document(spec: Spec) -> Document:
     """Give the document of a legal spec, at the oldest version that can say it."""
+    edits = spec.container_edits
+    own = {} if edits.is_empty else {"containerEdits": edits_document(edits)}
+    return head_document(spec) | own
+
+
+def head_document(spec: Spec) -> Document:
+    """Give the document of a legal spec as far as its own edits, which stand last."""
     check(spec)
-    return {"cdiVersion": oldest_version(spec), **_SPEC.write(spec)}
+    head = replace(spec, container_edits=ContainerEdits())
+    return {"cdiVersion": oldest_version(spec), **_SPEC.write(head)}
+
+
+def edits_document(edits: ContainerEdits) -> Document:
+    """Give the object of a spec's own edits, which were checked with the spec."""
+    return _CONTAINER_EDITS.write(edits)
 
 
 def from_document(document: object) -> Spec:

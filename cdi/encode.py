@@ -3,6 +3,7 @@
 Writing gives the same bytes for the same spec; reading what was written gives the same spec.
 """
 
+import functools
 import json
 import re
 from collections.abc import Hashable
@@ -10,9 +11,16 @@ from typing import Any, Final, NoReturn
 
 import yaml
 
-from cdi.document import FIELD_NAMES, from_document, to_document
+from cdi.document import (
+    FIELD_NAMES,
+    edits_document,
+    from_document,
+    head_document,
+    to_document,
+)
 from cdi.errors import CdiSpecError
-from cdi.spec import Spec
+from cdi.records import Document
+from cdi.spec import ContainerEdits, Spec
 
 # Runtimes read JSON files with a YAML parser (Go library, ParseSpec). YAML refuses these characters
 # or takes them for ends of lines, so they are written as \uXXXX; all others must not be, since YAML
@@ -41,7 +49,20 @@ def to_json(spec: Spec) -> str:
       ]
     }
     """
-    text = json.dumps(to_document(spec), indent=2, ensure_ascii=False) + "\n"
+    head = _text(head_document(spec))
+    if spec.container_edits.is_empty:
+        return f"{head}\n"
+    return f'{head[:-2]},\n  "containerEdits": {_own_edits(spec.container_edits)}\n}}\n'
+
+
+@functools.lru_cache(maxsize=8)
+def _own_edits(edits: ContainerEdits) -> str:
+    """The text of a spec's own edits: most of a spec, and often the same for all of a vendor."""
+    return _text(edits_document(edits)).replace("\n", "\n  ")  # in strings it is written as \\n
+
+
+def _text(document: Document) -> str:
+    text = json.dumps(document, indent=2, ensure_ascii=False)
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

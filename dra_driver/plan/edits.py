@@ -32,6 +32,7 @@ and one that gets GPUs of several claims learns of all of its own. Of two shares
 container the later one is told.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -171,6 +172,7 @@ def _mount(file: HostFile, options: tuple[str, ...] = _READ_ONLY) -> Mount:
     return Mount(file.host_path, file.container_path, options=options)
 
 
+@functools.lru_cache(maxsize=2)  # a hundred mounts, the same for every claim until an upgrade
 def _for_any_image(driver: DriverFiles) -> ContainerEdits:
     multiarch = f"/usr/lib/{driver.machine}-linux-gnu"
     libraries = tuple(

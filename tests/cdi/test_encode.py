@@ -125,6 +125,19 @@ def test_what_is_written_is_read_back(spec):
     assert from_text(to_yaml(spec)) == spec
 
 
+@given(specs)
+def test_json_is_the_document_with_two_spaces_a_level(spec):
+    plain = json.dumps(to_document(spec), indent=2)
+
+    assert to_json(spec).endswith("}\n")
+    assert indents(to_json(spec)[:-1]) == indents(plain)
+    assert list(json.loads(to_json(spec)).items()) == list(to_document(spec).items())
+
+
+def indents(text: str) -> list[int]:
+    return [len(line) - len(line.lstrip(" ")) for line in text.split("\n")]
+
+
 def test_a_whole_spec_is_written_with_every_field_in_the_order_of_the_cdi_spec():
     assert json.dumps(to_document(WHOLE)) == json.dumps(WHOLE_DOCUMENT)
 

@@ -1,5 +1,7 @@
 """The fake API server refuses what the real one refuses; here is what others may rely on."""
 
+from typing import Any
+
 import pytest
 
 from dra_driver.cluster.access import kubeconfig
@@ -159,7 +161,7 @@ def test_only_fields_that_can_be_selected_are(server, api):
 
 
 def test_a_gate_that_is_off_drops_its_fields_unless_they_were_in_use(server, api):
-    taint = {"name": "a", "taints": [{"key": "k", "effect": "NoExecute"}]}
+    taint: dict[str, Any] = {"name": "a", "taints": [{"key": "k", "effect": "NoExecute"}]}
     server.disable("DRADeviceTaints", "DRAPartitionableDevices")
     made = api.create(SLICES, a_slice(taint))
     assert made["spec"]["devices"] == [{"name": "a"}]

@@ -21,9 +21,12 @@ from tests.deploy.chart import CHART
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
 
+# Names of their own, so that a driver on the same cluster is not disturbed.
 SPACE = "chart-test"
-ACCOUNT = f"system:serviceaccount:{SPACE}:dra-driver-gpu-kubelet-plugin"
-DRIVER = "chart.test"  # not the driver's name, so that it disturbs no driver on the same cluster
+RELEASE = "chart-test"
+DRIVER = "chart.test"
+PLUGIN = f"{RELEASE}-dra-driver-gpu-kubelet-plugin"
+ACCOUNT = f"system:serviceaccount:{SPACE}:{PLUGIN}"
 SERVE = b"""#!/bin/sh
 trap 'exit 0' TERM
 /bin/busybox httpd -f -p "$HTTP_ADDRESS" -h /answers & wait
@@ -127,18 +130,16 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "httpPort": str(free_port()),
     }
     pairs = ",".join(f"{name}={value}" for name, value in options.items())
-    install = [helm, "install", "dra-driver-gpu", str(CHART), "--namespace", SPACE]
+    install = [helm, "install", RELEASE, str(CHART), "--namespace", SPACE]
     try:
         succeed([*install, "--create-namespace", "--set", pairs], cluster.kubeconfig)
         workload = [kubectl, "--namespace", SPACE]
-        rollout = ["rollout", "status", "daemonset/dra-driver-gpu-kubelet-plugin", "--timeout=60s"]
+        rollout = ["rollout", "status", f"daemonset/{PLUGIN}", "--timeout=60s"]
         succeed([*workload, *rollout], cluster.kubeconfig)
         token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-        inside = ["exec", "daemonset/dra-driver-gpu-kubelet-plugin", "--"]
+        inside = ["exec", f"daemonset/{PLUGIN}", "--"]
         held = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
-        free = succeed(
-            [*workload, "create", "token", "dra-driver-gpu-kubelet-plugin"], cluster.kubeconfig
-        )
+        free = succeed([*workload, "create", "token", PLUGIN], cluster.kubeconfig)
         yield Installed(
             cluster,
             as_account(cluster, held, directory / "pod.kubeconfig"),
@@ -149,7 +150,7 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             [kubectl, "delete", "resourceslices", "--field-selector", f"spec.driver={DRIVER}"],
             cluster.kubeconfig,
         )
-        uninstall = [helm, "uninstall", "dra-driver-gpu", "--namespace", SPACE]
+        uninstall = [helm, "uninstall", RELEASE, "--namespace", SPACE]
         succeed([*uninstall, "--ignore-not-found"], cluster.kubeconfig)
         gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
         succeed([kubectl, *gone], cluster.kubeconfig)
@@ -285,7 +286,7 @@ def test_directories_can_be_written_where_the_plugin_has_to_and_not_elsewhere(
     installed: Installed,
 ) -> None:
     kubelet, cdi = installed.cluster.kubelet_dir, installed.cluster.cdi_dir
-    inside = ["exec", "--namespace", SPACE, "daemonset/dra-driver-gpu-kubelet-plugin", "--"]
+    inside = ["exec", "--namespace", SPACE, f"daemonset/{PLUGIN}", "--"]
     for directory in (kubelet / "plugins" / DRIVER, kubelet / "plugins_registry", cdi):
         file = directory / ".chart-test"
         assert installed.kubectl(*inside, "touch", str(file)).returncode == 0
@@ -302,7 +303,7 @@ def test_a_namespace_that_admits_no_privileged_pods_is_refused(cluster: Cluster)
     try:
         label = "pod-security.kubernetes.io/enforce=baseline"
         succeed([kubectl, "label", "namespace", space, label], cluster.kubeconfig)
-        install = [helm, "install", "dra-driver-gpu", str(CHART), "--namespace", space]
+        install = [helm, "install", RELEASE, str(CHART), "--namespace", space]
         answer = run(install, cluster.kubeconfig)
         assert answer.returncode != 0
         assert f"kubectl label namespace {space} pod-security" in answer.stderr

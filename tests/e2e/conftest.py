@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from hack.testbed.cluster import Cluster
+from hack.testbed.kubelet_standin import process as standin
 from tests.e2e.driver import NAMESPACE, Driver
 from tests.e2e.kube import Kube, wait
 
@@ -29,9 +30,19 @@ def pytest_collection_modifyitems(items):
 def cluster():
     cluster = Cluster(os.environ.get("KUBERNETES_VERSION", "1.36.3"))
     cluster.up(progress=print)
+    if cluster.mode == "full":
+        yield cluster
+        return
+    standin.start(cluster)
+    yield cluster
+    standin.stop(cluster)
+
+
+@pytest.fixture
+def containers(cluster):
+    """For a test that looks at what only a container hides or runs; skips where there is none."""
     if cluster.mode != "full":
-        pytest.skip(f"no containers can run here: {cluster.why}")
-    return cluster
+        pytest.skip(f"needs containers: {cluster.why}")
 
 
 @pytest.fixture(scope="session")
@@ -71,9 +82,11 @@ def chart(cluster, kube):
 def session_driver(cluster, kube, chart):
     with tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory:
         driver = Driver(cluster, kube, Path(directory))
-        driver.start()
-        yield driver
-        driver.stop_all()
+        try:
+            driver.start()
+            yield driver
+        finally:
+            driver.stop_all()
 
 
 @pytest.fixture

@@ -88,6 +88,16 @@ def test_a_pod_waits_for_the_plugin_and_starts_when_it_comes(kube, driver):
     kube.wait_pod("early", "Succeeded", seconds=150)
 
 
+@pytest.mark.point(15)
+def test_a_plugin_that_does_not_answer_for_a_while_serves_when_it_does(kube, driver):
+    driver.processes[""].send_signal(signal.SIGSTOP)
+    kube.apply(pod("patient", SMI, template="one"))
+    time.sleep(3)
+    driver.processes[""].send_signal(signal.SIGCONT)
+
+    kube.wait_pod("patient", "Succeeded", seconds=100)
+
+
 @pytest.mark.point(56)
 def test_a_pod_that_ends_while_the_plugin_is_down_ends_when_it_is_back(kube, driver):
     kube.apply(pod("late", template="one"))
@@ -103,7 +113,7 @@ def test_a_pod_that_ends_while_the_plugin_is_down_ends_when_it_is_back(kube, dri
     wait("its record to go", lambda: not driver.claims())
 
 
-@pytest.mark.point(7, 24, 61)
+@pytest.mark.point(7, 14, 24, 61)
 def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(kube, driver):
     rng = random.Random(7)
     names = [f"busy-{n}" for n in range(12)]
@@ -262,6 +272,7 @@ def test_a_gpu_that_appears_or_disappears_is_published_or_not_without_a_restart(
     wait("eight GPUs", lambda: len(kube.devices()) == 8, 15)
 
 
+@pytest.mark.point(77)
 def test_a_gpu_that_hangs_is_withdrawn_and_the_others_are_served(kube, driver, node):
     document = yaml.safe_load(driver.node_file.read_text())
     sick = {**document["gpus"][0], "hangs": True}

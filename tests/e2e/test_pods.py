@@ -25,10 +25,13 @@ def uuid_of(kube, device):
     raise AssertionError(f"{device} is not published")
 
 
+@pytest.mark.core
 def test_the_node_publishes_its_gpus(kube, driver):
     assert kube.devices() == [f"gpu-{minor}" for minor in range(8)]
 
 
+@pytest.mark.core
+@pytest.mark.point(99)
 def test_a_claim_from_a_template_gives_one_gpu(kube, driver):
     kube.apply(template("one"))
 
@@ -38,6 +41,7 @@ def test_a_claim_from_a_template_gives_one_gpu(kube, driver):
     assert re.fullmatch(r"GPU 0: NVIDIA H100 80GB HBM3 \(UUID: GPU-[0-9a-f-]{36}\)", gpu)
 
 
+@pytest.mark.core
 def test_the_container_sees_its_gpu_and_nothing_of_the_others(kube, driver):
     kube.apply(template("one"))
     look = "ls /dev | grep nvidia; env | grep GPU_DEVICE | sort; command -v nvidia-smi"
@@ -64,6 +68,7 @@ def test_the_loader_of_a_glibc_image_finds_the_driver_libraries_by_their_sonames
     assert printed == ["libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
 
 
+@pytest.mark.core
 @pytest.mark.point(40)
 def test_two_pods_share_one_claim(kube, driver):
     kube.apply(claim("shared"))
@@ -97,6 +102,7 @@ def test_a_claim_is_used_by_one_pod_after_the_other(kube, driver):
     assert all(text.startswith("GPU 0: NVIDIA H100") for text in printed)
 
 
+@pytest.mark.core
 @pytest.mark.parametrize(
     ("cel", "fits"),
     [
@@ -126,6 +132,7 @@ def test_cel_selects_by_product_memory_and_driver_version(kube, driver, cel, fit
         assert kube.phase("chosen") == "Pending"
 
 
+@pytest.mark.core
 @pytest.mark.point(31)
 def test_two_requests_go_to_the_containers_that_name_them(kube, driver):
     kube.apply(template("two", request("left"), request("right")))
@@ -169,8 +176,12 @@ def test_all_eight_gpus_in_one_claim(kube, driver):
     assert len(run(kube, pod("all", SMI, template="all")).splitlines()) == 8
 
 
+@pytest.mark.core
 @pytest.mark.point(85)
 def test_the_old_way_to_ask_for_two_gpus_needs_no_claim(kube, driver):
+    (old_way,) = [c for c in kube.all("DeviceClass") if c["metadata"]["name"] == "gpu.nvidia.com"]
+    if "extendedResourceName" not in old_way["spec"]:
+        pytest.skip("this Kubernetes has no extended resources by DRA (KEP-5004)")
     old = container(SMI)
     old["resources"] = {"limits": {"nvidia.com/gpu": "2"}}
 

@@ -7,16 +7,18 @@ OCI configuration first.
 
 What it is not: there is no isolation at all, no image (the command has to exist on this machine, or
 to be mounted by a CDI spec), no mount, no device cgroup, no probe, no volume, no service account,
-no log or exec endpoint, no expansion of $(VARIABLES), no checkpoint (after a restart it runs pods
-again that had not ended), and a pod has one run, whatever its restartPolicy. Of the edits,
-variables are set, mounted programs are on PATH and mounted libraries on LD_LIBRARY_PATH, by links;
-device nodes, other mounts and hooks are only in the configuration, which lies beside the output for
-whoever wants to check it::
+no exec endpoint, no expansion of $(VARIABLES), no checkpoint (after a restart it runs pods again
+that had not ended), and a pod has one run, whatever its restartPolicy. Of the edits, variables are
+set; mounted files and device nodes lie as links in a directory of the container's own, of which
+the programs are on PATH and the libraries on LD_LIBRARY_PATH; hooks are only in the configuration,
+which lies beside the output for whoever wants to check it::
 
-    <kubelet-dir>/pods/<pod UID>/<container>/{config.json,output,work/}
+    <kubelet-dir>/pods/<pod UID>/<container>/{config.json,output,root/,work/}
 
-The end of the output is also the pod's annotation ``standin.dra.test/<container>``.
+The end of the output is also the pod's annotation ``standin.dra.test/<container>``; with the
+cluster's certificates (``--pki``), ``kubectl logs`` works too.
 
 Read in this order: ``pods`` (the life of one pod), ``claims`` (who gets which device),
-``containers`` (a process), ``node`` and ``slices`` (the kubelet's duties to the cluster).
+``containers`` (a process), ``node``, ``slices`` and ``logs`` (the kubelet's duties to the cluster).
+``process`` starts and ends it for a cluster of ``hack.testbed``.
 """

@@ -1,6 +1,7 @@
 """python -m hack.testbed.kubelet_standin: runs until SIGTERM; the pods' processes end with it."""
 
 import argparse
+import contextlib
 import logging
 import signal
 import sys
@@ -17,6 +18,7 @@ from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.errors import ClusterError, DriverError, NotFound, Unreachable
 from hack.testbed.kubelet_standin.held import Held
+from hack.testbed.kubelet_standin.logs import LogServer
 from hack.testbed.kubelet_standin.node import Node
 from hack.testbed.kubelet_standin.pods import Place, Pod
 from hack.testbed.kubelet_standin.slices import SliceWiper
@@ -37,8 +39,13 @@ def main() -> int:
         signal.signal(number, lambda *_: stop.set())
     try:
         api = ApiServer(kubeconfig(options.kubeconfig), user_agent="kubelet-standin")
-        with FakeKubelet(options.kubelet_dir.absolute(), options.minor) as kubelet:
-            _serve(options, api, kubelet, stop)
+        pods: dict[str, Pod] = {}
+        with (
+            FakeKubelet(options.kubelet_dir.absolute(), options.minor) as kubelet,
+            _logs(options, pods) as server,
+        ):
+            node = Node(api, options.node_name, options.minor, server.port if server else None)
+            _serve(options, kubelet, node, pods, stop)
     except DriverError as error:
         print(f"kubelet_standin: {error}", file=sys.stderr)
         return 1
@@ -51,33 +58,50 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kubelet-dir", type=Path, required=True, help="plugins and pods lie here")
     parser.add_argument("--cdi-dir", type=Path, required=True, help="where the driver writes specs")
     parser.add_argument("--node-name", required=True)
+    parser.add_argument("--pki", type=Path, help="the cluster's certificates, for kubectl logs")
     parser.add_argument("--minor", type=int, default=36, help="which Kubernetes 1.x to be")
     return parser
 
 
+def _logs(
+    options: argparse.Namespace, pods: dict[str, Pod]
+) -> contextlib.AbstractContextManager[LogServer | None]:
+    if options.pki is None:
+        return contextlib.nullcontext()
+
+    def find(namespace: str, name: str, container: str) -> Path | None:
+        for pod in reversed([*pods.values()]):  # the newest of that name
+            if pod.name == (namespace, name):
+                return pod.output(container)
+        return None
+
+    return LogServer(options.pki, find)
+
+
 def _serve(
-    options: argparse.Namespace, api: ApiServer, kubelet: FakeKubelet, stop: threading.Event
+    options: argparse.Namespace,
+    kubelet: FakeKubelet,
+    node: Node,
+    pods: dict[str, Pod],
+    stop: threading.Event,
 ) -> None:
-    node = Node(api, options.node_name, options.minor)
     node.register()
     wiper = SliceWiper(
-        api, options.node_name, lambda driver: any(i.connected for i in kubelet.instances(driver))
+        node.api, node.name, lambda driver: any(i.connected for i in kubelet.instances(driver))
     )
     wiper.wipe_all()
-    place = Place(
-        api,
-        Held(kubelet),
-        options.kubelet_dir.absolute() / "pods",
-        options.cdi_dir.absolute(),
-        _deleter(options.kubeconfig),
-    )
-    log.info("the node is ready", extra={"node": options.node_name})
-    pods: dict[str, Pod] = {}
+    directory = options.kubelet_dir.absolute()
+    deleter = _deleter(options.kubeconfig)
+    place = Place(node.api, Held(kubelet), directory / "pods", options.cdi_dir.absolute(), deleter)
+    log.info("the node is ready", extra={"node": node.name})
     while not stop.wait(_LOOK_SECONDS):
+        if not directory.is_dir():
+            log.warning("the kubelet's directory is gone, and so are we")
+            break
         try:
             node.beat()
             wiper.look()
-            _look(api, options.node_name, place, pods)
+            _look(node.api, node.name, place, pods)
         except ClusterError as error:
             log.warning("looking again: %s", error)
     for pod in pods.values():

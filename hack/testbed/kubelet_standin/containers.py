@@ -2,6 +2,7 @@
 
 import json
 import os
+import posixpath
 import signal
 import subprocess
 import threading
@@ -80,7 +81,9 @@ class Run:
         args = config["process"]["args"]
         if not args:
             return Ended(_CANNOT_START, "StandinNeedsCommand", "there is no image to take it from")
-        return self._end_of(args, _environment(config, self._directory))
+        root = self._directory / "root"
+        _lay_out(config, root)
+        return self._end_of(args, _environment(config, root))
 
     def stop(self) -> None:
         """End it soon, with all its children."""
@@ -127,17 +130,14 @@ def _start(
     )
 
 
-def _environment(config: Config, directory: Path) -> dict[str, str]:
-    """The process's variables; mounted programs and libraries come first, as links."""
+def _environment(config: Config, root: Path) -> dict[str, str]:
+    """The process's variables; mounted programs and libraries come first."""
     environment = dict(entry.split("=", 1) for entry in config["process"]["env"] if "=" in entry)
+    targets = [PurePosixPath(mount["destination"]) for mount in config["mounts"]]
     for kind, variable in (("bin", "PATH"), ("lib", "LD_LIBRARY_PATH")):
-        links = directory / kind
-        links.mkdir(exist_ok=True)
-        for mount in config["mounts"]:
-            target = PurePosixPath(mount["destination"])
-            if _kind(target) == kind and not (links / target.name).is_symlink():
-                (links / target.name).symlink_to(mount["source"])
-        environment[variable] = ":".join(filter(None, (str(links), environment.get(variable))))
+        found = [_inside(root, str(t.parent)) for t in targets if _kind(t) == kind]
+        before = [environment[variable]] if environment.get(variable) else []
+        environment[variable] = ":".join([*dict.fromkeys(map(str, found)), *before])
     return environment
 
 
@@ -145,3 +145,24 @@ def _kind(target: PurePosixPath) -> str:
     if target.parent.name in ("bin", "sbin"):
         return "bin"
     return "lib" if ".so" in target.name else ""
+
+
+def _lay_out(config: Config, root: Path) -> None:
+    """What the container would find at its paths, as links; a device is one to /dev/null.
+
+    That is enough for programs that look beside themselves, as the simulated nvidia-smi does.
+    """
+    links = {mount["destination"]: mount["source"] for mount in config["mounts"]}
+    links |= dict.fromkeys((d["path"] for d in config["linux"].get("devices") or ()), "/dev/null")
+    root.mkdir(parents=True, exist_ok=True)
+    for path in sorted(links, key=lambda path: (path.count("/"), path)):
+        place = _inside(root, path)
+        if any(parent.is_symlink() for parent in place.parents if parent.is_relative_to(root)):
+            continue  # what is mounted into another mount would be written into the machine's file
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.is_symlink():
+            place.symlink_to(links[path])
+
+
+def _inside(root: Path, path: str) -> Path:
+    return root / posixpath.normpath(f"/{path}").lstrip("/")

@@ -20,53 +20,69 @@ def now() -> str:
 class Node:
     """Creates the node *name* and says again and again that it is ready."""
 
-    def __init__(self, api: ApiServer, name: str, minor: int) -> None:
-        self._api = api
-        self._name = name
+    def __init__(self, api: ApiServer, name: str, minor: int, port: int | None = None) -> None:
+        self.api = api
+        self.name = name
         self._minor = minor
+        self._port = port  # on loopback, where the API server asks for logs
         self._next_beat = 0.0
         self._ready_since = now()
 
     def register(self) -> None:
         """Create the Node; one that is there is taken over."""
         labels = {
-            "kubernetes.io/hostname": self._name,
+            "kubernetes.io/hostname": self.name,
             "kubernetes.io/os": "linux",
             "kubernetes.io/arch": _architecture(),
         }
         document = {
             "apiVersion": "v1",
             "kind": "Node",
-            "metadata": {"name": self._name, "labels": labels},
+            "metadata": {"name": self.name, "labels": labels},
         }
         try:
-            self._api.create("/api/v1/nodes", document)
+            self.api.create("/api/v1/nodes", document)
         except Conflict:
-            self._api.patch(f"/api/v1/nodes/{self._name}", {"metadata": {"labels": labels}})
+            self.api.patch(f"/api/v1/nodes/{self.name}", {"metadata": {"labels": labels}})
         self.beat()
-        # Admission taints every new node; where no node controller runs, nobody takes it off.
-        self._api.patch(
-            f"/api/v1/nodes/{self._name}",
-            {"spec": {"taints": [{"key": "node.kubernetes.io/not-ready", "$patch": "delete"}]}},
-            content_type=STRATEGIC_MERGE_PATCH,
-        )
+        self._untaint()
 
     def beat(self) -> None:
         """Renew the status when it is due."""
         if time.monotonic() < self._next_beat:
             return
-        self._api.patch(
-            f"/api/v1/nodes/{self._name}/status",
+        self.api.patch(
+            f"/api/v1/nodes/{self.name}/status",
             {"status": self._status()},
             content_type=STRATEGIC_MERGE_PATCH,
         )
         self._next_beat = time.monotonic() + _BEAT_SECONDS
 
+    def _untaint(self) -> None:
+        """Admission taints every new node; where no node controller runs, nobody takes it off."""
+        path = f"/api/v1/nodes/{self.name}"
+        while True:
+            node = self.api.get(path)
+            taints = node["spec"].get("taints") or []
+            kept = [taint for taint in taints if taint["key"] != "node.kubernetes.io/not-ready"]
+            if kept == taints:
+                return
+            version = {"resourceVersion": node["metadata"]["resourceVersion"]}
+            try:
+                self.api.patch(path, {"metadata": version, "spec": {"taints": kept}})
+                return
+            except Conflict:  # the node controller was at it: look again
+                continue
+
     def _status(self) -> dict[str, Any]:
+        endpoint = {"kubeletEndpoint": {"Port": self._port}} if self._port else {}
         return {
+            "daemonEndpoints": endpoint,
             "capacity": _CAPACITY,
             "allocatable": _CAPACITY,
-            "addresses": [{"type": "Hostname", "address": self._name}],
+            "addresses": [
+                {"type": "Hostname", "address": "127.0.0.1" if self._port else self.name}
+            ],
             "nodeInfo": {
                 "architecture": _architecture(),
                 "bootID": "",

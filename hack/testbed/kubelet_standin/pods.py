@@ -58,6 +58,15 @@ class Pod:
         self._thread = threading.Thread(target=self._live, name=f"pod {self._uid}", daemon=True)
         self._thread.start()
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self._pod["metadata"]["namespace"], self._pod["metadata"]["name"]
+
+    def output(self, container: str) -> Path:
+        """Where what *container* prints goes."""
+        return self._place.pods / self._uid / container / "output"
+
     def delete(self) -> None:
         """Somebody deletes the pod: end what runs, and it."""
         if not self._deleted.is_set():

@@ -1,0 +1,45 @@
+"""What is read from a ResourceClaim, and when it is refused."""
+
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin.claims import read_claim
+from tests.fakes.values import claim, claim_document, ref
+
+DRIVER = "gpu.nvidia.com"
+
+
+def document(**status: Any) -> dict[str, Any]:
+    found = claim_document(claim("gpu-0"))
+    found["status"] |= status
+    return found
+
+
+def test_our_results_are_read() -> None:
+    assert read_claim(document(), ref(), DRIVER) == claim("gpu-0")
+
+
+@pytest.mark.point(93)
+def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
+    group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "1"}
+
+    assert read_claim(document(reservedFor=[group]), ref(), DRIVER) == claim("gpu-0")
+
+
+@pytest.mark.point(20)
+def test_a_claim_without_an_allocation_is_refused() -> None:
+    with pytest.raises(ClaimError, match="default/claim is not allocated"):
+        read_claim(document(allocation=None), ref(), DRIVER)
+
+
+@pytest.mark.point(21)
+def test_a_claim_with_another_uid_is_refused() -> None:
+    with pytest.raises(ClaimError, match="got replaced: UID another was asked for"):
+        read_claim(document(), ref(uid="another"), DRIVER)
+
+
+def test_a_claim_of_another_driver_is_refused() -> None:
+    with pytest.raises(ClaimError, match=r"no device of driver other\.example\.com"):
+        read_claim(document(), ref(), "other.example.com")
