@@ -154,7 +154,7 @@ def test_every_part_of_the_check_is_explained():
     parts = re.findall(r"(?m)^ *part (\w+) ", (REPOSITORY / "hack/check").read_text())
     told = re.findall(r"(?m)^### (\w+)$", (REPOSITORY / "CONTRIBUTING.md").read_text())
 
-    assert parts == told
+    assert list(dict.fromkeys(parts)) == told
 
 
 def test_no_test_patches_our_code():

@@ -41,7 +41,7 @@ class Features:
 def probe(api: Creator, version: str, driver: str, node: str) -> Features:
     """What the API server keeps of slices of *driver* on *node*, in *version* of its group.
 
-    Six to seven requests; nothing is stored. ClusterError: it takes not even a plain slice from
+    Five to seven requests; nothing is stored. ClusterError: it takes not even a plain slice from
     us, so nothing can be told.
     """
 

@@ -8,6 +8,7 @@ appears only when somebody answers behind it, and only its owner removes it.
 """
 
 import base64
+import glob
 import hashlib
 import logging
 import os
@@ -130,6 +131,22 @@ def reveal(hidden: Path, path: Path) -> SocketFile | None:
     hidden.unlink(missing_ok=True)
     device, inode = _identity(path) or (0, 0)
     return SocketFile(path, device, inode)
+
+
+def sweep(paths: SocketPaths) -> None:
+    """Remove the sockets of this driver's dead processes; those of live ones answer and stay.
+
+    A pod that was killed leaves sockets under its own UID, which nobody else will ever clear and
+    the kubelet goes on dialling. Names that are a hash of driver and pod are not known to be ours.
+    """
+    data, registry = paths.service.parent, paths.registration.parent
+    names = glob.escape(paths.driver)
+    for path in sorted((*data.glob("dra*.sock"), *registry.glob(f"{names}-*reg.sock"))):
+        found = _identity(path)
+        ours = path in (paths.service, paths.registration)
+        if found and not ours and not _answers(path) and _identity(path) == found:
+            log.info("removed a dead process's socket", extra={"path": str(path)})
+            path.unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> bool:

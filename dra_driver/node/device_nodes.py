@@ -75,14 +75,16 @@ class DeviceNodes:
         wanted = sorted(set(minors))
         gpus = [f"nvidia{minor}" for minor in wanted]
         root = self._root()
-        missing = self._missing(root, [*gpus, *REQUIRED])
+        names = (*gpus, *sorted((*REQUIRED, *OPTIONAL)))
+        found = {name: self._look(root, name) for name in names}
+        missing = [name for name in (*gpus, *REQUIRED) if found[name] is None]
         if missing:
             self._make(root, missing)
-        common = (self._look(root, name) for name in sorted((*REQUIRED, *OPTIONAL)))
-        found = {minor: self._look(root, f"nvidia{minor}") for minor in wanted}
+            found = {name: self._look(root, name) for name in names}
+        by_minor = {minor: found[gpu] for minor, gpu in zip(wanted, gpus, strict=True)}
         return DeviceFiles(
-            common=tuple(file for file in common if file),
-            gpus={minor: file for minor, file in found.items() if file},
+            common=tuple(file for name in names[len(gpus) :] if (file := found[name])),
+            gpus={minor: file for minor, file in by_minor.items() if file},
         )
 
     def _root(self) -> str:

@@ -20,7 +20,7 @@ CANDIDATES: Final = (
     "/home/kubernetes/bin/nvidia",
     "/usr/local/nvidia",
 )
-_LOADED: Final = "/proc/driver/nvidia/version"
+_LOADED: Final = "/driver/nvidia/version"  # below the procfs
 # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …",
 # "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  …"
 _KERNEL_MODULE: Final = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+){1,2})")
@@ -35,8 +35,10 @@ class DriverRoot:
     Safe to use from several threads.
     """
 
-    def __init__(self, root: str | None, host_root: Path) -> None:
+    def __init__(self, root: str | None, host_root: Path, proc: str = "/proc") -> None:
+        """*proc*: the host's procfs, a path of the host; a simulated host has one of its own."""
         self.host_root = str(host_root)
+        self._loaded = f"{proc}{_LOADED}"
         self._roots = CANDIDATES if root is None else (root,)
         # Replaced as a whole, so that a reader in another thread sees one look or the other.
         self._last: tuple[DriverFiles, Seen, str | None] | None = None
@@ -84,7 +86,7 @@ class DriverRoot:
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""
         try:
-            said = Path(self.here(_LOADED)).read_text(encoding="utf-8", errors="replace")
+            said = Path(self.here(self._loaded)).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         match = _KERNEL_MODULE.search(said)

@@ -8,6 +8,7 @@ A record that cannot be read is set aside as ``<claim UID>.unreadable`` with its
 hold is kept from others until its claim is written or forgotten.
 """
 
+import bisect
 import os
 import re
 import threading
@@ -141,9 +142,11 @@ class Ledger:
             self._index[uid] = record
         held = dict(self._held)
         for device in _devices(before) | _devices(record):
-            others = [h for h in held.get(device, ()) if h.claim.uid != uid]
-            mine = [h for h in record.holdings if h.device == device] if record else []
-            held[device] = tuple(sorted(others + mine, key=lambda h: (h.claim, h.share or "")))
+            holdings = [h for h in held.get(device, ()) if h.claim.uid != uid]
+            for mine in record.holdings if record else ():
+                if mine.device == device:
+                    bisect.insort(holdings, mine, key=lambda h: (h.claim, h.share or ""))
+            held[device] = tuple(holdings)
             if not held[device]:
                 del held[device]
         self._held = held

@@ -54,7 +54,8 @@ def _simulated(place: Place, sim_dir: Path) -> tuple[GpuNode, Nvml]:
 
     live = LiveNode.named(place.sim)
     SimulatedHost(live, sim_dir)
-    driver = DriverRoot(place.driver_root or str(sim_dir.absolute()), Path("/"))
+    host = str(sim_dir.absolute())
+    driver = DriverRoot(place.driver_root or host, Path("/"), proc=f"{host}/proc")
     nvml = Nvml(lambda: SimulatedNvml(live))
     nodes = DeviceNodes(driver, device_number=simulated_device_number)
     return _node(nvml, driver, nodes, sim_dir), nvml
@@ -70,4 +71,4 @@ def _node(nvml: Nvml, driver: DriverRoot, nodes: DeviceNodes, root: Path) -> Gpu
 
 def simulated_device_number(path: str) -> tuple[int, int] | None:
     """Where making device nodes is not permitted, links to /dev/null stand for them."""
-    return device_number(os.path.realpath(path))
+    return device_number(path) or device_number(os.path.realpath(path))

@@ -28,11 +28,10 @@ class HttpServer:
             raise SettingsError(
                 f"--http-address {address!r}: write host:port, for example 127.0.0.1:8080"
             )
+        self._host = host.strip("[]")
+        kind = _DualStack if _wants_ipv6(self._host) else ThreadingHTTPServer
         try:
-            self._host = host.strip("[]")
-            self._server = ThreadingHTTPServer(
-                (self._host, int(port)), _handler(registry, live, ready)
-            )
+            self._server = kind((self._host, int(port)), _handler(registry, live, ready))
         except OSError as e:
             raise SettingsError(f"--http-address {address!r} cannot be served: {e.strerror}") from e
         self._server.daemon_threads = True
@@ -51,9 +50,23 @@ class HttpServer:
         asked = threading.Thread(target=self._server.shutdown, daemon=True)
         asked.start()
         with suppress(OSError):  # the server looks for the end only when something happens
-            socket.create_connection((self._host, self.port), timeout=1).close()
+            socket.create_connection((self._host or "localhost", self.port), timeout=1).close()
         asked.join(2)
         self._server.server_close()
+
+
+class _DualStack(ThreadingHTTPServer):
+    """On every interface of both families, or on one IPv6 address."""
+
+    address_family = socket.AF_INET6
+
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+
+def _wants_ipv6(host: str) -> bool:
+    return ":" in host or (not host and socket.has_dualstack_ipv6())
 
 
 def _handler(

@@ -20,7 +20,7 @@ from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.publisher import Publisher
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
-from dra_driver.kubeletplugin.sockets import SocketPaths, socket_paths
+from dra_driver.kubeletplugin.sockets import SocketPaths, socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger, discard_other_boots
@@ -87,7 +87,8 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     watcher, publisher = _publish(parts, stack)
     preparer = _prepare(parts, watcher, stack)
     service = Service(preparer, parts.metrics)
-    plugin = Plugin(_sockets(settings), service, ending.on_fatal)
+    sockets = _sockets(settings)
+    plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
     plugin.start()
     stack.callback(plugin.stop)
     if settings.http_address:

@@ -147,7 +147,9 @@ class TestDisk:
         assert "enable_cdi" in found.mend
 
     def test_prepared_claims_and_files_that_agree_are_in_order(self):
-        found = disk_checks.of_files({"uid-a"}, book(record("a"), record("b", completed=False)))
+        found = disk_checks.of_files(
+            {ClaimUid("uid-a")}, book(record("a"), record("b", completed=False))
+        )
 
         assert (found.level, found.found) == (
             Level.OK,
@@ -161,9 +163,9 @@ class TestDisk:
         assert "default/a" in found.found
 
     def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
-        assert disk_checks.of_files({"uid-x"}, book()).level is Level.WARN
+        assert disk_checks.of_files({ClaimUid("uid-x")}, book()).level is Level.WARN
         aside = book(aside=[("uid-x", frozenset())])
-        assert disk_checks.of_files({"uid-x"}, aside).level is Level.OK
+        assert disk_checks.of_files({ClaimUid("uid-x")}, aside).level is Level.OK
 
     def test_a_conflict_about_our_devices_fails_and_a_strangers_broken_file_does_not(self):
         kind = "k8s.gpu.nvidia.com/claim"

@@ -37,13 +37,17 @@ def objects(rendered: str) -> dict[str, Any]:
     return found
 
 
-def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:
     """Run helm at the top of the repository. It is built on first use."""
     program = find_program("helm", DEFAULT_VERSION, silent)
     return subprocess.run(
         [program, *arguments],
         cwd=REPOSITORY,
-        env={"HOME": "/nonexistent", "HELM_CACHE_HOME": "/nonexistent"},
+        env={
+            "HOME": "/nonexistent",
+            "HELM_CACHE_HOME": "/nonexistent",
+            "KUBECONFIG": kubeconfig,
+        },
         capture_output=True,
         text=True,
         timeout=30,

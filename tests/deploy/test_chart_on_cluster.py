@@ -4,112 +4,30 @@ In the pod runs a stand-in that answers the probes: the chart is tested here, no
 """
 
 import json
-import socket
-import subprocess
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hack.testbed import images
 from hack.testbed.cluster import Cluster
-from hack.testbed.packages import static_busybox
 from hack.testbed.waits import wait_for
 from tests.deploy.chart import CHART
+from tests.deploy.installed import (
+    ACCOUNT,
+    DRIVER,
+    PLUGIN,
+    RELEASE,
+    SPACE,
+    Installed,
+    as_account,
+    free_port,
+    run,
+    stand_in,
+    succeed,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
-
-# Names of their own, so that a driver on the same cluster is not disturbed.
-SPACE = "chart-test"
-RELEASE = "chart-test"
-DRIVER = "chart.test"
-PLUGIN = f"{RELEASE}-dra-driver-gpu-kubelet-plugin"
-ACCOUNT = f"system:serviceaccount:{SPACE}:{PLUGIN}"
-SERVE = b"""#!/bin/sh
-trap 'exit 0' TERM
-/bin/busybox httpd -f -p "$HTTP_ADDRESS" -h /answers & wait
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The chart, installed with its pod running."""
-
-    cluster: Cluster
-    token: Path  # a kubeconfig that has what the pod has
-    nobody: Path  # one with a token of the same account that belongs to no node
-
-    def kubectl(
-        self, *arguments: str, kubeconfig: Path | None = None, stdin: Any = None
-    ) -> subprocess.CompletedProcess[str]:
-        return run(
-            [str(self.cluster.kubectl), *arguments],
-            kubeconfig or self.cluster.kubeconfig,
-            json.dumps(stdin) if stdin else "",
-        )
-
-
-def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        env={
-            "KUBECONFIG": str(kubeconfig),
-            "HOME": "/nonexistent",
-            "HELM_CACHE_HOME": "/nonexistent",
-        },
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def succeed(command: list[str], kubeconfig: Path) -> str:
-    answer = run(command, kubeconfig)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
-
-
-def stand_in(cluster: Cluster, directory: Path) -> None:
-    """Make the node know an image whose program `kubelet-plugin` serves /livez and /readyz."""
-    busybox = static_busybox()
-    assert busybox is not None
-    directory.joinpath("serve").write_bytes(SERVE)
-    directory.joinpath("serve").chmod(0o755)
-    image = images.Image(
-        "dra.test/stand-in:v1",
-        {
-            "bin/busybox": busybox,
-            **{f"bin/{name}": images.Link("busybox") for name in ("sh", "cat", "ls", "touch")},
-            "bin/kubelet-plugin": directory / "serve",
-            "answers/livez": b"ok\n",
-            "answers/readyz": b"ok\n",
-        },
-    )
-    images.write_images(directory / "image.tar", [image])
-    cluster.import_images(directory / "image.tar")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def as_account(cluster: Cluster, token: str, path: Path) -> Path:
-    """A kubeconfig for *token* alone: the administrator's certificate would win."""
-    config = json.loads(
-        succeed(
-            [str(cluster.kubectl), "config", "view", "--raw", "--minify", "--output=json"],
-            cluster.kubeconfig,
-        )
-    )
-    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-    path.write_text(json.dumps(config))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +72,7 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         succeed([*uninstall, "--ignore-not-found"], cluster.kubeconfig)
         gone = ["delete", "namespace", SPACE, "--ignore-not-found", "--timeout=60s"]
         succeed([kubectl, *gone], cluster.kubeconfig)
+        shutil.rmtree(cluster.kubelet_dir / "plugins" / DRIVER, ignore_errors=True)
 
 
 def resource_slice(
@@ -278,7 +197,9 @@ def test_rights_end_where_the_work_does(installed: Installed, allowed: str, what
 def test_the_class_is_stored_as_it_is_written(installed: Installed) -> None:
     answer = installed.kubectl("get", "deviceclass", DRIVER, "--output=json")
     spec = json.loads(answer.stdout)["spec"]
-    assert spec["extendedResourceName"] == "chart.test/gpu"
+    gates = installed.cluster.feature_gates
+    kept = installed.cluster.version >= "1.36" or gates.get("DRAExtendedResource", False)
+    assert spec.get("extendedResourceName") == ("chart.test/gpu" if kept else None)
     assert DRIVER in spec["selectors"][0]["cel"]["expression"]
 
 

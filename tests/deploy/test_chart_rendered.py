@@ -1,5 +1,12 @@
 """The chart in the hands of the real helm."""
 
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
 import pytest
 
 from tests.conftest import Golden
@@ -36,7 +43,62 @@ def test_the_class_is_of_the_newest_version_that_the_cluster_has(
     assert ("extendedResourceName" in device_class["spec"]) == (version == "v1")
 
 
-def test_clusters_without_this_api_are_refused() -> None:
+class Discovery(BaseHTTPRequestHandler):
+    """What a cluster of 1.33 without Dynamic Resource Allocation says about itself."""
+
+    ANSWERS: ClassVar = {
+        "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.4"},
+        "/api": {"kind": "APIVersions", "versions": ["v1"]},
+        "/api/v1": {"kind": "APIResourceList", "groupVersion": "v1", "resources": []},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    }
+
+    def do_GET(self) -> None:
+        answer = self.ANSWERS.get(self.path.partition("?")[0])
+        body = json.dumps(answer).encode()
+        self.send_response(200 if answer else 404)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the test says what matters."""
+
+
+@pytest.fixture
+def cluster_without_the_api(tmp_path: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Discovery) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        config = {
+            "current-context": "it",
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "clusters": [
+                {"name": "it", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+            ],
+            "users": [{"name": "it", "user": {}}],
+        }
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(config))
+        yield str(path)
+        server.shutdown()
+        thread.join()
+
+
+def test_a_cluster_that_does_not_serve_this_api_is_refused_with_what_to_turn_on(
+    cluster_without_the_api: str,
+) -> None:
+    answer = helm(
+        *("install", "dra-driver-gpu", str(CHART), "--namespace", "gpus", "--dry-run=server"),
+        kubeconfig=cluster_without_the_api,
+    )
+    assert answer.returncode != 0
+    assert "Kubernetes v1.33.4) does not serve resource.k8s.io" in answer.stderr
+    assert "--feature-gates=DynamicResourceAllocation=true" in answer.stderr
+
+
+def test_a_cluster_that_is_too_old_is_refused() -> None:
     assert ">=1.32.0-0" in refusal("--kube-version", "1.31.14")
 
 

@@ -40,9 +40,9 @@ def cluster():
 
 @pytest.fixture
 def containers(cluster):
-    """For a test that looks at what only a container hides or runs; skips where there is none."""
+    """For a test of what only a container hides, or only its kubelet remembers: else it skips."""
     if cluster.mode != "full":
-        pytest.skip(f"needs containers: {cluster.why}")
+        pytest.skip(f"needs containers and the kubelet itself: {cluster.why}")
 
 
 @pytest.fixture(scope="session")

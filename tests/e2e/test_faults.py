@@ -115,23 +115,26 @@ def test_a_pod_that_ends_while_the_plugin_is_down_ends_when_it_is_back(kube, dri
 
 @pytest.mark.point(7, 14, 24, 61)
 def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(kube, driver):
-    rng = random.Random(7)
-    names = [f"busy-{n}" for n in range(12)]
-    for start in range(0, len(names), 4):
-        batch = names[start : start + 4]
-        for name in batch:
-            kube.apply(pod(name, SMI, template="one"))
-        for _ in range(2):
-            time.sleep(rng.uniform(0.05, 0.6))
-            driver.kill()
-            driver.start(ready=False)
-        for name in batch:
-            kube.wait_pod(name, "Succeeded", seconds=150)
-            kube.delete("Pod", name)
+    moments = random.Random(7)
+    names = [f"busy-{n}" for n in range(8)]
+    for name in names:
+        kube.apply(pod(name, SMI, template="one"))
+    for _ in range(5):
+        time.sleep(moments.uniform(0.05, 0.6))
+        driver.kill()
+        driver.start(ready=False)
+    for name in names:
+        kube.wait_pod(name, "Succeeded", seconds=150)
+    for name in names:
+        kube.delete("Pod", name)
+    time.sleep(moments.uniform(0.05, 0.3))
+    driver.kill()
+    driver.start(ready=False)
     wait("every record to go", lambda: not driver.claims(), 90)
 
 
 @pytest.mark.point(6, 43, 73)
+@pytest.mark.usefixtures("containers")
 def test_a_restarted_kubelet_finds_the_plugin_its_claims_and_its_slices(cluster, kube, driver):
     kube.apply(claim("shared"))
     kube.apply(pod("before", claim="shared"))
@@ -148,6 +151,7 @@ def test_a_restarted_kubelet_finds_the_plugin_its_claims_and_its_slices(cluster,
 
 
 @pytest.mark.point(42)
+@pytest.mark.usefixtures("containers")
 def test_a_kubelet_that_is_killed_while_pods_start_goes_on_with_them(cluster, kube, driver):
     for n in range(4):
         kube.apply(pod(f"start-{n}", SMI, template="one"))
@@ -159,6 +163,7 @@ def test_a_kubelet_that_is_killed_while_pods_start_goes_on_with_them(cluster, ku
 
 
 @pytest.mark.point(55)
+@pytest.mark.usefixtures("containers")
 def test_a_pod_deleted_while_the_kubelet_is_down_is_unprepared_after_its_start(
     cluster, kube, driver
 ):

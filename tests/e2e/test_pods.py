@@ -42,6 +42,7 @@ def test_a_claim_from_a_template_gives_one_gpu(kube, driver):
 
 
 @pytest.mark.core
+@pytest.mark.usefixtures("containers")
 def test_the_container_sees_its_gpu_and_nothing_of_the_others(kube, driver):
     kube.apply(template("one"))
     look = "ls /dev | grep nvidia; env | grep GPU_DEVICE | sort; command -v nvidia-smi"
@@ -58,6 +59,7 @@ def test_the_container_sees_its_gpu_and_nothing_of_the_others(kube, driver):
     assert "/usr/bin/nvidia-smi" in printed
 
 
+@pytest.mark.usefixtures("containers")
 def test_the_loader_of_a_glibc_image_finds_the_driver_libraries_by_their_sonames(kube, driver):
     kube.apply(template("one"))
     load = "for lib in libcuda.so.1 libnvidia-ml.so.1 libnvidia-ptxjitcompiler.so.1; do "
@@ -161,6 +163,7 @@ def test_an_init_container_uses_the_claim_before_the_main_one(kube, driver):
 
 
 @pytest.mark.point(38)
+@pytest.mark.usefixtures("containers")
 def test_a_claim_that_no_container_uses_is_prepared_and_harmless(kube, driver):
     kube.apply(template("one"))
     source = [{"name": "gpu", "resourceClaimTemplateName": "one"}]

@@ -9,7 +9,7 @@ import ctypes
 import json
 import sys
 
-COUNT = 1 << 20
+COUNT = 1 << 16
 BLOCK = 256
 PATTERN = 0xC0FFEE
 
@@ -123,11 +123,11 @@ def vector_add(cuda, first, second, total):
     cuda("cuModuleUnload", module)
 
 
-def main():
-    cuda = Cuda()
+def compute(cuda):
+    """The whole computation; what was found, once every number is right."""
     cuda("cuInit", ctypes.c_uint(0))
     device, found = describe(cuda)
-    # The primary context and not cuCtxCreate: its parameters changed with CUDA 13.
+    # The primary context and not one of cuCtxCreate, whose parameters changed with CUDA 13.
     context = ctypes.c_void_p()
     cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     cuda("cuCtxSetCurrent", context)
@@ -142,8 +142,8 @@ def main():
     for memory in memories:
         memory.free()
     cuda("cuDevicePrimaryCtxRelease_v2", device)
-    print(json.dumps({**found, "words": COUNT, "right": True}))
+    return {**found, "words": COUNT, "right": True}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    json.dump(compute(Cuda()), sys.stdout)

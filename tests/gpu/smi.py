@@ -39,6 +39,7 @@ class SmiGpu:
     product: str
     brand: str
     architecture: str
+    addressing_mode: str  # "HMM", "ATS", "None", "N/A"
     memory: str  # "143771 MiB"
     mig: str  # "Enabled", "Disabled", "N/A"
     settings: Mapping[str, str]
@@ -94,6 +95,7 @@ def _pairs(gpu: Gpu, theirs: SmiGpu, smi: Smi) -> Iterator[tuple[str, object, ob
     yield "product", gpu.product_name, theirs.product
     yield "brand", _plain(gpu.brand), _plain(_BRANDS.get(theirs.brand, theirs.brand))
     yield "architecture", gpu.architecture, theirs.architecture
+    yield "addressing mode", gpu.addressing_mode or "N/A", theirs.addressing_mode or "N/A"
     memory = None if gpu.memory_bytes is None else f"{gpu.memory_bytes // 1024**2} MiB"
     yield "memory", memory, None if theirs.memory == "N/A" else theirs.memory
     yield "driver version", str(gpu.driver_version), semver(smi.driver_version)
@@ -114,6 +116,7 @@ def _gpu(gpu: ET.Element) -> SmiGpu:
         product=_text(gpu, "product_name"),
         brand=_text(gpu, "product_brand"),
         architecture=_text(gpu, "product_architecture"),
+        addressing_mode=_text(gpu, "addressing_mode"),
         memory=_text(gpu, "fb_memory_usage/total"),
         mig=_text(gpu, "mig_mode/current_mig"),
         settings={path: _text(gpu, path) for path in SETTINGS},

@@ -20,6 +20,7 @@ from dra_driver.kubeletplugin.sockets import (
     make_directory,
     reveal,
     socket_paths,
+    sweep,
 )
 
 DRIVER = "gpu.nvidia.com"
@@ -182,3 +183,22 @@ def test_a_directory_that_cannot_be_made_is_named(short: Path) -> None:
     (short / "file").touch()
     with pytest.raises(NodeError, match=r"cannot make the directory .*file/plugins"):
         make_directory(short / "file" / "plugins", 0o750)
+
+
+def test_sockets_of_dead_pods_are_swept_and_those_of_the_living_stay(short: Path) -> None:
+    data, registry = short / "data", short / "registry"
+    data.mkdir()
+    registry.mkdir()
+    ours = socket_paths(DRIVER, data, registry, UID)
+    dead = socket_paths(DRIVER, data, registry, "11111111-1111-4111-8111-111111111111")
+    alone = socket_paths(DRIVER, data, registry)
+    for path in (dead.service, dead.registration, ours.service):
+        stale(path)
+    other = registry / "other.example.com-reg.sock"
+    stale(other)
+    with listening(alone.service), listening(alone.registration):
+        sweep(ours)
+
+        left = sorted(path.name for path in (*data.iterdir(), *registry.iterdir()))
+        names = {ours.service, alone.service, alone.registration, other}
+        assert left == sorted(path.name for path in names)

@@ -1,5 +1,6 @@
 """What Prometheus and the kubelet's probes are told."""
 
+import socket
 import urllib.error
 import urllib.request
 
@@ -75,3 +76,12 @@ def test_another_path_names_the_ones_there_are(ask):
 def test_an_address_that_cannot_be_served_is_a_clear_error(address):
     with pytest.raises(SettingsError, match="--http-address"):
         HttpServer(address, Metrics().registry, {}, {})
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_an_ipv6_address_is_served():
+    server = HttpServer("[::1]:0", Metrics().registry, {}, {})
+    server.start()
+    with urllib.request.urlopen(f"http://[::1]:{server.port}/livez", timeout=5) as answer:
+        assert answer.status == 200
+    server.stop()

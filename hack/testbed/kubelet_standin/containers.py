@@ -7,12 +7,14 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cdi.apply import inject
+from cdi.apply import apply_edits
 from cdi.errors import CdiError
+from cdi.registry import load
+from cdi.spec import DeviceNode
 
 Config = dict[str, Any]
 
@@ -66,14 +68,23 @@ class Run:
         self._names = names
         self._cdi = cdi
         self._stopped = threading.Event()
+        self.over = threading.Event()  # nothing of it runs any more
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
 
     def wait(self) -> Ended:
         """Run it to its end."""
+        try:
+            return self._run()
+        finally:
+            self.over.set()
+
+    def _run(self) -> Ended:
         (self._directory / "work").mkdir(parents=True, exist_ok=True)
         try:
-            config = inject(self._config, self._names, (self._cdi,))
+            edits = load((self._cdi,)).edits(self._names)
+            nodes = tuple(_followed(node) for node in edits.device_nodes)
+            config = apply_edits(self._config, replace(edits, device_nodes=nodes))
         except CdiError as error:
             return Ended(_CANNOT_START, "CDIInjectionFailed", str(error))
         text = json.dumps(config, indent=2, sort_keys=True)
@@ -128,6 +139,11 @@ def _start(
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+
+
+def _followed(node: DeviceNode) -> DeviceNode:
+    """Links are followed: a user who may not make device nodes simulates them by links."""
+    return replace(node, host_path=os.path.realpath(node.host_path or node.path))
 
 
 def _environment(config: Config, root: Path) -> dict[str, str]:

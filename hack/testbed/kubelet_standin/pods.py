@@ -2,13 +2,14 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dra_driver.cluster.client import STRATEGIC_MERGE_PATCH, ApiServer
-from dra_driver.errors import ClusterError, NotFound, TimedOut
+from dra_driver.errors import ClusterError, Conflict, NotFound, TimedOut
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
 from hack.testbed.kubelet_standin.claims import (
     Devices,
@@ -20,6 +21,7 @@ from hack.testbed.kubelet_standin.claims import (
     pod_claims,
 )
 from hack.testbed.kubelet_standin.containers import Ended, Run, configuration
+from hack.testbed.kubelet_standin.events import warning
 from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.node import now
 from tests.fakes.kubelet import KubeletError
@@ -81,13 +83,19 @@ class Pod:
                 run.stop()
 
     def join(self, seconds: float) -> None:
-        """Wait until it is over with this pod."""
-        self._thread.join(seconds)
+        """Wait until no process of it runs."""
+        deadline = time.monotonic() + seconds
+        for run in self._runs:
+            run.over.wait(max(0.0, deadline - time.monotonic()))
 
     @property
     def _path(self) -> str:
         metadata = self._pod["metadata"]
         return f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+
+    @property
+    def _events(self) -> str:
+        return f"/api/v1/namespaces/{self._pod['metadata']['namespace']}/events"
 
     def _live(self) -> None:
         facts = {"pod": self._path, "uid": self._uid}
@@ -125,7 +133,7 @@ class Pod:
             try:
                 return self._prepare()
             except (NotYet, KubeletError, ClusterError, TimedOut) as error:
-                if str(error) != told:
+                if str(error) != told and not self._deleted.is_set():
                     told = str(error)
                     log.info("the pod waits: %s", told, extra={"pod": self._path})
                     self._wait_because(told)
@@ -133,7 +141,11 @@ class Pod:
         return None
 
     def _prepare(self) -> tuple[Sequence[tuple[PodClaim, ClaimUid]], Devices]:
-        self._pod = self._place.api.get(self._path)
+        found = self._place.api.get(self._path)
+        if found["metadata"]["uid"] != self._uid:
+            self._deleted.set()
+            raise NotYet("the pod is gone, and another one has its name")
+        self._pod = found
         namespace = self._pod["metadata"]["namespace"]
         wanted, asked = [], []
         for entry in pod_claims(self._pod):
@@ -185,7 +197,7 @@ class Pod:
         while True:
             try:
                 return work()
-            except NotFound:
+            except (NotFound, Conflict):  # the pod is gone; or another has its name now
                 return None
             except (KubeletError, ClusterError) as error:
                 log.warning("trying again: %s", error, extra={"pod": self._path})
@@ -197,6 +209,9 @@ class Pod:
             _status(c, waiting, started=False) for c in self._pod["spec"].get("containers") or ()
         ]
         self._tell({"phase": "Pending", "containerStatuses": statuses})
+        self._until_done(
+            lambda: _ignore(self._place.api.create(self._events, warning(self._pod, reason)))
+        )
 
     def _running(self) -> dict[str, Any]:
         state = {"running": {"startedAt": now()}}
@@ -212,7 +227,9 @@ class Pod:
         output = {f"{_ANNOTATION}/{name}": end.output[-_ANNOTATED:] for name, end in ended.items()}
         self._until_done(
             lambda: _ignore(
-                self._place.api.patch(self._path, {"metadata": {"annotations": output}})
+                self._place.api.patch(
+                    self._path, {"metadata": {"uid": self._uid, "annotations": output}}
+                )
             )
         )
         statuses = [
@@ -240,7 +257,7 @@ class Pod:
             lambda: _ignore(
                 self._place.api.patch(
                     f"{self._path}/status",
-                    {"status": status},
+                    {"metadata": {"uid": self._uid}, "status": status},  # never of a namesake
                     content_type=STRATEGIC_MERGE_PATCH,
                 )
             )

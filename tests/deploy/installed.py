@@ -1,0 +1,102 @@
+"""What tests of the installed chart need: a stand-in for the driver, and the pod's own token."""
+
+import json
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hack.testbed import images
+from hack.testbed.cluster import Cluster
+from hack.testbed.packages import static_busybox
+
+# Names of their own, so that a driver on the same cluster is not disturbed.
+SPACE = "chart-test"
+RELEASE = "chart-test"
+DRIVER = "chart.test"
+PLUGIN = f"{RELEASE}-dra-driver-gpu-kubelet-plugin"
+ACCOUNT = f"system:serviceaccount:{SPACE}:{PLUGIN}"
+SERVE = b"""#!/bin/sh
+trap 'exit 0' TERM
+/bin/busybox httpd -f -p "$HTTP_ADDRESS" -h /answers & wait
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The chart, installed with its pod running."""
+
+    cluster: Cluster
+    token: Path  # a kubeconfig that has what the pod has
+    nobody: Path  # one with a token of the same account that belongs to no node
+
+    def kubectl(
+        self, *arguments: str, kubeconfig: Path | None = None, stdin: Any = None
+    ) -> subprocess.CompletedProcess[str]:
+        return run(
+            [str(self.cluster.kubectl), *arguments],
+            kubeconfig or self.cluster.kubeconfig,
+            json.dumps(stdin) if stdin else "",
+        )
+
+
+def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env={
+            "KUBECONFIG": str(kubeconfig),
+            "HOME": "/nonexistent",
+            "HELM_CACHE_HOME": "/nonexistent",
+        },
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def succeed(command: list[str], kubeconfig: Path) -> str:
+    answer = run(command, kubeconfig)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def stand_in(cluster: Cluster, directory: Path) -> None:
+    """Make the node know an image whose program `kubelet-plugin` serves /livez and /readyz."""
+    busybox = static_busybox()
+    assert busybox is not None
+    directory.joinpath("serve").write_bytes(SERVE)
+    directory.joinpath("serve").chmod(0o755)
+    image = images.Image(
+        "dra.test/stand-in:v1",
+        {
+            "bin/busybox": busybox,
+            **{f"bin/{name}": images.Link("busybox") for name in ("sh", "cat", "ls", "touch")},
+            "bin/kubelet-plugin": directory / "serve",
+            "answers/livez": b"ok\n",
+            "answers/readyz": b"ok\n",
+        },
+    )
+    images.write_images(directory / "image.tar", [image])
+    cluster.import_images(directory / "image.tar")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def as_account(cluster: Cluster, token: str, path: Path) -> Path:
+    """A kubeconfig for *token* alone: the administrator's certificate would win."""
+    config = json.loads(
+        succeed(
+            [str(cluster.kubectl), "config", "view", "--raw", "--minify", "--output=json"],
+            cluster.kubeconfig,
+        )
+    )
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path.write_text(json.dumps(config))
+    return path

@@ -1,0 +1,155 @@
+"""What hack/demo shows: the whole road of one GPU, on one screen, from values alone."""
+
+from typing import Any
+
+import pytest
+
+from hack.demonstration.page import Seen, Style, ended, kept, limits, page
+from hack.demonstration.progress import style
+from hack.demonstration.stage import with_local_image
+
+UID = "cfe8cf07-3c21-490b-a61d-dbab914fb204"
+GPU = "GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4"
+COLOURS = Style("<b>", "<d>", "<n>")
+
+
+def device(name: str) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "productName": {"string": "NVIDIA H100 80GB HBM3"},
+        "uuid": {"string": GPU},
+        "driverVersion": {"version": "580.95.5"},
+        "nvlinkPeers": {"int": 7},
+    }
+    return {"name": name, "attributes": attributes, "capacity": {"memory": {"value": "81559Mi"}}}
+
+
+def mount(path: str) -> dict[str, Any]:
+    return {"hostPath": f"/sim{path}", "containerPath": path}
+
+
+def seen(**parts: Any) -> Seen:
+    result = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": "node-1", "device": "gpu-0"}
+    values: dict[str, Any] = {
+        "version": "1.36.3",
+        "sim": "h100x8",
+        "why": None,
+        "log": f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {GPU})",
+        "claim": {
+            "metadata": {"namespace": "one-gpu", "name": "one-gpu-gpu-x", "uid": UID},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        },
+        "resource_slice": {
+            "metadata": {"name": "00000-gpu.nvidia.com-node-1-y"},
+            "spec": {"devices": [device(f"gpu-{n}") for n in range(8)]},
+        },
+        "spec_path": f"/cdi/k8s.gpu.nvidia.com-claim_{UID}.json",
+        "spec": {
+            "kind": "k8s.gpu.nvidia.com/claim",
+            "devices": [
+                {
+                    "name": f"{UID}-gpu-0",
+                    "containerEdits": {
+                        "env": [f"GPU_DEVICE_0_UUID={GPU}", "MORE=1"],
+                        "deviceNodes": [{"path": "/dev/nvidia0"}],
+                    },
+                }
+            ],
+            "containerEdits": {
+                "deviceNodes": [{"path": "/dev/nvidiactl"}],
+                "mounts": [
+                    mount("/usr/bin/nvidia-smi"),
+                    mount("/usr/lib/libcuda.so.1"),
+                    mount("/usr/lib/libnvoptix.so.1"),
+                ],
+            },
+        },
+        "claims_table": "NAMESPACE   CLAIM\none-gpu     one-gpu-gpu-x",
+        "devices_table": "DEVICE   PRODUCT\n" + "\n".join(f"gpu-{n}    H100" for n in range(8)),
+    }
+    return Seen(**(values | parts))
+
+
+def test_the_page_leads_from_the_pod_back_to_the_node() -> None:
+    assert (
+        page(seen(), Style())
+        == f"""\
+One pod with one GPU on Kubernetes 1.36.3; GPUs are simulated
+
+What the pod printed  kubectl logs -n one-gpu one-gpu
+  GPU 0: NVIDIA H100 80GB HBM3 (UUID: {GPU})
+
+The GPU it was given  kubectl get resourceclaims -n one-gpu
+  claim one-gpu/one-gpu-gpu-x
+  request 'gpu' <- device gpu-0 of pool node-1, driver gpu.nvidia.com
+
+The ResourceSlice it came from  kubectl get resourceslices -o yaml
+  00000-gpu.nvidia.com-node-1-y: gpu-0, one of its 8 devices
+    productName            NVIDIA H100 80GB HBM3
+    uuid                   {GPU}
+    driverVersion          580.95.5
+    memory                 81559Mi
+    and 1 more
+
+The CDI spec it was injected by  /cdi/k8s.gpu.nvidia.com-claim_{UID}.json
+  device       k8s.gpu.nvidia.com/claim={UID}-gpu-0
+  env          GPU_DEVICE_0_UUID={GPU} and 1 more
+  deviceNodes  /dev/nvidia0 /dev/nvidiactl
+  mounts       /usr/bin/nvidia-smi /usr/lib/libcuda.so.1 and 1 more
+
+What this node holds  dra-driver claims
+  NAMESPACE   CLAIM
+  one-gpu     one-gpu-gpu-x
+
+What this node offers  dra-driver devices --sim h100x8
+  DEVICE   PRODUCT
+"""
+        + "\n".join(f"  gpu-{n}    H100" for n in range(8))
+    )
+
+
+def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
+    attributes = {f"attribute{n}": {"int": n} for n in range(40)} | device("gpu-0")["attributes"]
+    slice_of_one = {
+        "metadata": {"name": "s"},
+        "spec": {"devices": [{"name": "gpu-0", "attributes": attributes}]},
+    }
+    shown = page(seen(resource_slice=slice_of_one, why="not root"), Style())
+    more = kept("/root/admin.kubeconfig", "/root/bin", has_exec=True)
+    assert len(f"{shown}\n\n{more}".splitlines()) <= 60
+    assert len(f"{shown}\n\n{ended()}".splitlines()) <= 60
+
+
+def test_a_pod_without_a_container_is_said_to_be_one() -> None:
+    shown = page(seen(why="not root: containers need root"), Style())
+    assert "without a container: not root: containers need root" in shown
+    assert "nothing isolates it" in limits("not root")
+    assert "kubectl exec" not in kept("k", "p", has_exec=False)
+
+
+def test_headings_are_bold_and_sources_faint_where_the_terminal_is_told_so() -> None:
+    lines = page(seen(), COLOURS).splitlines()
+    assert "<b>What the pod printed<n>  <d>kubectl logs -n one-gpu one-gpu<n>" in lines
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "environment", "coloured"),
+    [
+        pytest.param(True, {}, True, id="a terminal"),
+        pytest.param(False, {}, False, id="a file"),
+        pytest.param(True, {"NO_COLOR": ""}, False, id="a person who wants none"),
+        pytest.param(True, {"TERM": "dumb"}, False, id="a terminal that has none"),
+    ],
+)
+def test_colours_are_for_terminals(
+    is_terminal: bool, environment: dict[str, str], coloured: bool
+) -> None:
+    assert (style(is_terminal, environment) != Style()) is coloured
+
+
+def test_the_example_runs_from_a_local_image_and_stays_after_its_own_command() -> None:
+    container = {"name": "main", "image": "ubuntu:24.04", "command": ["nvidia-smi", "-L"]}
+    changed = with_local_image({"kind": "Pod", "spec": {"containers": [container]}})
+    (only,) = changed["spec"]["containers"]
+    assert only["command"][:2] == ["sh", "-c"]
+    assert only["command"][2].startswith("nvidia-smi -L || exit; ")
+    assert only["image"].startswith("dra.test/")
