@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,42 @@ class Kube:
     def wait_pod(
         self, pod: str, *phases: str, namespace: str = "default", seconds: float = 60
     ) -> str:
+        """The phase of *pod* when it is one of *phases* (default: it runs, or ran)."""
         wanted = phases or ("Running", "Succeeded")
+
+        def reached() -> str:
+            now = self.phase(pod, namespace)
+            return now if now in wanted else ""
+
         try:
-            return wait(
-                f"pod {pod} to be {' or '.join(wanted)}",
-                lambda: (now := self.phase(pod, namespace)) in wanted and now,
-                seconds,
-            )
+            return str(wait(f"pod {pod} to be {' or '.join(wanted)}", reached, seconds))
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.explain(pod, namespace)}") from e
+
+    def wait_pods(self, pods: Iterable[str], phase: str, seconds: float = 100) -> None:
+        """Until all *pods* are *phase*, for pods whose preparation failed on the way.
+
+        After a failure the kubelet itself tries again after 60 to 90 s, or at once when the pod is
+        changed: so it is, every few seconds.
+        """
+        waiting = set(pods)
+
+        def reached() -> bool:
+            waiting.difference_update([p for p in waiting if self.phase(p) == phase])
+            for pod in sorted(waiting):
+                self.nudge(pod)
+            return not waiting
+
+        try:
+            wait(f"pods to be {phase}", reached, seconds, 2.0)
+        except AssertionError as e:
+            raise AssertionError(f"{e}\n{[self.explain(p) for p in sorted(waiting)]}") from e
+
+    def nudge(self, pod: str, namespace: str = "default") -> None:
+        """Change an annotation, so that the kubelet looks at the pod now."""
+        change = {"metadata": {"annotations": {"dra.test/nudge": str(time.time())}}}
+        with contextlib.suppress(NotFound):
+            self.api.patch(f"{self.path('Pod', namespace)}/{pod}", change)
 
     def wait_gone(self, kind: str, name: str, namespace: str = "default", seconds: float = 60):
         wait(f"{kind} {name} to go", lambda: self.find(kind, name, namespace) is None, seconds)

@@ -73,7 +73,7 @@ def test_a_pod_with_the_name_of_a_force_deleted_one_gets_its_own_claim(kube, dri
     kube.apply(claim("named"))
     kube.apply(pod("named", claim="named"))
 
-    kube.wait_pod("named", "Running", seconds=150)
+    kube.wait_pods(["named"], "Running")
     assert len(driver.claims()) == 1
 
 
@@ -85,7 +85,7 @@ def test_a_pod_waits_for_the_plugin_and_starts_when_it_comes(kube, driver):
 
     driver.start(ready=False)
 
-    kube.wait_pod("early", "Succeeded", seconds=150)
+    kube.wait_pods(["early"], "Succeeded")
 
 
 @pytest.mark.point(15)
@@ -95,7 +95,7 @@ def test_a_plugin_that_does_not_answer_for_a_while_serves_when_it_does(kube, dri
     time.sleep(3)
     driver.processes[""].send_signal(signal.SIGCONT)
 
-    kube.wait_pod("patient", "Succeeded", seconds=100)
+    kube.wait_pods(["patient"], "Succeeded")
 
 
 @pytest.mark.point(56)
@@ -123,8 +123,7 @@ def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(ku
         time.sleep(moments.uniform(0.05, 0.6))
         driver.kill()
         driver.start(ready=False)
-    for name in names:
-        kube.wait_pod(name, "Succeeded", seconds=150)
+    kube.wait_pods(names, "Succeeded")
     for name in names:
         kube.delete("Pod", name)
     time.sleep(moments.uniform(0.05, 0.3))
@@ -146,7 +145,7 @@ def test_a_restarted_kubelet_finds_the_plugin_its_claims_and_its_slices(cluster,
     wait("slices after the kubelet wiped them", lambda: len(kube.devices()) == 8, 20)
     assert {s["metadata"]["uid"] for s in kube.slices()} != generation
     kube.apply(pod("after", SMI, claim="shared"))
-    kube.wait_pod("after", "Succeeded", seconds=100)
+    kube.wait_pods(["after"], "Succeeded")
     assert kube.phase("before") == "Running"
 
 
@@ -158,8 +157,7 @@ def test_a_kubelet_that_is_killed_while_pods_start_goes_on_with_them(cluster, ku
     cluster.stop("kubelet", signal.SIGKILL)
     cluster.start("kubelet")
 
-    for n in range(4):
-        kube.wait_pod(f"start-{n}", "Succeeded", seconds=150)
+    kube.wait_pods([f"start-{n}" for n in range(4)], "Succeeded")
 
 
 @pytest.mark.point(55)
@@ -196,7 +194,7 @@ def test_an_api_server_that_was_away_for_30_seconds_changes_nothing_for_running_
     assert kube.phase("steady") == "Running"
     assert len(kube.devices()) == 8
     kube.apply(pod("next", SMI, template="one"))
-    kube.wait_pod("next", "Succeeded", seconds=150)
+    kube.wait_pods(["next"], "Succeeded")
 
 
 def test_a_plugin_that_starts_without_an_api_server_serves_when_it_is_there(cluster, kube, driver):
@@ -264,7 +262,7 @@ def test_a_deleted_socket_is_served_again_and_the_kubelet_comes_back(kube, drive
     wait("both sockets", lambda: len(driver.sockets()) == 2, 15)
 
     kube.apply(pod("again", SMI, template="one"))
-    kube.wait_pod("again", "Succeeded", seconds=150)
+    kube.wait_pods(["again"], "Succeeded")
 
 
 def test_a_gpu_that_appears_or_disappears_is_published_or_not_without_a_restart(kube, driver, node):
@@ -287,7 +285,7 @@ def test_a_gpu_that_hangs_is_withdrawn_and_the_others_are_served(kube, driver, n
 
     kube.apply(pod("healthy", SMI, template="one"))
     kube.wait_pod("healthy", "Succeeded")
-    assert "did not" in driver.log or "still waiting" in driver.log
+    assert "no answer within 5 s: it may hang" in driver.log
 
 
 def test_a_driver_that_is_not_ready_offers_nothing_and_says_why(kube, driver, node):

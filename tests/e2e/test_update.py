@@ -25,7 +25,7 @@ def updating(kube, driver):
 
 def run(kube, name):
     kube.apply(pod(name, SMI, template="one"))
-    kube.wait_pod(name, "Succeeded", seconds=100)
+    kube.wait_pods([name], "Succeeded")
 
 
 @pytest.mark.point(11)

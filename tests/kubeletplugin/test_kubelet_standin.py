@@ -1,7 +1,10 @@
 """The stand-in kubelet gives every container its own devices, and nobody else's."""
 
+import contextlib
+import http.client
 import json
 import os
+import ssl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +22,11 @@ from hack.testbed.kubelet_standin.claims import (
     pod_claims,
 )
 from hack.testbed.kubelet_standin.containers import Ended, Run, configuration
+from hack.testbed.kubelet_standin.events import warning
 from hack.testbed.kubelet_standin.held import Held
+from hack.testbed.kubelet_standin.logs import LogServer
+from hack.testbed.packages import system_program
+from hack.testbed.pki import write_pki
 from tests.fakes.claimdriver import DRIVER, Desk, ref, running
 from tests.fakes.kubelet import FakeKubelet
 
@@ -137,6 +144,71 @@ def test_a_command_runs_with_the_edits_of_its_devices(tmp_path: Path) -> None:
     assert ended == Ended(0, "Completed", f"GPU-1 -L p {directory}/work\n")
     written = json.loads((directory / "config.json").read_text())
     assert written["mounts"][0]["destination"] == "/usr/bin/nvidia-smi"
+
+
+def test_a_container_has_a_directory_with_what_is_mounted_and_the_devices(tmp_path: Path) -> None:
+    (tmp_path / "cdi").mkdir()
+    (tmp_path / "share").mkdir()
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho ${0%/usr/bin/*}/dev/* $LD_LIBRARY_PATH\n")
+    tool.chmod(0o755)
+    (tmp_path / "node").symlink_to("/dev/null")  # as a user simulates one who may not make nodes
+    files = {
+        "/usr/bin/tool": tool,
+        "/usr/lib/libcuda.so.1": tool,
+        "/data": tmp_path / "share",
+        "/data/inner": tool,
+    }
+    edits = {
+        "deviceNodes": [{"path": "/dev/nvidia3", "hostPath": str(tmp_path / "node")}],
+        "mounts": [{"hostPath": str(h), "containerPath": c} for c, h in files.items()],
+    }
+    device = {"name": "u1", "containerEdits": edits}
+    spec = {"cdiVersion": "0.6.0", "kind": "example.com/claim", "devices": [device]}
+    (tmp_path / "cdi" / "spec.json").write_text(json.dumps(spec))
+    config = configuration({"name": "c", "command": ["tool"]}, pod())
+
+    ended = Run(tmp_path / "run", config, ["example.com/claim=u1"], tmp_path / "cdi").wait()
+
+    root = tmp_path / "run" / "root"
+    assert ended.output == f"{root}/dev/nvidia3 {root}/usr/lib\n"
+    assert not any((tmp_path / "share").iterdir())  # nothing is written through a mount
+
+
+def test_an_event_says_why_a_pod_waits() -> None:
+    event = warning(pod(), "no such device")
+    assert event["involvedObject"]["uid"] == "pod-1"
+    assert event["reason"] == "FailedPrepareDynamicResources"
+    assert event["message"].endswith("dynamic resources: no such device")
+
+
+@pytest.mark.skipif(system_program("openssl") is None, reason="needs openssl")
+def test_kubectl_logs_is_answered_and_strangers_are_not(tmp_path: Path) -> None:
+    pki, output = tmp_path / "pki", tmp_path / "output"
+    write_pki(pki, "node-a", "10.254.0.1")
+    output.write_text("one\ntwo\nthree\n")
+    known = {("default", "p", "main"): output, ("default", "p", "new"): tmp_path / "none yet"}
+    with LogServer(pki, lambda *name: known.get(name)) as server:
+
+        def ask(path: str, client: str = "apiserver-kubelet-client") -> tuple[int, str]:
+            context = ssl.create_default_context(cafile=pki / "ca.crt")
+            if client:
+                context.load_cert_chain(pki / f"{client}.crt", pki / f"{client}.key")
+            with contextlib.closing(
+                http.client.HTTPSConnection("127.0.0.1", server.port, timeout=5, context=context)
+            ) as connection:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+        assert ask("/containerLogs/default/p/main") == (200, "one\ntwo\nthree\n")
+        assert ask("/containerLogs/default/p/main?tailLines=1") == (200, "three\n")
+        assert ask("/containerLogs/default/p/main?limitBytes=5") == (200, "one\nt")
+        assert ask("/containerLogs/default/p/new") == (200, "")
+        assert ask("/containerLogs/default/other/main")[0] == 404
+        assert ask("/pods")[0] == 404
+        with pytest.raises(OSError):
+            ask("/containerLogs/default/p/main", client="")
 
 
 @pytest.mark.parametrize(

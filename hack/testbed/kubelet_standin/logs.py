@@ -16,7 +16,7 @@ Find = Callable[[str, str, str], Path | None]  # namespace, pod, container: the 
 
 
 class LogServer:
-    """Serves ``/containerLogs/<namespace>/<pod>/<container>`` on loopback, to the API server only.
+    """Serves ``/containerLogs/<namespace>/<pod>/<container>`` on loopback, to the cluster's own.
 
     Of its parameters it knows ``tailLines`` and ``limitBytes``. It does not follow a log, and has
     no times of lines.
@@ -27,7 +27,7 @@ class LogServer:
         context.load_cert_chain(pki / "kubelet-server.crt", pki / "kubelet-server.key")
         context.load_verify_locations(pki / "ca.crt")
         context.verify_mode = ssl.CERT_REQUIRED  # anybody on this machine can reach the port
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _answering(find))
+        self._server = _Server(("127.0.0.1", 0), _answering(find))
         # The handshake is left to the thread of each connection: a slow one holds up nobody.
         self._server.socket = context.wrap_socket(
             self._server.socket, server_side=True, do_handshake_on_connect=False
@@ -45,6 +45,11 @@ class LogServer:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        log.info("a connection for logs failed", exc_info=True)  # a stranger's, most of the time
 
 
 def _answering(find: Find) -> type[BaseHTTPRequestHandler]:

@@ -1,0 +1,174 @@
+"""The whole plugin as a process, between a fake kubelet and a fake API server."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import ClaimRef
+from tests.fakes.api_server import ApiServer
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.values import POOL, claim, claim_document, config, ref
+
+DRIVER = "gpu.nvidia.com"
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": POOL}})
+        yield server
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path: names of sockets have to fit."""
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def run(**flags: str) -> Process:
+        arguments = {
+            "node-name": POOL,
+            "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
+            "kubelet-dir": str(home / "kubelet"),
+            "cdi-dir": str(home / "cdi"),
+            "sim": "h100x8",
+            **{name.replace("_", "-"): value for name, value in flags.items()},
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+            + [f"--{name}={value}" for name, value in arguments.items()],
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"]},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def kubelet(home: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(home / "kubelet") as kubelet:
+        yield kubelet
+
+
+def put(server: ApiServer, *devices: str, name: str = "claim", **fields: object) -> ClaimRef:
+    """Put an allocated claim onto the API server."""
+    document = claim_document(claim(*devices, name=name, **fields))  # type: ignore[arg-type]
+    stored = server.put(document)
+    return ref(name, stored["metadata"]["uid"])
+
+
+@pytest.mark.point(18, 28, 57, 105)
+def test_from_start_to_sigterm(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], home: Path
+) -> None:
+    process = start()
+    kubelet.wait_for_plugin(DRIVER)
+    assert server.wait(lambda: len(server.objects("resourceslices")) == 1)
+    (published,) = server.objects("resourceslices")
+    assert [d["name"] for d in published["spec"]["devices"]] == [f"gpu-{n}" for n in range(8)]
+
+    first, second = put(server, "gpu-0"), put(server, "gpu-5", "gpu-6", name="two")
+    answers = kubelet.prepare([first, second])
+    assert [d.device for d in answers[second.uid]] == ["gpu-5", "gpu-6"]
+    kubelet.unprepare([second])
+    assert [path.name for path in (home / "cdi").iterdir()] == [
+        f"k8s.gpu.nvidia.com-claim_{first.uid}.json"
+    ]
+
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begun < 5
+    assert len(server.objects("resourceslices")) == 1
+    assert len(list((home / "cdi").iterdir())) == 1
+    assert not [p for p in (home / "kubelet").rglob("*") if p.is_socket()]
+
+
+@pytest.mark.point(34, 46)
+def test_a_bad_claim_is_told_why_and_its_neighbour_served(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process]
+) -> None:
+    start()
+    kubelet.wait_for_plugin(DRIVER)
+    bad = put(server, "gpu-1", name="bad", configs=(config(colour="green"),))
+    good = put(server, "gpu-2", name="good")
+
+    answers = kubelet.ask("prepare", [bad, good])
+
+    assert "colour: unknown field" in answers[bad.uid].error
+    assert not answers[good.uid].error
+
+
+@pytest.mark.point(23, 24)
+def test_killed_and_started_again_it_knows_its_claims(
+    server: ApiServer, start: Callable[..., Process], home: Path
+) -> None:
+    with FakeKubelet(home / "kubelet") as kubelet:
+        process = start()
+        kubelet.wait_for_plugin(DRIVER)
+        mine = put(server, "gpu-3")
+        before = kubelet.prepare([mine])
+        process.kill()
+        process.wait()
+    (home / "kubelet/plugins_registry/gpu.nvidia.com-reg.sock").unlink()
+
+    start()
+    with FakeKubelet(home / "kubelet") as kubelet:
+        kubelet.wait_for_plugin(DRIVER)
+        assert kubelet.prepare([mine]) == before
+
+
+@pytest.mark.point(62)
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_whichever_version_of_the_api_is_served(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], version: str
+) -> None:
+    server.served[:] = [version]
+    start()
+    kubelet.wait_for_plugin(DRIVER)
+    assert server.wait(lambda: len(server.objects("resourceslices")) == 1)
+
+    assert kubelet.prepare([put(server, "gpu-4")])
+
+
+@pytest.mark.point(106)
+def test_a_process_that_cannot_serve_ends_with_a_failure_and_says_why(
+    start: Callable[..., Process], home: Path
+) -> None:
+    (home / "kubelet").mkdir()
+    (home / "kubelet" / "plugins_registry").write_text("a file where a directory has to be")
+
+    process = start()
+
+    assert process.wait(20) == 1
+    assert process.stderr is not None
+    assert b"plugins_registry" in process.stderr.read()
+
+
+def test_a_setting_that_is_wrong_is_one_line_and_exit_code_2(
+    start: Callable[..., Process],
+) -> None:
+    process = start(sim="h100x9")
+
+    assert process.wait(20) == 2
+    assert process.stderr is not None
+    said = process.stderr.read().decode().strip()
+    assert said.startswith("dra-driver: no simulated node 'h100x9' (did you mean h100x8?)")
