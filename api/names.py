@@ -33,17 +33,12 @@ PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 
 # Attributes that NVIDIA's driver lacks.
-NVLINK_CLIQUE: Final = (
-    "nvlinkClique"  # string: GPUs with the same value reach each other over NVLink
-)
+NVLINK_CLIQUE: Final = "nvlinkClique"  # string: the same where GPUs reach each other by NVLink
 NVLINK_PEERS: Final = "nvlinkPeers"  # int: how many other GPUs of this node
-PCIE_SWITCH: Final = (
-    "pcieSwitch"  # string: bus id of the upstream port nearest to the GPU that others share
-)
+PCIE_SWITCH: Final = "pcieSwitch"  # string: bus id of the nearest port that others share
 
 # Capacities.
 MEMORY: Final = "memory"
 
 # CDI: the kind under which a claim's devices are named, as NVIDIA's driver does.
-CDI_VENDOR: Final = f"k8s.{DRIVER}"
 CDI_CLASS: Final = "claim"

@@ -22,7 +22,7 @@ import grpc.aio
 from api.kubelet import dra_v1_pb2, dra_v1beta1_pb2
 from dra_driver.errors import ClaimError, DriverError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.exclusive import OneAtATime
+from dra_driver.kubeletplugin.exclusive import NamedLocks
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,11 @@ class Service:
     ) -> None:
         self._driver = driver
         self._observer = observer
-        self._claims = OneAtATime(patience_seconds)
+        self._patience_seconds = patience_seconds
+        self._claims = NamedLocks(
+            "the claim with UID {name} is still being served for an earlier call, {seconds} s "
+            "later; the kubelet will ask again"
+        )
         self._places = asyncio.Semaphore(at_once)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
@@ -188,7 +192,7 @@ class Service:
             raise ClaimError(
                 f"claim {ref} has the UID {ref.uid!r}, which no Kubernetes object can have"
             )
-        with self._claims.turn(ref):
+        with self._claims.hold([ref.uid], self._patience_seconds):
             if operation == "unprepare":
                 self._driver.unprepare(ref)
                 return Answer()

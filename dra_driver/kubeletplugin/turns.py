@@ -11,11 +11,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dra_driver.errors import TimedOut
-from dra_driver.kubeletplugin.claims import ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.locks import (
     POLL_SECONDS,
     closing,
@@ -24,7 +23,6 @@ from dra_driver.kubeletplugin.locks import (
     try_flock,
     try_lock,
 )
-from dra_driver.kubeletplugin.service import Driver
 
 WAIT_SECONDS = 20.0  # the claim's own work has to fit into the kubelet's 45 s as well
 
@@ -133,22 +131,6 @@ class Turn:
                 os.close(self._file)
                 self._file = None
                 self._changed.notify_all()
-
-
-class TakingTurns:
-    """A Driver that serves claims only while its process has the turn."""
-
-    def __init__(self, driver: Driver, turn: Turn) -> None:
-        self._driver = driver
-        self._turn = turn
-
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
-        with self._turn.held():
-            return self._driver.prepare(ref)
-
-    def unprepare(self, ref: ClaimRef) -> None:
-        with self._turn.held():
-            self._driver.unprepare(ref)
 
 
 def _read(file: int) -> dict[str, object]:

@@ -13,6 +13,7 @@ from typing import Protocol
 from cdi import Spec
 from dra_driver.errors import DeviceHeld, DriverError, NodeError, UnknownDevice
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
+from dra_driver.kubeletplugin.exclusive import NamedLocks
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
@@ -21,7 +22,6 @@ from dra_driver.node.ledger import Ledger, SetAside
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
 from dra_driver.plan.prepare import Plan, plan_claim
-from dra_driver.plugin.locks import DeviceLocks
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ class Preparer:
         self._specs = tools.specs
         self._turn = tools.turn
         self._waits = waits or Waits()
-        self._locks = DeviceLocks()
+        self._locks = NamedLocks(
+            "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
+        )
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""

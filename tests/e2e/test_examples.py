@@ -34,9 +34,12 @@ def test_the_example_does_what_it_says(kube, driver, example: Example):
                 holds(kube, check)
     finally:
         for namespace in namespaces:
-            kube.delete("Namespace", namespace)
-        for namespace in namespaces:
-            kube.wait_gone("Namespace", namespace, seconds=120)
+            kube.delete("Namespace", namespace)  # it goes by itself; its pods are waited for
+            wait_empty(kube, namespace)
+
+
+def wait_empty(kube, namespace):
+    wait(f"the pods of {namespace} to go", lambda: not kube.all("Pod", namespace))
 
 
 def holds(kube, check):

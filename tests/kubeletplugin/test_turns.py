@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import NodeError, TimedOut
-from dra_driver.kubeletplugin.turns import TakingTurns, Turn
-from tests.fakes.claimdriver import Desk, device, ref
+from dra_driver.kubeletplugin.turns import Turn
 
 HOLD = """
 import sys, threading
@@ -209,15 +208,3 @@ def test_a_damaged_record_means_that_another_had_the_turn(short: Path) -> None:
 def test_a_directory_that_is_gone_is_an_error_of_the_node(short: Path) -> None:
     with pytest.raises(NodeError, match=r"cannot lock .*nowhere"), turn(short / "nowhere").held():
         pass
-
-
-def test_a_driver_that_takes_turns_serves_inside_its_turn(short: Path) -> None:
-    def must_be_inside(operation: str, claim: object) -> None:
-        with pytest.raises(TimedOut), turn(short, "other", 0.01).held():
-            pass
-
-    desk = Desk(must_be_inside)
-    driver = TakingTurns(desk, turn(short))
-    assert driver.prepare(ref("a")) == [device(ref("a"))]
-    driver.unprepare(ref("a"))
-    assert desk.asked == [("prepare", "a"), ("unprepare", "a")]

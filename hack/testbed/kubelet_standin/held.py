@@ -1,11 +1,10 @@
 """Which pods use which claim: the first one prepares it, the last one unprepares it."""
 
-import contextlib
 import threading
 from collections.abc import Sequence
 
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.exclusive import OneAtATime
+from dra_driver.kubeletplugin.exclusive import NamedLocks
 from hack.testbed.kubelet_standin.claims import Devices
 from tests.fakes.kubelet import FakeKubelet
 
@@ -15,7 +14,7 @@ class Held:
 
     def __init__(self, kubelet: FakeKubelet) -> None:
         self._kubelet = kubelet
-        self._claims = OneAtATime(patience_seconds=60)
+        self._claims = NamedLocks("the claim with UID {name} was busy for {seconds} s")
         self._guard = threading.Lock()
         self._users: dict[ClaimUid, set[str]] = {}
         self._drivers: dict[ClaimUid, tuple[str, ...]] = {}
@@ -27,9 +26,7 @@ class Held:
                 self._users.setdefault(ref.uid, set()).add(pod_uid)
                 self._drivers[ref.uid] = names
         devices: dict[ClaimUid, Sequence[PreparedDevice]] = {ref.uid: () for ref, _ in claims}
-        with contextlib.ExitStack() as locks:
-            for ref in sorted(ref for ref, _ in claims):
-                locks.enter_context(self._claims.turn(ref))
+        with self._claims.hold([ref.uid for ref, _ in claims], 60):
             for driver in sorted({name for _, names in claims for name in names}):
                 refs = [ref for ref, names in claims if driver in names]
                 devices |= self._kubelet.prepare(refs, driver)
