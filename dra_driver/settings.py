@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.fields import FieldInfo
 
 from api.names import DRIVER
@@ -19,6 +19,20 @@ from dra_driver.errors import SettingsError
 from dra_driver.node.machine import Place
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute():
+        raise ValueError("give an absolute path: the kubelet and the container runtime use it too")
+    return path
+
+
+def _absolute_or_none(path: str) -> str:
+    return str(_absolute(Path(path))) if path else path
+
+
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
 
 
@@ -59,21 +73,23 @@ class NodeSettings(_Settings):
     """Where this node keeps things, for every command that looks at it."""
 
     driver_name: DriverName = Field(DRIVER, description="the name of the driver")
-    driver_root: str = Field(
+    driver_root: OptionalPath = Field(
         "",
         description="where the NVIDIA driver is installed, as a path of the host; "
         "empty: the first complete one of /run/nvidia/driver, /, /home/kubernetes/bin/nvidia, "
         "/usr/local/nvidia",
     )
-    host_root: Path = Field(Path("/"), description="where this process sees the host's /")
-    nvidia_cdi_hook: str = Field(
+    host_root: AbsolutePath = Field(Path("/"), description="where this process sees the host's /")
+    nvidia_cdi_hook: OptionalPath = Field(
         "", description="nvidia-cdi-hook on the host; empty: containers are edited without hooks"
     )
-    cdi_dir: Path = Field(
+    cdi_dir: AbsolutePath = Field(
         Path("/var/run/cdi"), description="where the container runtime reads CDI specs"
     )
-    kubelet_dir: Path = Field(Path("/var/lib/kubelet"), description="the kubelet's root directory")
-    state_dir: Path | None = Field(
+    kubelet_dir: AbsolutePath = Field(
+        Path("/var/lib/kubelet"), description="the kubelet's root directory"
+    )
+    state_dir: AbsolutePath | None = Field(
         None,
         description="what outlives a restart; default <kubelet dir>/plugins/<driver name>/state",
     )
@@ -108,10 +124,7 @@ class NodeSettings(_Settings):
 class DevicesSettings(NodeSettings):
     """What `dra-driver devices` needs beyond the node: whose slices it prints."""
 
-    node_name: str = Field(
-        default_factory=lambda: os.uname().nodename,
-        description="default: this machine's name",
-    )
+    node_name: str = Field(os.uname().nodename, description="whose slices they would be")
 
 
 class PluginSettings(NodeSettings):
@@ -151,4 +164,5 @@ def _problem(error: Any) -> str:
     flag = f"--{name.replace('_', '-')} (${name.upper()})"
     if error["type"] == "missing":
         return f"{flag} is missing"
-    return f"{flag}: {error['input']!r}: {error['msg'].removeprefix('Input ')}"
+    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{flag}: {error['input']!r}: {message}"

@@ -6,7 +6,13 @@ import secrets
 import time
 from pathlib import Path
 
-from dra_driver.kubeletplugin.locks import closing, disk_errors, lock_within, open_file, try_flock
+from dra_driver.kubeletplugin.file_locks import (
+    closing,
+    disk_errors,
+    lock_within,
+    open_file,
+    try_flock,
+)
 
 _STARTING_SECONDS = 20.0
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from api.kubelet import registration_v1_pb2 as messages
-from dra_driver.kubeletplugin.locks import closing, disk_errors, try_flock
+from dra_driver.kubeletplugin.file_locks import closing, disk_errors, try_flock
 from dra_driver.kubeletplugin.registration import SERVICE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from dra_driver.errors import ClusterError, Gone
+from dra_driver.errors import ClusterError, DriverError, Gone
 from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.resource_api import Watch
 from dra_driver.kubeletplugin.slices import Pool
@@ -27,7 +27,7 @@ class Observer(Protocol):
     def published(self, devices: int, writes: int) -> None:
         """The API server has what we want, so many devices; getting there took so many writes."""
 
-    def failed(self, error: ClusterError) -> None:
+    def failed(self, error: DriverError) -> None:
         """A try failed; the next follows by itself."""
 
     def dropped(self, fields: tuple[str, ...]) -> None:
@@ -43,6 +43,7 @@ class Pace:
     first_retry: float = 0.2
     last_retry: float = 5.0
     settle: float = 0.1  # from a foreign change to our answer: the kubelet deletes one by one
+    last_settle: float = 1.5  # the same in a quarrel: deleted slices are back within 2 s always
     quarrel: float = 30.0  # foreign changes that follow each other faster are answered more slowly
     log_again: float = 60.0  # the same error is logged again
 
@@ -73,7 +74,8 @@ class Publisher:
         self._observer = observer
         self._pace = pace or Pace()
         self._retry = _Delay(self._pace.first_retry, self._pace.last_retry)
-        self._settle = _Delay(self._pace.settle, self._pace.last_retry)
+        self._settle = _Delay(self._pace.settle, self._pace.last_settle)
+        self._behind = _Delay(self._pace.first_retry, self._pace.last_retry)
         self._settled_at = self._logged_at = float("-inf")
         self._logged = ""
         self._lock = threading.Lock()
@@ -129,7 +131,8 @@ class Publisher:
                 self._turn()
             except Gone:
                 self._slices.forget()  # the watch fell too far behind, which happens
-            except ClusterError as e:
+                self._wake.wait(self._behind.next())
+            except DriverError as e:
                 self._failed(e)
             except Exception as e:  # a fault of ours: the next look may go well
                 log.exception("publishing failed unexpectedly")
@@ -173,6 +176,8 @@ class Publisher:
             self._let_settle()
         elif time.monotonic() - opened_at < self._pace.first_retry:
             self._wake.wait(self._pace.first_retry)  # an API server that ends watches at once
+        else:
+            self._behind.reset()
 
     def _let_settle(self) -> None:
         """Answer a foreign change at once, but take part in no quarrel between two writers."""
@@ -195,7 +200,7 @@ class Publisher:
         if self._observer:
             self._observer.published(len(wanted.devices), writes)
 
-    def _failed(self, error: ClusterError) -> None:
+    def _failed(self, error: DriverError) -> None:
         self._slices.forget(error)
         self._set_status(published=False, standby=False, error=str(error))
         self._log_failure(str(error))

@@ -22,7 +22,7 @@ import grpc.aio
 from api.kubelet import dra_v1_pb2, dra_v1beta1_pb2
 from dra_driver.errors import ClaimError, DriverError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.exclusive import NamedLocks
+from dra_driver.kubeletplugin.named_locks import NamedLocks
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Service:
         self._observer = observer
         self._patience_seconds = patience_seconds
         self._claims = NamedLocks(
-            "the claim with UID {name} is still being served for an earlier call, {seconds} s "
+            "claim {name} is still being served for an earlier call, {seconds} s "
             "later; the kubelet will ask again"
         )
         self._places = asyncio.Semaphore(at_once)
@@ -192,7 +192,7 @@ class Service:
             raise ClaimError(
                 f"claim {ref} has the UID {ref.uid!r}, which no Kubernetes object can have"
             )
-        with self._claims.hold([ref.uid], self._patience_seconds):
+        with self._claims.hold([f"{ref} (UID {ref.uid})"], self._patience_seconds):
             if operation == "unprepare":
                 self._driver.unprepare(ref)
                 return Answer()

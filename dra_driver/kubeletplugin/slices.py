@@ -21,6 +21,7 @@ MAX_DEVICES = 128  # ResourceSliceMaxDevices
 MAX_DEVICES_ADVANCED = 64  # ...WithAdvancedFeatures: taints, counters or lists on any of them
 MAX_COUNTER_SETS = 8  # ResourceSliceMaxCounterSets
 
+_LONGEST_PREFIX = 58  # of a generated name: the API server would cut it there, and refuse 254
 _INDEX = re.compile(r"([0-9a-f]{5,})-")
 _LISTS = ("bools", "ints", "strings", "versions")
 _NOTHING_KEPT: Mapping[str, str] = MappingProxyType({})
@@ -187,7 +188,7 @@ def _document(index: int, spec: Document, home: Home, seen: Document | None) -> 
     metadata: dict[str, Any]
     if seen is None:
         # The API server cuts the prefix of generated names at 58 characters: the index comes first.
-        metadata = {"generateName": f"{index:05x}-{home.driver}-{home.node}-"}
+        metadata = {"generateName": f"{index:05x}-{home.driver}-{home.node}-"[:_LONGEST_PREFIX]}
     else:
         metadata = {k: v for k, v in seen["metadata"].items() if k != "managedFields"}
     metadata["ownerReferences"] = [home.owner]

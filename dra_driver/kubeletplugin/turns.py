@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dra_driver.errors import TimedOut
-from dra_driver.kubeletplugin.locks import (
+from dra_driver.kubeletplugin.file_locks import (
     POLL_SECONDS,
     closing,
     disk_errors,
@@ -41,25 +41,22 @@ class Turn:
         directory: Path,
         owner: str,
         on_change: Callable[[], None],
-        wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._lock = directory / "serialize.lock"
         self._wanted = directory / "serialize.wanted"
         self._owner = {"owner": owner, "pid": os.getpid(), "token": secrets.token_hex(8)}
         self._on_change = on_change
-        self._wait_seconds = wait_seconds
         self._changed = threading.Condition()
         self._file: int | None = None  # locked while we have the turn
         self._inside = 0
         self._taking = False  # one thread takes the turn for all
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
         """Be inside. TimedOut: another process did not get out in time."""
-        deadline = time.monotonic() + self._wait_seconds
-        with disk_errors(f"lock {self._lock}"):
-            if not self._join(deadline):
-                self._take(deadline)
+        deadline = time.monotonic() + wait_seconds
+        if not self._join(deadline):
+            self._take(deadline)
         try:
             yield
         finally:
@@ -90,13 +87,14 @@ class Turn:
 
     def _locked(self, deadline: float) -> int:
         """The locked file, our name in it. Who waits holds the mark, which only one can."""
-        with closing(self._poll(self._wanted, deadline)):
+        with disk_errors(f"lock {self._lock}"), closing(self._poll(self._wanted, deadline)):
             file = self._poll(self._lock, deadline)
         try:
             if _read(file).get("token") != self._owner["token"]:
                 self._on_change()
-                os.ftruncate(file, 0)
-                os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
+                with disk_errors(f"write {self._lock}"):
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
         except BaseException:
             os.close(file)
             raise
@@ -114,14 +112,14 @@ class Turn:
         with closing(open_file(self._lock)) as file:
             last = _read(file)
         raise TimedOut(
-            f"waited {self._wait_seconds:g} s for the plugin process of "
+            "waited for the plugin process of "
             f"{last.get('owner', 'nobody known')} (pid {last.get('pid', '?')}), which has not "
             f"finished its calls: {self._lock} is locked"
         )
 
     def _is_wanted(self) -> bool:
         """Whether another process waits. Shared, so that looking never looks like waiting."""
-        with closing(open_file(self._wanted)) as file:
+        with disk_errors(f"lock {self._wanted}"), closing(open_file(self._wanted)) as file:
             return not try_flock(file, fcntl.LOCK_SH)
 
     def _leave(self) -> None:

@@ -56,6 +56,9 @@ class Gpu:
         return DeviceName(f"gpu-{self.minor}")
 
 
+ALL_GPUS = "all GPUs"
+
+
 @dataclass(frozen=True, slots=True)
 class Withheld:
     """A GPU (or all of them) that is there but not offered, and why, in words that say what to

@@ -9,11 +9,13 @@ hold is kept from others until its claim is written or forgotten.
 """
 
 import bisect
+import errno
 import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,11 +37,19 @@ class SetAside:
     uid: ClaimUid
     path: Path
     reason: str
-    mentions: frozenset[DeviceName]  # devices that its text names; empty: it could hold any
+    mentions: frozenset[DeviceName]  # devices that its text names
+    known: bool = False  # they are what the API server says
+
+    def may_hold(self, device: str) -> bool:
+        """A text that names no device could be of any."""
+        return device in self.mentions or (not self.mentions and not self.known)
 
 
 class Ledger:
-    """The records of this boot. Thread safe; one process at a time may write (see ``handover``)."""
+    """The records of this boot, known after the first ``reload``. Thread safe.
+
+    One process at a time may use it: the one that has the turn (``kubeletplugin.turns``).
+    """
 
     def __init__(self, directory: Path, boot_id: str) -> None:
         self._directory = directory / boot_id
@@ -48,18 +58,22 @@ class Ledger:
         self._index: dict[ClaimUid, Record] = {}  # without the texts of CDI files
         self._held: dict[DeviceName, tuple[Holding, ...]] = {}
         self._aside: dict[ClaimUid, SetAside] = {}
-        self.reload()
 
     def reload(self) -> None:
-        """Look again at the disk: at start, and after another process had its turn."""
-        self._make_directory()
-        for path in self._directory.glob(f".*{_TEMPORARY}"):
-            path.unlink(missing_ok=True)  # a write that a crash cut short
-        index, aside = read_directory(self._directory)
-        for uid in index:
-            if not self._path(uid).exists():  # set aside by a release that could not read it
-                os.replace(self._path(uid).with_suffix(_ASIDE), self._path(uid))
-        aside = {uid: _put_aside(found) for uid, found in aside.items()}
+        """Look at the disk: before the first use, and after another process had its turn.
+
+        Only while this process has the turn: it clears up what a crash left half written.
+        """
+        with _disk_errors(self._directory):
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            _discard_other_boots(self._directory)
+            for path in self._directory.glob(f".*{_TEMPORARY}"):
+                path.unlink(missing_ok=True)  # a write that a crash cut short
+            index, aside = read_directory(self._directory)
+            for uid in index:
+                if not self._path(uid).exists():  # set aside by a release that could not read it
+                    os.replace(self._path(uid).with_suffix(_ASIDE), self._path(uid))
+            aside = {uid: _put_aside(found) for uid, found in aside.items()}
         with self._lock:
             self._index, self._aside = index, aside
             self._held = _held(index)
@@ -101,38 +115,48 @@ class Ledger:
             before = self._held
             self._changed.wait_for(lambda: self._held is not before, timeout_seconds)
 
+    def narrow(self, uid: ClaimUid, devices: Iterable[DeviceName]) -> None:
+        """The API server says which devices the claim of an unreadable record holds."""
+        with self._lock:
+            if (found := self._aside.get(uid)) is not None:
+                self._aside[uid] = replace(found, mentions=frozenset(devices), known=True)
+
     def write(self, record: Record) -> None:
         """Replace the record of a claim, atomically. NodeError: the disk did not take it."""
         uid = record.claim.uid
-        temporary = self._directory / f".{uid}{_TEMPORARY}"
-        try:
-            temporary.write_bytes(encode_record(record))
-            os.replace(temporary, self._path(uid))
-        except OSError as e:
-            temporary.unlink(missing_ok=True)
-            raise NodeError(
-                f"the ledger in {self._directory} cannot be written: {e.strerror}; "
-                "free space or mend the permissions of the state directory"
-            ) from e
+        text = encode_record(record)
+        with _disk_errors(self._directory):
+            try:
+                self._put(uid, text)
+            except FileNotFoundError:  # somebody removed the directory
+                self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+                self._put(uid, text)
         with self._lock:
             self._replace(uid, replace(record, spec=None))
             aside = self._aside.pop(uid, None)
         if aside is not None:
-            aside.path.unlink(missing_ok=True)  # it is known again
+            with _disk_errors(self._directory):
+                aside.path.unlink(missing_ok=True)  # it is known again
 
     def forget(self, uid: ClaimUid) -> None:
         """Remove the record of a claim, if there is one."""
-        try:
+        with _disk_errors(self._directory):
             self._path(uid).unlink(missing_ok=True)
             self._path(uid).with_suffix(_ASIDE).unlink(missing_ok=True)
-        except OSError as e:
-            raise NodeError(
-                f"the ledger in {self._directory} cannot be changed: {e.strerror}; "
-                "mend the permissions of the state directory"
-            ) from e
         with self._lock:
             self._aside.pop(uid, None)
             self._replace(uid, None)
+
+    def _put(self, uid: ClaimUid, text: bytes) -> None:
+        path = self._path(uid)
+        temporary = self._directory / f".{uid}{_TEMPORARY}"
+        try:
+            temporary.write_bytes(text)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
 
     def _replace(self, uid: ClaimUid, record: Record | None) -> None:
         """Only the devices of the one claim are looked at: the cost must not grow with the
@@ -157,42 +181,35 @@ class Ledger:
             raise ClaimError(f"claim UID {uid!r} is no UID: letters, digits and dashes only")
         return self._directory / f"{uid}{_SUFFIX}"
 
-    def _make_directory(self) -> None:
-        try:
-            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        except OSError as e:
-            raise NodeError(
-                f"the state directory {self._directory} cannot be made: {e.strerror}; "
-                "give --state-dir a directory that this process may write"
-            ) from e
-
 
 def read_directory(directory: Path) -> tuple[dict[ClaimUid, Record], dict[ClaimUid, SetAside]]:
     """The records in a directory of one boot, and those that cannot be read. Changes nothing."""
     records: dict[ClaimUid, Record] = {}
     aside: dict[ClaimUid, SetAside] = {}
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if path.suffix not in (_SUFFIX, _ASIDE):
-            continue
-        try:
-            record = decode_record(path.read_bytes())
-            if path.stem != record.claim.uid:
-                raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
-        except (OSError, UnreadableRecord) as e:
-            aside[ClaimUid(path.stem)] = SetAside(
-                ClaimUid(path.stem), path, str(e), frozenset(_device_names(path))
-            )
-        else:
-            records[record.claim.uid] = replace(record, spec=None)
+    for suffix in (_ASIDE, _SUFFIX):  # a newer record replaces the one that was set aside
+        for path in sorted(directory.glob(f"*{suffix}")):
+            _read_one(path, records, aside)
     return records, {uid: found for uid, found in aside.items() if uid not in records}
 
 
-def discard_other_boots(directory: Path, boot_id: str) -> None:
+def _read_one(path: Path, records: dict[ClaimUid, Record], aside: dict[ClaimUid, SetAside]) -> None:
+    uid = ClaimUid(path.stem)
+    try:
+        record = decode_record(path.read_bytes())
+        if uid != record.claim.uid:
+            raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
+    except FileNotFoundError:
+        return  # its claim was forgotten since the directory was listed
+    except (OSError, UnreadableRecord) as e:
+        aside[uid] = SetAside(uid, path, str(e), frozenset(_device_names(path)))
+    else:
+        records[uid] = replace(record, spec=None)
+
+
+def _discard_other_boots(mine: Path) -> None:
     """Remove what earlier boots recorded: their effects are gone with them."""
-    if not directory.is_dir():
-        return
-    for old in sorted(directory.iterdir()):
-        if old.is_dir() and old.name != boot_id:
+    for old in sorted(mine.parent.iterdir()):
+        if old.is_dir() and old != mine:
             for path in old.iterdir():
                 path.unlink(missing_ok=True)
             old.rmdir()
@@ -225,3 +242,21 @@ def _device_names(path: Path) -> Iterator[DeviceName]:
         return
     for name in re.findall(r'"device":\s*"([^"]+)"', text):
         yield DeviceName(name)
+
+
+_MENDS = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise the quota",
+    errno.EROFS: "mount it writable",
+    errno.ENOTDIR: "remove the file that stands where the directory should be",
+    errno.EEXIST: "remove the file that stands where the directory should be",
+}
+
+
+@contextmanager
+def _disk_errors(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        mend = _MENDS.get(e.errno or 0, "let this process write there, or give another --state-dir")
+        raise NodeError(f"the ledger in {directory} cannot be changed: {e.strerror}; {mend}") from e

@@ -1,5 +1,6 @@
 """Which node is looked at: this machine with its NVML, or a simulated one. Chosen once, here."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ from dra_driver.node.gpus import Gpus
 from dra_driver.node.node import GpuNode
 from dra_driver.node.nvml import Nvml, load_nvml
 from dra_driver.node.topology import PciTree
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ def _simulated(place: Place, sim_dir: Path) -> tuple[GpuNode, Nvml]:
     from dra_driver.node.sim.nvml import SimulatedNvml
 
     live = LiveNode.named(place.sim)
+    log.warning("GPUs are simulated", extra={"node": place.sim})
     SimulatedHost(live, sim_dir)
     host = str(sim_dir.absolute())
     driver = DriverRoot(place.driver_root or host, Path("/"), proc=f"{host}/proc")

@@ -77,6 +77,9 @@ def nvml_errors(doing: str) -> Iterator[None]:
         ) from error
 
 
+_STOP_SECONDS: Final = 1.0
+
+
 class Nvml:
     """NVML on a thread for the system and one for each GPU, so a hung GPU stops only itself.
 
@@ -117,14 +120,20 @@ class Nvml:
             return idle
 
     def stop(self) -> None:
-        """Stop NVML and its threads. NodeError: it did not stop in time."""
-        with self._gate:
+        """Stop NVML and its threads. One that hangs is left to end with the process."""
+        if not self._gate.acquire(timeout=_STOP_SECONDS):
+            log.warning("NVML is not stopped: it is being started")
+            return
+        try:
             self._functions = None
-            pending = self._system.submit("stopping NVML", self._shut_down, self._deadline_seconds)
+            self._system.submit("stopping NVML", self._shut_down, _STOP_SECONDS).result()
+        except NodeError as error:
+            log.warning("NVML is not stopped: %s", error)
+        finally:
             for worker in (self._system, *self._workers):
                 worker.stop()
             self._system, self._workers = Worker("nvml-system"), []
-        pending.result()
+            self._gate.release()
 
     def glances(self, indices: Iterable[int]) -> Mapping[int, Glance | NodeError]:
         """For each NVML index what can change, or why it could not be read."""

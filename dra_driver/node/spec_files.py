@@ -37,6 +37,10 @@ class SpecFiles:
         with _node_errors():
             self._store.write(from_text(text), uid)
 
+    def exists(self, uid: ClaimUid) -> bool:
+        """Whether the claim has a file, readable or not."""
+        return self._store.path(uid).exists()
+
     def remove(self, uid: ClaimUid) -> None:
         with _node_errors():
             self._store.remove(uid)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid, Withheld
+from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
 from dra_driver.node.nvml_values import Seen
 from dra_driver.node.topology import PciGpu
 
@@ -64,20 +64,17 @@ def _why_unlisted(gpu: PciGpu) -> str:
         case "nvidia":
             return (
                 "the nvidia driver has it, but NVML does not list it: it is excluded "
-                "(NVreg_ExcludedGpus) or "
-                "failed to start; look for NVRM in the kernel log"
+                "(NVreg_ExcludedGpus) or failed to start; look for NVRM in the kernel log"
             )
         case "vfio-pci":
             return (
                 "it is bound to vfio-pci for a virtual machine; to offer it here, unbind it from "
-                "vfio-pci and "
-                "bind it to nvidia"
+                "vfio-pci and bind it to nvidia"
             )
         case None:
             return (
                 "no driver is bound to it: load the nvidia module; if that is loaded, look for "
-                "NVRM in the "
-                "kernel log"
+                "NVRM in the kernel log"
             )
         case other:
             return f"it is bound to {other}; to offer it here, bind it to nvidia instead"
@@ -87,4 +84,4 @@ def all_waiting(gpus: Iterable[PciGpu], reason: str) -> tuple[Withheld, ...]:
     """While NVML is not ready: those that wait for it as one, and those it would not list."""
     waiting = [gpu for gpu in gpus if gpu.driver in (None, "nvidia")]
     others = [gpu for gpu in gpus if gpu.driver not in (None, "nvidia")]
-    return (*unlisted(others), *((Withheld("all GPUs", reason),) if waiting else ()))
+    return (*unlisted(others), *((Withheld(ALL_GPUS, reason),) if waiting else ()))

@@ -22,7 +22,7 @@ def ready_checks(plugin: Plugin, publisher: Publisher, watcher: Watcher, cdi_dir
         "sockets": _sockets(plugin),
         "registration": lambda: None if plugin.registered else "the kubelet has not accepted us",
         "slices": lambda: _slices(publisher),
-        "gpus": lambda: watcher.error,
+        "gpus": lambda: watcher.not_ready,
         "cdi": lambda: _writable(cdi_dir),
     }
 

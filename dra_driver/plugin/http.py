@@ -76,11 +76,12 @@ def _handler(
         timeout = 10
 
         def do_GET(self) -> None:
-            if self.path == "/metrics":
+            path = self.path.partition("?")[0]
+            if path == "/metrics":
                 self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
-            elif self.path in ("/livez", "/healthz"):
+            elif path in ("/livez", "/healthz"):
                 self._check(live)
-            elif self.path == "/readyz":
+            elif path == "/readyz":
                 self._check(ready)
             else:
                 self._answer(404, b"try /metrics, /livez or /readyz\n")

@@ -11,7 +11,7 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from dra_driver.errors import ClusterError
+from dra_driver.errors import DriverError
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
@@ -57,7 +57,7 @@ class Metrics:
         self.published_devices.set(devices)
         self._writes.inc(writes)
 
-    def failed(self, error: ClusterError) -> None:
+    def failed(self, error: DriverError) -> None:
         """A try to publish failed."""
         self._failures.inc()
 

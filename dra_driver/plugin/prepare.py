@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from cdi import Spec
-from dra_driver.errors import DeviceHeld, DriverError, NodeError, UnknownDevice
+from dra_driver.errors import ClusterError, DeviceHeld, DriverError, NodeError, UnknownDevice
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
-from dra_driver.kubeletplugin.exclusive import NamedLocks
+from dra_driver.kubeletplugin.named_locks import NamedLocks
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
@@ -47,10 +48,10 @@ class Claims(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long prepare may wait, in seconds; all together well below the kubelet's 45."""
+    """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
 
-    hand_over: float = 10.0  # for the holder's unprepare, after a force-deleted pod
-    lock: float = 15.0
+    all: float = 20.0  # for the turn, for locks and for the holder together
+    hand_over: float = 10.0  # of these for the holder's unprepare, after a force-deleted pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Tools:
     claims: Claims
     ledger: Ledger
     specs: SpecFiles
-    turn: Callable[[], AbstractContextManager[None]]  # this process may prepare (rolling update)
+    turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Names:
 
 
 class Preparer:
-    """Makes claims usable on this node, and unusable again. Calls for one UID come one by one."""
+    """Makes claims usable on this node, and unusable again; one call at a time for each claim."""
 
     def __init__(self, names: Names, tools: Tools, waits: Waits | None = None) -> None:
         self._names = names
@@ -84,55 +85,75 @@ class Preparer:
         self._specs = tools.specs
         self._turn = tools.turn
         self._waits = waits or Waits()
-        self._locks = NamedLocks(
+        self._claim_locks = NamedLocks(
+            "the claim with UID {name} is still being worked on, {seconds} s later"
+        )
+        self._device_locks = NamedLocks(
             "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
         )
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
-        with self._turn():
-            if (done := self._completed(ref)) is not None:
-                return done
-        claim = self._claims.read(ref)
-        deadline = time.monotonic() + self._waits.hand_over
-        while True:
+        wait = _Wait(self._waits)
+        with self._claim_locks.hold([ref.uid], wait.left()):
             try:
-                with self._turn(), self._lock(a.device for a in claim.allocations):
-                    return self._prepare(claim)
-            except DeviceHeld:
-                # The turn and the locks are free meanwhile: the holder's unprepare needs them.
-                if time.monotonic() >= deadline:
-                    raise
-                self._ledger.wait_for_change(_POLL_SECONDS)
+                claim = self._claims.read(ref)
+            except ClusterError:
+                with self._turn(wait.left()):
+                    if (done := self._completed(ref)) is not None:
+                        return done
+                raise
+            return self._prepare_when_free(claim, wait)
 
     def unprepare(self, ref: ClaimRef) -> None:
         """Take back what *ref* was given. That there is nothing to take back is success."""
-        with self._turn():
-            found = self._ledger.known(ref.uid)
-            with self._lock(holding.device for holding in (found.holdings if found else ())):
-                if (record := self._ledger.known(ref.uid)) is not None:
+        self.take_back_if(ref, lambda: True)
+
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
+        """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
+        wait = _Wait(self._waits)
+        with self._claim_locks.hold([ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(ref.uid)
+            with self._device_locks.hold(_devices(record), wait.left()):
+                if not gone():
+                    return False
+                if record is not None:
                     self._take_back(record)
                 else:
                     self._specs.remove(ref.uid)
                     self._ledger.forget(ref.uid)
+                return True
 
     def recover(self) -> None:
         """Bring files and ledger together: at start, and after another process had the turn.
 
         Claims whose preparation was cut short are taken back; a completed claim gets its CDI file
-        again where that is gone (a cleared /var/run); files of no claim are removed. To be called
-        while this process has the turn.
+        again where that is gone (a cleared /var/run); files of no claim are removed. What fails
+        waits for the next time: a *started* record goes on holding its devices. To be called while
+        this process has the turn. NodeError: the ledger itself cannot be read.
         """
         self._ledger.reload()
-        self._specs.sweep()
         for record in self._ledger.records():
             if record.completed:
-                self._restore(record)
+                self._quietly(record, partial(self._completed, record.claim))
             else:
-                log.warning(
-                    "taking back a claim whose preparation was cut short", extra=_facts(record)
-                )
-                self._take_back(record)
+                facts = _facts(record)
+                log.warning("taking back a claim whose preparation was cut short", extra=facts)
+                self._quietly(record, partial(self._take_back, record))
+        try:
+            self._remove_orphans()
+        except NodeError as e:
+            log.warning("cannot clear up CDI files yet", extra={"error": str(e)})
+
+    def restore(self) -> None:
+        """Give completed claims their CDI files again, where somebody removed them."""
+        with self._turn(self._waits.all):
+            for record in self._ledger.records():
+                if record.completed and not self._specs.exists(record.claim.uid):
+                    self._quietly(record, partial(self._completed, record.claim))
+
+    def _remove_orphans(self) -> None:
+        self._specs.sweep()
         known = {record.claim.uid for record in self._ledger.records()}
         known |= {aside.uid for aside in self._ledger.set_aside()}
         for uid in self._specs.claims():
@@ -152,11 +173,26 @@ class Preparer:
         self._specs.restore(ref.uid, record.spec or "")
         return record.prepared
 
+    def _prepare_when_free(self, claim: Claim, wait: "_Wait") -> Sequence[PreparedDevice]:
+        wanted = {allocation.device for allocation in claim.allocations}
+        while True:
+            try:
+                with self._turn(wait.left()):
+                    known = self._ledger.known(claim.ref.uid)
+                    with self._device_locks.hold(wanted | _devices(known), wait.left()):
+                        return self._prepare(claim)
+            except DeviceHeld:
+                # The turn and the locks are free meanwhile: the holder's unprepare needs them.
+                if not wait.hands_over():
+                    raise
+                self._ledger.wait_for_change(_POLL_SECONDS)
+
     def _prepare(self, claim: Claim) -> Sequence[PreparedDevice]:
-        if (done := self._completed(claim.ref)) is not None:  # while we waited for the locks
-            return done
-        if (begun := self._ledger.known(claim.ref.uid)) is not None:
-            self._take_back(begun)
+        known = self._ledger.known(claim.ref.uid)
+        if known is not None:
+            if _is_of(known, claim) and (done := self._completed(claim.ref)) is not None:
+                return done
+            self._take_back(known)  # begun and not completed, or allocated anew since
         plan = self._plan(claim)
         record = Record(claim.ref, plan.holdings, plan.steps)
         self._ledger.write(record)
@@ -167,7 +203,7 @@ class Preparer:
             prepared = self._answer(plan)
             self._ledger.write(replace(record, prepared=prepared, spec=text))
         except DriverError:
-            self._undo_after_failure(record)
+            self._quietly(record, partial(self._take_back, record))  # the first error is reported
             raise
         return prepared
 
@@ -201,36 +237,51 @@ class Preparer:
             for grant in plan.grants
         )
 
-    def _undo_after_failure(self, record: Record) -> None:
-        """The first error is the one to report; what cannot be undone now stays *started*."""
-        try:
-            self._take_back(record)
-        except DriverError as e:
-            log.warning("cannot take back a failed claim yet", extra=_facts(record, e))
-
     def _take_back(self, record: Record) -> None:
         for step in reversed(record.steps):
             self._node.undo(step)
         self._specs.remove(record.claim.uid)
         self._ledger.forget(record.claim.uid)
 
-    def _restore(self, record: Record) -> None:
+    def _quietly(self, record: Record, act: Callable[[], object]) -> None:
+        """What does not work now is tried again at the next occasion."""
         try:
-            self._completed(record.claim)
-        except (
-            NodeError
-        ) as e:  # the directory may be unwritable now; asking for the claim tries again
-            log.warning("cannot restore the CDI file of a claim yet", extra=_facts(record, e))
+            act()
+        except DriverError as e:
+            log.warning("cannot bring a claim into order yet", extra=_facts(record, e))
 
-    def _lock(self, devices: Iterable[str]) -> AbstractContextManager[None]:
-        return self._locks.hold(devices, self._waits.lock)
+
+class _Wait:
+    """How long one call may still wait, for whatever it is."""
+
+    def __init__(self, waits: Waits) -> None:
+        now = time.monotonic()
+        self._until = now + waits.all
+        self._hand_over_until = now + min(waits.hand_over, waits.all)
+
+    def left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def hands_over(self) -> bool:
+        """Whether the holder of a device may still be waited for."""
+        return time.monotonic() < self._hand_over_until
+
+
+def _devices(record: Record | None) -> set[str]:
+    return {str(holding.device) for holding in record.holdings} if record else set()
+
+
+def _is_of(record: Record, claim: Claim) -> bool:
+    """Whether *record* is of what *claim* is allocated now; a claim can be allocated anew."""
+    recorded = {(h.device, h.share, h.admin) for h in record.holdings}
+    return recorded == {(a.device, a.share, a.admin) for a in claim.allocations}
 
 
 def _refuse_unsettled(claim: Claim, set_aside: Iterable[SetAside]) -> None:
     """A damaged record may be of any device that it names, or of any at all if it names none."""
     wanted = {allocation.device for allocation in claim.allocations if not allocation.admin}
     for aside in set_aside:
-        if aside.uid != claim.ref.uid and (not aside.mentions or wanted & aside.mentions):
+        if aside.uid != claim.ref.uid and any(map(aside.may_hold, wanted)):
             raise NodeError(
                 f"claim {claim.ref} has to wait: its device may be held by the claim with UID "
                 f"{aside.uid}, whose record {aside.path} cannot be read ({aside.reason}); "

@@ -7,17 +7,24 @@ once a minute, has its chance.
 """
 
 import logging
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dra_driver.errors import ClaimError, DriverError
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, PreparedDevice
+from dra_driver.model.devices import DeviceName
 from dra_driver.node.ledger import Ledger, SetAside
 
 log = logging.getLogger(__name__)
 
 _MOST_PER_LOOK = 16  # requests to the API server; the rest has its turn at the next look
+
+
+class _Unknown:
+    """The API server could not be asked."""
+
+
+_UNKNOWN = _Unknown()
 
 
 class Claims(Protocol):
@@ -31,34 +38,34 @@ class Preparer(Protocol):
     """Who undoes, and does again."""
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]: ...
-    def unprepare(self, ref: ClaimRef) -> None: ...
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
 
 
 class Reconciler:
     """Holds the ledger against the API server, a few claims at a look."""
 
-    def __init__(self, ledger: Ledger, claims: Claims, preparer: Preparer) -> None:
+    def __init__(self, ledger: Ledger, claims: Claims, preparer: Preparer, pool: str) -> None:
         self._ledger = ledger
         self._claims = claims
         self._preparer = preparer
+        self._pool = pool
         self._missed: set[ClaimUid] = set()
         self._last: ClaimRef | None = None
 
     def look(self) -> int:
-        """One look; how many claims were put right. Errors are logged and wait for the next
-        look."""
-        mended = 0
-        for aside in self._ledger.set_aside():
-            mended += self._settle(aside)
+        """One look: how many claims were put right. Errors are logged and wait for the next."""
+        mended = self._settle_unreadable()
         for ref in self._next_claims():
             mended += self._check(ref)
         return mended
 
     def _next_claims(self) -> list[ClaimRef]:
         refs = [record.claim for record in self._ledger.records()]
+        self._missed &= {ref.uid for ref in refs}
         last = self._last
         later = [ref for ref in refs if last is None or ref > last]
-        chosen = list(islice([*later, *(ref for ref in refs if ref not in later)], _MOST_PER_LOOK))
+        earlier = refs[: len(refs) - len(later)]
+        chosen = [*later, *earlier][:_MOST_PER_LOOK]
         self._last = chosen[-1] if chosen else None
         return chosen
 
@@ -70,34 +77,58 @@ class Reconciler:
             if ref.uid not in self._missed:
                 self._missed.add(ref.uid)
                 return False
-            log.warning(
-                "taking back a claim that is gone", extra={"claim": str(ref), "uid": ref.uid}
-            )
-            self._preparer.unprepare(ref)
+            # Asked again where nobody else can act: it may have been allocated anew meanwhile.
+            taken = self._preparer.take_back_if(ref, lambda: not self._claims.exists(ref))
         except DriverError as e:
             log.warning("cannot reconcile a claim", extra={"claim": str(ref), "error": str(e)})
             return False
         self._missed.discard(ref.uid)
-        return True
+        if taken:
+            log.warning("took back a claim that is gone", extra={"claim": str(ref), "uid": ref.uid})
+        return taken
 
-    def _settle(self, aside: SetAside) -> bool:
-        """Prepare again what the API server says the damaged record was of, or forget it."""
-        facts = {"uid": aside.uid, "path": str(aside.path), "reason": aside.reason}
+    def _settle_unreadable(self) -> int:
+        """First find out what all of them hold: until then each of them is in the others' way."""
+        found = [(aside, self._find(aside)) for aside in self._ledger.set_aside()]
+        return sum(self._settle(aside, ref) for aside, ref in found if ref is not _UNKNOWN)
+
+    def _find(self, aside: SetAside) -> ClaimRef | _Unknown | None:
+        """The claim of an unreadable record; None: it holds nothing here any more."""
         try:
-            claim = self._find(aside.uid)
-            if claim is None:
-                log.warning("forgetting an unreadable record of a claim that is gone", extra=facts)
-                self._preparer.unprepare(ClaimRef("", "", aside.uid))
-            else:
-                log.warning("preparing again a claim whose record was unreadable", extra=facts)
-                self._preparer.prepare(claim.ref)
+            claim = self._claims.find_by_uid(aside.uid)
+        except ClaimError:
+            claim = None  # it is there, but not allocated, or nothing of it is ours
         except DriverError as e:
-            log.warning("cannot settle an unreadable record yet", extra=facts | {"error": str(e)})
-            return False
-        return True
-
-    def _find(self, uid: ClaimUid) -> Claim | None:
-        try:
-            return self._claims.find_by_uid(uid)
-        except ClaimError:  # it is there, but holds nothing of ours any more
+            log.warning("cannot settle an unreadable record yet", extra=_facts(aside, e))
+            return _UNKNOWN
+        ours = (
+            [DeviceName(a.device) for a in claim.allocations if a.pool == self._pool]
+            if claim
+            else []
+        )
+        if claim is None or not ours:
             return None
+        self._ledger.narrow(aside.uid, ours)
+        return claim.ref
+
+    def _settle(self, aside: SetAside, ref: ClaimRef | _Unknown | None) -> bool:
+        """Prepare again what the API server says the record was of, or forget it."""
+        try:
+            if isinstance(ref, ClaimRef):
+                self._preparer.prepare(ref)
+                log.warning("prepared again a claim with an unreadable record", extra=_facts(aside))
+                return True
+            log.warning(
+                "forgetting the unreadable record of a claim that is gone", extra=_facts(aside)
+            )
+            return self._preparer.take_back_if(
+                ClaimRef("", "", aside.uid), lambda: self._find(aside) is None
+            )
+        except DriverError as e:
+            log.warning("cannot settle an unreadable record yet", extra=_facts(aside, e))
+            return False
+
+
+def _facts(aside: SetAside, error: DriverError | None = None) -> dict[str, str]:
+    facts = {"uid": str(aside.uid), "path": str(aside.path), "reason": aside.reason}
+    return facts | {"error": str(error)} if error else facts

@@ -3,12 +3,11 @@
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 from dra_driver.errors import DriverError, NodeError
 from dra_driver.kubeletplugin.slices import Pool, split
-from dra_driver.model.devices import Withheld
+from dra_driver.model.devices import ALL_GPUS
 from dra_driver.model.inventory import Inventory
 from dra_driver.plan.publish import published
 from dra_driver.plugin.metrics import Metrics
@@ -37,8 +36,10 @@ class Watcher:
         self.error: str | None = None  # why the last look failed
 
     @property
-    def withheld(self) -> tuple[Withheld, ...]:
-        return self._last.withheld if self._last else ()
+    def not_ready(self) -> str | None:
+        """Why this node's GPUs cannot be offered at all now: an update should go no further."""
+        found = self._last.withheld if self._last else ()
+        return self.error or next((w.reason for w in found if w.what == ALL_GPUS), None)
 
     def look(self) -> None:
         """One look. A node that cannot be looked at keeps what it published."""
@@ -60,24 +61,33 @@ class Watcher:
             if self._last is None or withheld not in self._last.withheld:
                 facts = {"what": withheld.what, "reason": withheld.reason}
                 log.warning("GPU is not offered", extra=facts)
-        self._last = inventory
         self._metrics.withheld_devices.set(len(inventory.withheld))
         self._want(split(self._pool, published(inventory)))
+        self._last = inventory
+
+
+class Work(Protocol):
+    """What is done for the claims from time to time."""
+
+    def restore(self) -> None: ...
 
 
 class Rounds:
-    """Two threads: one looks at the node, one holds the ledger against the API server."""
+    """Two threads: one looks at the node, one holds ledger, CDI files and API server together."""
 
     def __init__(
         self,
         watcher: Watcher,
         reconciler: Reconciler,
-        turn: Callable[[], AbstractContextManager[None]],
+        work: Work,
+        in_charge: Callable[[], bool],
         metrics: Metrics,
     ) -> None:
+        """*in_charge*: whether no newer process of this plugin runs; that one reconciles."""
         self._watcher = watcher
         self._reconciler = reconciler
-        self._turn = turn
+        self._work = work
+        self._in_charge = in_charge
         self._metrics = metrics
         self._stopping = threading.Event()
 
@@ -103,6 +113,7 @@ class Rounds:
             self._stopping.wait(seconds)
 
     def _reconcile(self) -> None:
-        with self._turn():  # taking it brings files and ledger together, if nobody did yet
-            pass
+        if not self._in_charge():
+            return
+        self._work.restore()  # taking the turn for it recovers what a crash left, at the first time
         self._metrics.reconciled_claims.inc(self._reconciler.look())

@@ -23,13 +23,13 @@ from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import SocketPaths, socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
 from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import Ledger, discard_other_boots
+from dra_driver.node.ledger import Ledger
 from dra_driver.node.machine import open_node
 from dra_driver.node.node import GpuNode
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
-from dra_driver.plugin.http import HttpServer
+from dra_driver.plugin.http import Checks, HttpServer
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.prepare import Names, Preparer, Tools
 from dra_driver.plugin.reconcile import Reconciler
@@ -77,6 +77,10 @@ class _Parts:
     resources: ResourceApi
     metrics: Metrics
 
+    @property
+    def claims(self) -> ClaimReader:
+        return ClaimReader(self.resources, self.settings.driver_name, self.settings.node_name)
+
 
 def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     """Start every part; *stack* stops them, the last one first."""
@@ -84,8 +88,16 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     stack.callback(api.close)
     node = stack.enter_context(open_node(settings.place, settings.state / "sim"))
     parts = _Parts(settings, node, ResourceApi(api), Metrics())
-    watcher, publisher = _publish(parts, stack)
-    preparer = _prepare(parts, watcher, stack)
+    instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
+    stack.callback(instances.leave)
+    watcher, publisher = _publish(parts, instances, stack)
+    ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
+    parts.metrics.count(ledger.records, ledger.set_aside)
+    preparer = _preparer(parts, ledger)
+    reconciler = Reconciler(ledger, parts.claims, preparer, settings.node_name)
+    rounds = Rounds(watcher, reconciler, preparer, instances.is_newest, parts.metrics)
+    rounds.start(settings.look_interval, settings.reconcile_interval)
+    stack.callback(rounds.stop)
     service = Service(preparer, parts.metrics)
     sockets = _sockets(settings)
     plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
@@ -93,17 +105,18 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     stack.callback(plugin.stop)
     if settings.http_address:
         ready = ready_checks(plugin, publisher, watcher, settings.cdi_dir)
-        live = live_checks(plugin)
-        server = HttpServer(settings.http_address, parts.metrics.registry, live, ready)
-        server.start()
-        stack.callback(server.stop)
+        _serve_http(parts, live_checks(plugin), ready, stack)
 
 
-def _publish(parts: _Parts, stack: ExitStack) -> tuple[Watcher, Publisher]:
+def _serve_http(parts: _Parts, live: Checks, ready: Checks, stack: ExitStack) -> None:
+    server = HttpServer(parts.settings.http_address, parts.metrics.registry, live, ready)
+    server.start()
+    stack.callback(server.stop)
+
+
+def _publish(parts: _Parts, instances: Instances, stack: ExitStack) -> tuple[Watcher, Publisher]:
     """Publish what the first look finds, as long as this process is the newest."""
     settings = parts.settings
-    instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
-    stack.callback(instances.leave)
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, instances.is_newest, parts.metrics)
     watcher = Watcher(parts.node, settings.node_name, publisher.want, parts.metrics)
@@ -113,23 +126,14 @@ def _publish(parts: _Parts, stack: ExitStack) -> tuple[Watcher, Publisher]:
     return watcher, publisher
 
 
-def _prepare(parts: _Parts, watcher: Watcher, stack: ExitStack) -> Preparer:
-    """What prepares claims, and looks after them and the GPUs from time to time."""
+def _preparer(parts: _Parts, ledger: Ledger) -> Preparer:
+    """What prepares claims; its first turn makes it look at the disk."""
     settings = parts.settings
-    boot = boot_id(settings.host_root)
-    discard_other_boots(settings.ledger_dir, boot)
-    ledger = Ledger(settings.ledger_dir, boot)
-    parts.metrics.count(ledger.records, ledger.set_aside)
-    claims = ClaimReader(parts.resources, settings.driver_name, settings.node_name)
     specs = SpecFiles(settings.cdi_dir, vendor(settings.driver_name))
     owner = settings.pod_uid or "this node"
-    turn = Turn(settings.plugin_dir, owner, on_change=lambda: preparer.recover())
+    turn = Turn(settings.plugin_dir, owner, lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
-    preparer = Preparer(names, Tools(parts.node, claims, ledger, specs, turn.held))
-    reconciler = Reconciler(ledger, claims, preparer)
-    rounds = Rounds(watcher, reconciler, turn.held, parts.metrics)
-    rounds.start(settings.look_interval, settings.reconcile_interval)
-    stack.callback(rounds.stop)
+    preparer = Preparer(names, Tools(parts.node, parts.claims, ledger, specs, turn.held))
     return preparer
 
 

@@ -24,6 +24,7 @@ class FakeNode:
         self.looked = inventory  # what the last look found
         self.done: list[Step] = []
         self.undone: list[Step] = []
+        self.undo_fails = False
         self.before_step: Callable[[Step], None] = lambda step: None
         self.before_files: Callable[[], None] = lambda: None
 
@@ -42,6 +43,8 @@ class FakeNode:
         self.done.append(step)
 
     def undo(self, step: Step) -> None:
+        if self.undo_fails:
+            raise NodeError("it cannot be undone now")
         self.undone.append(step)
 
     def driver_files(self) -> DriverFiles:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,10 @@ def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield opened
 
 
+def _our_turn(seconds: float) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Claims:
     """The claims of these tests, in the place of the API server."""
 
@@ -96,7 +101,7 @@ class World:
         self.cdi = directory / "cdi"
         self.ledger = Ledger(directory / "state", "this-boot")
         specs = SpecFiles(self.cdi, "k8s.gpu.nvidia.com")
-        tools = Tools(node, self.claims, self.ledger, specs, contextlib.nullcontext)
+        tools = Tools(node, self.claims, self.ledger, specs, _our_turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools)
 
     def config(self, name: str, *devices: str) -> Config:

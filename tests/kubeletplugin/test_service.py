@@ -174,7 +174,7 @@ def test_a_claim_that_stays_busy_is_answered_with_an_error(
         second = kubelet.ask("prepare", [ref("a")])[ref("a").uid]
         go.set()
         assert not first.result(5)[ref("a").uid].error
-    assert second.error.startswith("the claim with UID uid-a is still being served")
+    assert second.error.startswith("claim default/a (UID uid-a) is still being served")
 
 
 @pytest.mark.point(27)

@@ -59,8 +59,8 @@ def other_process(directory: Path) -> Iterator[Other]:
             process.kill()
 
 
-def turn(directory: Path, owner: str = "pod-here", wait_seconds: float = 5.0) -> Turn:
-    return Turn(directory, owner, lambda: None, wait_seconds)
+def turn(directory: Path, owner: str = "pod-here") -> Turn:
+    return Turn(directory, owner, lambda: None)
 
 
 def test_threads_of_one_process_are_inside_together(short: Path) -> None:
@@ -93,9 +93,9 @@ def test_a_process_waits_for_the_other_one(short: Path) -> None:
 def test_a_wait_that_is_too_long_names_who_is_inside(short: Path) -> None:
     with other_process(short) as other:
         other.say("inside")
-        ours = turn(short, wait_seconds=0.05)
-        message = r"waited 0.05 s for the plugin process of pod-other \(pid \d+\)"
-        with pytest.raises(TimedOut, match=message), ours.held():
+        ours = turn(short)
+        message = r"waited for the plugin process of pod-other \(pid \d+\)"
+        with pytest.raises(TimedOut, match=message), ours.held(0.05):
             pass
         other.say("outside")
         with ours.held():  # and the next one gets in
@@ -106,7 +106,7 @@ def test_a_killed_process_holds_nothing(short: Path) -> None:
     with other_process(short) as other:
         other.say("inside")
         other.kill()
-        with turn(short, wait_seconds=1.0).held():
+        with turn(short).held(1.0):
             pass
 
 
@@ -185,15 +185,15 @@ def test_a_failed_reload_is_that_claims_error_and_is_tried_again(short: Path) ->
     with ours.held():
         pass
     assert len(tries) == 2
-    with turn(short, "other", 1.0).held():  # nothing is left locked
+    with turn(short, "other").held(1.0):  # nothing is left locked
         pass
 
 
 def test_a_lock_file_that_was_deleted_does_not_let_two_in(short: Path) -> None:
     with turn(short).held():
         (short / "serialize.lock").unlink()
-    first, second = turn(short, "first"), turn(short, "second", 0.05)
-    with first.held(), pytest.raises(TimedOut), second.held():
+    first, second = turn(short, "first"), turn(short, "second")
+    with first.held(), pytest.raises(TimedOut), second.held(0.05):
         pass
 
 

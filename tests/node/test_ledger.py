@@ -18,7 +18,7 @@ from dra_driver.kubeletplugin.claims import ClaimUid, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.steps import MakeDeviceNodes
-from dra_driver.node.ledger import Ledger, discard_other_boots
+from dra_driver.node.ledger import Ledger
 from dra_driver.node.records import VERSION, UnreadableRecord, decode_record, encode_record
 from tests.fakes.values import ref
 
@@ -42,12 +42,14 @@ def completed(name="claim", *devices):
 
 @pytest.fixture
 def ledger(tmp_path):
-    return Ledger(tmp_path, BOOT)
+    return again(tmp_path)
 
 
-def again(tmp_path):
+def again(tmp_path, boot=BOOT):
     """The ledger as the next process finds it."""
-    return Ledger(tmp_path, BOOT)
+    ledger = Ledger(tmp_path, boot)
+    ledger.reload()
+    return ledger
 
 
 def test_a_completed_claim_is_found_again_whole(tmp_path, ledger):
@@ -93,9 +95,7 @@ def test_forgetting_the_unknown_is_success(ledger):
 def test_records_of_an_earlier_boot_are_void(tmp_path, ledger):
     ledger.write(completed())
 
-    discard_other_boots(tmp_path, "boot-2")
-
-    assert Ledger(tmp_path, "boot-2").records() == ()
+    assert again(tmp_path, "boot-2").records() == ()
     assert [path.name for path in tmp_path.iterdir()] == ["boot-2"]
 
 
@@ -186,7 +186,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_record(tmp_path, ledger):
     ledger.write(completed())
     (tmp_path / BOOT / ".uid-claim.tmp").symlink_to("/dev/full")
 
-    with pytest.raises(NodeError, match="No space left on device; free space"):
+    with pytest.raises(NodeError, match="No space left on device; free some space there"):
         ledger.write(started())
 
     assert again(tmp_path).record(ClaimUid("uid-claim")) == completed()
@@ -266,14 +266,14 @@ def test_any_damage_is_noticed_or_harmless(noise, at):
 )
 def test_what_the_process_knows_and_what_the_disk_says_never_differ(tmp_path_factory, story):
     directory = tmp_path_factory.mktemp("ledger")
-    ledger = Ledger(directory, BOOT)
+    ledger = again(directory)
     for name, what in story:
         if what == "forget":
             ledger.forget(ClaimUid(f"uid-{name}"))
         else:
             ledger.write(started(name) if what == "start" else completed(name))
 
-    found = Ledger(directory, BOOT)
+    found = again(directory)
 
     assert found.records() == ledger.records()
     assert found.held() == ledger.held()
@@ -285,6 +285,7 @@ from pathlib import Path
 from tests.node.test_ledger import completed, started
 from dra_driver.node.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]), "boot-1")
+ledger.reload()
 print("ready", flush=True)
 for n in itertools.count():
     ledger.write(started("claim")); ledger.write(completed("claim"))
@@ -310,3 +311,28 @@ def test_kill_9_at_any_moment_leaves_a_readable_ledger(tmp_path):
 
         assert found.set_aside() == ()
         assert set(found.records()) <= {started(), replace(completed(), spec=None)}
+
+
+def test_a_directory_that_somebody_removed_is_made_again(tmp_path, ledger):
+    (tmp_path / BOOT).rmdir()
+
+    ledger.write(completed())
+
+    assert again(tmp_path).records()
+
+
+def test_opening_the_ledger_touches_nothing_while_another_process_writes(tmp_path, ledger):
+    (tmp_path / BOOT / ".uid-claim.tmp").write_bytes(b"half")
+
+    Ledger(tmp_path, BOOT)
+
+    assert (tmp_path / BOOT / ".uid-claim.tmp").exists()
+
+
+def test_the_newer_of_two_readable_records_counts(tmp_path, ledger):
+    ledger.write(completed("claim", "gpu-1"))
+    old = encode_record(completed("claim", "gpu-0"))
+    (tmp_path / BOOT / "uid-claim.unreadable").write_bytes(old)
+
+    assert DeviceName("gpu-1") in again(tmp_path).held()
+    assert DeviceName("gpu-0") not in again(tmp_path).held()

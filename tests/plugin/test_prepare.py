@@ -25,6 +25,11 @@ from tests.fakes.node import FakeNode
 from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, ref
 
 
+def no_wait(seconds):
+    """Whose turn it is: always ours."""
+    return contextlib.nullcontext()
+
+
 class Api:
     """The claims that the API server has."""
 
@@ -53,13 +58,13 @@ class World:
         self.directory = directory
         self.api = Api()
         self.node = FakeNode(inventory(3))
-        self.waits = Waits(hand_over=0.2, lock=5)
+        self.waits = Waits(all=5, hand_over=0.2)
         self.preparer = self.restart()
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")
         self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        tools = Tools(self.node, self.api, self.ledger, self.specs, contextlib.nullcontext)
+        tools = Tools(self.node, self.api, self.ledger, self.specs, no_wait)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
         self.preparer.recover()
         return self.preparer
@@ -228,7 +233,7 @@ def test_a_held_device_is_refused_and_its_holder_untouched(world):
 
 
 def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
-    world.waits = Waits(hand_over=10)
+    world.waits = Waits(all=12, hand_over=10)
     world.restart()
     world.prepare("gpu-0", name="holder")
     threading.Timer(0.1, world.preparer.unprepare, [ref("holder")]).start()
@@ -241,7 +246,7 @@ def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
 
 
 def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
-    world.waits = Waits(hand_over=3)
+    world.waits = Waits(all=6, hand_over=3)
     world.restart()
     world.prepare("gpu-0", name="holder")
     waiting = threading.Thread(target=_ignoring(DeviceHeld, world.prepare), args=("gpu-0", "gpu-1"))
@@ -282,7 +287,7 @@ def test_claims_on_different_gpus_are_prepared_side_by_side(world):
 
 def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world):
     released = threading.Event()
-    world.waits = Waits(hand_over=0, lock=0.1)
+    world.waits = Waits(all=0.3, hand_over=0)
     world.restart()
     world.node.before_step = lambda step: released.wait(5) if step.minors == (0,) else None
     stuck = threading.Thread(target=world.prepare, args=("gpu-0",), kwargs={"name": "stuck"})
@@ -432,7 +437,7 @@ def die_after(world, effect):
     specs.dies = effect == "CDI file"
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
-    tools = Tools(world.node, world.api, ledger, specs, contextlib.nullcontext)
+    tools = Tools(world.node, world.api, ledger, specs, no_wait)
     return Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
 
 
@@ -491,3 +496,92 @@ def test_a_gpu_that_is_held_keeps_being_held_when_it_is_no_longer_offered(world)
     world.node.refresh()
 
     assert [h.claim.name for h in world.ledger.held()[DeviceName("gpu-0")]] == ["holder"]
+
+
+def test_a_claim_that_was_allocated_anew_gets_what_it_is_allocated_now(world):
+    world.prepare("gpu-0")
+
+    assert world.prepare("gpu-1")[0].device == "gpu-1"
+    assert set(world.ledger.held()) == {"gpu-1"}
+    assert world.prepare("gpu-0", name="other")
+
+
+def test_a_claim_is_taken_back_only_if_it_is_still_gone_when_nobody_else_can_act(world):
+    world.prepare("gpu-0")
+
+    assert not world.preparer.take_back_if(ref(), lambda: False)
+    assert world.spec() is not None
+    assert world.preparer.take_back_if(ref(), lambda: True)
+    assert world.nothing_left
+
+
+@pytest.mark.point(25)
+def test_two_calls_for_one_claim_at_once_set_it_up_once(world):
+    world.api.put(claim("gpu-0"))
+    world.node.before_step = lambda step: time.sleep(0.05)
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(world.preparer.prepare(ref())))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(answers) == 4
+    assert len({tuple(answer) for answer in answers}) == 1
+    assert len(world.node.done) == 1
+
+
+def test_one_claim_that_cannot_be_brought_into_order_leaves_the_others_alone(world):
+    world.prepare("gpu-0", name="fine")
+    dying = die_after(world, "record started")
+    with pytest.raises(Killed):
+        dying.prepare(world.api.put(claim("gpu-1", name="stuck")))
+    world.node.undo_fails = True
+
+    world.restart()
+
+    assert world.preparer.prepare(ref("fine"))
+    assert [record.completed for record in world.ledger.records()] == [True, False]
+    with pytest.raises(DeviceHeld):
+        world.prepare("gpu-1", name="next")
+    world.node.undo_fails = False
+    world.preparer.recover()
+    assert world.prepare("gpu-1", name="next")
+
+
+def test_a_cdi_directory_that_cannot_be_read_does_not_keep_the_process_from_starting(world):
+    world.prepare("gpu-0")
+    cdi = world.directory / "cdi"
+    cdi.rename(world.directory / "away")
+    cdi.write_text("a file in the way")
+
+    world.restart()
+
+    cdi.unlink()
+    (world.directory / "away").rename(cdi)
+    assert world.preparer.prepare(ref())
+
+
+def test_cdi_files_that_somebody_removed_are_put_back(world):
+    world.prepare("gpu-0")
+    before = world.spec()
+    world.specs.remove(ClaimUid("uid-claim"))
+
+    world.preparer.restore()
+
+    assert world.spec() == before
+
+
+def test_waiting_for_everything_together_ends_in_time(world):
+    world.waits = Waits(all=0.3, hand_over=10)
+    world.restart()
+    world.prepare("gpu-0", name="holder")
+    begun = time.monotonic()
+
+    with pytest.raises((DeviceHeld, TimedOut)):
+        world.prepare("gpu-0")
+
+    assert time.monotonic() - begun < 3

@@ -10,7 +10,7 @@ from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.node.ledger import Ledger
 from dra_driver.plugin.reconcile import Reconciler
-from tests.fakes.values import ref
+from tests.fakes.values import POOL, allocation, ref
 
 
 class Api:
@@ -18,6 +18,7 @@ class Api:
 
     def __init__(self, *existing):
         self.existing = set(existing)
+        self.allocations = {}
         self.down = False
         self.asked = []
 
@@ -27,10 +28,14 @@ class Api:
         self.asked.append(claim.name)
         return claim in self.existing
 
+    def device_of(self, claim):
+        return (self.allocations.get(claim.uid) or allocation()).device
+
     def find_by_uid(self, uid):
         if self.down:
             raise Unreachable("no answer")
-        return next((Claim(claim, ()) for claim in self.existing if claim.uid == uid), None)
+        found = next((claim for claim in self.existing if claim.uid == uid), None)
+        return Claim(found, (self.allocations.get(uid) or allocation(),)) if found else None
 
 
 class Preparer:
@@ -43,8 +48,11 @@ class Preparer:
         self.ledger.write(record(claim.name))
         return ()
 
-    def unprepare(self, claim):
+    def take_back_if(self, claim, gone):
+        if not gone():
+            return False
         self.ledger.forget(claim.uid)
+        return True
 
 
 def record(name):
@@ -57,9 +65,15 @@ def record(name):
     )
 
 
+def opened(tmp_path):
+    ledger = Ledger(tmp_path, "boot")
+    ledger.reload()
+    return ledger
+
+
 @pytest.fixture
 def ledger(tmp_path):
-    return Ledger(tmp_path, "boot")
+    return opened(tmp_path)
 
 
 def names(ledger):
@@ -68,7 +82,7 @@ def names(ledger):
 
 def test_a_claim_that_exists_is_left_alone(ledger):
     ledger.write(record("a"))
-    reconciler = Reconciler(ledger, Api(ref("a")), Preparer(ledger))
+    reconciler = Reconciler(ledger, Api(ref("a")), Preparer(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -77,7 +91,7 @@ def test_a_claim_that_exists_is_left_alone(ledger):
 def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
     ledger.write(record("a"))
     ledger.write(record("b"))
-    reconciler = Reconciler(ledger, Api(ref("b")), Preparer(ledger))
+    reconciler = Reconciler(ledger, Api(ref("b")), Preparer(ledger), POOL)
 
     assert reconciler.look() == 0
     assert names(ledger) == ["a", "b"]
@@ -88,7 +102,7 @@ def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
 def test_one_look_in_between_at_which_it_existed_starts_anew(ledger):
     ledger.write(record("a"))
     api = Api()
-    reconciler = Reconciler(ledger, api, Preparer(ledger))
+    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
     reconciler.look()
     api.existing.add(ref("a"))
     reconciler.look()
@@ -101,10 +115,9 @@ def test_one_look_in_between_at_which_it_existed_starts_anew(ledger):
 @pytest.mark.point(50)
 def test_an_api_server_that_does_not_answer_takes_nothing_back(ledger):
     ledger.write(record("a"))
-    (ledger.records(),)
     api = Api()
     api.down = True
-    reconciler = Reconciler(ledger, api, Preparer(ledger))
+    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -115,7 +128,7 @@ def test_many_claims_are_looked_at_a_few_at_a_time_and_all_in_turn(ledger):
     for name in everyone:
         ledger.write(record(name))
     api = Api(*(ref(name) for name in everyone))
-    reconciler = Reconciler(ledger, api, Preparer(ledger))
+    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
 
     reconciler.look()
     assert len(api.asked) < len(everyone)
@@ -132,29 +145,29 @@ def set_aside(tmp_path, name):
 
 def test_a_claim_with_an_unreadable_record_is_prepared_again(tmp_path):
     set_aside(tmp_path, "a")
-    ledger = Ledger(tmp_path, "boot")
+    ledger = opened(tmp_path)
     preparer = Preparer(ledger)
 
-    assert Reconciler(ledger, Api(ref("a")), preparer).look() == 1
+    assert Reconciler(ledger, Api(ref("a")), preparer, POOL).look() == 1
     assert preparer.prepared == [ref("a")]
     assert ledger.set_aside() == ()
 
 
 def test_an_unreadable_record_of_a_claim_that_is_gone_is_forgotten(tmp_path):
     set_aside(tmp_path, "a")
-    ledger = Ledger(tmp_path, "boot")
+    ledger = opened(tmp_path)
 
-    assert Reconciler(ledger, Api(), Preparer(ledger)).look() == 1
+    assert Reconciler(ledger, Api(), Preparer(ledger), POOL).look() == 1
     assert ledger.set_aside() == ()
 
 
 def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path):
     set_aside(tmp_path, "a")
-    ledger = Ledger(tmp_path, "boot")
+    ledger = opened(tmp_path)
     api = Api()
     api.down = True
 
-    assert Reconciler(ledger, api, Preparer(ledger)).look() == 0
+    assert Reconciler(ledger, api, Preparer(ledger), POOL).look() == 0
     assert [aside.uid for aside in ledger.set_aside()] == [ClaimUid("uid-a")]
 
 
@@ -163,10 +176,66 @@ def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
     ledger.write(replace(record("a")))
 
     class Stuck(Preparer):
-        def unprepare(self, claim):
+        def take_back_if(self, claim, gone):
             raise DeviceHeld("busy")
 
-    reconciler = Reconciler(ledger, Api(), Stuck(ledger))
+    reconciler = Reconciler(ledger, Api(), Stuck(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
+
+
+def test_a_claim_allocated_anew_between_the_look_and_the_act_is_left_alone(ledger):
+    ledger.write(record("a"))
+    api = Api()
+
+    class Slow(Preparer):
+        def take_back_if(self, claim, gone):
+            api.existing.add(claim)  # while the reconciler waited for its turn
+            return super().take_back_if(claim, gone)
+
+    reconciler = Reconciler(ledger, api, Slow(ledger), POOL)
+
+    assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
+    assert names(ledger) == ["a"]
+
+
+def test_two_records_that_say_nothing_do_not_stand_in_each_others_way(tmp_path):
+    set_aside(tmp_path, "a")
+    set_aside(tmp_path, "b")
+    ledger = opened(tmp_path)
+    api = Api(ref("a"), ref("b"))
+    api.allocations[ClaimUid("uid-b")] = allocation("gpu-1")
+
+    class Careful(Preparer):
+        def prepare(self, claim):
+            others = [aside for aside in ledger.set_aside() if aside.uid != claim.uid]
+            assert not any(aside.may_hold(api.device_of(claim)) for aside in others)
+            return super().prepare(claim)
+
+    assert Reconciler(ledger, api, Careful(ledger), POOL).look() == 2
+    assert ledger.set_aside() == ()
+
+
+def test_an_unreadable_record_of_a_claim_that_is_elsewhere_now_is_forgotten(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = opened(tmp_path)
+    api = Api(ref("a"))
+    api.allocations[ClaimUid("uid-a")] = allocation(pool="another-node")
+
+    assert Reconciler(ledger, api, Preparer(ledger), POOL).look() == 1
+    assert ledger.set_aside() == ()
+
+
+def test_an_unreadable_record_whose_claim_cannot_be_prepared_holds_only_its_own_gpu(tmp_path):
+    set_aside(tmp_path, "a")
+    ledger = opened(tmp_path)
+
+    class Stuck(Preparer):
+        def prepare(self, claim):
+            raise DeviceHeld("its GPU is gone")
+
+    assert Reconciler(ledger, Api(ref("a")), Stuck(ledger), POOL).look() == 0
+    (aside,) = ledger.set_aside()
+    assert aside.may_hold("gpu-0")
+    assert not aside.may_hold("gpu-1")

@@ -1,12 +1,14 @@
 """What hack/demo shows: the whole road of one GPU, on one screen, from values alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hack.demonstration.errors import DemoError
 from hack.demonstration.page import Seen, Style, ended, kept, limits, page
 from hack.demonstration.progress import style
-from hack.demonstration.stage import with_local_image
+from hack.demonstration.stage import alone, with_local_image
 
 UID = "cfe8cf07-3c21-490b-a61d-dbab914fb204"
 GPU = "GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4"
@@ -153,3 +155,15 @@ def test_the_example_runs_from_a_local_image_and_stays_after_its_own_command() -
     assert only["command"][:2] == ["sh", "-c"]
     assert only["command"][2].startswith("nvidia-smi -L || exit; ")
     assert only["image"].startswith("dra.test/")
+
+
+def test_two_demonstrations_at_once_are_one_too_many(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        alone(tmp_path / "of another cluster"),
+        pytest.raises(DemoError, match="another hack/demo is at work"),
+        alone(tmp_path),
+    ):
+        pass
+    with alone(tmp_path):
+        pass

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.exclusive import NamedLocks
+from dra_driver.kubeletplugin.named_locks import NamedLocks
 from hack.testbed.kubelet_standin.claims import Devices
 from tests.fakes.kubelet import FakeKubelet
 

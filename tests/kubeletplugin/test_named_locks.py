@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from dra_driver.errors import TimedOut
-from dra_driver.kubeletplugin.exclusive import NamedLocks
+from dra_driver.kubeletplugin.named_locks import NamedLocks
 
 
 @pytest.fixture

@@ -1,0 +1,94 @@
+"""The command hack/bench."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dra_driver.errors import DriverError
+from hack.benchmark import idles, machine, pods, prepares, starts
+from hack.benchmark.errors import BenchError
+from hack.benchmark.figures import FIGURES, Measured, Results, document, table
+from hack.benchmark.sizes import FULL, QUICK, Sizes
+from hack.benchmark.stage import Stage, stage
+from hack.testbed.assets import DEFAULT_VERSION, VERSIONS
+from hack.testbed.errors import ClusterError
+
+# What a measurement may run into; an AssertionError is a wait of the end-to-end tests' words.
+_FAILURES = (BenchError, ClusterError, DriverError, AssertionError, OSError)
+
+Part = tuple[str, Callable[[Stage], Results]]
+
+
+def main() -> int:
+    """0: everything was measured; 1: something was not, and standard error says why."""
+    options = _parser().parse_args()
+    facts = {"kubernetes": options.version, "quick": options.quick, "machine": machine.facts()}
+    results: dict[str, Measured] = {}
+    errors: list[str] = []
+    try:
+        with stage(options.version, _progress) as there:
+            facts["mode"] = there.cluster.mode
+            _measure(there, _parts(QUICK if options.quick else FULL), results, errors)
+    except _FAILURES as e:
+        errors.append(str(e))
+    except KeyboardInterrupt:
+        errors.append("interrupted")
+    errors += [f"{f.name} was not measured" for f in FIGURES if f.name not in results]
+    if options.json:
+        print(json.dumps(document(results, {**facts, "errors": errors}), indent=2))
+    else:
+        print(table(results))
+    for error in errors:
+        print(f"hack/bench: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hack/bench",
+        description="Measure the driver on a real Kubernetes (hack/cluster), which is brought up "
+        "for that, and taken down again, where none is up.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--quick", action="store_true", help="fewer samples, about a minute")
+    parser.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION)
+    return parser
+
+
+def _parts(sizes: Sizes) -> Sequence[Part]:
+    def held(there: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="dra-bench-cdi-") as directory:
+            return prepares.measure_held(there, sizes, Path(directory))
+
+    return (
+        ("starts of the plugin", lambda there: starts.measure(there, sizes.starts)),
+        ("prepare and unprepare", lambda there: prepares.measure(there, sizes)),
+        (f"prepare with {sizes.held} claims held", held),
+        ("an idle plugin", lambda there: idles.measure(there, sizes.idle_seconds)),
+        ("starts of pods", lambda there: pods.measure(there, sizes.pods)),
+    )
+
+
+def _measure(
+    there: Stage, parts: Sequence[Part], results: dict[str, Measured], errors: list[str]
+) -> None:
+    """A part that fails does not keep the others from being measured."""
+    for what, measure in parts:
+        _progress(what)
+        try:
+            results.update(measure(there))
+        except _FAILURES as e:
+            errors.append(f"{what}: {e}")
+            there.stop()
+
+
+def _progress(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

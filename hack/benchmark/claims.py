@@ -1,0 +1,69 @@
+"""Claims that really exist in the API server, allocated as the scheduler would."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
+from tests.e2e.driver import DRIVER
+from tests.e2e.kube import Kube, wait
+
+NAMESPACE = "dra-bench"
+_ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # the namespace may have such claims
+_AT_ONCE = 4
+
+Document = dict[str, Any]
+
+
+@contextmanager
+def namespace(kube: Kube) -> Iterator[None]:
+    """The namespace of the claims, and none of it afterwards."""
+    metadata = {"name": NAMESPACE, "labels": _ADMIN}
+    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    try:
+        yield
+    finally:
+        kube.delete("Namespace", NAMESPACE)
+        kube.wait_gone("Namespace", NAMESPACE, seconds=120)
+
+
+class Claims:
+    """Makes claims on the GPUs of *node*, each already allocated."""
+
+    def __init__(self, kube: Kube, node: str) -> None:
+        self._api = kube.api
+        self._path = kube.path("ResourceClaim", NAMESPACE)
+        self._node = node
+
+    def on(self, devices: Sequence[str], admin: bool = False) -> list[ClaimRef]:
+        """One claim for each of *devices*, in their order."""
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            return list(threads.map(lambda device: self._make(device, admin), devices))
+
+    def path(self, ref: ClaimRef) -> str:
+        return f"{self._path}/{ref.name}"
+
+    def delete(self) -> None:
+        """Delete all of them."""
+        self._api.delete(self._path)
+        wait("the claims to go", lambda: not self._api.get(self._path, {"limit": "1"})["items"])
+
+    def _make(self, device: str, admin: bool) -> ClaimRef:
+        made = self._api.create(self._path, _claim(admin))
+        result: Document = {"request": "gpu", "driver": DRIVER, "pool": self._node}
+        result |= {"device": device} | ({"adminAccess": True} if admin else {})
+        made["status"] = {"allocation": {"devices": {"results": [result]}}}
+        name = made["metadata"]["name"]
+        self._api.update(f"{self._path}/{name}/status", made)
+        return ClaimRef(NAMESPACE, name, ClaimUid(made["metadata"]["uid"]))
+
+
+def _claim(admin: bool) -> Document:
+    exactly: Document = {"deviceClassName": DRIVER} | ({"adminAccess": True} if admin else {})
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"generateName": "bench-"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}},
+    }

@@ -1,0 +1,154 @@
+"""The figures, their aims, and how they are shown: pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Values = Mapping[str, float]
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One thing to know of the driver. *aim*: at most this, given what else was measured."""
+
+    name: str
+    says: str
+    aim: Callable[[Values], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A value, and where it comes from. Without a value, *where* says why there is none."""
+
+    value: float | None
+    where: str = ""
+    samples: int = 0
+
+
+Results = Mapping[str, Measured]
+
+
+def at_most(limit: float) -> Callable[[Values], float | None]:
+    """The same aim everywhere."""
+    return lambda values: limit
+
+
+def times(factor: float, name: str) -> Callable[[Values], float | None]:
+    """At most so many times another figure of this run."""
+    return lambda values: factor * values[name] if name in values else None
+
+
+def above(more: float, name: str) -> Callable[[Values], float | None]:
+    """At most so much more than another figure of this run."""
+    return lambda values: values[name] + more if name in values else None
+
+
+def no_aim(values: Values) -> float | None:
+    """Only there to compare others with."""
+    return None
+
+
+FIGURES = (
+    Figure("start_to_slices_ms", "process start to the first ResourceSlice, p50", at_most(500)),
+    Figure("prepare_p50_ms", "NodePrepareResources, one GPU, one claim after another", at_most(4)),
+    Figure("prepare_p95_ms", "the same, p95", at_most(8)),
+    Figure(
+        "prepare_eight_at_once_p50_ms",
+        "eight claims on eight GPUs at once, until all are answered",
+        times(2, "prepare_p50_ms"),
+    ),
+    Figure(
+        "prepare_none_held_p50_ms",
+        "one GPU, before and after each round of the next figure",
+        no_aim,
+    ),
+    Figure(
+        "prepare_500_held_p50_ms",
+        "one GPU, while 500 other claims are prepared",
+        times(1.1, "prepare_none_held_p50_ms"),
+    ),
+    Figure("unprepare_p50_ms", "NodeUnprepareResources, one GPU", no_aim),
+    Figure("rss_mib", "resident memory, idle, after 40 claims", at_most(70)),
+    Figure("cpu_idle_percent", "of one core, slices published, kubelet connected", at_most(0.05)),
+    Figure("pod_start_ms", "pod created to first instruction, no claim, p50", no_aim),
+    Figure(
+        "pod_start_with_claim_ms",
+        "the same with one GPU, its claim made from a template",
+        above(25, "pod_start_ms"),
+    ),
+    Figure(
+        "pod_start_with_ready_claim_ms",
+        "the same with a claim that exists before",
+        above(25, "pod_start_ms"),
+    ),
+)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of *values* that at least *share* (0 to 1) of them do not exceed.
+
+    >>> percentile([4, 1, 3, 2], 0.5), percentile([4, 1, 3, 2], 0.95)
+    (2, 4)
+    """
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def median_of(seconds: Sequence[float], where: str = "") -> Measured:
+    """The median in milliseconds."""
+    return Measured(percentile(seconds, 0.5) * 1000, where, len(seconds))
+
+
+def table(results: Results) -> str:
+    """Figure, ours, aim, where the time goes. An aim that was missed has a ``!``."""
+    rows = [("figure", "ours", "aim", "where it goes")]
+    known = _known(results)
+    for figure in FIGURES:
+        measured = results.get(figure.name, Measured(None, "not measured"))
+        rows.append(
+            (
+                figure.name,
+                _number(measured.value) + ("  !" if _missed(figure, known) else ""),
+                _number(figure.aim(known)),
+                "; ".join(part for part in (figure.says, measured.where) if part),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    )
+
+
+def document(results: Results, facts: Mapping[str, Any]) -> Document:
+    """One JSON object: every figure by its name (null: not measured), then *facts*."""
+    known = _known(results)
+    found: Document = {
+        figure.name: None if figure.name not in known else round(known[figure.name], 4)
+        for figure in FIGURES
+    }
+    aims = {figure.name: figure.aim(known) for figure in FIGURES}
+    return {
+        **found,
+        "aims": {name: round(aim, 4) for name, aim in aims.items() if aim is not None},
+        "missed": [figure.name for figure in FIGURES if _missed(figure, known)],
+        "samples": {name: measured.samples for name, measured in results.items()},
+        "where": {name: measured.where for name, measured in results.items() if measured.where},
+        **facts,
+    }
+
+
+def _known(results: Results) -> dict[str, float]:
+    return {name: found.value for name, found in results.items() if found.value is not None}
+
+
+def _missed(figure: Figure, known: Values) -> bool:
+    aim = figure.aim(known)
+    return aim is not None and known.get(figure.name, 0.0) > aim
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"

@@ -1,0 +1,147 @@
+"""What preparing and unpreparing takes, over the real socket."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.kubeletplugin.claims import ClaimRef
+from hack.benchmark.calls import Calls
+from hack.benchmark.figures import Measured, Results, median_of, percentile
+from hack.benchmark.sizes import Sizes
+from hack.benchmark.stage import Stage
+from hack.benchmark.usage import rss_mib
+
+GPUS = 8
+_FOR_MEMORY = 40  # claims served before memory is looked at
+_WARM = 8
+_SETTLE_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class _Times:
+    """Seconds, as they are measured."""
+
+    prepare: list[float] = field(default_factory=list)
+    unprepare: list[float] = field(default_factory=list)
+    eight: list[float] = field(default_factory=list)
+    empty: list[float] = field(default_factory=list)
+    eight_empty: list[float] = field(default_factory=list)
+    get: list[float] = field(default_factory=list)
+
+
+def measure(stage: Stage, sizes: Sizes) -> Results:
+    """One claim after another and eight at once, in turns; memory on the way."""
+    times = _Times()
+    with stage.plugin() as calls:
+        warm = _Times()
+        _one_by_one(calls, stage.claims.on(_devices(_FOR_MEMORY)), warm)
+        time.sleep(_SETTLE_SECONDS)
+        memory = rss_mib(stage.pid)
+        own: list[float] = []
+        for _ in range(sizes.rounds):
+            refs = stage.claims.on(_devices(sizes.singles))
+            eights = stage.claims.on(_devices(GPUS * sizes.bursts))
+            before = stage.served("prepare")
+            _one_by_one(calls, refs, times)
+            own.append(_mean_ms(before, stage.served("prepare")))
+            _ways(stage, calls, refs, times)
+            _eight_at_once(calls, eights, times)
+    stage.claims.delete()
+    return _results(times, percentile(own, 0.5), memory)
+
+
+def measure_held(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
+    """The same claims with none held and with many, in turns.
+
+    In a CDI directory of its own: for every change there the node's containerd reads all of the
+    specs again, which takes a core for a while and is not what is measured here.
+    """
+    none, many = _Times(), _Times()
+    with stage.plugin(cdi_dir=str(cdi_dir)) as calls:
+        _one_by_one(calls, stage.claims.on(_devices(_WARM)), _Times())
+        for _ in range(sizes.held_rounds):
+            held = stage.claims.on(_devices(sizes.held), admin=True)
+            before, meanwhile, after = (stage.claims.on(_devices(sizes.singles)) for _ in range(3))
+            _settled(calls, before, none)
+            for ref in held:
+                calls.prepare(ref)
+            _settled(calls, meanwhile, many)
+            for ref in held:
+                calls.unprepare(ref)
+            _settled(calls, after, none)
+            stage.claims.delete()
+    return {
+        "prepare_none_held_p50_ms": median_of(none.prepare),
+        f"prepare_{sizes.held}_held_p50_ms": median_of(many.prepare),
+    }
+
+
+def _mean_ms(before: tuple[float, float], after: tuple[float, float]) -> float:
+    return (after[0] - before[0]) / (after[1] - before[1]) * 1000
+
+
+def _devices(number: int) -> list[str]:
+    return [f"gpu-{index % GPUS}" for index in range(number)]
+
+
+def _one_by_one(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
+    for ref in refs:
+        times.prepare.append(calls.prepare(ref))
+        times.unprepare.append(calls.unprepare(ref))
+
+
+def _settled(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
+    """One by one, on a machine that had time to end what came before."""
+    time.sleep(_SETTLE_SECONDS)
+    _one_by_one(calls, refs, times)
+
+
+def _eight_at_once(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
+    for first in range(0, len(refs), GPUS):
+        eight = refs[first : first + GPUS]
+        times.eight_empty.append(calls.empty(GPUS))
+        times.eight.append(calls.prepare(*eight))
+        calls.unprepare(*eight)
+
+
+def _ways(stage: Stage, calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
+    """What the ways alone take: an empty call, and a claim's GET with the plugin's rights."""
+    times.empty.extend(calls.empty() for _ in refs)
+    api = ApiServer(kubeconfig(stage.driver.kubeconfig))
+    try:
+        api.get(stage.claims.path(refs[0]))  # connects
+        for ref in refs:
+            begun = time.perf_counter()
+            api.get(stage.claims.path(ref))
+            times.get.append(time.perf_counter() - begun)
+    finally:
+        api.close()
+
+
+def _results(times: _Times, own_ms: float, memory: dict[str, float]) -> Results:
+    get, empty = (percentile(each, 0.5) * 1000 for each in (times.get, times.empty))
+    where = (
+        f"empty call {empty:.2g}, claim's GET {get:.2g}; "
+        f"mean inside the plugin {own_ms:.2g} with the GET"
+    )
+    parts = ", ".join(f"{name} {mib:.1f}" for name, mib in memory.items() if name != "all")
+    return {
+        "prepare_p50_ms": median_of(times.prepare, where),
+        "prepare_p95_ms": Measured(
+            percentile(times.prepare, 0.95) * 1000,
+            f"largest {max(times.prepare) * 1000:.3g}",
+            len(times.prepare),
+        ),
+        "prepare_eight_at_once_p50_ms": median_of(
+            times.eight,
+            f"p95 {percentile(times.eight, 0.95) * 1000:.3g}; "
+            f"eight empty calls {percentile(times.eight_empty, 0.5) * 1000:.2g}",
+        ),
+        "unprepare_p50_ms": median_of(
+            times.unprepare, f"p95 {percentile(times.unprepare, 0.95) * 1000:.3g}"
+        ),
+        "rss_mib": Measured(memory["all"], parts, 1),
+    }

@@ -1,0 +1,19 @@
+"""How often everything is measured."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    starts: int  # of the plugin
+    rounds: int  # of singles, then bursts
+    singles: int  # claims one after another, a round
+    bursts: int  # of eight claims at once, a round
+    held: int  # claims already prepared
+    held_rounds: int
+    idle_seconds: float
+    pods: int  # of each kind
+
+
+FULL = Sizes(7, 5, 24, 8, 500, 3, 60.0, 12)
+QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4)

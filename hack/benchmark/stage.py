@@ -1,0 +1,153 @@
+"""Where it is measured: a cluster with the chart on it, and a plugin as a process of its node."""
+
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hack.benchmark.calls import Calls
+from hack.benchmark.claims import Claims, namespace
+from hack.benchmark.errors import BenchError
+from hack.testbed.cluster import Cluster
+from hack.testbed.kubelet_standin import process as standin
+from tests.e2e.driver import DRIVER, NAMESPACE, Driver
+from tests.e2e.kube import PATHS, Kube, wait
+
+_CHART = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu"
+# As the chart leaves them: the intervals decide what an idle plugin costs.
+_FLAGS = {"look_interval": "5", "reconcile_interval": "60"}
+_SLICES = PATHS["ResourceSlice"]
+
+Document = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the measuring works with."""
+
+    cluster: Cluster
+    kube: Kube
+    driver: Driver
+    claims: Claims
+    progress: Progress
+
+    @property
+    def pid(self) -> int:
+        """The plugin's."""
+        return self.driver.processes[""].pid
+
+    @property
+    def socket(self) -> Path:
+        return self.driver.plugin_dir / "dra.sock"
+
+    def slices_query(self) -> dict[str, str]:
+        return {"fieldSelector": f"spec.driver={DRIVER}"}
+
+    def delete_slices(self) -> str:
+        """Delete the driver's slices; the resource version from which to watch for new ones."""
+        for found in self.kube.api.list(_SLICES, self.slices_query())["items"]:
+            self.kube.api.delete(f"{_SLICES}/{found['metadata']['name']}")
+        left = self.kube.api.list(_SLICES, self.slices_query())
+        return str(left["metadata"]["resourceVersion"])
+
+    def launch(self, **flags: str) -> None:
+        """Start the plugin; it may not be ready yet."""
+        self.driver.start(ready=False, **_FLAGS, **flags)
+
+    @contextmanager
+    def plugin(self, **flags: str) -> Iterator[Calls]:
+        """A plugin that is ready, and a connection to it."""
+        self.launch(**flags)
+        try:
+            self.driver.wait_ready()
+            with Calls(self.socket) as calls:
+                yield calls
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self.driver.stop_all()
+
+    def served(self, operation: str) -> tuple[float, float]:
+        """What the plugin itself counted: seconds in all, and claims that were served well."""
+        text = self.driver.ask("/metrics")[1]
+        wanted = f'{{operation="{operation}",outcome="ok"}}'
+        found = dict(line.rsplit(" ", 1) for line in text.splitlines() if wanted in line)
+        name = "dra_driver_request_duration_seconds"
+        return (
+            float(found.get(f"{name}_sum{wanted}", 0)),
+            float(found.get(f"{name}_count{wanted}", 0)),
+        )
+
+
+@contextmanager
+def stage(version: str, progress: Progress) -> Iterator[Stage]:
+    """Set it up; afterwards nothing of it is left, and a cluster that was down is down again."""
+    cluster = Cluster(version)
+    was_up = cluster.kubeconfig.exists()
+    with ExitStack() as stack:
+        if not was_up:
+            stack.callback(cluster.down, progress)
+        cluster.up(progress)
+        if cluster.mode != "full":
+            stack.callback(standin.stop, cluster)
+            standin.start(cluster)
+        kube = Kube(cluster.kubeconfig, cluster.kubectl)
+        stack.callback(kube.api.close)
+        _refuse_other_plugin(cluster)
+        stack.enter_context(_chart(cluster, kube, progress))
+        stack.enter_context(namespace(kube))
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-bench-"))
+        driver = Driver(cluster, kube, Path(directory))
+        found = Stage(cluster, kube, driver, Claims(kube, cluster.node_name), progress)
+        stack.callback(found.delete_slices)
+        stack.callback(driver.stop_all)
+        yield found
+
+
+def _refuse_other_plugin(cluster: Cluster) -> None:
+    socket = cluster.kubelet_dir / "plugins_registry" / f"{DRIVER}-reg.sock"
+    if socket.exists():
+        raise BenchError(f"another plugin serves this node ({socket}): end it first")
+
+
+@contextmanager
+def _chart(cluster: Cluster, kube: Kube, progress: Progress) -> Iterator[None]:
+    """What the chart installs, less the DaemonSet. What was there before stays afterwards."""
+    meta = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    documents = [meta, *_rendered(cluster, progress)]
+    fresh = [each for each in documents if kube.find(*_address(each)) is None]
+    try:
+        for each in documents:
+            kube.apply(each, NAMESPACE)
+        wait("the chart's ServiceAccount", lambda: kube.all("ServiceAccount", NAMESPACE))
+        yield
+    finally:
+        for each in reversed(fresh):
+            kube.delete(*_address(each))
+        if meta in fresh:
+            kube.wait_gone("Namespace", NAMESPACE, seconds=120)
+
+
+def _address(document: Document) -> tuple[str, str, str]:
+    return document["kind"], document["metadata"]["name"], NAMESPACE
+
+
+def _rendered(cluster: Cluster, progress: Progress) -> list[Document]:
+    helm = str(cluster.program("helm", progress))
+    command = [helm, "template", "dra-driver-gpu", str(_CHART), "--namespace", NAMESPACE]
+    command += ["--kube-version", cluster.version, "--api-versions", "resource.k8s.io/v1"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if answer.returncode != 0:
+        raise BenchError(f"helm cannot render the chart: {answer.stderr.strip()}")
+    return [each for each in yaml.safe_load_all(answer.stdout) if each and _is_wanted(each)]
+
+
+def _is_wanted(document: Document) -> bool:
+    return document["kind"] in PATHS and document["kind"] != "DaemonSet"

@@ -1,0 +1,185 @@
+"""The command hack/demo."""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import NoReturn
+
+from dra_driver.errors import DriverError
+from dra_driver.node.sim.node import node_file
+from hack.demonstration import page
+from hack.demonstration.errors import DemoError
+from hack.demonstration.page import Seen
+from hack.demonstration.progress import Steps, style
+from hack.demonstration.stage import Stage, alone
+from hack.testbed import assets
+from hack.testbed.cache import cache_dir
+from hack.testbed.cluster import Cluster
+from hack.testbed.errors import ClusterError
+from hack.testbed.layout import default_layout
+from hack.testbed.state import load_state
+
+STEPS = 7
+_TROUBLE = (ClusterError, DemoError, DriverError, OSError)
+
+
+def main() -> int:
+    """Do what the command line says; whatever happens, nothing is left that was not asked for."""
+    options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
+    steps = Steps(STEPS)
+    try:
+        with alone(default_layout().root):
+            if options.down:
+                return _down(Stage(_cluster()), steps)
+            node_file(options.sim)  # an unknown name is refused now, not after minutes
+            return _play(Stage(_cluster()), steps, options)
+    except _TROUBLE as e:
+        steps.say(f"hack/demo: {e}")
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hack/demo",
+        description="A pod with a simulated GPU on a real Kubernetes on loopback, shown from end "
+        "to end, and removed again. DRA_CACHE: where built programs are kept.",
+    )
+    parser.add_argument("--keep", action="store_true", help="leave it running, to look around")
+    parser.add_argument("--down", action="store_true", help="end what --keep left running")
+    parser.add_argument(
+        "--sim", default="h100x8", metavar="NAME|FILE", help="which GPUs (default h100x8)"
+    )
+    return parser
+
+
+def _cluster() -> Cluster:
+    """The one that is up; else one of the default version."""
+    state = load_state(default_layout().state)
+    return Cluster(state.version, state.feature_gates) if state else Cluster()
+
+
+def _play(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
+    code = 1
+    try:
+        if stage.is_up:
+            steps.say("A demonstration is here already: removing it first.")
+            stage.end()
+            stage = Stage(_cluster())
+        _say_limits(stage, steps)
+        seen = _run(stage, steps, options.sim)
+        print(f"\n{page.page(seen, style(sys.stdout.isatty(), os.environ))}\n", flush=True)
+        code = 0
+    except _TROUBLE as e:
+        steps.say(f"\nhack/demo: failed while {steps.current}: {e}")
+        if stage.is_up:
+            steps.say(f"The logs of everything that ran are in {_saved_logs(stage.cluster)}")
+    except KeyboardInterrupt:
+        steps.say("\nhack/demo: interrupted")
+        code = 130
+    except BaseException:  # a mistake of ours: its traceback, but nothing left behind
+        _end(stage, steps)
+        raise
+    if code == 0 and options.keep:
+        return _leave(stage, steps)
+    code = _end(stage, steps) or code
+    return code or _say_what_next(steps)
+
+
+def _run(stage: Stage, steps: Steps, sim: str) -> Seen:
+    version = stage.cluster.version
+    steps.step("looking at what is here")
+    if stage.begin():
+        steps.detail(f"Kubernetes {version} is up already, and will be left up")
+    steps.step(_building(stage.cluster))
+    stage.build(steps.detail)
+    steps.step(f"starting Kubernetes {version}")
+    stage.bring_up(steps.detail)
+    steps.step("installing the chart deploy/helm/dra-driver-gpu")
+    account = stage.install()
+    steps.step(f"starting the driver with simulated GPUs ({sim})")
+    devices = stage.start_plugin(account, sim)
+    steps.detail(f"published: {', '.join(devices)}")
+    steps.step("running a pod with one GPU: deploy/examples/one-gpu")
+    log = stage.run_pod()
+    steps.step("looking at how the GPU came to the pod")
+    seen = stage.look(sim, log)
+    steps.detail("done")
+    return seen
+
+
+def _building(cluster: Cluster) -> str:
+    """What the step of the build is about: minutes, or nothing at all."""
+    recipes = [assets.kubernetes(cluster.version), assets.HELM]
+    recipes += [assets.CONTAINERD] if cluster.mode == "full" else []
+    targets = {recipe.name: cache_dir() / f"{recipe.name}-{recipe.digest()}" for recipe in recipes}
+    missing = [name for name, target in targets.items() if not target.is_dir()]
+    if given := os.environ.get("KUBE_ASSETS"):
+        return f"taking programs from KUBE_ASSETS={given}"
+    if missing:
+        return f"building {', '.join(missing)} (first time only, 5 to 15 minutes)"
+    return f"finding {', '.join(targets)} in {cache_dir()}"
+
+
+def _say_limits(stage: Stage, steps: Steps) -> None:
+    if stage.cluster.why:
+        steps.say(f"{page.limits(stage.cluster.why)}\n")
+
+
+def _say_what_next(steps: Steps) -> int:
+    print(f"\n{page.ended()}\n", flush=True)
+    steps.say(f"Done in {steps.seconds:.0f} s.")
+    return 0
+
+
+def _leave(stage: Stage, steps: Steps) -> int:
+    full = stage.cluster.mode == "full"
+    programs = str(stage.cluster.layout.bin)
+    print(page.kept(str(stage.cluster.kubeconfig), programs, has_exec=full))
+    steps.say(f"\nDone in {steps.seconds:.0f} s.")
+    return 0
+
+
+def _down(stage: Stage, steps: Steps) -> int:
+    if not stage.is_up:
+        steps.say("Nothing of a demonstration is here.")
+        return 0
+    return _end(stage, steps)
+
+
+def _end(stage: Stage, steps: Steps) -> int:
+    """Remove what there is. It is soon over, so it is not interrupted."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if not stage.is_up:
+        return 0
+    try:
+        stays = stage.end()
+    except _TROUBLE as e:
+        steps.say(f"hack/demo: failed while removing it: {e}")
+        steps.say("`hack/demo --down` tries again; `hack/cluster down` removes the cluster with it")
+        return 1
+    steps.say(
+        f"Everything is stopped and removed{', but the cluster that was up' if stays else ''}."
+    )
+    return 0
+
+
+def _saved_logs(cluster: Cluster) -> Path:
+    """A copy that stays when the cluster goes."""
+    directory = Path(tempfile.mkdtemp(prefix="dra-demo-logs-"))
+    if cluster.logs.is_dir():
+        shutil.copytree(cluster.logs, directory, dirs_exist_ok=True, ignore_dangling_symlinks=True)
+    return directory
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

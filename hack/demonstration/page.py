@@ -1,0 +1,165 @@
+"""What is shown in the end, from what was seen: text for a terminal, at most 60 lines of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Document = Mapping[str, Any]
+
+ATTRIBUTES = ("productName", "uuid", "architecture", "cudaComputeCapability", "driverVersion")
+_NAMED = ("/nvidia-smi", "/libcuda.so.1", "/libnvidia-ml.so.1")  # of many files
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a terminal is told to make text bold and faint; plain where it is not told."""
+
+    bold: str = ""
+    dim: str = ""
+    normal: str = ""
+
+    def strong(self, text: str) -> str:
+        return f"{self.bold}{text}{self.normal}"
+
+    def faint(self, text: str) -> str:
+        return f"{self.dim}{text}{self.normal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A pod that runs with a GPU, and everything on the way to it, as the programs printed it."""
+
+    version: str  # of Kubernetes
+    sim: str
+    why: str | None  # no containers can run here
+    log: str
+    claim: Document  # ResourceClaim
+    resource_slice: Document  # the ResourceSlice of its device
+    spec_path: str
+    spec: Document  # the CDI spec
+    claims_table: str
+    devices_table: str
+
+
+def page(seen: Seen, style: Style) -> str:
+    """The road of one GPU, from the container back to the node that offers it."""
+    meta = seen.claim["metadata"]
+    result = seen.claim["status"]["allocation"]["devices"]["results"][0]
+    name = f"{meta['namespace']}/{meta['name']}"
+    sections = [
+        ("What the pod printed", f"kubectl logs -n {meta['namespace']} one-gpu", seen.log),
+        (
+            "The GPU it was given",
+            f"kubectl get resourceclaims -n {meta['namespace']}",
+            f"claim {name}\n"
+            f"request {result['request']!r} <- device {result['device']} "
+            f"of pool {result['pool']}, driver {result['driver']}",
+        ),
+        (
+            "The ResourceSlice it came from",
+            "kubectl get resourceslices -o yaml",
+            _slice_lines(seen.resource_slice, str(result["device"])),
+        ),
+        ("The CDI spec it was injected by", seen.spec_path, _spec_lines(seen.spec)),
+        ("What this node holds", "dra-driver claims", seen.claims_table),
+        ("What this node offers", f"dra-driver devices --sim {seen.sim}", seen.devices_table),
+    ]
+    title = style.strong(f"One pod with one GPU on Kubernetes {seen.version}; GPUs are simulated")
+    if seen.why:
+        title += f"\nThe pod is a process without a container: {seen.why}"
+    blocks = [_block(head, source, body, style) for head, source, body in sections]
+    return "\n\n".join([title, *blocks])
+
+
+def kept(kubeconfig: str, path: str, *, has_exec: bool) -> str:
+    """What to type while it is left running."""
+    lines = [
+        "It is left running. To look around:",
+        "",
+        f"  export KUBECONFIG={kubeconfig} PATH={path}:$PATH",
+        "  kubectl get pods,resourceclaims --all-namespaces",
+        "  kubectl get resourceslices -o yaml",
+    ]
+    if has_exec:
+        lines.append("  kubectl exec -n one-gpu one-gpu -- nvidia-smi")
+    return "\n".join([*lines, "", "To end it and remove everything:  hack/demo --down"])
+
+
+def ended() -> str:
+    """What to type next, after it was removed."""
+    rows = [
+        ("hack/demo --keep", "the same, left running, for you to look around"),
+        ("hack/demo --sim mixed", "other GPUs: a100x8, b200x8, h200x8, l40sx4, t4x1, ..."),
+        ("hack/cluster up", "this Kubernetes alone; hack/cluster kubectl -- get nodes"),
+        ("hack/test", "every test, the end-to-end tests on this Kubernetes too"),
+        ("deploy/examples/README.md", "other ways to ask for GPUs, one idea each"),
+    ]
+    return "\n".join(["Next:", "", *(f"  {command:27}{text}" for command, text in rows)])
+
+
+def limits(why: str) -> str:
+    """What is different where no containers can run."""
+    return (
+        f"No containers can run here ({why}).\n"
+        "The control plane, the scheduler and the driver are real; a stand-in for the kubelet\n"
+        "runs the pod's command as a plain process of yours. It gets its GPU by the same CDI\n"
+        "spec, but nothing isolates it: no image, no mounts, no device cgroup. With root and\n"
+        "cgroups the same command runs a container."
+    )
+
+
+def _block(head: str, source: str, body: str, style: Style) -> str:
+    lines = [f"{style.strong(head)}  {style.faint(source)}"]
+    return "\n".join([*lines, *(f"  {line}".rstrip() for line in body.splitlines())])
+
+
+def _slice_lines(document: Document, name: str) -> str:
+    devices = document["spec"]["devices"]
+    device = next(each for each in devices if each["name"] == name)
+    attributes = device.get("attributes", {})
+    facts = [(key, _value(attributes[key])) for key in ATTRIBUTES if key in attributes]
+    capacity = device.get("capacity", {})
+    facts += [(key, str(capacity[key]["value"])) for key in ("memory",) if key in capacity]
+    more = len(attributes) + len(capacity) - len(facts)
+    lines = [f"{document['metadata']['name']}: {name}, one of its {_count(devices, 'device')}"]
+    lines += [f"  {key:23}{value}" for key, value in facts]
+    return "\n".join([*lines, f"  and {more} more"] if more else lines)
+
+
+def _value(attribute: Document) -> str:
+    """An attribute is one of string, int, bool and version (KEP-4381, DeviceAttribute)."""
+    return str(next(iter(attribute.values())))
+
+
+def _spec_lines(spec: Document) -> str:
+    """The edits of the device, and those that every device of the claim shares."""
+    edits = [*(device["containerEdits"] for device in spec["devices"]), spec["containerEdits"]]
+    names = ", ".join(f"{spec['kind']}={device['name']}" for device in spec["devices"])
+    variables = _all(edits, "env")
+    nodes = [node["path"] for node in _all(edits, "deviceNodes")]
+    mounts = _all(edits, "mounts")
+    targets = sorted({mount["containerPath"] for mount in mounts})
+    shown = [path for path in (_first(targets, name) for name in _NAMED) if path]
+    rows = [
+        ("device", names),
+        ("env", variables[0] + _and_more(variables, 1) if variables else "none"),
+        ("deviceNodes", " ".join(nodes)),
+        ("mounts", " ".join(shown) + _and_more(targets, len(shown))),
+    ]
+    return "\n".join(f"{key:13}{value}" for key, value in rows)
+
+
+def _first(paths: Sequence[str], ending: str) -> str:
+    return next((path for path in paths if path.endswith(ending)), "")
+
+
+def _all(edits: Sequence[Document], key: str) -> list[Any]:
+    return [entry for edit in edits for entry in edit.get(key) or ()]
+
+
+def _and_more(entries: Sequence[object], shown: int) -> str:
+    return f" and {len(entries) - shown} more" if len(entries) > shown else ""
+
+
+def _count(entries: Sequence[object], noun: str) -> str:
+    return f"{len(entries)} {noun}{'' if len(entries) == 1 else 's'}"

@@ -1,0 +1,115 @@
+"""The kubelet plugin as a process of this machine, with the rights of the chart's role."""
+
+import os
+import socket
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import yaml
+
+from hack.demonstration.kubectl import Kubectl, call
+from hack.testbed.cluster import Cluster
+from hack.testbed.processes import Process
+from hack.testbed.waits import wait_for
+
+NAME = "demo-plugin"
+READY_SECONDS = 60
+TOKEN_SECONDS = 24 * 3600
+_LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Plugin:
+    """The plugin of *cluster*, whether it runs or not; its files are in *directory*."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self._cluster = cluster
+        self._kubeconfig = directory / "plugin.kubeconfig"
+        self.process = Process(NAME, cluster.layout.pids / NAME, cluster.log(NAME))
+
+    @property
+    def socket(self) -> Path:
+        return self._cluster.kubelet_dir / "plugins/gpu.nvidia.com/dra.sock"
+
+    def is_served(self) -> bool:
+        """Whether a plugin, of ours or another's, answers here."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1)
+            try:
+                probe.connect(str(self.socket))
+            except OSError:
+                return False
+        return True
+
+    def start(self, kubectl: Kubectl, namespace: str, account: str, sim: str) -> None:
+        """Start it; return when a pod with a claim could use it."""
+        self._write_kubeconfig(kubectl, namespace, account)
+        port = _free_port()
+        flags = {
+            "node-name": self._cluster.node_name,
+            "kubeconfig": self._kubeconfig,
+            "kubelet-dir": self._cluster.kubelet_dir,
+            "cdi-dir": self._cluster.cdi_dir,
+            "sim": sim,
+            "http-address": f"127.0.0.1:{port}",
+        }
+        argv = [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+        argv += [f"--{name}={value}" for name, value in flags.items()]
+        self.process.spawn(argv, {"PATH": os.environ["PATH"]})
+
+        def ready() -> bool:
+            self.process.check_alive()
+            return _is_ready(f"http://127.0.0.1:{port}/readyz")
+
+        what = "the plugin to be registered and its GPUs published"
+        wait_for(what, ready, timeout_seconds=READY_SECONDS, log=self.process.log)
+
+    def stop(self) -> None:
+        """As its pod's end would. Not running is success."""
+        self.process.stop()
+
+    def claims(self) -> str:
+        """What `dra-driver claims` prints."""
+        return _dra_driver("claims", f"--kubelet-dir={self._cluster.kubelet_dir}")
+
+    def devices(self, sim: str) -> str:
+        """What `dra-driver devices` prints."""
+        return _dra_driver("devices", f"--sim={sim}", f"--node-name={self._cluster.node_name}")
+
+    def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:
+        token = kubectl.run(
+            "create",
+            "token",
+            account,
+            f"--namespace={namespace}",
+            "--bound-object-kind=Node",
+            f"--bound-object-name={self._cluster.node_name}",
+            f"--duration={TOKEN_SECONDS}s",
+        )
+        document = yaml.safe_load(self._cluster.kubeconfig.read_text())
+        document["users"] = [{"name": "plugin", "user": {"token": token.strip()}}]
+        document["contexts"][0]["context"]["user"] = "plugin"
+        self._kubeconfig.touch(mode=0o600)
+        self._kubeconfig.write_text(yaml.safe_dump(document))
+
+
+def _dra_driver(*arguments: str) -> str:
+    return call([sys.executable, "-m", "dra_driver", *arguments]).rstrip()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with _LOOPBACK.open(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except urllib.error.HTTPError as e:
+        e.close()
+        return False
+    except OSError:
+        return False

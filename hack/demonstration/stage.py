@@ -1,0 +1,245 @@
+"""The stage of the demonstration: what is set up, in which order, and how all of it goes again."""
+
+import contextlib
+import json
+import shlex
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hack.demonstration.errors import DemoError
+from hack.demonstration.kubectl import Kubectl, call
+from hack.demonstration.page import Seen
+from hack.demonstration.plugin import Plugin
+from hack.testbed import packages
+from hack.testbed.cache import Progress
+from hack.testbed.cluster import Cluster
+from hack.testbed.errors import ClusterError
+from hack.testbed.images import GLIBC
+from hack.testbed.kubelet_standin import process as standin
+from hack.testbed.waits import wait_for
+
+Document = dict[str, Any]
+
+REPOSITORY = Path(__file__).parents[2]
+CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
+EXAMPLE = REPOSITORY / "deploy/examples/one-gpu/one-gpu.yaml"
+NAMESPACE = "dra-driver-gpu"
+POD = "one-gpu"  # its namespace is called the same
+POD_SECONDS = 60
+GONE_SECONDS = 60
+_STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait; done"
+
+
+@contextlib.contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Nobody else sets up or removes a demonstration of the cluster in *root* meanwhile."""
+    # An abstract socket: it is no file that could be left, and goes with the process.
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            claim.bind(f"\0dra-demo:{root}")
+        except OSError as e:
+            raise DemoError("another hack/demo is at work: wait for it, or interrupt it") from e
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What ran before the demonstration, and is left running after it."""
+
+    cluster: bool
+    standin: bool
+    missing: list[str]  # directories that only we shall have made
+
+
+class Stage:
+    """The demonstration on *cluster*; its files lie beside the cluster's, and go with them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.directory = cluster.layout.root / "demo"
+        self.plugin = Plugin(cluster, self.directory)
+        self._before: Before | None = None
+        self._record = self.directory / "before.json"
+        self._chart = self.directory / "chart.yaml"
+        self._example = self.directory / "example.yaml"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether one is here: being set up, kept, or left by one that was killed."""
+        return self._before is not None or self._record.exists()
+
+    def begin(self) -> bool:
+        """Write down what is there, before anything is changed. Whether a cluster is up."""
+        cluster = any(self.cluster.status().components.values())
+        if cluster and self.plugin.is_served():
+            raise DemoError(
+                f"another plugin serves the cluster that is up here ({self.plugin.socket} "
+                "answers): stop it, or `hack/cluster down` first"
+            )
+        ours = (self.cluster.kubelet_dir, self.cluster.cdi_dir, self.plugin.socket.parent)
+        missing = [str(path) for path in ours if not path.exists()]
+        had_standin = standin.standin(self.cluster).pid() is not None
+        self._before = Before(cluster, had_standin, missing)
+        self._remember(self._before)
+        return cluster
+
+    def _remember(self, before: Before) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._record.write_text(json.dumps(asdict(before)))
+
+    def build(self, progress: Progress) -> None:
+        """The programs, built where they are not in the cache yet."""
+        packages.install(node=self.cluster.mode == "full", progress=progress)
+        for program in ("kube-apiserver", "helm"):
+            self.cluster.program(program, progress)
+        if self.cluster.mode == "full":
+            self.cluster.program("containerd", progress)
+
+    def bring_up(self, progress: Progress) -> None:
+        """The cluster, with a node."""
+        self.cluster.up(progress)
+        if self._before:
+            self._remember(self._before)  # again: an old cluster's directory may have been emptied
+        if self.cluster.mode == "control-plane":
+            standin.start(self.cluster)
+
+    def install(self) -> str:
+        """What the chart installs, less its DaemonSet. The name of the plugin's service account."""
+        helm = str(self.cluster.program("helm"))
+        flags = [f"--namespace={NAMESPACE}", f"--kube-version={self.cluster.version}"]
+        flags.append("--api-versions=resource.k8s.io/v1")
+        rendered = call([helm, "template", "dra-driver-gpu", str(CHART), *flags])
+        objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] != "DaemonSet"]
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+        self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
+        self._kubectl.apply(self._chart.read_text(), NAMESPACE)
+        accounts = (o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
+        return str(next(accounts))
+
+    def start_plugin(self, account: str, sim: str) -> list[str]:
+        """The plugin, with simulated GPUs. Their names."""
+        self.plugin.start(self._kubectl, NAMESPACE, account, sim)
+        devices = [d for each in self._slices() for d in each["spec"].get("devices") or ()]
+        if not devices:
+            raise DemoError(f"{sim} has no GPU to offer: `dra-driver devices --sim {sim}` says why")
+        return [str(device["name"]) for device in devices]
+
+    def run_pod(self) -> str:
+        """The example's pod, until it has printed what it sees."""
+        namespace, *objects = (with_local_image(o) for o in yaml.safe_load_all(EXAMPLE.read_text()))
+        self._example.write_text(yaml.safe_dump_all([namespace, *objects]))
+        self._kubectl.apply(yaml.safe_dump(namespace), POD)
+        # A pod is refused until its namespace has the account that pods run as.
+        account = ["serviceaccount/default", f"--namespace={POD}", "--timeout=20s"]
+        self._kubectl.run("wait", "--for=create", *account)
+        self._kubectl.apply(yaml.safe_dump_all(objects), POD)
+        log = self.cluster.log("kubelet" if self.cluster.mode == "full" else standin.NAME)
+        try:
+            wait_for(f"pod {POD} to run", self._is_running, timeout_seconds=POD_SECONDS)
+            wait_for(f"pod {POD} to print", lambda: bool(self._printed()), timeout_seconds=10)
+        except (ClusterError, DemoError) as e:
+            raise DemoError(f"{e}; its events:\n{self._events()}\nSee also {log}") from e
+        return self._printed()
+
+    def look(self, sim: str, log: str) -> Seen:
+        """Everything on the way from the node's GPU to the container."""
+        (claim,) = self._kubectl.get("resourceclaims", f"--namespace={POD}")["items"]
+        result = claim["status"]["allocation"]["devices"]["results"][0]
+        found = (s for s in self._slices() if _has(s, result["pool"], result["device"]))
+        (path,) = self.cluster.cdi_dir.glob(f"*{claim['metadata']['uid']}*.json")
+        return Seen(
+            version=self.cluster.version,
+            sim=sim,
+            why=self.cluster.why,
+            log=log,
+            claim=claim,
+            resource_slice=next(found),
+            spec_path=str(path),
+            spec=json.loads(path.read_text()),
+            claims_table=self.plugin.claims(),
+            devices_table=self.plugin.devices(sim),
+        )
+
+    def end(self) -> bool:
+        """Stop and remove all of it, from whatever state it is in. Whether the cluster stays."""
+        before = self._before or Before(**json.loads(self._record.read_text()))
+        if before.cluster:
+            self._clear(before)
+        else:
+            self.plugin.stop()
+            standin.stop(self.cluster)
+            self.cluster.down()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._before = None
+        return before.cluster
+
+    def _clear(self, before: Before) -> None:
+        """Everything of ours off a cluster that goes on; our processes end whatever it answers."""
+        borrowed = before.standin or self.cluster.mode == "full"
+        try:
+            if self._example.exists():
+                if self.plugin.process.pid() is None:  # nobody could take the claim back
+                    force = ["--force", "--grace-period=0", "--ignore-not-found"]
+                    self._kubectl.run("delete", "pod", POD, f"--namespace={POD}", *force)
+                self._kubectl.delete(self._example, POD, GONE_SECONDS)  # the plugin has to help
+            self.plugin.stop()
+            if self._chart.exists():
+                node = f"spec.nodeName={self.cluster.node_name}"
+                self._kubectl.run("delete", "resourceslices", f"--field-selector={node}")
+                self._kubectl.delete(self._chart, NAMESPACE, GONE_SECONDS)
+                if not borrowed:
+                    self._kubectl.run(
+                        "delete", "node", self.cluster.node_name, "--ignore-not-found"
+                    )
+        finally:
+            self.plugin.stop()
+            if not borrowed:
+                standin.stop(self.cluster)
+        for directory in before.missing:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @property
+    def _kubectl(self) -> Kubectl:
+        cache = self.directory / "kubectl"
+        return Kubectl(self.cluster.kubectl, self.cluster.kubeconfig, cache)
+
+    def _slices(self) -> list[Document]:
+        found: list[Document] = self._kubectl.get("resourceslices")["items"]
+        ours = [each for each in found if each["spec"]["driver"] == "gpu.nvidia.com"]
+        return sorted(ours, key=lambda each: str(each["metadata"]["name"]))
+
+    def _is_running(self) -> bool:
+        pod = self._kubectl.get("pod", POD, f"--namespace={POD}")
+        phase = pod.get("status", {}).get("phase")
+        if phase in ("Failed", "Succeeded"):
+            raise DemoError(f"pod {POD} ended at once: {json.dumps(pod['status'])}")
+        return bool(phase == "Running")
+
+    def _printed(self) -> str:
+        return self._kubectl.run("logs", POD, f"--namespace={POD}").rstrip()
+
+    def _events(self) -> str:
+        return self._kubectl.run("events", f"--namespace={POD}").rstrip()
+
+
+def with_local_image(document: Document) -> Document:
+    """The same object; a pod gets an image that the node has, and goes on after its command."""
+    if document["kind"] != "Pod":
+        return document
+    for container in document["spec"]["containers"]:
+        command = ["sh", "-c", f"{shlex.join(container['command'])} || exit; {_STAY}"]
+        container |= {"image": GLIBC, "imagePullPolicy": "Never", "command": command}
+    document["spec"]["terminationGracePeriodSeconds"] = 2
+    return document
+
+
+def _has(resource_slice: Document, pool: str, device: str) -> bool:
+    spec = resource_slice["spec"]
+    names = [each["name"] for each in spec.get("devices") or ()]
+    return bool(spec["pool"]["name"] == pool and device in names)

@@ -1,0 +1,107 @@
+"""Figures and aims: what the table and the JSON object say."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hack.benchmark.figures import (
+    FIGURES,
+    Measured,
+    document,
+    median_of,
+    percentile,
+    table,
+)
+
+NUMBERS = st.lists(st.integers(), min_size=1)
+SHARES = st.floats(0, 1)
+
+
+@given(NUMBERS, SHARES)
+def test_a_percentile_is_a_value_that_the_share_does_not_exceed(values, share):
+    found = percentile(values, share)
+
+    assert found in values
+    assert sum(value <= found for value in values) >= share * len(values) * (1 - 1e-12)
+    assert sum(value < found for value in values) < max(1, share * len(values))
+
+
+def test_the_median_is_in_milliseconds_with_the_number_of_samples():
+    assert median_of([0.003, 0.001, 0.002], "why") == Measured(2.0, "why", 3)
+
+
+def everything(value: float = 0.01) -> dict[str, Measured]:
+    return {figure.name: Measured(value, samples=10) for figure in FIGURES}
+
+
+def test_every_figure_is_in_the_json_object_measured_or_not():
+    found = document({"rss_mib": Measured(61.25, "own 40", 1)}, {"kubernetes": "1.36.3"})
+
+    assert set(found) >= {figure.name for figure in FIGURES}
+    assert found["rss_mib"] == 61.25
+    assert found["prepare_p50_ms"] is None
+    assert found["kubernetes"] == "1.36.3"
+    assert found["where"] == {"rss_mib": "own 40"}
+    assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "missed"),
+    [
+        ("prepare_p50_ms", 4.0, False),
+        ("prepare_p50_ms", 4.1, True),
+        ("rss_mib", 70.5, True),
+        ("cpu_idle_percent", 0.05, False),
+        ("start_to_slices_ms", 501, True),
+        ("unprepare_p50_ms", 1000, False),  # there is no aim for it
+    ],
+)
+def test_an_aim_is_missed_above_it(name, value, missed):
+    found = document({name: Measured(value)}, {})
+
+    assert (name in found["missed"]) is missed
+    assert not missed or found["aims"][name] < value
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "factor", "more"),
+    [
+        ("prepare_eight_at_once_p50_ms", "prepare_p50_ms", 2, 0),
+        ("prepare_500_held_p50_ms", "prepare_none_held_p50_ms", 1.1, 0),
+        ("pod_start_with_claim_ms", "pod_start_ms", 1, 25),
+        ("pod_start_with_ready_claim_ms", "pod_start_ms", 1, 25),
+    ],
+)
+def test_an_aim_can_follow_from_what_else_was_measured(name, other, factor, more):
+    base = 3.0
+    limit = base * factor + more
+    within = document({other: Measured(base), name: Measured(limit - 0.01)}, {})
+    beyond = document({other: Measured(base), name: Measured(limit + 0.01)}, {})
+
+    assert within["aims"][name] == pytest.approx(limit)
+    assert (within["missed"], beyond["missed"]) == ([], [name])
+
+
+def test_without_the_other_figure_there_is_no_aim():
+    found = document({"pod_start_with_claim_ms": Measured(200.0)}, {})
+
+    assert found["missed"] == []
+    assert "pod_start_with_claim_ms" not in found["aims"]
+
+
+def test_the_table_has_a_row_for_each_figure_and_marks_what_misses_its_aim():
+    results = everything() | {"rss_mib": Measured(80.0, "own 50.0", 1)}
+
+    lines = table(results).splitlines()
+
+    assert len(lines) == 1 + len(FIGURES)
+    assert [line.split()[0] for line in lines[1:]] == [figure.name for figure in FIGURES]
+    assert [line.split()[0] for line in lines if "  !" in line] == ["rss_mib"]
+    assert "80  !" in table(results) and "own 50.0" in table(results)
+
+
+def test_the_table_says_why_a_value_is_missing():
+    assert "no containers here" in table({"pod_start_ms": Measured(None, "no containers here")})
+    assert table({}).count("not measured") == len(FIGURES)
