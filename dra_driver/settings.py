@@ -141,7 +141,7 @@ class PluginSettings(NodeSettings):
         "", description="host:port for /metrics, /livez and /readyz; empty: none"
     )
     look_interval: float = Field(
-        5.0, ge=0.1, le=3600, description="seconds between two looks at the GPUs"
+        10.0, ge=0.1, le=3600, description="seconds between two looks at the GPUs"
     )
     reconcile_interval: float = Field(
         60.0, ge=0.1, le=86400, description="seconds between two looks at the claims"

@@ -33,7 +33,7 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 
 _NO_QUERY: Query = {}
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
-_CONNECTIONS = 4  # kept open between requests; more are opened where needed
+_CONNECTIONS = 16  # kept open between requests; more are opened where needed
 _TRIES = 3
 
 

@@ -29,7 +29,7 @@ class Times:
     """How long a plugin waits for what."""
 
     grace_seconds: float = 4.0  # for calls in flight: we have to be gone 5 s after SIGTERM
-    watch_seconds: float = 2.0  # between two looks at the sockets
+    watch_seconds: float = 5.0  # between two looks at the sockets
     patience_seconds: float = 6.0  # for a process before us that is in its grace
 
 

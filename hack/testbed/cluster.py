@@ -262,7 +262,12 @@ class Cluster:
         """The end of a cluster, from whatever state it is in."""
         state = self._state()
         progress(f"removing the cluster in {self.layout.root}")
-        for name in (*reversed(NODE), *reversed(CONTROL_PLANE)):
+        recorded = {path.name for path in self.layout.pids.glob("*")}  # plugins and stand-ins, too
+        for name in (
+            *sorted(recorded - {*NODE, *CONTROL_PLANE}),
+            *NODE[::-1],
+            *CONTROL_PLANE[::-1],
+        ):
             # Nothing of it is kept, so nobody needs the time to end in good order.
             process_of(self.layout, name).stop(signal.SIGKILL)
         if state is None or state.node:

@@ -2,12 +2,15 @@
 
 import logging
 import threading
+import time
+from typing import cast
 
 import pytest
 
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer as Client
 from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import Gone, NodeError
 from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.publisher import Pace, Publisher
 from dra_driver.kubeletplugin.resource_api import ResourceApi
@@ -498,3 +501,51 @@ def test_the_status_says_when_all_was_last_well(server, run):
     assert before
     assert status.last_success >= before
     assert (status.published, status.standby) == (False, False)
+
+
+class AlwaysBehind:
+    """A door to an API server whose watches are all too old."""
+
+    dropped = ()
+
+    def __init__(self):
+        self.looks = 0
+
+    def forget(self, error=None):
+        pass
+
+    def write(self, pool):
+        self.looks += 1
+        return 0
+
+    def watch(self, seconds):
+        raise Gone("the resource version is too old")
+
+
+@pytest.mark.point(72)
+def test_an_api_server_whose_watches_are_always_too_old_is_not_asked_without_a_pause():
+    behind = AlwaysBehind()
+    publisher = Publisher(cast(PoolWriter, behind))
+    publisher.want(Pool("n"))
+    publisher.start()
+    time.sleep(0.5)
+    publisher.stop()
+
+    assert 1 <= behind.looks <= 4
+
+
+def test_a_file_lock_that_fails_is_an_error_that_is_tried_again():
+    tries = []
+
+    def fail():
+        tries.append(1)
+        raise NodeError("cannot read the instances")
+
+    publisher = Publisher(cast(PoolWriter, AlwaysBehind()), may_publish=fail)
+    publisher.want(Pool("n"))
+    publisher.start()
+    time.sleep(0.5)
+    publisher.stop()
+
+    assert len(tries) >= 2
+    assert publisher.status().error == "cannot read the instances"

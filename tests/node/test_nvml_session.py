@@ -143,6 +143,24 @@ def test_after_stop_it_can_be_started_again(node):
     assert node.nvml.system().gpus == 2
 
 
+def test_a_stop_that_hangs_holds_up_nobody(node):
+    class Stuck(SimulatedNvml):
+        gate = threading.Event()
+
+        def nvmlShutdown(self):  # noqa: N802
+            self.gate.wait()
+
+    functions = Stuck(node.live)
+    nvml = Nvml(lambda: functions)
+    nvml.system()
+    begun = time.monotonic()
+
+    nvml.stop()
+
+    assert time.monotonic() - begun < 3
+    functions.gate.set()
+
+
 def test_a_start_that_hangs_is_bounded_and_its_late_end_does_no_harm(node):
     class Slow(SimulatedNvml):
         gate = threading.Event()
