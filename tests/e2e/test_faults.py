@@ -81,7 +81,7 @@ def test_a_pod_with_the_name_of_a_force_deleted_one_gets_its_own_claim(kube, dri
 def test_a_pod_waits_for_the_plugin_and_starts_when_it_comes(kube, driver):
     driver.stop()
     kube.apply(pod("early", SMI, template="one"))
-    wait("the kubelet to miss it", lambda: "not registered" in str(kube.events("early")))
+    wait("the kubelet to miss it", lambda: "FailedPrepareDynamic" in str(kube.events("early")))
 
     driver.start(ready=False)
 
