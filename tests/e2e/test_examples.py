@@ -34,8 +34,10 @@ def test_the_example_does_what_it_says(kube, driver, example: Example):
                 holds(kube, check)
     finally:
         for namespace in namespaces:
-            kube.delete("Namespace", namespace)  # it goes by itself; its pods are waited for
+            for pod in kube.all("Pod", namespace):
+                kube.delete("Pod", pod["metadata"]["name"], namespace)
             wait_empty(kube, namespace)
+            kube.delete("Namespace", namespace)  # it goes by itself, in its own time
 
 
 def wait_empty(kube, namespace):
