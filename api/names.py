@@ -13,8 +13,6 @@ CONFIG_VERSION: Final = f"{CONFIG_GROUP}/v1beta1"
 
 # Device types: the value of the attribute "type".
 TYPE_GPU: Final = "gpu"
-TYPE_MIG: Final = "mig"
-TYPE_VFIO: Final = "vfio"
 
 # Attributes.
 TYPE: Final = "type"

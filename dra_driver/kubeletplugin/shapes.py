@@ -54,11 +54,6 @@ def claim_from(document: Mapping[str, Any]) -> Document:
     return {**document, "apiVersion": f"{GROUP}/v1", "kind": "ResourceClaim", "spec": spec}
 
 
-def class_from(document: Mapping[str, Any]) -> Document:
-    """A DeviceClass of any version in the shape of v1: it never changed."""
-    return {**document, "apiVersion": f"{GROUP}/v1", "kind": "DeviceClass"}
-
-
 def _with_devices(version: str, document: Mapping[str, Any], convert: Any) -> Document:
     spec = dict(document.get("spec") or {})
     if spec.get("devices"):

@@ -39,10 +39,7 @@ def _sockets(plugin: Plugin) -> Callable[[], str | None]:
 
 
 def _slices(publisher: Publisher) -> str | None:
-    status = publisher.status()
-    if status.published or status.standby:
-        return None
-    return status.error or "not published yet"
+    return None if publisher.healthy() else publisher.status().error or "not published yet"
 
 
 def _writable(directory: Path) -> str | None:

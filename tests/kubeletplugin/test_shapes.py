@@ -6,7 +6,6 @@ from dra_driver.errors import Refused
 from dra_driver.kubeletplugin.shapes import (
     choose_version,
     claim_from,
-    class_from,
     slice_from,
     slice_to,
 )
@@ -111,13 +110,3 @@ def test_a_claim_of_v1_stays_as_it_is():
     }
 
     assert claim_from(claim) == claim
-
-
-def test_a_device_class_never_changed():
-    old = {"apiVersion": "resource.k8s.io/v1beta1", "spec": {"selectors": []}}
-
-    assert class_from(old) == {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "DeviceClass",
-        "spec": {"selectors": []},
-    }
