@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 # The kubelet gives up after 45 s and may ask again while its first call still runs here.
 PATIENCE_SECONDS = 40.0
-AT_ONCE = 64  # claims served side by side; the others queue
+AT_ONCE = 64  # claims prepared side by side; the others queue
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes part of file names
 
@@ -155,8 +155,9 @@ class Service:
             else:
                 _tell(loop, answer.set_result, served)
 
-        await self._places.acquire()
-        answer.add_done_callback(lambda _: self._places.release())
+        if operation == "prepare":  # which may wait for an unprepare: that one always gets in
+            await self._places.acquire()
+            answer.add_done_callback(lambda _: self._places.release())
         try:
             threading.Thread(target=serve, name=f"{operation} {ref.uid}", daemon=True).start()
         except RuntimeError as error:  # the limit of processes is reached

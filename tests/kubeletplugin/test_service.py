@@ -229,6 +229,25 @@ def test_registration_and_liveness_are_answered_while_all_places_are_taken(
         assert all(len(w.result(5)) == 1 for w in waiting)
 
 
+def test_an_unprepare_gets_in_while_prepares_that_wait_for_it_take_all_places(
+    short: Path, kubelet: FakeKubelet
+) -> None:
+    gone = threading.Event()
+
+    def hand_over(operation: str, claim: ClaimRef) -> None:
+        if operation == "unprepare":
+            gone.set()
+        else:
+            assert gone.wait(5)
+
+    service = Service(Desk(hand_over), Counted(), at_once=1)
+    with Running(short, service), ThreadPoolExecutor(2) as pool:
+        kubelet.wait_for_plugin(DRIVER)
+        waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(2)]
+        kubelet.ask("unprepare", [ref("holder")])
+        assert all(not a.error for w in waiting for a in w.result(6).values())
+
+
 @pytest.mark.point(35)
 def test_an_error_in_our_own_wiring_is_internal_and_the_process_lives(
     short: Path, kubelet: FakeKubelet
