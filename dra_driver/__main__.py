@@ -1,12 +1,13 @@
 """``dra-driver``: reads the settings, picks the command, ends with its exit code."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
 from dra_driver import logs
 from dra_driver.errors import DriverError, SettingsError
-from dra_driver.settings import DevicesSettings, NodeSettings, PluginSettings
+from dra_driver.settings import DevicesSettings, DoctorSettings, NodeSettings, PluginSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -15,7 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
-        return command(arguments)
+        code = command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who read our answer has read enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the flush at the end
+        return 0
     except SettingsError as e:
         print(f"dra-driver: {e}", file=sys.stderr)
         return 2
@@ -51,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     claims.set_defaults(command=_claims)
 
     doctor = commands.add_parser("doctor", help="check this node and say what to do")
-    PluginSettings.add_flags(doctor)
+    DoctorSettings.add_flags(doctor)
     doctor.set_defaults(command=_doctor)
     return parser
 
@@ -96,7 +102,7 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     from dra_driver.cli.doctor import doctor
 
-    settings = PluginSettings.read(arguments)
+    settings = DoctorSettings.read(arguments)
     logs.set_up("error", settings.log_format)
     return doctor(settings)
 

@@ -33,6 +33,8 @@ def _absolute_or_none(path: str) -> str:
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
+NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
+PodUid = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
 
 
@@ -130,8 +132,8 @@ class DevicesSettings(NodeSettings):
 class PluginSettings(NodeSettings):
     """The kubelet plugin."""
 
-    node_name: str = Field(min_length=1, description="the name of this process's Node object")
-    pod_uid: str = Field(
+    node_name: NodeName = Field(description="the name of this process's Node object")
+    pod_uid: PodUid = Field(
         "", description="the UID of this pod: two plugins can then serve at once in an update"
     )
     kubeconfig: Path | None = Field(
@@ -146,6 +148,12 @@ class PluginSettings(NodeSettings):
     reconcile_interval: float = Field(
         60.0, ge=0.1, le=86400, description="seconds between two looks at the claims"
     )
+
+
+class DoctorSettings(PluginSettings):
+    """What is checked: the plugin's settings, for this machine where no node is named."""
+
+    node_name: NodeName = Field(os.uname().nodename.lower(), description="which Node to look at")
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
@@ -165,4 +173,7 @@ def _problem(error: Any) -> str:
     if error["type"] == "missing":
         return f"{flag} is missing"
     message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        message = "write lower-case letters, digits, dashes and dots, as in a DNS name"
+        message = "write letters, digits and dashes" if name == "pod_uid" else message
     return f"{flag}: {error['input']!r}: {message}"

@@ -31,6 +31,8 @@ class Instances:
             starting = directory / ".starting"
             with closing(lock_within(starting, _STARTING_SECONDS, "other plugin processes start")):
                 _remove_leftovers(directory)
+                for _, path in self._listed():
+                    _is_alive(path)  # removes it if it is not
                 # The clock keeps the order if somebody empties the directory between two starts.
                 newest = max((number for number, _ in self._listed()), default=0)
                 self._number = max(newest + 1, int(time.time()))

@@ -8,7 +8,7 @@ from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.publisher import Publisher
 from dra_driver.plugin.http import Checks
-from dra_driver.plugin.rounds import Watcher
+from dra_driver.plugin.rounds import Rounds, Watcher
 
 
 def live_checks(plugin: Plugin) -> Checks:
@@ -16,13 +16,17 @@ def live_checks(plugin: Plugin) -> Checks:
     return {"sockets": _sockets(plugin)}
 
 
-def ready_checks(plugin: Plugin, publisher: Publisher, watcher: Watcher, cdi_dir: Path) -> Checks:
+def ready_checks(
+    plugin: Plugin, publisher: Publisher, looks: tuple[Watcher, Rounds], cdi_dir: Path
+) -> Checks:
     """Ready: a pod with a claim could start here now."""
+    watcher, rounds = looks
     return {
         "sockets": _sockets(plugin),
         "registration": lambda: None if plugin.registered else "the kubelet has not accepted us",
         "slices": lambda: _slices(publisher),
         "gpus": lambda: watcher.not_ready,
+        "ledger": lambda: rounds.error,
         "cdi": lambda: _writable(cdi_dir),
     }
 

@@ -1,6 +1,7 @@
 """``/metrics``, ``/livez`` and ``/readyz``: what Prometheus and the kubelet's probes ask."""
 
 import logging
+import re
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -17,21 +18,24 @@ Checks = Mapping[str, Callable[[], str | None]]
 """By name, a question that answers with what is wrong, or None."""
 
 
+_LAST_PORT = 65535
+
+
 class HttpServer:
     """Serves until ``stop``. *address* is ``host:port``; an empty host means every interface."""
 
-    def __init__(
-        self, address: str, registry: CollectorRegistry, live: Checks, ready: Checks
-    ) -> None:
+    def __init__(self, address: str, registry: CollectorRegistry) -> None:
+        """Take the address. It is answered from ``start`` on. SettingsError: it cannot be had."""
         host, separator, port = address.rpartition(":")
-        if not separator or not port.isdigit():
+        if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _LAST_PORT:
             raise SettingsError(
                 f"--http-address {address!r}: write host:port, for example 127.0.0.1:8080"
             )
+        self._registry = registry
         self._host = host.strip("[]")
         kind = _DualStack if _wants_ipv6(self._host) else ThreadingHTTPServer
         try:
-            self._server = kind((self._host, int(port)), _handler(registry, live, ready))
+            self._server = kind((self._host, int(port)), BaseHTTPRequestHandler)
         except OSError as e:
             raise SettingsError(f"--http-address {address!r} cannot be served: {e.strerror}") from e
         self._server.daemon_threads = True
@@ -43,10 +47,14 @@ class HttpServer:
     def port(self) -> int:
         return int(self._server.server_address[1])
 
-    def start(self) -> None:
+    def start(self, live: Checks, ready: Checks) -> None:
+        self._server.RequestHandlerClass = _handler(self._registry, live, ready)
         self._thread.start()
 
     def stop(self) -> None:
+        if not self._thread.is_alive():
+            self._server.server_close()
+            return
         asked = threading.Thread(target=self._server.shutdown, daemon=True)
         asked.start()
         with suppress(OSError):  # the server looks for the end only when something happens

@@ -89,6 +89,7 @@ class Rounds:
         self._work = work
         self._in_charge = in_charge
         self._metrics = metrics
+        self._error: str | None = None
         self._stopping = threading.Event()
 
     def start(self, look_seconds: float, reconcile_seconds: float) -> None:
@@ -98,6 +99,11 @@ class Rounds:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    @property
+    def error(self) -> str | None:
+        """Why ledger and CDI files could not be brought together at the last round."""
+        return self._error
 
     def _begin(self, name: str, step: Callable[[], None], seconds: float) -> None:
         threading.Thread(target=self._repeat, args=(step, seconds), name=name, daemon=True).start()
@@ -115,5 +121,10 @@ class Rounds:
     def _reconcile(self) -> None:
         if not self._in_charge():
             return
-        self._work.restore()  # taking the turn for it recovers what a crash left, at the first time
+        try:
+            self._work.restore()  # the first turn recovers what a crash left
+        except DriverError as e:
+            self._error = str(e)
+            raise
+        self._error = None
         self._metrics.reconciled_claims.inc(self._reconciler.look())

@@ -29,7 +29,7 @@ from dra_driver.node.node import GpuNode
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
-from dra_driver.plugin.http import Checks, HttpServer
+from dra_driver.plugin.http import HttpServer
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.prepare import Names, Preparer, Tools
 from dra_driver.plugin.reconcile import Reconciler
@@ -88,6 +88,7 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     stack.callback(api.close)
     node = stack.enter_context(open_node(settings.place, settings.state / "sim"))
     parts = _Parts(settings, node, ResourceApi(api), Metrics())
+    server = _http_server(parts, stack)  # before anybody hears of us: it may not be to be had
     instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
     watcher, publisher = _publish(parts, instances, stack)
@@ -103,15 +104,19 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
     plugin.start()
     stack.callback(plugin.stop)
-    if settings.http_address:
-        ready = ready_checks(plugin, publisher, watcher, settings.cdi_dir)
-        _serve_http(parts, live_checks(plugin), ready, stack)
+    if server is not None:
+        server.start(
+            live_checks(plugin),
+            ready_checks(plugin, publisher, (watcher, rounds), settings.cdi_dir),
+        )
 
 
-def _serve_http(parts: _Parts, live: Checks, ready: Checks, stack: ExitStack) -> None:
-    server = HttpServer(parts.settings.http_address, parts.metrics.registry, live, ready)
-    server.start()
+def _http_server(parts: _Parts, stack: ExitStack) -> HttpServer | None:
+    if not parts.settings.http_address:
+        return None
+    server = HttpServer(parts.settings.http_address, parts.metrics.registry)
     stack.callback(server.stop)
+    return server
 
 
 def _publish(parts: _Parts, instances: Instances, stack: ExitStack) -> tuple[Watcher, Publisher]:

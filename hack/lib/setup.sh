@@ -8,6 +8,11 @@ say() { printf '==> %s\n' "$*" >&2; }
 
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
+# `help_if_asked "$@"`: print the comment at the top of the command, if that is all that is wanted.
+help_if_asked() {
+    case ${1:-} in -h | --help) sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "hack/$(basename "$0")"; exit 0 ;; esac
+}
+
 # Debian packages, installed when missing and when we may: `need_packages python3-venv git`.
 need_packages() {
     missing=""

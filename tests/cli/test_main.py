@@ -59,11 +59,30 @@ def test_help_is_printed_and_ends_well(type_in, command):
     assert "--driver-name" in answer.out
 
 
-@pytest.mark.parametrize("command", ["kubelet-plugin", "doctor"])
-def test_a_missing_node_name_is_one_clear_line(type_in, monkeypatch, command):
+@pytest.mark.parametrize(
+    ("flag", "value", "problem"),
+    [
+        ("--node-name", "Bad_Name!", "write lower-case letters"),
+        ("--pod-uid", "../../x", "write letters, digits and dashes"),
+        ("--cdi-dir", "relative", "give an absolute path"),
+    ],
+)
+def test_a_setting_that_could_never_work_is_refused_with_its_flag(type_in, flag, value, problem):
+    answer = type_in("kubelet-plugin", "--node-name", "n", flag, value)
+
+    assert answer.code == 2
+    assert flag in answer.err
+    assert problem in answer.err
+
+
+def test_a_simulated_node_with_an_endless_name_is_one_clear_line(type_in):
+    assert type_in("devices", "--sim", "x" * 300).code == 2
+
+
+def test_a_missing_node_name_is_one_clear_line(type_in, monkeypatch):
     monkeypatch.delenv("NODE_NAME", raising=False)
 
-    answer = type_in(command)
+    answer = type_in("kubelet-plugin")
 
     assert answer.code == 2
     assert answer.err == "dra-driver: --node-name ($NODE_NAME) is missing\n"

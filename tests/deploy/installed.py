@@ -3,6 +3,7 @@
 import json
 import socket
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,9 @@ def run(command: list[str], kubeconfig: Path, stdin: str = "") -> subprocess.Com
         command,
         env={
             "KUBECONFIG": str(kubeconfig),
-            "HOME": "/nonexistent",
-            "HELM_CACHE_HOME": "/nonexistent",
+            "HOME": str(kubeconfig.parent),
+            "KUBECACHEDIR": str(Path(tempfile.gettempdir()) / "dra-driver-kubectl-cache"),
+            "HELM_CACHE_HOME": str(Path(tempfile.gettempdir()) / "dra-driver-helm-cache"),
         },
         input=stdin,
         capture_output=True,

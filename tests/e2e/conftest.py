@@ -118,6 +118,8 @@ def assert_nothing_left(driver):
     """No CDI file, no ledger record, no socket but the two of the running plugin."""
     wait(f"CDI files to go: {driver.specs()}", lambda: not driver.specs(), 70)
     wait(f"ledger records to go: {driver.claims()}", lambda: not driver.claims(), 70)
+    notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))
+    assert len(notes) == 1, f"notes of dead processes: {notes}"
     assert driver.sockets() == [
         "plugins/gpu.nvidia.com/dra.sock",
         "plugins_registry/gpu.nvidia.com-reg.sock",

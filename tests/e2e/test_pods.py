@@ -249,6 +249,7 @@ def test_a_monitor_looks_on_beside_a_running_pod(kube, driver):
     kube.delete("ResourceClaim", "monitor", "monitoring")
     wait("the monitor's claim to be taken back", lambda: driver.specs() == before)
     assert kube.phase("worker") == "Running"
+    kube.delete("Namespace", "monitoring")
 
 
 def test_a_claim_that_cannot_be_satisfied_stays_pending_and_the_next_one_works(kube, driver):
@@ -281,3 +282,16 @@ def test_a_config_that_is_not_offered_is_said_in_the_pods_events(kube, driver):
 
     assert "FailedPrepareDynamicResources" in said[0]
     assert kube.phase("sliced") == "Pending"
+
+
+@pytest.mark.core
+@pytest.mark.point(108)
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_a_manifest_of_an_older_api_version_gets_its_gpu(kube, driver, version):
+    flat = {"name": "gpu", "deviceClassName": "gpu.nvidia.com"}
+    nested = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    old = claim("old", flat if version == "v1beta1" else nested)
+    path = f"/apis/resource.k8s.io/{version}/namespaces/default/resourceclaims"
+    kube.api.create(path, {**old, "apiVersion": f"resource.k8s.io/{version}"})
+
+    assert run(kube, pod("old", SMI, claim="old")).startswith("GPU 0: NVIDIA H100")

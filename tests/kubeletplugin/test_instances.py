@@ -87,6 +87,18 @@ def test_a_process_that_starts_again_in_its_pod_is_newer_than_its_dead_self(shor
         assert names(short) in (["other"], ["other", "other"])
 
 
+def test_notes_of_dead_processes_go_when_the_next_one_starts(short: Path) -> None:
+    for _ in range(2):
+        with other_process(short) as other:
+            other.kill()
+            other.wait(10)
+
+    new = Instances(short, "new")
+
+    assert names(short) == ["new"]
+    new.leave()
+
+
 def test_an_emptied_directory_is_filled_again(short: Path) -> None:
     old, new = Instances(short, "old"), Instances(short, "new")
     for path in short.iterdir():

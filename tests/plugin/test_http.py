@@ -21,13 +21,8 @@ def wrong():
 def ask(wrong):
     metrics = Metrics()
     metrics.observe("prepare", "ok", 0.003)
-    server = HttpServer(
-        "127.0.0.1:0",
-        metrics.registry,
-        {"sockets": lambda: None},
-        {"slices": lambda: wrong["slices"]},
-    )
-    server.start()
+    server = HttpServer("127.0.0.1:0", metrics.registry)
+    server.start({"sockets": lambda: None}, {"slices": lambda: wrong["slices"]})
 
     def get(path):
         try:
@@ -72,16 +67,18 @@ def test_another_path_names_the_ones_there_are(ask):
     assert ask("/")[0] == 404
 
 
-@pytest.mark.parametrize("address", ["8080", "127.0.0.1:x", "", "192.0.2.1:80"])
+@pytest.mark.parametrize(
+    "address", ["8080", "127.0.0.1:x", "", "192.0.2.1:80", "127.0.0.1:99999", "127.0.0.1:²"]
+)
 def test_an_address_that_cannot_be_served_is_a_clear_error(address):
     with pytest.raises(SettingsError, match="--http-address"):
-        HttpServer(address, Metrics().registry, {}, {})
+        HttpServer(address, Metrics().registry)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_an_ipv6_address_is_served():
-    server = HttpServer("[::1]:0", Metrics().registry, {}, {})
-    server.start()
+    server = HttpServer("[::1]:0", Metrics().registry)
+    server.start({}, {})
     with urllib.request.urlopen(f"http://[::1]:{server.port}/livez", timeout=5) as answer:
         assert answer.status == 200
     server.stop()

@@ -15,6 +15,7 @@
       - {bus_id: "0000:19:00.0", below: ..., vendor: "0x15b3", device: "0x1021", class: "0x020700"}
 """
 
+import contextlib
 import difflib
 import hashlib
 import json
@@ -198,8 +199,10 @@ def node_file(name: str) -> Path:
     """The file of ``--sim NAME|FILE``. SettingsError: neither a known name nor a file."""
     if name in bundled():
         return Path(str(resources.files(__package__).joinpath("nodes", f"{name}.yaml")))
-    if (path := Path(name)).is_file():
-        return path
+    path = Path(name)
+    with contextlib.suppress(OSError):  # a name too long for a file is none
+        if path.is_file():
+            return path
     near = [] if "/" in name else difflib.get_close_matches(path.stem, bundled(), n=1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     raise SettingsError(
