@@ -90,7 +90,11 @@ def state_directory(path: Path) -> Iterator[Finding]:
 
 
 def ledger(directory: Path) -> Iterator[Finding]:
-    yield from of_ledger(directory, Book(*read_directory(directory)))
+    place = of_directory(LEDGER, look(directory), "--state-dir")
+    if place.level is Level.OK:
+        yield from of_ledger(directory, Book(*read_directory(directory)))
+    else:
+        yield place
 
 
 def of_directory(what: str, found: Directory, flag: str) -> Finding:

@@ -399,3 +399,15 @@ def test_an_api_server_that_is_not_there_fails_in_time(world, tmp_path):
 
     assert answer.code == 1
     assert any("cannot be reached" in line for line in lines(answer, "[FAIL] API server"))
+
+
+def test_a_ledger_that_cannot_be_made_is_found(world):
+    world.records.rmdir()
+    world.records.parent.rmdir()
+    world.records.parent.write_text("a file in the way")
+
+    answer = world.ask()
+
+    assert answer.code == 1
+    assert "[FAIL] ledger" in answer.out
+    assert "cannot be made" in answer.out
