@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 NEEDS = {
@@ -25,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # How long an example takes says more about the machine than about the code.
+    hypothesis.settings.register_profile("any machine", hypothesis.settings(deadline=None))
+    hypothesis.settings.load_profile("any machine")
     config.stash[left_out] = Counter()
 
 
