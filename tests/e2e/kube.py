@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.errors import ClusterError, Conflict, NotFound
@@ -87,11 +85,6 @@ class Kube:
             return self.api.update(
                 f"{path}/{meta['name']}", {**document, "metadata": {**meta, **version}}
             )
-
-    def apply_yaml(self, text: str, namespace: str = "default") -> list[Document]:
-        return [
-            self.apply(document, namespace) for document in yaml.safe_load_all(text) if document
-        ]
 
     def get(self, kind: str, name: str, namespace: str = "default") -> Document:
         return self.api.get(f"{self.path(kind, namespace)}/{name}")
@@ -183,9 +176,3 @@ class Kube:
 
     def devices(self) -> list[str]:
         return [d["name"] for s in self.slices() for d in s["spec"].get("devices") or ()]
-
-    def allocated(self, claim: str, namespace: str = "default") -> list[str]:
-        """The devices that a claim was allocated."""
-        found = self.get("ResourceClaim", claim, namespace)
-        allocation = found.get("status", {}).get("allocation", {})
-        return [result["device"] for result in allocation.get("devices", {}).get("results", ())]

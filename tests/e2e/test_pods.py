@@ -211,14 +211,23 @@ def test_a_prioritized_list_takes_the_first_that_fits(kube, driver):
 
 
 def test_two_gpus_of_one_pcie_switch_by_match_attribute(kube, driver):
-    constraint = {"matchAttribute": "gpu.nvidia.com/pcieSwitch", "requests": ["gpu"]}
-    pair = claim("pair", request(count=2), constraints=[constraint])
-    kube.apply(pair)
-    run(kube, pod("pair", SMI, claim="pair"))
+    """With gpu-0 taken, the first two that are free hang below different switches."""
+    published = [d["attributes"] for s in kube.slices() for d in s["spec"]["devices"]]
+    switch_of = {d["uuid"]["string"]: d["pcieSwitch"]["string"] for d in published}
+    first, second, third = list(switch_of)[:3]
+    assert switch_of[first] == switch_of[second] != switch_of[third]
+    cel = f"device.attributes['gpu.nvidia.com'].uuid == '{first}'"
+    kube.apply(claim("taken", request(cel=cel)))
+    kube.apply(pod("taken", claim="taken"))
+    kube.wait_pod("taken", "Running")
 
-    devices = {d["name"]: d for s in kube.slices() for d in s["spec"]["devices"]}
-    taken = [devices[name] for name in kube.allocated("pair")] or list(devices.values())[:2]
-    assert len({d["attributes"]["pcieSwitch"]["string"] for d in taken}) == 1
+    constraint = {"matchAttribute": "gpu.nvidia.com/pcieSwitch", "requests": ["gpu"]}
+    kube.apply(claim("pair", request(count=2), constraints=[constraint]))
+    printed = run(kube, pod("pair", SMI, claim="pair"))
+
+    given = re.findall(r"UUID: (GPU-[0-9a-f-]+)", printed)
+    assert len(given) == 2
+    assert len({switch_of[uuid] for uuid in given}) == 1
 
 
 @pytest.mark.point(81)
