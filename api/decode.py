@@ -1,26 +1,17 @@
 """Raw opaque parameters to a configuration, or every problem with its field path."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pydantic
 
 from api.names import CONFIG_GROUP, CONFIG_VERSION
+from api.strict import ConfigError as ConfigError
+from api.strict import show, without_nulls
 from api.v1beta1 import KINDS, Config
 
 _TAGS = frozenset(
     {"TimeSlicing", "MPS"}
 )  # pydantic names the chosen case in its paths; users never wrote it
-_LONGEST_SHOWN = 80
-
-
-class ConfigError(ValueError):
-    """What is wrong with one configuration: one line per problem, each starting with its field
-    path."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
 
 
 def decode(parameters: Any, path: str = "parameters") -> Config:
@@ -35,19 +26,12 @@ def decode(parameters: Any, path: str = "parameters") -> Config:
     model = KINDS.get(kind) if isinstance(kind, str) else None
     if model is None:
         raise ConfigError(
-            [f"{path}.kind: {_show(kind)} is unknown; write one of {', '.join(KINDS)}"]
+            [f"{path}.kind: {show(kind)} is unknown; write one of {', '.join(KINDS)}"]
         )
     try:
-        return model.model_validate(_without_nulls(parameters))
+        return model.model_validate(without_nulls(parameters))
     except pydantic.ValidationError as e:
         raise ConfigError([_problem(error, path) for error in e.errors()]) from e
-
-
-def _without_nulls(value: Any) -> Any:
-    """An absent field and a null one are the same in the API conventions of Kubernetes."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return value
 
 
 def _check_version(version: Any, path: str) -> None:
@@ -58,7 +42,7 @@ def _check_version(version: Any, path: str) -> None:
     else:
         hint = ""
     raise ConfigError(
-        [f"{path}.apiVersion: {_show(version)} is unknown; write {CONFIG_VERSION}{hint}"]
+        [f"{path}.apiVersion: {show(version)} is unknown; write {CONFIG_VERSION}{hint}"]
     )
 
 
@@ -69,15 +53,13 @@ def _problem(error: Any, path: str) -> str:
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown field{_not_of_this_strategy(error['loc'])}"
     if error["type"] == "string_pattern_mismatch":
-        return f"{where}: {_show(error['input'])} is not a quantity; write for example 10Gi"
+        return f"{where}: {show(error['input'])} is not a quantity; write for example 10Gi"
     if error["type"] == "union_tag_not_found":
         return f"{where}.strategy: missing; write TimeSlicing or MPS"
     if error["type"] == "union_tag_invalid":
-        return (
-            f"{where}.strategy: {_show(error['ctx']['tag'])} is unknown; write TimeSlicing or MPS"
-        )
+        return f"{where}.strategy: {show(error['ctx']['tag'])} is unknown; write TimeSlicing or MPS"
     message = error["msg"].removeprefix("Input ")
-    return f"{where}: {_show(error['input'])} {message}"
+    return f"{where}: {show(error['input'])} {message}"
 
 
 def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:
@@ -85,8 +67,3 @@ def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:
     if loc[-1] in ("mpsConfig", "timeSlicingConfig") and chosen:
         return f" with strategy {chosen}: remove it, or change the strategy"
     return ""
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.decode import ConfigError, decode
-from api.v1beta1 import GpuConfig, MigDeviceConfig, Mps, TimeSlicing, VfioDeviceConfig
+from api.v1beta1 import (
+    GpuConfig,
+    MigDeviceConfig,
+    Mps,
+    TimeSlicing,
+    TimeSlicingConfig,
+    VfioDeviceConfig,
+)
 
 VERSION = "resource.nvidia.com/v1beta1"
 
@@ -28,7 +35,7 @@ def test_an_empty_time_slicing_config_means_the_default_interval():
 
     assert isinstance(decoded, GpuConfig)
     assert isinstance(decoded.sharing, TimeSlicing)
-    assert decoded.sharing.time_slicing_config.interval == "Default"
+    assert decoded.sharing.time_slicing_config == TimeSlicingConfig(interval="Default")
 
 
 def test_null_is_the_same_as_absent():

@@ -1,0 +1,77 @@
+"""Documents that people write: read strictly, every problem told with its field path."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pydantic
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
+
+_LONGEST_SHOWN = 80
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """A part of a document. Fields are written in camelCase; unknown ones are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False
+    )
+
+
+class ConfigError(ValueError):
+    """What is wrong with one document: one line per problem, each starting with its field path."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+def validated(model: type[Model], document: Any) -> Model:
+    """*document* as a *model*, or a ConfigError with every problem."""
+    try:
+        return model.model_validate(without_nulls(document))
+    except pydantic.ValidationError as e:
+        raise ConfigError([_problem(error) for error in e.errors()]) from e
+
+
+def without_nulls(value: Any) -> Any:
+    """An absent field and a null one are the same in the API conventions of Kubernetes."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [without_nulls(inner) for inner in value]
+    return value
+
+
+def field(path: str, *parts: str | int) -> str:
+    """The path of a field below *path*.
+
+    >>> field("", "spec", "gpus", 0, "select")
+    'spec.gpus[0].select'
+    """
+    for part in parts:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def show(value: Any) -> str:
+    """*value* as a message shows it: not all of it, if it is long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+
+
+def _problem(error: Any) -> str:
+    where = field("", *error["loc"])
+    match error["type"]:
+        case "missing":
+            return f"{where}: missing"
+        case "extra_forbidden":
+            return f"{where}: unknown field"
+        case "too_short":
+            return f"{where}: is empty; say what is meant, or leave it out"
+        case "model_type" | "model_attributes_type":
+            return f"{where}: {show(error['input'])} should be a mapping"
+    message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"{where}: {show(error['input'])} {message}"

@@ -1,0 +1,86 @@
+"""What a node profile says about GPUs, as values: who wrote it and in which file is forgotten."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dra_driver.model.devices import GpuUuid
+
+_MIB = 1024 * 1024
+
+
+class Strategy(StrEnum):
+    """What happens on a GPU that several claims are on; the words of ``GpuConfig``."""
+
+    TIME_SLICING = "TimeSlicing"
+    MPS = "MPS"
+
+
+class GuardPolicy(StrEnum):
+    """What the memory guard does about a claim that uses more than its share."""
+
+    OFF = "Off"
+    WARN = "Warn"  # an event, a metric, a line in the log
+    KILL = "Kill"  # that, and after the grace period its largest process is ended
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The memory guard of one claim on one GPU."""
+
+    policy: GuardPolicy
+    grace_seconds: float = 10.0  # how long a claim may be above its share before one is killed
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for one GPU. The defaults are what holds without a profile."""
+
+    include: bool = True  # False: it is not offered at all
+    fractions: bool = True  # False: one claim at a time takes all of it, as with NVIDIA's driver
+    replicas: int = 1  # above 1: a claim that names nothing gets one N-th
+    rename: bool = False  # the type is "gpu-shared" where there are replicas
+    one_share: bool = False  # failRequestsGreaterThanOne: nobody gets more than one share
+    strategies: tuple[Strategy, ...] = (Strategy.TIME_SLICING, Strategy.MPS)
+    default_strategy: Strategy = Strategy.TIME_SLICING
+    shares: int | None = None  # the most claims at once; None: what MPS takes on such a board
+    memory_least: int = 1024 * _MIB  # bytes: the least that a claim can have
+    memory_step: int = _MIB  # bytes: every share is a multiple of it
+    limited: bool = True  # False: a share of the memory is booked, and nobody enforces it
+    guard: Guard = Guard(GuardPolicy.KILL)
+    strict: bool = False  # without the driver's own limit a fraction is not prepared at all
+
+
+DEFAULT_RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which GPUs are meant: those that match every field that is not empty."""
+
+    minors: frozenset[int] = frozenset()
+    uuids: frozenset[GpuUuid] = frozenset()
+    products: tuple[str, ...] = ()  # patterns as of a shell, on the product name: "*H100*"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Rules for the GPUs that no earlier entry of the profile selects."""
+
+    selection: Selection
+    rules: Rules
+    path: str  # where it stands, for messages: "spec.gpus[0]"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One named profile. A GPU that no entry selects follows the default ``Rules``.
+
+    *notes*: what in its document has no meaning here, one line each, with the field path.
+    """
+
+    name: str
+    entries: tuple[Entry, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+DEFAULT_PROFILE = Profile("default")

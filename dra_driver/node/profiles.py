@@ -1,0 +1,131 @@
+"""Profiles as files: one file, a directory, or a mounted ConfigMap."""
+
+import contextlib
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.errors import SettingsError
+
+_KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # a ConfigMap's key, unless it is hidden
+_SUFFIX = re.compile(r"\.ya?ml$")
+_MOUNTED = "..data"  # the link by which the kubelet changes all files of a ConfigMap at once
+
+_Print = tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document; None: its file has none."""
+
+    where: str  # "/etc/profiles/a.yaml", or "/etc/profiles/all.yaml (document 2)"
+    stem: str  # what its file is called: "a"
+    content: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All documents, in order, and why some files have none that could be told."""
+
+    documents: tuple[Document, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+class ProfileFiles:
+    """The files at one path; for many threads."""
+
+    def __init__(self, path: Path) -> None:
+        """*path*: a file or a directory."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._print: _Print | None = None
+        self._contents = Contents()
+
+    def read(self) -> Contents:
+        """What is in them now; the same object as long as none of them changed.
+
+        SettingsError: the path itself cannot be read.
+        """
+        try:
+            with self._lock, contextlib.suppress(FileNotFoundError):
+                return self._read()
+            # A ConfigMap that changed under our hands took its old files away: now for the new.
+            with self._lock:
+                return self._read()
+        except OSError as e:
+            raise SettingsError(f"--profiles {self._path} cannot be read: {e}") from e
+
+    def _read(self) -> Contents:
+        files = _files(self._path)
+        now = tuple(_stat(file) for _, file in files)
+        if now != self._print:
+            self._contents = _contents(files)
+            self._print = now
+        return self._contents
+
+
+def stem(name: str) -> str:
+    """What a file is called without the ending of YAML files."""
+    return _SUFFIX.sub("", name)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice: which of them counts is nothing to guess."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                problem = f"{key.value!r} is there twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    """The files at *path*, each with what people call it, in order.
+
+    Those of a mounted ConfigMap are taken from one state of it, never partly from the next.
+    """
+    if not path.is_dir():
+        return [(str(path), path)]
+    directory = Path(os.path.realpath(path / _MOUNTED)) if (path / _MOUNTED).is_dir() else path
+    names = sorted(name for name in os.listdir(directory) if _KEY.fullmatch(name))
+    return [(str(path / name), directory / name) for name in names if (directory / name).is_file()]
+
+
+def _stat(file: Path) -> tuple[object, ...]:
+    found = file.stat()
+    return (file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _contents(files: list[tuple[str, Path]]) -> Contents:
+    documents: list[Document] = []
+    unreadable: list[str] = []
+    for shown, file in files:
+        try:
+            documents += _documents(shown, file.read_bytes())
+        except (yaml.YAMLError, ValueError) as e:
+            unreadable.append(f"{shown}: {' '.join(str(e).split())}")
+        except RecursionError:
+            unreadable.append(f"{shown}: is nested too deeply")
+    return Contents(tuple(documents), tuple(unreadable))
+
+
+def _documents(shown: str, content: bytes) -> list[Document]:
+    """The documents of one file, all or none of them."""
+    called = stem(shown.rpartition("/")[2])
+    found = [each for each in yaml.load_all(content, _Loader) if each is not None]
+    if len(found) < 2:
+        return [Document(shown, called, found[0] if found else None)]
+    return [
+        Document(f"{shown} (document {number})", called, each)
+        for number, each in enumerate(found, 1)
+    ]

@@ -1,0 +1,202 @@
+"""What administrators write in a NodeProfile, and what they are told when it is wrong."""
+
+import doctest
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import strict
+from api.node_profile import MOST_REPLICAS, Duration, NodeProfile
+from api.strict import ConfigError, Strict, validated
+
+HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
+
+
+def read(*gpus, **fields):
+    return validated(NodeProfile, {**HEAD, "spec": {"gpus": list(gpus)}, **fields})
+
+
+def problems(*gpus, **fields):
+    with pytest.raises(ConfigError) as refused:
+        read(*gpus, **fields)
+    return refused.value.problems
+
+
+FULL = {
+    "select": {"index": [0, 3], "uuid": ["GPU-1"], "product": ["*H100*", "NVIDIA L40S"]},
+    "include": True,
+    "fractions": "Capacity",
+    "replicas": 4,
+    "rename": True,
+    "failRequestsGreaterThanOne": True,
+    "strategies": ["TimeSlicing", "MPS"],
+    "defaultStrategy": "MPS",
+    "shares": 8,
+    "memory": {"least": "2Gi", "step": "512Mi"},
+    "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
+    "memoryLimit": "Strict",
+}
+
+
+def test_the_example_of_a_path_is_true():
+    assert doctest.testmod(strict).failed == 0
+
+
+def test_every_field_is_read():
+    profile = read(FULL, metadata={"name": "inference"})
+
+    assert profile.metadata.name == "inference"
+    (entry,) = profile.spec.gpus
+    assert entry.model_dump(by_alias=True) == FULL
+
+
+def test_an_entry_may_say_next_to_nothing():
+    (entry,) = read({}).spec.gpus
+
+    assert entry.model_fields_set == set()
+
+
+def test_null_is_the_same_as_absent_also_within_a_list():
+    assert read({"replicas": None, "select": None}) == read({})
+
+
+@pytest.mark.parametrize(
+    ("entry", "field", "meant"),
+    [
+        ({"fractions": "never"}, "fractions", "Never"),
+        ({"fractions": "CAPACITY"}, "fractions", "Capacity"),
+        ({"defaultStrategy": "timeSlicing"}, "default_strategy", "TimeSlicing"),
+        ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
+    ],
+)
+def test_words_are_read_in_any_case(entry, field, meant):
+    assert getattr(read(entry).spec.gpus[0], field) == meant
+
+
+def test_off_which_yaml_takes_for_false_is_off():
+    (entry,) = read({"memoryGuard": {"policy": False}}).spec.gpus
+
+    assert entry.memory_guard.policy == "Off"
+
+
+def test_an_amount_of_memory_may_be_a_number_of_bytes():
+    (entry,) = read({"memory": {"least": 2**30}}).spec.gpus
+
+    assert entry.memory.least == str(2**30)
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        pytest.param(
+            {"select": {"index": []}},
+            "select.index: is empty; say what is meant, or leave it out",
+            id="a list that selects nothing",
+        ),
+        pytest.param({"select": {"index": [-1]}}, "select.index[0]: -1", id="no such index"),
+        pytest.param({"select": {"index": [True]}}, "select.index[0]: True", id="no index"),
+        pytest.param(
+            {"select": {"uuid": ["MIG-1"]}},
+            "select.uuid[0]: 'MIG-1' is no GPU; write GPU-…",
+            id="a partition",
+        ),
+        pytest.param({"select": {"product": [""]}}, "select.product[0]: ''", id="no product"),
+        pytest.param({"replicas": 0}, "replicas: 0", id="no replicas"),
+        pytest.param({"replicas": MOST_REPLICAS + 1}, "replicas: ", id="too many replicas"),
+        pytest.param({"shares": 0}, "shares: 0", id="no shares"),
+        pytest.param({"strategies": []}, "strategies: is empty", id="no strategy"),
+        pytest.param(
+            {"strategies": ["MPS", "mig"]},
+            "strategies[1]: 'mig' should be 'TimeSlicing' or 'MPS'",
+            id="an unknown strategy",
+        ),
+        pytest.param({"include": "no"}, "include: 'no' should be a valid boolean", id="text"),
+        pytest.param({"fractions": False}, "fractions: 'Off' should be", id="off"),
+        pytest.param(
+            {"memory": {"least": "much"}},
+            "memory.least: 'much' is not a quantity; write for example 1Gi",
+            id="no quantity",
+        ),
+        pytest.param({"memory": {"step": "-1Mi"}}, "memory.step: '-1Mi'", id="below nothing"),
+        pytest.param({"memory": {"step": True}}, "memory.step: True", id="a truth"),
+        pytest.param(
+            {"memoryGuard": {"grace": "10"}},
+            "memoryGuard.grace: '10' is not a duration; write for example 10s",
+            id="no unit",
+        ),
+        pytest.param({"memoryGuard": {"grace": "-1s"}}, "memoryGuard.grace: '-1s'", id="negative"),
+        pytest.param({"memoryGuard": {"grace": ""}}, "memoryGuard.grace: ''", id="no time"),
+        pytest.param({"replica": 4}, "replica: unknown field", id="unknown"),
+        pytest.param({"select": []}, "select: [] should be a mapping", id="no mapping"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_path(entry, problem):
+    (found,) = problems(entry)
+
+    assert found.startswith(f"spec.gpus[0].{problem}")
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    found = problems(
+        {"replicas": 0}, 5, {"select": {"index": []}}, metadata={"name": "a b"}, status={}
+    )
+
+    assert [each.partition(": ")[0] for each in found] == [
+        "metadata.name",
+        "spec.gpus[0].replicas",
+        "spec.gpus[1]",
+        "spec.gpus[2].select.index",
+        "status",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({**HEAD}, "spec: missing"),
+        ({**HEAD, "spec": {}}, "spec.gpus: missing"),
+        ({**HEAD, "spec": {"gpus": []}}, "spec.gpus: is empty; say what is meant, or leave it out"),
+        ({**HEAD, "spec": {"gpus": {}}}, "spec.gpus: {} should be a valid list"),
+    ],
+)
+def test_a_profile_without_entries_is_refused(document, problem):
+    with pytest.raises(ConfigError) as refused:
+        validated(NodeProfile, document)
+
+    assert refused.value.problems == (problem,)
+
+
+@pytest.mark.parametrize("name", ["a", "A100.v2_x", "x" * 63])
+def test_a_name_is_what_a_label_can_have_as_its_value(name):
+    assert read({}, metadata={"name": name}).metadata.name == name
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "x" * 64, "a\n"])
+def test_a_name_that_no_label_can_have_is_refused(name):
+    (problem,) = problems({}, metadata={"name": name})
+
+    assert problem.startswith("metadata.name: ")
+
+
+def test_a_long_value_is_not_shown_to_its_end():
+    (problem,) = problems({"fractions": "x" * 1000})
+
+    assert len(problem) < 200
+
+
+class Waiting(Strict):
+    time: Duration
+
+
+@given(st.lists(st.tuples(st.decimals(0, 999, places=2), st.sampled_from("smh")), min_size=1))
+def test_every_sum_of_times_is_a_duration(parts):
+    text = "".join(f"{number}{unit}" for number, unit in parts)
+
+    assert validated(Waiting, {"time": text}).time == text
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=5))
+def test_anything_else_than_a_profile_is_refused_and_nothing_breaks(value):
+    with pytest.raises(ConfigError):
+        validated(NodeProfile, {**HEAD, "spec": value})

@@ -1,0 +1,472 @@
+"""What a profile's document means, and which of its rules hold for which GPU."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.names import DEVICE_PLUGIN_CONFIG_LABEL as OLDER
+from api.names import PROFILE_LABEL
+from api.strict import ConfigError
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.profiles import (
+    Entry,
+    Guard,
+    GuardPolicy,
+    Profile,
+    Rules,
+    Selection,
+    Strategy,
+)
+from dra_driver.plan.profiles import Wanted, decoded, named, rules_by_gpu, wanted
+from tests.fakes.values import gpu
+
+GIB = 1024**3
+FILES = Path(__file__).parents[1] / "data/device-plugin"
+HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
+WITHOUT_LIMIT: dict[str, Any] = {"limited": False, "guard": Guard(GuardPolicy.OFF)}
+
+
+def document(*entries):
+    return {**HEAD, "spec": {"gpus": list(entries)}}
+
+
+def profile(*entries):
+    return decoded(document(*entries), "p")
+
+
+def rules(**entry):
+    """The rules of a profile's only entry."""
+    (only,) = profile(entry).entries
+    return only.rules
+
+
+def problems(*entries):
+    with pytest.raises(ConfigError) as refused:
+        profile(*entries)
+    return refused.value.problems
+
+
+def device_plugin(name):
+    return decoded(yaml.safe_load((FILES / f"{name}.yaml").read_text()), name)
+
+
+def shared(how="timeSlicing", *resources, **fields):
+    return {"sharing": {how: {"resources": list(resources), **fields}}}
+
+
+def resource(name="nvidia.com/gpu", replicas=2, **fields):
+    return {"name": name, "replicas": replicas, **fields}
+
+
+def test_what_an_entry_does_not_say_is_as_without_a_profile():
+    assert profile({}) == Profile("p", (Entry(Selection(), Rules(), "spec.gpus[0]"),))
+
+
+def test_every_field_becomes_a_rule():
+    assert rules(
+        replicas=4,
+        rename=True,
+        failRequestsGreaterThanOne=True,
+        strategies=["MPS", "TimeSlicing", "MPS"],
+        defaultStrategy="TimeSlicing",
+        memory={"least": "2Gi", "step": "512Mi"},
+        memoryGuard={"policy": "Warn", "grace": "1m30.5s"},
+        memoryLimit="Strict",
+    ) == Rules(
+        replicas=4,
+        rename=True,
+        one_share=True,
+        strategies=(Strategy.MPS, Strategy.TIME_SLICING),
+        memory_least=2 * GIB,
+        memory_step=GIB // 2,
+        guard=Guard(GuardPolicy.WARN, 90.5),
+        strict=True,
+    )
+
+
+def test_a_most_of_claims_at_once_is_a_rule():
+    assert rules(shares=8).shares == 8
+
+
+def test_no_fractions_and_no_offer_are_rules():
+    assert not rules(fractions="Never").fractions
+    assert not rules(include=False).include
+
+
+@pytest.mark.parametrize(
+    ("said", "guard"),
+    [
+        ({"policy": "Off"}, Guard(GuardPolicy.OFF, 10)),
+        ({"grace": "500ms"}, Guard(GuardPolicy.KILL, 0.5)),
+        ({"grace": "0s"}, Guard(GuardPolicy.KILL, 0)),
+        ({"grace": "24h"}, Guard(GuardPolicy.KILL, 86400)),
+        ({}, Guard(GuardPolicy.KILL, 10)),
+    ],
+)
+def test_half_a_memory_guard_keeps_the_other_half_as_it_is(said, guard):
+    assert rules(memoryGuard=said).guard == guard
+
+
+def test_the_only_strategy_that_is_allowed_is_the_default_one():
+    assert rules(strategies=["MPS"]).default_strategy is Strategy.MPS
+    assert rules(strategies=["MPS", "TimeSlicing"]).default_strategy is Strategy.TIME_SLICING
+
+
+@pytest.mark.parametrize(
+    ("entry", "path"),
+    [
+        ({"defaultStrategy": "MPS"}, "spec.gpus[0].defaultStrategy"),
+        ({"strategies": ["MPS"]}, "spec.gpus[0].strategies"),
+    ],
+)
+def test_mps_as_the_default_is_told_to_be_not_there_yet(entry, path):
+    (note,) = profile(entry).notes
+
+    assert note.startswith(f"{path}: no MPS daemon runs on this node")
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        pytest.param(
+            {"select": {}},
+            ["spec.gpus[0].select: is empty; say which GPUs are meant, or leave it out for all"],
+            id="selects nothing",
+        ),
+        pytest.param(
+            {"include": False, "replicas": 2, "memory": {}},
+            [
+                f"spec.gpus[0].{field}: has no effect with include: false; remove one of them"
+                for field in ("replicas", "memory")
+            ],
+            id="rules for what is not offered",
+        ),
+        pytest.param(
+            {"fractions": "Never", "replicas": 2, "failRequestsGreaterThanOne": True},
+            [
+                f"spec.gpus[0].{field}: has no effect with fractions: Never; remove one of them"
+                for field in ("replicas", "failRequestsGreaterThanOne")
+            ],
+            id="rules for fractions where there are none",
+        ),
+        pytest.param(
+            {"rename": True},
+            ["spec.gpus[0].rename: has no effect without replicas; write how many, from 2 on"],
+            id="a new name for nothing",
+        ),
+        pytest.param(
+            {"shares": 2, "replicas": 4},
+            ["spec.gpus[0].shares: has no effect with replicas, which are the shares; remove it"],
+            id="two numbers for one thing",
+        ),
+        pytest.param(
+            {"strategies": ["MPS"], "defaultStrategy": "TimeSlicing"},
+            ["spec.gpus[0].defaultStrategy: TimeSlicing is not among spec.gpus[0].strategies: MPS"],
+            id="a default that is not allowed",
+        ),
+        pytest.param(
+            {"memory": {"least": "255Mi", "step": "1500k"}},
+            [
+                "spec.gpus[0].memory.least: 255Mi is less than a CUDA context takes; write 256Mi "
+                "or more",
+                "spec.gpus[0].memory.step: 1500k is no multiple of 1Mi; write for example 256Mi",
+            ],
+            id="amounts that cannot be given out",
+        ),
+        pytest.param(
+            {"memory": {"step": "0"}},
+            ["spec.gpus[0].memory.step: 0 is no multiple of 1Mi; write for example 256Mi"],
+            id="no step",
+        ),
+        pytest.param(
+            {"memoryGuard": {"grace": "25h"}},
+            [
+                "spec.gpus[0].memoryGuard.grace: '25h' is more than a day; policy Warn never ends "
+                "a process"
+            ],
+            id="patience without end",
+        ),
+    ],
+)
+def test_rules_that_cannot_hold_are_refused_with_their_path(entry, expected):
+    assert list(problems(entry)) == expected
+
+
+def test_the_strategies_stay_a_matter_of_choice_on_gpus_that_are_taken_whole():
+    assert rules(fractions="Never", strategies=["TimeSlicing"]) == Rules(
+        fractions=False, strategies=(Strategy.TIME_SLICING,)
+    )
+
+
+def test_the_least_amount_that_can_be_given_out_is_accepted():
+    assert rules(memory={"least": "256Mi"}).memory_least == 256 * 1024**2
+
+
+def test_an_entry_behind_one_for_every_gpu_is_refused():
+    found = problems({"select": {"index": [0]}}, {}, {"select": {"index": [1]}}, {})
+
+    assert [each.partition(":")[0] for each in found] == ["spec.gpus[2]", "spec.gpus[3]"]
+    assert "spec.gpus[1] has no select" in found[0]
+
+
+def test_the_problems_of_all_entries_are_told_at_once():
+    found = problems({"select": {}}, {"memory": {"least": "1Mi"}})
+
+    assert [each.partition(":")[0] for each in found] == [
+        "spec.gpus[0].select",
+        "spec.gpus[1].memory.least",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param("text", ["'text' is no profile; write a NodeProfile"], id="text"),
+        pytest.param([], ["[] is no profile; write a NodeProfile"], id="a list"),
+        pytest.param(
+            {"apiVersion": "v1", "kind": "ConfigMap"},
+            [
+                "apiVersion: 'v1' is unknown; write resource.nvidia.com/v1beta1",
+                "kind: 'ConfigMap' is unknown; write NodeProfile",
+            ],
+            id="another kind",
+        ),
+        pytest.param(
+            {"kind": "NodeProfile"},
+            ["apiVersion: None is unknown; write resource.nvidia.com/v1beta1"],
+            id="no version",
+        ),
+        pytest.param({"mig-configs": {}}, ["mig-configs: unknown field"], id="another program's"),
+    ],
+)
+def test_a_document_that_is_no_profile_is_refused(given, expected):
+    with pytest.raises(ConfigError) as refused:
+        decoded(given, "p")
+
+    assert list(refused.value.problems) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"metadata": {"name": "a"}}, "a"),
+        ({"metadata": {"name": 5}}, "stem"),
+        ({"metadata": {}}, "stem"),
+        ({"metadata": []}, "stem"),
+        ({}, "stem"),
+        ("text", "stem"),
+    ],
+)
+def test_a_profile_is_called_as_it_says_or_like_its_file(given, name):
+    assert named(given, "stem") == name
+
+
+@pytest.mark.parametrize(
+    ("flag", "labels", "name", "origin"),
+    [
+        ("a", {PROFILE_LABEL: "b"}, "a", "--profile"),
+        ("", {PROFILE_LABEL: "b", OLDER: "c"}, "b", f"label {PROFILE_LABEL} of node n"),
+        ("", {PROFILE_LABEL: "", OLDER: "c"}, "c", f"label {OLDER} of node n"),
+        ("", {}, "default", "nothing chooses another"),
+    ],
+)
+def test_the_flag_chooses_else_a_label_else_nobody(flag, labels, name, origin):
+    assert wanted(flag, "n", labels) == Wanted(name, origin)
+
+
+def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
+    assert device_plugin("time-slicing") == Profile(
+        "time-slicing",
+        (
+            Entry(
+                Selection(),
+                Rules(replicas=4, rename=True, one_share=True, **WITHOUT_LIMIT),
+                "sharing.timeSlicing.resources[0]",
+            ),
+        ),
+        (
+            "flags.migStrategy: has no meaning here: whole GPUs and fractions of them are "
+            "offered, no MIG partitions",
+        ),
+    )
+
+
+def test_the_shortest_file_divides_every_gpu_too():
+    (entry,) = device_plugin("time-slicing-short").entries
+
+    assert entry.rules == Rules(replicas=10, **WITHOUT_LIMIT)
+
+
+def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
+    found = device_plugin("mps")
+
+    (entry,) = found.entries
+    assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=Strategy.MPS)
+    (note,) = found.notes
+    assert note.startswith("sharing.mps: no MPS daemon runs on this node")
+
+
+def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
+    (entry,) = device_plugin("mps-many-shares").entries
+
+    assert entry.rules == Rules(replicas=2, rename=True, default_strategy=Strategy.MPS)
+
+
+def test_partitions_in_a_file_are_told_to_have_no_meaning_here():
+    found = device_plugin("mixed-partitions")
+
+    assert [entry.rules.replicas for entry in found.entries] == [2]
+    assert [note.partition(":")[0] for note in found.notes] == [
+        "flags.migStrategy",
+        "sharing.timeSlicing.resources[1].name",
+        "sharing.timeSlicing.resources[2].name",
+    ]
+
+
+def test_a_file_that_shares_nothing_changes_nothing():
+    found = device_plugin("no-sharing")
+
+    assert found.entries == ()
+    assert len(found.notes) == 2
+
+
+def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
+    found = device_plugin("everything")
+
+    (entry,) = found.entries
+    assert entry.rules == Rules(replicas=4, **WITHOUT_LIMIT)
+    paths = [note.partition(":")[0] for note in found.notes]
+    assert len(paths) == len(set(paths)) == 34
+    assert all(": has no meaning here: " in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(
+            shared("timeSlicing", resource(), resource(replicas=3)),
+            [
+                "sharing.timeSlicing.resources[1].name: nvidia.com/gpu is in "
+                "sharing.timeSlicing.resources[0] already; a NodeProfile can divide GPUs of one "
+                "node differently"
+            ],
+            id="the same twice",
+        ),
+        pytest.param(
+            shared("mps", resource("nvidia.com/gpus"), resource("example.com/gpu")),
+            [
+                f"sharing.mps.resources[{number}].name: {name!r} is not known here; write "
+                "nvidia.com/gpu"
+                for number, name in enumerate(("nvidia.com/gpus", "example.com/gpu"))
+            ],
+            id="unknown names",
+        ),
+        pytest.param(
+            {
+                "sharing": {
+                    "timeSlicing": {"resources": [resource("a")]},
+                    "mps": {"resources": [resource()]},
+                }
+            },
+            [
+                "sharing.timeSlicing and sharing.mps exclude each other, as in NVIDIA's device "
+                "plugin; remove one of them",
+                "sharing.timeSlicing.resources[0].name: 'a' is not known here; write "
+                "nvidia.com/gpu",
+            ],
+            id="both ways to share",
+        ),
+    ],
+)
+def test_a_file_that_says_what_cannot_be_is_refused(given, expected):
+    with pytest.raises(ConfigError) as refused:
+        decoded(given, "p")
+
+    assert list(refused.value.problems) == expected
+
+
+def test_the_first_entry_that_selects_a_gpu_holds_for_it():
+    chosen = profile(
+        {"select": {"index": [1]}, "replicas": 2},
+        {"select": {"product": ["*H100*"]}, "replicas": 3},
+        {"replicas": 4},
+    )
+    gpus = [gpu(0), gpu(1), gpu(2, product_name="NVIDIA L40S")]
+
+    found, idle = rules_by_gpu(chosen, gpus)
+
+    assert [found[each.uuid].replicas for each in gpus] == [3, 2, 4]
+    assert idle == ()
+
+
+def test_every_field_of_a_selection_has_to_match():
+    chosen = profile(
+        {"select": {"index": [0, 1], "uuid": [gpu(1).uuid, gpu(2).uuid]}, "replicas": 2}
+    )
+    gpus = [gpu(0), gpu(1), gpu(2)]
+
+    found, _ = rules_by_gpu(chosen, gpus)
+
+    assert [found[each.uuid].replicas for each in gpus] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches"),
+    [
+        ("NVIDIA H100 80GB HBM3", True),
+        ("*H100*", True),
+        ("NVIDIA ?100 *", True),
+        ("NVIDIA [AH]100*", True),
+        ("H100", False),
+        ("*h100*", False),
+    ],
+)
+def test_products_are_patterns_as_of_a_shell(pattern, matches):
+    found, _ = rules_by_gpu(profile({"select": {"product": [pattern]}, "replicas": 2}), [gpu(0)])
+
+    assert (found[gpu(0).uuid].replicas == 2) is matches
+
+
+def test_an_entry_that_selects_no_gpu_of_the_node_is_told():
+    chosen = profile(
+        {"select": {"index": [7]}}, {"select": {"index": [0]}}, {"select": {"uuid": [gpu(0).uuid]}}
+    )
+
+    _, idle = rules_by_gpu(chosen, [gpu(0)])
+
+    assert idle == (
+        "profile 'p', spec.gpus[0]: selects no GPU of this node",
+        "profile 'p', spec.gpus[2]: earlier entries hold for all that it selects of this node",
+    )
+
+
+def test_a_node_without_gpus_has_nothing_to_tell():
+    assert rules_by_gpu(profile({}), []) == ({}, ())
+
+
+@given(
+    st.lists(st.sets(st.integers(0, 7), min_size=1), max_size=5),
+    st.sets(st.integers(0, 7)),
+)
+def test_rules_are_those_of_the_first_match_whatever_is_there(selections, there):
+    entries = [
+        {"select": {"index": sorted(each)}, "replicas": number}
+        for number, each in enumerate(selections, 2)
+    ]
+    chosen = profile(*entries) if entries else Profile("p")
+    gpus = [gpu(minor) for minor in sorted(there)]
+
+    found, idle = rules_by_gpu(chosen, gpus)
+
+    def first(minor):
+        return next((n for n, each in enumerate(selections, 2) if minor in each), 1)
+
+    assert {uuid: its.replicas for uuid, its in found.items()} == {
+        GpuUuid(each.uuid): first(each.minor) for each in gpus
+    }
+    used = {its.replicas for its in found.values()} - {1}
+    assert len(idle) == (len(selections) - len(used) if gpus else 0)

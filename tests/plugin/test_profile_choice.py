@@ -1,0 +1,415 @@
+"""The profile in force follows flag, label and files, and outlives whatever becomes of them."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import ClusterError, SettingsError
+from dra_driver.plugin.node_labels import NodeLabels, Pace
+from dra_driver.plugin.profile_choice import ProfileChoice
+from dra_driver.plugin.profiles import Profiles
+from tests.fakes.api_server import ApiServer
+
+NODE = "n1"
+LABEL, OLDER = "gpu.nvidia.com/profile", "nvidia.com/device-plugin.config"
+FAST = Pace(watch=60, first_retry=0.01, last_retry=0.05)
+PROFILE = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {{gpus: [{{replicas: {}}}]}}
+"""
+
+
+class Running:
+    """A choice between files in a directory, by flag or by the labels in a fake API server."""
+
+    def __init__(self, directory, chooser):
+        self.directory = directory
+        self.changed = threading.Condition()
+        self.changes = 0
+        self.on_change = self.count
+        profiles = Profiles(directory)
+        self.choice = ProfileChoice(profiles, chooser, lambda: self.on_change(), look_seconds=0.01)
+
+    def start(self, wait_seconds=5.0):
+        self.choice.start(wait_seconds)
+        return self
+
+    def write(self, name, text):
+        fresh = self.directory / f".{name}"
+        fresh.write_text(text)
+        fresh.rename(self.directory / name)
+
+    def wait(self, predicate, seconds=5):
+        """Wait until *predicate* holds of the choice, asked after every change."""
+        with self.changed:
+            return self.changed.wait_for(lambda: predicate(self.choice), seconds)
+
+    def is_in_force(self, name):
+        return self.wait(lambda choice: name_of(choice) == name)
+
+    def count(self):
+        with self.changed:
+            self.changes += 1
+            self.changed.notify_all()
+
+
+def name_of(choice):
+    try:
+        return choice.current().name
+    except (SettingsError, ClusterError):
+        return None
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def label(server):
+    """Give the Node these labels."""
+
+    def put(**labels):
+        named = {{"new": LABEL, "old": OLDER}[key]: value for key, value in labels.items()}
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata(named)})
+
+    return put
+
+
+def metadata(labels):
+    return {"name": NODE, "labels": {"kubernetes.io/hostname": NODE, **labels}}
+
+
+@pytest.fixture
+def run(server, tmp_path):
+    """A choice that runs, with the profiles a, b and c; by labels, unless a flag is given."""
+    started = []
+    (tmp_path / "profiles").mkdir()
+    for number, name in enumerate("abc", 2):
+        (tmp_path / "profiles" / name).write_text(PROFILE.format(number))
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+
+    def run(flag="", pace=FAST):
+        labels = NodeLabels(client, NODE, pace)
+        started.append(Running(tmp_path / "profiles", flag or labels))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.choice.stop()
+    client.close()
+
+
+def is_watching(server, times=1):
+    return server.wait(lambda: server.count("WATCH", "nodes") >= times)
+
+
+def test_the_flag_decides_and_the_api_server_is_not_asked(server, label, run):
+    label(new="b")
+
+    running = run("a").start()
+
+    assert running.choice.current().name == "a"
+    assert running.choice.error is None
+    assert server.requests == ()
+
+
+@pytest.mark.parametrize(
+    ("labels", "name"),
+    [
+        ({}, "default"),
+        ({"new": "a"}, "a"),
+        ({"old": "b"}, "b"),
+        ({"new": "a", "old": "b"}, "a"),
+        ({"new": "", "old": "b"}, "b"),
+        ({"new": "", "old": ""}, "default"),
+    ],
+)
+def test_without_a_flag_the_newer_label_decides_then_the_older_then_nobody(
+    label, run, labels, name
+):
+    label(**labels)
+
+    assert run().start().choice.current().name == name
+
+
+def test_only_the_own_node_is_read_and_watched(server, label, run):
+    label(new="a")
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2"}})
+
+    run().start()
+    assert is_watching(server)
+
+    assert [(each.method, each.path) for each in server.requests] == [
+        ("GET", "/api/v1/nodes"),
+        ("WATCH", "/api/v1/nodes"),
+    ]
+    assert {each.query["fieldSelector"] for each in server.requests} == {"metadata.name=n1"}
+
+
+def test_a_label_that_changes_or_goes_counts_at_once(server, label, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+
+    label(new="b", old="c")
+    assert running.is_in_force("b")
+    label(old="c")
+    assert running.is_in_force("c")
+    label()
+    assert running.is_in_force("default")
+    assert server.count("GET") == 1
+
+
+def test_other_changes_of_the_node_change_nothing(server, label, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+    before, changes = running.choice.current(), running.changes
+
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata({LABEL: "a"})}
+    server.put({**node, "spec": {"unschedulable": True}})
+    label(new="b")
+
+    assert running.is_in_force("b")
+    assert running.changes == changes + 1
+    label(new="a")
+    assert running.is_in_force("a")
+    assert running.choice.current() == before
+
+
+def test_a_file_that_changes_counts_within_moments(label, run):
+    label(new="a")
+    running = run().start()
+
+    running.write("a", PROFILE.format(9))
+
+    assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 9)
+
+
+def test_the_profile_stays_the_same_object_when_another_file_changes(label, run):
+    label(new="a")
+    running = run().start()
+    before = running.choice.current()
+
+    running.write("b", PROFILE.format(9))
+    running.write("c", "spec: [")
+    time.sleep(0.1)
+
+    assert running.choice.current() is before
+    assert running.choice.error is None
+
+
+def test_an_unknown_profile_leaves_the_last_one_in_force_and_is_said(label, server, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+
+    label(new="x")
+
+    assert running.wait(lambda choice: choice.error)
+    assert running.choice.current().name == "a"
+    assert running.choice.error == (
+        f"label {LABEL} of node {NODE}: no profile 'x' in {running.directory}; there are: "
+        "a, b, c, default, exclusive; profile 'a' stays in force"
+    )
+    label(new="b")
+    assert running.is_in_force("b")
+    assert running.choice.error is None
+
+
+def test_a_profile_that_breaks_stays_in_force_as_it_was_until_it_is_mended(label, run):
+    label(new="a")
+    running = run().start()
+
+    running.write("a", PROFILE.format(0))
+    assert running.wait(lambda choice: choice.error)
+    assert running.choice.current().entries[0].rules.replicas == 2
+    assert "spec.gpus[0].replicas: 0" in running.choice.error
+
+    running.write("a", PROFILE.format(5))
+    assert running.wait(lambda choice: choice.error is None)
+    assert running.choice.current().entries[0].rules.replicas == 5
+
+
+@pytest.mark.parametrize("flag", ["", "x"])
+def test_with_no_good_one_yet_the_reason_is_raised(label, run, flag):
+    label(new="x")
+    running = run(flag).start()
+
+    origin = "--profile" if flag else f"label {LABEL} of node {NODE}"
+    with pytest.raises(SettingsError, match=f"^{origin}: no profile 'x' in "):
+        running.choice.current()
+    assert running.choice.error.startswith(f"{origin}: no profile 'x' in ")
+    running.write("x", PROFILE.format(7))
+    assert running.is_in_force("x")
+
+
+def test_before_it_is_started_there_is_none(run):
+    with pytest.raises(SettingsError, match="no profile was looked for yet"):
+        run().choice.current()
+
+
+def test_an_api_server_that_is_away_at_the_start_is_said_and_waited_for(server, label, run):
+    label(new="a")
+    server.refuse_connections()
+    running = run().start()
+
+    with pytest.raises(
+        ClusterError, match=r"profile of this node is not known: .* cannot be reached"
+    ):
+        running.choice.current()
+
+    server.accept_connections()
+    assert running.is_in_force("a")
+    assert running.choice.error is None
+
+
+def test_an_api_server_that_does_not_answer_keeps_nobody_waiting(server, label, run):
+    label(new="a")
+    server.delay(0.5, "GET", "nodes")
+    running = run().start(wait_seconds=0.01)
+
+    with pytest.raises(ClusterError, match="labels of node n1 were not read yet"):
+        running.choice.current()
+    assert running.is_in_force("a")
+
+
+def test_a_right_that_is_missing_is_named(server, label, run):
+    label(new="a")
+    server.deny("list", "nodes")
+    running = run().start()
+
+    with pytest.raises(ClusterError, match='allow the verb "list" on "nodes"'):
+        running.choice.current()
+    server.heal()
+    assert running.is_in_force("a")
+
+
+def test_a_node_that_is_not_there_yet_is_waited_for(label, run):
+    running = run().start()
+
+    with pytest.raises(ClusterError, match="node n1 has to register"):
+        running.choice.current()
+    label(new="a")
+    assert running.is_in_force("a")
+
+
+def test_an_outage_changes_nothing_and_afterwards_the_label_counts_again(server, label, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+
+    server.refuse_connections()
+    label(new="b")
+    time.sleep(0.1)
+    assert running.choice.current().name == "a"
+    assert running.choice.error is None
+
+    server.accept_connections()
+    assert running.is_in_force("b")
+
+
+def test_a_watch_that_ends_or_falls_behind_is_opened_again(server, label, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+
+    server.fail(410, "WATCH", "nodes")
+    server.end_watches()
+    assert is_watching(server, times=3)
+
+    label(new="b")
+    assert running.is_in_force("b")
+
+
+def test_an_api_server_that_ends_every_watch_at_once_is_asked_ever_less(server, label, run):
+    label(new="a")
+    server.fail(410, "WATCH", "nodes", times=10**6)
+    run(pace=Pace(watch=60, first_retry=0.05, last_retry=60)).start()
+
+    time.sleep(0.5)
+
+    assert 2 <= server.count("WATCH", "nodes") <= 6
+
+
+def test_a_node_that_is_deleted_keeps_its_profile_and_a_new_one_is_heard(server, label, run):
+    label(new="a")
+    running = run().start()
+    assert is_watching(server)
+
+    server.remove("nodes", NODE)
+    time.sleep(0.05)
+    assert running.choice.current().name == "a"
+
+    label(new="b")
+    assert running.is_in_force("b")
+
+
+def test_what_has_no_meaning_in_a_profile_is_logged_when_it_comes_into_force(label, run, caplog):
+    caplog.set_level(logging.INFO)
+    label(new="plugin")
+    running = run()
+    running.write("plugin", "version: v1\nflags: {failOnInitError: true, gdsEnabled: true}\n")
+
+    running.start()
+    time.sleep(0.05)
+
+    said = [each.getMessage() for each in caplog.records if "has no meaning" in each.getMessage()]
+    assert [each.split(": ")[1] for each in said] == ["flags.failOnInitError", "flags.gdsEnabled"]
+
+
+def test_an_outage_is_logged_once(server, label, run, caplog):
+    label(new="a")
+    server.deny("list", "nodes")
+
+    run().start()
+    assert server.wait(lambda: server.count("GET", "nodes") > 4)
+
+    said = [each for each in caplog.records if "cannot watch" in each.getMessage()]
+    assert len(said) == 1
+
+
+def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):
+    label(new="a")
+    running = run()
+
+    def fail():
+        running.count()
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("a fault")
+
+    running.on_change = fail
+    running.start()
+    assert is_watching(server)
+
+    label(new="b")
+    assert running.is_in_force("b")
+    assert is_watching(server, times=2)  # after the fault
+    running.write("b", PROFILE.format(9))
+    assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 9)
+    running.write("b", PROFILE.format(10))
+    assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 10)
+
+    said = {each.getMessage() for each in caplog.records if each.levelno == logging.ERROR}
+    assert said == {"the node's labels cannot be followed", "looking for the profile failed"}
+
+
+def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run):
+    label(new="a")
+    run().choice.stop()
+    running = run().start()
+    assert is_watching(server)
+
+    began = time.monotonic()
+    running.choice.stop()
+
+    assert time.monotonic() - began < 0.5
+    assert {thread.name for thread in threading.enumerate()}.isdisjoint({"profiles", "node-labels"})
