@@ -17,18 +17,10 @@ from dra_driver.node.sim.host import SimulatedHost
 from dra_driver.node.sim.libraries import directory
 from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.topology import PciTree
+from tests.fakes.shells import SHELLS
 from tests.fakes.simulated import Node, h100, two_gpus
 
 COMMON = ["nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools"]
-SHELLS = [
-    pytest.param(
-        [found, *arguments],
-        id=name,
-        marks=pytest.mark.skipif(found == "", reason=f"no {name} here"),
-    )
-    for name, arguments in (("dash", []), ("bash", []), ("busybox", ["sh"]))
-    for found in [shutil.which(name) or ""]
-]
 
 
 @pytest.fixture

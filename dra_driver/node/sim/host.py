@@ -14,6 +14,7 @@ from dra_driver.errors import SettingsError
 from dra_driver.node.sim.files import CharacterDevice, Directory, Entry, File, Link
 from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.node import Node
+from dra_driver.node.sim.tools import SETTINGS, settings
 from dra_driver.node.sim.tree import host_tree
 
 _MARKER: Final = ".simulated-host.json"  # what was put here: only that is ever taken away
@@ -24,8 +25,8 @@ class SimulatedHost:
     """Keeps *directory* what the host of *live* would be, whenever that changes.
 
     It writes below *directory* alone, and takes away only what it put there itself, earlier
-    processes included, besides the nodes that the simulated nvidia-modprobe made for a GPU that is
-    gone. SettingsError: *directory* holds something else, or cannot be written.
+    processes included, besides what the simulated nvidia-modprobe and nvidia-smi made for a GPU or
+    a driver that is gone. SettingsError: *directory* holds something else, or cannot be written.
     """
 
     def __init__(self, live: LiveNode, directory: Path, mknod: Mknod = os.mknod) -> None:
@@ -46,6 +47,7 @@ class SimulatedHost:
                 # Written down before it is done: after a crash the next one still knows what is its
                 # own.
                 self._remember(before | tree.keys())
+                self._forget_settings(node)
                 for path in sorted(before - tree.keys(), key=_going):
                     self._remove(path)
                 for path in sorted(tree, key=_going, reverse=True):
@@ -120,6 +122,12 @@ class SimulatedHost:
         there = {f"nvidia{gpu.minor}" for gpu in node.gpus if gpu.listed and ready}
         for place in (self._directory / "dev").glob("nvidia[0-9]*"):
             if place.name not in there:
+                place.unlink()
+
+    def _forget_settings(self, node: Node) -> None:
+        kept = {self._directory / path for path in settings(node)}
+        for place in (self._directory / SETTINGS).glob("*/*"):
+            if place not in kept:
                 place.unlink()
 
     def _place(self, path: str) -> Path:

@@ -3,11 +3,15 @@
 from importlib import resources
 from typing import Final
 
+import pynvml
+
 from dra_driver.node.nvml_values import architecture
 from dra_driver.node.sim.files import File, Tree, text
 from dra_driver.node.sim.node import Node, SimulatedGpu, serial
 
+SETTINGS: Final = "run/nvidia-simulated"  # <driver version>/<UUID>: the interval that was set
 UVM_MAJOR: Final = 511  # the kernel gives nvidia-uvm a free one; /proc/devices says which
+_SLICES_FROM: Final = (7, 0)  # NVIDIA's documents; a Tesla P4 (6.1) was seen to refuse
 _OTHERS: Final = (
     "nvidia-cuda-mps-control",
     "nvidia-cuda-mps-server",
@@ -23,6 +27,7 @@ def tools(node: Node) -> Tree:
         "nvidia-smi",
         DRIVER_VERSION=node.driver_version,
         CUDA_VERSION=node.cuda_version,
+        SETTINGS=SETTINGS,
         GPUS="\n".join(
             _line(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.bus_id) if gpu.listed
         ),
@@ -43,9 +48,19 @@ def _script(name: str, **values: str) -> File:
     return text(script, 0o755)
 
 
+def settings(node: Node) -> frozenset[str]:
+    """Where settings of the GPUs are kept that the loaded driver has now: with the driver, or with
+    a GPU, its settings go."""
+    if node.driver != "ready":
+        return frozenset()
+    return frozenset(
+        f"{SETTINGS}/{node.driver_version}/{gpu.uuid}" for gpu in node.gpus if gpu.listed
+    )
+
+
 def _line(gpu: SimulatedGpu) -> str:
     mig = "[N/A]" if not gpu.board.mig else "Enabled" if gpu.mig else "Disabled"
-    used = sum(process.memory_bytes for process in gpu.processes)
+    used = sum(process.memory_bytes or 0 for process in gpu.processes)
     return "|".join(
         (
             str(gpu.minor),
@@ -57,6 +72,17 @@ def _line(gpu: SimulatedGpu) -> str:
             mig,
             "NVIDIA",
             architecture(gpu.board.architecture),
+            "{}.{}".format(*gpu.board.compute_capability),
+            _refusal(gpu),
+            " ".join(f"{one.pid}:{(one.memory_bytes or 0) >> 20}" for one in gpu.processes),
             gpu.board.name,
         )
     )
+
+
+def _refusal(gpu: SimulatedGpu) -> str:
+    """The NVML error with which ``nvidia-smi compute-policy`` fails, its number and its words."""
+    error = gpu.error("compute-policy")
+    if error is None and gpu.board.compute_capability < _SLICES_FROM:
+        error = pynvml.NVML_ERROR_NOT_SUPPORTED
+    return "" if error is None else f"{error}:{pynvml.NVMLError(error)}"

@@ -6,7 +6,7 @@ from typing import Final
 from dra_driver.node.sim.files import CharacterDevice, Directory, Link, Tree, text
 from dra_driver.node.sim.libraries import libraries
 from dra_driver.node.sim.node import Node, PciDevice, SimulatedGpu
-from dra_driver.node.sim.tools import UVM_MAJOR, tools
+from dra_driver.node.sim.tools import SETTINGS, UVM_MAJOR, tools
 
 _NVIDIA_MAJOR: Final = 195  # of nvidiaN, nvidiactl and nvidia-modeset (Linux, devices.txt)
 _DISPLAY: Final = "0x030200"  # a 3D controller: boards without a display connector
@@ -22,6 +22,7 @@ def host_tree(node: Node) -> Tree:
         tree |= libraries(node.driver_version) | tools(node)
     if node.driver == "ready":
         tree |= _device_nodes(node) | _proc(node)
+        tree[f"{SETTINGS}/{node.driver_version}"] = Directory()
     return tree
 
 

@@ -1,0 +1,163 @@
+"""The one door to ``nvidia-smi compute-policy``: how long the processes of a GPU take turns.
+
+NVML has no function for it, so the driver's own program is run, which NVIDIA does not promise to
+keep its output. What was seen of it: the usage text, and a refusal (driver 535, Tesla P4)::
+
+    Failed to set timeslice policy with value Default for GPU 0 : Not Supported
+    Failed to set timeslice for requested devices : Not Supported
+
+with exit code 3, the number of that NVML error. The shape of its list is not documented; any line
+or table that names the policy "timeslice" is understood, and what is not understood counts as not
+said. Which GPUs can set an interval is found by trying: compute capability 7.0 is what NVIDIA's
+documents ask for, and boards differ.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from dra_driver.errors import ClaimError, NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.steps import Interval
+from dra_driver.node.commands import Run, run
+from dra_driver.node.driver_root import DriverRoot
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS: Final = 10.0  # of which a node with eight GPUs may need two or three
+_NAMES: Final = {str(interval).casefold(): interval for interval in Interval}
+_POLICY: Final = "timeslice"
+_CANNOT: Final = ("not supported", "not available")
+_GONE: Final = ("no devices were found", "gpu is lost")
+
+
+class TimeSlices:
+    """The intervals of the GPUs of the driver in *driver*. Safe to use from several threads."""
+
+    def __init__(self, driver: DriverRoot, run: Run = run) -> None:
+        self._driver = driver
+        self._run = run
+
+    def read(self, gpu: GpuUuid) -> Interval | None:
+        """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer."""
+        try:
+            said = self._ask(gpu, "-l")
+        except TimedOut:
+            raise
+        except NodeError as e:
+            log.info("a GPU does not say its interval", extra={"gpu": gpu, "error": str(e)})
+            return None
+        found = parse(said)
+        if found is None:
+            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "said": said.strip()})
+        return found
+
+    def set(self, gpu: GpuUuid, interval: Interval) -> None:
+        """Have the processes on *gpu* take turns at *interval*.
+
+        ClaimError: this GPU has no other interval than the default one. NodeError: it failed.
+        """
+        try:
+            self._ask(gpu, f"--set-timeslice={interval.value}")
+        except TimedOut:
+            raise
+        except NodeError as e:
+            if not _says(e, _CANNOT):
+                raise NodeError(
+                    f"the time-slice interval of {gpu} cannot be set to {interval}: {e}; it takes "
+                    "root, and a GPU that nvidia-smi -L lists"
+                ) from e
+            if interval is not Interval.DEFAULT:  # which it has, since it cannot have another
+                raise ClaimError(
+                    f"{gpu} has no time-slice interval to set ({e}): leave out "
+                    "sharing.timeSlicingConfig, or write the interval Default there, or select "
+                    "GPUs that can (compute capability 7.0 and newer)"
+                ) from e
+
+    def restore(self, gpu: GpuUuid, interval: Interval) -> None:
+        """Like :meth:`set`, for what a claim leaves behind.
+
+        A GPU that is gone, one that never had an interval and a driver that is not loaded any more
+        have nothing left that could be restored: giving the claim back must not fail for ever.
+        """
+        try:
+            self.set(gpu, interval)
+        except TimedOut:
+            raise
+        except (ClaimError, NodeError) as e:
+            if isinstance(e, NodeError) and not (_says(e, _GONE) or self._not_loaded()):
+                raise
+            log.warning("no interval to restore", extra={"gpu": gpu, "error": str(e)})
+
+    def _not_loaded(self) -> bool:
+        """What was set is forgotten with the kernel module."""
+        return self._driver.loaded_version() is None
+
+    def _ask(self, gpu: GpuUuid, option: str) -> str:
+        command = self._driver.command("nvidia-smi", "compute-policy", option, "-i", gpu)
+        return self._run(command, _TIMEOUT_SECONDS)
+
+
+def parse(text: str) -> Interval | None:
+    """The one interval in a list of compute policies, however it is drawn. None: there is none, or
+    several.
+
+    >>> parse("|   0     Timeslice        Short    |")
+    <Interval.SHORT: 1>
+    >>> parse("GPU  0: Timeslice: LONG")
+    <Interval.LONG: 3>
+    >>> parse("|   0     Timeslice        N/A      |")
+    """
+    lines = [_fields(line) for line in text.splitlines()]
+    found = set(_in_rows(lines)) or set(_in_columns(lines))
+    return found.pop() if len(found) == 1 else None
+
+
+def _in_rows(lines: list[list[str]]) -> Iterator[Interval]:
+    """A policy per line: its name, then its value; whatever else there is stands behind it."""
+    for fields in lines:
+        for place, field in enumerate(fields):
+            if _is_policy(field):
+                behind = field.casefold().rpartition("slice")[2]
+                values = (_interval(value) for value in (behind, *fields[place + 1 :]))
+                yield from [value for value in values if value is not None][:1]
+                break
+
+
+def _in_columns(lines: list[list[str]]) -> Iterator[Interval]:
+    """A policy per column: below its name."""
+    column: int | None = None
+    width = 0
+    for fields in lines:
+        places = [place for place, field in enumerate(fields) if _is_policy(field)]
+        if places:
+            column, width = places[0], len(fields)
+        elif column is not None and len(fields) == width:
+            value = _interval(fields[column])
+            if value is not None:
+                yield value
+
+
+def _fields(line: str) -> list[str]:
+    """The cells of a table's row, or the parts of a line with colons."""
+    cells = re.split(r"\||:|=|,|\t|\s{2,}", line)
+    return [cell.strip() for cell in cells if cell.strip()]
+
+
+def _is_policy(field: str) -> bool:
+    return _POLICY in re.sub(r"[\s_-]", "", field.casefold())
+
+
+def _interval(field: str) -> Interval | None:
+    """A value by name or by number: "Short", "SHORT (1)", "1"."""
+    words = re.findall(r"[a-z]+|\d+", field.casefold())
+    named = [_NAMES[word] for word in words if word in _NAMES]
+    if named:
+        return named[0]
+    numbers = [int(word) for word in words if word.isdigit()]
+    return Interval(numbers[0]) if len(words) == 1 and numbers and numbers[0] in range(4) else None
+
+
+def _says(error: Exception, words: tuple[str, ...]) -> bool:
+    return any(word in str(error).casefold() for word in words)

@@ -1,0 +1,15 @@
+"""The shells that simulated tools have to run in, as rows of a table."""
+
+import shutil
+
+import pytest
+
+SHELLS = [
+    pytest.param(
+        [found, *arguments],
+        id=name,
+        marks=pytest.mark.skipif(found == "", reason=f"no {name} here"),
+    )
+    for name, arguments in (("dash", []), ("bash", []), ("busybox", ["sh"]))
+    for found in [shutil.which(name) or ""]
+]

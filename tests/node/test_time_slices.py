@@ -1,0 +1,211 @@
+"""The interval of a GPU: read from whatever nvidia-smi prints, set, or refused with a reason."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ClaimError, NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.steps import Interval
+from dra_driver.node import time_slices
+from dra_driver.node.commands import Command
+from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.sim.commands import run_simulated
+from dra_driver.node.time_slices import TimeSlices, parse
+from tests.fakes.driver import install
+from tests.fakes.simulated import Node, h100
+
+P4 = {"product": "P4", "bus_id": "0000:88:00.0"}
+REFUSED = "Failed to set timeslice policy with value {} for GPU 0 : {}"
+
+
+def table(*rows: str) -> str:
+    return "\n".join(("+------+", "| GPU compute policies: |", *rows, "+------+"))
+
+
+LISTS = [
+    pytest.param(
+        table("| GPU     Name             Value      |", "|   0     Timeslice        Short     |"),
+        Interval.SHORT,
+        id="a table with a policy per row",
+    ),
+    pytest.param(
+        table(
+            "| GPU | Name      | Value | Default | Since |",
+            "| 0   | Timeslice | Long  | Default | 12:30 |",
+            "| 0   | Preempt   | Short | Default | 12:30 |",
+        ),
+        Interval.LONG,
+        id="more columns and more policies",
+    ),
+    pytest.param(
+        table("| Bus-Id           Policy      Value |", "| 00000000:1B:00.0  Time Slice  MEDIUM |"),
+        Interval.MEDIUM,
+        id="another spelling",
+    ),
+    pytest.param(
+        table("| GPU | Timeslice config | Preemption |", "| 0   | SHORT (1)   | Default |"),
+        Interval.SHORT,
+        id="a table with a policy per column",
+    ),
+    pytest.param(table("| GPU Name Value |", "| 0 Timeslice Long |"), Interval.LONG, id="narrow"),
+    pytest.param("GPU  0: Timeslice: Default\n", Interval.DEFAULT, id="a line"),
+    pytest.param("GPU 0: Timeslice Medium", Interval.MEDIUM, id="a line with one colon"),
+    pytest.param(
+        "GPU 00000000:1B:00.0\n    Compute Policies\n        Timeslice          : Short\n",
+        Interval.SHORT,
+        id="as -q writes",
+    ),
+    pytest.param("timeslice = 3\n", Interval.LONG, id="a number"),
+    pytest.param(
+        "GPU 0: Timeslice: Short\nGPU 1: Timeslice: Short", Interval.SHORT, id="two that agree"
+    ),
+    pytest.param("GPU 0: Timeslice: Short\nGPU 1: Timeslice: Long", None, id="two that differ"),
+    pytest.param("|   0     Timeslice        N/A       |", None, id="it has none"),
+    pytest.param(table("| GPU | Timeslice |", "| 0 | N/A |"), None, id="it has none, in a column"),
+    pytest.param("timeslice = 7\n", None, id="a number that is no interval"),
+    pytest.param("GPU 0: Timeslice: 2000 us\n", None, id="a time"),
+    pytest.param("GPU 0: Compute Mode: Default\n", None, id="something else"),
+    pytest.param("| GPU | Timeslice | Preemption |\n| Short |", None, id="another width"),
+    pytest.param("", None, id="nothing"),
+]
+
+
+@pytest.mark.parametrize(("said", "interval"), LISTS)
+def test_the_interval_is_found_in_a_list_of_any_shape(said, interval):
+    assert parse(said) is interval
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path, {"gpus": [h100("1b"), h100("43"), P4]})
+    assert node.host
+    return node
+
+
+def simulated(node: Node) -> TimeSlices:
+    root = str(node.root)
+    return TimeSlices(DriverRoot(root, Path("/"), proc=f"{root}/proc"), run_simulated)
+
+
+def uuids(node: Node) -> list[GpuUuid]:
+    return [GpuUuid(str(gpu.uuid)) for gpu in node.live.current().gpus]
+
+
+@pytest.mark.parametrize("interval", Interval)
+def test_what_was_set_is_read_on_that_gpu_and_no_other(node, interval):
+    slices, (first, second, _) = simulated(node), uuids(node)
+    slices.set(first, interval)
+    assert (slices.read(first), slices.read(second)) == (interval, Interval.DEFAULT)
+    slices.restore(first, Interval.DEFAULT)
+    assert slices.read(first) is Interval.DEFAULT
+
+
+def test_a_gpu_without_intervals_does_not_say_and_refuses_with_the_mend(node):
+    slices, (_, _, old) = simulated(node), uuids(node)
+    assert slices.read(old) is None
+    with pytest.raises(ClaimError, match=r"has no time-slice interval to set .*Not Supported") as e:
+        slices.set(old, Interval.SHORT)
+    assert "leave out sharing.timeSlicingConfig" in str(e.value) and old in str(e.value)
+
+
+def test_the_default_interval_is_what_a_gpu_without_intervals_has(node):
+    slices, (_, _, old) = simulated(node), uuids(node)
+    slices.set(old, Interval.DEFAULT)
+    slices.restore(old, Interval.DEFAULT)
+
+
+def test_a_gpu_that_fails_now_is_asked_again_later(node):
+    node.change(gpu=0, fails={"compute-policy": "UNKNOWN"})
+    node.live.current()
+    slices, (first, _, _) = simulated(node), uuids(node)
+    assert slices.read(first) is None
+    for act in (slices.set, slices.restore):
+        with pytest.raises(NodeError, match=f"{first} cannot be set to Long: .*Unknown Error"):
+            act(first, Interval.LONG)
+    node.change(gpu=0, fails={})
+    node.live.current()
+    slices.set(first, Interval.LONG)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"gpu": 0, "present": False}, id="the GPU is gone"),
+        pytest.param({"gpu": 0, "fails": {"compute-policy": "GPU_IS_LOST"}}, id="the GPU is lost"),
+        pytest.param({"driver": "not-loaded"}, id="the driver was unloaded"),
+        pytest.param({"driver": "no-library"}, id="the driver was removed"),
+    ],
+)
+def test_where_the_setting_is_gone_there_is_nothing_to_restore(node, change):
+    slices, (first, _, _) = simulated(node), uuids(node)
+    slices.set(first, Interval.LONG)
+    node.change(**change)
+    node.live.current()
+    slices.restore(first, Interval.DEFAULT)
+    with pytest.raises(NodeError):
+        slices.set(first, Interval.LONG)
+
+
+class Smi:
+    """An nvidia-smi that says, or raises, what a test wants, and remembers how it was run."""
+
+    def __init__(self, answer: str | NodeError) -> None:
+        self.answer = answer
+        self.runs: list[Command] = []
+
+    def __call__(self, command: Command, timeout_seconds: float) -> str:
+        assert 0 < timeout_seconds <= 15
+        self.runs.append(command)
+        if isinstance(self.answer, NodeError):
+            raise self.answer
+        return self.answer
+
+
+def test_the_program_of_a_driver_container_runs_in_there(tmp_path):
+    install(tmp_path / "run/nvidia/driver")
+    (tmp_path / "run/nvidia/driver/dev").mkdir()
+    smi = Smi("GPU 0: Timeslice: Short")
+    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    assert slices.read(GpuUuid("GPU-a")) is Interval.SHORT
+    slices.set(GpuUuid("GPU-a"), Interval.LONG)
+    inside = ("chroot", f"{tmp_path}/run/nvidia/driver", "/usr/bin/nvidia-smi", "compute-policy")
+    assert [command.argv for command in smi.runs] == [
+        (*inside, "-l", "-i", "GPU-a"),
+        (*inside, "--set-timeslice=3", "-i", "GPU-a"),
+    ]
+
+
+@pytest.mark.parametrize("word", ["Default", "Long"])
+def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
+    install(tmp_path)
+    smi = Smi(
+        NodeError(f"nvidia-smi … failed with code 3: {REFUSED.format(word, 'Not Supported')}")
+    )
+    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    assert slices.read(GpuUuid("GPU-a")) is None
+    with pytest.raises(ClaimError, match="has no time-slice interval"):
+        slices.set(GpuUuid("GPU-a"), Interval.LONG)
+
+
+def test_who_may_not_set_it_is_told_so(tmp_path):
+    install(tmp_path)
+    smi = Smi(NodeError(REFUSED.format("Long", "Insufficient Permissions")))
+    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    with pytest.raises(NodeError, match="Insufficient Permissions; it takes root"):
+        slices.set(GpuUuid("GPU-a"), Interval.LONG)
+
+
+def test_a_program_that_does_not_end_is_an_error_whatever_was_asked(tmp_path):
+    install(tmp_path)
+    slices = TimeSlices(DriverRoot(None, tmp_path), Smi(TimedOut("nvidia-smi was killed")))
+    for act in (slices.set, slices.restore):
+        with pytest.raises(TimedOut):
+            act(GpuUuid("GPU-a"), Interval.DEFAULT)
+    with pytest.raises(TimedOut):
+        slices.read(GpuUuid("GPU-a"))
+
+
+def test_the_documentation_is_true():
+    assert doctest.testmod(time_slices).failed == 0
