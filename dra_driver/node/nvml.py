@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid, Version
+from dra_driver.model.devices import GpuUuid
+from dra_driver.node import nvml_readers
 from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.nvml_values import ADDRESSING_MODES, Facts, Glance, System, architecture, brand
-from dra_driver.node.topology import bus_id
+from dra_driver.node.nvml_values import Facts, Glance, System
 from dra_driver.node.versions import cuda_version, driver_version
 from dra_driver.node.worker import Pending, Worker
 
@@ -96,6 +96,7 @@ class Nvml:
         self._stale = False
         self._system = Worker("nvml-system")
         self._workers: list[Worker] = []
+        self._indices: dict[GpuUuid, int] = {}  # of this session, as far as it was looked at
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
     def system(self) -> System:
@@ -137,15 +138,48 @@ class Nvml:
 
     def glances(self, indices: Iterable[int]) -> Mapping[int, Glance | NodeError]:
         """For each NVML index what can change, or why it could not be read."""
-        return self._each(indices, "reading its state", _glance)
+        session = self._session
+        seen = self._each(indices, "reading its state", nvml_readers.glance)
+        with self._gate:
+            if session == self._session:  # else these may be the indices of other GPUs by now
+                for index, one in seen.items():
+                    if not isinstance(one, NodeError):
+                        self._indices[one.uuid] = index
+        return seen
 
     def facts(self, indices: Iterable[int]) -> Mapping[int, Facts | NodeError]:
         """For each NVML index what stays, or why it could not be read."""
-        return self._each(indices, "reading its properties", _facts)
+        return self._each(indices, "reading its properties", nvml_readers.facts)
 
     def links(self, indices: Iterable[int]) -> Mapping[int, Links | NodeError]:
         """For each NVML index its active NVLinks, or why they could not be read."""
-        return self._each(indices, "reading its NVLinks", _links)
+        return self._each(indices, "reading its NVLinks", nvml_readers.links)
+
+    def on_gpu(self, gpu: GpuUuid, doing: str, call: Callable[[Functions, Any], T]) -> T:
+        """What *call* answers for *gpu*, on its thread. NodeError: also where it is not listed."""
+        pending = self._submit_by_uuid(gpu, doing, call)
+        if pending is None:
+            self.glances(range(self.system().gpus))
+            pending = self._submit_by_uuid(gpu, doing, call)
+        if pending is None:
+            raise NodeError(f"GPU {gpu}, {doing}: NVML does not list it")
+        try:
+            return pending.result()
+        except NodeError as error:
+            self._judge(error)
+            raise
+
+    def _submit_by_uuid(
+        self, gpu: GpuUuid, doing: str, call: Callable[[Functions, Any], T]
+    ) -> Pending[T] | None:
+        """None: it is not known where NVML lists *gpu* since it was started."""
+
+        def by_uuid(functions: Functions, handle: Any) -> T:
+            return call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
+
+        with self._gate:
+            index = self._indices.get(gpu)
+            return None if index is None else self._submit(index, f"GPU {gpu}, {doing}", by_uuid)
 
     def _each(
         self, indices: Iterable[int], doing: str, read: Callable[[Functions, Any], T]
@@ -196,6 +230,7 @@ class Nvml:
         ).result()
         self._session += 1
         self._stale = False
+        self._indices = {}
         log.info("NVML started", extra={"session": self._session})
 
     def _read_system(self) -> System:
@@ -227,61 +262,3 @@ class Nvml:
             functions.nvmlShutdown()
         except pynvml.NVMLError as error:
             log.info("NVML was stopped already: %s", error)  # its driver went before it
-
-
-def _glance(nvml: Functions, handle: Any) -> Glance:
-    return Glance(GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mig=_mig_mode(nvml, handle))
-
-
-def _mig_mode(nvml: Functions, handle: Any) -> bool:
-    try:
-        return nvml.nvmlDeviceGetMigMode(handle)[0] == 1  # NVML_DEVICE_MIG_ENABLE
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return False
-
-
-def _facts(nvml: Functions, handle: Any) -> Facts:
-    return Facts(
-        minor=nvml.nvmlDeviceGetMinorNumber(handle),
-        pci_bus_id=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
-        product_name=nvml.nvmlDeviceGetName(handle),
-        brand=brand(nvml.nvmlDeviceGetBrand(handle)),
-        architecture=architecture(nvml.nvmlDeviceGetArchitecture(handle)),
-        compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
-        memory_bytes=_memory_bytes(nvml, handle),
-        addressing_mode=_addressing_mode(nvml, handle),
-    )
-
-
-def _memory_bytes(nvml: Functions, handle: Any) -> int | None:
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except pynvml.NVMLError_NotSupported:
-        return None  # GB10: it has no memory of its own
-
-
-def _addressing_mode(nvml: Functions, handle: Any) -> str | None:
-    try:
-        return ADDRESSING_MODES.get(nvml.nvmlDeviceGetAddressingMode(handle))
-    except (AttributeError, pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return None  # pynvml or driver older than the question
-
-
-def _links(nvml: Functions, handle: Any) -> Links:
-    switch, peers = False, set()
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
-                continue
-            if (
-                nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-                == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-            ):
-                switch = True
-            else:
-                peers.add(bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
-        except pynvml.NVMLError_NotSupported:
-            continue  # this link, or NVLink at all
-        except pynvml.NVMLError_InvalidArgument:
-            break  # beyond the last link of this board
-    return Links(switch, frozenset(peers))

@@ -11,7 +11,7 @@ from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.node import bundled, node_file, read_node, serial
 from tests.fakes.simulated import Document, h100, two_gpus
 
-KNOWN = "a100-40x1, a100x8, b200x8, h100x8, h200x8, l40sx4, mixed, none, t4x1"
+KNOWN = "a100-40x1, a100x8, b200x8, h100x2-615, h100x8, h200x8, l40sx4, mixed, none, t4x1"
 
 
 @pytest.fixture

@@ -2,10 +2,14 @@
 
 ::
 
-    name: odd                     # default: the file's name; UUIDs and serial numbers follow from
-    it driver_version: "580.95.05" cuda_version: "13.0" driver: ready                 # not-loaded,
-    no-library nvidia_modprobe: works        # fails, missing nvlink: nvswitch              # none,
-    or a list of pairs of GPUs: [[0, 1], [2, 3]] gpus:
+    name: odd                     # default: the file's name; UUIDs and serial numbers follow
+    driver_version: "580.95.05"
+    cuda_version: "13.0"
+    driver: ready                 # not-loaded, no-library
+    nvidia_modprobe: works        # fails, missing
+    memory_limits: dmem           # misc, off: what a driver since 615 limits cgroups with
+    nvlink: nvswitch              # none, or a list of pairs of GPUs: [[0, 1], [2, 3]]
+    gpus:
       - product: H100-80-SXM
         bus_id: "0000:1b:00.0"    # in quotes: YAML reads 10:20 as a number
         below: pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0
@@ -55,10 +59,11 @@ class _Model(pydantic.BaseModel):
 
 
 class Process(_Model):
-    """A process that computes on a GPU."""
+    """A process that uses a GPU."""
 
     pid: int = pydantic.Field(gt=0)
-    memory_bytes: int = pydantic.Field(ge=0)
+    memory_bytes: int | None = pydantic.Field(ge=0)  # null: NVML does not tell
+    kinds: tuple[Literal["compute", "graphics", "mps"], ...] = ("compute",)
 
 
 class SimulatedGpu(_Model):
@@ -77,7 +82,7 @@ class SimulatedGpu(_Model):
     device_nodes: bool = True  # false: nobody made /dev/nvidiaN yet
     mig: bool = False
     hangs: bool = False  # calls for it return only when this is false again
-    fails: Mapping[str, str] = {}  # function, or "*" for all of them -> NVML error
+    fails: Mapping[str, str] = {}  # function, "compute-policy", or "*" for all -> NVML error
 
     @pydantic.field_validator("fails", mode="before")
     @classmethod
@@ -141,6 +146,7 @@ class Node(_Model):
     cuda_version: str = pydantic.Field(default="13.0", pattern=r"^[0-9]+\.[0-9]$")
     driver: Literal["ready", "not-loaded", "no-library"] = "ready"
     nvidia_modprobe: Literal["works", "fails", "missing"] = "works"
+    memory_limits: Literal["dmem", "misc", "off"] = "dmem"  # before 615: off
     nvlink: Literal["nvswitch", "none"] | tuple[tuple[int, int], ...] = "none"
     gpus: tuple[SimulatedGpu, ...] = ()
     devices: tuple[PciDevice, ...] = ()
@@ -171,6 +177,11 @@ class Node(_Model):
             if not all(0 <= place < len(self.gpus) for place in pair) or pair[0] == pair[1]:
                 raise ValueError(f"nvlink: {list(pair)} are not two of the {len(self.gpus)} GPUs")
         return self
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether the driver limits memory by cgroup: from 615 on, and not switched off."""
+        return int(self.driver_version.split(".")[0]) >= 615 and self.memory_limits != "off"
 
     def on_bus(self, bus_id: str) -> SimulatedGpu | None:
         """The GPU at *bus_id*, if one is there now."""

@@ -1,15 +1,17 @@
 """pynvml's functions over a simulated node; they refuse what hardware refuses."""
 
-# ruff: noqa: N802 - the functions keep NVML's names
+# ruff: noqa: N802, N815 - the functions keep NVML's names
 
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pynvml
 
 from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.memory_limits import SimulatedMemoryLimits
 from dra_driver.node.sim.node import Node, SimulatedGpu, serial
 
 _HANG_LOOKS_AGAIN_SECONDS = 0.02
@@ -32,8 +34,14 @@ class SimulatedNvml:
     once.
     """
 
-    def __init__(self, live: LiveNode) -> None:
+    c_nvmlSetMemoryLimits_v1_t = pynvml.c_nvmlSetMemoryLimits_v1_t
+    c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
+
+    def __init__(self, live: LiveNode, limits: SimulatedMemoryLimits | None = None) -> None:
         self._live = live
+        self._limits = limits or SimulatedMemoryLimits(Path("/nonexistent"))  # without cgroups
+        self._limits.follow(live.current())
+        live.on_change(self._limits.follow)
         self._lock = threading.Lock()
         self._users = 0  # as NVML counts nvmlInit and nvmlShutdown
         self._session = 0
@@ -119,7 +127,7 @@ class SimulatedNvml:
         gpu = self._gpu(handle, "nvmlDeviceGetMemoryInfo")
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
         memory.total = gpu.board.memory_bytes
-        memory.used = sum(process.memory_bytes for process in gpu.processes)
+        memory.used = sum(process.memory_bytes or 0 for process in gpu.processes)
         memory.free = memory.total - memory.used
         return memory
 
@@ -134,17 +142,23 @@ class SimulatedNvml:
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         gpu = self._gpu(handle, "nvmlDeviceGetComputeRunningProcesses")
-        return [
-            pynvml.nvmlFriendlyObject(
-                {
-                    "pid": process.pid,
-                    "usedGpuMemory": process.memory_bytes,
-                    "gpuInstanceId": _NO_INSTANCE,
-                    "computeInstanceId": _NO_INSTANCE,
-                }
-            )
-            for process in gpu.processes
-        ]
+        return _processes(gpu, "compute")
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]:
+        gpu = self._gpu(handle, "nvmlDeviceGetGraphicsRunningProcesses")
+        return _processes(gpu, "graphics")
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Any) -> list[Any]:
+        gpu = self._gpu(handle, "nvmlDeviceGetMPSComputeRunningProcesses")
+        return _processes(gpu, "mps")
+
+    def nvmlDeviceSetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
+        gpu = self._gpu(device, "nvmlDeviceSetMemoryLimits_v1")
+        self._limits.set(self._node(), gpu, limits)
+
+    def nvmlDeviceGetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
+        gpu = self._gpu(device, "nvmlDeviceGetMemoryLimits_v1")
+        self._limits.get(self._node(), gpu, limits)
 
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
         return int(self._link(device, link, "nvmlDeviceGetNvLinkState") is not None)
@@ -198,6 +212,21 @@ class SimulatedNvml:
         if (error := gpu.error(function)) is not None:
             _fail(error)
         return gpu
+
+
+def _processes(gpu: SimulatedGpu, kind: str) -> list[Any]:
+    return [
+        pynvml.nvmlFriendlyObject(
+            {
+                "pid": process.pid,
+                "usedGpuMemory": process.memory_bytes,
+                "gpuInstanceId": _NO_INSTANCE,
+                "computeInstanceId": _NO_INSTANCE,
+            }
+        )
+        for process in gpu.processes
+        if kind in process.kinds
+    ]
 
 
 def _pci_info(bus_id: str) -> pynvml.nvmlPciInfo_t:

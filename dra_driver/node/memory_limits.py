@@ -1,0 +1,255 @@
+"""Limits that the GPU's own driver puts on pods: it refuses them more memory than they hold.
+
+A pod's directory is limited before any of its processes runs; what is in it, and what that is good
+for, ``dra_driver.node.pod_cgroups`` says.
+
+The kernel tells of containers as they appear. Seen with 40 pods on a machine of two cores: limits
+were set 25 to 163 ms before a container's first instruction, half of them more than 67 ms, and once
+49 ms after it with the cores overloaded.
+
+Where the driver offers nothing of this, nothing is done, and the memory guard remains.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.shares import PodShare
+from dra_driver.model.steps import LimitMemory
+from dra_driver.node.cgroups import Cgroups, containers_in
+from dra_driver.node.container_claims import ContainerClaims, PodClaims
+from dra_driver.node.containers import Uses
+from dra_driver.node.gpu_limits import GpuLimits
+from dra_driver.node.limit_backend import Backend, LimitBackend, Offered
+from dra_driver.node.new_pods import NewPods
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.pod_cgroups import PodCgroups
+from dra_driver.node.pod_directories import PodDirectories
+
+log = logging.getLogger(__name__)
+
+ReadShares = Callable[[], Iterable[PodShare]]
+_LOOK_AGAIN_SECONDS: Final = 60.0  # where nothing seems to change
+_BUSY: Final = "the memory limits of GPU {name} are still being changed after {seconds} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """What all was made right by, at the last time."""
+
+    shares: tuple[PodShare, ...]
+    offered: Offered
+    news: int
+    until: float  # on the clock
+
+
+class MemoryLimits:
+    """Sets what is wanted, looks after it, and takes it away."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        cgroups: Cgroups,
+        uses: Uses,
+        clock: Callable[[], float] = time.monotonic,
+        turn_seconds: float = 15.0,
+    ) -> None:
+        """*turn_seconds*: how long a change waits until another one on the same GPU is done."""
+        self._nvml = nvml
+        self._cgroups = cgroups
+        self._turn_seconds = turn_seconds
+        self._clock = clock
+        self._backend = LimitBackend(nvml, cgroups, clock)
+        self._claims = ContainerClaims(uses, clock)
+        self._directories = PodDirectories(cgroups, self._appeared)
+        self._pods = PodCgroups(cgroups, self._claims, self._directories)
+        self._new_pods = NewPods(cgroups)
+        self._turns = NamedLocks(_BUSY)
+        self._lock = threading.Lock()  # of what follows
+        self._gpus: dict[GpuUuid, GpuLimits] = {}
+        self._news = 0  # how often something happened that ``settle`` has to look at
+        self._settled: _Settled | None = None
+        self.on_unsettled: Callable[[], None] = lambda: None  # it would be good to settle now
+
+    def status(self) -> Offered:
+        """What the driver offers, looked at once a minute at most where it is ready."""
+        return self._backend.offered()
+
+    def carry_out(self, step: LimitMemory) -> None:
+        """Limit the pods of *step*, as far as they are here.
+
+        NodeError: the step is strict, and the driver offers no limits, a limit could not be set, or
+        none of the pods has a cgroup. Without strict all that is a line in the log.
+        """
+        offered = self._backend.offered()
+        if offered.backend is not None:
+            problem = self._carry_out(step, offered.backend)
+        else:
+            limited = any(one.memory_bytes is not None for one in step.pods)
+            problem = offered.reason if limited else ""
+        if problem and step.strict:
+            raise NodeError(
+                f"GPU {step.gpu}: its driver does not limit the claim's memory, which the node's "
+                f"profile insists on: {problem}; or make the profile not strict: then the memory "
+                "guard is enough"
+            )
+
+    def settle(self, read: ReadShares) -> None:
+        """Make the limits those of *read*, what all pods hold by the claims of this node.
+
+        For pods that came to a claim later or left it, for limits that were lost, for containers
+        that nobody told of, and for what those use. While nothing changes it compares, and no more.
+        *read* is asked again for each GPU, so that no claim prepared meanwhile is undone. One
+        thread at a time.
+        """
+        shares = tuple(read())
+        if self._is_settled(shares):
+            return
+        limited = tuple(share for share in shares if share.memory_bytes is not None)
+        gpus = {share.gpu for share in limited} | set(self._known())
+        if not gpus:
+            return
+        news, offered = self._news, self._backend.offered()
+        places: Mapping[PodUid, Path] = {}
+        if offered.backend is not None:
+            places = self._directories.find({share.pod for share in limited})
+            self._claims.learn(_to_ask(limited, places))  # nobody waits for a turn meanwhile
+        well = [self._settle_gpu(gpu, read, offered, places) for gpu in sorted(gpus)]
+        self._directories.keep({pod for gpu in self._known() for pod in self._pods_of(gpu)})
+        self._settled = _Settled(shares, offered, news, self._due()) if all(well) else None
+
+    def tell_of_pods(self, told: Callable[[], None] | None) -> bool:
+        """Call *told* when a pod comes to this node, from now on; None: no longer.
+
+        False: that is not possible now, or not for all pods.
+        """
+        return self._new_pods.tell(told)
+
+    def stop(self) -> None:
+        """Set nothing any more. The driver keeps what was set."""
+        self._directories.stop()
+        self._new_pods.stop()
+
+    def _is_settled(self, shares: tuple[PodShare, ...]) -> bool:
+        last = self._settled
+        return (
+            last is not None
+            and last.shares == shares
+            and last.news == self._news
+            and self._clock() < last.until
+            and self._directories.complete
+            and self._backend.offered() == last.offered
+        )
+
+    def _due(self) -> float:
+        """When to look again even if nothing changes."""
+        with self._lock:
+            dues = [limits.due for limits in self._gpus.values()]
+        return min(self._clock() + _LOOK_AGAIN_SECONDS, self._claims.ask_at, *dues)
+
+    def _note(self) -> None:
+        with self._lock:
+            self._news += 1
+
+    def _carry_out(self, step: LimitMemory, backend: Backend) -> str:
+        """What is wrong afterwards, if something is."""
+        try:
+            with self._turn(step.gpu) as limits:
+                found = self._pods.change(limits, step, backend)
+        except TimedOut as error:
+            log.warning("GPU memory limits not set: %s", error, extra={"gpu": step.gpu})
+            return str(error)
+        finally:
+            self._note()
+        if found and not any(problem is not None for problem in found):
+            pods = ", ".join(one.pod for one in step.pods if one.memory_bytes is not None)
+            problem = f"no cgroup of pod {pods} is below {self._cgroups.root}"
+            log.warning("no pod to limit the GPU memory of: %s", problem, extra={"gpu": step.gpu})
+            return problem
+        return next((problem for problem in found if problem), "")
+
+    def _settle_gpu(
+        self, gpu: GpuUuid, read: ReadShares, offered: Offered, places: Mapping[PodUid, Path]
+    ) -> bool:
+        """Whether it was possible."""
+        try:
+            with self._turn(gpu) as limits:
+                limits.shares = {
+                    share.pod: share
+                    for share in read()
+                    if share.gpu == gpu and share.memory_bytes is not None
+                }
+                if offered.backend is not None:
+                    self._pods.settle(limits, offered.backend, places)
+                elif not offered.fault:
+                    limits.forget()
+        except NodeError as error:
+            log.warning("GPU memory limits not looked after: %s", error, extra={"gpu": gpu})
+            return False
+        return True
+
+    def _appeared(self, pod: PodUid) -> None:
+        """A directory of *pod* is new."""
+        gpus = [gpu for gpu in self._known() if pod in self._pods_of(gpu)]
+        several = False  # the answer to who uses which of them is not waited for here
+        for gpu in gpus:
+            try:
+                several |= self._limit_new(gpu, pod)
+            except NodeError as error:
+                log.warning("GPU memory limits not set: %s", error, extra={"gpu": gpu, "pod": pod})
+        if gpus:
+            self._note()
+        if several:
+            self.on_unsettled()
+
+    def _limit_new(self, gpu: GpuUuid, pod: PodUid) -> bool:
+        """Whether the pod has several claims, so that its containers may use different ones."""
+        with self._turn(gpu) as limits:
+            if (backend := self._backend.known()) is not None:
+                self._pods.limit(limits, pod, backend)
+            return pod in limits.shares and len(limits.shares[pod].claims) > 1
+
+    def _pods_of(self, gpu: GpuUuid) -> Collection[PodUid]:
+        with self._lock:
+            return tuple(self._gpus[gpu].shares) if gpu in self._gpus else ()
+
+    def _known(self) -> tuple[GpuUuid, ...]:
+        with self._lock:
+            return tuple(sorted(self._gpus))
+
+    @contextmanager
+    def _turn(self, gpu: GpuUuid) -> Iterator[GpuLimits]:
+        """The limits of *gpu*, for this thread alone. TimedOut: another had them for too long."""
+        with self._turns.hold([gpu], self._turn_seconds):
+            with self._lock:
+                limits = self._gpus.setdefault(gpu, GpuLimits(self._nvml, gpu, self._clock))
+            try:
+                yield limits
+            finally:
+                with self._lock:
+                    if limits.idle:
+                        del self._gpus[gpu]
+
+
+def _to_ask(limited: Iterable[PodShare], places: Mapping[PodUid, Path]) -> Mapping[str, PodClaims]:
+    """The containers of pods that hold something of one GPU by several claims."""
+    claims: dict[PodUid, set[ClaimUid]] = {}
+    several: set[PodUid] = set()
+    for share in limited:
+        claims.setdefault(share.pod, set()).update(claim for claim, _ in share.claims)
+        if len(share.claims) > 1 and share.pod in places:
+            several.add(share.pod)
+    return {
+        container: PodClaims(pod, frozenset(claims[pod]))
+        for pod in sorted(several)
+        for container, _ in containers_in(places[pod])
+    }

@@ -1,0 +1,149 @@
+"""Tells of directories as they appear in others: the kernel says so at once (inotify(7)).
+
+It works on cgroups, too, and costs nothing while nothing happens.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import select
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+Told = Callable[[Path, str], None]
+"""What is called with the directory that is watched, and the name of the new one in it."""
+
+# linux/inotify.h
+_APPEARED: Final = 0x100 | 0x80  # made there, or moved there
+_OVERFLOW, _IGNORED = 0x4000, 0x8000
+_DIRECTORY, _ONLY_DIRECTORIES = 0x40000000, 0x01000000
+_EVENT: Final = struct.Struct("iIII")  # watch, what happened, cookie, length of the name
+_BUFFER: Final = 65536
+
+
+class NewDirectories:
+    """Watches directories on a thread of its own, which there is once something is watched."""
+
+    def __init__(self, told: Told) -> None:
+        """*told* is called on that thread; what it raises is logged."""
+        self._told = told
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._lock = threading.Lock()
+        self._inotify: int | None = None
+        self._wake: int | None = None  # an eventfd that ends the thread
+        self._watches: dict[Path, int] = {}
+        self._places: dict[int, Path] = {}
+        self._failed: set[int] = set()
+
+    def watch(self, directory: Path) -> bool:
+        """Tell of what appears in *directory* from now on; doing it again changes nothing.
+
+        False: it is gone, or the kernel has no more watches.
+        """
+        with self._lock:
+            if directory in self._watches:
+                return True
+            if self._inotify is None and not self._start():
+                return False
+            path = os.fsencode(directory)
+            watch = self._libc.inotify_add_watch(self._inotify, path, _APPEARED | _ONLY_DIRECTORIES)
+            if watch < 0 and ctypes.get_errno() == errno.ENOENT:
+                return False
+            if watch < 0:
+                self._log_once("a directory is not watched", directory)
+                return False
+            self._watches[directory] = watch
+            self._places[watch] = directory
+            return True
+
+    def unwatch(self, directory: Path) -> None:
+        """No longer tell of *directory*."""
+        with self._lock:
+            if (watch := self._watches.pop(directory, None)) is not None:
+                self._places.pop(watch, None)
+                self._libc.inotify_rm_watch(self._inotify, watch)  # fails where it went by itself
+
+    def watched(self) -> frozenset[Path]:
+        """The directories that are watched; one that went is none of them."""
+        with self._lock:
+            return frozenset(self._watches)
+
+    def stop(self) -> None:
+        """End the thread, and with it every watch. It does not wait for that."""
+        with self._lock:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+            self._inotify = self._wake = None
+            self._watches, self._places = {}, {}
+
+    def _start(self) -> bool:
+        inotify = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if inotify < 0:
+            self._log_once("no directory is watched")
+            return False
+        self._inotify, self._wake = inotify, os.eventfd(0, os.EFD_CLOEXEC)
+        threading.Thread(
+            target=self._run, args=(self._inotify, self._wake), name="new-directories", daemon=True
+        ).start()
+        return True
+
+    def _run(self, inotify: int, wake: int) -> None:
+        poll = select.poll()
+        poll.register(inotify, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        try:
+            while not any(ready == wake for ready, _ in poll.poll()):
+                for watch, happened, name in _events(os.read(inotify, _BUFFER)):
+                    self._happened(watch, happened, name)
+        finally:
+            os.close(inotify)
+            os.close(wake)
+
+    def _happened(self, watch: int, happened: int, name: str) -> None:
+        if happened & _OVERFLOW:  # some events are lost: whatever is there may be new
+            for directory in self.watched():
+                for known in _directories(directory):
+                    self._tell(directory, known)
+            return
+        with self._lock:
+            place = self._places.get(watch)
+            if place is not None and happened & _IGNORED:
+                del self._places[watch], self._watches[place]
+        if place is not None and happened & _APPEARED and happened & _DIRECTORY:
+            self._tell(place, name)
+
+    def _log_once(self, message: str, directory: Path | None = None) -> None:
+        if (number := ctypes.get_errno()) not in self._failed:  # of each kind
+            self._failed.add(number)
+            what = {"directory": str(directory), "error": os.strerror(number)}
+            log.warning(message, extra=what)
+
+    def _tell(self, directory: Path, name: str) -> None:
+        try:
+            self._told(directory, name)
+        except Exception:
+            # Whatever is wrong with one, the next may be well.
+            log.exception("a new directory was not dealt with", extra={"directory": name})
+
+
+def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
+    at = 0
+    while at < len(raw):
+        watch, happened, _, length = _EVENT.unpack_from(raw, at)
+        at += _EVENT.size
+        yield watch, happened, os.fsdecode(raw[at : at + length].rstrip(b"\0"))
+        at += length
+
+
+def _directories(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return []

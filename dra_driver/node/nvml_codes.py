@@ -1,0 +1,30 @@
+"""NVML's own numbers for what it refuses (``nvmlReturn_t``), where a refusal is an answer."""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+INVALID_ARGUMENT: Final = 2
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+NOT_FOUND: Final = 6
+FUNCTION_NOT_FOUND: Final = 13  # the driver is older than the question
+
+
+def code(error: BaseException) -> int | None:
+    """NVML's number of *error* or of what caused it; None: it is none of NVML's."""
+    for one in (error, error.__cause__):
+        if isinstance(found := getattr(one, "value", None), int):
+            return found
+    return None
+
+
+def unless_refused(read: Callable[[], T], *codes: int) -> T | None:
+    """What *read* answers; None: NVML refuses it with one of *codes*."""
+    try:
+        return read()
+    except Exception as error:
+        if code(error) in codes:
+            return None
+        raise

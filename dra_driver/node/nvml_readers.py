@@ -1,0 +1,86 @@
+"""What is read of one GPU: each reader is called on that GPU's thread of ``dra_driver.node.nvml``.
+
+Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
+"""
+
+from typing import Any, Final
+
+from dra_driver.model.devices import GpuUuid, Version
+from dra_driver.node.nvlink import Links
+from dra_driver.node.nvml_codes import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    code,
+    unless_refused,
+)
+from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.nvml_values import ADDRESSING_MODES, Facts, Glance, architecture, brand
+from dra_driver.node.topology import bus_id
+
+# nvml.h
+MOST_LINKS: Final = 36  # NVML_NVLINK_MAX_LINKS
+LINK_TO_SWITCH: Final = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+MIG_ENABLED: Final = 1  # NVML_DEVICE_MIG_ENABLE
+
+
+def glance(nvml: Functions, handle: Any) -> Glance:
+    """What can change."""
+    return Glance(GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mig=_mig_mode(nvml, handle))
+
+
+def facts(nvml: Functions, handle: Any) -> Facts:
+    """What stays."""
+    return Facts(
+        minor=nvml.nvmlDeviceGetMinorNumber(handle),
+        pci_bus_id=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        product_name=nvml.nvmlDeviceGetName(handle),
+        brand=brand(nvml.nvmlDeviceGetBrand(handle)),
+        architecture=architecture(nvml.nvmlDeviceGetArchitecture(handle)),
+        compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        memory_bytes=_memory_bytes(nvml, handle),
+        addressing_mode=_addressing_mode(nvml, handle),
+    )
+
+
+def links(nvml: Functions, handle: Any) -> Links:
+    """Where its active NVLinks lead."""
+    switch, peers = False, set()
+    for link in range(MOST_LINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == LINK_TO_SWITCH:
+                switch = True
+            else:
+                peers.add(bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        except Exception as error:
+            if code(error) == NOT_SUPPORTED:
+                continue  # this link, or NVLink at all
+            if code(error) == INVALID_ARGUMENT:
+                break  # beyond the last link of this board
+            raise
+    return Links(switch, frozenset(peers))
+
+
+def _mig_mode(nvml: Functions, handle: Any) -> bool:
+    mode = unless_refused(
+        lambda: nvml.nvmlDeviceGetMigMode(handle), NOT_SUPPORTED, FUNCTION_NOT_FOUND
+    )
+    return mode is not None and mode[0] == MIG_ENABLED
+
+
+def _memory_bytes(nvml: Functions, handle: Any) -> int | None:
+    """None: it has no memory of its own, as a GB10."""
+    memory = unless_refused(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), NOT_SUPPORTED)
+    return None if memory is None else int(memory.total)
+
+
+def _addressing_mode(nvml: Functions, handle: Any) -> str | None:
+    try:
+        mode = unless_refused(
+            lambda: nvml.nvmlDeviceGetAddressingMode(handle), NOT_SUPPORTED, FUNCTION_NOT_FOUND
+        )
+    except AttributeError:
+        return None  # pynvml is older than the question
+    return None if mode is None else ADDRESSING_MODES.get(mode)

@@ -1,0 +1,75 @@
+"""Where limited pods are in the cgroup file system, and who tells of what appears in them."""
+
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.node.cgroups import Cgroups, container_in, pod_in
+from dra_driver.node.new_directories import NewDirectories
+
+INNER: Final = "container"  # crun may put the processes into this one, inside CRI-O's
+
+
+class PodDirectories:
+    """Watches the directories of pods, and those in which pods appear."""
+
+    def __init__(self, cgroups: Cgroups, told: Callable[[PodUid], None]) -> None:
+        """*told* is called, on a thread of its own, with the pod whose directory is new, or in
+        which one of a container is new."""
+        self._cgroups = cgroups
+        self._told = told
+        self._new = NewDirectories(self._appeared)
+        self._lock = threading.Lock()
+        self._pods: dict[Path, PodUid] = {}  # by the directory that is watched
+        self._missed = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that appears is told of, since the last ``find``."""
+        return not self._missed
+
+    def find(self, pods: Collection[PodUid]) -> Mapping[PodUid, Path]:
+        """The directories of *pods*; of one that has none it is told once it has."""
+        levels = self._cgroups.levels() if pods else ()
+        self._missed = bool(pods) and not levels
+        for level in levels:  # before they are looked for: between look and watch, none is missed
+            self._watch(level)
+        return self._cgroups.pods(pods)
+
+    def watch(self, directory: Path, pod: PodUid) -> None:
+        """Tell of what appears in *directory* of *pod* from now on."""
+        with self._lock:
+            self._pods[directory] = pod
+        self._watch(directory)
+
+    def keep(self, pods: Collection[PodUid]) -> None:
+        """Tell of no others than *pods* any more."""
+        levels = self._cgroups.levels() if pods else ()
+        with self._lock:
+            for path, pod in tuple(self._pods.items()):
+                if pod not in pods or not os.path.isdir(path):
+                    del self._pods[path]
+            wanted = {*self._pods, *levels}
+        for directory in self._new.watched() - wanted:
+            self._new.unwatch(directory)
+
+    def stop(self) -> None:
+        self._new.stop()
+
+    def _watch(self, directory: Path) -> None:
+        if not self._new.watch(directory):
+            self._missed = True
+
+    def _appeared(self, directory: Path, name: str) -> None:
+        with self._lock:
+            pod = self._pods.get(directory)
+        if pod is not None:
+            if container_in(name) or name == INNER:
+                self._told(pod)
+        elif (new := pod_in(name, directory.name)) is not None:
+            self._told(new)
+        else:
+            self._missed = True  # it may be the one of a QoS class, in which pods will appear

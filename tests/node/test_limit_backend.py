@@ -1,0 +1,215 @@
+"""What the driver offers is found by trying, seldom, and its reasons say what to change."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.node.cgroups import Cgroups
+from dra_driver.node.limit_backend import Backend, LimitBackend, Offered, apply_limit
+from tests.fakes.limits import GIB, LimitedNode
+from tests.fakes.simulated import h100
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def looking(node, cgroups=None):
+    clock = Clock()
+    return LimitBackend(node.nvml, cgroups or node.cgroups, clock), clock
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("controllers", ["cpu dmem misc\n", "cpu misc\n"])
+def test_who_counts_is_told_apart(tmp_path, backend, controllers):
+    node = LimitedNode(tmp_path, backend.value)
+    if backend is Backend.MISC:  # with dmem files also where the driver was told not to use them
+        (node.tree.root / "cgroup.subtree_control").write_text(controllers)
+    assert looking(node)[0].offered() == Offered(backend)
+    assert [path.name for path in node.tree.root.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"driver_version": "580.95.05"}, "driver 580.95.5 is too old: 615 or newer does"),
+        ({"driver": "no-library"}, "install the NVIDIA driver"),
+        ({"memory_limits": "off"}, "remove RmMemacctMode=0 from the nvidia module's options"),
+        ({"gpus": []}, "no GPU answers"),
+    ],
+)
+def test_what_is_missing_is_said(tmp_path, fields, reason):
+    offered = looking(LimitedNode(tmp_path, **fields))[0].offered()
+    assert offered.backend is None
+    assert reason in offered.reason
+
+
+def test_gpus_in_mig_mode_are_passed_over(tmp_path):
+    node = LimitedNode(tmp_path)
+    node.node.change(gpu=0, mig=True)
+    assert looking(node)[0].offered() == Offered(Backend.DMEM)
+
+    (tmp_path / "all").mkdir()
+    node = LimitedNode(tmp_path / "all")
+    node.node.change(gpu=0, mig=True)
+    node.node.change(gpu=1, mig=True)
+    assert "every GPU is in MIG mode" in looking(node)[0].offered().reason
+
+
+def test_cgroup_v1_is_said_and_so_is_none_at_all(tmp_path):
+    node = LimitedNode(tmp_path)
+    (tmp_path / "v1/memory").mkdir(parents=True)
+    for root, reason in ((tmp_path / "v1", "is cgroup v1: boot with"), (tmp_path / "x", "missing")):
+        offered = looking(node, Cgroups(root))[0].offered()
+        assert (offered.backend, reason in offered.reason) == (None, True)
+
+
+def test_without_a_controller_there_is_nothing(tmp_path):
+    node = LimitedNode(tmp_path)
+    (node.tree.root / "cgroup.controllers").write_text("cpu memory\n")
+    assert "neither the dmem nor the misc" in looking(node)[0].offered().reason
+
+
+def test_a_controller_that_is_not_given_on_is_said(tmp_path):
+    node = LimitedNode(tmp_path)
+    (node.tree.root / "cgroup.subtree_control").write_text("cpu misc\n")
+    assert "add +dmem" in looking(node)[0].offered().reason
+
+
+def test_without_the_right_to_set_it_is_said(tmp_path):
+    node = LimitedNode(tmp_path)
+    node.is_root = False
+    assert "run this as root" in looking(node)[0].offered().reason
+
+
+def test_a_cgroup_file_system_that_cannot_be_written_is_said(tmp_path):
+    node = LimitedNode(tmp_path)
+
+    def read_only(path):
+        raise OSError(30, "Read-only file system")
+
+    offered = looking(node, Cgroups(node.tree.root, read_only))[0].offered()
+    assert "Read-only file system; it has to be mounted writable" in offered.reason
+
+
+def test_each_process_tries_on_a_cgroup_of_its_own(tmp_path):
+    node = LimitedNode(tmp_path)
+    made = []
+
+    def make(path):
+        made.append(path.name)
+        return node.tree.make(path)
+
+    backend, _ = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
+    assert backend.offered() == Offered(Backend.DMEM)
+    assert made == [f"dra-driver-gpu-trial-{os.getpid()}"]
+
+
+def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_path):
+    node = LimitedNode(tmp_path)
+    left = node.tree.make("dra-driver-gpu-trial-1")
+    goes_on = node.tree.make("dra-driver-gpu-trial-2")
+    os.utime(left, (0.0, time.time() - 61.0))
+    assert looking(node)[0].offered() == Offered(Backend.DMEM)
+    assert not left.exists()
+    assert goes_on.exists()
+
+
+@pytest.mark.parametrize("backend", list(Backend))
+def test_the_trial_goes_without_its_limit(tmp_path, backend):
+    node = LimitedNode(tmp_path, backend.value)
+    kept = []
+
+    def remove(path):
+        kept.append(node.limit(path))
+        node.tree.remove(path)
+
+    looking(node, Cgroups(node.tree.root, node.tree.make, remove))[0].offered()
+    assert kept == [None]
+
+
+REFUSALS: dict[str, dict[str, Any]] = {
+    "its accounting is off": {"memory_limits": "off"},
+    "every GPU is in MIG mode": {"gpus": [h100("1b", mig=True)]},
+    "there is no GPU": {"gpus": []},
+    "the cgroup file system is read-only": {},
+    "it may not": {},
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_was_refused_is_tried_again_after_a_minute(tmp_path, refusal):
+    node = LimitedNode(tmp_path, **REFUSALS[refusal])
+    node.is_root = refusal != "it may not"
+    tries = []
+
+    def make(path):
+        tries.append(path)
+        if refusal == "the cgroup file system is read-only":
+            raise OSError(30, "Read-only file system")
+        return node.tree.make(path)
+
+    node.nvml.system()
+    backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
+    assert backend.known() is None
+    first, made = backend.offered(), len(tries)
+    node.node.change(memory_limits="dmem", gpus=[h100("1b")])
+    assert node.nvml.restart()
+    node.is_root = True
+    clock.now = 59.9
+    assert backend.offered() == first
+    assert len(tries) == made
+    clock.now = 60.0
+    backend.offered()
+    assert len(tries) == made + 1
+
+
+def test_it_is_tried_once_as_long_as_the_driver_is_the_same(tmp_path):
+    node = LimitedNode(tmp_path)
+    made = []
+
+    def make(path):
+        made.append(path)
+        return node.tree.make(path)
+
+    backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
+    for clock.now in (0.0, 60.0, 3600.0):
+        assert backend.offered().backend is backend.known() is Backend.DMEM
+    assert len(made) == 1
+
+
+def test_a_driver_that_is_not_ready_is_looked_at_again_soon(tmp_path):
+    node = LimitedNode(tmp_path, driver="not-loaded")
+    backend, clock = looking(node)
+    assert backend.offered().fault
+    node.node.change(driver="ready")
+    clock.now = 4.9
+    assert backend.offered().fault
+    clock.now = 5.0
+    assert backend.offered() == Offered(Backend.DMEM)
+
+
+def test_another_driver_is_tried_anew(tmp_path):
+    node = LimitedNode(tmp_path)
+    backend, clock = looking(node)
+    assert backend.offered().backend is Backend.DMEM
+    node.node.change(driver_version="580.95.05")
+    clock.now = 60.0
+    assert "older" in backend.offered().reason or "changed in use" in backend.offered().reason
+    clock.now = 120.0
+    assert "too old" in backend.offered().reason
+
+
+def test_a_limit_that_the_driver_left_as_it_was_is_seen(tmp_path):
+    node = LimitedNode(tmp_path)
+    pod = node.pod("a")
+    assert node.allocate(pod, 3 * GIB) is not None
+    with pytest.raises(NodeError, match=rf"left it at all \({3 * GIB} bytes are in use\)"):
+        apply_limit(node.nvml, node.gpus[0], pod, 2 * GIB)

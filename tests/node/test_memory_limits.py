@@ -1,0 +1,819 @@
+"""Pods get no more of a GPU's memory than they hold, where the driver can see to that."""
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.shares import PodShare
+from dra_driver.model.steps import LimitMemory, PodLimit
+from dra_driver.node.cgroups import Cgroups
+from dra_driver.node.gpu_limits import GpuLimits
+from dra_driver.node.memory_limits import MemoryLimits
+from tests.fakes.limits import GIB, LimitedNode, container_id
+
+SECONDS = 10.0
+MOST = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+
+
+class Limits:
+    """The unit under test on a simulated node, a clock to turn, and who uses which claims."""
+
+    def __init__(self, directory, backend="dmem", **fields):
+        self.node = LimitedNode(directory, backend, **fields)
+        self.now = 0.0
+        self.used = {}  # by pod and container
+        self.asked = []  # what the kubelet was asked about, each time
+        self.opened = []
+        self.limits = self.again()
+
+    def again(self, nvml=None, turn_seconds=SECONDS):
+        """As after a restart."""
+        nvml, cgroups = nvml or self.node.nvml, self.node.cgroups
+        fresh = MemoryLimits(nvml, cgroups, self.uses, lambda: self.now, turn_seconds)
+        self.opened.append(fresh)
+        return fresh
+
+    def uses(self, containers):
+        self.asked.append(sorted(containers))
+        return {one: self.used[one] for one in containers if one in self.used}
+
+    def use(self, pod, container, *claims):
+        self.used[pod, container_id(container)] = {ClaimUid(claim) for claim in claims}
+
+    def step(self, strict=False, gpu=0, **pods):
+        limits = tuple(PodLimit(PodUid(pod), held) for pod, held in sorted(pods.items()))
+        return LimitMemory(self.node.gpus[gpu], limits, strict)
+
+    def share(self, pod, gpu=0, **claims):
+        held = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
+        return PodShare(PodUid(pod), self.node.gpus[gpu], held)
+
+    def settle(self, *shares):
+        self.limits.settle(lambda: shares)
+
+
+@pytest.fixture(params=["dmem", "misc"])
+def either(tmp_path, request):
+    yield from opened(Limits(tmp_path, request.param))
+
+
+@pytest.fixture
+def dmem(tmp_path):
+    yield from opened(Limits(tmp_path, "dmem"))
+
+
+@pytest.fixture
+def misc(tmp_path):
+    yield from opened(Limits(tmp_path, "misc"))
+
+
+@pytest.fixture
+def hasty(tmp_path):
+    yield from opened(Limits(tmp_path, deadline_seconds=0.3))
+
+
+@pytest.fixture
+def old(tmp_path):
+    yield from opened(Limits(tmp_path, driver_version="580.95.05"))
+
+
+def opened(limits):
+    yield limits
+    for one in limits.opened:
+        one.stop()
+    limits.node.nvml.stop()
+
+
+def eventually(condition):
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.002)
+
+
+def test_a_pod_is_limited_and_unlimited(either):
+    pod = either.node.pod("a")
+    either.limits.carry_out(either.step(a=4 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+    assert either.node.limit(pod, gpu=1) is None
+    assert either.node.allocate(pod, 5 * GIB) is None
+
+    either.limits.carry_out(either.step(a=4 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+    either.limits.carry_out(either.step(a=None))
+    either.limits.carry_out(either.step(a=None))
+    assert either.node.limit(pod) is None
+
+
+def test_a_new_process_undoes_what_an_earlier_one_did(either):
+    pod = either.node.pod("a")
+    either.limits.carry_out(either.step(a=4 * GIB))
+    either.again().carry_out(either.step(a=None))
+    assert either.node.limit(pod) is None
+
+
+def test_pods_that_are_not_here_need_no_limit(either):
+    pod = either.node.pod("a")
+    either.limits.carry_out(either.step(strict=True, a=4 * GIB, gone=4 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+    either.limits.carry_out(either.step(strict=True, gone=None))
+
+
+def test_without_any_cgroup_a_strict_step_fails_and_another_warns(either, caplog):
+    with pytest.raises(NodeError, match=r"insists on: no cgroup of pod a is below .*cgroup; or"):
+        either.limits.carry_out(either.step(strict=True, a=4 * GIB))
+    either.limits.carry_out(either.step(a=4 * GIB))
+    assert "no pod to limit the GPU memory of" in caplog.text
+
+
+def test_a_limit_that_cannot_be_set_fails_a_strict_step_and_another_warns(either, caplog):
+    pod = either.node.pod("a")
+    either.limits.status()
+    either.node.is_root = False
+    with pytest.raises(NodeError, match="Insufficient Permissions"):
+        either.limits.carry_out(either.step(strict=True, a=4 * GIB))
+    either.now = 60.0
+    either.limits.carry_out(either.step(a=5 * GIB))
+    assert "a GPU memory limit is not as wanted" in caplog.text
+    assert either.node.limit(pod) is None
+
+
+def test_a_limit_below_what_is_in_use_is_not_taken_for_set(either):
+    pod = either.node.pod("a")
+    either.limits.carry_out(either.step(a=4 * GIB))
+    assert either.node.allocate(pod, 3 * GIB) is not None
+    with pytest.raises(NodeError, match="not limit the claim's memory"):
+        either.limits.carry_out(either.step(strict=True, a=2 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+
+
+def test_where_the_driver_offers_nothing_only_a_strict_step_minds(old, caplog):
+    old.node.pod("a")
+    old.limits.carry_out(old.step(a=4 * GIB))
+    old.limits.carry_out(old.step(strict=True, a=None))
+    with pytest.raises(NodeError, match=r"driver 580.95.5 is too old: 615 or newer does; or make"):
+        old.limits.carry_out(old.step(strict=True, a=4 * GIB))
+    old.settle(old.share("a", one=4 * GIB))
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
+
+
+def test_nothing_held_means_nothing_is_looked_at(tmp_path):
+    never = MemoryLimits(None, Cgroups(tmp_path), None)  # type: ignore[arg-type]
+    never.settle(lambda: ())
+    never.settle(lambda: [PodShare(PodUid("a"), GpuUuid("GPU-0"), ((ClaimUid("whole"), None),))])
+
+
+def test_a_container_sees_its_share_as_it_appears(dmem):
+    dmem.node.pod("a")
+    dmem.limits.carry_out(dmem.step(a=4 * GIB))
+    leaf = dmem.node.container("a", "main")
+    eventually(lambda: dmem.node.limit(leaf) == 4 * GIB)
+    assert dmem.node.limit(leaf, gpu=1) is None
+
+
+def test_a_container_that_was_there_before_sees_its_share_too(dmem):
+    dmem.node.pod("a")
+    leaf = dmem.node.container("a", "main")
+    dmem.limits.carry_out(dmem.step(a=4 * GIB))
+    assert dmem.node.limit(leaf) == 4 * GIB
+
+
+def test_the_innermost_cgroup_of_crun_sees_its_share(dmem):
+    dmem.node.pod("a")
+    dmem.limits.carry_out(dmem.step(a=4 * GIB))
+    scope = f"kubepods/burstable/poda/crio-{container_id('main')}.scope"
+    inner = dmem.node.tree.make(f"{scope}/container")
+    eventually(lambda: dmem.node.limit(inner) == 4 * GIB)
+
+
+def test_containers_with_different_claims_keep_to_their_own(either):
+    pod = either.node.pod("a")
+    one, two = either.node.container("a", "one"), either.node.container("a", "two")
+    both, none = either.node.container("a", "both"), either.node.container("a", "none")
+    either.use("a", "one", "c1")
+    either.use("a", "two", "c2", "of another driver")
+    either.use("a", "both", "c1", "c2")
+    either.use("a", "none")
+    either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
+    assert either.node.limit(pod) == 3 * GIB
+    found = [either.node.limit(leaf) for leaf in (one, two, both, none)]
+    assert found == [1 * GIB, 2 * GIB, 3 * GIB, 3 * GIB]
+    assert either.node.allocate(one, 2 * GIB) is None
+    assert either.node.allocate(two, 2 * GIB) is not None
+
+
+def test_with_misc_a_container_stays_below_its_pods_limit_where_that_is_enough(misc):
+    misc.node.pod("a")
+    leaf = misc.node.container("a", "main")
+    misc.settle(misc.share("a", c1=4 * GIB))
+    assert misc.node.allocate(leaf, 3 * GIB) is not None
+    assert misc.node.allocate(misc.node.container("a", "side"), 3 * GIB) is None
+
+
+def test_what_a_container_uses_may_be_known_later(either):
+    either.node.pod("a")
+    leaf = either.node.container("a", "one")
+    shares = (either.share("a", c1=1 * GIB, c2=2 * GIB),)
+    either.settle(*shares)
+    assert either.node.limit(leaf) == 3 * GIB
+    either.use("a", "one", "c1")
+    either.now = 30.0
+    either.settle(*shares)
+    assert either.node.limit(leaf) == 1 * GIB
+
+
+def test_with_misc_a_limit_of_a_container_is_not_lifted_above_its_pods(misc):
+    misc.node.pod("a")
+    leaf = misc.node.container("a", "one")
+    misc.use("a", "one", "c1")
+    misc.settle(misc.share("a", c1=1 * GIB, c2=2 * GIB))
+    misc.settle(misc.share("a", c1=1 * GIB))
+    assert misc.node.limit(leaf) == 1 * GIB
+    assert misc.node.of_pod("a") == 1 * GIB
+    misc.settle()
+    assert misc.node.limit(leaf) is None
+
+
+def test_a_pod_that_comes_later_is_limited_as_it_appears(either):
+    either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB), either.share("later", c=4 * GIB))
+    later = either.node.pod("later")
+    eventually(lambda: either.node.limit(later) == 4 * GIB)
+    leaf = either.node.container("later", "main")
+    eventually(lambda: either.node.limit(leaf) == 4 * GIB)
+
+
+def test_a_pod_that_leaves_its_claim_early_is_no_longer_limited(either):
+    a, b = either.node.pod("a"), either.node.pod("b")
+    either.settle(either.share("a", c=4 * GIB), either.share("b", c=4 * GIB))
+    either.settle(either.share("b", c=4 * GIB))
+    assert either.node.limit(a) is None
+    assert either.node.limit(b) == 4 * GIB
+
+
+def test_whole_gpus_have_no_limit_and_end_one(either):
+    pod = either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB))
+    either.settle(either.share("a", c=4 * GIB, whole=None))
+    assert either.node.limit(pod) is None
+
+
+def test_cgroups_that_go_are_forgotten_and_come_again_as_others(either):
+    either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB))
+    either.node.end("a")
+    either.settle(either.share("a", c=4 * GIB))
+    again = either.node.pod("a")
+    eventually(lambda: either.node.limit(again) == 4 * GIB)
+    either.node.end("a")
+    either.settle()
+    either.limits.carry_out(either.step(a=None))
+
+
+def test_limits_that_the_driver_lost_are_set_again(either, caplog):
+    pod = either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB))
+    either.node.node.change(gpu=0, present=False)
+    either.node.node.live.current()
+    either.node.node.change(gpu=0, present=True)
+    either.now = 59.0
+    either.settle(either.share("a", c=4 * GIB))
+    assert either.node.limit(pod) is None
+    either.now = 60.0
+    either.settle(either.share("a", c=4 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+    assert "a GPU memory limit was lost: it is set again" in caplog.text
+
+
+def test_a_limit_that_failed_is_tried_again_after_a_minute_and_said_once(either, caplog):
+    pod = either.node.pod("a")
+    either.limits.status()
+    either.node.is_root = False
+    for now in (0.0, 30.0, 59.0):
+        either.now = now
+        either.settle(either.share("a", c=4 * GIB))
+    said = [one for one in caplog.messages if one.startswith("a GPU memory limit is not as wanted")]
+    assert len(said) == 1
+    either.node.is_root = True
+    either.settle(either.share("a", c=4 * GIB))
+    assert either.node.limit(pod) is None
+    either.now = 60.0
+    either.settle(either.share("a", c=4 * GIB))
+    assert either.node.limit(pod) == 4 * GIB
+
+
+def test_a_limit_that_cannot_be_taken_away_is_tried_again(either):
+    pod = either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB))
+    either.node.is_root = False
+    either.settle()
+    either.settle()
+    assert either.node.limit(pod) == 4 * GIB
+    either.node.is_root = True
+    either.now = 60.0
+    either.settle()
+    assert either.node.limit(pod) is None
+
+
+def test_a_gpu_that_hangs_keeps_nobody_from_the_others(hasty, caplog):
+    pod = hasty.node.pod("a")
+    hasty.limits.status()
+    hasty.node.node.change(gpu=0, hangs=True)
+    hasty.settle(hasty.share("a", c=4 * GIB), hasty.share("a", gpu=1, d=2 * GIB))
+    assert hasty.node.limit(pod, gpu=1) == 2 * GIB
+    assert "no answer within 0.3 s" in caplog.text
+    hasty.node.node.change(gpu=0, hangs=False)
+
+
+def test_a_settle_with_old_news_does_not_undo_a_claim_prepared_meanwhile(either):
+    pod = either.node.pod("a")
+    told = [either.share("a", old=1 * GIB)]
+    entered, go_on = threading.Event(), threading.Event()
+    reads = []
+
+    def read():
+        reads.append(len(told))
+        if len(reads) == 1:
+            entered.set()
+            assert go_on.wait(SECONDS)
+        return tuple(told)
+
+    round_ = threading.Thread(target=either.limits.settle, args=(read,))
+    round_.start()
+    assert entered.wait(SECONDS)
+    told[:] = [either.share("a", old=1 * GIB, new=2 * GIB)]
+    either.limits.carry_out(either.step(a=3 * GIB))
+    go_on.set()
+    round_.join(SECONDS)
+    assert either.node.limit(pod) == 3 * GIB
+
+
+def test_rounds_without_news_ask_the_driver_nothing(either, caplog):
+    either.node.pod("a")
+    either.node.container("a", "main")
+    shares = (either.share("a", c=4 * GIB),)
+    either.settle(*shares)
+    either.node.node.change(gpu=0, fails={"*": "GPU_IS_LOST"})
+    either.now = 59.0
+    either.settle(*shares)
+    assert "GPU is lost" not in caplog.text
+    either.now = 60.0
+    either.settle(*shares)
+    assert "GPU is lost" in caplog.text
+
+
+def test_a_cgroup_that_is_gone_needs_no_limit(either):
+    gone = either.node.tree.root / "gone"
+    limits = GpuLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
+    assert limits.limit(gone, GIB) == ""
+    limits.clear(gone)
+    assert limits.idle
+
+
+def test_a_cgroup_that_goes_while_it_is_limited_needs_no_limit(either):
+    goes = either.node.tree.make("goes")
+    either.node.nvml.system()
+    nvml: Any = Vanishing(either.node, goes)
+    limits = GpuLimits(nvml, either.node.gpus[0], lambda: 0.0)
+    assert limits.limit(goes, GIB) == ""
+    assert limits.idle
+    limits.limit(either.node.tree.make("goes"), GIB)
+    limits.clear(goes)
+    assert limits.idle
+
+
+class Vanishing:
+    """NVML, at the moment when a cgroup goes."""
+
+    def __init__(self, node, goes):
+        self._node = node
+        self._goes = goes
+
+    def on_gpu(self, gpu, doing, call):
+        self._node.tree.remove(self._goes)
+        return self._node.nvml.on_gpu(gpu, doing, call)
+
+
+class Held:
+    """NVML, in which one call holds up its caller until it is let go."""
+
+    def __init__(self, nvml):
+        self._nvml = nvml
+        self.wanted, self.entered, self.go = threading.Event(), threading.Event(), threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._nvml, name)
+
+    def on_gpu(self, gpu, doing, call):
+        if self.wanted.is_set():
+            self.wanted.clear()
+            self.entered.set()
+            assert self.go.wait(SECONDS)
+        return self._nvml.on_gpu(gpu, doing, call)
+
+
+@pytest.fixture
+def held(either):
+    """The limits while another claim on the same GPU is in the middle of its turn."""
+    either.node.pod("other")
+    nvml = Held(either.node.nvml)
+    either.limits = either.again(nvml, turn_seconds=0.05)
+    either.limits.status()
+    either.settle(either.share("a", c=4 * GIB))
+    nvml.wanted.set()
+    step = either.step(other=GIB)
+    other = threading.Thread(target=either.limits.carry_out, args=(step,))
+    other.start()
+    assert nvml.entered.wait(SECONDS)
+
+    def end():
+        nvml.go.set()
+        other.join(SECONDS)
+
+    yield either, end
+    end()
+
+
+def test_a_turn_that_does_not_come_fails_a_strict_step_alone(held, caplog):
+    its, _ = held
+    its.node.pod("a")
+    with pytest.raises(
+        NodeError, match=r"insists on: the memory limits of GPU .* after 0.05 s; or"
+    ):
+        its.limits.carry_out(its.step(strict=True, a=4 * GIB))
+    caplog.clear()
+    its.limits.carry_out(its.step(a=4 * GIB))
+    assert "GPU memory limits not set: the memory limits of GPU" in caplog.text
+
+
+def test_giving_back_without_a_turn_is_made_up_for_by_the_next_round(either, held):
+    its, end = held
+    other = its.node.pod("other")
+    its.limits.carry_out(its.step(other=None))
+    end()
+    assert its.node.limit(other) == GIB, "nobody has come to take it away yet"
+    its.settle()
+    assert its.node.limit(other) is None
+
+
+def test_a_kubelet_that_hangs_holds_up_no_other_claim_on_the_gpu(either):
+    either.node.pod("a")
+    either.node.container("a", "one")
+    b = either.node.pod("b")
+    asked, answer = threading.Event(), threading.Event()
+
+    def hangs(containers):
+        asked.set()
+        assert answer.wait(SECONDS)
+        return {}
+
+    either.uses = hangs
+    either.limits = either.again(turn_seconds=0.05)
+    shares = (either.share("a", c1=1 * GIB, c2=2 * GIB),)
+    round_ = threading.Thread(target=either.settle, args=shares)
+    round_.start()
+    assert asked.wait(SECONDS)
+    either.limits.carry_out(either.step(strict=True, b=4 * GIB))
+    assert either.node.limit(b) == 4 * GIB
+    either.limits.carry_out(either.step(strict=True, b=None))
+    answer.set()
+    round_.join(SECONDS)
+
+
+def test_a_kubelet_that_hangs_holds_up_no_container_that_appears(either):
+    either.node.pod("a")
+    either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
+    woken = threading.Event()
+    either.limits.on_unsettled = woken.set
+    either.use("a", "one", "c1")
+
+    leaf = either.node.container("a", "one")
+
+    assert woken.wait(SECONDS)
+    assert either.asked == [], "only who is woken asks"
+    assert either.node.limit(leaf) == 3 * GIB
+    either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
+    assert either.node.limit(leaf) == 1 * GIB
+
+
+def test_it_is_asked_once_and_about_all_containers_together(either):
+    shares = tuple(either.share(pod, c1=1 * GIB, c2=2 * GIB) for pod in ("a", "b"))
+    containers = [("a", "1"), ("a", "2"), ("b", "3"), ("b", "4")]
+    for pod, name in containers:
+        either.node.pod(pod)
+        either.node.container(pod, name)
+        either.use(pod, name, "c1")
+    for now in (0.0, 60.0, 120.0):
+        either.now = now
+        either.settle(*shares)
+    assert either.asked == [[(pod, container_id(name)) for pod, name in containers]]
+
+
+def test_nobody_is_asked_where_all_containers_have_the_same_claim(either):
+    either.node.pod("a")
+    either.node.container("a", "one")
+    either.settle(either.share("a", c=1 * GIB), either.share("a", gpu=1, d=2 * GIB))
+    assert either.asked == []
+
+
+def test_a_claim_that_a_pod_gets_later_may_be_its_containers_too(dmem):
+    dmem.node.pod("a")
+    leaf = dmem.node.container("a", "one")
+    dmem.use("a", "one", "c1")
+    dmem.settle(dmem.share("a", c1=1 * GIB, c2=2 * GIB))
+    dmem.use("a", "one", "c1", "c3")
+    dmem.settle(dmem.share("a", c1=1 * GIB, c2=2 * GIB, c3=3 * GIB))
+    assert dmem.node.limit(leaf) == 4 * GIB
+
+
+class Counting(Cgroups):
+    """How often directories are looked for."""
+
+    looks = 0
+
+    def pods(self, pods):
+        self.looks += 1
+        return super().pods(pods)
+
+
+@pytest.fixture
+def counting(either):
+    """A pod with a container on each of two GPUs, settled; every look from now on is counted."""
+    either.node.tree.make("kubepods/besteffort")
+    either.node.pod("a")
+    either.node.container("a", "main")
+    node = either.node
+    node.cgroups = Counting(node.tree.root, node.tree.make, node.tree.remove)
+    either.limits = either.again()
+    either.shares = (either.share("a", c=4 * GIB), either.share("a", gpu=1, c=2 * GIB))
+    either.settle(*either.shares)
+    return either
+
+
+def test_directories_are_looked_for_once_in_a_round_and_records_read_once_more_for_each_gpu(
+    counting,
+):
+    assert counting.node.cgroups.looks == 1
+    reads = []
+    counting.now = 60.0
+
+    def read():
+        reads.append(1)
+        return counting.shares
+
+    counting.limits.settle(read)
+    assert counting.node.cgroups.looks == 2
+    assert len(reads) == 3
+
+
+def test_a_round_in_which_nothing_changed_looks_at_nothing(counting):
+    reads = []
+
+    def read():
+        reads.append(1)
+        return counting.shares
+
+    for now in (0.0, 5.0, 59.0):
+        counting.now = now
+        counting.limits.settle(read)
+    assert counting.node.cgroups.looks == 1
+    assert len(reads) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda its: its.node.container("a", "another"), id="a container came"),
+        pytest.param(lambda its: setattr(its, "now", 60.0), id="a limit is to be read again"),
+        pytest.param(lambda its: setattr(its, "shares", its.shares[:1]), id="a claim went"),
+        pytest.param(lambda its: its.limits.carry_out(its.step(a=4 * GIB)), id="a claim came"),
+        pytest.param(
+            lambda its: its.node.tree.make("kubepods/another"), id="pods may come elsewhere"
+        ),
+    ],
+)
+def test_a_round_looks_again_once(counting, change):
+    change(counting)
+
+    def looks_again():
+        before = counting.node.cgroups.looks
+        counting.settle(*counting.shares)
+        return counting.node.cgroups.looks > before
+
+    eventually(looks_again)
+    eventually(lambda: not looks_again())
+
+
+def test_a_round_that_failed_is_done_again(either, caplog):
+    pod = either.node.pod("a")
+    shares = [either.share("a", c=4 * GIB)]
+    reads = []
+
+    def read():
+        reads.append(1)
+        if len(reads) == 2:
+            raise NodeError("it cannot be read now")
+        return shares
+
+    either.limits.settle(read)
+    assert "GPU memory limits not looked after: it cannot be read now" in caplog.text
+    either.limits.settle(read)
+    assert either.node.limit(pod) == 4 * GIB
+
+
+def test_a_driver_that_comes_later_limits_in_the_next_round(tmp_path):
+    for its in opened(Limits(tmp_path, driver="not-loaded")):
+        pod = its.node.pod("a")
+        shares = (its.share("a", c=4 * GIB),)
+        its.settle(*shares)
+        its.node.node.change(driver="ready")
+        its.now = 5.0
+        its.settle(*shares)
+        assert its.node.limit(pod) == 4 * GIB
+
+
+def test_each_limit_is_read_again_in_its_time(either):
+    a, b = either.node.pod("a"), either.node.pod("b")
+    shares = (either.share("a", c=4 * GIB), either.share("b", d=2 * GIB))
+    either.settle(*shares[:1])
+    either.now = 30.0
+    either.settle(*shares)
+    either.node.node.change(gpu=0, present=False)
+    either.node.node.live.current()
+    either.node.node.change(gpu=0, present=True)
+    either.now = 60.0
+    either.settle(*shares)
+    assert [either.node.limit(one) for one in (a, b)] == [4 * GIB, None]
+    either.now = 90.0
+    either.settle(*shares)
+    assert either.node.limit(b) == 2 * GIB
+
+
+def test_where_the_kernel_does_not_tell_of_everything_every_round_looks(counting):
+    class Gone(Counting):
+        """As if the directory went, or there are no more watches."""
+
+        def levels(self):
+            return (*super().levels(), self.root / "gone")
+
+    tree = counting.node.tree
+    cgroups = counting.node.cgroups = Gone(tree.root, tree.make, tree.remove)
+    counting.limits = counting.again()
+    for _ in range(3):
+        counting.settle(*counting.shares)
+    assert cgroups.looks == 3
+
+
+def test_a_pod_that_comes_is_told_of_while_somebody_wants_to_know(either):
+    told = threading.Event()
+    either.node.pod("first")
+    assert either.limits.tell_of_pods(told.set)
+    either.node.pod("later")
+    assert told.wait(SECONDS)
+    assert not either.limits.tell_of_pods(None)
+
+
+def test_a_cgroup_made_anew_under_the_same_name_has_no_limit_yet(either):
+    limits = GpuLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
+    pod = either.node.pod("a")
+    assert limits.limit(pod, GIB) == ""
+    either.node.end("a")
+    again = either.node.pod("a")
+    assert again == pod
+    assert limits.limit(again, GIB) == ""
+    assert either.node.limit(again) == GIB
+
+
+class Inheriting:
+    """A driver that forgets a cgroup whose limit is taken away, and answers with its parent's."""
+
+    c_nvmlSetMemoryLimits_v1_t = SimpleNamespace  # noqa: N815 - NVML's names
+    c_nvmlGetMemoryLimits_v1_t = SimpleNamespace  # noqa: N815
+
+    def __init__(self):
+        self.limits = {}
+
+    def on_gpu(self, gpu, doing, call):
+        return call(self, None)
+
+    def nvmlDeviceSetMemoryLimits_v1(self, handle, limits):  # noqa: N802
+        cgroup = Path(limits.nameSpace.decode())
+        if limits.hardLimit == MOST:
+            self.limits.pop(cgroup, None)
+        else:
+            self.limits[cgroup] = limits.hardLimit
+
+    def nvmlDeviceGetMemoryLimits_v1(self, handle, limits):  # noqa: N802
+        cgroup = Path(limits.nameSpace.decode())
+        found = (self.limits[one] for one in (cgroup, *cgroup.parents) if one in self.limits)
+        limits.hardLimit, limits.currentUsed = next(found, MOST), 0
+
+
+def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gone(tmp_path, caplog):
+    driver: Any = Inheriting()
+    limits = GpuLimits(driver, GpuUuid("GPU-0"), lambda: 0.0)
+    pod, leaf, inner = tmp_path / "pod", tmp_path / "pod/leaf", tmp_path / "pod/leaf/container"
+    inner.mkdir(parents=True)
+    for cgroup in (pod, leaf, inner):
+        assert limits.limit(cgroup, GIB) == ""
+
+    limits.clear_others({pod})
+    assert driver.limits == {pod: GIB}
+    assert not limits.set_here(leaf)
+    assert not limits.set_here(inner)
+
+    limits.limit(leaf, GIB)
+    limits.limit(inner, GIB)
+    limits.clear(pod)
+    assert driver.limits == {}
+    assert limits.idle
+    assert caplog.messages == []
+
+
+pods = st.sampled_from(["a", "b", "c"])
+shares = st.dictionaries(
+    st.tuples(pods, st.integers(0, 1)),
+    st.dictionaries(st.sampled_from(["c1", "c2"]), st.integers(1, 8), min_size=1),
+)
+events = st.one_of(
+    st.tuples(st.just("pod"), pods),
+    st.tuples(st.just("container"), pods),
+    st.tuples(st.just("end"), pods),
+    st.tuples(st.just("hold"), shares),
+    st.tuples(st.just("driver reloaded"), st.none()),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+def happen(its, event, value, held):
+    """Let *event* happen. Answers with what is held from then on."""
+    there = its.node.tree.root / f"kubepods/burstable/pod{value}"
+    match event:
+        case "pod":
+            its.node.pod(value)
+        case "container" if there.is_dir():
+            its.node.container(value, "main")
+        case "end" if there.is_dir():
+            its.node.end(value)
+        case "hold":
+            return value
+        case "driver reloaded":
+            its.node.node.change(driver="not-loaded")
+            its.node.node.live.current()
+            its.node.node.change(driver="ready")
+            its.now += 60.0
+        case "restart":
+            its.limits.stop()
+            its.limits = its.again()
+    return held
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["dmem", "misc"]), st.lists(events, max_size=8))
+def test_whatever_happens_the_next_round_makes_it_right(backend, made):
+    with tempfile.TemporaryDirectory() as directory:
+        its = Limits(Path(directory), backend)
+        held = {}
+        for event, value in made:
+            held = happen(its, event, value, held)
+            its.now += 60.0
+            its.settle(*as_shares(its, held))
+            assert limits_found(its) == limits_wanted(its, held)
+        its.now += 60.0
+        its.settle()
+        assert set(limits_found(its).values()) <= {None}
+        its.limits.stop()
+        its.node.nvml.stop()
+
+
+def as_shares(its, held):
+    return [
+        its.share(pod, gpu, **{claim: size * GIB for claim, size in claims.items()})
+        for (pod, gpu), claims in sorted(held.items())
+    ]
+
+
+def here(its):
+    return [pod for pod in "abc" if its.node.cgroups.pod(PodUid(pod))]
+
+
+def limits_found(its):
+    return {(pod, gpu): its.node.of_pod(pod, gpu) for pod in here(its) for gpu in (0, 1)}
+
+
+def limits_wanted(its, held):
+    return {
+        (pod, gpu): sum(held[pod, gpu].values()) * GIB if (pod, gpu) in held else None
+        for pod in here(its)
+        for gpu in (0, 1)
+    }

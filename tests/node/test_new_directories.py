@@ -1,0 +1,154 @@
+"""The kernel tells of new directories at once."""
+
+import os
+import queue
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node.new_directories import NewDirectories
+
+SECONDS = 10.0
+
+
+class Told:
+    """What was told, in order."""
+
+    def __init__(self):
+        self.queue = queue.SimpleQueue()
+
+    def __call__(self, directory, name):
+        self.queue.put((directory, name))
+
+    def next(self):
+        return self.queue.get(timeout=SECONDS)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def new(told):
+    watcher = NewDirectories(told)
+    yield watcher
+    watcher.stop()
+
+
+def test_directories_are_told_of_and_files_are_not(tmp_path, told, new):
+    assert new.watch(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "another").mkdir()
+    assert told.next() == (tmp_path, "directory")
+    assert told.next() == (tmp_path, "another")
+
+
+def test_one_can_be_watched_twice_and_no_longer(tmp_path, told, new):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    assert new.watch(one)
+    assert new.watch(one)
+    assert new.watch(two)
+    new.unwatch(one)
+    new.unwatch(one)
+    (one / "not-told").mkdir()
+    (two / "told").mkdir()
+    assert told.next() == (two, "told")
+    assert new.watched() == {two}
+
+
+def test_a_directory_that_goes_is_no_longer_watched_and_can_come_again(tmp_path, told, new):
+    one = tmp_path / "one"
+    one.mkdir()
+    assert new.watch(tmp_path)
+    assert new.watch(one)
+    shutil.rmtree(one)
+    (tmp_path / "after").mkdir()
+    assert told.next() == (tmp_path, "after")  # events come in order
+    assert new.watched() == {tmp_path}
+
+    one.mkdir()
+    assert told.next() == (tmp_path, "one")
+    assert new.watch(one)
+    (one / "again").mkdir()
+    assert told.next() == (one, "again")
+
+
+def test_what_is_not_there_is_not_watched(tmp_path, new):
+    assert not new.watch(tmp_path / "gone")
+    assert new.watched() == frozenset()
+
+
+def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, caplog):
+    seen = queue.SimpleQueue()
+
+    def told(directory, name):
+        seen.put(name)
+        if name == "bad":
+            raise ValueError("bad")
+
+    new = NewDirectories(told)
+    new.watch(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "good").mkdir()
+    assert [seen.get(timeout=SECONDS) for _ in range(2)] == ["bad", "good"]
+    new.stop()
+    assert "a new directory was not dealt with" in caplog.text
+
+
+def test_stopped_it_leaves_no_thread(tmp_path, told):
+    before = set(threading.enumerate())
+    new = NewDirectories(told)
+    new.stop()
+    new.watch(tmp_path)
+    threads = set(threading.enumerate()) - before
+    assert [thread.name for thread in threads] == ["new-directories"]
+    new.stop()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+    assert new.watched() == frozenset()
+
+
+def test_when_the_kernel_loses_events_whatever_is_there_counts_as_new(tmp_path):
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    if most > 100_000:
+        pytest.skip(f"this kernel keeps {most} events")
+    busy, go_on, told = threading.Event(), threading.Event(), set()
+
+    def slowly(directory, name):
+        told.add(name)
+        busy.set()
+        assert go_on.wait(60)
+
+    new = NewDirectories(slowly)
+    new.watch(tmp_path)
+    (tmp_path / "first").mkdir()
+    assert busy.wait(SECONDS)
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    Path(one).touch()
+    for _ in range(most // 2 + 1):  # equal events that follow each other would be one
+        os.rename(one, two)
+        os.rename(two, one)
+    (tmp_path / "last").mkdir()
+    go_on.set()
+    until = time.monotonic() + 30
+    while "last" not in told:
+        assert time.monotonic() < until, "it was never told of"
+        time.sleep(0.01)
+    new.stop()
+
+
+def test_a_kernel_that_gives_no_more_watches_is_said_once(tmp_path, caplog):
+    new = NewDirectories(lambda directory, name: None)
+    (tmp_path / "file").touch()
+    assert not new.watch(tmp_path / "file")  # ENOTDIR stands for ENOSPC: refused all the same
+    assert not new.watch(tmp_path / "file")
+    new.stop()
+    assert caplog.messages == ["a directory is not watched"]
