@@ -32,10 +32,12 @@ class SpecFiles:
         with _node_errors():
             return self._store.write(spec, uid).read_text()
 
-    def restore(self, uid: ClaimUid, text: str) -> None:
+    def restore(self, uid: ClaimUid, text: str) -> Spec:
         """Write what was written before; where it is still there, nothing happens."""
         with _node_errors():
-            self._store.write(from_text(text), uid)
+            spec = from_text(text)
+            self._store.write(spec, uid)
+        return spec
 
     def exists(self, uid: ClaimUid) -> bool:
         """Whether the claim has a file, readable or not."""

@@ -25,14 +25,21 @@ Environment of the workload, for each GPU it holds (N: the minor number, as in `
 
     GPU_DEVICE_<N>_UUID=GPU-…             as NVML and CUDA_VISIBLE_DEVICES know it
     GPU_DEVICE_<N>_CLAIM=<namespace>/<name>  the claim that gives it
-    GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: what it may use ("MEMORY=20Gi", "CORES=50")
+    GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
+    GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
 
 They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
-and one that gets GPUs of several claims learns of all of its own. Of two shares of one GPU in one
-container the later one is told.
+and one that gets GPUs of several claims learns of all of its own. A runtime keeps one variable of a
+name, so of two shares of one GPU in one container the first three tell the later one. The last has
+the names that the device metadata files have in their paths (of a claim from a template what the
+pod calls it, else the claim's own), in capitals, with an underscore for whatever is no letter and
+no digit: ``GPU_DEVICE_0_MEMORY_GPU_CACHE=8Gi``. All that begin with ``GPU_DEVICE_0_MEMORY_``
+together are what a container has of a GPU's memory. Where they would be alike all the same
+("a-b" with "c", "a" with "b-c"), the files still tell them apart.
 """
 
 import functools
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -40,6 +47,7 @@ from typing import Final
 from api import names
 from cdi import ContainerEdits, Device, DeviceNode, Hook, Mount, Spec, qualify
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, ShareId
+from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import DeviceName, Gpu
 from dra_driver.model.driver_files import (
     DeviceFile,
@@ -51,6 +59,7 @@ from dra_driver.model.driver_files import (
 
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET: Final = (*_READ_ONLY, "noexec")
+_DOCUMENT: Final = ("ro", "bind")  # as Kubernetes' own helper mounts it
 _RHEL_DIRECTORY: Final = "/usr/lib64"
 # For a container runtime of NVIDIA's (nvidia-container-runtime): the GPUs are given already.
 _NOT_AGAIN: Final = "NVIDIA_VISIBLE_DEVICES=void"
@@ -82,6 +91,10 @@ class Granted:
     gpu: Gpu
     share: ShareId | None = None
     consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity): what of it may be used
+    device: DeviceName | None = None  # where it is not called as its GPU is: "gpu-0-mon"
+    document: Document | None = None  # that containers with this device can read
+    request: str = ""  # with its claim, as the pod knows them: "gpu-cache"
+    requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +113,22 @@ def claim_spec(
 
     The same arguments in any order give the same spec.
     """
-    by_name = {
-        device_name(claim.uid, one.gpu.name, one.share): one
-        for one in sorted(granted, key=lambda one: (one.gpu.minor, one.share or "", one.consumed))
-    }
+    by_name: dict[str, list[Granted]] = defaultdict(list)
+    for one in sorted(granted, key=_order):
+        name = device_name(claim.uid, one.device or one.gpu.name, one.share)
+        by_name[name].append(one)
     return Spec(
         kind=f"{vendor(driver)}/{names.CDI_CLASS}",
         devices=tuple(
-            Device(name, container_edits=_of_device(claim, one, host.nodes))
-            for name, one in by_name.items()
+            Device(name, container_edits=_of_device(claim, same[-1], host.nodes) + _shown(same))
+            for name, same in by_name.items()
         ),
         container_edits=_of_claim(host),
     )
+
+
+def _order(one: Granted) -> tuple[object, ...]:
+    return (one.gpu.minor, one.share or "", one.consumed, one.request)
 
 
 def vendor(driver: str = names.DRIVER) -> str:
@@ -138,15 +155,27 @@ def device_id(
 def _of_device(claim: ClaimRef, one: Granted, nodes: DeviceFiles) -> ContainerEdits:
     prefix = f"GPU_DEVICE_{one.gpu.minor}"
     shares = (f"{prefix}_{_variable(name)}={quantity}" for name, quantity in sorted(one.consumed))
+    requested = (
+        f"{prefix}_{_variable(name)}_{_variable(one.request)}={quantity}"
+        for name, quantity in sorted(one.requested)
+    )
     return ContainerEdits(
-        env=(f"{prefix}_UUID={one.gpu.uuid}", f"{prefix}_CLAIM={claim}", *shares),
+        env=(f"{prefix}_UUID={one.gpu.uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
         device_nodes=(_node(nodes.gpus[one.gpu.minor]),),
     )
 
 
-def _variable(capacity: str) -> str:
-    """A capacity's name as the end of a variable's: "memory" is MEMORY; a domain is left out."""
-    bare = capacity.rpartition("/")[2]
+def _shown(same: Iterable[Granted]) -> ContainerEdits:
+    """Of two requests for one device (to monitor it), a container with either sees both
+    documents."""
+    documents = {one.document for one in same if one.document}
+    mounts = (Mount(d.host_path, d.container_path, options=_DOCUMENT) for d in documents)
+    return ContainerEdits(mounts=tuple(sorted(mounts, key=lambda mount: mount.container_path)))
+
+
+def _variable(name: str) -> str:
+    """A name as a part of a variable's: "memory" is MEMORY; a capacity's domain is left out."""
+    bare = name.rpartition("/")[2]
     return "".join(c if c.isalnum() else "_" for c in bare).upper()
 
 

@@ -1,0 +1,154 @@
+"""What a container can read about the devices of its claims: the documents of KEP-5304 (pure).
+
+One document per request of a claim, at a place that a program in the container knows beforehand.
+It is the same object in each version of the API, newest first, one a line; a reader takes the
+first that it understands. A request for one of several alternatives is "gpu" in paths and
+"gpu/large" inside.
+
+A document never changes: a claim that is allocated anew is taken back first. Its generation is 1.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid
+
+VERSIONS: Final = ("v1beta1", "v1alpha1")  # Kubernetes 1.37, 1.36; newest first
+GROUP: Final = "metadata.resource.k8s.io"
+CONTAINER_DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
+
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataDevice:
+    """One device of a claim, as its user reads of it.
+
+    *attributes*: qualified name to value as in a ResourceSlice of v1 (``{"string": "…"}``), 32 at
+    most.
+    """
+
+    request: str  # in full: "gpu", or "gpu/large"
+    pool: str
+    device: str
+    attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a container can read about the devices of one request."""
+
+    request: str  # without subrequest
+    host_path: str
+    container_path: str
+    text: str
+
+
+def documents(
+    claim: Claim, devices: Sequence[MetadataDevice], driver: str, directory: str
+) -> tuple[Document, ...]:
+    """The documents of *claim*, to be kept in *directory* of the host, sorted by request.
+
+    ClaimError: the annotation that names the pod's claim, which users can write, is no name.
+    """
+    name = claim.pod_claim_name
+    if name and not _LABEL.fullmatch(name):
+        raise ClaimError(
+            f"claim {claim.ref}: annotation resource.kubernetes.io/pod-claim-name is {name!r}, "
+            "which names no claim of a pod; remove the annotation, or let a ResourceClaimTemplate "
+            "make the claim"
+        )
+    return tuple(
+        Document(
+            request,
+            f"{directory}/{file_name(claim.ref.uid, request)}",
+            container_path(claim, request, driver),
+            _text(claim, [one for one in devices if _base(one) == request], driver),
+        )
+        for request in sorted({_base(one) for one in devices})
+    )
+
+
+def file_name(uid: ClaimUid, request: str) -> str:
+    """How the document of a request, without its subrequest, is called on the host.
+
+    >>> file_name(ClaimUid("0b7e"), "gpu")
+    '0b7e_gpu.json'
+    """
+    return f"{uid}_{request}.json"
+
+
+def uid_in(name: str) -> ClaimUid | None:
+    """Whose document the file *name* is. None: it is no document.
+
+    >>> uid_in("0b7e_gpu.json")
+    '0b7e'
+    >>> uid_in("gpu.json")
+    """
+    uid, mark, rest = name.partition("_")
+    return ClaimUid(uid) if uid and mark and rest.endswith(".json") else None
+
+
+def container_path(claim: Claim, request: str, driver: str) -> str:
+    """Where the document is in a container, for a request without its subrequest.
+
+    >>> from dra_driver.kubeletplugin.claims import ClaimRef
+    >>> ref = ClaimRef("ml", "train-gpu-x7k2p", ClaimUid("0b7e"))
+    >>> container_path(Claim(ref, (), pod_claim_name="gpu"), "one", "x.example")[45:]
+    'resourceclaimtemplates/gpu/one/x.example-metadata.json'
+    >>> container_path(Claim(ref, ()), "one", "x.example")[45:]
+    'resourceclaims/train-gpu-x7k2p/one/x.example-metadata.json'
+    """
+    if claim.pod_claim_name:  # nobody in a pod can know the name that its claim was given
+        place = f"resourceclaimtemplates/{claim.pod_claim_name}"
+    else:
+        place = f"resourceclaims/{claim.ref.name}"
+    return f"{CONTAINER_DIRECTORY}/{place}/{request}/{driver}-metadata.json"
+
+
+def _base(device: MetadataDevice) -> str:
+    return device.request.partition("/")[0]
+
+
+def _text(claim: Claim, devices: Sequence[MetadataDevice], driver: str) -> str:
+    return "".join(
+        json.dumps(_object(claim, devices, driver, version), ensure_ascii=False) + "\n"
+        for version in VERSIONS
+    )
+
+
+def _object(
+    claim: Claim, devices: Sequence[MetadataDevice], driver: str, version: str
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "kind": "DeviceMetadata",
+        "apiVersion": f"{GROUP}/{version}",
+        "metadata": {
+            "name": claim.ref.name,
+            "namespace": claim.ref.namespace,
+            "uid": claim.ref.uid,
+            "generation": 1,
+        },
+    }
+    if claim.pod_claim_name:
+        found["podClaimName"] = claim.pod_claim_name
+    names = dict.fromkeys(device.request for device in devices)
+    found["requests"] = [
+        {
+            "name": name,
+            "devices": [_device(one, driver) for one in devices if one.request == name],
+        }
+        for name in names
+    ]
+    return found
+
+
+def _device(one: MetadataDevice, driver: str) -> dict[str, Any]:
+    device: dict[str, Any] = {"driver": driver, "pool": one.pool, "name": one.device}
+    if one.attributes:
+        device["attributes"] = {name: dict(one.attributes[name]) for name in sorted(one.attributes)}
+    return device

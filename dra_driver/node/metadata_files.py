@@ -1,0 +1,88 @@
+"""Device metadata on this machine: the files that CDI specs of claims show to containers.
+
+``<plugin data>/metadata/<claim UID>_<request>.json``
+
+A file is there before a spec names it and goes after it, so nobody sees it half written, and what
+a killed writer left is found by its claim's UID. Without fsync: a power cut ends the boot, and with
+it the claim (see `ledger`).
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cdi import Spec
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.kubeletplugin.device_metadata import Document, uid_in
+
+_SUBDIRECTORY: Final = "metadata"
+
+
+class MetadataFiles:
+    """The documents of one driver's claims, below *data*.
+
+    That is a path of the host, and this process sees it there too, as the kubelet wants it of
+    everything below its plugin directory. Every error is a NodeError that names the directory and
+    the mend. One call at a time for each claim.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self.directory = data.absolute() / _SUBDIRECTORY
+
+    def write(self, documents: Sequence[Document]) -> None:
+        """Write every document, whatever is there of it. A container that runs keeps its own."""
+        with self._errors():
+            for document in documents:
+                try:
+                    _create(document)
+                except FileNotFoundError:
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    self.directory.chmod(0o755)  # whatever the umask, as with the files
+                    _create(document)
+
+    def all_shown(self, spec: Spec) -> bool:
+        """Whether every document that *spec* shows is there."""
+        mounts = (mount for device in spec.devices for mount in device.container_edits.mounts)
+        paths = (Path(mount.host_path) for mount in mounts)
+        with self._errors():
+            return all(path.is_file() for path in paths if path.parent == self.directory)
+
+    def remove(self, uid: ClaimUid) -> None:
+        """Remove what is there of a claim, however little; that there is nothing is success."""
+        with self._errors():
+            for name in self._names():
+                if uid_in(name) == uid:
+                    (self.directory / name).unlink(missing_ok=True)
+
+    def claims(self) -> frozenset[ClaimUid]:
+        """The claims of which anything is there."""
+        with self._errors():
+            return frozenset(uid for name in self._names() if (uid := uid_in(name)))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as e:
+            raise NodeError(
+                f"device metadata in {self.directory} cannot be kept: {e.filename}: {e.strerror}; "
+                "let this process write there, and keep some space free"
+            ) from e
+
+
+def _create(document: Document) -> None:
+    """Make the file, instead of the one that is there: that one may be mounted in a container."""
+    path = Path(document.host_path)
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        file.write(document.text.encode())
+        os.fchmod(file.fileno(), 0o644)  # containers' users may not be root

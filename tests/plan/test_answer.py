@@ -1,0 +1,136 @@
+"""What a container finds in its environment of the shares that it was given."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi.apply import apply_edits
+from dra_driver.kubeletplugin import quantity
+from dra_driver.kubeletplugin.claims import Allocation, Claim, ShareId
+from dra_driver.plan.answer import answer, granted
+from dra_driver.plan.edits import Host, claim_spec
+from dra_driver.plan.metadata import documents_of
+from dra_driver.plan.prepare import Plan, plan_claim
+from tests.fakes.node import FILES, FakeNode
+from tests.fakes.values import POOL, allocation, fraction, inventory, offer, ref
+
+DRIVER = "gpu.nvidia.com"
+HOST = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
+
+
+def planned(*allocations: Allocation, name: str = "claim", called: str = "") -> Plan:
+    claim = Claim(ref(name), allocations, pod_claim_name=called)
+    return plan_claim(claim, offer(), (), POOL)
+
+
+def environment(wanted: Iterable[tuple[Plan, set[str]]]) -> Mapping[str, str]:
+    """Of a container that names these requests of these claims."""
+    config: dict[str, Any] = {}
+    for plan, requests in wanted:
+        spec = claim_spec(plan.claim.ref, granted(plan, documents_of(plan, DRIVER, "/m")), HOST)
+        edits = {f"{spec.kind}={device.name}": device.container_edits for device in spec.devices}
+        ids = [i for one in answer(plan, DRIVER) if requests & {*one.requests} for i in one.cdi_ids]
+        for part in (spec.container_edits, *(edits[each] for each in dict.fromkeys(ids))):
+            config = apply_edits(config, replace(part, device_nodes=()))
+    return dict(line.split("=", 1) for line in config["process"]["env"])
+
+
+def shares(found: Mapping[str, str]) -> dict[str, str]:
+    """Each share by its own name."""
+    return {name: value for name, value in found.items() if "_MEMORY_" in name}
+
+
+def test_a_container_with_two_shares_of_one_gpu_is_told_of_both():
+    plan = planned(fraction("30Gi", request="model"), fraction("8Gi", request="the-cache"))
+
+    assert shares(environment([(plan, {"model", "the-cache"})])) == {
+        "GPU_DEVICE_0_MEMORY_CLAIM_MODEL": "30Gi",
+        "GPU_DEVICE_0_MEMORY_CLAIM_THE_CACHE": "8Gi",
+    }
+
+
+def test_a_container_that_names_one_request_is_told_of_its_share_only():
+    plan = planned(fraction("30Gi", request="model"), fraction("8Gi", request="cache"))
+
+    found = environment([(plan, {"cache"})])
+
+    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_CACHE": "8Gi"}
+    assert found["GPU_DEVICE_0_MEMORY"] == "8Gi"
+
+
+def test_claims_of_two_templates_with_one_name_of_request_do_not_hide_each_other():
+    one = planned(fraction("30Gi"), name="pod-left-x7k2p", called="left")
+    other = planned(fraction("8Gi"), name="pod-right-p2k7x", called="right")
+
+    assert shares(environment([(one, {"gpu"}), (other, {"gpu"})])) == {
+        "GPU_DEVICE_0_MEMORY_LEFT_GPU": "30Gi",
+        "GPU_DEVICE_0_MEMORY_RIGHT_GPU": "8Gi",
+    }
+
+
+def test_two_devices_of_one_request_on_one_gpu_are_told_as_their_sum():
+    parts = [replace(fraction("20Gi"), share=ShareId(f"share-{n}")) for n in (1, 2)]
+
+    found = environment([(planned(*parts), {"gpu"})])
+
+    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "40Gi"}
+    assert found["GPU_DEVICE_0_MEMORY"] == "20Gi"
+
+
+def test_the_chosen_alternative_of_a_request_is_told_under_the_request():
+    half = replace(fraction("39Gi", request="gpu/half"), share=ShareId("share"))
+
+    found = environment([(planned(half), {"gpu"})])
+
+    assert shares(found) == {"GPU_DEVICE_0_MEMORY_CLAIM_GPU": "39Gi"}
+
+
+def test_a_whole_gpu_and_one_that_is_only_watched_are_no_shares():
+    plan = planned(allocation("gpu-0", "whole"), allocation("gpu-1", "look", admin=True))
+
+    found = environment([(plan, {"whole", "look"})])
+
+    assert found["GPU_DEVICE_1_CLAIM"] == "default/claim"
+    assert not [name for name in found if "MEMORY" in name]
+
+
+@st.composite
+def claims(draw: st.DrawFn) -> list[Plan]:
+    """Up to three claims of a few fractions each, for pods that call them a, b, c."""
+    plans = []
+    for called in "abc"[: draw(st.integers(1, 3))]:
+        parts = [
+            replace(
+                fraction(
+                    f"{draw(st.integers(1, 8))}Gi",
+                    draw(st.sampled_from(["gpu-0", "gpu-1"])),
+                    draw(st.sampled_from(["x", "y/large", "z-1"])),
+                ),
+                share=ShareId(f"share-{number}"),
+            )
+            for number in range(draw(st.integers(1, 4)))
+        ]
+        plans.append(planned(*parts, name=f"pod-{called}", called=called))
+    return plans
+
+
+@given(plans=claims(), data=st.data())
+def test_the_shares_that_a_container_is_told_of_are_the_shares_that_it_was_given(plans, data):
+    wanted = [(plan, data.draw(st.sets(st.sampled_from(["x", "y", "z-1"])))) for plan in plans]
+
+    told = shares(environment(wanted))
+
+    for minor in (0, 1):
+        given_bytes = sum(
+            grant.amount.memory_bytes
+            for plan, requests in wanted
+            for grant in plan.grants
+            if grant.allocation.base_request in requests and grant.device.gpu.minor == minor
+        )
+        prefix = f"GPU_DEVICE_{minor}_MEMORY_"
+        assert given_bytes == sum(
+            quantity.whole(value) for name, value in told.items() if name.startswith(prefix)
+        )

@@ -1,0 +1,149 @@
+"""Which containers can read which documents, and what these say of a share."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdi import check
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin.claims import Allocation, Claim, ShareId
+from dra_driver.plan.answer import answer, granted
+from dra_driver.plan.edits import Host, claim_spec
+from dra_driver.plan.metadata import documents_of
+from dra_driver.plan.prepare import Plan, plan_claim
+from tests.fakes.node import FILES, FakeNode
+from tests.fakes.values import POOL, allocation, fraction, inventory, offer, ref
+
+DRIVER = "gpu.nvidia.com"
+DIRECTORY = "/plugin/metadata"
+
+
+def planned(*allocations: Allocation) -> Plan:
+    return plan_claim(Claim(ref(), allocations), offer(), (), POOL)
+
+
+def mounts_by_name(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+    """Of each CDI device, what of the host it shows where."""
+    host = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
+    documents = documents_of(plan, DRIVER, DIRECTORY)
+    spec = claim_spec(plan.claim.ref, granted(plan, documents), host, DRIVER)
+    check(spec)
+    return {
+        f"{spec.kind}={device.name}": [
+            (mount.host_path, mount.container_path) for mount in device.container_edits.mounts
+        ]
+        for device in spec.devices
+    }
+
+
+def shown(plan: Plan, requests: set[str]) -> list[tuple[str, str]]:
+    """What the devices show to a container that names these requests of the claim."""
+    ids = [
+        cdi_id
+        for device in answer(plan, DRIVER)
+        if requests & {*device.requests}
+        for cdi_id in device.cdi_ids
+    ]
+    by_name = mounts_by_name(plan)
+    return [mount for cdi_id in dict.fromkeys(ids) for mount in by_name[cdi_id]]
+
+
+def test_a_document_is_shown_read_only_where_programs_look_for_it():
+    plan = planned(allocation())
+    host = Host(FILES, FakeNode(inventory()).device_files((0,)))
+    documents = documents_of(plan, DRIVER, DIRECTORY)
+    (device,) = claim_spec(plan.claim.ref, granted(plan, documents), host, DRIVER).devices
+    (mount,) = device.container_edits.mounts
+    assert mount.options == ("ro", "bind")
+    assert mount.host_path == f"{DIRECTORY}/uid-claim_gpu.json"
+    assert mount.container_path == (
+        "/var/run/kubernetes.io/dra-device-attributes/"
+        "resourceclaims/claim/gpu/gpu.nvidia.com-metadata.json"
+    )
+
+
+@st.composite
+def wanted(draw):
+    """Two requests or three, each for one device or more, some of them only to look on."""
+    allocations = []
+    for number in range(draw(st.integers(1, 6))):
+        device = draw(st.sampled_from(["gpu-0", "gpu-1"]))
+        request = draw(st.sampled_from(["a", "b/large", "c"]))
+        if draw(st.booleans()):
+            part = fraction("1Gi", device, request)
+            allocations.append(replace(part, share=ShareId(f"share-{number}")))
+        else:
+            allocations.append(allocation(device, request, admin=True))
+    return tuple(dict.fromkeys(allocations))
+
+
+@given(allocations=wanted(), data=st.data())
+def test_a_container_can_read_of_every_request_it_names_once(allocations, data):
+    plan = planned(*allocations)
+    documents = {one.request: one for one in documents_of(plan, DRIVER, DIRECTORY)}
+    requests = data.draw(st.sets(st.sampled_from(sorted(documents)), min_size=1))
+
+    targets = [target for _, target in shown(plan, requests)]
+
+    assert len(set(targets)) == len(targets)
+    assert {documents[request].container_path for request in requests} <= {*targets}
+
+
+@given(allocations=wanted(), data=st.data())
+def test_the_order_of_allocations_hides_no_document(allocations, data):
+    turned = planned(*data.draw(st.permutations(allocations)))
+    everything = {one.base_request for one in allocations}
+
+    assert sorted(shown(turned, everything)) == sorted(shown(planned(*allocations), everything))
+
+
+def test_a_container_reads_nothing_of_a_request_that_it_does_not_name():
+    plan = planned(allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+
+    assert [source for source, _ in shown(plan, {"b"})] == [f"{DIRECTORY}/uid-claim_b.json"]
+
+
+def test_all_requests_for_one_device_bring_their_documents_and_their_order_makes_no_difference():
+    names = "abcdefgh"
+    looks = [allocation(request=name, admin=True) for name in names]
+
+    for allocations in (looks, looks[::-1]):
+        sources = [source for source, _ in shown(planned(*allocations), {"a"})]
+        assert sources == [f"{DIRECTORY}/uid-claim_{name}.json" for name in names]
+
+
+def test_a_document_says_what_was_granted_of_a_gpu():
+    plan = planned(fraction("20Gi", "gpu-0", "part"), allocation("gpu-1", "whole"))
+    part, whole = documents_of(plan, DRIVER, DIRECTORY)
+
+    told, all_of_it = (
+        json.loads(one.text.splitlines()[0])["requests"][0]["devices"][0]["attributes"]
+        for one in (part, whole)
+    )
+
+    assert told["memory"] == {"string": "20Gi"}
+    assert told["strategy"] == {"string": "TimeSlicing"}
+    assert "memory" not in all_of_it
+    assert all_of_it["uuid"] == {"string": plan.grants[1].device.gpu.uuid}
+
+
+def test_a_document_says_how_many_cores_were_reserved():
+    plan = planned(fraction())
+    (grant,) = plan.grants
+    with_cores = replace(plan, grants=(replace(grant, amount=replace(grant.amount, cores=25)),))
+
+    (document,) = documents_of(with_cores, DRIVER, DIRECTORY)
+
+    (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
+    assert device["attributes"]["cores"] == {"int": 25}
+
+
+def test_an_annotation_that_is_no_name_is_refused():
+    plan = planned(allocation())
+    annotated = replace(plan, claim=replace(plan.claim, pod_claim_name="no name"))
+
+    with pytest.raises(ClaimError, match="pod-claim-name"):
+        documents_of(annotated, DRIVER, DIRECTORY)
