@@ -13,6 +13,8 @@ CONFIG_VERSION: Final = f"{CONFIG_GROUP}/v1beta1"
 
 # Device types: the value of the attribute "type".
 TYPE_GPU: Final = "gpu"
+TYPE_GPU_SHARED: Final = "gpu-shared"  # where a profile renames GPUs that it divides
+TYPE_GPU_MONITOR: Final = "gpu-monitor"  # for admin access only
 
 # Attributes.
 TYPE: Final = "type"
@@ -37,6 +39,18 @@ PCIE_SWITCH: Final = "pcieSwitch"  # string: bus id of the nearest port that oth
 
 # Capacities.
 MEMORY: Final = "memory"
+CORES: Final = "cores"  # percent of the SMs that are reserved
+SHARES: Final = "shares"  # how many claims at once
+
+# In the metadata that a container can read, beside the attributes of its device.
+STRATEGY: Final = "strategy"  # string: how a share is shared, TimeSlicing or MPS
+
+# Taints.
+MONITOR_TAINT: Final = "gpu.nvidia.com/monitor"
+
+# Labels of a Node that choose its profile; the first one that has a value counts.
+PROFILE_LABEL: Final = "gpu.nvidia.com/profile"
+DEVICE_PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"  # as NVIDIA's plugin has it
 
 # CDI: the kind under which a claim's devices are named, as NVIDIA's driver does.
 CDI_CLASS: Final = "claim"

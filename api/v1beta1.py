@@ -7,60 +7,55 @@ turns raw parameters into these.
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic import Field, StringConstraints
 
-QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$"
+from api.strict import Strict
+
+QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
 """A positive Kubernetes quantity (k8s.io/apimachinery/pkg/api/resource): ``10Gi``, ``500M``,
 ``1e9``."""
 
 Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=False
-    )
-
-
-class TimeSlicingConfig(_Model):
+class TimeSlicingConfig(Strict):
     """How long a process runs before the next one has its turn. An empty one means ``Default``."""
 
     interval: Literal["Default", "Short", "Medium", "Long"] = "Default"
 
 
-class TimeSlicing(_Model):
-    """Processes take turns on the whole GPU."""
+class TimeSlicing(Strict):
+    """Processes take turns. Without a configuration: at whatever interval the GPU has."""
 
     strategy: Literal["TimeSlicing"]
-    time_slicing_config: TimeSlicingConfig = TimeSlicingConfig()
+    time_slicing_config: TimeSlicingConfig | None = None
 
 
-class MpsConfig(_Model):
+class MpsConfig(Strict):
     """Limits of the clients of one MPS server."""
 
     default_active_thread_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
     default_pinned_device_memory_limit: Quantity | None = None
-    default_per_device_pinned_memory_limit: dict[
-        str, Quantity
-    ] = {}  # by UUID, or index of the UUID-sorted GPUs
+    default_per_device_pinned_memory_limit: dict[str, Quantity] = Field(
+        default_factory=dict
+    )  # by UUID, or index of the UUID-sorted GPUs
     multi_user: bool | None = None
 
 
-class Mps(_Model):
+class Mps(Strict):
     """Processes run at the same time under CUDA's Multi-Process Service."""
 
     strategy: Literal["MPS"]
     mps_config: MpsConfig = MpsConfig()
 
 
-class MigTimeSlicing(_Model):
+class MigTimeSlicing(Strict):
     """On a MIG device: accepted, without effect, as in NVIDIA's driver."""
 
     strategy: Literal["TimeSlicing"]
 
 
-class GpuConfig(_Model):
+class GpuConfig(Strict):
     """Configuration of a whole GPU."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
@@ -68,7 +63,7 @@ class GpuConfig(_Model):
     sharing: Annotated[TimeSlicing | Mps, Field(discriminator="strategy")] | None = None
 
 
-class MigDeviceConfig(_Model):
+class MigDeviceConfig(Strict):
     """Configuration of a MIG device."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
@@ -76,14 +71,14 @@ class MigDeviceConfig(_Model):
     sharing: Annotated[MigTimeSlicing | Mps, Field(discriminator="strategy")] | None = None
 
 
-class Iommu(_Model):
+class Iommu(Strict):
     """Which IOMMU interface a virtual machine monitor is given."""
 
     backend_policy: Literal["LegacyOnly", "PreferIommuFD"] = "LegacyOnly"
     enable_api_device: Annotated[bool, Field(alias="enableAPIDevice")] = False
 
 
-class VfioDeviceConfig(_Model):
+class VfioDeviceConfig(Strict):
     """Configuration of a GPU that is passed through to a virtual machine."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"]

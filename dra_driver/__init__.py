@@ -1,25 +1,32 @@
 """A Dynamic Resource Allocation driver for NVIDIA GPUs. This is the map.
 
-``dra-driver kubelet-plugin`` runs on every node with GPUs. It does two things:
+``dra-driver kubelet-plugin`` runs on every node with GPUs. It does three things:
 
 *Publish.* ``plugin.rounds`` looks at the node (``node.gpus``, through ``node.nvml``),
-``plan.publish`` says how the scheduler should see it, ``kubeletplugin.publisher`` keeps the
-ResourceSlices so.
+``plan.offer`` says in which shape each GPU is offered (by the node's profile,
+``plugin.profile_choice``), ``plan.publish`` how the scheduler should see it, and
+``kubeletplugin.publisher`` keeps the ResourceSlices so.
 
 *Prepare.* One claim, from gRPC request to CDI file:
 
 1. ``kubeletplugin.service``     one answer per claim; a bad claim never fails its neighbours
 2. ``plugin.prepare``            the order of effects; recovers what a crash cut short
 3. ``kubeletplugin.claim_reader`` reads the claim, live
-4. ``plan.prepare``              decides or refuses, before anything is touched (``plan.configs``)
+4. ``plan.prepare``              decides or refuses, before anything is touched (``plan.configs``,
+                                 ``plan.sharing``, ``plan.amounts``)
 5. ``node.ledger``               records *started*: from here on a crash can be undone
-6. ``node.node``                 carries out the steps
-7. ``plan.edits``                what the container gets, as a ``cdi.Spec``; ``node.spec_files``
+6. ``node.node``                 carries out the steps (``node.time_slices``,
+                                 ``node.memory_limits``)
+7. ``plan.edits``                what the container gets, as a ``cdi.Spec``; ``node.claim_files``
 8. ``node.ledger``               records *completed*; the kubelet gets the CDI names
 
-Unprepare is the same road back. ``plugin.reconcile`` looks after claims that the kubelet forgot.
+Unprepare is the same road back (``plan.undo``). ``plugin.reconcile`` looks after claims that the
+kubelet forgot.
 
-Words: a *Claim* was allocated *Devices* of the node's *Inventory*; a *Plan* lists the *Steps* that
+*Enforce.* ``plugin.enforcement``: claims use no more memory than they were given. The GPU's driver
+limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use.
+
+Words: a *Claim* was allocated *Devices* of what the node *Offers*; a *Plan* lists the *Steps* that
 make them usable; a *Spec* is what the container sees; the *Ledger* remembers; *Slices* are
 published.
 

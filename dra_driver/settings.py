@@ -19,6 +19,11 @@ from dra_driver.errors import SettingsError
 from dra_driver.node.machine import Place
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+_LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_FORMS = {
+    "pod_uid": "write letters, digits and dashes",
+    "profile": "write letters, digits, dashes, dots and underscores, as in a label's value",
+}
 
 
 def _absolute(path: Path) -> Path:
@@ -35,6 +40,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
 NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
 PodUid = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
+ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
 
 
@@ -95,9 +101,22 @@ class NodeSettings(_Settings):
         None,
         description="what outlives a restart; default <kubelet dir>/plugins/<driver name>/state",
     )
+    runtime_dir: OptionalPath = Field(
+        "",
+        description="where containerd keeps its state on the host, if not at a usual place "
+        "(/run/containerd, also those of k3s, k0s and MicroK8s)",
+    )
     sim: str = Field(
         "",
         description="simulate GPUs: a bundled node (h100x8, …), or a file that describes one",
+    )
+    profiles: Path | None = Field(
+        None, description="profiles: a file, or a directory as a ConfigMap is mounted"
+    )
+    profile: ProfileName = Field(
+        "",
+        description="the profile of this node; empty: what the node's label gpu.nvidia.com/profile "
+        "or nvidia.com/device-plugin.config names, else the one called default",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="how much to log"
@@ -107,7 +126,7 @@ class NodeSettings(_Settings):
     @property
     def place(self) -> Place:
         """Where the GPUs are looked for."""
-        return Place(self.driver_root or None, self.host_root, self.sim)
+        return Place(self.driver_root or None, self.host_root, self.sim, self.runtime_dir)
 
     @property
     def plugin_dir(self) -> Path:
@@ -148,6 +167,9 @@ class PluginSettings(NodeSettings):
     reconcile_interval: float = Field(
         60.0, ge=0.1, le=86400, description="seconds between two looks at the claims"
     )
+    guard_interval: float = Field(
+        2.0, ge=0.1, le=60, description="seconds between two looks of the memory guard"
+    )
 
 
 class DoctorSettings(PluginSettings):
@@ -157,9 +179,15 @@ class DoctorSettings(PluginSettings):
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    return {"sim": "NAME|FILE", "http_address": "HOST:PORT", "log_level": "LEVEL"}.get(
-        name, name.rpartition("_")[2].upper() if field.annotation is not float else "SECONDS"
-    )
+    forms = {
+        "sim": "NAME|FILE",
+        "http_address": "HOST:PORT",
+        "log_level": "LEVEL",
+        "profile": "NAME",
+        "profiles": "FILE|DIR",
+    }
+    word = name.rpartition("_")[2].upper() if field.annotation is not float else "SECONDS"
+    return forms.get(name, word)
 
 
 def _given(name: str, arguments: argparse.Namespace, environment: Mapping[str, str]) -> Any:
@@ -174,6 +202,6 @@ def _problem(error: Any) -> str:
         return f"{flag} is missing"
     message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
-        message = "write lower-case letters, digits, dashes and dots, as in a DNS name"
-        message = "write letters, digits and dashes" if name == "pod_uid" else message
+        dns = "write lower-case letters, digits, dashes and dots, as in a DNS name"
+        message = _FORMS.get(name, dns)
     return f"{flag}: {error['input']!r}: {message}"

@@ -8,6 +8,7 @@ from dra_driver.errors import ClaimError
 
 ClaimUid = NewType("ClaimUid", str)
 ShareId = NewType("ShareId", str)
+PodUid = NewType("PodUid", str)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,6 +59,14 @@ class OpaqueConfig:
         )
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Pod:
+    """A pod that a claim is reserved for; it is in the claim's namespace."""
+
+    name: str
+    uid: PodUid
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """An allocated claim: what of it is ours."""
@@ -65,6 +74,8 @@ class Claim:
     ref: ClaimRef
     allocations: tuple[Allocation, ...]
     configs: tuple[OpaqueConfig, ...] = ()  # class before claim, in the order of the API
+    pods: tuple[Pod, ...] = ()  # sorted
+    pod_claim_name: str = ""  # under which a pod's spec names the template that it is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,24 @@ def read_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim
         raise ClaimError(
             f"claim {ref} has no device of driver {driver}: this driver was asked by mistake"
         )
-    return Claim(ref, results, _configs(devices.get("config") or (), driver))
+    metadata = document["metadata"]
+    return Claim(
+        ref,
+        results,
+        _configs(devices.get("config") or (), driver),
+        _pods(document["status"].get("reservedFor") or ()),
+        (metadata.get("annotations") or {}).get("resource.kubernetes.io/pod-claim-name") or "",
+    )
+
+
+def _pods(consumers: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
+    return tuple(
+        sorted(
+            Pod(one["name"], PodUid(one["uid"]))
+            for one in consumers
+            if one.get("resource") == "pods" and not one.get("apiGroup")
+        )
+    )
 
 
 def _allocation(result: Mapping[str, Any]) -> Allocation:

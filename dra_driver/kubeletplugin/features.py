@@ -69,6 +69,20 @@ def probe(api: Creator, version: str, driver: str, node: str) -> Features:
     )
 
 
+def probe_devices(api: Creator, version: str, driver: str, node: str) -> tuple[bool, bool]:
+    """Whether consumable capacity, and taints, are kept: what a plugin has to know before it
+    publishes, in one request. ClusterError: nothing can be told.
+    """
+    taints = [{"key": f"{driver}/probe", "effect": "NoSchedule"}]
+    spec = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())
+    path = f"/apis/{GROUP}/{version}/resourceslices"
+    document = _document(spec, driver, node)
+    answer = api.create(path, slice_to(version, document), {"dryRun": "All"})
+    device: Document = next(iter(slice_from(answer)["spec"].get("devices") or ({},)))
+    policy = device.get("capacity", {}).get("probe", {}).get("requestPolicy")
+    return bool(device.get("allowMultipleAllocations") and policy), bool(device.get("taints"))
+
+
 def _document(spec: Document, driver: str, node: str) -> Document:
     # As the slices of the node are, since an admission policy may let only those pass.
     pool = {"name": node, "generation": 1, "resourceSliceCount": 1}

@@ -1,4 +1,4 @@
-"""The devices of a node and their canonical names."""
+"""The GPUs of a node; the hardware, however it is offered (``model.offer``)."""
 
 from dataclasses import dataclass
 from typing import NewType
@@ -36,7 +36,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A whole GPU that this node can offer."""
+    """A GPU that this node can offer."""
 
     minor: int  # N of /dev/nvidiaN
     uuid: GpuUuid
@@ -53,6 +53,7 @@ class Gpu:
 
     @property
     def name(self) -> DeviceName:
+        """As the device is called that is all of it."""
         return DeviceName(f"gpu-{self.minor}")
 
 
@@ -66,8 +67,3 @@ class Withheld:
 
     what: str  # "GPU 0000:65:00.0 (GPU-…)", or "all GPUs"
     reason: str
-
-
-Device = Gpu
-"""What can be allocated. A union: partitions join it as further cases, and the type checker then
-lists every place that has to say something about them."""

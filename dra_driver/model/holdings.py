@@ -3,20 +3,43 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.kubeletplugin.claims import ClaimRef, PreparedDevice, ShareId
-from dra_driver.model.devices import DeviceName
+from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PreparedDevice, ShareId
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.offer import EXCLUSIVE, Shape, board
+from dra_driver.model.profiles import Guard
 from dra_driver.model.steps import Step
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """How much memory a claim may use of one GPU, and who sees to it."""
+
+    memory_bytes: int
+    guard: Guard
+    strict: bool = False  # the driver's own limit or nothing
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
-    """What one claim holds of one device."""
+    """What one claim holds of one device.
+
+    It says all that has to hold until the claim is given back, whatever becomes of the profile.
+    """
 
     claim: ClaimRef
     device: DeviceName
     share: ShareId | None = None
     consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity); empty: all of it
     admin: bool = False  # looks on, takes nothing away
+    gpu: GpuUuid | None = None  # None: a release that gave out whole GPUs only wrote it
+    shape: Shape = EXCLUSIVE  # as the device was offered when it was prepared
+    limit: Limit | None = None  # None: all of the GPU, or nobody limits it
+
+    @property
+    def of_gpu(self) -> str:
+        """Of which GPU it is, however that is called now: its UUID, or its name where that is all
+        that is known."""
+        return self.gpu or board(self.device)
 
 
 Held = Mapping[DeviceName, Sequence[Holding]]
@@ -35,7 +58,15 @@ class Record:
     steps: tuple[Step, ...] = ()
     prepared: tuple[PreparedDevice, ...] | None = None
     spec: str | None = None
+    pods: tuple[Pod, ...] = ()  # that use it, as far as we were told
+    pod_claim_name: str = ""  # empty: it is not from a template, and later pods may join
 
     @property
     def completed(self) -> bool:
         return self.prepared is not None
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The GPUs that it holds anything of, each by its name and, where known, by its UUID."""
+        names = {board(holding.device) for holding in self.holdings}
+        return frozenset(names | {holding.of_gpu for holding in self.holdings})

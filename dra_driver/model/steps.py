@@ -1,6 +1,13 @@
-"""What has to be done to a node for a claim, as values that can be repeated and undone."""
+"""What has to be done to a node for a claim, as values. Every step can be repeated.
+
+What undoes a step depends on what other claims still need: ``plan.undo`` says it, as steps again.
+"""
 
 from dataclasses import dataclass
+from enum import IntEnum
+
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.model.devices import GpuUuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,6 +18,47 @@ class MakeDeviceNodes:
     minors: tuple[int, ...]
 
 
-Step = MakeDeviceNodes
-"""A union like ``Device``: time-slice intervals, MPS servers and partitions join it as further
-cases."""
+class Interval(IntEnum):
+    """How long a process runs before the next has its turn: ``nvidia-smi compute-policy``."""
+
+    DEFAULT = 0
+    SHORT = 1
+    MEDIUM = 2
+    LONG = 3
+
+    def __str__(self) -> str:
+        return self.name.capitalize()
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimeSlice:
+    """The GPU's processes take turns at this interval."""
+
+    gpu: GpuUuid
+    interval: Interval
+    before: Interval | None = None  # what was found; None: the GPU did not say
+
+
+@dataclass(frozen=True, slots=True)
+class PodLimit:
+    """How much of a GPU's memory the processes of one pod may use together."""
+
+    pod: PodUid
+    memory_bytes: int | None  # None: as much as there is
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMemory:
+    """The GPU's driver refuses these pods more than that (``nvmlDeviceSetMemoryLimits_v1``).
+
+    *strict*: a limit that cannot be set is an error; else a warning, and the memory guard is what
+    remains. A pod that is gone needs no limit any more, strict or not.
+    """
+
+    gpu: GpuUuid
+    pods: tuple[PodLimit, ...]
+    strict: bool = False
+
+
+Step = MakeDeviceNodes | SetTimeSlice | LimitMemory
+"""A union like ``Shape``: MPS servers and partitions join it as further cases."""

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from dra_driver.errors import ClaimError, NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held, Holding, Record
+from dra_driver.model.offer import board
 from dra_driver.node.records import UnreadableRecord, decode_record, encode_record
 
 _SUFFIX = ".json"
@@ -41,8 +42,9 @@ class SetAside:
     known: bool = False  # they are what the API server says
 
     def may_hold(self, device: str) -> bool:
-        """A text that names no device could be of any."""
-        return device in self.mentions or (not self.mentions and not self.known)
+        """A text that names no device could be of any; of a GPU it may hold all."""
+        boards = {board(name) for name in self.mentions}
+        return board(device) in boards or (not self.mentions and not self.known)
 
 
 class Ledger:
@@ -56,8 +58,17 @@ class Ledger:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._index: dict[ClaimUid, Record] = {}  # without the texts of CDI files
-        self._held: dict[DeviceName, tuple[Holding, ...]] = {}
+        self._held: dict[DeviceName, tuple[Holding, ...]] = {}  # another one after each change
+        self._sorted: tuple[Held, tuple[Record, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, SetAside] = {}
+
+    def peek(self) -> None:
+        """Look at the disk and leave it as it is: before this process has its first turn."""
+        with _disk_errors(self._directory):
+            index, aside = read_directory(self._directory)
+        with self._lock:
+            self._index, self._aside = index, aside
+            self._held = _held(index)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process had its turn.
@@ -79,9 +90,15 @@ class Ledger:
             self._held = _held(index)
 
     def records(self) -> tuple[Record, ...]:
-        """Every record, without the texts of CDI files, by namespace and name."""
+        """Every record, without the texts of CDI files, by namespace and name.
+
+        The same tuple as before where nothing changed: many ask again and again.
+        """
         with self._lock:
-            return tuple(sorted(self._index.values(), key=lambda record: record.claim))
+            if self._sorted[0] is not self._held:
+                records = sorted(self._index.values(), key=lambda record: record.claim)
+                self._sorted = (self._held, tuple(records))
+            return self._sorted[1]
 
     def known(self, uid: ClaimUid) -> Record | None:
         """The record of a claim, without the text of its CDI file."""
@@ -104,6 +121,18 @@ class Ledger:
         """Which claims hold which device. A snapshot that does not change."""
         with self._lock:
             return self._held
+
+    def neighbours(self, uid: ClaimUid, gpus: Collection[str]) -> tuple[Record, ...]:
+        """The records of other claims that hold any part of *gpus*, each said by its UUID, by its
+        name (``gpu-0``), or by both: a GPU can get another name within a boot."""
+        with self._lock:
+            uids = {
+                holding.claim.uid
+                for device, holdings in self._held.items()
+                for holding in holdings
+                if holding.of_gpu in gpus or board(device) in gpus
+            }
+            return tuple(self._index[one] for one in sorted(uids - {uid}))
 
     def set_aside(self) -> tuple[SetAside, ...]:
         with self._lock:
@@ -183,13 +212,29 @@ class Ledger:
 
 
 def read_directory(directory: Path) -> tuple[dict[ClaimUid, Record], dict[ClaimUid, SetAside]]:
-    """The records in a directory of one boot, and those that cannot be read. Changes nothing."""
+    """The records in a directory of one boot, and those that cannot be read. Changes nothing.
+
+    NodeError: it is there, or may be, and cannot be listed.
+    """
     records: dict[ClaimUid, Record] = {}
     aside: dict[ClaimUid, SetAside] = {}
+    names = _listed(directory)
     for suffix in (_ASIDE, _SUFFIX):  # a newer record replaces the one that was set aside
-        for path in sorted(directory.glob(f"*{suffix}")):
-            _read_one(path, records, aside)
+        for name in names:
+            if name.endswith(suffix):
+                _read_one(directory / name, records, aside)
     return records, {uid: found for uid, found in aside.items() if uid not in records}
+
+
+def _listed(directory: Path) -> list[str]:
+    """Not by ``Path.glob``, which finds nothing where it may not look."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        mend = _MENDS.get(e.errno or 0, "ask as root, or give another --state-dir")
+        raise NodeError(f"the ledger in {directory} cannot be read: {e.strerror}; {mend}") from e
 
 
 def _read_one(path: Path, records: dict[ClaimUid, Record], aside: dict[ClaimUid, SetAside]) -> None:

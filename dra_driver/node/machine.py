@@ -2,16 +2,21 @@
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.node.cgroups import Cgroups, cgroup_root
+from dra_driver.node.containers import Containers, Uses
 from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
-from dra_driver.node.node import GpuNode
+from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.node import GpuNode, Parts
 from dra_driver.node.nvml import Nvml, load_nvml
+from dra_driver.node.time_slices import TimeSlices
 from dra_driver.node.topology import PciTree
 
 log = logging.getLogger(__name__)
@@ -24,35 +29,55 @@ class Place:
     driver_root: str | None
     host_root: Path
     sim: str  # the name or file of a simulated node; empty: this machine
+    runtime_dir: str = ""  # of the container runtime, where it is not at a usual place
+
+
+def nothing_known(
+    containers: Collection[tuple[PodUid, str]],
+) -> Mapping[tuple[PodUid, str], Collection[ClaimUid]]:
+    """Of no container it is known which claims it uses."""
+    return {}
 
 
 @contextmanager
-def open_node(place: Place, sim_dir: Path) -> Iterator[GpuNode]:
+def open_node(place: Place, sim_dir: Path, claims_of: Uses = nothing_known) -> Iterator[GpuNode]:
     """The node at *place*, until it is closed.
 
-    A simulated one puts its host's files (driver, device nodes, sysfs) into *sim_dir*.
+    A simulated one puts its host's files (driver, device nodes, sysfs, cgroups) into *sim_dir*.
+    *claims_of*: which claims containers, by pod and name, use.
     """
-    if place.sim:
-        node, nvml = _simulated(place, sim_dir)
-    else:
-        node, nvml = _real(place)
-    try:
-        yield node
-    finally:
-        nvml.stop()
+    with ExitStack() as stack:
+        if place.sim:
+            parts = _simulated(place, sim_dir, claims_of, stack)
+        else:
+            parts = _real(place, claims_of)
+        stack.callback(parts.nvml.stop)
+        stack.callback(parts.limits.stop)
+        yield GpuNode(parts)
 
 
-def _real(place: Place) -> tuple[GpuNode, Nvml]:
+def _real(place: Place, claims_of: Uses) -> Parts:
     driver = DriverRoot(place.driver_root, place.host_root)
     nvml = Nvml(lambda: load_nvml(driver.nvml_library()))
     nodes = DeviceNodes(driver)
-    return _node(nvml, driver, nodes, place.host_root), nvml
+    cgroups = Cgroups(cgroup_root(place.host_root))
+    return Parts(
+        _gpus(nvml, nodes, place.host_root),
+        nvml,
+        driver,
+        nodes,
+        TimeSlices(driver),
+        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+    )
 
 
-def _simulated(place: Place, sim_dir: Path) -> tuple[GpuNode, Nvml]:
+def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -> Parts:
     # Imported here: a node with GPUs has no use for it.
+    from dra_driver.node.sim.cgroup_mirror import CgroupMirror
+    from dra_driver.node.sim.commands import run_simulated
     from dra_driver.node.sim.host import SimulatedHost
     from dra_driver.node.sim.live import LiveNode
+    from dra_driver.node.sim.memory_limits import CgroupTree, SimulatedMemoryLimits
     from dra_driver.node.sim.nvml import SimulatedNvml
 
     live = LiveNode.named(place.sim)
@@ -60,17 +85,28 @@ def _simulated(place: Place, sim_dir: Path) -> tuple[GpuNode, Nvml]:
     SimulatedHost(live, sim_dir)
     host = str(sim_dir.absolute())
     driver = DriverRoot(place.driver_root or host, Path("/"), proc=f"{host}/proc")
-    nvml = Nvml(lambda: SimulatedNvml(live))
-    nodes = DeviceNodes(driver, device_number=simulated_device_number)
-    return _node(nvml, driver, nodes, sim_dir), nvml
+    tree = CgroupTree(sim_dir / "sys/fs/cgroup")
+    if live.current().limits_memory:
+        mirror = CgroupMirror(Cgroups(cgroup_root(place.host_root)), tree)
+        stack.callback(mirror.stop)
+    nvml = Nvml(lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root)))
+    nodes = DeviceNodes(driver, run_simulated, simulated_device_number)
+    cgroups = Cgroups(tree.root, tree.make, tree.remove)
+    return Parts(
+        _gpus(nvml, nodes, sim_dir),
+        nvml,
+        driver,
+        nodes,
+        TimeSlices(driver, run_simulated),
+        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+    )
 
 
-def _node(nvml: Nvml, driver: DriverRoot, nodes: DeviceNodes, root: Path) -> GpuNode:
+def _gpus(nvml: Nvml, nodes: DeviceNodes, root: Path) -> Gpus:
     def make_nodes(minors: tuple[int, ...]) -> None:
         nodes.files(minors)
 
-    gpus = Gpus(nvml, PciTree(root / "sys"), root / "dev", make_nodes)
-    return GpuNode(gpus, driver, nodes)
+    return Gpus(nvml, PciTree(root / "sys"), root / "dev", make_nodes)
 
 
 def simulated_device_number(path: str) -> tuple[int, int] | None:

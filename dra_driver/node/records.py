@@ -5,16 +5,33 @@ Every document says which version of the format it is, and the oldest one that c
 would misread raises ``readableFrom``.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, assert_never
 
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice, ShareId
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.steps import MakeDeviceNodes, Step
+from dra_driver.kubeletplugin.claims import (
+    ClaimRef,
+    ClaimUid,
+    Pod,
+    PodUid,
+    PreparedDevice,
+    ShareId,
+)
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.steps import (
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    PodLimit,
+    SetTimeSlice,
+    Step,
+)
 
-VERSION = 1
+VERSION = 2  # 1: whole GPUs only
 READABLE_FROM = 1
 
 
@@ -34,7 +51,10 @@ def encode_record(record: Record) -> bytes:
         },
         "state": "completed" if record.completed else "started",
         "holdings": [_encode_holding(holding) for holding in record.holdings],
-        "steps": [_encode_step(step) for step in record.steps],
+        "steps": [_encode_step(step) for step in record.steps if _is_old(step)],
+        "sharing": [_encode_step(step) for step in record.steps if not _is_old(step)],
+        "pods": [{"name": pod.name, "uid": pod.uid} for pod in record.pods],
+        "podClaimName": record.pod_claim_name,
     }
     if record.prepared is not None:
         document["prepared"] = [_encode_prepared(device) for device in record.prepared]
@@ -68,7 +88,13 @@ def _decode(document: Mapping[str, Any]) -> Record:
     return Record(
         claim=ref,
         holdings=tuple(_decode_holding(holding, ref) for holding in document["holdings"]),
-        steps=tuple(_decode_step(step) for step in document["steps"]),
+        steps=tuple(
+            _decode_step(step) for step in (*document["steps"], *document.get("sharing", ()))
+        ),
+        pods=tuple(
+            Pod(_text(pod["name"]), PodUid(_text(pod["uid"]))) for pod in document.get("pods", ())
+        ),
+        pod_claim_name=_text(document.get("podClaimName", "")),
         prepared=tuple(_decode_prepared(d) for d in document["prepared"]) if completed else None,
         spec=_text(document["spec"]) if completed else None,
     )
@@ -81,29 +107,91 @@ def _text(value: Any) -> str:
 
 
 def _encode_holding(holding: Holding) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "device": holding.device,
         "share": holding.share,
         "consumed": dict(holding.consumed),
         "admin": holding.admin,
+        "gpu": holding.gpu,
+        "shape": _encode_shape(holding.shape),
     }
+    if (limit := holding.limit) is not None:
+        document["limit"] = {
+            "memoryBytes": limit.memory_bytes,
+            "guard": limit.guard.policy.value,
+            "graceSeconds": limit.guard.grace_seconds,
+            "strict": limit.strict,
+        }
+    return document
 
 
 def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:
-    share = document["share"]
+    share, gpu, limit = document["share"], document.get("gpu"), document.get("limit")
     return Holding(
         claim=claim,
         device=DeviceName(_text(document["device"])),
         share=ShareId(_text(share)) if share is not None else None,
         consumed=tuple(sorted((_text(k), _text(v)) for k, v in document["consumed"].items())),
         admin=bool(document["admin"]),
+        gpu=GpuUuid(_text(gpu)) if gpu is not None else None,
+        shape=_decode_shape(document["shape"]) if "shape" in document else Exclusive(),
+        limit=_decode_limit(limit) if limit is not None else None,
     )
+
+
+def _decode_limit(document: Mapping[str, Any]) -> Limit:
+    guard = Guard(GuardPolicy(document["guard"]), float(document["graceSeconds"]))
+    return Limit(int(document["memoryBytes"]), guard, bool(document["strict"]))
+
+
+def _encode_shape(shape: Shape) -> dict[str, Any]:
+    match shape:
+        case Exclusive() | Monitor():
+            return {"shape": type(shape).__name__}
+        case Sliceable() | Replica():
+            return {"shape": type(shape).__name__, **dataclasses.asdict(shape)}
+        case _:
+            assert_never(shape)
+
+
+def _decode_shape(document: Mapping[str, Any]) -> Shape:
+    fields = {key: value for key, value in document.items() if key != "shape"}
+    match document["shape"]:
+        case "Exclusive":
+            return Exclusive()
+        case "Monitor":
+            return Monitor()
+        case "Sliceable":
+            return Sliceable(**_checked(fields, Sliceable))
+        case "Replica":
+            return Replica(**_checked(fields, Replica))
+        case other:
+            raise UnreadableRecord(f"its shape {other!r} is unknown")
+
+
+def _checked(fields: Mapping[str, Any], shape: type[Sliceable] | type[Replica]) -> dict[str, Any]:
+    """The fields that this release knows; all of them are numbers, yes or no."""
+    known = {one.name for one in dataclasses.fields(shape)}
+    wrong = {k: v for k, v in fields.items() if k in known and not isinstance(v, int | None)}
+    if wrong:
+        raise TypeError(f"{wrong} in a shape")
+    return {key: value for key, value in fields.items() if key in known}
+
+
+def _is_old(step: Step) -> bool:
+    """Whether a reader of version 1 knows it. It takes back a claim without knowing the others."""
+    return isinstance(step, MakeDeviceNodes)
 
 
 def _encode_step(step: Step) -> dict[str, Any]:
     match step:
         case MakeDeviceNodes(minors=minors):
             return {"step": "MakeDeviceNodes", "minors": list(minors)}
+        case SetTimeSlice(gpu=gpu, interval=interval, before=before):
+            return {"step": "SetTimeSlice", "gpu": gpu, "interval": interval, "before": before}
+        case LimitMemory(gpu=gpu, pods=pods, strict=strict):
+            limits = [{"pod": one.pod, "memoryBytes": one.memory_bytes} for one in pods]
+            return {"step": "LimitMemory", "gpu": gpu, "pods": limits, "strict": strict}
         case _:
             assert_never(step)
 
@@ -112,8 +200,25 @@ def _decode_step(document: Mapping[str, Any]) -> Step:
     match document["step"]:
         case "MakeDeviceNodes":
             return MakeDeviceNodes(tuple(int(minor) for minor in document["minors"]))
+        case "SetTimeSlice":
+            before = document["before"]
+            return SetTimeSlice(
+                GpuUuid(_text(document["gpu"])),
+                Interval(document["interval"]),
+                None if before is None else Interval(before),
+            )
+        case "LimitMemory":
+            pods = tuple(
+                PodLimit(PodUid(_text(one["pod"])), _bytes(one["memoryBytes"]))
+                for one in document["pods"]
+            )
+            return LimitMemory(GpuUuid(_text(document["gpu"])), pods, bool(document["strict"]))
         case other:
             raise UnreadableRecord(f"its step {other!r} is unknown")
+
+
+def _bytes(value: Any) -> int | None:
+    return None if value is None else int(value)
 
 
 def _encode_prepared(device: PreparedDevice) -> dict[str, Any]:

@@ -25,6 +25,14 @@ class Decoded:
     config: Config
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The configuration that applies to a device, and where it stands; empty: the default."""
+
+    config: GpuConfig = DEFAULT
+    path: str = ""
+
+
 def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
     """Every configuration of *claim*, lowest precedence first. ClaimError names every problem of
     all of them."""
@@ -40,26 +48,18 @@ def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
     return tuple(decoded)
 
 
-def config_of(allocation: Allocation, configs: Sequence[Decoded]) -> GpuConfig:
-    """The configuration of a whole GPU that was allocated for *allocation*'s request."""
+def config_of(allocation: Allocation, configs: Sequence[Decoded]) -> Chosen:
+    """The configuration of a GPU, or a part of one, that was allocated for *allocation*'s
+    request."""
     for decoded in reversed(configs):
         if not decoded.origin.concerns(allocation.request):
             continue
         config = decoded.config
         if isinstance(config, GpuConfig):
-            _refuse_sharing(config, decoded.origin)
-            return config
+            return Chosen(config, decoded.origin.path)
         if decoded.origin.requests:
             raise ClaimError(_wrong_type(config, decoded.origin, allocation))
-    return DEFAULT
-
-
-def _refuse_sharing(config: GpuConfig, origin: OpaqueConfig) -> None:
-    if config.sharing is not None:
-        raise ClaimError(
-            f"{origin.path}.sharing: strategy {config.sharing.strategy} is not offered by this "
-            "node: it gives out whole GPUs; remove the field"
-        )
+    return Chosen()
 
 
 def _wrong_type(config: Config, origin: OpaqueConfig, allocation: Allocation) -> str:

@@ -1,27 +1,32 @@
-"""A claim, an inventory and what others hold become a Plan, or a complete refusal."""
+"""A claim, what the node offers and what others hold become a Plan, or a complete refusal."""
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from api.v1beta1 import GpuConfig
 from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
 from dra_driver.kubeletplugin.claims import Allocation, Claim
-from dra_driver.model.devices import Device, DeviceName
-from dra_driver.model.holdings import Held, Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.steps import MakeDeviceNodes, Step
-from dra_driver.plan.configs import config_of, decode_configs
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.offer import Device, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.steps import MakeDeviceNodes, SetTimeSlice, Step
+from dra_driver.plan.amounts import NOTHING, Amount, amount, lacking, taken
+from dra_driver.plan.configs import Chosen, Decoded, config_of, decode_configs
+from dra_driver.plan.limits import limit_steps
+from dra_driver.plan.sharing import Sharing, limit_of, sharing_of
+from dra_driver.plan.time_slices import time_slice_steps
 
 _MOST_NAMES_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """One device that a claim gets, and how."""
+    """One device that a claim gets, how much of it, and how."""
 
     allocation: Allocation
     device: Device
-    config: GpuConfig
+    amount: Amount
+    sharing: Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,102 +38,214 @@ class Plan:
     steps: tuple[Step, ...]
 
     @property
-    def holdings(self) -> tuple[Holding, ...]:
-        return tuple(
-            Holding(
-                claim=self.claim.ref,
-                device=grant.device.name,
-                share=grant.allocation.share,
-                consumed=grant.allocation.consumed,
-                admin=grant.allocation.admin,
-            )
-            for grant in self.grants
+    def record(self) -> Record:
+        """What the ledger is told before the first step."""
+        return Record(
+            self.claim.ref,
+            tuple(_holding(self.claim, grant) for grant in self.grants),
+            self.steps,
+            pods=self.claim.pods,
+            pod_claim_name=self.claim.pod_claim_name,
         )
 
 
-def plan_claim(claim: Claim, inventory: Inventory, held: Held, pool: str) -> Plan:
+def plan_claim(claim: Claim, offer: Offer, others: Sequence[Record], pool: str) -> Plan:
     """What preparing *claim* takes, on the node whose pool is *pool*.
 
-    ClaimError: it can never work like this. UnknownDevice: a device is not (or no longer) here.
-    DeviceHeld: another claim has to go first. A message names every such problem of its kind.
+    *others*: what other claims hold of the same GPUs. ClaimError: it can never work like this.
+    UnknownDevice: a device is not (or no longer) here. DeviceHeld: another claim has to go first.
+    A message names every such problem of its kind.
     """
     configs = decode_configs(claim)
-    devices = _lookup(claim, inventory, pool)
-    _refuse_held(claim, held)
-    grants = tuple(
-        Grant(allocation, devices[allocation], config_of(allocation, configs))
-        for allocation in claim.allocations
+    devices = _lookup(claim, offer, pool)
+    _refuse_misuse(claim, devices)
+    grants = _grants(claim, devices, configs)
+    _refuse_held(claim, grants, others)
+    minors = sorted({grant.device.gpu.minor for grant in grants})
+    wanted = Plan(claim, grants, ())
+    steps: tuple[Step, ...] = (
+        MakeDeviceNodes(tuple(minors)),
+        *time_slice_steps(_intervals(claim, grants), others),
+        *limit_steps(wanted.record, others),
     )
-    minors = sorted({grant.device.minor for grant in grants})
-    return Plan(claim, grants, (MakeDeviceNodes(tuple(minors)),))
+    return Plan(claim, grants, steps)
 
 
-def _lookup(claim: Claim, inventory: Inventory, pool: str) -> dict[Allocation, Device]:
+def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[Allocation, Device]:
     found: dict[Allocation, Device] = {}
     problems: list[str] = []
     for allocation in claim.allocations:
-        device = inventory.by_name.get(DeviceName(allocation.device))
+        device = offer.by_name.get(DeviceName(allocation.device))
         if allocation.pool != pool:
             problems.append(
                 f"{allocation.device!r} of pool {allocation.pool!r}, but this node serves {pool!r}"
             )
         elif device is None:
-            problems.append(f"{allocation.device!r}, but this node has: {_names(inventory)}")
+            problems.append(f"{allocation.device!r}, but this node has: {_names(offer)}")
         else:
             found[allocation] = device
     if problems:
         raise UnknownDevice(
             f"claim {claim.ref} was allocated "
             + "; ".join(problems)
-            + _withheld(inventory)
+            + _withheld(offer)
             + "; delete the pod (and a claim that is not from a template) to have it allocated anew"
         )
     return found
 
 
-def _names(inventory: Inventory) -> str:
-    names = [device.name for device in inventory.devices]
+def _names(offer: Offer) -> str:
+    names = [device.name for device in offer.devices if not isinstance(device.shape, Monitor)]
     more = len(names) - _MOST_NAMES_SHOWN
     return (", ".join(names[:_MOST_NAMES_SHOWN]) or "no device") + (
         f" and {more} more" if more > 0 else ""
     )
 
 
-def _withheld(inventory: Inventory) -> str:
-    reasons = [f"{withheld.what}: {withheld.reason}" for withheld in inventory.withheld]
+def _withheld(offer: Offer) -> str:
+    reasons = [f"{withheld.what}: {withheld.reason}" for withheld in offer.withheld]
     return f" (not offered: {'; '.join(reasons)})" if reasons else ""
 
 
-def _refuse_held(claim: Claim, held: Held) -> None:
-    """The last guard against a device in two hands, whatever the scheduler said (a force-deleted
-    pod, say)."""
+def _refuse_misuse(claim: Claim, devices: dict[Allocation, Device]) -> None:
+    """Allocations that the scheduler makes and that this driver does not serve."""
     problems = []
-    taken: set[str] = set()
-    for allocation in claim.allocations:
-        if allocation.admin:
-            continue
-        holders = _others(held.get(DeviceName(allocation.device), ()), claim)
-        if holders:
-            problems.append(f"{allocation.device} is held by claim {', '.join(holders)}")
-        if allocation.device in taken:
-            raise ClaimError(
-                f"claim {claim.ref} was allocated {allocation.device} twice: "
-                "a whole GPU is given out once"
+    asked = Counter(a.base_request for a, its in devices.items() if _is_one_share(its))
+    for allocation, device in devices.items():
+        where = f"request {allocation.request!r}"
+        if isinstance(device.shape, Monitor) and not allocation.admin:
+            problems.append(
+                f"{where}: {device.name} is for monitoring only; write adminAccess: true, or ask "
+                "for a device of another class"
             )
-        taken.add(allocation.device)
+        if _is_nothing(allocation, device):
+            problems.append(
+                f"{where}, capacity.requests.memory: 0 was allocated, which nothing fits into; ask "
+                "for more"
+            )
+        several = asked[allocation.base_request] > 1 or _shares(allocation, device) > 1
+        if _is_one_share(device) and several and not allocation.admin:
+            problems.append(
+                f"{where}: more than one share was asked for, which this node's profile refuses "
+                "(failRequestsGreaterThanOne): two shares are not twice as much; ask for one"
+            )
+    if problems:
+        raise ClaimError(f"claim {claim.ref}: " + "; ".join(sorted(set(problems))))
+
+
+def _is_nothing(allocation: Allocation, device: Device) -> bool:
+    its = amount(allocation.consumed, device.shape)
+    divided = isinstance(device.shape, Sliceable)
+    return divided and not allocation.admin and not its.whole and not its.memory_bytes
+
+
+def _is_one_share(device: Device) -> bool:
+    shape = device.shape
+    divided = isinstance(shape, Replica) or (isinstance(shape, Sliceable) and shape.replicas > 1)
+    return divided and device.rules.one_share
+
+
+def _shares(allocation: Allocation, device: Device) -> int:
+    return amount(allocation.consumed, device.shape).shares
+
+
+def _grants(
+    claim: Claim, devices: dict[Allocation, Device], configs: Sequence[Decoded]
+) -> tuple[Grant, ...]:
+    grants = []
+    problems: list[str] = []
+    for allocation in claim.allocations:
+        device = devices[allocation]
+        its = NOTHING if allocation.admin else amount(allocation.consumed, device.shape)
+        chosen: Chosen = config_of(allocation, configs)
+        sharing, found = sharing_of(allocation, device, its, chosen)
+        grants.append(Grant(allocation, device, its, sharing))
+        problems += found
+    if problems:
+        raise ClaimError(f"claim {claim.ref}: " + "; ".join(dict.fromkeys(problems)))
+    return tuple(grants)
+
+
+def _intervals(claim: Claim, grants: Iterable[Grant]) -> dict[GpuUuid, SetTimeSlice]:
+    """The interval that the claim asks for on each GPU; two different ones cannot both hold."""
+    found: dict[GpuUuid, SetTimeSlice] = {}
+    for grant in grants:
+        interval, gpu = grant.sharing.interval, grant.device.gpu
+        if interval is None:
+            continue
+        step = SetTimeSlice(gpu.uuid, interval)
+        if found.setdefault(gpu.uuid, step) != step:
+            raise ClaimError(
+                f"claim {claim.ref}: {grant.sharing.path}.timeSlicingConfig.interval: {interval} "
+                f"on {gpu.name}, for which another request says {found[gpu.uuid].interval}: a GPU "
+                "has one interval; write the same in both"
+            )
+    return found
+
+
+def _refuse_held(claim: Claim, grants: Sequence[Grant], others: Sequence[Record]) -> None:
+    """The last guard against a GPU in too many hands, whatever the scheduler said."""
+    holdings = defaultdict(list)
+    for holding in (h for record in others for h in record.holdings if not h.admin):
+        holdings[holding.of_gpu].append(holding)
+    problems = []
+    mine: dict[str, Amount] = defaultdict(lambda: NOTHING)
+    for grant in (one for one in grants if not one.allocation.admin):
+        device = grant.device
+        gpu = device.gpu
+        its = [*holdings[gpu.uuid], *holdings[gpu.name]]
+        if lack := lacking(grant.amount, mine[gpu.name], gpu, device.shape):
+            what = f"{gpu.name} twice" if mine[gpu.name] != NOTHING else f"too much of {gpu.name}"
+            raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
+        mine[gpu.name] += grant.amount
+        twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in its)
+        lack = lacking(mine[gpu.name], taken(its), gpu, device.shape)
+        if twice or lack:
+            lack = lack or "all of it"
+            problems.append(f"{device.name} is held by claim {_holders(its)}, and it needs {lack}")
+    problems += _clashes(grants, others)
     if problems:
         raise DeviceHeld(
             f"claim {claim.ref} cannot have its devices yet: "
-            + "; ".join(problems)
+            + "; ".join(dict.fromkeys(problems))
             + "; it is served once the pod that uses that claim has ended on this node"
         )
 
 
-def _others(holdings: Iterable[Holding], claim: Claim) -> list[str]:
-    return sorted(
-        {
-            f"{h.claim} (UID {h.claim.uid})"
-            for h in holdings
-            if h.claim.uid != claim.ref.uid and not h.admin
-        }
+def _clashes(grants: Iterable[Grant], others: Iterable[Record]) -> list[str]:
+    """Intervals that this claim and another one ask for, and that differ."""
+    set_by_others = {
+        step.gpu: (step.interval, record.claim)
+        for record in others
+        for step in record.steps
+        if isinstance(step, SetTimeSlice)
+    }
+    found = []
+    for grant in grants:
+        sharing, gpu = grant.sharing, grant.device.gpu
+        interval, holder = set_by_others.get(gpu.uuid, (sharing.interval, None))
+        if sharing.interval is not None and holder and interval != sharing.interval:
+            found.append(
+                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "
+                f"claim {holder} (UID {holder.uid}) has set {interval}; write {interval}, or leave "
+                "timeSlicingConfig out, which fits any"
+            )
+    return found
+
+
+def _holders(holdings: Iterable[Holding]) -> str:
+    return ", ".join(sorted({f"{h.claim} (UID {h.claim.uid})" for h in holdings}))
+
+
+def _holding(claim: Claim, grant: Grant) -> Holding:
+    allocation, device = grant.allocation, grant.device
+    return Holding(
+        claim=claim.ref,
+        device=device.name,
+        share=allocation.share,
+        consumed=allocation.consumed,
+        admin=allocation.admin,
+        gpu=device.gpu.uuid,
+        shape=device.shape,
+        limit=None if allocation.admin else limit_of(device, grant.amount),
     )

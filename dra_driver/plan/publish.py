@@ -1,27 +1,27 @@
-"""An inventory as the scheduler sees it, in the v1 shape of ResourceSlices."""
+"""What a node offers as the scheduler sees it, in the v1 shape of ResourceSlices."""
 
-from typing import Any
+from typing import Any, assert_never
 
 from api import names
-from dra_driver.model.devices import Device, Version
-from dra_driver.model.inventory import Inventory
+from dra_driver.model.devices import Gpu, Version
+from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
 
 _MIB = 1024 * 1024
 _LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
+_ALL_CORES = 100  # percent of the SMs
 
 
-def published(inventory: Inventory) -> tuple[dict[str, Any], ...]:
+def published(offer: Offer) -> tuple[dict[str, Any], ...]:
     """The devices in the order in which the scheduler should prefer them."""
-    return tuple(
-        {"name": device.name, "attributes": _attributes(device), "capacity": _capacity(device)}
-        for device in inventory.devices
-    )
+    return tuple(_document(device) for device in offer.devices)
 
 
-def _attributes(gpu: Device) -> dict[str, dict[str, Any]]:
+def attributes_of(device: Device) -> dict[str, dict[str, Any]]:
+    """What CEL and the workload can know of *device*."""
+    gpu = device.gpu
     topology = gpu.topology
     values: dict[str, str | int | Version | None] = {
-        names.TYPE: names.TYPE_GPU,
+        names.TYPE: type_of(device),
         names.UUID: gpu.uuid,
         names.PRODUCT_NAME: gpu.product_name,
         names.BRAND: gpu.brand,
@@ -40,6 +40,95 @@ def _attributes(gpu: Device) -> dict[str, dict[str, Any]]:
     return {name: _attribute(values[name]) for name in sorted(values) if values[name] is not None}
 
 
+def type_of(device: Device) -> str:
+    """The attribute "type", on which DeviceClasses select."""
+    match device.shape:
+        case Exclusive():
+            return names.TYPE_GPU
+        case Sliceable(renamed=renamed) | Replica(renamed=renamed):
+            return names.TYPE_GPU_SHARED if renamed else names.TYPE_GPU
+        case Monitor():
+            return names.TYPE_GPU_MONITOR
+        case _:
+            assert_never(device.shape)
+
+
+def _document(device: Device) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": device.name,
+        "attributes": attributes_of(device),
+        "capacity": _capacity(device),
+    }
+    match device.shape:
+        case Sliceable():
+            document["allowMultipleAllocations"] = True
+        case Monitor():
+            document["taints"] = [{"key": names.MONITOR_TAINT, "effect": "NoSchedule"}]
+        case Exclusive() | Replica():
+            pass
+        case _:
+            assert_never(device.shape)
+    return document
+
+
+def _capacity(device: Device) -> dict[str, dict[str, Any]]:
+    gpu = device.gpu
+    match device.shape:
+        case Sliceable() as shape:
+            return _policies(gpu, shape)
+        case Replica(memory_bytes=memory):
+            return {} if memory is None else {names.MEMORY: {"value": quantity(memory)}}
+        case Monitor():
+            # Every name that its GPU may have: a selector on a missing one aborts the scheduling.
+            everything = {names.CORES: {"value": str(_ALL_CORES)}, names.SHARES: {"value": "1"}}
+            return everything | _memory(gpu)
+        case Exclusive():
+            return _memory(gpu)
+        case _:
+            assert_never(device.shape)
+
+
+def _memory(gpu: Gpu) -> dict[str, dict[str, Any]]:
+    if gpu.memory_bytes is None:
+        return {}
+    return {names.MEMORY: {"value": quantity(gpu.memory_bytes)}}
+
+
+def _policies(gpu: Gpu, shape: Sliceable) -> dict[str, dict[str, Any]]:
+    """Each with a default, since a capacity without one goes to the first claim as a whole."""
+    capacity = {
+        names.MEMORY: {
+            "value": quantity(gpu.memory_bytes or shape.memory_default),
+            "requestPolicy": {
+                "default": quantity(shape.memory_default),
+                "validRange": {
+                    "min": quantity(shape.memory_least),
+                    "max": quantity(shape.memory_default),
+                    "step": quantity(shape.memory_step),
+                },
+            },
+        },
+        names.SHARES: _counted(shape.shares, default=1, least=1),
+    }
+    if shape.cores:
+        capacity[names.CORES] = _counted(_ALL_CORES, default=0, least=0)
+    return dict(sorted(capacity.items()))
+
+
+def _counted(most: int, default: int, least: int) -> dict[str, Any]:
+    if most == least:
+        # A range needs room for one step (validateRequestPolicy): this one is a list of one.
+        return {
+            "value": str(most),
+            "requestPolicy": {"default": str(default), "validValues": [str(most)]},
+        }
+    ranged = {"min": str(least), "max": str(most), "step": "1"}
+    return {
+        "value": str(most),
+        "requestPolicy": {"default": str(default), "validRange": ranged},
+    }
+
+
 def _attribute(value: str | int | Version | None) -> dict[str, Any]:
     if isinstance(value, Version):
         return {"version": str(value)}
@@ -53,13 +142,7 @@ def _cut(text: str) -> str:
     return text.encode()[:_LONGEST_STRING].decode(errors="ignore")
 
 
-def _capacity(gpu: Device) -> dict[str, dict[str, str]]:
-    if gpu.memory_bytes is None:
-        return {}
-    return {names.MEMORY: {"value": _quantity(gpu.memory_bytes)}}
-
-
-def _quantity(size: int) -> str:
+def quantity(size: int) -> str:
     """In the canonical form of the API server for whole MiB, which NVML's totals are; else plain
     bytes."""
     for unit, factor in (

@@ -1,6 +1,6 @@
 """What the plugin counts, for Prometheus. One registry per process, made by ``run``."""
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +12,7 @@ from prometheus_client import (
 )
 
 from dra_driver.errors import DriverError
+from dra_driver.plan.memory_look import ClaimUse
 
 _SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
@@ -34,6 +35,15 @@ class Metrics:
         self._unreadable_records = self._gauge("unreadable_records", "Ledger records set aside.")
         self.published_devices = self._gauge("published_devices", "Devices in our slices.")
         self.withheld_devices = self._gauge("withheld_devices", "GPUs here but not offered.")
+        self.pending_devices = self._gauge(
+            "pending_devices", "GPUs that are not offered as their profile says."
+        )
+        self._profile_problems = self._gauge(
+            "profile_problems", "1 while the profile that is wanted cannot be used."
+        )
+        self._limits_offered = self._gauge(
+            "memory_limits_offered", "1 where the driver of the GPUs limits memory by cgroup."
+        )
         self.dropped_fields = self._gauge(
             "dropped_slice_fields", "Fields of slices that the API server does not keep."
         )
@@ -41,6 +51,23 @@ class Metrics:
         self._failures = self._counter("publish_failures", "Tries to publish that failed.")
         self.reconciled_claims = self._counter(
             "reconciled_claims", "Claims put right without the kubelet."
+        )
+        claim_and_gpu = ("namespace", "claim", "uuid")
+        self._memory_used = self._gauge(
+            "claim_memory_used_bytes", "GPU memory that a claim uses.", claim_and_gpu
+        )
+        self._memory_share = self._gauge(
+            "claim_memory_share_bytes", "GPU memory that a claim may use.", claim_and_gpu
+        )
+        self._memory_users: set[tuple[str, str, str]] = set()
+        self._memory_blind = self._gauge(
+            "memory_guard_blind_gpus", "GPUs that do not tell who uses how much memory."
+        )
+        self._memory_excursions = self._counter(
+            "memory_excursions", "Times that claims went above their share of GPU memory."
+        )
+        self._memory_kills = self._counter(
+            "memory_guard_kills", "Processes that the memory guard asked to end (SIGTERM)."
         )
 
     def observe(self, operation: str, outcome: str, seconds: float) -> None:
@@ -51,6 +78,14 @@ class Metrics:
         """Ask the ledger whenever somebody asks us."""
         self._prepared_claims.set_function(lambda: len(records()))
         self._unreadable_records.set_function(lambda: len(set_aside()))
+
+    def judge_profile(self, problem: Callable[[], str | None]) -> None:
+        """Ask whenever somebody asks us."""
+        self._profile_problems.set_function(lambda: 1 if problem() else 0)
+
+    def judge_limits(self, offered: Callable[[], bool]) -> None:
+        """Ask whenever somebody asks us."""
+        self._limits_offered.set_function(lambda: 1 if offered() else 0)
 
     def published(self, devices: int, writes: int) -> None:
         """The API server has what we want."""
@@ -65,8 +100,28 @@ class Metrics:
         """The API server does not keep these fields."""
         self.dropped_fields.set(len(fields))
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"dra_driver_{name}", text, registry=self.registry)
+    def memory_used(self, uses: Sequence[ClaimUse], blind: int) -> None:
+        """What guarded claims use of GPUs; claims that are not named are gone."""
+        now = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
+        for labels in self._memory_users - now.keys():
+            self._memory_used.remove(*labels)
+            self._memory_share.remove(*labels)
+        for labels, use in now.items():
+            self._memory_used.labels(*labels).set(use.used_bytes)
+            self._memory_share.labels(*labels).set(use.limit_bytes)
+        self._memory_users = set(now)
+        self._memory_blind.set(blind)
+
+    def memory_excursion(self) -> None:
+        """Claims went above their share."""
+        self._memory_excursions.inc()
+
+    def memory_kill(self) -> None:
+        """The memory guard asked a process to end."""
+        self._memory_kills.inc()
+
+    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"dra_driver_{name}", text, labels, registry=self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"dra_driver_{name}", text, registry=self.registry)

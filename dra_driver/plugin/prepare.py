@@ -3,75 +3,42 @@
 Killed at any instruction, the next start (``recover``) finds a claim either prepared or not.
 """
 
+import itertools
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from cdi import Spec
-from dra_driver.errors import ClusterError, DeviceHeld, DriverError, NodeError, UnknownDevice
+from dra_driver.errors import (
+    ClusterError,
+    DeviceHeld,
+    DriverError,
+    NodeError,
+    SettingsError,
+    UnknownDevice,
+)
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
+from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.kubeletplugin.named_locks import NamedLocks
-from dra_driver.model.driver_files import DeviceFiles, DriverFiles
+from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.steps import Step
-from dra_driver.node.ledger import Ledger, SetAside
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
+from dra_driver.model.offer import Offer, board
+from dra_driver.node.ledger import SetAside
+from dra_driver.plan.answer import answer, granted
+from dra_driver.plan.edits import Host, claim_spec
+from dra_driver.plan.limits import limit_steps, undo_limit_steps
+from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.prepare import Plan, plan_claim
+from dra_driver.plan.time_slices import to_look_up, with_found
+from dra_driver.plan.undo import undoing
+from dra_driver.plugin.side_by_side import side_by_side
+from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.waits import Wait, Waits
 
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.25  # another process may end the holder's claim; nobody tells us then
-
-
-class Node(Protocol):
-    """What preparing needs of this machine."""
-
-    def inventory(self) -> Inventory: ...
-    def refresh(self) -> Inventory: ...
-    def carry_out(self, step: Step) -> None: ...
-    def undo(self, step: Step) -> None: ...
-    def driver_files(self) -> DriverFiles: ...
-    def device_files(self, minors: tuple[int, ...]) -> DeviceFiles: ...
-
-
-class Claims(Protocol):
-    """Where claims are read from."""
-
-    def read(self, ref: ClaimRef) -> Claim: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Waits:
-    """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
-
-    all: float = 20.0  # for the turn, for locks and for the holder together
-    hand_over: float = 10.0  # of these for the holder's unprepare, after a force-deleted pod
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """What a Preparer works with."""
-
-    node: Node
-    claims: Claims
-    ledger: Ledger
-    specs: SpecFiles
-    turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """As whom it prepares."""
-
-    driver: str
-    pool: str  # the pool that this node publishes
-    hook: str | None = None  # the host's path of nvidia-cdi-hook
 
 
 class Preparer:
@@ -80,21 +47,23 @@ class Preparer:
     def __init__(self, names: Names, tools: Tools, waits: Waits | None = None) -> None:
         self._names = names
         self._node = tools.node
+        self._offers = tools.offers
         self._claims = tools.claims
         self._ledger = tools.ledger
-        self._specs = tools.specs
+        self._files = tools.files
         self._turn = tools.turn
+        self._changed = tools.changed
         self._waits = waits or Waits()
         self._claim_locks = NamedLocks(
             "the claim with UID {name} is still being worked on, {seconds} s later"
         )
-        self._device_locks = NamedLocks(
+        self._gpu_locks = NamedLocks(
             "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
         )
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
-        wait = _Wait(self._waits)
+        wait = Wait(self._waits)
         with self._claim_locks.hold([ref.uid], wait.left()):
             try:
                 claim = self._claims.read(ref)
@@ -103,7 +72,9 @@ class Preparer:
                     if (done := self._completed(ref)) is not None:
                         return done
                 raise
-            return self._prepare_when_free(claim, wait)
+            prepared = self._prepare_when_free(claim, wait)
+        self._changed()
+        return prepared
 
     def unprepare(self, ref: ClaimRef) -> None:
         """Take back what *ref* was given. That there is nothing to take back is success."""
@@ -111,18 +82,49 @@ class Preparer:
 
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
-        wait = _Wait(self._waits)
+        wait = Wait(self._waits)
         with self._claim_locks.hold([ref.uid], wait.left()), self._turn(wait.left()):
             record = self._ledger.known(ref.uid)
-            with self._device_locks.hold(_devices(record), wait.left()):
+            with self._gpu_locks.hold(_gpus(record), wait.left()):
                 if not gone():
                     return False
                 if record is not None:
                     self._take_back(record)
                 else:
-                    self._specs.remove(ref.uid)
+                    self._files.remove(ref.uid)
                     self._ledger.forget(ref.uid)
-                return True
+        self._changed()
+        return True
+
+    def note_pods(self, claim: Claim) -> bool:
+        """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
+
+        The kubelet prepares a claim once, for its first pod (KEP-4381). False: nothing changed.
+        """
+        known = self._ledger.known(claim.ref.uid)
+        if known is None or not known.completed or known.pods == claim.pods:
+            return False
+        wait = Wait(self._waits)
+        with self._claim_locks.hold([claim.ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(claim.ref.uid)
+            if record is None or not record.completed:
+                return False
+            with self._gpu_locks.hold(record.gpus, wait.left()):
+                self._change_pods(record, claim)
+        return True
+
+    def _change_pods(self, record: Record, claim: Claim) -> None:
+        """Record, act, record: a pod that leaves is forgotten once its limit is gone."""
+        both = tuple(sorted({*record.pods, *claim.pods}))
+        self._ledger.write(replace(record, pods=both))
+        others = self._ledger.neighbours(record.claim.uid, record.gpus)
+        after = replace(record, pods=claim.pods)
+        gone = tuple(pod for pod in record.pods if pod not in claim.pods)
+        for step in undo_limit_steps(replace(record, pods=gone), others):
+            self._node.restore(step)
+        for step in limit_steps(after, others):
+            self._node.carry_out(step)
+        self._ledger.write(after)
 
     def recover(self) -> None:
         """Bring files and ledger together: at start, and after another process had the turn.
@@ -149,17 +151,17 @@ class Preparer:
         """Give completed claims their CDI files again, where somebody removed them."""
         with self._turn(self._waits.all):
             for record in self._ledger.records():
-                if record.completed and not self._specs.exists(record.claim.uid):
+                if record.completed and not self._files.exists(record.claim.uid):
                     self._quietly(record, partial(self._completed, record.claim))
 
     def _remove_orphans(self) -> None:
-        self._specs.sweep()
+        self._files.sweep()
         known = {record.claim.uid for record in self._ledger.records()}
         known |= {aside.uid for aside in self._ledger.set_aside()}
-        for uid in self._specs.claims():
+        for uid in sorted(self._files.claims()):
             if uid not in known:
-                log.warning("removing the CDI file of no claim", extra={"uid": uid})
-                self._specs.remove(uid)
+                log.warning("removing files of no claim", extra={"uid": uid})
+                self._files.remove(uid)
 
     def _completed(self, ref: ClaimRef) -> Sequence[PreparedDevice] | None:
         """The recorded answer, with the CDI file that it promises."""
@@ -170,16 +172,15 @@ class Preparer:
             return None
         if record is None or record.prepared is None:
             return None
-        self._specs.restore(ref.uid, record.spec or "")
-        return record.prepared
+        return record.prepared if self._files.restore(record) else None
 
-    def _prepare_when_free(self, claim: Claim, wait: "_Wait") -> Sequence[PreparedDevice]:
-        wanted = {allocation.device for allocation in claim.allocations}
+    def _prepare_when_free(self, claim: Claim, wait: Wait) -> Sequence[PreparedDevice]:
+        wanted = self._wanted(claim)
         while True:
             try:
                 with self._turn(wait.left()):
                     known = self._ledger.known(claim.ref.uid)
-                    with self._device_locks.hold(wanted | _devices(known), wait.left()):
+                    with self._gpu_locks.hold(wanted | _gpus(known), wait.left()):
                         return self._prepare(claim)
             except DeviceHeld:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
@@ -189,58 +190,70 @@ class Preparer:
 
     def _prepare(self, claim: Claim) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
+        same = known is not None and _is_of(known, claim)
+        if same and (done := self._completed(claim.ref)) is not None:
+            return done
+        offer = self._offer(claim)  # while the claim holds its GPU, that is offered as it was
         if known is not None:
-            if _is_of(known, claim) and (done := self._completed(claim.ref)) is not None:
-                return done
             self._take_back(known)  # begun and not completed, or allocated anew since
-        plan = self._plan(claim)
-        record = Record(claim.ref, plan.holdings, plan.steps)
+        plan = self._plan(claim, offer)
+        documents = documents_of(plan, self._names.driver, self._files.metadata_directory)
+        record = plan.record
         self._ledger.write(record)
         try:
-            for step in plan.steps:
-                self._node.carry_out(step)
-            text = self._specs.write(claim.ref.uid, self._render(plan))
-            prepared = self._answer(plan)
+            for _, alike in itertools.groupby(record.steps, key=type):
+                side_by_side(self._node.carry_out, tuple(alike))
+            spec = self._render(plan, documents)
+            text = self._files.write(claim.ref.uid, spec, documents)
+            prepared = answer(plan, self._names.driver)
             self._ledger.write(replace(record, prepared=prepared, spec=text))
         except DriverError:
             self._quietly(record, partial(self._take_back, record))  # the first error is reported
             raise
         return prepared
 
-    def _plan(self, claim: Claim) -> Plan:
+    def _plan(self, claim: Claim, offer: Offer) -> Plan:
         _refuse_unsettled(claim, self._ledger.set_aside())
+        others = self._ledger.neighbours(claim.ref.uid, self._wanted(claim))
         try:
-            return plan_claim(claim, self._node.inventory(), self._ledger.held(), self._names.pool)
+            plan = plan_claim(claim, offer, others, self._names.pool)
         except UnknownDevice:
             # It may have appeared since the last look: the scheduler saw another process's slice.
-            return plan_claim(claim, self._node.refresh(), self._ledger.held(), self._names.pool)
+            plan = plan_claim(claim, self._offers.refresh(), others, self._names.pool)
+        gpus = to_look_up(plan.steps, others)
+        found = dict(zip(gpus, side_by_side(self._node.interval, gpus), strict=True))
+        return replace(plan, steps=with_found(plan.steps, found))
 
-    def _render(self, plan: Plan) -> Spec:
-        minors = tuple(sorted({grant.device.minor for grant in plan.grants}))
+    def _offer(self, claim: Claim) -> Offer:
+        try:
+            return self._offers.now()
+        except SettingsError as e:
+            raise NodeError(
+                f"claim {claim.ref} has to wait for a profile of this node that can be used: {e}"
+            ) from e
+
+    def _wanted(self, claim: Claim) -> set[str]:
+        """The GPUs of *claim*, by name and by UUID: a GPU can be called otherwise than it was."""
+        names = {board(allocation.device) for allocation in claim.allocations}
+        try:
+            offered = self._offers.now().by_name
+        except DriverError:  # what was prepared before is answered all the same
+            return names
+        devices = (offered.get(DeviceName(a.device)) for a in claim.allocations)
+        return names | {device.gpu.uuid for device in devices if device is not None}
+
+    def _render(self, plan: Plan, documents: Sequence[Document]) -> Spec:
+        minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
         host = Host(self._node.driver_files(), self._node.device_files(minors), self._names.hook)
-        granted = [
-            Granted(grant.device, grant.allocation.share, grant.allocation.consumed)
-            for grant in plan.grants
-        ]
-        return claim_spec(plan.claim.ref, granted, host, self._names.driver)
-
-    def _answer(self, plan: Plan) -> tuple[PreparedDevice, ...]:
-        uid, driver = plan.claim.ref.uid, self._names.driver
-        return tuple(
-            PreparedDevice(
-                requests=(grant.allocation.base_request,),
-                pool=grant.allocation.pool,
-                device=grant.allocation.device,
-                cdi_ids=(device_id(uid, grant.device.name, grant.allocation.share, driver),),
-                share=grant.allocation.share,
-            )
-            for grant in plan.grants
-        )
+        return claim_spec(plan.claim.ref, granted(plan, documents), host, self._names.driver)
 
     def _take_back(self, record: Record) -> None:
-        for step in reversed(record.steps):
-            self._node.undo(step)
-        self._specs.remove(record.claim.uid)
+        steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))
+        if steps and record.completed:  # from here on it is not prepared any more
+            self._ledger.write(replace(record, prepared=None, spec=None))
+        for step in steps:
+            self._node.restore(step)
+        self._files.remove(record.claim.uid)
         self._ledger.forget(record.claim.uid)
 
     def _quietly(self, record: Record, act: Callable[[], object]) -> None:
@@ -251,24 +264,8 @@ class Preparer:
             log.warning("cannot bring a claim into order yet", extra=_facts(record, e))
 
 
-class _Wait:
-    """How long one call may still wait, for whatever it is."""
-
-    def __init__(self, waits: Waits) -> None:
-        now = time.monotonic()
-        self._until = now + waits.all
-        self._hand_over_until = now + min(waits.hand_over, waits.all)
-
-    def left(self) -> float:
-        return max(0.0, self._until - time.monotonic())
-
-    def hands_over(self) -> bool:
-        """Whether the holder of a device may still be waited for."""
-        return time.monotonic() < self._hand_over_until
-
-
-def _devices(record: Record | None) -> set[str]:
-    return {str(holding.device) for holding in record.holdings} if record else set()
+def _gpus(record: Record | None) -> frozenset[str]:
+    return record.gpus if record else frozenset()
 
 
 def _is_of(record: Record, claim: Claim) -> bool:

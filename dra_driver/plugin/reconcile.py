@@ -17,7 +17,8 @@ from dra_driver.node.ledger import Ledger, SetAside
 
 log = logging.getLogger(__name__)
 
-_MOST_PER_LOOK = 16  # requests to the API server; the rest has its turn at the next look
+_MOST_PER_LOOK = 16  # requests to the API server; the rest has its turn at the next looks …
+_LOOKS_FOR_ALL = 8  # … of which this many are enough, however many claims there are
 
 
 class _Unknown:
@@ -65,7 +66,8 @@ class Reconciler:
         last = self._last
         later = [ref for ref in refs if last is None or ref > last]
         earlier = refs[: len(refs) - len(later)]
-        chosen = [*later, *earlier][:_MOST_PER_LOOK]
+        number = max(_MOST_PER_LOOK, -(-len(refs) // _LOOKS_FOR_ALL))
+        chosen = [*later, *earlier][:number]
         self._last = chosen[-1] if chosen else None
         return chosen
 

@@ -1,38 +1,40 @@
 """What is looked at again and again: the GPUs of the node, and the claims in the ledger."""
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from dra_driver.errors import DriverError, NodeError
+from dra_driver.errors import ClusterError, DriverError, NodeError, SettingsError
 from dra_driver.kubeletplugin.slices import Pool, split
-from dra_driver.model.devices import ALL_GPUS
-from dra_driver.model.inventory import Inventory
+from dra_driver.model.devices import ALL_GPUS, Withheld
+from dra_driver.model.offer import Offer, Pending
 from dra_driver.plan.publish import published
+from dra_driver.plugin.loops import Loop
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.reconcile import Reconciler
 
 log = logging.getLogger(__name__)
 
+_SOON_SECONDS = 1.0
 
-class Node(Protocol):
-    """What can be looked at."""
 
-    def refresh(self) -> Inventory: ...
+class Offers(Protocol):
+    """What this node offers, after another look at its GPUs."""
+
+    def refresh(self) -> Offer: ...
 
 
 class Watcher:
     """Looks at the node and says what is to be published when that changed."""
 
     def __init__(
-        self, node: Node, pool: str, want: Callable[[Pool], None], metrics: Metrics
+        self, offers: Offers, pool: str, want: Callable[[Pool], None], metrics: Metrics
     ) -> None:
-        self._node = node
+        self._offers = offers
         self._pool = pool
         self._want = want
         self._metrics = metrics
-        self._last: Inventory | None = None
+        self._last: Offer | None = None
         self.error: str | None = None  # why the last look failed
 
     @property
@@ -41,29 +43,53 @@ class Watcher:
         found = self._last.withheld if self._last else ()
         return self.error or next((w.reason for w in found if w.what == ALL_GPUS), None)
 
-    def look(self) -> None:
-        """One look. A node that cannot be looked at keeps what it published."""
-        try:
-            inventory = self._node.refresh()
-        except NodeError as e:
-            if str(e) != self.error:
-                log.warning("cannot look at the GPUs", extra={"error": str(e)})
-            self.error = str(e)
-            return
-        self.error = None
-        if inventory != self._last:
-            self._tell(inventory)
+    def look(self) -> float | None:
+        """One look. A node that cannot be looked at keeps what it published.
 
-    def _tell(self, inventory: Inventory) -> None:
-        names = [device.name for device in inventory.devices]
-        log.info("GPUs found", extra={"devices": ",".join(names), "number": len(names)})
-        for withheld in inventory.withheld:
+        Answers with seconds where the next look should be soon: an API server that is away comes
+        back.
+        """
+        try:
+            offer = self._offers.refresh()
+        except SettingsError as e:  # no pod should come here until somebody mends the profile
+            offer = Offer(withheld=(Withheld(ALL_GPUS, str(e)),))
+        except (NodeError, ClusterError) as e:
+            if str(e) != self.error:
+                log.warning("cannot tell what to offer", extra={"error": str(e)})
+            self.error = str(e)
+            return _SOON_SECONDS if isinstance(e, ClusterError) else None
+        self.error = None
+        if offer != self._last:
+            self._tell(offer)
+        return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a GPU changes its shape as soon as no claim holds it any more."""
+        return bool(self._last and self._last.pending)
+
+    def _tell(self, offer: Offer) -> None:
+        names = [device.name for device in offer.devices]
+        log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
+        for withheld in offer.withheld:
             if self._last is None or withheld not in self._last.withheld:
                 facts = {"what": withheld.what, "reason": withheld.reason}
                 log.warning("GPU is not offered", extra=facts)
-        self._metrics.withheld_devices.set(len(inventory.withheld))
-        self._want(split(self._pool, published(inventory)))
-        self._last = inventory
+        for pending in offer.pending:
+            if self._last is None or pending not in self._last.pending:
+                log.warning("GPU is not offered as its profile says", extra=_facts(pending))
+        for note in offer.notes:
+            if self._last is None or note not in self._last.notes:
+                log.warning("part of the profile has no effect", extra={"note": note})
+        self._metrics.withheld_devices.set(len(offer.withheld))
+        self._metrics.pending_devices.set(len(offer.pending))
+        self._want(split(self._pool, published(offer)))
+        self._last = offer
+
+
+def _facts(pending: Pending) -> dict[str, str]:
+    reason = pending.reason or "a claim holds it; it changes once none does"
+    return {"device": pending.device, "wanted": pending.change, "reason": reason}
 
 
 class Work(Protocol):
@@ -73,7 +99,7 @@ class Work(Protocol):
 
 
 class Rounds:
-    """Two threads: one looks at the node, one holds ledger, CDI files and API server together."""
+    """Two loops: one looks at the node, one holds ledger, CDI files and API server together."""
 
     def __init__(
         self,
@@ -90,33 +116,35 @@ class Rounds:
         self._in_charge = in_charge
         self._metrics = metrics
         self._error: str | None = None
-        self._stopping = threading.Event()
+        self._loops: tuple[Loop, ...] = ()
 
     def start(self, look_seconds: float, reconcile_seconds: float) -> None:
         """Look and reconcile in these intervals; what a crash left over is taken back at once."""
-        self._begin("looks", self._watcher.look, look_seconds)
-        self._begin("reconciler", self._reconcile, reconcile_seconds)
+        self._loops = (
+            Loop("looks", self._watcher.look, look_seconds),
+            Loop("reconciler", self._reconcile, reconcile_seconds),
+        )
+        for loop in self._loops:
+            loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
+        for loop in self._loops:
+            loop.stop()
+
+    def look_soon(self) -> None:
+        """Something that the offer depends on has changed."""
+        for loop in self._loops[:1]:
+            loop.soon()
+
+    def claims_changed(self) -> None:
+        """A claim was given back, maybe: a GPU that waited for that changes its shape now."""
+        if self._watcher.pending:
+            self.look_soon()
 
     @property
     def error(self) -> str | None:
         """Why ledger and CDI files could not be brought together at the last round."""
         return self._error
-
-    def _begin(self, name: str, step: Callable[[], None], seconds: float) -> None:
-        threading.Thread(target=self._repeat, args=(step, seconds), name=name, daemon=True).start()
-
-    def _repeat(self, step: Callable[[], None], seconds: float) -> None:
-        while not self._stopping.is_set():
-            try:
-                step()
-            except DriverError as e:
-                log.warning("will try again", extra={"error": str(e), "seconds": seconds})
-            except Exception:  # the next round may go better; the process must not lose its loops
-                log.exception("a regular look failed")
-            self._stopping.wait(seconds)
 
     def _reconcile(self) -> None:
         if not self._in_charge():

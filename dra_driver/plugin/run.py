@@ -6,37 +6,55 @@ Stopping never touches claims or slices: pods go on, and the next process finds 
 import logging
 import signal
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import DriverError
+from dra_driver.cluster.events import PodEvents
+from dra_driver.errors import DriverError, NodeError
 from dra_driver.kubeletplugin.claim_reader import ClaimReader
+from dra_driver.kubeletplugin.features import probe_devices
 from dra_driver.kubeletplugin.instances import Instances
 from dra_driver.kubeletplugin.plugin import Plugin
+from dra_driver.kubeletplugin.pod_resources import PodResources
 from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.publisher import Publisher
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
-from dra_driver.kubeletplugin.sockets import SocketPaths, socket_paths, sweep
+from dra_driver.kubeletplugin.sockets import socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
+from dra_driver.model.offer import Keeps
 from dra_driver.node.boot import boot_id
+from dra_driver.node.claim_files import ClaimFiles
+from dra_driver.node.containers import Containers
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.machine import open_node
+from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.node import GpuNode
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
+from dra_driver.plugin.enforcement import Enforced, enforce
 from dra_driver.plugin.http import HttpServer
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.prepare import Names, Preparer, Tools
+from dra_driver.plugin.node_labels import NodeLabels
+from dra_driver.plugin.offers import Keeping, Offers
+from dra_driver.plugin.pod_limits import claims_of
+from dra_driver.plugin.prepare import Preparer
+from dra_driver.plugin.profile_choice import ProfileChoice
+from dra_driver.plugin.profiles import Profiles
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.plugin.rounds import Rounds, Watcher
+from dra_driver.plugin.tools import Names, Tools
 from dra_driver.settings import PluginSettings
 
 log = logging.getLogger(__name__)
+
+_LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first look
 
 
 def run(settings: PluginSettings) -> int:
@@ -73,8 +91,11 @@ class _Parts:
     """What the others are built from."""
 
     settings: PluginSettings
-    node: GpuNode
+    api: ApiServer
     resources: ResourceApi
+    node: GpuNode
+    ledger: Ledger
+    in_charge: Callable[[], bool]  # whether no newer process of this plugin runs
     metrics: Metrics
 
     @property
@@ -84,66 +105,135 @@ class _Parts:
 
 def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     """Start every part; *stack* stops them, the last one first."""
+    metrics = Metrics()
+    server = _http_server(settings, metrics, stack)  # it may not be to be had: first of all
     api = ApiServer(kubeconfig(settings.kubeconfig) if settings.kubeconfig else in_cluster())
     stack.callback(api.close)
-    node = stack.enter_context(open_node(settings.place, settings.state / "sim"))
-    parts = _Parts(settings, node, ResourceApi(api), Metrics())
-    server = _http_server(parts, stack)  # before anybody hears of us: it may not be to be had
+    ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
+    metrics.count(ledger.records, ledger.set_aside)
+    kubelet = PodResources(settings.kubelet_dir)
+    uses = partial(claims_of, ledger.records, kubelet.pods)
+    node = stack.enter_context(open_node(settings.place, settings.state / "sim", uses))
+    metrics.judge_limits(lambda: node.limits.status().backend is not None)
     instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
-    watcher, publisher = _publish(parts, instances, stack)
-    ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
-    parts.metrics.count(ledger.records, ledger.set_aside)
-    preparer = _preparer(parts, ledger)
-    reconciler = Reconciler(ledger, parts.claims, preparer, settings.node_name)
-    rounds = Rounds(watcher, reconciler, preparer, instances.is_newest, parts.metrics)
-    rounds.start(settings.look_interval, settings.reconcile_interval)
-    stack.callback(rounds.stop)
-    service = Service(preparer, parts.metrics)
-    sockets = _sockets(settings)
-    plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
-    plugin.start()
-    stack.callback(plugin.stop)
+    in_charge = instances.is_newest
+    parts = _Parts(settings, api, ResourceApi(api), node, ledger, in_charge, metrics)
+    publishing = _publish(parts, stack)
+    listeners: list[Callable[[], None]] = []  # to claims that change
+    preparer = _preparer(parts, publishing.offers, listeners)
+    rounds = _rounds(parts, publishing, preparer, stack)
+    listeners += [rounds.claims_changed, _enforce(parts, preparer, kubelet, stack)]
+    plugin = _serve(parts, Service(preparer, metrics), ending, stack)
     if server is not None:
-        server.start(
-            live_checks(plugin),
-            ready_checks(plugin, publisher, (watcher, rounds), settings.cdi_dir),
-        )
+        looks = (publishing.watcher, rounds)
+        checks = ready_checks(plugin, publishing.publisher, looks, settings.cdi_dir)
+        server.start(live_checks(plugin), checks)
 
 
-def _http_server(parts: _Parts, stack: ExitStack) -> HttpServer | None:
-    if not parts.settings.http_address:
+def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
+    if not settings.http_address:
         return None
-    server = HttpServer(parts.settings.http_address, parts.metrics.registry)
+    server = HttpServer(settings.http_address, metrics.registry)
     stack.callback(server.stop)
     return server
 
 
-def _publish(parts: _Parts, instances: Instances, stack: ExitStack) -> tuple[Watcher, Publisher]:
+@dataclass(frozen=True, slots=True)
+class _Publishing:
+    offers: Offers
+    watcher: Watcher
+    publisher: Publisher
+    profile: ProfileChoice
+
+
+def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     """Publish what the first look finds, as long as this process is the newest."""
     settings = parts.settings
+    try:
+        parts.ledger.peek()  # a GPU that a claim holds keeps its shape from the first look on
+    except NodeError as e:  # prepare and readiness will say so, too
+        log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
+    chooser = settings.profile or NodeLabels(parts.api, settings.node_name)
+    profile = ProfileChoice(Profiles(settings.profiles), chooser)
+    profile.start(_LABELS_SECONDS)
+    stack.callback(profile.stop)
+    parts.metrics.judge_profile(lambda: profile.error)
+    keeps = Keeping(partial(_keeps, parts))
+    offers = Offers(parts.node, profile.current, keeps, parts.ledger.held)
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
-    publisher = Publisher(writer, instances.is_newest, parts.metrics)
-    watcher = Watcher(parts.node, settings.node_name, publisher.want, parts.metrics)
+    publisher = Publisher(writer, parts.in_charge, parts.metrics)
+    watcher = Watcher(offers, settings.node_name, publisher.want, parts.metrics)
     watcher.look()
     publisher.start()
     stack.callback(publisher.stop)
-    return watcher, publisher
+    return _Publishing(offers, watcher, publisher, profile)
 
 
-def _preparer(parts: _Parts, ledger: Ledger) -> Preparer:
+def _keeps(parts: _Parts) -> Keeps:
+    settings, version = parts.settings, parts.resources.version
+    asked = (parts.api, version, settings.driver_name, settings.node_name)
+    capacity, taints = probe_devices(*asked)
+    return Keeps(capacity, taints)
+
+
+def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Callable[[], None]]) -> Preparer:
     """What prepares claims; its first turn makes it look at the disk."""
+
+    def changed() -> None:
+        for listener in listeners:
+            listener()
+
     settings = parts.settings
     specs = SpecFiles(settings.cdi_dir, vendor(settings.driver_name))
+    files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir))
     owner = settings.pod_uid or "this node"
     turn = Turn(settings.plugin_dir, owner, lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
-    preparer = Preparer(names, Tools(parts.node, parts.claims, ledger, specs, turn.held))
+    tools = Tools(parts.node, offers, parts.claims, parts.ledger, files, turn.held, changed)
+    preparer = Preparer(names, tools)
     return preparer
 
 
-def _sockets(settings: PluginSettings) -> SocketPaths:
+def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: ExitStack) -> Rounds:
+    """The loops that look at the node and at its claims."""
+    settings = parts.settings
+    reconciler = Reconciler(parts.ledger, parts.claims, preparer, settings.node_name)
+    rounds = Rounds(publishing.watcher, reconciler, preparer, parts.in_charge, parts.metrics)
+    publishing.profile.on_change = rounds.look_soon
+    rounds.start(settings.look_interval, settings.reconcile_interval)
+    stack.callback(rounds.stop)
+    return rounds
+
+
+def _enforce(
+    parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack
+) -> Callable[[], None]:
+    """The loops that see to it that claims use what they were given; what wakes them."""
+    settings = parts.settings
+    events = PodEvents(parts.api, settings.driver_name, settings.node_name)
+    stack.callback(events.stop)
+    enforced = Enforced(
+        parts.node,
+        parts.ledger,
+        parts.claims,
+        preparer,
+        kubelet,
+        events,
+        parts.metrics,
+        parts.in_charge,
+    )
+    containers = Containers(settings.host_root, settings.runtime_dir)
+    return enforce(enforced, containers, settings.guard_interval, stack)
+
+
+def _serve(parts: _Parts, service: Service, ending: _Ending, stack: ExitStack) -> Plugin:
+    settings = parts.settings
     registry = settings.kubelet_dir / "plugins_registry"
-    return socket_paths(
+    sockets = socket_paths(
         settings.driver_name, settings.plugin_dir, registry, settings.pod_uid or None
     )
+    plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
+    plugin.start()
+    stack.callback(plugin.stop)
+    return plugin

@@ -1,11 +1,21 @@
 """A node in memory: it does what it is told, remembers it, and fails where a test says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import ClaimError, NodeError
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.steps import MakeDeviceNodes, Step
+from dra_driver.model.shares import PodShare
+from dra_driver.model.steps import (
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    PodLimit,
+    SetTimeSlice,
+    Step,
+)
 
 FILES = DriverFiles(
     version="580.95.05",
@@ -27,6 +37,9 @@ class FakeNode:
         self.undo_fails = False
         self.before_step: Callable[[Step], None] = lambda step: None
         self.before_files: Callable[[], None] = lambda: None
+        self.intervals: dict[GpuUuid, Interval] = {gpu.uuid: Interval(0) for gpu in self.now.gpus}
+        self.limits: dict[tuple[PodUid, GpuUuid], int] = {}  # bytes
+        self.offers_limits = True
 
     def inventory(self) -> Inventory:
         return self.looked
@@ -35,17 +48,50 @@ class FakeNode:
         self.looked = self.now
         return self.looked
 
+    def interval(self, gpu: GpuUuid) -> Interval | None:
+        return self.intervals.get(gpu)
+
     def carry_out(self, step: Step) -> None:
         self.before_step(step)
-        have = {gpu.minor for gpu in self.now.devices}
-        if isinstance(step, MakeDeviceNodes) and not set(step.minors) <= have:
-            raise NodeError(f"/dev/nvidia{max(set(step.minors) - have)} is missing")
+        self._do(step)
         self.done.append(step)
 
-    def undo(self, step: Step) -> None:
+    def restore(self, step: Step) -> None:
         if self.undo_fails:
             raise NodeError("it cannot be undone now")
+        self.before_step(step)
+        self._do(step)
         self.undone.append(step)
+
+    def _do(self, step: Step) -> None:
+        match step:
+            case MakeDeviceNodes(minors=minors):
+                have = {gpu.minor for gpu in self.now.gpus}
+                if not set(minors) <= have:
+                    raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
+            case SetTimeSlice(gpu=gpu, interval=interval):
+                if gpu not in self.intervals:
+                    raise ClaimError(f"{gpu} has no time-slice interval to set")
+                self.intervals[gpu] = interval
+            case LimitMemory(gpu=gpu, pods=pods, strict=strict):
+                self._limit(gpu, pods, strict)
+
+    def settle(self, shares: Iterable[PodShare]) -> None:
+        """What the loop that looks after limits does: make them what the pods hold."""
+        self.limits = {
+            (share.pod, share.gpu): share.memory_bytes
+            for share in shares
+            if share.memory_bytes is not None
+        }
+
+    def _limit(self, gpu: GpuUuid, pods: tuple[PodLimit, ...], strict: bool) -> None:
+        for one in pods:
+            if one.memory_bytes is None:
+                self.limits.pop((one.pod, gpu), None)
+            elif self.offers_limits:
+                self.limits[one.pod, gpu] = one.memory_bytes
+            elif strict:
+                raise NodeError("the driver offers no limits: it is older than 615")
 
     def driver_files(self) -> DriverFiles:
         self.before_files()

@@ -76,7 +76,7 @@ def as_yaml(inventory: Inventory) -> str:
         return value
 
     devices = []
-    for device in inventory.devices:
+    for device in inventory.gpus:
         fields = asdict(device)
         for key in ("compute_capability", "driver_version", "cuda_driver_version"):
             fields[key] = str(getattr(device, key))

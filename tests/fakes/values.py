@@ -2,9 +2,20 @@
 
 from typing import Any
 
-from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef, ClaimUid, OpaqueConfig
+from dra_driver.kubeletplugin.claims import (
+    Allocation,
+    Claim,
+    ClaimRef,
+    ClaimUid,
+    OpaqueConfig,
+    Pod,
+    PodUid,
+    ShareId,
+)
 from dra_driver.model.devices import Gpu, GpuUuid, Topology, Version
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Device, Offer, Shape, Sliceable
+from dra_driver.model.profiles import Rules
 
 POOL = "node-1"
 VERSION = "resource.nvidia.com/v1beta1"
@@ -34,6 +45,30 @@ def gpu(minor: int = 0, **fields: Any) -> Gpu:
 
 def inventory(count: int = 2) -> Inventory:
     return Inventory(tuple(gpu(minor) for minor in range(count)))
+
+
+MIB = 1024 * 1024
+SLICEABLE = Sliceable(
+    memory_default=81559 * MIB, memory_least=1024 * MIB, memory_step=MIB, shares=48
+)
+
+
+def offer(count: int = 2, shape: Shape = SLICEABLE, **rules: Any) -> Offer:
+    """What a node with so many H100s offers, each in this shape."""
+    return Offer(tuple(Device(gpu(minor), shape, Rules(**rules)) for minor in range(count)))
+
+
+def fraction(
+    memory: str = "20Gi", device: str = "gpu-0", request: str = "gpu", **capacity: str
+) -> Allocation:
+    """A part of a GPU, as the scheduler says it."""
+    consumed = {"cores": "0", "memory": memory, "shares": "1"} | capacity
+    share = ShareId(f"{request}-{device}-{memory}")
+    return allocation(device, request, share=share, consumed=tuple(sorted(consumed.items())))
+
+
+def pod(name: str = "pod") -> Pod:
+    return Pod(name, PodUid(f"uid-{name}"))
 
 
 def allocation(device: str = "gpu-0", request: str = "gpu", **fields: Any) -> Allocation:
@@ -71,6 +106,8 @@ def claim_document(claim: Claim, driver: str = "gpu.nvidia.com") -> dict[str, An
             result["adminAccess"] = True
         if a.share:
             result["shareID"] = a.share
+        if a.consumed:
+            result["consumedCapacity"] = dict(a.consumed)
         results.append(result)
     configs = [
         {
@@ -99,5 +136,10 @@ def claim_document(claim: Claim, driver: str = "gpu.nvidia.com") -> dict[str, An
                 ]
             }
         },
-        "status": {"allocation": {"devices": devices}},
+        "status": {
+            "allocation": {"devices": devices},
+            "reservedFor": [
+                {"resource": "pods", "name": pod.name, "uid": pod.uid} for pod in claim.pods
+            ],
+        },
     }

@@ -11,13 +11,19 @@ import pytest
 from cdi.apply import inject
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.commands import run as run_command
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.machine import Place, open_node
+from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.node import GpuNode
 from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.prepare import Names, Preparer, Tools
+from dra_driver.plugin.offers import Offers
+from dra_driver.plugin.prepare import Preparer
+from dra_driver.plugin.tools import Names, Tools
 from tests.fakes.values import POOL, claim
 from tests.gpu import smi
 from tests.gpu.bundle import Bundle, Chroot, Config, Run, base_config, runtime, why_not
@@ -68,7 +74,7 @@ def document(ask_smi) -> smi.Smi:
 def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuNode]:
     """This machine as the plugin opens it."""
     with open_node(Place(None, Path("/"), ""), tmp_path_factory.mktemp("unused")) as opened:
-        if not opened.inventory().devices:
+        if not opened.inventory().gpus:
             pytest.skip(f"no GPU is offered here: {opened.inventory().withheld}")
         yield opened
 
@@ -92,6 +98,9 @@ class Claims:
         return self._claims[ref]
 
 
+_KEEPS = Keeps()
+
+
 class World:
     """The plugin's own road from a claim to a CDI file, on this machine's GPUs."""
 
@@ -101,7 +110,9 @@ class World:
         self.cdi = directory / "cdi"
         self.ledger = Ledger(directory / "state", "this-boot")
         specs = SpecFiles(self.cdi, "k8s.gpu.nvidia.com")
-        tools = Tools(node, self.claims, self.ledger, specs, _our_turn)
+        files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
+        offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger.held)
+        tools = Tools(node, offers, self.claims, self.ledger, files, _our_turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools)
 
     def config(self, name: str, *devices: str) -> Config:

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def gpu(node):
-    return node.inventory().devices[-1]  # not the one that any mistake would give
+    return node.inventory().gpus[-1]  # not the one that any mistake would give
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_a_container_without_the_claim_has_no_gpu(container, config):
 
 
 def test_all_gpus_of_one_claim_are_seen_together(container, world):
-    devices = world.node.inventory().devices
+    devices = world.node.inventory().gpus
     config = world.config("all", *(gpu.name for gpu in devices))
 
     listed = said(container, config, "/usr/bin/nvidia-smi", "-L")

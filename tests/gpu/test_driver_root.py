@@ -46,7 +46,7 @@ def test_each_soname_is_the_one_that_the_loader_reads(driver):
 
 
 def test_every_device_file_that_containers_get_is_there(node):
-    minors = tuple(gpu.minor for gpu in node.inventory().devices)
+    minors = tuple(gpu.minor for gpu in node.inventory().gpus)
     files = node.device_files(minors)
 
     names = {file.container_path for file in files.common}

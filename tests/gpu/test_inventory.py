@@ -23,7 +23,7 @@ def numa_node(bus_id):
 def test_every_gpu_is_offered_or_said_to_be_withheld(node, document):
     inventory = node.refresh()
 
-    offered = {gpu.uuid for gpu in inventory.devices}
+    offered = {gpu.uuid for gpu in inventory.gpus}
     said = " ".join(one.what for one in inventory.withheld)
     for gpu in document.gpus:
         assert (gpu.uuid in offered) != (gpu.uuid in said), gpu
@@ -34,20 +34,20 @@ def test_every_field_is_what_nvidia_smi_says(node, document, ask_smi):
     query = ("--query-gpu=uuid,compute_cap", "--format=csv,noheader")
     capabilities = smi.parse_compute_caps(ask_smi(*query))
 
-    for gpu in node.inventory().devices:
+    for gpu in node.inventory().gpus:
         differ = smi.differences(gpu, document, capabilities[gpu.uuid], numa_node(gpu.pci_bus_id))
         assert differ == []
 
 
 def test_devices_stand_in_the_order_of_their_minor_numbers(node):
-    minors = [gpu.minor for gpu in node.inventory().devices]
+    minors = [gpu.minor for gpu in node.inventory().gpus]
 
     assert minors == sorted(set(minors))
 
 
 def test_brands_and_architectures_are_known(node):
     assert "Unknown" not in {
-        word for gpu in node.inventory().devices for word in (gpu.brand, gpu.architecture)
+        word for gpu in node.inventory().gpus for word in (gpu.brand, gpu.architecture)
     }
 
 
@@ -58,7 +58,7 @@ def test_gpus_that_nvlink_joins_are_in_one_clique(node, ask_smi):
         pytest.skip(f"nvidia-smi does not know the topology of this machine: {e}")
     joined = bool(re.search(r"\bNV\d+\b", matrix.partition("Legend")[0]))
 
-    cliques = [gpu.topology.nvlink_clique for gpu in node.inventory().devices]
+    cliques = [gpu.topology.nvlink_clique for gpu in node.inventory().gpus]
     assert (len(cliques) - len(set(filter(None, cliques))) - cliques.count(None) > 0) == joined
 
 

@@ -35,7 +35,7 @@ def test_looking_again_costs_less_than_a_tenth_of_a_second(driver, tmp_path, rep
 
 
 def test_preparing_a_gpu_takes_milliseconds(world, report):
-    gpu = world.node.inventory().devices[0]
+    gpu = world.node.inventory().gpus[0]
     prepare, unprepare = [], []
     for number in range(ROUNDS):
         ref = world.claims.put(f"round-{number}", gpu.name)

@@ -1,6 +1,7 @@
 """A record is completed when it has an answer, even an empty one."""
 
-from dra_driver.model.holdings import Record
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
 from tests.fakes.values import ref
 
 
@@ -10,3 +11,11 @@ def test_a_record_without_an_answer_was_only_begun() -> None:
 
 def test_a_record_with_an_answer_is_completed() -> None:
     assert Record(ref(), (), prepared=(), spec="").completed
+
+
+def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
+    one = Holding(ref(), DeviceName("gpu-0-mon"), gpu=GpuUuid("GPU-a"))
+    of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
+
+    assert (one.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
+    assert Record(ref(), (one, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}

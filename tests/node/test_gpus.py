@@ -30,7 +30,7 @@ def withheld(node: Node) -> dict[str, str]:
 
 
 def minors(gpus: Gpus) -> list[int]:
-    return [device.minor for device in gpus.look().devices]
+    return [device.minor for device in gpus.look().gpus]
 
 
 @pytest.mark.parametrize("name", bundled())
@@ -54,7 +54,7 @@ def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path)
         "GPU 0000:61:00.0: reading its state: no answer within 0.3 s: it may hang; look for Xid "
         "and NVRM in the kernel log, and if it stays so, drain and reboot the node",
     ]
-    assert [device.name for device in inventory.devices] == ["gpu-4", "gpu-5"]
+    assert [device.name for device in inventory.gpus] == ["gpu-4", "gpu-5"]
     node.change(gpu=3, hangs=False)
 
 
@@ -74,7 +74,7 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
     node.change(driver=driver)
     node.live.current()
     inventory = gpus.look()
-    assert inventory.devices == ()
+    assert inventory.gpus == ()
     assert [one.what for one in inventory.withheld] == ["all GPUs"]
     node.change(driver="ready")
     gpus.look()
@@ -84,7 +84,7 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
 def test_a_node_without_nvidia_gpus_is_empty_whatever_nvml_says(tmp_path):
     node = Node(tmp_path, {"driver": "not-loaded", "gpus": []})
     inventory = node.gpus().look()
-    assert (inventory.devices, inventory.withheld) == ((), ())
+    assert (inventory.gpus, inventory.withheld) == ((), ())
 
 
 def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path):
@@ -113,7 +113,7 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
 def test_a_fault_of_one_gpu_withholds_that_one_alone(node, fault, reason):
     node.change(gpu=0, **fault)
     inventory = node.gpus().look()
-    assert [device.minor for device in inventory.devices] == [1]
+    assert [device.minor for device in inventory.gpus] == [1]
     (one,) = inventory.withheld
     assert one.what.startswith("GPU 0000:1b:00.0")
     assert reason in one.reason
@@ -129,7 +129,7 @@ def test_a_fault_of_one_gpu_withholds_that_one_alone(node, fault, reason):
 def test_gpus_that_cannot_be_told_apart_are_all_withheld(tmp_path, same, reason):
     node = Node(tmp_path, {"gpus": [h100("1b", **same), h100("43", **same), h100("9d")]})
     inventory = node.gpus().look()
-    assert [device.pci_bus_id for device in inventory.devices] == ["0000:9d:00.0"]
+    assert [device.pci_bus_id for device in inventory.gpus] == ["0000:9d:00.0"]
     assert [reason in one.reason for one in inventory.withheld] == [True, True]
 
 
@@ -145,20 +145,20 @@ def test_a_gpu_that_the_driver_has_and_nvml_does_not_list_is_named(node):
 
 def test_links_that_cannot_be_read_are_no_reason_to_withhold_a_gpu(node):
     node.change(gpu=0, fails={"nvmlDeviceGetNvLinkState": "UNKNOWN"})
-    first, second = node.gpus().look().devices
+    first, second = node.gpus().look().gpus
     assert (first.topology.nvlink_clique, second.topology.nvlink_clique) == (None, None)
 
 
 def test_what_a_faulty_gpu_is_linked_to_does_not_change_for_its_neighbours(node):
     gpus = node.gpus()
-    before = gpus.look().devices[1]
+    before = gpus.look().gpus[1]
     node.change(gpu=0, fails="GPU_IS_LOST")
-    assert gpus.look().devices == (before,)
+    assert gpus.look().gpus == (before,)
 
 
 def test_a_board_whose_memory_is_not_reported_is_offered_without_it(node):
     node.change(gpu=0, fails={"nvmlDeviceGetMemoryInfo": "NOT_SUPPORTED"})
-    assert node.gpus().look().devices[0].memory_bytes is None
+    assert node.gpus().look().gpus[0].memory_bytes is None
 
 
 def test_missing_device_nodes_are_made_before_a_gpu_is_withheld(node):

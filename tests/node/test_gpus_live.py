@@ -20,7 +20,7 @@ def node(tmp_path):
 
 
 def names(inventory: Inventory) -> list[str]:
-    return [str(device.name) for device in inventory.devices]
+    return [str(device.name) for device in inventory.gpus]
 
 
 def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
@@ -29,7 +29,7 @@ def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
     node.document["gpus"].append(h100("9d"))
     node.write()
     assert names(gpus.look()) == ["gpu-0", "gpu-1", "gpu-2"]
-    assert gpus.look().devices[2].topology.nvlink_peers == 2
+    assert gpus.look().gpus[2].topology.nvlink_peers == 2
 
 
 def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
@@ -38,7 +38,7 @@ def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
     node.change(gpu=0, present=False)
     without = gpus.look()
     assert (names(without), without.withheld) == (["gpu-1"], ())
-    assert without.devices[0].topology.nvlink_clique is None
+    assert without.gpus[0].topology.nvlink_clique is None
     node.change(gpu=0, present=True)
     assert gpus.look() == before
 
@@ -60,7 +60,7 @@ def test_a_fault_that_passes_leaves_no_trace(node, fault):
     node.change(gpu=0, **fault)
     faulty = gpus.look()
     assert names(faulty) == ["gpu-1"]
-    assert faulty.withheld[0].what == f"GPU 0000:1b:00.0 ({before.devices[0].uuid})"
+    assert faulty.withheld[0].what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
     node.change(gpu=0, **{key: {} if key == "fails" else False for key in fault})
     assert gpus.look() == before
 
@@ -71,7 +71,7 @@ def test_a_new_driver_is_told_of_every_gpu(node):
     node.change(driver_version="590.48.01", cuda_version="13.1")
     waiting = gpus.look()
     assert [one.what for one in waiting.withheld] == ["all GPUs"]
-    assert {str(device.driver_version) for device in gpus.look().devices} == {"590.48.1"}
+    assert {str(device.driver_version) for device in gpus.look().gpus} == {"590.48.1"}
 
 
 def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_path):
@@ -83,7 +83,7 @@ def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_pat
     began = time.monotonic()
     for _ in range(5):
         (one,) = gpus.look().withheld
-        assert one.what == f"GPU 0000:1b:00.0 ({before.devices[0].uuid})"
+        assert one.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
         assert "has not returned since" in one.reason
     assert time.monotonic() - began < 0.3
     node.change(gpu=0, hangs=False)
@@ -104,7 +104,7 @@ def test_a_gpu_that_comes_while_another_hangs_is_offered_once_that_recovers(tmp_
     assert names(gpus.look()) == ["gpu-1"]
     node.change(gpu=0, hangs=False)
     give_up = time.monotonic() + 5
-    while len((inventory := gpus.look()).devices) < 3 and time.monotonic() < give_up:
+    while len((inventory := gpus.look()).gpus) < 3 and time.monotonic() < give_up:
         time.sleep(0.005)
     assert names(inventory) == ["gpu-0", "gpu-1", "gpu-2"]
 

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,15 +16,25 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dra_driver.errors import ClaimError, NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, PreparedDevice, ShareId
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.steps import MakeDeviceNodes
-from dra_driver.node.ledger import Ledger
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.steps import (
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    PodLimit,
+    SetTimeSlice,
+)
+from dra_driver.node.ledger import Ledger, read_directory
 from dra_driver.node.records import VERSION, UnreadableRecord, decode_record, encode_record
+from tests.fakes.user import locked_out
 from tests.fakes.values import ref
 
 BOOT = "boot-1"
+GPU = GpuUuid("GPU-0")
 
 
 def started(name="claim", *devices):
@@ -87,6 +99,22 @@ def test_a_snapshot_of_what_is_held_does_not_change(ledger):
 
 
 @pytest.mark.point(49)
+def test_the_records_are_the_same_object_until_one_of_them_changes(tmp_path, ledger):
+    ledger.write(completed("b"))
+    before = ledger.records()
+    assert ledger.records() is before
+
+    ledger.write(completed("a"))
+    assert [record.claim.name for record in ledger.records()] == ["a", "b"]
+    ledger.write(replace(completed("a"), pods=(Pod("web", PodUid("uid-web")),)))
+    assert [len(record.pods) for record in ledger.records()] == [1, 0]
+    ledger.forget(ref("a").uid)
+    assert ledger.records() == before
+    again(tmp_path).write(completed("c"))
+    ledger.reload()
+    assert [record.claim.name for record in ledger.records()] == ["b", "c"]
+
+
 def test_forgetting_the_unknown_is_success(ledger):
     ledger.forget(ClaimUid("never-seen"))
 
@@ -192,6 +220,38 @@ def test_a_full_disk_is_said_and_leaves_the_old_record(tmp_path, ledger):
     assert again(tmp_path).record(ClaimUid("uid-claim")) == completed()
 
 
+def test_a_peek_knows_what_is_held_and_changes_nothing(tmp_path, ledger):
+    ledger.write(completed("other", "gpu-3"))
+    half = tmp_path / BOOT / ".uid-x.tmp"
+    half.write_text("{")
+    old = tmp_path / "boot-0"
+    old.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+
+    found = Ledger(tmp_path, BOOT)
+    found.peek()
+
+    assert set(found.held()) == {"gpu-3"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_peek_where_nothing_was_ever_recorded_finds_nothing(tmp_path):
+    found = Ledger(tmp_path / "state", BOOT)
+    found.peek()
+
+    assert found.held() == {}
+    assert not (tmp_path / "state").exists()
+
+
+def test_neighbours_hold_any_part_of_the_same_gpu(ledger):
+    for name, device in (("a", "gpu-0"), ("b", "gpu-0-1"), ("c", "gpu-1"), ("d", "gpu-10")):
+        ledger.write(completed(name, device))
+
+    found = ledger.neighbours(ClaimUid("uid-a"), {"gpu-0"})
+
+    assert [record.claim.name for record in found] == ["b"]
+
+
 @pytest.mark.parametrize("uid", ["../x", "", ".x", "a/b"])
 def test_a_uid_that_is_none_never_becomes_a_path(ledger, uid):
     with pytest.raises(ClaimError, match="is no UID"):
@@ -216,6 +276,14 @@ def test_a_record_that_vanished_from_the_disk_is_an_error_not_an_empty_answer(tm
 
 
 NAMES = st.text("abcdefghij-0123456789", min_size=1, max_size=20)
+SIZES = st.integers(0, 10**12)
+SHAPES = st.one_of(
+    st.just(Exclusive()),
+    st.just(Monitor()),
+    st.builds(Sliceable, SIZES, SIZES, SIZES, SIZES, st.booleans(), SIZES, st.booleans()),
+    st.builds(Replica, SIZES, SIZES, st.none() | SIZES, st.booleans()),
+)
+GUARDS = st.builds(Guard, st.sampled_from(GuardPolicy), st.floats(0, 1e6))
 HOLDINGS = st.builds(
     Holding,
     claim=st.just(ref()),
@@ -223,6 +291,25 @@ HOLDINGS = st.builds(
     share=st.none() | NAMES.map(ShareId),
     consumed=st.dictionaries(NAMES, NAMES, max_size=2).map(lambda d: tuple(sorted(d.items()))),
     admin=st.booleans(),
+    gpu=st.none() | NAMES.map(GpuUuid),
+    shape=SHAPES,
+    limit=st.none() | st.builds(Limit, SIZES, GUARDS, st.booleans()),
+)
+PODS = st.builds(Pod, NAMES, NAMES.map(PodUid))
+STEPS = st.one_of(
+    st.builds(MakeDeviceNodes, st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+    st.builds(
+        SetTimeSlice,
+        NAMES.map(GpuUuid),
+        st.sampled_from(Interval),
+        st.none() | st.sampled_from(Interval),
+    ),
+    st.builds(
+        LimitMemory,
+        NAMES.map(GpuUuid),
+        st.lists(st.builds(PodLimit, NAMES.map(PodUid), st.none() | SIZES), max_size=2).map(tuple),
+        st.booleans(),
+    ),
 )
 PREPARED = st.builds(
     PreparedDevice,
@@ -234,18 +321,69 @@ PREPARED = st.builds(
 )
 
 
-@given(st.lists(HOLDINGS, max_size=3), st.none() | st.lists(PREPARED, max_size=3), st.text())
-def test_a_record_survives_the_disk_unchanged(holdings, prepared, spec):
+RECORDS = st.builds(
+    Record,
+    claim=st.just(ref()),
+    holdings=st.lists(HOLDINGS, max_size=3).map(tuple),
+    steps=st.lists(STEPS, max_size=3).map(
+        lambda steps: tuple(sorted(steps, key=lambda s: not isinstance(s, MakeDeviceNodes)))
+    ),
+    pods=st.lists(PODS, max_size=3).map(tuple),
+    pod_claim_name=NAMES | st.just(""),
+)
+
+
+@given(RECORDS, st.none() | st.lists(PREPARED, max_size=3).map(tuple), st.text())
+def test_a_record_survives_the_disk_unchanged(begun, prepared, spec):
     done = prepared is not None
-    record = Record(
-        ref(),
-        tuple(holdings),
-        (MakeDeviceNodes((0, 3)),),
-        tuple(prepared) if prepared is not None else None,
-        spec if done else None,
-    )
+    record = replace(begun, prepared=prepared, spec=spec if done else None)
 
     assert decode_record(encode_record(record)) == record
+
+
+def test_the_release_before_finds_no_step_that_it_does_not_know():
+    shared = replace(completed(), steps=(MakeDeviceNodes((0,)), SetTimeSlice(GPU, Interval.SHORT)))
+
+    document = json.loads(encode_record(shared))
+
+    assert document["readableFrom"] == 1
+    assert [step["step"] for step in document["steps"]] == ["MakeDeviceNodes"]
+
+
+def test_a_record_of_the_release_before_is_of_a_whole_gpu():
+    document = json.loads(encode_record(completed()))
+    for field in ("pods", "podClaimName"):
+        del document[field]
+    for holding in document["holdings"]:
+        for field in ("gpu", "shape"):
+            del holding[field]
+    document["version"] = 1
+
+    (holding,) = decode_record(json.dumps(document).encode()).holdings
+
+    assert (holding.shape, holding.gpu, holding.limit) == (Exclusive(), None, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param(("holdings", 0, "shape"), {"shape": "Sphere"}, id="unknown-shape"),
+        pytest.param(
+            ("holdings", 0, "shape"), {"shape": "Sliceable", "shares": "x"}, id="no-number"
+        ),
+        pytest.param(("holdings", 0, "limit"), {"memoryBytes": 1}, id="half-a-limit"),
+        pytest.param(("steps", 0), {"step": "SetTimeSlice", "interval": 9}, id="no-interval"),
+    ],
+)
+def test_what_a_newer_release_may_write_is_not_guessed_at(path, value):
+    document = json.loads(encode_record(completed()))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+
+    with pytest.raises(UnreadableRecord):
+        decode_record(json.dumps(document).encode())
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
@@ -336,3 +474,30 @@ def test_the_newer_of_two_readable_records_counts(tmp_path, ledger):
 
     assert DeviceName("gpu-1") in again(tmp_path).held()
     assert DeviceName("gpu-0") not in again(tmp_path).held()
+
+
+def test_a_directory_that_is_not_there_has_no_records(tmp_path):
+    assert read_directory(tmp_path / "claims" / BOOT) == ({}, {})
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o111], ids=["not entered", "entered only"])
+def test_a_directory_that_may_not_be_listed_is_not_taken_for_an_empty_one(mode):
+    with tempfile.TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        directory = Path(made) / "claims"
+        Ledger(directory, BOOT).write(completed())
+
+        with (
+            locked_out(directory / BOOT, mode),
+            pytest.raises(NodeError, match="Permission denied; ask as root") as refused,
+        ):
+            read_directory(directory / BOOT)
+
+    assert str(directory / BOOT) in str(refused.value)
+
+
+def test_a_file_where_the_directory_should_be_is_not_taken_for_an_empty_one(tmp_path):
+    (tmp_path / "claims").write_text("")
+
+    with pytest.raises(NodeError, match="Not a directory; remove the file"):
+        read_directory(tmp_path / "claims" / BOOT)

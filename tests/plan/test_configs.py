@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
-from dra_driver.plan.configs import DEFAULT, config_of, decode_configs
+from dra_driver.plan.configs import Chosen, config_of, decode_configs
 from tests.fakes.values import allocation, claim, config
 
 SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}
@@ -17,36 +17,32 @@ def chosen(*configs, request="gpu"):
 
 
 def test_without_a_config_the_gpu_is_whole():
-    assert chosen() == DEFAULT
+    assert chosen() == Chosen()
 
 
 @pytest.mark.point(44)
 def test_the_claim_overrides_the_class():
     overridden = config(source="FromClass", **SHARED)
 
-    assert chosen(overridden, config()).sharing is None
+    assert chosen(overridden, config()).config.sharing is None
 
 
 @pytest.mark.point(44)
 def test_a_config_for_another_request_does_not_count():
-    assert chosen(config("GpuConfig", "other", **SHARED)).sharing is None
+    assert chosen(config("GpuConfig", "other", **SHARED)) == Chosen()
 
 
 @pytest.mark.point(44)
 @pytest.mark.parametrize("named", ["gpu", "gpu/large"])
 def test_a_config_counts_for_a_subrequest_by_either_name(named):
-    with pytest.raises(ClaimError, match="not offered by this node"):
-        chosen(config("GpuConfig", named, **SHARED), request="gpu/large")
+    found = chosen(config("GpuConfig", named, **SHARED), request="gpu/large")
+
+    assert found.config.sharing is not None
+    assert found.path == "fromclaim"
 
 
 def test_a_config_for_one_subrequest_does_not_count_for_another():
-    assert chosen(config("GpuConfig", "gpu/small", **SHARED), request="gpu/large") == DEFAULT
-
-
-@pytest.mark.parametrize("strategy", ["TimeSlicing", "MPS"])
-def test_sharing_is_refused_where_it_is_not_offered(strategy):
-    with pytest.raises(ClaimError, match=rf"strategy {strategy} is not offered by this node"):
-        chosen(config(sharing={"strategy": strategy}))
+    assert chosen(config("GpuConfig", "gpu/small", **SHARED), request="gpu/large") == Chosen()
 
 
 def test_a_config_of_another_type_is_refused_when_it_names_the_request():
@@ -55,7 +51,7 @@ def test_a_config_of_another_type_is_refused_when_it_names_the_request():
 
 
 def test_a_config_of_another_type_is_passed_over_when_it_names_no_request():
-    assert chosen(config(), config("MigDeviceConfig")) == DEFAULT
+    assert chosen(config(), config("MigDeviceConfig")).path == "fromclaim"
 
 
 def test_passthrough_is_refused_in_plain_words():

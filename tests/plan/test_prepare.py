@@ -5,28 +5,58 @@ import pytest
 from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
 from dra_driver.kubeletplugin.claims import Claim, ShareId
 from dra_driver.model.devices import DeviceName, Withheld
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.steps import MakeDeviceNodes
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Guard, GuardPolicy, Strategy
+from dra_driver.model.steps import (
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    PodLimit,
+    SetTimeSlice,
+)
 from dra_driver.plan.prepare import plan_claim
-from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, ref
+from tests.fakes.values import (
+    MIB,
+    POOL,
+    SLICEABLE,
+    allocation,
+    claim,
+    config,
+    fraction,
+    gpu,
+    offer,
+    pod,
+    ref,
+)
+
+GIB = 1024 * MIB
+SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
+LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 
 
 def held_by(other, device="gpu-0", **fields):
-    return {DeviceName(device): (Holding(ref(other), DeviceName(device), **fields),)}
+    return (Record(ref(other), (Holding(ref(other), DeviceName(device), **fields),)),)
+
+
+def prepared(*allocations, name="other", at=None, **fields):
+    """The record of a claim that was prepared already."""
+    served = Claim(ref(name), allocations, **fields)
+    return plan_claim(served, at or offer(), (), POOL).record
 
 
 def test_a_whole_gpu_is_granted_with_its_device_files():
-    plan = plan_claim(claim("gpu-1"), inventory(), {}, POOL)
+    plan = plan_claim(claim("gpu-1"), offer(), (), POOL)
 
-    assert [grant.device for grant in plan.grants] == [gpu(1)]
+    assert [grant.device.gpu for grant in plan.grants] == [gpu(1)]
     assert plan.steps == (MakeDeviceNodes((1,)),)
-    assert plan.holdings == (Holding(ref(), DeviceName("gpu-1")),)
+    (holding,) = plan.record.holdings
+    assert (holding.device, holding.gpu, holding.limit) == ("gpu-1", gpu(1).uuid, None)
 
 
 @pytest.mark.point(28)
 def test_every_result_becomes_one_grant_in_the_order_of_the_allocation():
-    plan = plan_claim(claim("gpu-1", "gpu-0"), inventory(), {}, POOL)
+    plan = plan_claim(claim("gpu-1", "gpu-0"), offer(), (), POOL)
 
     assert [grant.device.name for grant in plan.grants] == ["gpu-1", "gpu-0"]
     assert plan.steps == (MakeDeviceNodes((0, 1)),)
@@ -35,10 +65,10 @@ def test_every_result_becomes_one_grant_in_the_order_of_the_allocation():
 @pytest.mark.point(32)
 def test_an_unknown_device_is_refused_with_what_the_node_has_and_withholds():
     sick = Withheld("GPU 0000:1b:00.0", "NVML: GPU is lost; reset it")
-    node = Inventory((gpu(0),), (sick,))
+    node = Offer((Device(gpu(0)),), (sick,))
 
     with pytest.raises(UnknownDevice) as refused:
-        plan_claim(claim("gpu-3"), node, {}, POOL)
+        plan_claim(claim("gpu-3"), node, (), POOL)
 
     message = str(refused.value)
     assert "'gpu-3', but this node has: gpu-0" in message
@@ -50,44 +80,40 @@ def test_a_device_of_another_pool_is_refused():
     other = Claim(ref(), (allocation(pool="node-2"),))
 
     with pytest.raises(UnknownDevice, match="of pool 'node-2', but this node serves 'node-1'"):
-        plan_claim(other, inventory(), {}, POOL)
+        plan_claim(other, offer(), (), POOL)
 
 
 def test_a_node_with_many_gpus_does_not_flood_the_message():
-    node = Inventory(tuple(gpu(minor) for minor in range(40)))
+    node = offer(40)
 
     with pytest.raises(UnknownDevice, match="and 24 more"):
-        plan_claim(claim("gpu-77"), node, {}, POOL)
+        plan_claim(claim("gpu-77"), node, (), POOL)
 
 
 @pytest.mark.point(33)
 def test_a_device_held_by_another_claim_is_refused():
     with pytest.raises(DeviceHeld, match=r"gpu-0 is held by claim default/other \(UID uid-other\)"):
-        plan_claim(claim("gpu-0"), inventory(), held_by("other"), POOL)
-
-
-def test_what_a_claim_holds_itself_does_not_stand_in_its_way():
-    assert plan_claim(claim("gpu-0"), inventory(), held_by("claim"), POOL).grants
+        plan_claim(claim("gpu-0"), offer(), held_by("other"), POOL)
 
 
 @pytest.mark.point(81)
 def test_admin_access_takes_nothing_away():
     looking_on = Claim(ref(), (allocation(admin=True),))
 
-    assert plan_claim(looking_on, inventory(), held_by("other"), POOL).holdings[0].admin
-    assert plan_claim(claim("gpu-0"), inventory(), held_by("monitor", admin=True), POOL).grants
+    assert plan_claim(looking_on, offer(), held_by("other"), POOL).record.holdings[0].admin
+    assert plan_claim(claim("gpu-0"), offer(), held_by("monitor", admin=True), POOL).grants
 
 
 def test_one_device_twice_in_one_claim_is_refused():
     with pytest.raises(ClaimError, match="gpu-0 twice"):
-        plan_claim(claim("gpu-0", "gpu-0"), inventory(), {}, POOL)
+        plan_claim(claim("gpu-0", "gpu-0"), offer(), (), POOL)
 
 
 @pytest.mark.point(29)
 def test_a_prioritized_list_is_known_by_its_main_request():
     listed = Claim(ref(), (allocation(request="gpu/large"),))
 
-    assert plan_claim(listed, inventory(), {}, POOL).grants[0].allocation.base_request == "gpu"
+    assert plan_claim(listed, offer(), (), POOL).grants[0].allocation.base_request == "gpu"
 
 
 @pytest.mark.point(30)
@@ -95,7 +121,7 @@ def test_a_share_id_is_kept_in_the_holding():
     share = ShareId("0b5a7e8c-0000-4000-8000-000000000000")
     shared = Claim(ref(), (allocation(share=share),))
 
-    assert plan_claim(shared, inventory(), {}, POOL).holdings[0].share == share
+    assert plan_claim(shared, offer(), (), POOL).record.holdings[0].share == share
 
 
 @pytest.mark.point(46)
@@ -103,7 +129,198 @@ def test_all_that_is_wrong_with_the_configs_is_said_at_once():
     wrong = (config("Nonsense"), config("GpuConfig", colour=1))
 
     with pytest.raises(ClaimError) as refused:
-        plan_claim(claim("gpu-0", configs=wrong), inventory(), {}, POOL)
+        plan_claim(claim("gpu-0", configs=wrong), offer(), (), POOL)
 
     assert "'Nonsense' is unknown" in str(refused.value)
     assert "fromclaim.colour: unknown field" in str(refused.value)
+
+
+def test_a_fraction_is_granted_beside_others_with_a_limit_on_its_memory():
+    other = prepared(fraction("40Gi"))
+
+    plan = plan_claim(Claim(ref(), (fraction("20Gi"),), pods=(pod(),)), offer(), (other,), POOL)
+
+    (holding,) = plan.record.holdings
+    assert holding.limit == Limit(20 * GIB, Guard(GuardPolicy.KILL, 10.0))
+    limit = LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 20 * GIB),))
+    assert plan.steps == (MakeDeviceNodes((0,)), limit)
+
+
+@pytest.mark.point(82)
+def test_a_fraction_that_does_not_fit_beside_what_others_hold_is_refused():
+    other = prepared(fraction("70Gi"))
+
+    with pytest.raises(DeviceHeld, match=r"needs 20480Mi of memory, of which 9879Mi are free"):
+        plan_claim(Claim(ref(), (fraction("20Gi"),)), offer(), (other,), POOL)
+
+
+def test_a_whole_gpu_is_refused_beside_a_fraction_and_the_reverse():
+    whole, part = Claim(ref(), (allocation(),)), Claim(ref(), (fraction("1Gi"),))
+
+    with pytest.raises(DeviceHeld, match="it needs all of it"):
+        plan_claim(whole, offer(), (prepared(fraction("1Gi")),), POOL)
+    with pytest.raises(DeviceHeld, match="all of which is taken"):
+        plan_claim(part, offer(), (prepared(allocation()),), POOL)
+
+
+def test_a_claim_for_all_the_memory_has_the_whole_gpu():
+    plan = plan_claim(Claim(ref(), (fraction("81559Mi"),)), offer(), (), POOL)
+
+    assert plan.grants[0].amount.whole
+    assert plan.record.holdings[0].limit is None
+
+
+def test_shares_are_counted_whatever_memory_is_left():
+    two = SLICEABLE.__class__(81559 * MIB, 1024 * MIB, MIB, shares=2)
+    others = [prepared(fraction("1Gi"), name=name, at=offer(1, two)) for name in ("a", "b")]
+
+    with pytest.raises(DeviceHeld, match="1 of 2 shares, of which 0 are free"):
+        plan_claim(Claim(ref(), (fraction("1Gi"),)), offer(1, two), others, POOL)
+
+
+def test_two_fractions_of_one_gpu_in_one_claim_are_both_held():
+    two = Claim(ref(), (fraction("20Gi"), fraction("10Gi", request="more")), pods=(pod(),))
+
+    plan = plan_claim(two, offer(), (), POOL)
+
+    assert [h.limit.memory_bytes // GIB for h in plan.record.holdings if h.limit] == [20, 10]
+    assert plan.steps[1] == LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 30 * GIB),))
+
+
+def test_two_fractions_of_one_claim_that_are_more_than_the_gpu_are_refused():
+    two = Claim(ref(), (fraction("60Gi"), fraction("60Gi", request="more")))
+
+    with pytest.raises(ClaimError, match="gpu-0 twice"):
+        plan_claim(two, offer(), (), POOL)
+
+
+@pytest.mark.parametrize("shape", [Exclusive(), SLICEABLE], ids=["exclusive", "sliceable"])
+def test_a_fraction_of_an_exclusive_gpu_is_all_of_it(shape):
+    given = fraction("20Gi") if isinstance(shape, Exclusive) else allocation()
+
+    plan = plan_claim(Claim(ref(), (given,)), offer(1, shape), (), POOL)
+
+    assert plan.grants[0].amount.whole
+    assert plan.record.holdings[0].limit is None
+
+
+def test_replicas_as_devices_lie_on_one_gpu_and_exclude_the_whole_of_it():
+    def replica(place):
+        return Device(gpu(0), Replica(place, 2, 39 * GIB))
+
+    node = Offer((replica(0), replica(1)))
+    first = prepared(allocation("gpu-0-0"), at=node)
+
+    second = plan_claim(Claim(ref(), (allocation("gpu-0-1"),)), node, (first,), POOL)
+    assert second.record.holdings[0].limit == Limit(39 * GIB, Guard(GuardPolicy.KILL))
+    with pytest.raises(DeviceHeld):
+        plan_claim(Claim(ref(), (allocation("gpu-0"),)), offer(1), (first,), POOL)
+    with pytest.raises(DeviceHeld, match="gpu-0-0 is held by claim default/other"):
+        plan_claim(Claim(ref(), (allocation("gpu-0-0"),)), node, (first,), POOL)
+
+
+def test_a_monitor_device_without_admin_access_is_refused():
+    node = Offer((Device(gpu(0), Monitor()),))
+
+    with pytest.raises(ClaimError, match="request 'gpu': gpu-0-mon is for monitoring only"):
+        plan_claim(claim("gpu-0-mon"), node, (), POOL)
+    looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
+    assert plan_claim(looking_on, node, held_by("other"), POOL).grants
+
+
+def test_reserved_cores_are_refused_where_there_is_no_mps():
+    with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores .*"):
+        plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
+    both = Claim(ref(), (fraction(cores="30"),), (config(sharing=SHORT),))
+    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy is TimeSlicing; remove"):
+        plan_claim(both, offer(), (), POOL)
+
+
+def test_mps_is_refused_where_it_is_not_offered():
+    asked = Claim(ref(), (fraction(),), (config(sharing={"strategy": "MPS"}),))
+
+    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy: MPS is not offered"):
+        plan_claim(asked, offer(), (), POOL)
+
+
+def test_a_strategy_that_the_profile_does_not_allow_is_refused():
+    asked = Claim(ref(), (fraction(),), (config(sharing=SHORT),))
+
+    with pytest.raises(ClaimError, match="this node's profile allows MPS only"):
+        plan_claim(asked, offer(strategies=(Strategy.MPS,)), (), POOL)
+
+
+def test_an_interval_is_set_for_a_whole_gpu_as_for_a_part():
+    for given in (allocation(), fraction()):
+        asked = Claim(ref(), (given,), (config(sharing=SHORT),))
+        steps = plan_claim(asked, offer(), (), POOL).steps
+        assert SetTimeSlice(gpu(0).uuid, Interval.SHORT) in steps
+
+
+def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opinion():
+    def steps(sharing):
+        asked = Claim(ref(), (fraction(),), (config(sharing=sharing),))
+        found = plan_claim(asked, offer(), (), POOL).steps
+        return [step.interval for step in found if isinstance(step, SetTimeSlice)]
+
+    assert steps({"strategy": "TimeSlicing", "timeSlicingConfig": {}}) == [Interval.DEFAULT]
+    assert steps({"strategy": "TimeSlicing"}) == []
+
+
+def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
+    shares = (fraction("1Gi"), fraction("1Gi", request="more"))
+    both = (config("GpuConfig", "gpu", sharing=SHORT), config("GpuConfig", "more", sharing=LONG))
+    with pytest.raises(ClaimError, match=r"interval: Long on gpu-0, .* another request says Short"):
+        plan_claim(Claim(ref(), shares, both), offer(), (), POOL)
+
+    other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),))
+    path = r"fromclaim.sharing.timeSlicingConfig.interval"
+    with pytest.raises(DeviceHeld, match=f"{path}: Long on gpu-0, but claim default/other"):
+        wanted = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
+        plan_claim(wanted, offer(), (other,), POOL)
+
+
+def test_more_than_one_share_is_refused_where_the_profile_says_so():
+    shape = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4)
+    both = Claim(ref(), (fraction("20Gi", "gpu-0"), fraction("20Gi", "gpu-1")))
+    twice = Claim(ref(), (fraction("20Gi", shares="2"),))
+
+    for asked in (both, twice):
+        with pytest.raises(ClaimError, match="failRequestsGreaterThanOne"):
+            plan_claim(asked, offer(2, shape, one_share=True), (), POOL)
+        assert plan_claim(asked, offer(2, shape), (), POOL).grants
+
+
+def test_a_gpu_is_known_by_its_uuid_whatever_it_is_called_now():
+    other = prepared(allocation("gpu-0"))
+    renamed = Offer((Device(gpu(1, uuid=gpu(0).uuid), SLICEABLE),))
+
+    with pytest.raises(DeviceHeld, match="held by claim default/other"):
+        plan_claim(claim("gpu-1"), renamed, (other,), POOL)
+
+
+def test_more_than_a_gpu_has_is_not_given_out_even_if_nobody_else_is_there():
+    node = offer(1, Sliceable(200 * GIB, GIB, MIB, shares=4))
+
+    with pytest.raises(ClaimError, match="too much of gpu-0: it needs 102400Mi of memory"):
+        plan_claim(Claim(ref(), (fraction("100Gi"),)), node, (), POOL)
+
+
+def test_nothing_of_a_gpu_is_refused():
+    with pytest.raises(ClaimError, match=r"capacity.requests.memory: 0 was allocated"):
+        plan_claim(Claim(ref(), (fraction("0"),)), offer(), (), POOL)
+
+
+def test_who_looks_on_is_not_concerned_by_how_others_share():
+    looking_on = Claim(
+        ref(), (allocation(admin=True),), (config(sharing={"strategy": "MPS"}, source="FromClass"),)
+    )
+
+    assert plan_claim(looking_on, offer(), (), POOL).steps == (MakeDeviceNodes((0,)),)
+
+
+def test_a_share_that_is_only_booked_has_no_limit():
+    plan = plan_claim(Claim(ref(), (fraction(),), pods=(pod(),)), offer(limited=False), (), POOL)
+
+    assert plan.record.holdings[0].limit is None
+    assert plan.steps == (MakeDeviceNodes((0,)),)

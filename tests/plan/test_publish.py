@@ -4,16 +4,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.kubeletplugin import quantity
+from dra_driver.kubeletplugin.slice_limits import check
+from dra_driver.kubeletplugin.slices import split
 from dra_driver.model.devices import Topology
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Device, Keeps, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Entry, Profile, Rules, Selection
+from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published
-from tests.fakes.values import gpu
+from tests.fakes.values import MIB, SLICEABLE, gpu
+
+
+def whole(**fields):
+    """The document of an exclusive GPU."""
+    (device,) = published(Offer((Device(gpu(0, **fields)),)))
+    return device
 
 
 def test_a_whole_gpu_is_published_with_all_its_names():
     topology = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
 
-    (device,) = published(Inventory((gpu(0, topology=topology, addressing_mode="HMM"),)))
+    device = whole(topology=topology, addressing_mode="HMM")
 
     assert device == {
         "name": "gpu-0",
@@ -39,7 +51,7 @@ def test_a_whole_gpu_is_published_with_all_its_names():
 
 
 def test_what_is_unknown_is_left_out():
-    (device,) = published(Inventory((gpu(0, topology=Topology(), memory_bytes=None),)))
+    device = whole(topology=Topology(), memory_bytes=None)
 
     assert device["capacity"] == {}
     assert "resource.kubernetes.io/numaNode" not in device["attributes"]
@@ -48,17 +60,100 @@ def test_what_is_unknown_is_left_out():
 
 def test_memory_is_a_canonical_quantity():
     sizes = {80 * 1024**3: "80Gi", 81559 * 1024**2: "81559Mi", 1024**4: "1Ti", 1000: "1000"}
-    for size, quantity in sizes.items():
-        (device,) = published(Inventory((gpu(0, memory_bytes=size),)))
-
-        assert device["capacity"]["memory"]["value"] == quantity
+    for size, text in sizes.items():
+        assert whole(memory_bytes=size)["capacity"]["memory"]["value"] == text
 
 
 @pytest.mark.point(75)
 @given(st.text(min_size=1, max_size=100))
 def test_a_long_name_is_cut_to_64_bytes_without_breaking_a_character(name):
-    (device,) = published(Inventory((gpu(0, product_name=name),)))
+    device = whole(product_name=name)
 
     shown = device["attributes"]["productName"]["string"]
     assert len(shown.encode()) <= 64
     assert name.startswith(shown)
+
+
+@pytest.mark.point(82)
+def test_a_sliceable_gpu_is_whole_for_a_claim_that_names_nothing():
+    (device,) = published(Offer((Device(gpu(0), SLICEABLE),)))
+
+    assert device["allowMultipleAllocations"] is True
+    assert device["attributes"]["type"] == {"string": "gpu"}
+    assert device["capacity"] == {
+        "cores": {
+            "value": "100",
+            "requestPolicy": {
+                "default": "0",
+                "validRange": {"min": "0", "max": "100", "step": "1"},
+            },
+        },
+        "memory": {
+            "value": "81559Mi",
+            "requestPolicy": {
+                "default": "81559Mi",
+                "validRange": {"min": "1Gi", "max": "81559Mi", "step": "1Mi"},
+            },
+        },
+        "shares": {
+            "value": "48",
+            "requestPolicy": {"default": "1", "validRange": {"min": "1", "max": "48", "step": "1"}},
+        },
+    }
+
+
+def test_a_gpu_for_one_share_only_has_a_policy_that_the_api_server_takes():
+    shape = Sliceable(SLICEABLE.memory_default, 1024 * MIB, MIB, shares=1, cores=False)
+
+    (device,) = published(Offer((Device(gpu(0), shape),)))
+
+    assert device["capacity"]["shares"]["requestPolicy"] == {"default": "1", "validValues": ["1"]}
+    assert "cores" not in device["capacity"]
+
+
+def test_replicas_share_everything_but_name_and_memory():
+    shapes = (Replica(place, 2, 40 * 1024 * MIB, renamed=True) for place in range(2))
+
+    first, second = published(Offer(tuple(Device(gpu(0), shape) for shape in shapes)))
+
+    assert (first["name"], second["name"]) == ("gpu-0-0", "gpu-0-1")
+    assert first["attributes"] == second["attributes"]
+    assert first["attributes"]["type"] == {"string": "gpu-shared"}
+    assert first["capacity"] == {"memory": {"value": "40Gi"}}
+
+
+def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
+    whole, monitor = published(Offer((Device(gpu(0), SLICEABLE), Device(gpu(0), Monitor()))))
+
+    assert monitor["name"] == "gpu-0-mon"
+    assert monitor["attributes"].keys() == whole["attributes"].keys()
+    assert monitor["capacity"].keys() == whole["capacity"].keys()
+    assert monitor["attributes"]["type"] == {"string": "gpu-monitor"}
+    assert "allowMultipleAllocations" not in monitor
+    assert monitor["taints"] == [{"key": "gpu.nvidia.com/monitor", "effect": "NoSchedule"}]
+
+
+@given(
+    memory=st.none() | st.integers(1, 200 * 1024**3),
+    keeps=st.builds(Keeps),
+    rules=st.builds(
+        Rules,
+        replicas=st.integers(1, 200),
+        rename=st.booleans(),
+        limited=st.booleans(),
+        shares=st.none() | st.integers(1, 100),
+        memory_least=st.integers(1, 100 * 1024).map(lambda mib: mib * MIB),
+        memory_step=st.integers(1, 1024).map(lambda mib: mib * MIB),
+    ),
+)
+def test_whatever_a_profile_says_the_api_server_takes_the_slice(memory, keeps, rules):
+    everywhere = Profile("p", (Entry(Selection(), rules, "spec.gpus[0]"),))
+    node = Inventory((gpu(0, memory_bytes=memory), gpu(1)))
+
+    devices = published(offer(node, everywhere, keeps, {}))
+
+    assert not list(check(split("node-1", devices)))
+    for capacity in (device["capacity"].get("memory") for device in devices):
+        if capacity and "requestPolicy" in capacity:
+            least = capacity["requestPolicy"]["validRange"]["min"]
+            assert quantity.parse(least) >= MIB  # or a claim for nothing lies beside a whole one

@@ -4,6 +4,8 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +20,24 @@ from dra_driver.errors import (
 from dra_driver.kubeletplugin.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.ledger import Ledger
+from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.prepare import Names, Preparer, Tools, Waits
+from dra_driver.plugin.offers import Offers
+from dra_driver.plugin.prepare import Preparer
+from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.waits import Waits
 from tests.fakes.node import FakeNode
 from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, ref
+
+KEEPS = Keeps()
+
+
+def metadata_in(directory):
+    return MetadataFiles(directory / "plugin")
 
 
 def no_wait(seconds):
@@ -58,13 +73,16 @@ class World:
         self.directory = directory
         self.api = Api()
         self.node = FakeNode(inventory(3))
+        self.profile = DEFAULT_PROFILE
         self.waits = Waits(all=5, hand_over=0.2)
         self.preparer = self.restart()
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")
         self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
-        tools = Tools(self.node, self.api, self.ledger, self.specs, no_wait)
+        self.files = ClaimFiles(self.specs, metadata_in(self.directory))
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
+        tools = Tools(self.node, offers, self.api, self.ledger, self.files, no_wait)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
         self.preparer.recover()
         return self.preparer
@@ -154,7 +172,38 @@ def test_a_record_that_vanished_while_running_is_written_again(world):
     assert world.restart().prepare(ref()) == first
 
 
-@pytest.mark.point(48, 49, 57)
+@pytest.mark.point(91)
+def test_the_file_that_a_container_can_read_of_its_device_is_there(world):
+    world.prepare("gpu-1")
+
+    (device,) = world.spec()["devices"]
+    (mount,) = device["containerEdits"]["mounts"]
+    assert mount["containerPath"].endswith("/resourceclaims/claim/gpu/gpu.nvidia.com-metadata.json")
+    first, _ = Path(mount["hostPath"]).read_text().splitlines()
+    (told,) = json.loads(first)["requests"][0]["devices"]
+    assert (told["driver"], told["pool"], told["name"]) == ("gpu.nvidia.com", POOL, "gpu-1")
+
+
+def test_device_metadata_that_somebody_removed_is_made_anew_with_the_claim(world):
+    first = world.prepare("gpu-0")
+    (document,) = (world.directory / "plugin").rglob("*.json")
+    document.unlink()
+
+    assert world.preparer.prepare(ref()) == first
+    assert document.exists()
+
+
+def test_an_annotation_that_names_no_claim_of_a_pod_is_refused_before_anything_is_touched(world):
+    annotated = replace(claim("gpu-0"), pod_claim_name="../../etc")
+
+    with pytest.raises(ClaimError, match="pod-claim-name"):
+        world.preparer.prepare(world.api.put(annotated))
+
+    assert world.nothing_left
+    assert world.node.done == []
+
+
+@pytest.mark.point(48, 49, 57, 92)
 def test_unprepare_takes_everything_back_and_can_be_repeated(world):
     world.prepare("gpu-0")
 
@@ -162,7 +211,6 @@ def test_unprepare_takes_everything_back_and_can_be_repeated(world):
     world.preparer.unprepare(ref())
 
     assert world.nothing_left
-    assert world.node.undone == world.node.done
 
 
 @pytest.mark.point(50)
@@ -401,7 +449,7 @@ class Killed(BaseException):
     """kill -9: nothing that would clean up runs, because nobody catches it."""
 
 
-EFFECTS = ["record started", "step", "driver files", "CDI file", "record completed"]
+EFFECTS = ["record started", "step", "driver files", "metadata", "CDI file", "record completed"]
 
 
 class DyingLedger(Ledger):
@@ -425,6 +473,14 @@ class DyingSpecs(SpecFiles):
         return text
 
 
+class DyingMetadata(MetadataFiles):
+    """Dies while it writes: the file is there, and half of its text."""
+
+    def write(self, documents):
+        super().write([replace(one, text=one.text[:9]) for one in documents])
+        raise Killed
+
+
 def die_after(world, effect):
     """A preparer that dies right after the named effect."""
 
@@ -435,9 +491,14 @@ def die_after(world, effect):
     ledger.dies_when_completed = {"record started": False, "record completed": True}.get(effect)
     specs = DyingSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     specs.dies = effect == "CDI file"
+    metadata = metadata_in(world.directory)
+    if effect == "metadata":
+        metadata = DyingMetadata(world.directory / "plugin")
+    files = ClaimFiles(specs, metadata)
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
-    tools = Tools(world.node, world.api, ledger, specs, no_wait)
+    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, ledger.held)
+    tools = Tools(world.node, offers, world.api, ledger, files, no_wait)
     return Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
 
 
@@ -539,7 +600,9 @@ def test_one_claim_that_cannot_be_brought_into_order_leaves_the_others_alone(wor
     dying = die_after(world, "record started")
     with pytest.raises(Killed):
         dying.prepare(world.api.put(claim("gpu-1", name="stuck")))
-    world.node.undo_fails = True
+    cdi = world.specs.directory
+    stuck = cdi / "k8s.gpu.nvidia.com-claim_uid-stuck.json"
+    stuck.mkdir()  # what should be removed cannot be
 
     world.restart()
 
@@ -547,7 +610,7 @@ def test_one_claim_that_cannot_be_brought_into_order_leaves_the_others_alone(wor
     assert [record.completed for record in world.ledger.records()] == [True, False]
     with pytest.raises(DeviceHeld):
         world.prepare("gpu-1", name="next")
-    world.node.undo_fails = False
+    stuck.rmdir()
     world.preparer.recover()
     assert world.prepare("gpu-1", name="next")
 

@@ -83,7 +83,9 @@ def test_from_start_to_sigterm(
     kubelet.wait_for_plugin(DRIVER)
     assert server.wait(lambda: len(server.objects("resourceslices")) == 1)
     (published,) = server.objects("resourceslices")
-    assert [d["name"] for d in published["spec"]["devices"]] == [f"gpu-{n}" for n in range(8)]
+    gpus = [f"gpu-{n}" for n in range(8)]
+    names = [d["name"] for d in published["spec"]["devices"]]
+    assert names == [*gpus, *(f"{gpu}-mon" for gpu in gpus)]
 
     first, second = put(server, "gpu-0"), put(server, "gpu-5", "gpu-6", name="two")
     answers = kubelet.prepare([first, second])

@@ -1,0 +1,44 @@
+"""The processes that NVML sees on a GPU, and how much of its memory each uses."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.processes import GpuProcess
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.nvml_codes import (
+    FUNCTION_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    unless_refused,
+)
+from dra_driver.node.nvml_functions import Functions
+
+_NONE_OF_THAT_KIND: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
+
+
+def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
+    """Every process on *gpu* that NVML lists, by number.
+
+    A process can be in several of NVML's lists, each time with all that it uses. Where NVML does
+    not tell how much (confidential computing, WSL), it says so for each process. NodeError: the
+    GPU does not answer.
+    """
+
+    def call(functions: Functions, handle: Any) -> list[Any]:
+        return [
+            *functions.nvmlDeviceGetComputeRunningProcesses(handle),
+            *_if_there_are(functions.nvmlDeviceGetGraphicsRunningProcesses, handle),
+            *_if_there_are(functions.nvmlDeviceGetMPSComputeRunningProcesses, handle),
+        ]
+
+    used: dict[int, int | None] = {}
+    for one in nvml.on_gpu(gpu, "listing its processes", call):
+        told = [bytes_ for bytes_ in (used.get(one.pid), one.usedGpuMemory) if bytes_ is not None]
+        used[one.pid] = max(told, default=None)
+    return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
+
+
+def _if_there_are(processes: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
+    """A kind of process that not every board, driver or user can list."""
+    return unless_refused(lambda: processes(handle), *_NONE_OF_THAT_KIND) or []

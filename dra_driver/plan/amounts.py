@@ -1,0 +1,108 @@
+"""How much of a GPU a claim takes, and whether that is still there: the driver's own account.
+
+The scheduler does the same sums. This one is the last guard against a GPU in too many hands:
+force-deleted pods, slices that changed while a claim was on its way, two drivers on a node.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import assert_never
+
+from api import names
+from dra_driver.kubeletplugin import quantity
+from dra_driver.model.devices import Gpu
+from dra_driver.model.holdings import Holding
+from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
+
+_ALL_CORES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A part of a GPU; *whole*: all of it, and nobody else may be there."""
+
+    memory_bytes: int = 0
+    cores: int = 0  # percent
+    shares: int = 1
+    whole: bool = False
+
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(
+            self.memory_bytes + other.memory_bytes,
+            self.cores + other.cores,
+            self.shares + other.shares,
+            self.whole or other.whole,
+        )
+
+
+NOTHING = Amount(shares=0)
+WHOLE = Amount(whole=True)
+
+
+def amount(consumed: Iterable[tuple[str, str]], shape: Shape) -> Amount:
+    """What a claim takes that was allocated a device of *shape* with this consumed capacity.
+
+    Without any it was allocated while the device was exclusive, and has all of it. A claim that
+    has all the memory that there is has the whole GPU: no other claim is without memory.
+    """
+    match shape:
+        case Exclusive():
+            return WHOLE
+        case Monitor():
+            return NOTHING
+        case Replica(memory_bytes=memory):
+            return Amount(memory or 0)
+        case Sliceable():
+            return _sliced(_by_bare_name(consumed), shape)
+        case _:
+            assert_never(shape)
+
+
+def taken(holdings: Iterable[Holding]) -> Amount:
+    """What *holdings* of one GPU take together."""
+    return sum((amount(h.consumed, h.shape) for h in holdings if not h.admin), NOTHING)
+
+
+def lacking(wanted: Amount, held: Amount, gpu: Gpu, shape: Shape) -> str:
+    """Why *wanted* does not fit beside what is *held* of *gpu*; empty: it fits."""
+    if held != NOTHING and (held.whole or wanted.whole):
+        return "all of it" if wanted.whole else "it, all of which is taken"
+    both = wanted + held
+    total = gpu.memory_bytes or 0
+    found = []
+    if both.memory_bytes > total and gpu.memory_bytes is not None:
+        free = max(0, total - held.memory_bytes)
+        found.append(f"{wanted.memory_bytes >> 20}Mi of memory, of which {free >> 20}Mi are free")
+    if both.cores > _ALL_CORES:
+        found.append(f"{wanted.cores} % of the cores, of which {_ALL_CORES - held.cores} are free")
+    most = _most_shares(shape)
+    if both.shares > most:
+        found.append(f"{wanted.shares} of {most} shares, of which {most - held.shares} are free")
+    return " and ".join(found)
+
+
+def _sliced(consumed: Mapping[str, str], shape: Sliceable) -> Amount:
+    if names.MEMORY not in consumed:
+        return WHOLE
+    memory = quantity.whole(consumed[names.MEMORY])
+    if shape.replicas == 1 and memory >= shape.memory_default:
+        return WHOLE
+    return Amount(
+        memory,
+        quantity.whole(consumed.get(names.CORES, "0")),
+        quantity.whole(consumed.get(names.SHARES, "1")),
+    )
+
+
+def _by_bare_name(consumed: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {name.rpartition("/")[2]: value for name, value in consumed}
+
+
+def _most_shares(shape: Shape) -> int:
+    match shape:
+        case Sliceable(shares=most) | Replica(of=most):
+            return most
+        case Exclusive() | Monitor():
+            return 1
+        case _:
+            assert_never(shape)

@@ -1,0 +1,168 @@
+"""What becomes of each GPU: in which shape it is offered, and by which rules.
+
+A GPU keeps its shape as long as a claim holds it, since the scheduler counts what is left by what
+is published.
+"""
+
+from dataclasses import replace
+from typing import assert_never
+
+from dra_driver.model.devices import Gpu, Version, Withheld
+from dra_driver.model.holdings import Held
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import (
+    Device,
+    Exclusive,
+    Keeps,
+    Monitor,
+    Offer,
+    Pending,
+    Replica,
+    Shape,
+    Sliceable,
+)
+from dra_driver.model.profiles import Profile, Rules, Strategy
+from dra_driver.plan.profiles import CUDA_CONTEXT_BYTES, rules_by_gpu
+
+_MIB = 1024 * 1024
+_MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
+# Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta.
+_VOLTA = Version(7, 0)
+_CLIENTS_NEWEST, _CLIENTS, _CLIENTS_BEFORE_VOLTA = 60, 48, 16
+
+
+def offer(inventory: Inventory, profile: Profile, keeps: Keeps, held: Held) -> Offer:
+    """The devices of the node, in publishing order: GPUs by minor number, then monitors.
+
+    No GPU's rules can spoil the others': what cannot be published as the profile says is published
+    whole, and ``pending`` says why.
+    """
+    rules, idle = rules_by_gpu(profile, inventory.gpus)
+    shapes = _held_shapes(held)
+    devices: list[Device] = []
+    monitors: list[Device] = []
+    withheld = list(inventory.withheld)
+    pending: list[Pending] = []
+    for gpu in inventory.gpus:
+        its = rules.get(gpu.uuid, Rules())
+        now = shapes.get(gpu.uuid) or shapes.get(gpu.name)
+        if not its.include and now is None:
+            withheld.append(_left_out(gpu, profile))
+            continue
+        wanted, problem = _shape(gpu, its, keeps)
+        shape = wanted if now is None else now
+        if _one(shape) != _one(wanted) or not its.include:
+            pending.append(Pending(gpu.name, described(wanted) if its.include else "left out"))
+        elif problem:
+            pending.append(Pending(gpu.name, described(wanted), problem))
+        devices += [Device(gpu, each, its) for each in _all(shape)]
+        if isinstance(shape, Sliceable) and keeps.taints:
+            monitors.append(Device(gpu, Monitor(), its))
+    notes = (*profile.notes, *idle)
+    devices.sort(key=_place)
+    return Offer((*devices, *monitors), tuple(withheld), tuple(pending), notes)
+
+
+def described(shape: Shape) -> str:
+    """What becomes of a GPU of this *shape*, in a few words, for people."""
+    match shape:
+        case Exclusive():
+            return "exclusive"
+        case Sliceable(replicas=1):
+            return "sliceable"
+        case Sliceable(replicas=number, renamed=renamed) | Replica(of=number, renamed=renamed):
+            return f"{number} replicas (gpu-shared)" if renamed else f"{number} replicas"
+        case Monitor():
+            return "monitor"
+        case _:
+            assert_never(shape)
+
+
+def _held_shapes(held: Held) -> dict[str, Shape]:
+    """The shape of every GPU that a claim holds; all claims on a GPU saw the same one."""
+    shapes: dict[str, Shape] = {}
+    for holdings in held.values():
+        holding = next((h for h in holdings if not h.admin), None)
+        if holding is not None:
+            shapes[holding.of_gpu] = holding.shape
+    return shapes
+
+
+def _shape(gpu: Gpu, rules: Rules, keeps: Keeps) -> tuple[Shape, str]:
+    """How *gpu* is to be offered, and what keeps it from being offered as *rules* say."""
+    if not rules.fractions:
+        return Exclusive(), ""
+    total = gpu.memory_bytes
+    if not keeps.capacity:
+        if rules.replicas == 1:
+            return Exclusive(), ""
+        if rules.replicas > _MOST_REPLICAS:
+            return Exclusive(), (
+                f"{rules.replicas} replicas would be as many devices, because the API server keeps "
+                f"no consumable capacity; lower replicas to {_MOST_REPLICAS} at most"
+            )
+        part = None if total is None else total // rules.replicas // _MIB * _MIB
+        return Replica(0, rules.replicas, part, rules.rename), ""
+    if total is None:
+        return Exclusive(), "NVML does not report its memory, so no part of it can be given out"
+    return _sliceable(gpu, total, rules)
+
+
+def _sliceable(gpu: Gpu, total: int, rules: Rules) -> tuple[Shape, str]:
+    step = rules.memory_step
+    default = total // rules.replicas // step * step
+    least = min(-(-rules.memory_least // step) * step, default)
+    if default == 0 or least + step > total:  # validateRequestPolicy wants room for one step
+        return Exclusive(), (
+            f"its {total // _MIB}Mi of memory cannot be divided as the profile says; lower "
+            "replicas, memory.least or memory.step"
+        )
+    if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:
+        return Exclusive(), (
+            f"one of {rules.replicas} replicas has {default // _MIB}Mi, less than a CUDA context "
+            f"takes ({CUDA_CONTEXT_BYTES // _MIB}Mi); lower replicas"
+        )
+    modern = gpu.compute_capability.major >= _VOLTA.major
+    return (
+        Sliceable(
+            memory_default=default,
+            memory_least=least,
+            memory_step=step,
+            shares=rules.replicas if rules.replicas > 1 else rules.shares or _clients(gpu),
+            cores=Strategy.MPS in rules.strategies and modern,
+            replicas=rules.replicas,
+            renamed=rules.rename and rules.replicas > 1,
+        ),
+        "",
+    )
+
+
+def _clients(gpu: Gpu) -> int:
+    if gpu.compute_capability.major < _VOLTA.major:
+        return _CLIENTS_BEFORE_VOLTA
+    cuda = gpu.cuda_driver_version
+    return _CLIENTS_NEWEST if (cuda.major, cuda.minor) >= (13, 1) else _CLIENTS
+
+
+def _all(shape: Shape) -> tuple[Shape, ...]:
+    """The devices that make up a GPU of this shape."""
+    if isinstance(shape, Replica):
+        return tuple(replace(shape, place=place) for place in range(shape.of))
+    return (shape,)
+
+
+def _place(device: Device) -> int:
+    """Replicas stand by place and then by GPU: two of one request are of different GPUs, as long as
+    there are some."""
+    return device.shape.place if isinstance(device.shape, Replica) else 0
+
+
+def _one(shape: Shape) -> Shape:
+    return replace(shape, place=0) if isinstance(shape, Replica) else shape
+
+
+def _left_out(gpu: Gpu, profile: Profile) -> Withheld:
+    return Withheld(
+        f"GPU {gpu.pci_bus_id} ({gpu.uuid})",
+        f"profile {profile.name} leaves it out; remove include: false to offer it",
+    )

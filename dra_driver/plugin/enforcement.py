@@ -1,0 +1,81 @@
+"""What sees to it that claims use no more memory than they were given: limits, and the guard."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.holdings import Record
+from dra_driver.model.processes import GpuProcess
+from dra_driver.node.processes import Processes
+from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
+from dra_driver.plugin.guard import Events, MemoryGuard, Observer, Tools
+from dra_driver.plugin.loops import Loop
+from dra_driver.plugin.memory_use import MemoryUse
+from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits, Preparer
+
+_LIMITS_SECONDS: Final = 5.0
+_PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
+
+
+class Node(Protocol):
+    """The GPUs of this machine; ``dra_driver.node.node``."""
+
+    @property
+    def limits(self) -> Limits: ...
+    def processes(self, gpu: GpuUuid) -> Sequence[GpuProcess]: ...
+
+
+class Ledger(Protocol):
+    """What claims hold; ``dra_driver.node.ledger``."""
+
+    def records(self) -> tuple[Record, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Enforced:
+    """What is looked after. *in_charge*: whether no newer process of this plugin runs."""
+
+    node: Node
+    ledger: Ledger
+    claims: Claims
+    preparer: Preparer
+    kubelet: Kubelet
+    events: Events
+    metrics: Observer
+    in_charge: Callable[[], bool]
+
+
+def enforce(
+    its: Enforced, known: Containers, guard_seconds: float, stack: ExitStack
+) -> Callable[[], None]:
+    """Begin to look after what is given out; *stack* ends that. What a driver limits stays so.
+
+    The answer has the limits of pods looked after at once: to be called after a claim changed.
+    """
+    processes = Processes()
+    containers = ContainerUses(known, its.kubelet)
+    use = MemoryUse(its.node.processes, processes, containers)
+    guard = MemoryGuard(its.ledger.records, Tools(use, processes, its.events, its.metrics))
+    limits = PodLimits(its.ledger.records, its.claims, its.preparer, its.node.limits)
+    settling = Loop("pod-limits", _when(its.in_charge, limits.settle), _LIMITS_SECONDS)
+    looking = Loop("pods", _when(its.in_charge, limits.look_for_pods), _PODS_SECONDS)
+    limits.wake(looking.soon, settling.soon)
+    for loop in (
+        Loop("memory-guard", _when(its.in_charge, guard.look), guard_seconds),
+        looking,
+        settling,
+    ):
+        loop.start()
+        stack.callback(loop.stop)
+    return settling.soon
+
+
+def _when(
+    allowed: Callable[[], bool], look: Callable[[], float | None]
+) -> Callable[[], float | None]:
+    def step() -> float | None:
+        return look() if allowed() else None
+
+    return step

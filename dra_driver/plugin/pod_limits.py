@@ -1,0 +1,150 @@
+"""Looks after what holds for the pods of prepared claims: those that come later, and their limits.
+
+The kubelet prepares a claim for its first pod. A claim that is not from a template can be used by
+more, and nobody says so. So such claims are read again whenever a pod comes to this node, and from
+time to time, in case that was not seen.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dra_driver.errors import DriverError, NodeError
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, PodUid
+from dra_driver.kubeletplugin.pods import ListedPod
+from dra_driver.model.holdings import Record
+from dra_driver.model.shares import PodShare
+from dra_driver.plan.limits import pod_shares
+from dra_driver.plan.memory_shares import holders, uses
+
+log = logging.getLogger(__name__)
+
+Records = Callable[[], Iterable[Record]]
+
+
+class Claims(Protocol):
+    """Where claims are read from."""
+
+    def read(self, ref: ClaimRef) -> Claim: ...
+
+
+class Preparer(Protocol):
+    """Who acts when pods come and go."""
+
+    def note_pods(self, claim: Claim) -> bool: ...
+
+
+class Limits(Protocol):
+    """What the GPUs' drivers enforce; ``dra_driver.node.memory_limits``."""
+
+    on_unsettled: Callable[[], None]
+
+    def settle(self, read: Callable[[], Iterable[PodShare]]) -> None: ...
+    def tell_of_pods(self, told: Callable[[], None] | None) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What follows from the records, as long as they are these."""
+
+    records: tuple[Record, ...] = ()
+    shares: tuple[PodShare, ...] = ()
+    joinable: frozenset[ClaimUid] = frozenset()
+
+
+_NOT_TOLD_SECONDS: Final = 5.0  # between looks where nobody tells of new pods
+
+
+class PodLimits:
+    """Each of its looks is one thread's at a time, and costs nothing where no claim is limited."""
+
+    def __init__(
+        self, records: Records, claims: Claims, preparer: Preparer, limits: Limits
+    ) -> None:
+        self._records = records
+        self._claims = claims
+        self._preparer = preparer
+        self._limits = limits
+        self._last = _Read()  # settle's own
+        self._joinable: Collection[ClaimUid] = ()  # as far as they were looked at
+        self._told = False  # of pods as they come
+        self._look_soon: Callable[[], None] = lambda: None
+        self._settle_soon: Callable[[], None] = lambda: None
+
+    def wake(self, look_for_pods: Callable[[], None], settle: Callable[[], None]) -> None:
+        """Call these, from now on, when one of the looks is due before its time."""
+        self._look_soon = look_for_pods
+        self._settle_soon = self._limits.on_unsettled = settle
+
+    def look_for_pods(self) -> float | None:
+        """Read the claims that pods can join. What fails waits for the next look.
+
+        Answers with the seconds until then where nobody tells of new pods.
+        """
+        joinable = [record for record in self._records() if _is_joinable(record)]
+        for record in joinable:
+            self._note_pods(record)
+        return _NOT_TOLD_SECONDS if joinable and not self._told else None
+
+    def settle(self) -> None:
+        """Make the limits what they should be, also those of containers that came meanwhile."""
+        joinable = self._read().joinable
+        told = self._limits.tell_of_pods(self._look_soon if joinable else None)
+        if told and not (self._told and joinable.issubset(self._joinable)):
+            self._look_soon()  # once for those who came before they were told of
+        self._told, self._joinable = told, joinable
+        self._limits.settle(lambda: self._read().shares)
+
+    def _read(self) -> _Read:
+        records = tuple(self._records())
+        if records != self._last.records:
+            joinable = frozenset(record.claim.uid for record in records if _is_joinable(record))
+            self._last = _Read(records, pod_shares(records), joinable)
+        return self._last
+
+    def _note_pods(self, record: Record) -> None:
+        facts = {"claim": str(record.claim)}
+        try:
+            claim = self._claims.read(record.claim)
+        except DriverError as e:
+            log.info("cannot tell which pods use a claim now", extra=facts | {"error": str(e)})
+            return
+        try:
+            if self._preparer.note_pods(claim):
+                self._settle_soon()
+        except DriverError as e:
+            log.warning(
+                "GPU memory limits do not hold for the pods that use a claim now: %s",
+                e,
+                extra=facts,
+            )
+
+
+def claims_of(
+    records: Records,
+    listed: Callable[[], Iterable[ListedPod]],
+    containers: Collection[tuple[PodUid, str]],
+) -> Mapping[tuple[PodUid, str], frozenset[ClaimUid]]:
+    """Which claims containers use, each by its pod and name; without those of which it cannot be
+    told."""
+    known = holders(records())
+    asked = [(pod, container) for pod, container in containers if pod in known]
+    if not asked:
+        return {}
+    try:
+        pods = tuple(listed())
+    except NodeError as e:
+        log.info("which container uses which claim is not known", extra={"error": str(e)})
+        return {}
+    found = {(pod, container): uses(pods, known[pod], container) for pod, container in asked}
+    return {key: its.known for key, its in found.items() if not its.possible}
+
+
+def _is_joinable(record: Record) -> bool:
+    """Whether pods can come to a limited claim that is prepared already."""
+    return record.completed and not record.pod_claim_name and _is_limited(record)
+
+
+def _is_limited(record: Record) -> bool:
+    return any(holding.limit is not None for holding in record.holdings)

@@ -1,0 +1,59 @@
+"""What a Preparer works with, and as whom."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.driver_files import DeviceFiles, DriverFiles
+from dra_driver.model.offer import Offer
+from dra_driver.model.steps import Interval, Step
+from dra_driver.node.claim_files import ClaimFiles
+from dra_driver.node.ledger import Ledger
+
+
+class Node(Protocol):
+    """What preparing needs of this machine."""
+
+    def interval(self, gpu: GpuUuid) -> Interval | None: ...
+    def carry_out(self, step: Step) -> None: ...
+    def restore(self, step: Step) -> None: ...
+    def driver_files(self) -> DriverFiles: ...
+    def device_files(self, minors: tuple[int, ...]) -> DeviceFiles: ...
+
+
+class Offers(Protocol):
+    """What this node offers: as the last look found it, or after another look."""
+
+    def now(self) -> Offer: ...
+    def refresh(self) -> Offer: ...
+
+
+class Claims(Protocol):
+    """Where claims are read from."""
+
+    def read(self, ref: ClaimRef) -> Claim: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What a Preparer works with."""
+
+    node: Node
+    offers: Offers
+    claims: Claims
+    ledger: Ledger
+    files: ClaimFiles
+    turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
+    changed: Callable[[], None] = lambda: None  # called when a claim was prepared or given back
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """As whom it prepares."""
+
+    driver: str
+    pool: str  # the pool that this node publishes
+    hook: str | None = None  # the host's path of nvidia-cdi-hook

@@ -1,0 +1,139 @@
+"""The memory guard on a real GPU: of three CUDA processes it ends the outlier, and only it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.node.gpu_processes import gpu_processes
+from dra_driver.node.nvml import Nvml, load_nvml
+from dra_driver.node.processes import Processes
+from dra_driver.plugin.container_uses import ContainerUses
+from dra_driver.plugin.guard import MemoryGuard, Tools
+from dra_driver.plugin.memory_use import MemoryUse
+from dra_driver.plugin.metrics import Metrics
+from tests.fakes.processes import Proc
+from tests.fakes.values import ref
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+REPOSITORY = Path(__file__).parents[2]
+GIB = 1024**3
+GRACE_SECONDS = 2.0
+A, B = ref("a"), ref("b")
+WEB = Pod("web", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"))
+DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
+
+
+class Nobody:
+    """No container runtime and no kubelet: the claims of a pod count together."""
+
+    def name(self, container):
+        return None
+
+    def pods(self):
+        return ()
+
+
+class Told:
+    def __init__(self):
+        self.events = []
+
+    def tell(self, event):
+        self.events.append(event)
+
+
+@pytest.fixture
+def gpu(node):
+    return node.inventory().gpus[-1]
+
+
+@pytest.fixture
+def nvml(driver):
+    opened = Nvml(lambda: load_nvml(driver.nvml_library()))
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture
+def start(driver, gpu, tmp_path):
+    """Starts a process in a pod that takes so much of the GPU's memory, beside its context."""
+    libraries = {library.soname: library.host_path for library in driver.files().libraries}
+    proc = Proc(tmp_path / "proc")
+    started = []
+
+    def run(pod, gib):
+        size, library = str(int(gib * GIB)), libraries["libcuda.so.1"]
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.memory_holder", size, library],
+            cwd=REPOSITORY,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(gpu.uuid)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        started.append(child)
+        said = child.stdout
+        assert said is not None
+        if said.readline() != b"ready\n":
+            pytest.fail(f"CUDA does not work here: {child.communicate(timeout=30)[1].decode()}")
+        proc.put(child.pid, pod.uid)
+        return child
+
+    yield run
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def holding(claim, gpu, gib):
+    limit = Limit(gib * GIB, Guard(GuardPolicy.KILL, GRACE_SECONDS))
+    return Holding(claim, DeviceName(str(gpu.name)), gpu=gpu.uuid, limit=limit)
+
+
+def uses(nvml, gpu, *children):
+    """What NVML says that each of them uses."""
+    used = {one.pid: one.memory_bytes for one in gpu_processes(nvml, gpu.uuid)}
+    if not used.keys() >= {child.pid for child in children}:
+        pytest.skip(f"NVML sees other processes here than we do (another PID namespace): {used}")
+    found = [used[child.pid] for child in children]
+    if None in found:
+        pytest.skip("NVML does not tell here how much memory each process uses")
+    return found
+
+
+def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
+    small, outlier, neighbour = start(WEB, 0.25), start(WEB, 4), start(DB, 4)
+    sizes = uses(nvml, gpu, small, outlier, neighbour)
+    records = [
+        Record(A, (holding(A, gpu, 3),), pods=(WEB,)),  # small and outlier share it
+        Record(B, (holding(B, gpu, 8),), pods=(DB,)),
+    ]
+    told, processes = Told(), Processes(tmp_path / "proc")
+    containers = ContainerUses(Nobody(), Nobody())
+    use = MemoryUse(lambda uuid: gpu_processes(nvml, uuid), processes, containers)
+    guard = MemoryGuard(lambda: records, Tools(use, processes, told, Metrics()))
+
+    began = time.monotonic()
+    while outlier.poll() is None and time.monotonic() - began < 60:
+        guard.look()
+        time.sleep(0.25)
+    ended = time.monotonic() - began
+    for _ in range(8):  # long enough for a guard that goes on to end somebody else
+        guard.look()
+        time.sleep(0.5)
+
+    assert outlier.poll() is not None
+    assert ended >= GRACE_SECONDS
+    assert (small.poll(), neighbour.poll()) == (None, None)
+    assert [(event.pod.name, event.reason) for event in told.events] == [
+        ("web", "GPUMemoryAboveShare"),
+        ("web", "GPUMemoryProcessEnded"),
+    ]
+    report([f"processes of {[f'{size / GIB:.2f} GiB' for size in sizes]}; ended in {ended:.1f} s"])

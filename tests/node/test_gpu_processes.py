@@ -1,0 +1,97 @@
+"""Every process on a GPU is found once, with what it uses."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.processes import GpuProcess
+from dra_driver.node.gpu_processes import gpu_processes
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.simulated import Node, h100
+
+GPU = GpuUuid("GPU-11111111-0000-0000-0000-000000000000")
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path, {"gpus": [h100("1b", uuid=str(GPU)), h100("43")]})
+
+
+def process(pid, memory_bytes, *kinds):
+    return {"pid": pid, "memory_bytes": memory_bytes, "kinds": list(kinds or ["compute"])}
+
+
+def test_an_idle_gpu_has_none(node):
+    assert gpu_processes(node.nvml, GPU) == ()
+
+
+def test_processes_of_every_kind_are_found(node):
+    node.change(
+        gpu=0,
+        processes=[process(9, 3, "mps"), process(4, 1, "compute"), process(7, 2, "graphics")],
+    )
+
+    assert gpu_processes(node.nvml, GPU) == (
+        GpuProcess(4, 1),
+        GpuProcess(7, 2),
+        GpuProcess(9, 3),
+    )
+
+
+def test_a_process_in_several_lists_counts_once(node):
+    node.change(gpu=0, processes=[process(4, 10, "compute", "graphics", "mps")])
+
+    assert gpu_processes(node.nvml, GPU) == (GpuProcess(4, 10),)
+
+
+@pytest.mark.parametrize(
+    ("compute", "graphics", "used"),
+    [
+        pytest.param(10, 12, 12, id="the later list says more"),
+        pytest.param(12, 10, 12, id="the later list says less"),
+        pytest.param(None, 10, 10, id="only the later list says it"),
+        pytest.param(10, None, 10, id="only the earlier list says it"),
+    ],
+)
+def test_a_process_that_allocates_between_two_lists_uses_the_most_that_was_told(
+    node, compute, graphics, used
+):
+    class Lists(SimulatedNvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+            return [SimpleNamespace(pid=4, usedGpuMemory=compute)]
+
+        def nvmlDeviceGetGraphicsRunningProcesses(self, handle):  # noqa: N802
+            return [SimpleNamespace(pid=4, usedGpuMemory=graphics)]
+
+    functions = Lists(node.live)
+    nvml = Nvml(lambda: functions)
+    assert gpu_processes(nvml, GPU) == (GpuProcess(4, used),)
+    nvml.stop()
+
+
+def test_what_nvml_does_not_tell_is_not_known(node):
+    node.change(gpu=0, processes=[process(4, None), process(5, 0)])
+
+    assert gpu_processes(node.nvml, GPU) == (GpuProcess(4, None), GpuProcess(5, 0))
+
+
+@pytest.mark.parametrize("error", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
+def test_a_kind_of_process_that_cannot_be_listed_here_is_left_out(node, error):
+    fails = {
+        "nvmlDeviceGetGraphicsRunningProcesses": error,
+        "nvmlDeviceGetMPSComputeRunningProcesses": error,
+    }
+    node.change(gpu=0, processes=[process(4, 1), process(5, 2, "graphics")], fails=fails)
+
+    assert gpu_processes(node.nvml, GPU) == (GpuProcess(4, 1),)
+
+
+@pytest.mark.parametrize("function", ["Compute", "Graphics"])
+def test_a_gpu_that_fails_is_an_error(node, function):
+    node.change(gpu=0, fails={f"nvmlDeviceGet{function}RunningProcesses": "GPU_IS_LOST"})
+
+    with pytest.raises(NodeError, match="listing its processes"):
+        gpu_processes(node.nvml, GPU)

@@ -1,0 +1,83 @@
+"""Somebody is told as soon as a pod comes to this node."""
+
+import queue
+import time
+
+import pytest
+
+from dra_driver.node.cgroups import Cgroups
+from dra_driver.node.new_pods import NewPods
+
+SECONDS = 10.0
+
+
+class Told(queue.SimpleQueue):
+    def __call__(self):
+        self.put(1)
+
+    def wait(self):
+        self.get(timeout=SECONDS)
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu\n")
+    (tmp_path / "kubepods/burstable").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def pods(root):
+    made = NewPods(Cgroups(root))
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize("level", ["kubepods", "kubepods/burstable"])
+def test_a_pod_of_every_class_is_told_of(root, pods, told, level):
+    assert pods.tell(told)
+    assert pods.tell(told)
+    (root / level / "podone").mkdir()
+    told.wait()
+    (root / level / "podtwo").mkdir()
+    told.wait()
+    assert told.empty()
+
+
+def test_what_is_no_pod_is_not_told_of(root, pods, told):
+    assert pods.tell(told)
+    (root / "kubepods/besteffort").mkdir()
+    (root / "kubepods/burstable/other").mkdir()
+    (root / "kubepods/burstable/podlast").mkdir()
+    told.wait()
+    assert told.empty()
+
+
+def test_a_class_that_came_later_counts_once_it_is_asked_for_again(root, pods, told):
+    assert pods.tell(told)
+    (root / "kubepods/besteffort").mkdir()
+    assert pods.tell(told)
+    (root / "kubepods/besteffort/podone").mkdir()
+    told.wait()
+
+
+def test_nobody_is_told_any_more_when_nobody_wants_to_be(root, pods, told):
+    assert pods.tell(told)
+    assert not pods.tell(None)
+    (root / "kubepods/podone").mkdir()
+    time.sleep(0.05)
+    assert told.empty()
+    assert pods.tell(told)
+    (root / "kubepods/podtwo").mkdir()
+    told.wait()
+
+
+def test_without_a_kubelet_nobody_can_be_told(tmp_path, told):
+    pods = NewPods(Cgroups(tmp_path))
+    assert not pods.tell(told)
+    pods.stop()

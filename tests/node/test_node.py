@@ -1,0 +1,107 @@
+"""A node as the plugin sees it: steps are carried out, and undone, by the driver's own means."""
+
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import ClaimError, NodeError
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.processes import GpuProcess
+from dra_driver.model.steps import (
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    PodLimit,
+    SetTimeSlice,
+)
+from dra_driver.node.machine import Place, open_node
+from dra_driver.node.sim.memory_limits import CgroupTree
+
+POD = PodUid("0b5a7e8c-0000-4000-8000-000000000000")
+GIB = 1024**3
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens the node of a file that says this."""
+
+    def open_it(*lines, name="node"):
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(
+            "\n".join(("gpus: [{product: H100-80-SXM, bus_id: '0000:1b:00.0'}]", *lines))
+        )
+        return open_node(Place(None, Path("/"), str(file)), tmp_path / "sim")
+
+    return open_it
+
+
+def gpu_of(node):
+    return node.inventory().gpus[0].uuid
+
+
+def test_an_interval_is_set_and_restored(opened):
+    with opened() as node:
+        gpu = gpu_of(node)
+        assert node.interval(gpu) is Interval.DEFAULT
+
+        node.carry_out(SetTimeSlice(gpu, Interval.LONG))
+        assert node.interval(gpu) is Interval.LONG
+
+        node.restore(SetTimeSlice(gpu, Interval.DEFAULT))
+        assert node.interval(gpu) is Interval.DEFAULT
+
+
+def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
+    with opened() as node:
+        gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
+        assert node.interval(gone) is None
+        with pytest.raises((ClaimError, NodeError)):
+            node.carry_out(SetTimeSlice(gone, Interval.LONG))
+
+        node.restore(SetTimeSlice(gone, Interval.DEFAULT))
+
+
+def test_a_pod_is_limited_where_the_driver_can(opened, tmp_path):
+    with opened("driver_version: '615.71.09'") as node:
+        gpu = gpu_of(node)
+        pod = CgroupTree(tmp_path / "sim/sys/fs/cgroup").make(f"kubepods/pod{POD}")
+        node.carry_out(LimitMemory(gpu, (PodLimit(POD, 10 * GIB),), strict=True))
+        assert str(10 * GIB) in (pod / "dmem.max").read_text()
+
+        node.restore(LimitMemory(gpu, (PodLimit(POD, None),)))
+        assert str(10 * GIB) not in (pod / "dmem.max").read_text()
+
+
+def test_where_the_driver_cannot_limit_only_who_is_strict_is_refused(opened):
+    with opened() as node:
+        limit = LimitMemory(gpu_of(node), (PodLimit(POD, GIB),))
+        node.carry_out(limit)
+
+        with pytest.raises(NodeError, match="615"):
+            node.carry_out(LimitMemory(limit.gpu, limit.pods, strict=True))
+
+
+def test_device_files_are_made_and_never_taken_away(opened, tmp_path):
+    with opened() as node:
+        node.inventory()
+        (tmp_path / "sim/dev/nvidia0").unlink()
+
+        node.carry_out(MakeDeviceNodes((0,)))
+        node.restore(MakeDeviceNodes((0,)))
+
+        assert (tmp_path / "sim/dev/nvidia0").exists()
+
+
+def test_it_tells_what_computes_on_a_gpu(tmp_path):
+    file = tmp_path / "busy.yaml"
+    file.write_text(
+        "gpus: [{product: T4, bus_id: '0000:1b:00.0', processes: [{pid: 7, memory_bytes: 5}]}]"
+    )
+    with open_node(Place(None, Path("/"), str(file)), tmp_path / "sim") as node:
+        assert node.processes(gpu_of(node)) == (GpuProcess(7, 5),)
+
+
+def test_as_long_as_nothing_changes_it_is_the_same_inventory(opened):
+    with opened() as node:
+        assert node.refresh() is node.refresh() is node.inventory()

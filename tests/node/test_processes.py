@@ -1,0 +1,214 @@
+"""A process is known from all others, and a signal reaches that one or none."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.node.processes import Processes
+from tests.fakes.processes import CONTAINER, Proc
+
+POD = PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001")
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return Proc(tmp_path / "proc")
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that everybody can read."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+@pytest.fixture
+def child():
+    """A process that sleeps until it is ended."""
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield started
+    started.kill()
+    started.wait(10)
+
+
+def find(processes, pid):
+    """The process, which is there."""
+    found = processes.find(pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_is_known_by_its_number_its_start_and_its_container(proc, child):
+    proc.put(child.pid, POD)
+    found = find(Processes(proc.path), child.pid)
+
+    assert (found.pid, found.pod, found.container) == (child.pid, POD, CONTAINER)
+
+
+def test_when_it_started_is_told_in_ticks_since_boot(proc, child):
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+
+    assert find(processes, child.pid).started <= processes.now()
+    assert processes.now() - find(processes, child.pid).started < 100 * 60
+
+
+def test_the_name_of_a_program_can_hold_anything(proc):
+    proc.write(4242, POD, name="a) R 1 (b", started=77)
+
+    assert find(Processes(proc.path), 4242).started == 77
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        pytest.param("0::/system.slice/cron.service\n", id="a process of the host"),
+        pytest.param("0::/\n", id="a thread of the kernel"),
+        pytest.param(f"0::/kubepods.slice/kubepods-pod{POD}.slice\n", id="in no container"),
+    ],
+)
+def test_what_is_in_no_container_of_a_pod_is_nobody(proc, cgroup):
+    proc.write(4242, POD, cgroup=cgroup)
+
+    assert Processes(proc.path).find(4242) is None
+
+
+def test_a_process_that_is_gone_is_nobody(proc):
+    assert Processes(proc.path).find(4242) is None
+
+
+def test_neither_the_first_process_nor_this_one_is_ever_found(proc):
+    for pid in (1, os.getpid()):
+        proc.write(pid, POD)
+
+    assert Processes(proc.path).find(1) is None
+    assert Processes(proc.path).find(os.getpid()) is None
+    assert Processes(proc.path).find(0) is None
+
+
+def test_a_signal_reaches_the_process(proc, child):
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+
+    assert processes.signal(find(processes, child.pid), signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("changed", [{"started": 1}, {"container": "0" * 64}, {"pod": "other"}])
+def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, changed):
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+    looked_at = replace(find(processes, child.pid), **changed)
+
+    assert not processes.signal(looked_at, signal.SIGKILL)
+    time.sleep(0.05)
+    assert child.poll() is None
+
+
+def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+    found = find(processes, child.pid)
+    child.kill()
+    child.wait(10)
+
+    assert not processes.signal(found, signal.SIGKILL)
+
+
+def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, child):
+    """A real one: the kernel is asked to give the number of a process that ended once more."""
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+    seen = find(processes, child.pid)
+    child.kill()
+    child.wait(10)
+    time.sleep(2 / os.sysconf("SC_CLK_TCK"))  # a start time is told in ticks
+    heir = started_as(child.pid)
+    try:
+        assert find(processes, heir.pid).pid == seen.pid
+
+        assert not processes.signal(seen, signal.SIGKILL)
+        time.sleep(0.05)
+        assert heir.poll() is None
+        assert processes.signal(find(processes, heir.pid), signal.SIGKILL)
+    finally:
+        heir.kill()
+        heir.wait(10)
+
+
+def started_as(pid: int) -> subprocess.Popen[bytes]:
+    """A process that sleeps, with that number."""
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    for _ in range(50):
+        try:
+            last.write_text(str(pid - 1))
+        except OSError as error:
+            pytest.skip(f"the number of the next process cannot be chosen here: {error}")
+        started = subprocess.Popen(["sleep", "60"])
+        if started.pid == pid:
+            return started
+        started.kill()
+        started.wait(10)
+    pytest.skip("others took the number of the next process, again and again")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
+    proc = Proc(public / "proc")
+    other = subprocess.Popen(["sleep", "60"])
+    proc.put(other.pid, POD)
+    program = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from dra_driver.node.processes import Processes\n"
+        "processes = Processes(Path(sys.argv[1])); found = processes.find(int(sys.argv[2]))\n"
+        "os.setuid(65534)\n"
+        "processes.signal(found, signal.SIGTERM)\n"
+    )
+    try:
+        ran = subprocess.run(
+            [sys.executable, "-c", program, proc.path, str(other.pid)],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert "NodeError" in ran.stderr
+        assert "CAP_KILL" in ran.stderr
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait(10)
+
+
+def test_a_number_that_is_no_process_is_an_error_not_a_signal(proc):
+    """The thread of a process has a number too."""
+    with pytest.raises(NodeError, match="cannot be signalled"):
+        Processes(proc.path).signal(proc.process(-5, POD), signal.SIGKILL)
+
+
+def test_in_the_process_namespace_of_a_pod_other_pods_are_not_seen(proc):
+    proc.write(1, POD, name="pause")
+    assert not Processes(proc.path).sees_pods()
+
+
+def test_in_the_process_namespace_of_the_host_all_pods_are_seen(proc):
+    proc.write(1, POD, name="systemd")
+    assert Processes(proc.path).sees_pods()
+
+
+def test_the_first_process_of_a_container_does_not_see_other_pods(proc):
+    """It is alone in its namespace, or the host's first process, which this never is."""
+    proc.write(1, POD, name="dra-driver")
+    assert not Processes(proc.path, own_pid=lambda: 1).sees_pods()
+    assert Processes(proc.path, own_pid=lambda: 2).sees_pods()

@@ -1,0 +1,197 @@
+"""Who may use how much of which GPU, and whose a process is."""
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.processes import Process
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.plan.memory_shares import Share, Uses, holders, mildest, owners, shares, uses
+from tests.fakes.values import ref
+
+GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+KILL = Guard(GuardPolicy.KILL, 10.0)
+A, B, C, M = ref("a"), ref("b"), ref("c"), ref("m")
+WEB = Pod("web", PodUid("pod-web"))
+IN_WEB = Process(100, 1, WEB.uid, "c1")
+
+
+def holding(claim, gpu=GPU, memory=10, guard=KILL, **fields):
+    limit = Limit(memory, guard) if memory is not None else None
+    return Holding(claim, DeviceName("gpu-0"), gpu=gpu, limit=limit, **fields)
+
+
+def record(claim, *holdings, pods=(WEB,)):
+    return Record(claim, holdings or (holding(claim),), pods=pods)
+
+
+def share(claim, memory=10, **fields):
+    return Share(claim, frozenset({WEB.uid}), memory, KILL, **fields)
+
+
+def listed(**containers):
+    """The pod "web", with the claims of each of its containers."""
+    return ListedPod(
+        "default",
+        "web",
+        {
+            name: frozenset(ClaimName("default", claim.name) for claim in claims)
+            for name, claims in containers.items()
+        },
+    )
+
+
+def holder(*claims):
+    return holders([record(claim) for claim in claims])[WEB.uid]
+
+
+def test_a_limited_claim_has_a_share_of_its_gpu():
+    assert shares([record(A)]) == {GPU: (share(A),)}
+
+
+def test_a_gpu_whose_claims_nobody_limits_needs_no_look():
+    assert shares([record(A, holding(A, memory=None))]) == {}
+
+
+def test_a_gpu_whose_guards_are_all_off_needs_no_look():
+    off = Guard(GuardPolicy.OFF)
+    assert shares([record(A, holding(A, guard=off)), record(B, holding(B, guard=off))]) == {}
+
+
+def test_a_holding_of_a_release_that_did_not_write_the_gpu_is_not_guarded():
+    assert shares([record(A, holding(A, gpu=None))]) == {}
+
+
+def test_the_neighbours_of_a_guarded_claim_are_known_too():
+    monitor = record(M, holding(M, memory=None, admin=True))
+    found = shares([monitor, record(C, holding(C, memory=None)), record(A)])
+
+    assert found[GPU] == (
+        share(A),
+        Share(C, frozenset({WEB.uid}), None),
+        Share(M, frozenset({WEB.uid}), None, admin=True),
+    )
+
+
+def test_fractions_of_one_gpu_in_one_claim_are_one_share():
+    mild = Guard(GuardPolicy.WARN, 30.0)
+    found = shares([record(A, holding(A), holding(A, memory=5, guard=mild), holding(A, OTHER))])
+
+    assert found[GPU] == (Share(A, frozenset({WEB.uid}), 15, mild),)
+    assert found[OTHER] == (share(A),)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param({"memory": None}, id="all of the GPU"),
+        pytest.param({"memory": None, "admin": True}, id="admin access"),
+    ],
+)
+def test_a_claim_that_holds_its_gpu_in_another_way_too_has_no_limit(second):
+    found = shares([record(A, holding(A), holding(A, **second)), record(B)])
+
+    assert found[GPU] == (Share(A, frozenset({WEB.uid}), None), share(B))
+
+
+@pytest.mark.parametrize(
+    ("policies", "expected"),
+    [
+        ([("Kill", 10), ("Kill", 5)], ("Kill", 10)),
+        ([("Kill", 10), ("Warn", 5)], ("Warn", 10)),
+        ([("Off", 0), ("Kill", 10), ("Warn", 5)], ("Off", 10)),
+    ],
+)
+def test_the_mildest_of_several_guards_holds_for_all(policies, expected):
+    guards = [Guard(GuardPolicy(policy), seconds) for policy, seconds in policies]
+
+    assert mildest(guards) == Guard(GuardPolicy(expected[0]), expected[1])
+
+
+def test_a_pod_holds_all_claims_that_name_it():
+    db = Pod("db", PodUid("pod-db"))
+    found = holders([record(A), record(B, pods=(WEB, db))])
+
+    assert found[WEB.uid].claims == (A, B)
+    assert (found[db.uid].name, found[db.uid].namespace) == ("db", "default")
+
+
+def test_a_container_uses_the_claims_that_the_kubelet_names_for_it():
+    its = uses([listed(main=[A], side=[B])], holder(A, B), "main")
+
+    assert its == Uses(known=frozenset({A.uid}))
+
+
+def test_a_container_without_a_claim_uses_none():
+    assert uses([listed(main=[A], side=[])], holder(A), "side") == Uses()
+
+
+@pytest.mark.parametrize(
+    ("pods", "container"),
+    [
+        pytest.param([listed(main=[A], side=[B])], None, id="its name is not known"),
+        pytest.param([listed(main=[A], side=[B])], "setup", id="an init container"),
+        pytest.param([], "main", id="the kubelet does not answer, or the pod is about to go"),
+        pytest.param([listed(main=[], side=[])], "main", id="a kubelet that names no claims"),
+    ],
+)
+def test_where_it_cannot_be_told_every_claim_of_the_pod_is_possible(pods, container):
+    assert uses(pods, holder(A, B), container) == Uses(possible=frozenset({A.uid, B.uid}))
+
+
+def test_a_claim_that_is_named_for_no_container_may_be_any_containers():
+    its = uses([listed(main=[A])], holder(A, B), "main")
+
+    assert its == Uses(frozenset({A.uid}), frozenset({B.uid}))
+
+
+def test_pods_and_claims_of_other_namespaces_are_others():
+    elsewhere = ListedPod("other", "web", {"main": frozenset({ClaimName("other", "a")})})
+    mixed = ListedPod("default", "web", {"main": frozenset({ClaimName("other", "a")})})
+
+    assert uses([elsewhere], holder(A), "main").known == frozenset()
+    assert uses([mixed], holder(A), "main").known == frozenset()
+
+
+def test_of_two_pods_with_one_name_only_the_claims_that_this_one_has_count():
+    """A pod that was created again while the old one is still listed."""
+    its = uses([listed(main=[B]), listed(main=[A])], holder(A), "main")
+
+    assert its == Uses(known=frozenset({A.uid}))
+
+
+def test_a_process_is_of_the_claims_that_its_container_uses():
+    assert owners([share(A), share(B)], IN_WEB, Uses(frozenset({A.uid}))) == {A.uid}
+
+
+def test_a_process_of_another_pod_is_of_no_claim():
+    stranger = Process(100, 1, PodUid("pod-other"), "c1")
+
+    assert owners([share(A)], stranger, Uses(frozenset({A.uid}), frozenset({A.uid}))) == set()
+
+
+def test_a_process_of_a_container_that_uses_no_claim_is_of_none():
+    assert owners([share(A)], IN_WEB, Uses()) == set()
+
+
+def test_a_process_of_a_monitor_is_of_no_claim():
+    monitor = share(M, None, admin=True)
+
+    assert owners([share(A), monitor], IN_WEB, Uses(frozenset({M.uid}))) == set()
+
+
+def test_a_process_that_may_be_a_monitors_is_left_alone():
+    monitor = share(M, None, admin=True)
+    its = Uses(possible=frozenset({A.uid, M.uid}))
+
+    assert owners([share(A), monitor], IN_WEB, its) == set()
+
+
+def test_a_process_that_surely_uses_a_share_is_counted_though_it_may_look_on():
+    monitor = share(M, None, admin=True)
+
+    assert owners([share(A), monitor], IN_WEB, Uses(frozenset({A.uid, M.uid}))) == {A.uid}
+    its = Uses(frozenset({A.uid}), frozenset({M.uid}))
+    assert owners([share(A), monitor], IN_WEB, its) == {A.uid}

@@ -1,0 +1,211 @@
+"""What looks after claims is all started, runs only in the newest process, and ends with it."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import Claim, Pod, PodUid
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.plugin.enforcement import Enforced, enforce
+from tests.fakes.values import fraction, ref
+
+GPU = GpuUuid("GPU-0")
+SHARED = ref("shared")
+LIMIT = Limit(10 << 30, Guard(GuardPolicy.KILL))
+LOOPS = {"memory-guard", "pods", "pod-limits"}
+SECONDS = 10.0  # to wait for what is to happen at once
+
+
+class Plugin:
+    """Everything that is looked after, and by which of the loops it was."""
+
+    def __init__(self):
+        holding = Holding(SHARED, DeviceName("gpu-0"), gpu=GPU, limit=LIMIT)
+        pods = (Pod("web", PodUid("uid-web")),)
+        self._records = (Record(SHARED, (holding,), prepared=(), spec="{}", pods=pods),)
+        self.newest = True
+        self.tells_of_pods = False
+        self.a_pod_came: Callable[[], None] | None = None
+        self.on_unsettled = lambda: None
+        self.done = []
+        self._changed = threading.Condition()
+
+    def _note(self, what):
+        with self._changed:
+            self.done.append((threading.current_thread().name, what))
+            self._changed.notify_all()
+
+    def wait(self, *expected, times=1):
+        """Until each of *expected* happened so often."""
+
+        def happened():
+            return all(self.done.count(one) >= times for one in expected)
+
+        with self._changed:
+            return self._changed.wait_for(happened, SECONDS)
+
+    @property
+    def limits(self):
+        return self
+
+    def in_charge(self):
+        self._note("asked whether it is the newest")
+        return self.newest
+
+    def records(self):
+        return self._records
+
+    def processes(self, gpu):
+        raise NodeError("the GPU is lost")
+
+    def pods(self):
+        return ()
+
+    def name(self, container):
+        return None
+
+    def read(self, wanted):
+        return Claim(wanted, (fraction(),), pods=(Pod("later", PodUid("uid-later")),))
+
+    def note_pods(self, claim):
+        self._note(f"noted the pods of {claim.ref.name}")
+        return True
+
+    def settle(self, read):
+        self._note(f"settled the limits of {sorted({share.pod for share in read()})}")
+
+    def tell_of_pods(self, told):
+        self.a_pod_came = told
+        return self.tells_of_pods
+
+    def tell(self, event):
+        self._note("told of an event")
+
+    def memory_used(self, uses, blind):
+        self._note(f"could not look at {blind} GPUs")
+
+    def memory_excursion(self):
+        self._note("counted an excursion")
+
+    def memory_kill(self):
+        self._note("counted a kill")
+
+
+GUARDED = ("memory-guard", "could not look at 1 GPUs")
+JOINED = ("pods", "noted the pods of shared")
+SETTLED = ("pod-limits", "settled the limits of ['uid-web']")
+ASKED = [(loop, "asked whether it is the newest") for loop in LOOPS]
+
+
+def ours():
+    return [thread for thread in threading.enumerate() if thread.name in LOOPS]
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+    for thread in ours():
+        thread.join(SECONDS)
+
+
+def start(plugin, stack, guard_seconds=3600.0):
+    parts = (plugin,) * 7
+    return enforce(Enforced(*parts, plugin.in_charge), plugin, guard_seconds, stack)
+
+
+def test_everything_is_looked_after_from_the_beginning(stack):
+    plugin = Plugin()
+    start(plugin, stack)
+
+    assert plugin.wait(GUARDED, JOINED, SETTLED)
+
+
+def test_the_guard_looks_as_often_as_it_is_told_to(stack):
+    plugin = Plugin()
+    start(plugin, stack, guard_seconds=0.001)
+
+    assert plugin.wait(("memory-guard", "asked whether it is the newest"), times=5)
+
+
+def test_a_claim_that_changed_wakes_the_limits(stack):
+    plugin = Plugin()
+    begun = time.monotonic()
+    changed = start(plugin, stack)
+    assert plugin.wait(SETTLED)
+
+    changed()
+
+    assert plugin.wait(SETTLED, times=2)
+    assert time.monotonic() - begun < 4  # by itself it would have been later
+
+
+def test_a_limit_that_came_undone_wakes_the_limits(stack):
+    plugin = Plugin()
+    begun = time.monotonic()
+    start(plugin, stack)
+    assert plugin.wait(SETTLED)
+
+    plugin.on_unsettled()
+
+    assert plugin.wait(SETTLED, times=2)
+    assert time.monotonic() - begun < 4
+
+
+def test_a_pod_that_comes_has_claims_read_again_at_once(stack):
+    plugin = Plugin()
+    plugin.tells_of_pods = True
+    begun = time.monotonic()
+    start(plugin, stack)
+    assert plugin.wait(JOINED, SETTLED)
+    before = plugin.done.count(JOINED)  # 1 or 2: those who came first are looked at again
+
+    for number in (1, 2):
+        assert plugin.a_pod_came is not None
+        plugin.a_pod_came()
+        assert plugin.wait(JOINED, times=before + number)
+    assert time.monotonic() - begun < 4
+
+
+def test_an_older_process_of_the_plugin_leaves_everything_alone():
+    plugin = Plugin()
+    plugin.newest = False
+    with ExitStack() as stack:
+        changed = start(plugin, stack, guard_seconds=0.001)
+        assert plugin.wait(*ASKED)
+        changed()
+        assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
+    for thread in ours():
+        thread.join(SECONDS)
+
+    assert {what for _, what in plugin.done} == {"asked whether it is the newest"}
+
+
+def test_a_process_that_becomes_the_newest_takes_over(stack):
+    plugin = Plugin()
+    plugin.newest = False
+    start(plugin, stack, guard_seconds=0.001)
+    assert plugin.wait(*ASKED)
+
+    plugin.newest = True
+
+    assert plugin.wait(GUARDED)
+
+
+def test_nothing_goes_on_when_the_process_ends():
+    plugin = Plugin()
+    with ExitStack() as stack:
+        start(plugin, stack, guard_seconds=0.001)
+        assert plugin.wait(GUARDED, JOINED, SETTLED)
+        threads = ours()
+        assert {thread.name for thread in threads} == LOOPS
+
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()

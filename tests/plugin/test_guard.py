@@ -1,0 +1,548 @@
+"""The memory guard with real processes: it ends the one that is too large, and only it.
+
+The GPU is simulated, and says that these processes use it; /proc is theirs, but for the containers
+that they are in; the kubelet's socket and the container runtime's files are as on a node.
+"""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.kubeletplugin.pod_resources import PodResources
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.node.containers import Containers
+from dra_driver.node.gpu_processes import gpu_processes
+from dra_driver.node.processes import Processes
+from dra_driver.plugin.container_uses import ContainerUses
+from dra_driver.plugin.guard import MemoryGuard, Tools
+from dra_driver.plugin.memory_use import MemoryUse
+from dra_driver.plugin.metrics import Metrics
+from tests.fakes.pod_resources import FakePodResources
+from tests.fakes.processes import Proc
+from tests.fakes.simulated import Node, h100
+from tests.fakes.values import ref
+
+GPU = GpuUuid("GPU-11111111-0000-0000-0000-000000000000")
+GIB = 1024**3
+KILL = Guard(GuardPolicy.KILL, 10.0)
+A, B, M = ref("a"), ref("b"), ref("m")
+WEB = Pod("web", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"))
+DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
+
+PROGRAM = "import signal, time; {before}print('ready', flush=True); time.sleep(60)"
+STUBBORN = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+
+
+def container_id(name):
+    return name.encode().hex().ljust(64, "0")
+
+
+class World:
+    """A node on which a test starts processes, and the guard of its one GPU."""
+
+    def __init__(self, directory: Path, kubelet: FakePodResources, kubelet_dir: Path) -> None:
+        self.node = Node(directory, {"gpus": [h100("1b", uuid=str(GPU)), h100("43")]})
+        self.proc = Proc(directory / "proc")
+        self.kubelet = kubelet
+        self.host_root = directory / "host"
+        self.records = []
+        self.listed = ()
+        self.events = []
+        self.metrics = Metrics()
+        self.now = 1000.0
+        self.signals = []
+        self.children = {}
+        self.stubborn = set()
+        self.uses = ContainerUses(
+            Containers(self.host_root), PodResources(kubelet_dir, 1.0), lambda: self.now
+        )
+        self.processes = Processes(self.proc.path)
+        use = MemoryUse(lambda gpu: gpu_processes(self.node.nvml, gpu), self.processes, self.uses)
+        self.tools = Tools(use, self, self, self.metrics, lambda: self.now)
+        self.rewire(self)
+
+    def rewire(self, signals):
+        """A guard that signals in another way."""
+        tools = replace(self.tools, signals=signals)
+        self.guard = MemoryGuard(self.ledger, tools)
+
+    def ledger(self):
+        """Another object only where something changed, as the ledger does it."""
+        if self.listed != tuple(self.records):
+            self.listed = tuple(self.records)
+        return self.listed
+
+    def signal(self, process, number):
+        self.signals.append((process.pid, number))
+        return self.processes.signal(process, number)
+
+    def tell(self, event):
+        self.events.append(event)
+
+    def claim(self, claim, *pods, gib=10, guard=KILL, **fields):
+        """A claim that holds part of the GPU."""
+        limit = Limit(gib * GIB, guard) if gib is not None else None
+        holding = Holding(claim, DeviceName("gpu-0"), gpu=GPU, limit=limit, **fields)
+        self.records.append(Record(claim, (holding,), pods=pods))
+
+    def pod(self, pod, **containers):
+        """A pod as the kubelet lists it: the claims of each container."""
+        self.kubelet.pods[("default", pod.name)] = containers
+
+    def start(self, pod, container, gib, stubborn=False, version=2):
+        """A process in a container, which uses so much of the GPU."""
+        program = PROGRAM.format(before=STUBBORN if stubborn else "")
+        child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        self.proc.put(child.pid, pod.uid, container_id(container), version)
+        bundle = self.host_root / (
+            f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(container)}"
+        )
+        bundle.mkdir(parents=True, exist_ok=True)
+        annotations = {"io.kubernetes.cri.container-name": container}
+        (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
+        self.children[child.pid] = child
+        if stubborn:
+            self.stubborn.add(child.pid)
+        self.set(child, gib)
+        return child
+
+    def set(self, child, gib):
+        """What *child* uses of the GPU from now on. NVML lists nobody who is gone."""
+        listed = {one["pid"]: one for one in self.node.document["gpus"][0].get("processes", ())}
+        used = None if gib is None else int(gib * GIB)
+        listed[child.pid] = {"pid": child.pid, "memory_bytes": used}
+        self.node.change(gpu=0, processes=list(listed.values()))
+
+    def forget_names(self):
+        """The container runtime is one whose files are somewhere else."""
+        shutil.rmtree(self.host_root)
+
+    def look(self, after=1.0):
+        """One look; whoever is ended by it does not take long."""
+        self.now += after
+        before = len(self.signals)
+        self.guard.look()
+        for pid, number in self.signals[before:]:
+            if number == signal.SIGKILL or pid not in self.stubborn:
+                self.children[pid].wait(10)
+
+    def metric(self, name, **labels):
+        """Its value; None: there is none with these labels."""
+        return self.metrics.registry.get_sample_value(f"dra_driver_{name}", labels)
+
+
+@pytest.fixture
+def world(tmp_path):
+    with (
+        tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as short,
+        FakePodResources(Path(short)) as kubelet,
+    ):
+        made = World(tmp_path, kubelet, Path(short))
+        yield made
+        for child in made.children.values():
+            child.kill()
+            child.communicate()
+
+
+def alive(*children):
+    return [child.poll() is None for child in children]
+
+
+@pytest.mark.parametrize("version", [1, 2], ids=["cgroup v1", "cgroup v2"])
+def test_the_outlier_is_ended_and_only_it(world, version):
+    world.claim(A, WEB)
+    world.claim(B, DB)
+    world.pod(WEB, main=[A])
+    world.pod(DB, store=[B])
+    small = world.start(WEB, "main", 2, version=version)
+    outlier = world.start(WEB, "main", 9, version=version)
+    neighbour = world.start(DB, "store", 10, version=version)
+    stranger = subprocess.Popen(["sleep", "60"])  # a process of the host, larger than all
+    world.set(stranger, 50)
+    try:
+        world.look()
+        world.look(after=9)
+        assert world.signals == []
+        world.look(after=1)
+
+        assert world.signals == [(outlier.pid, signal.SIGTERM)]
+        assert outlier.wait(10) == -signal.SIGTERM
+        world.look()
+        world.look(after=20)
+        assert len(world.signals) == 1
+        assert alive(small, neighbour, stranger) == [True, True, True]
+    finally:
+        stranger.kill()
+        stranger.wait(10)
+
+
+def test_a_process_that_does_not_care_is_killed(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    stubborn = world.start(WEB, "main", 11, stubborn=True)
+    for seconds in (1, 10, 4):
+        world.look(after=seconds)
+        assert alive(stubborn) == [True]
+    world.look(after=1)
+
+    assert [number for _, number in world.signals] == [signal.SIGTERM, signal.SIGKILL]
+    assert stubborn.wait(10) == -signal.SIGKILL
+
+
+def test_processes_are_ended_until_the_claim_is_within_its_share(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    children = [world.start(WEB, "main", gib) for gib in (9, 12, 15)]
+    world.look()
+    for child in (children[2], children[1]):
+        world.look(after=10)
+        assert child.wait(10) == -signal.SIGTERM
+    world.look(after=10)
+
+    assert alive(*children) == [True, False, False]
+    assert len(world.signals) == 2
+
+
+def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
+    world.claim(A, WEB, DB)
+    world.pod(WEB, main=[A], side=[A])
+    world.pod(DB, store=[A])
+    children = [
+        world.start(WEB, "main", 3),
+        world.start(WEB, "side", 3),
+        world.start(DB, "store", 5),
+    ]
+    world.look()
+    world.look(after=10)
+
+    assert [pid for pid, _ in world.signals] == [children[2].pid]
+    told = {(event.pod.name, event.reason) for event in world.events}
+    assert told == {
+        ("web", "GPUMemoryAboveShare"),
+        ("db", "GPUMemoryAboveShare"),
+        ("db", "GPUMemoryProcessEnded"),
+    }
+
+
+def test_a_container_of_the_pod_that_does_not_use_the_claim_is_left_alone(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A], other=[])
+    world.start(WEB, "main", 5)
+    world.start(WEB, "other", 40)
+    world.look()
+    world.look(after=10)
+
+    assert world.signals == []
+
+
+def test_a_monitor_is_left_alone(world):
+    world.claim(A, WEB)
+    world.claim(M, WEB, gib=None, admin=True)
+    world.pod(WEB, main=[A], monitor=[M])
+    world.start(WEB, "main", 5)
+    world.start(WEB, "monitor", 40)
+    world.look()
+    world.look(after=10)
+
+    assert world.signals == []
+
+
+def test_containers_that_hold_different_claims_are_judged_each_by_its_own(world):
+    world.claim(A, WEB, gib=4)
+    world.claim(B, WEB, gib=20)
+    world.pod(WEB, first=[A], second=[B])
+    above = world.start(WEB, "first", 5)
+    world.start(WEB, "second", 10)
+    world.look()
+    world.look(after=10)
+
+    assert [pid for pid, _ in world.signals] == [above.pid]
+
+
+@pytest.mark.parametrize("why", ["no claims", "no socket", "no name"])
+def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world, why):
+    world.claim(A, WEB, gib=4)
+    world.claim(B, WEB, gib=20)
+    world.pod(WEB, first=[A], second=[B])
+    world.kubelet.names_claims = why != "no claims"
+    first = world.start(WEB, "first", 5)
+    second = world.start(WEB, "second", 10)
+    if why == "no socket":
+        world.kubelet.__exit__()
+    if why == "no name":
+        world.forget_names()
+    world.look()
+    world.look(after=10)
+    assert world.signals == []
+
+    world.set(second, 20)
+    world.look()
+    world.look(after=10)
+    assert [pid for pid, _ in world.signals] == [second.pid]
+    assert alive(first) == [True]
+
+
+def test_the_kubelet_is_asked_once_for_each_container(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 2)
+    for _ in range(5):
+        world.look()
+    world.start(WEB, "main", 2)
+    world.look()
+    assert world.kubelet.asked == 1
+
+    world.pod(WEB, main=[A], side=[A])
+    world.start(WEB, "side", 2)
+    world.look()
+    assert world.kubelet.asked == 2
+
+
+def test_what_could_not_be_told_is_asked_again_after_a_while(world):
+    world.claim(A, WEB)
+    world.kubelet.names_claims = False
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 2)
+    for _ in range(10):
+        world.look(after=2)
+    assert world.kubelet.asked == 1
+    world.kubelet.names_claims = True
+    for _ in range(30):
+        world.look(after=2)
+    assert world.kubelet.asked == 2
+
+
+def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
+    world.claim(A, WEB, guard=Guard(GuardPolicy.OFF))
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 50)
+    world.node.change(gpu=0, fails="GPU_IS_LOST")
+    world.look()
+    world.look(after=10)
+
+    assert world.kubelet.asked == 0
+    assert world.metric("memory_guard_blind_gpus") == 0.0
+
+
+def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
+    world.claim(A, WEB, guard=Guard(GuardPolicy.WARN))
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 12.5)
+    world.look()
+    world.look(after=20)
+
+    (event,) = world.events
+    assert event.message == (
+        f"claim default/a uses 12.50 GiB of {GPU}, but has a share of 10.00 GiB"
+    )
+    assert world.signals == []
+    assert [one.message for one in caplog.records if one.levelname == "WARNING"] == [
+        "a claim uses more GPU memory than its share"
+    ]
+    assert caplog.records[-1].claim == "default/a"
+
+
+def test_whoever_is_ended_is_told_why(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 12)
+    world.look()
+    world.look(after=10)
+
+    first, second = world.events
+    assert "if it stays so for 10 s, its largest process is ended" in first.message
+    assert second.message == (
+        f"process {child.pid} of the host, which used 12.00 GiB of it, "
+        "was asked to end (SIGTERM): "
+        f"claim default/a uses 12.00 GiB of {GPU}, but has a share of 10.00 GiB"
+    )
+    assert (second.pod.namespace, second.pod.name, second.pod.uid) == ("default", "web", WEB.uid)
+
+
+def test_whoever_has_to_be_killed_is_told_that_too(world, caplog):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 12, stubborn=True)
+    for seconds in (1, 10, 5):
+        world.look(after=seconds)
+
+    _, asked, killed = world.events
+    assert (asked.reason, killed.reason) == ("GPUMemoryProcessEnded",) * 2
+    assert f"process {child.pid} of the host" in killed.message
+    assert "was killed (SIGKILL): claim default/a uses 12.00 GiB" in killed.message
+    assert asked.about != killed.about  # else the second would only be counted
+    assert caplog.messages[-2:] == [
+        "asked a process of a claim above its share to end",
+        "killed a process of a claim above its share",
+    ]
+    assert world.metric("memory_guard_kills_total") == 1.0
+
+
+def test_a_process_that_ended_before_it_was_killed_is_not_told_of_as_killed(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 12, stubborn=True)
+    asked = []
+
+    class Slow:
+        """It ends between the look and the second signal."""
+
+        def signal(self, process, number):
+            asked.append(number)
+            return number is signal.SIGTERM
+
+    world.rewire(Slow())
+    for seconds in (1, 10, 5):
+        world.look(after=seconds)
+
+    assert asked == [signal.SIGTERM, signal.SIGKILL]
+    assert [event.message for event in world.events if "SIGKILL" in event.message] == []
+
+
+def test_a_look_that_found_the_same_is_not_told_again(world):
+    class Counting:
+        told = 0
+
+        def memory_used(self, uses, blind):
+            self.told += 1
+
+    counting = Counting()
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 2)
+    world.guard = MemoryGuard(world.ledger, replace(world.tools, observer=counting))
+    for _ in range(3):
+        world.look()
+    assert counting.told == 1
+
+    world.set(child, 3)
+    world.look()
+    assert counting.told == 2
+
+
+def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplog):
+    """Between the look and the signal it ended, and its number was given away."""
+    caplog.set_level("INFO")
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 12)
+    world.look()
+
+    class Late:
+        def signal(self, process, number):
+            world.proc.write(child.pid, WEB.uid, started=7)
+            return world.processes.signal(process, number)
+
+    world.rewire(Late())
+    world.look()
+    world.look(after=10)
+
+    assert alive(child) == [True]
+    assert world.metric("memory_guard_kills_total") == 0.0
+    assert [event.reason for event in world.events if "Ended" in event.reason] == []
+    assert caplog.messages[-1] == "a process of a claim above its share is gone already"
+
+
+def test_a_process_that_cannot_be_signalled_does_not_keep_the_guard_from_looking(world, caplog):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 12)
+
+    class Forbidden:
+        def signal(self, process, number):
+            raise NodeError("process 1 cannot be signalled: it is not permitted")
+
+    world.rewire(Forbidden())
+    world.look()
+    world.look(after=10)
+    world.look(after=10)
+
+    assert "a process of a claim above its share cannot be ended" in caplog.messages
+    assert world.metric("memory_excursions_total") == 1.0
+
+
+def test_a_process_that_is_younger_than_what_nvml_said_is_not_meant_by_it(world):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 12)
+    world.proc.write(child.pid, WEB.uid, started=world.processes.now() + 100)
+    world.look()
+
+    assert world.events == []
+
+
+def test_memory_that_nvml_does_not_tell_is_said_once_and_nobody_is_ended(world, caplog):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", None)
+    world.look()
+    world.look(after=20)
+
+    assert caplog.messages.count("memory shares are not guarded") == 1
+    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.signals == []
+
+
+def test_where_other_pods_cannot_be_seen_it_says_what_to_change(world, caplog):
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 12)
+    world.proc.write(1, WEB.uid, name="pause")  # the first process of a pod, not of the host
+    world.look()
+
+    assert "hostPID: true" in caplog.records[-1].error
+    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.events == []
+
+
+def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
+    lost = GpuUuid("GPU-22222222-0000-0000-0000-000000000000")
+    world.node.change(gpu=1, uuid=str(lost), fails="GPU_IS_LOST")
+    world.claim(A, WEB)
+    holding = Holding(B, DeviceName("gpu-1"), gpu=lost, limit=Limit(GIB, KILL))
+    world.records.append(Record(B, (holding,), pods=(DB,)))
+    world.pod(WEB, main=[A])
+    child = world.start(WEB, "main", 12)
+    world.look()
+    world.look(after=10)
+
+    assert [pid for pid, _ in world.signals] == [child.pid]
+    assert world.metric("memory_guard_blind_gpus") == 1.0
+
+
+def test_metrics_say_what_each_claim_uses_of_its_share_until_it_is_gone(world):
+    world.claim(A, WEB)
+    world.claim(B, DB, gib=4)
+    world.pod(WEB, main=[A])
+    world.start(WEB, "main", 12)
+    world.look()
+    mine = {"namespace": "default", "claim": "a", "uuid": str(GPU)}
+    theirs = mine | {"claim": "b"}
+
+    assert world.metric("claim_memory_used_bytes", **mine) == 12 * GIB
+    assert world.metric("claim_memory_share_bytes", **mine) == 10 * GIB
+    assert world.metric("claim_memory_used_bytes", **theirs) == 0
+    assert world.metric("claim_memory_share_bytes", **theirs) == 4 * GIB
+
+    del world.records[1]
+    world.look()
+    assert world.metric("claim_memory_used_bytes", **mine) == 12 * GIB
+    assert world.metric("claim_memory_used_bytes", **theirs) is None
+
+    world.records.clear()
+    world.look()
+    assert world.metric("claim_memory_used_bytes", **mine) is None
+    assert world.metric("claim_memory_share_bytes", **mine) is None

@@ -1,0 +1,93 @@
+"""What is offered is put together anew only where something of it changed."""
+
+import pytest
+
+from dra_driver.errors import ClusterError, Unreachable
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
+from dra_driver.plugin.offers import Keeping, Offers
+from tests.fakes.node import FakeNode
+from tests.fakes.values import gpu, inventory
+
+
+class World:
+    def __init__(self):
+        self.node = FakeNode(inventory(1))
+        self.profile = DEFAULT_PROFILE
+        self.keeps = Keeps()
+        self.held = {}
+        self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, lambda: self.held)
+
+
+def names(found):
+    return [str(device.name) for device in found.devices]
+
+
+def test_as_long_as_nothing_changes_it_is_the_same_offer():
+    world = World()
+
+    assert world.offers.now() is world.offers.now() is world.offers.refresh()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda w: setattr(w, "profile", Profile("other")), id="profile"),
+        pytest.param(lambda w: setattr(w, "keeps", Keeps(taints=False)), id="api-server"),
+        pytest.param(lambda w: setattr(w, "held", {}), id="ledger"),
+    ],
+)
+def test_any_part_that_changes_makes_another_offer(change):
+    world = World()
+    before = world.offers.now()
+
+    change(world)
+
+    assert world.offers.now() is not before
+
+
+def test_a_gpu_that_appears_is_offered_after_another_look():
+    world = World()
+    world.offers.now()
+    world.node.now = Inventory((gpu(0), gpu(1)))
+
+    assert names(world.offers.now()) == ["gpu-0", "gpu-0-mon"]
+    assert names(world.offers.refresh()) == ["gpu-0", "gpu-1", "gpu-0-mon", "gpu-1-mon"]
+
+
+def test_the_api_server_is_asked_once():
+    answers = [Keeps()]
+    keeping = Keeping(answers.pop)
+
+    assert keeping() is keeping()
+
+
+def test_until_the_api_server_answered_once_nothing_can_be_offered():
+    answers = [Unreachable("no answer"), Keeps(capacity=False)]
+
+    def ask():
+        answer = answers.pop(0)
+        if isinstance(answer, ClusterError):
+            raise answer
+        return answer
+
+    keeping = Keeping(ask)
+
+    with pytest.raises(Unreachable):
+        keeping()
+    assert keeping() == Keeps(capacity=False)
+
+
+def test_what_was_known_counts_while_the_api_server_is_away():
+    answers = iter([Keeps(), None, Keeps(taints=False)])
+
+    def ask():
+        answer = next(answers)
+        if answer is None:
+            raise Unreachable("no answer")
+        return answer
+
+    keeping = Keeping(ask, again_seconds=0)
+
+    assert [keeping(), keeping(), keeping()] == [Keeps(), Keeps(), Keeps(taints=False)]

@@ -1,0 +1,228 @@
+"""Pods that come to a claim later, and which container of a pod uses which claim."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dra_driver.errors import NodeError, Unreachable
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PodUid
+from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.plugin.pod_limits import PodLimits, claims_of
+from tests.fakes.values import fraction, pod, ref
+
+GPU = GpuUuid("GPU-0")
+LIMIT = Limit(1, Guard(GuardPolicy.KILL))
+
+
+def record(name, *pods, limit=LIMIT, **fields):
+    holding = Holding(ref(name), DeviceName("gpu-0"), gpu=GPU, limit=limit)
+    known = tuple(pod(each) for each in pods)
+    return Record(ref(name), (holding,), prepared=(), spec="{}", pods=known, **fields)
+
+
+class World:
+    """The API server, who acts, the limits of this node, and the loops that are woken."""
+
+    def __init__(self, *records):
+        self.records = records
+        self.away = False
+        self.refused = False  # a strict limit that cannot be set
+        self.can_tell = True
+        self.told: Any = None  # of pods that come
+        self.on_unsettled: Callable[[], None] = lambda: None
+        self.asked = []
+        self.noted = []
+        self.settled = []
+        self.woken = []
+        self.limits = PodLimits(lambda: self.records, self, self, self)
+        self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
+
+    def read(self, wanted):
+        self.asked.append(wanted.name)
+        if self.away:
+            raise Unreachable("no answer")
+        return Claim(wanted, (fraction(),), pods=(pod("later"),))
+
+    def note_pods(self, claim):
+        if self.refused:
+            raise NodeError("its driver does not limit the claim's memory")
+        self.noted.append(claim)
+        return True
+
+    def settle(self, read):
+        self.settled.append(read())
+
+    def tell_of_pods(self, told):
+        self.told = told
+        return told is not None and self.can_tell
+
+    def look(self):
+        self.limits.look_for_pods()
+        self.limits.settle()
+
+    def settles(self):
+        """Settle, and who is woken by that."""
+        self.woken.clear()
+        self.limits.settle()
+        return self.woken
+
+
+def limited(settled):
+    return [(share.pod, share.memory_bytes) for share in settled]
+
+
+def test_a_claim_that_pods_can_join_is_read_again_and_then_it_is_settled():
+    world = World(record("shared", "first"))
+
+    world.limits.look_for_pods()
+    assert [claim.pods for claim in world.noted] == [(pod("later"),)]
+    assert world.woken == ["settle"]
+
+    world.limits.settle()
+    assert [limited(settled) for settled in world.settled] == [[("uid-first", 1)]]
+
+
+def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit():
+    world = World(
+        record("from-a-template", "pod", pod_claim_name="gpu"),
+        record("whole", "pod", limit=None),
+        replace(record("begun", "pod"), prepared=None, spec=None),
+    )
+
+    world.look()
+
+    assert world.asked == []
+    assert world.told is None, "nor is anybody woken when pods come"
+    assert world.limits.look_for_pods() is None
+
+
+def test_an_api_server_that_is_away_does_not_keep_limits_from_being_looked_after(caplog):
+    world = World(record("shared", "first"))
+    world.away = True
+    caplog.set_level("INFO")
+
+    world.look()
+
+    assert world.noted == []
+    assert world.settled
+    said = [(one.levelname, one.message) for one in caplog.records]
+    assert said == [("INFO", "cannot tell which pods use a claim now")]
+
+
+def test_a_limit_that_fails_for_a_later_pod_is_a_warning_of_its_own(caplog):
+    world = World(record("shared", "first"), record("other", "second"))
+    world.refused = True
+
+    world.look()
+
+    assert world.asked == ["shared", "other"]
+    assert [one.levelname for one in caplog.records] == ["WARNING", "WARNING"]
+    assert "limits do not hold for the pods that use a claim now: its driver" in caplog.text
+
+
+def test_a_pod_that_comes_wakes_who_looks_for_pods():
+    world = World(record("shared", "first"))
+    world.limits.settle()
+    world.woken.clear()
+
+    world.told()
+
+    assert world.woken == ["look"]
+
+
+def test_who_came_before_pods_were_told_of_is_looked_for_once():
+    world = World(record("shared", "first"))
+
+    assert world.settles() == ["look"]
+    assert world.settles() == []
+
+    world.records = (*world.records, record("another", "second"))
+    assert world.settles() == ["look"]
+    world.records = world.records[:1]
+    assert world.settles() == []
+
+
+def test_where_nobody_tells_of_pods_they_are_looked_for_more_often():
+    world = World(record("shared", "first"))
+    world.can_tell = False
+    world.look()
+    assert world.limits.look_for_pods() == 5.0
+    assert world.settles() == []
+
+    world.can_tell = True
+    assert world.settles() == ["look"]
+    assert world.limits.look_for_pods() is None
+
+
+def test_as_long_as_the_records_are_the_same_nothing_is_computed_anew():
+    world = World(record("shared", "first"))
+    world.limits.settle()
+    world.records = tuple(list(world.records))  # as the ledger has it: another tuple of the same
+    world.limits.settle()
+    world.records = (record("shared", "first", "second"),)
+    world.limits.settle()
+
+    before, again, after = world.settled
+    assert again is before
+    assert limited(after) == [("uid-first", 1), ("uid-second", 1)]
+
+
+def test_the_limits_of_the_node_wake_who_settles():
+    world = World()
+    world.on_unsettled()
+    assert world.woken == ["settle"]
+
+
+def listed(**containers):
+    names = {
+        container: frozenset(ClaimName("default", name) for name in claims)
+        for container, claims in containers.items()
+    }
+    return [ListedPod("default", "p", names)]
+
+
+def known(kubelet, container="main"):
+    records = (record("a", "p"), record("b", "p"))
+    asked = (PodUid("uid-p"), container)
+    return claims_of(lambda: records, kubelet, [asked]).get(asked)
+
+
+def test_a_container_uses_the_claims_that_the_kubelet_lists():
+    assert known(lambda: listed(main=["a"], other=["b"])) == {ClaimUid("uid-a")}
+
+
+def test_a_container_without_claims_is_known_to_use_none():
+    assert known(lambda: listed(main=[], other=["a", "b"])) == frozenset()
+
+
+def test_the_kubelet_is_asked_once_about_all_containers():
+    asked = []
+
+    def kubelet():
+        asked.append(1)
+        return listed(main=["a"], other=["b"])
+
+    wanted = [(PodUid("uid-p"), name) for name in ("main", "other")]
+    records = (record("a", "p"), record("b", "p"))
+    found = claims_of(lambda: records, kubelet, wanted)
+    assert list(found.values()) == [{ClaimUid("uid-a")}, {ClaimUid("uid-b")}]
+    assert asked == [1]
+
+
+def test_where_the_kubelet_does_not_say_nothing_is_known():
+    def away():
+        raise NodeError("the kubelet does not answer")
+
+    assert known(away) is None
+    assert known(lambda: listed(other=["a", "b"])) is None
+    assert known(lambda: listed(main=["a"])) is None, "b may be an init container's"
+
+
+def test_a_pod_of_no_claim_uses_none():
+    def never():
+        raise AssertionError("the kubelet need not be asked")
+
+    assert claims_of(tuple, never, [(PodUid("uid-stranger"), "main")]) == {}

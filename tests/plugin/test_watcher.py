@@ -1,0 +1,122 @@
+"""What is published after a look, and what is said of what is not."""
+
+import time
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from dra_driver.errors import NodeError, SettingsError, Unreachable
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection
+from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.offers import Offers
+from dra_driver.plugin.rounds import Rounds, Watcher
+from tests.fakes.node import FakeNode
+from tests.fakes.values import POOL, inventory, ref
+from tests.plugin.test_fractions import EXCLUSIVE, World, part
+
+KEEPS = Keeps()
+
+
+class Scene:
+    """A watcher, and what it has published."""
+
+    def __init__(self, held=dict):
+        self.node = FakeNode(inventory(1))
+        self.profile = lambda: DEFAULT_PROFILE
+        self.metrics = Metrics()
+        self.published = []
+        offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, held)
+        self.watcher = Watcher(offers, POOL, self.published.append, self.metrics)
+
+    def names(self):
+        return [device["name"] for device in self.published[-1].devices]
+
+    def metric(self, name):
+        text = generate_latest(self.metrics.registry).decode()
+        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def failing(error):
+    def profile():
+        raise error
+
+    return profile
+
+
+def test_nothing_is_published_again_where_nothing_changed():
+    scene = Scene()
+
+    scene.watcher.look()
+    scene.watcher.look()
+
+    assert len(scene.published) == 1
+    assert scene.names() == ["gpu-0", "gpu-0-mon"]
+
+
+def test_an_api_server_that_is_away_is_asked_again_soon_and_changes_nothing():
+    scene = Scene()
+    scene.watcher.look()
+    scene.profile = failing(Unreachable("no answer"))
+
+    assert (scene.watcher.look() or 3600) < 5
+    assert len(scene.published) == 1
+    assert scene.watcher.not_ready == "no answer"
+
+
+def test_without_a_profile_that_can_be_used_no_pod_is_sent_here(caplog):
+    scene = Scene()
+    scene.profile = failing(SettingsError("profile 'x': spec.gpus[0].replicas: 0"))
+
+    scene.watcher.look()
+
+    assert scene.names() == []
+    assert "spec.gpus[0].replicas" in str(scene.watcher.not_ready)
+    scene.profile = lambda: DEFAULT_PROFILE
+    scene.watcher.look()
+    assert scene.names() == ["gpu-0", "gpu-0-mon"]
+    assert scene.watcher.not_ready is None
+
+
+def test_a_node_that_cannot_be_looked_at_keeps_what_it_published():
+    scene = Scene()
+    scene.watcher.look()
+    scene.profile = failing(NodeError("the PCI bus cannot be read"))
+
+    assert scene.watcher.look() is None
+    assert len(scene.published) == 1
+
+
+def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
+    entry = Entry(Selection(minors=frozenset({7})), Rules(), "spec.gpus[0]")
+    scene = Scene()
+    profile = Profile("p", (entry,))
+    scene.profile = lambda: profile
+
+    scene.watcher.look()
+    scene.watcher.look()
+
+    assert [record.note for record in caplog.records if "no effect" in record.message]
+
+
+def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_path):
+    world = World(tmp_path)
+    world.prepare(part("a"))
+    scene = Scene(world.ledger.held)
+    scene.profile = lambda: EXCLUSIVE
+    scene.watcher.look()
+    nobody: Any = None  # a process that is not in charge reconciles nothing
+    rounds = Rounds(scene.watcher, nobody, nobody, lambda: False, scene.metrics)
+    rounds.start(3600, 3600)
+    assert scene.metric("dra_driver_pending_devices") == 1
+
+    rounds.claims_changed()
+    world.preparer.unprepare(ref("a"))
+    rounds.claims_changed()
+
+    give_up = time.monotonic() + 5
+    while scene.watcher.pending and time.monotonic() < give_up:
+        time.sleep(0.01)
+    rounds.stop()
+    assert scene.names() == ["gpu-0"]
+    assert scene.metric("dra_driver_pending_devices") == 0
