@@ -46,14 +46,26 @@ def _parser() -> argparse.ArgumentParser:
 
     devices = commands.add_parser("devices", help="print what this node would publish")
     DevicesSettings.add_flags(devices)
-    _add_output(devices, "table", "json", "yaml")
+    _add_output(devices, "table", "wide", "json", "yaml")
+    devices.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=("consumable-capacity", "taints"),
+        help="what an API server would get that lacks this feature; can be given twice",
+    )
     devices.set_defaults(command=_devices)
 
     claims = commands.add_parser(
-        "claims", help="print which claims hold which devices of this node"
+        "claims", help="print who holds how much of which GPU of this node, and what is free"
     )
     NodeSettings.add_flags(claims)
-    _add_output(claims, "table", "json")
+    _add_output(claims, "bars", "table", "json")
+    claims.add_argument(
+        "--ledger-only",
+        action="store_true",
+        help="do not look at the GPUs: those that nobody holds are not told of then",
+    )
     claims.set_defaults(command=_claims)
 
     doctor = commands.add_parser("doctor", help="check this node and say what to do")
@@ -88,14 +100,18 @@ def _devices(arguments: argparse.Namespace) -> int:
 
     settings = DevicesSettings.read(arguments)
     logs.set_up("warning", settings.log_format)
-    print(devices(settings, arguments.output))
+    print(devices(settings, arguments.output, arguments.without))
     return 0
 
 
 def _claims(arguments: argparse.Namespace) -> int:
     from dra_driver.cli.claims import claims
+    from dra_driver.cli.terminal import terminal
 
-    print(claims(NodeSettings.read(arguments), arguments.output))
+    settings = NodeSettings.read(arguments)
+    logs.set_up("warning", settings.log_format)
+    shown = terminal(sys.stdout, os.environ)
+    print(claims(settings, arguments.output, shown, arguments.ledger_only))
     return 0
 
 

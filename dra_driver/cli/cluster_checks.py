@@ -27,6 +27,14 @@ _GATES: Mapping[str, tuple[str, str]] = {
     "list_attributes": ("list attributes", "DRAListTypeAttributes"),
 }
 
+# What this driver does where one is not kept.
+_WITHOUT: Mapping[str, str] = {
+    "consumable_capacity": "GPUs are given out whole, and a profile's replicas are devices of "
+    "their own: no claim can say how much it takes",
+    "device_taints": "there are no monitor devices: claims with admin access see only GPUs that "
+    "are given out whole",
+}
+
 
 class Server(Api, Protocol):
     """An API server that takes parameters; ``dra_driver.cluster.client.ApiServer`` is one."""
@@ -62,14 +70,16 @@ class Right:
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 
 
-# Exactly what kubeletplugin/resource_api.py asks of the API server.
+# Exactly what kubeletplugin/resource_api.py, plugin/node_labels.py and cluster/events.py ask of the
+# API server.
 NEEDED = (
     *(Right(GROUP, "resourceclaims", verb) for verb in ("get", "list")),
     *(
         Right(GROUP, "resourceslices", verb)
         for verb in ("get", "list", "watch", "create", "update", "delete")
     ),
-    Right("", "nodes", "get"),
+    *(Right("", "nodes", verb) for verb in ("get", "list", "watch")),
+    *(Right("", "events", verb) for verb in ("create", "patch")),
 )
 
 
@@ -128,7 +138,7 @@ def features(cluster: Cluster) -> Iterator[Finding]:
     """What is kept of slices; nothing is stored."""
     version = cluster.resources.version
     try:
-        yield of_features(probe(cluster.server, version, cluster.driver, cluster.node))
+        yield from of_features(probe(cluster.server, version, cluster.driver, cluster.node))
     except Forbidden as e:
         yield skip(FEATURES, f"cannot be tried without the right to create slices: {e}")
     except Refused as e:
@@ -153,12 +163,15 @@ def of_rights(denied: Mapping[Right, str]) -> Iterator[Finding]:
         yield ok(RIGHTS, f"all {len(NEEDED)} that the plugin uses")
 
 
-def of_features(kept: Features) -> Finding:
+def of_features(kept: Features) -> Iterator[Finding]:
     """None of them is needed to give out whole GPUs: that some are off is no fault."""
     on = [name for field, (name, _) in _GATES.items() if getattr(kept, field)]
     off = [f"{name} ({gate})" for field, (name, gate) in _GATES.items() if not getattr(kept, field)]
     text = f"kept: {', '.join(on) or 'none'}"
-    return ok(FEATURES, f"{text}; off, by feature gate: {', '.join(off)}" if off else text)
+    yield ok(FEATURES, f"{text}; off, by feature gate: {', '.join(off)}" if off else text)
+    for field, follows in _WITHOUT.items():
+        if not getattr(kept, field):
+            yield ok(FEATURES, f"without {_GATES[field][0]} {follows}")
 
 
 def _denied(server: Server, right: Right) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from api.names import CDI_CLASS
 from cdi.registry import load
 from dra_driver.cli.findings import Finding, Level, fail, ok, some, warn
-from dra_driver.errors import SettingsError
+from dra_driver.errors import NodeError, SettingsError
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.kubeletplugin.sockets import socket_paths
 from dra_driver.model.holdings import Record
@@ -35,8 +35,12 @@ class Directory:
 
 
 def look(path: Path) -> Directory:
-    """*path*, or the nearest directory above it, which is where it would be made."""
-    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+    """*path*, or the nearest directory above it, which is where it would be made. NodeError: this
+    process may not look."""
+    try:
+        nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+    except OSError as e:
+        raise NodeError(f"{path}: {e.strerror}; ask as root") from e
     return Directory(
         path,
         is_there=nearest == path,

@@ -1,7 +1,12 @@
 """``dra-driver doctor``: looks at everything that a pod with a claim needs on this node.
 
-Nothing is changed, but for device files of the driver that are missing: those are made, as they
-would be for a claim.
+Nothing is changed, but for device files of the driver that are missing, which are made as they
+would be for a claim, and an empty cgroup in which a memory limit is tried for a moment.
+
+One line for each finding (``[ok]``, ``[warn]``, ``[FAIL]``, ``[skip]``, what was looked at, what
+was found), with a second one that says what to do, where something is to do; the last line counts
+them. It ends with 1 where something failed, else with 0: warnings, such as claims that can never
+be placed, are for who wrote those.
 """
 
 import logging
@@ -11,7 +16,14 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from dra_driver.cli import cluster_checks, disk_checks, gpu_checks, plugin_checks
+from dra_driver.cli import (
+    claim_checks,
+    cluster_checks,
+    disk_checks,
+    gpu_checks,
+    plugin_checks,
+    sharing_checks,
+)
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary
 from dra_driver.cluster.access import Access, in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
@@ -64,17 +76,21 @@ def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 
 def _examine(settings: PluginSettings, stack: ExitStack) -> Iterator[Finding]:
-    yield from run_checks(_node_checks(settings, stack))
-    yield from run_checks(_disk_checks(settings))
-    yield from _cluster_findings(settings, stack)
-
-
-def _node_checks(settings: PluginSettings, stack: ExitStack) -> list[Check]:
     sim_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     node = stack.enter_context(open_node(settings.place, sim_dir))
-    host_root = sim_dir if settings.sim else settings.host_root
-    machine = gpu_checks.Machine(node, host_root)
-    modules = DriverRoot(None, host_root)
+    machine = gpu_checks.Machine(node, sim_dir if settings.sim else settings.host_root)
+    cluster = _cluster(settings, stack)
+    yield from run_checks(_node_checks(settings, machine))
+    yield from run_checks(_disk_checks(settings))
+    yield from run_checks(_sharing_checks(settings, machine, cluster))
+    if isinstance(cluster, Finding):
+        yield cluster
+    else:
+        yield from examine_cluster(cluster)
+
+
+def _node_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[Check]:
+    modules = DriverRoot(None, machine.host_root)
     return [
         (gpu_checks.ROOT, partial(gpu_checks.driver_root, machine)),
         (
@@ -84,6 +100,29 @@ def _node_checks(settings: PluginSettings, stack: ExitStack) -> list[Check]:
         (gpu_checks.GPUS, partial(gpu_checks.gpus, machine)),
         (gpu_checks.NODES, partial(gpu_checks.device_files, machine)),
         (gpu_checks.HOOK, partial(gpu_checks.hook, machine, settings.nvidia_cdi_hook)),
+    ]
+
+
+def _sharing_checks(
+    settings: PluginSettings,
+    machine: gpu_checks.Machine,
+    cluster: cluster_checks.Cluster | Finding,
+) -> list[Check]:
+    reached = None if isinstance(cluster, Finding) else cluster
+    node = machine.node
+    scene = sharing_checks.Scene(settings, node.inventory, reached)
+    return [
+        (sharing_checks.PROFILE, partial(sharing_checks.profile, scene)),
+        (
+            sharing_checks.LIMITS,
+            lambda: sharing_checks.memory_limits(scene, node.limits.status),
+        ),
+        (sharing_checks.CGROUPS, partial(sharing_checks.cgroups, machine.host_root)),
+        (sharing_checks.PODS, partial(sharing_checks.pod_resources, settings.kubelet_dir)),
+        (
+            sharing_checks.PROCESSES,
+            partial(sharing_checks.pid_namespace, bool(settings.sim)),
+        ),
     ]
 
 
@@ -113,17 +152,15 @@ def _disk_checks(settings: PluginSettings) -> list[Check]:
     ]
 
 
-def _cluster_findings(settings: PluginSettings, stack: ExitStack) -> Iterator[Finding]:
+def _cluster(settings: PluginSettings, stack: ExitStack) -> cluster_checks.Cluster | Finding:
+    """The API server, of which nothing is asked yet; or why there is none to ask."""
     access = _access(settings)
     if isinstance(access, Finding):
-        yield access
-        return
+        return access
     server = ApiServer(access, _TIMEOUTS, user_agent="dra-driver-doctor")
     stack.callback(server.close)
-    yield from examine_cluster(
-        cluster_checks.Cluster(
-            server, ResourceApi(server), settings.driver_name, settings.node_name
-        )
+    return cluster_checks.Cluster(
+        server, ResourceApi(server), settings.driver_name, settings.node_name
     )
 
 
@@ -136,6 +173,7 @@ def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
         cluster_checks.RIGHTS: cluster_checks.rights,
         cluster_checks.CLASS: cluster_checks.device_class,
         cluster_checks.FEATURES: cluster_checks.features,
+        claim_checks.CLAIMS: claim_checks.pending_claims,
     }
     if any(finding.level is Level.FAIL for finding in first):
         yield skip(", ".join(rest), "the API server has to answer first")

@@ -44,7 +44,7 @@ def gpus(machine: Machine) -> Iterator[Finding]:
 
 
 def device_files(machine: Machine) -> Iterator[Finding]:
-    devices = machine.node.inventory().devices
+    devices = machine.node.inventory().gpus
     if not devices:
         yield skip(NODES, "no GPU is offered")
         return
@@ -100,13 +100,13 @@ def of_module(loaded: str | None, files: DriverFiles | DriverError) -> Finding:
 
 def of_inventory(inventory: Inventory) -> Iterator[Finding]:
     """What is offered as one line, then one for each GPU that is withheld."""
-    if inventory.devices:
-        products = Counter(gpu.product_name for gpu in inventory.devices)
+    if inventory.gpus:
+        products = Counter(gpu.product_name for gpu in inventory.gpus)
         kinds = ", ".join(f"{number} {product}" for product, number in sorted(products.items()))
-        yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in inventory.devices)}")
+        yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in inventory.gpus)}")
     elif not inventory.withheld:
         yield warn(GPUS, "this node has none", "run the driver on nodes with NVIDIA GPUs only")
-    found = warn if inventory.devices else fail
+    found = warn if inventory.gpus else fail
     for one in inventory.withheld:
         yield found(GPUS, f"{one.what} is not offered: {one.reason}", "")  # it says what to do
 

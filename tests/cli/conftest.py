@@ -1,6 +1,7 @@
 """A command as a person types it."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,3 +33,11 @@ def type_in(capsys: pytest.CaptureFixture[str]) -> Type:
         return Answer(code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user can enter, with a short name."""
+    with tempfile.TemporaryDirectory(prefix="public-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cli import cluster_checks, disk_checks, findings, gpu_checks, plugin_checks
+from dra_driver.cli import cluster_checks, disk_checks, findings, gpu_checks, plugin_checks, sizes
 from dra_driver.cli.cluster_checks import NEEDED, Right
 from dra_driver.cli.disk_checks import Book, Directory
 from dra_driver.cli.findings import Level
@@ -48,7 +48,7 @@ def levels(found):
 
 
 def test_the_examples_in_the_modules_hold():
-    for module in (findings, cluster_checks):
+    for module in (findings, cluster_checks, sizes):
         assert doctest.testmod(module).failed == 0
 
 
@@ -244,7 +244,7 @@ class TestCluster:
 
     def test_all_rights_are_one_line(self):
         assert levels(cluster_checks.of_rights({})) == [Level.OK]
-        assert len(NEEDED) == len(set(NEEDED)) == 9
+        assert len(NEEDED) == len(set(NEEDED)) == 13
 
     def test_features_that_are_off_are_named_with_their_gate_and_are_no_fault(self):
         kept = Features(
@@ -256,10 +256,25 @@ class TestCluster:
             list_attributes=True,
         )
 
-        found = cluster_checks.of_features(kept)
+        found, follows = cluster_checks.of_features(kept)
 
-        assert found.level is Level.OK
+        assert found.level is follows.level is Level.OK
         assert found.found == (
             "kept: device taints, shared counters, list attributes; "
             "off, by feature gate: consumable capacity (DRAConsumableCapacity)"
         )
+        assert follows.found.startswith("without consumable capacity GPUs are given out whole")
+
+    def test_without_taints_nobody_monitors_shared_gpus(self):
+        kept = Features(
+            device_taints=False,
+            consumable_capacity=True,
+            shared_counters=True,
+            counters_apart=True,
+            counters_beside=True,
+            list_attributes=True,
+        )
+
+        _, follows = cluster_checks.of_features(kept)
+
+        assert follows.found.startswith("without device taints there are no monitor devices")

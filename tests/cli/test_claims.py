@@ -4,23 +4,52 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
-from dra_driver.kubeletplugin.claims import PreparedDevice
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.offer import Monitor, Sliceable
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.steps import Interval, SetTimeSlice
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger
+from tests.fakes.simulated import h100
+from tests.fakes.user import locked_out
 from tests.fakes.values import POOL, ref
 
 BOOT = boot_id(Path("/"))
+GIB = 1024**3
+TOTAL = 81559 * 1024**2
+UUID = GpuUuid("GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4")  # of gpu-0 of h100x8
+SLICEABLE = Sliceable(TOTAL, GIB, 1024**2, shares=48)
 
 
-def record(name: str, *devices: str, completed: bool = True, admin: bool = False) -> Record:
+def record(name: str, *devices: str, completed: bool = True, **fields) -> Record:
     claim = ref(name)
-    holdings = tuple(Holding(claim, DeviceName(device), admin=admin) for device in devices)
+    holdings = tuple(Holding(claim, DeviceName(device), **fields) for device in devices)
     cdi_ids = tuple(f"k8s.gpu.nvidia.com/claim={claim.uid}-{device}" for device in devices)
     prepared = (PreparedDevice(("gpu",), POOL, devices[0], cdi_ids),)
-    return Record(claim, holdings, (), prepared if completed else None, "{}" if completed else None)
+    return Record(
+        claim,
+        holdings,
+        prepared=prepared if completed else None,
+        spec="{}" if completed else None,
+    )
+
+
+def fraction(name: str, memory: str, **fields) -> Record:
+    claim = ref(name)
+    holding = Holding(
+        claim,
+        DeviceName("gpu-0"),
+        consumed=(("cores", "25"), ("memory", memory), ("shares", "1")),
+        gpu=UUID,
+        shape=SLICEABLE,
+        limit=Limit(10 * GIB, Guard(GuardPolicy.KILL, 10.0)),
+    )
+    steps = (SetTimeSlice(UUID, Interval.LONG),)
+    return Record(claim, (holding,), steps=steps, pods=(Pod("train-0", PodUid("p")),), **fields)
 
 
 @pytest.fixture
@@ -34,24 +63,83 @@ def ledger(state):
 
 
 @pytest.fixture
-def claims(type_in, state):
-    return lambda *words: type_in("claims", "--state-dir", state, *words)
+def claims(type_in, state, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *words: type_in("claims", "--state-dir", state, "--sim", "h100x8", *words)
 
 
-def test_a_node_that_holds_nothing_says_so_and_where_it_looked(claims, state):
+def test_a_node_that_holds_nothing_shows_its_free_gpus_and_where_it_looked(claims, state):
     answer = claims()
 
+    *gpus, last = answer.out.splitlines()
     assert answer.code == 0
-    assert answer.out == (f"no claim is prepared on this node (ledger: {state / 'claims'})\n")
+    assert len(gpus) == 8
+    assert all(line.endswith("]  all 79.6 GiB free") for line in gpus)
+    assert last == f"no claim is prepared on this node (ledger: {state / 'claims'})"
     assert not state.exists(), "asking makes nothing"
 
 
-def test_claims_are_listed_with_their_devices_and_how_far_they_are(claims, ledger):
+def test_from_the_ledger_alone_there_is_nothing_to_show_of_free_gpus(claims, state):
+    answer = claims("--ledger-only")
+
+    assert answer.out == f"no claim is prepared on this node (ledger: {state / 'claims'})\n"
+
+
+def test_each_gpu_has_its_bar_and_its_claims_below(claims, ledger):
+    ledger.write(record("training", "gpu-1", "gpu-2"))
+    ledger.write(record("monitor", "gpu-1-mon", admin=True, shape=Monitor()))
+    ledger.write(fraction("notebook", "10Gi"))
+
+    lines = claims().out.splitlines()
+
+    assert [line.split()[0] for line in lines if line.startswith("gpu-")] == [
+        f"gpu-{minor}" for minor in range(8)
+    ]
+    first, below = lines[:2]
+    assert first.endswith("10.0 of 79.6 GiB held, 69.6 free, 25 % of the cores, 1 of 48 shares")
+    assert "default/notebook" in below
+    assert "interval Long" in below
+    assert "pod train-0" in below
+    assert ["default/monitor" in line or "default/training" in line for line in lines[2:]] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        *[False] * 5,
+    ]
+
+
+def test_a_bar_is_drawn_without_colours_where_nobody_looks(claims, ledger):
+    ledger.write(fraction("notebook", "10Gi"))
+
+    answer = claims()
+
+    assert "[█" in answer.out, "what catches the output here is UTF-8"
+    assert "\x1b" not in answer.out
+
+
+def test_where_the_gpus_cannot_be_seen_the_ledger_still_answers(type_in, state, ledger, tmp_path):
+    ledger.write(fraction("notebook", "10Gi"))
+    broken = tmp_path / "node.yaml"
+    broken.write_text(yaml.safe_dump({"gpus": [h100("1b")], "driver": "not-loaded"}))
+
+    answer = type_in("claims", "--state-dir", state, "--sim", broken)
+
+    assert answer.code == 0
+    head, below, gone = answer.out.splitlines()
+    assert "10.0 of 79.6 GiB held" in head
+    assert "default/notebook" in below
+    assert gone.startswith("not offered: all GPUs: ")
+
+
+def test_as_a_table_claims_are_listed_with_their_devices_and_how_far_they_are(claims, ledger):
     ledger.write(record("training", "gpu-0", "gpu-1"))
     ledger.write(record("monitor", "gpu-0", admin=True))
     ledger.write(record("starting", "gpu-2", completed=False))
+    ledger.write(record("twice", "gpu-3", "gpu-3"))
 
-    head, *rows = (line.split("   ") for line in claims().out.splitlines())
+    head, *rows = (line.split("   ") for line in claims("-o", "table").out.splitlines())
 
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert [cell.strip() for cell in head if cell.strip()][:2] == ["NAMESPACE", "CLAIM"]
@@ -59,41 +147,150 @@ def test_claims_are_listed_with_their_devices_and_how_far_they_are(claims, ledge
         ["default", "monitor", "gpu-0 (admin)", "prepared", "uid-monitor"],
         ["default", "starting", "gpu-2", "started", "uid-starting"],
         ["default", "training", "gpu-0,gpu-1", "prepared", "uid-training"],
+        ["default", "twice", "gpu-3 x2", "prepared", "uid-twice"],
     ]
 
 
 def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
+    ledger.write(fraction("notebook", "10Gi"))
+
+    document = json.loads(claims("-o", "json").out)
+
+    assert document["gpus"][0] | {"uuid": "", "product": ""} == {
+        "name": "gpu-0",
+        "uuid": "",
+        "product": "",
+        "memoryBytes": TOTAL,
+        "heldBytes": 10 * GIB,
+        "freeBytes": TOTAL - 10 * GIB,
+        "coresHeld": 25,
+        "sharesHeld": 1,
+        "shares": 48,
+        "claims": ["default/notebook"],
+    }
+    assert len(document["gpus"]) == 8
+    assert document["claims"] == [
+        {
+            "namespace": "default",
+            "name": "notebook",
+            "uid": "uid-notebook",
+            "state": "started",
+            "pods": ["train-0"],
+            "devices": [
+                {
+                    "name": "gpu-0",
+                    "gpu": UUID,
+                    "share": None,
+                    "adminAccess": False,
+                    "shape": "sliceable",
+                    "whole": False,
+                    "memoryBytes": 10 * GIB,
+                    "cores": 25,
+                    "shares": 1,
+                    "interval": "Long",
+                    "limit": {
+                        "memoryBytes": 10 * GIB,
+                        "strict": False,
+                        "guard": "Kill",
+                        "graceSeconds": 10.0,
+                    },
+                }
+            ],
+            "cdiDevices": [],
+        }
+    ]
+    assert (document["unreadable"], document["notOffered"]) == ([], [])
+
+
+def test_a_whole_gpu_in_json_has_no_amounts_of_its_own(claims, ledger):
     ledger.write(record("training", "gpu-0"))
 
-    assert json.loads(claims("-o", "json").out) == {
-        "claims": [
-            {
-                "namespace": "default",
-                "name": "training",
-                "uid": "uid-training",
-                "state": "prepared",
-                "devices": [{"name": "gpu-0", "share": None, "adminAccess": False}],
-                "cdiDevices": ["k8s.gpu.nvidia.com/claim=uid-training-gpu-0"],
-            }
-        ],
-        "unreadable": [],
+    document = json.loads(claims("-o", "json").out)
+
+    (device,) = document["claims"][0]["devices"]
+    assert (device["whole"], device["memoryBytes"], device["limit"]) == (True, None, None)
+    held = document["gpus"][0]
+    assert (held["heldBytes"], held["freeBytes"], held["coresHeld"]) == (TOTAL, 0, 100)
+    assert document["claims"][0]["cdiDevices"] == ["k8s.gpu.nvidia.com/claim=uid-training-gpu-0"]
+
+
+def test_from_the_ledger_alone_json_says_what_it_does_not_know(claims, ledger):
+    ledger.write(record("training", "gpu-3"))
+
+    (gpu,) = json.loads(claims("-o", "json", "--ledger-only").out)["gpus"]
+
+    assert gpu == {
+        "name": "gpu-3",
+        "uuid": None,
+        "product": None,
+        "memoryBytes": None,
+        "heldBytes": None,
+        "freeBytes": 0,
+        "coresHeld": 100,
+        "sharesHeld": 1,
+        "shares": None,
+        "claims": ["default/training"],
     }
 
 
-def test_a_record_that_cannot_be_read_is_shown_with_its_reason_and_left_where_it_is(
-    claims, ledger, state
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        pytest.param("{", [], id="nothing of it"),
+        pytest.param('{"device": "gpu-2", "device": "gpu-1"', ["gpu-1", "gpu-2"], id="its devices"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_shown_with_what_it_may_hold_and_left_where_it_is(
+    claims, ledger, state, text, held
 ):
     ledger.write(record("training", "gpu-0"))
     damaged = state / "claims" / BOOT / "0b7e.json"
-    damaged.write_text("{")
+    damaged.write_text(text)
 
-    assert f"unreadable: {damaged}: it is not JSON" in claims().out
+    for form in ("bars", "table"):
+        line = claims("-o", form).out.splitlines()[-1]
+        assert line.startswith(f"unreadable: {damaged}: it is not JSON")
+        assert line.endswith(f"; its claim may hold {', '.join(held) or 'any GPU'}")
     (unreadable,) = json.loads(claims("-o", "json").out)["unreadable"]
     assert (unreadable["uid"], unreadable["path"]) == ("0b7e", str(damaged))
-    assert damaged.read_text() == "{"
+    assert unreadable["mayHold"] == held
+    assert damaged.read_text() == text
 
 
 def test_what_an_earlier_boot_held_is_not_held(claims, state):
     Ledger(state / "claims", "an-earlier-boot").write(record("training", "gpu-0"))
 
     assert "no claim is prepared" in claims().out
+
+
+def test_a_simulated_node_that_is_none_is_a_wrong_question(type_in, state):
+    assert type_in("claims", "--state-dir", state, "--sim", "h100x9").code == 2
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o111], ids=["not entered", "entered only"])
+@pytest.mark.parametrize("words", [(), ("--ledger-only",), ("-o", "table")], ids=str)
+def test_who_may_not_read_the_ledger_is_told_so_and_not_that_it_is_empty(
+    type_in, public, mode, words
+):
+    Ledger(public / "claims", BOOT).write(fraction("notebook", "10Gi"))
+    ask = ("claims", "--state-dir", public, "--sim", "h100x8", *words)
+    assert "notebook" in type_in(*ask).out
+
+    with locked_out(public / "claims" / BOOT, mode):
+        answer = type_in(*ask)
+
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.splitlines()[-1] == (
+        f"dra-driver: the ledger in {public / 'claims' / BOOT} cannot be read: Permission denied; "
+        "ask as root, or give another --state-dir"
+    )
+
+
+def test_a_file_where_the_ledger_should_be_is_no_empty_ledger(claims, state):
+    state.mkdir()
+    (state / "claims").write_text("")
+
+    answer = claims()
+
+    assert (answer.code, answer.out) == (1, "")
+    assert "remove the file that stands where the directory should be" in answer.err

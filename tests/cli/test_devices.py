@@ -1,14 +1,25 @@
 """What a node would publish, as people and as programs read it."""
 
 import json
+import re
 from importlib import resources
+from pathlib import Path
 
 import pytest
 import yaml
 
+from dra_driver.cli.devices import devices
 from dra_driver.kubeletplugin.slice_limits import check
 from dra_driver.kubeletplugin.slices import Pool, SliceContent
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.offer import Exclusive, Sliceable
+from dra_driver.node.boot import boot_id
+from dra_driver.node.ledger import Ledger
+from dra_driver.settings import DevicesSettings
 from tests.fakes.simulated import h100
+from tests.fakes.user import locked_out
+from tests.fakes.values import ref
 
 BUNDLED = sorted(
     path.name.removesuffix(".yaml")
@@ -35,12 +46,13 @@ def test_every_bundled_node_prints_slices_that_an_api_server_takes(type_in, name
     assert check(pool, "gpu.nvidia.com") == ()
 
 
-def test_a_node_of_eight_gpus_prints_eight_devices(type_in):
+def test_a_node_of_eight_gpus_prints_eight_devices_and_their_monitors(type_in):
     answer = type_in("devices", "--sim", "h100x8", "--node-name", "n1", "-o", "json")
 
     (slice_,) = json.loads(answer.out)["items"]
     assert [device["name"] for device in slice_["spec"]["devices"]] == [
-        f"gpu-{minor}" for minor in range(8)
+        *(f"gpu-{minor}" for minor in range(8)),
+        *(f"gpu-{minor}-mon" for minor in range(8)),
     ]
 
 
@@ -56,12 +68,38 @@ def test_the_same_node_is_printed_alike_byte_for_byte(type_in):
     assert type_in(*words).out == type_in(*words).out
 
 
-def test_the_table_has_a_line_for_each_gpu(type_in):
-    head, *rows = type_in("devices", "--sim", "h100x8").out.splitlines()
+def rows(answer, last="profile: "):
+    """The cells of each line of the table, and the lines below it."""
+    head, *lines = answer.out.splitlines()
+    of_table = [line for line in lines if line.startswith("gpu-")]
+    below = [line for line in lines if not line.startswith(("gpu-", last))]
+    return [[c.strip() for c in re.split(r" {3,}", line)] for line in (head, *of_table)], below
 
-    assert head.split()[:4] == ["DEVICE", "PRODUCT", "MEMORY", "UUID"]
-    assert [row.split()[0] for row in rows] == [f"gpu-{minor}" for minor in range(8)]
-    assert all("NVIDIA H100 80GB HBM3" in row and "GPU-" in row for row in rows)
+
+def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(type_in):
+    (head, *lines), below = rows(type_in("devices", "--sim", "h100x8"))
+
+    assert head == [
+        *("DEVICE", "PRODUCT", "SHAPE", "MEMORY", "DEFAULT", "LEAST", "STEP", "SHARES", "CORES"),
+        "UUID",
+    ]
+    assert lines[0][:9] == [
+        *("gpu-0", "NVIDIA H100 80GB HBM3", "sliceable", "79.6 GiB", "81559Mi", "1024Mi", "1Mi"),
+        *("48", "100 %"),
+    ]
+    assert lines[8][:9] == [
+        *("gpu-0-mon", "NVIDIA H100 80GB HBM3", "monitor (admin access)", "79.6 GiB"),
+        *"-----",
+    ]
+    assert len(lines) == 16
+    assert below == []
+
+
+def test_a_wide_table_says_where_each_gpu_sits(type_in):
+    (head, *lines), _ = rows(type_in("devices", "--sim", "h100x8", "-o", "wide"))
+
+    assert head[10:] == ["PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK"]
+    assert all(line[10].startswith("0000:") for line in lines)
 
 
 def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path):
@@ -69,9 +107,9 @@ def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path
     file = tmp_path / "node.yaml"
     file.write_text(yaml.safe_dump({"gpus": gpus}))
 
-    _, offered, *withheld = type_in("devices", "--sim", file).out.splitlines()
+    (_, *offered), withheld = rows(type_in("devices", "--sim", file))
 
-    assert offered.startswith("gpu-0")
+    assert [line[0] for line in offered] == ["gpu-0", "gpu-0-mon"]
     assert [line.partition(": ")[0] for line in withheld] == ["not offered"] * 2
     assert "0000:43:00.0: it is bound to vfio-pci" in withheld[0]
     assert "0000:52:00.0: " in withheld[1]
@@ -81,7 +119,143 @@ def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path
 def test_a_node_without_gpus_says_so(type_in):
     answer = type_in("devices", "--sim", "none")
 
-    assert (answer.code, answer.out) == (0, "this node has no GPU to offer\n")
+    assert (answer.code, answer.out) == (0, "this node has no GPU to offer\nprofile: default\n")
+
+
+def profiles(directory, **specs):
+    """A directory of profiles, each with these entries."""
+    for name, gpus in specs.items():
+        document = {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "NodeProfile",
+            "metadata": {"name": name},
+            "spec": {"gpus": gpus},
+        }
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    return directory
+
+
+def shapes(answer):
+    (_, *lines), below = rows(answer)
+    return {line[0]: line[2] for line in lines}, below
+
+
+def test_a_profile_says_what_becomes_of_each_gpu(type_in, tmp_path):
+    where = profiles(
+        tmp_path,
+        mixed=[
+            {"select": {"index": [0]}, "fractions": "Never"},
+            {"select": {"index": [1]}, "include": False},
+            {"select": {"index": [2]}, "replicas": 4, "rename": True},
+        ],
+    )
+
+    answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "mixed")
+
+    found, below = shapes(answer)
+    assert (found["gpu-0"], found["gpu-2"]) == ("exclusive", "4 replicas (gpu-shared)")
+    assert found["gpu-3"] == "sliceable"
+    assert not {"gpu-1", "gpu-0-mon"} & found.keys()
+    (left_out,) = below
+    assert left_out.startswith("not offered: GPU ")
+    assert "include: false" in left_out
+    assert answer.out.splitlines()[-1] == "profile: mixed"
+
+
+def test_a_bundled_profile_needs_no_file(type_in):
+    found, _ = shapes(type_in("devices", "--sim", "h100x8", "--profile", "exclusive"))
+
+    assert found == {f"gpu-{minor}": "exclusive" for minor in range(8)}
+
+
+def test_fields_of_the_device_plugin_that_mean_nothing_here_are_told(type_in, tmp_path):
+    file = tmp_path / "old.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "version": "v1",
+                "flags": {"migStrategy": "none", "plugin": {"passDeviceSpecs": True}},
+                "sharing": {
+                    "timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}
+                },
+            }
+        )
+    )
+
+    answer = type_in("devices", "--sim", "h100x8", "--profiles", file, "--profile", "old")
+
+    found, below = shapes(answer)
+    assert set(found.values()) == {"4 replicas", "monitor (admin access)"}
+    assert below and all(line.startswith("profile old: ") for line in below)
+    assert any("has no meaning here" in line for line in below)
+
+
+def test_an_unknown_profile_is_answered_with_the_known_ones(type_in, tmp_path):
+    where = profiles(tmp_path, mine=[{}])
+
+    answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "yours")
+
+    assert (answer.code, answer.out) == (2, "")
+    assert "'yours'" in answer.err
+    assert all(name in answer.err for name in ("default", "exclusive", "mine"))
+
+
+def test_a_wrong_profile_is_answered_with_the_field(type_in, tmp_path):
+    where = profiles(tmp_path, mine=[{"replicas": "many"}])
+
+    answer = type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "mine")
+
+    assert answer.code == 2
+    assert "spec.gpus[0].replicas" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, tmp_path):
+    claim = ref("training")
+    holding = Holding(claim, DeviceName("gpu-0"), shape=Exclusive())
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+
+    found, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
+
+    assert (found["gpu-0"], found["gpu-1"]) == ("exclusive", "sliceable")
+    assert below == [
+        "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable",
+    ]
+
+
+def test_what_cannot_be_published_as_the_profile_says_is_told(type_in, tmp_path):
+    where = profiles(tmp_path, tiny=[{"replicas": 2, "memory": {"step": "60Gi"}}])
+
+    found, below = shapes(
+        type_in("devices", "--sim", "h100x8", "--profiles", where, "--profile", "tiny")
+    )
+
+    assert found["gpu-0"] == "exclusive"
+    assert below[0].startswith("not as the profile says: gpu-0: exclusive: ")
+
+
+@pytest.mark.parametrize(
+    ("without", "expected"),
+    [
+        pytest.param(["taints"], {"gpu-0": "sliceable", "gpu-1": "4 replicas"}, id="taints"),
+        pytest.param(
+            ["consumable-capacity"],
+            {"gpu-0": "exclusive"} | {f"gpu-1-{n}": f"{n + 1} of 4 replicas" for n in range(4)},
+            id="consumable capacity",
+        ),
+    ],
+)
+def test_what_an_api_server_would_get_that_lacks_a_feature(type_in, tmp_path, without, expected):
+    where = profiles(tmp_path, two=[{"select": {"index": [1]}, "replicas": 4}])
+    file = tmp_path / "node"
+    file.write_text(yaml.safe_dump({"gpus": [h100("1b"), h100("43")]}))
+    words = [word for feature in without for word in ("--without", feature)]
+
+    answer = type_in(
+        "devices", "--sim", file, "--profiles", where / "two.yaml", "--profile", "two", *words
+    )
+
+    assert shapes(answer)[0] == expected
 
 
 def test_another_drivers_name_is_published_under_that_name(type_in):
@@ -90,3 +264,34 @@ def test_another_drivers_name_is_published_under_that_name(type_in):
 
     (slice_,) = json.loads(answer.out)["items"]
     assert slice_["spec"]["driver"] == "gpu.example.com"
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_a_ledger_that_may_not_be_read_counts_as_empty_and_a_warning_says_so(public, caplog, form):
+    settings = DevicesSettings.model_validate({"sim": "h100x8", "kubelet_dir": public / "kubelet"})
+    settings.kubelet_dir.mkdir()
+    free = devices(settings, form)
+    assert "every GPU counts as free" not in caplog.text
+
+    with locked_out(settings.kubelet_dir, 0o000):
+        answer = devices(settings, form)
+
+    assert answer == free
+    (warning,) = (line for line in caplog.messages if line.startswith("every GPU counts as free"))
+    assert f"{settings.ledger_dir}" in warning and "Permission denied; ask as root" in warning
+
+
+def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
+    claim = ref("training")
+    shape = Sliceable(20 * 1024**3, 1024**3, 1024**2, shares=4, replicas=4)
+    holding = Holding(claim, DeviceName("gpu-0"), shape=shape)
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+    where = profiles(tmp_path, mine=[{"replicas": 4, "rename": True}]) / "mine.yaml"
+    words = ("--profiles", where, "--profile", "mine", "--state-dir", tmp_path)
+
+    found, below = shapes(type_in("devices", "--sim", "h100x8", *words))
+
+    assert (found["gpu-0"], found["gpu-1"]) == ("4 replicas", "4 replicas (gpu-shared)")
+    assert below == [
+        "pending: gpu-0 keeps its shape while a claim holds it, then: 4 replicas (gpu-shared)"
+    ]

@@ -19,12 +19,19 @@ from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.boot import boot_id
+from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published
 from tests.fakes import api_server
 from tests.fakes.registrar import Registrar
 from tests.fakes.simulated import h100
+from tests.fakes.user import locked_out
+from tests.fakes.values import inventory
 
 DRIVER, NODE = "gpu.nvidia.com", "n1"
+UNMOUNTED = {"[warn] cgroups", "[warn] pod-resources socket"}  # what the test's node lacks
 
 
 class World:
@@ -112,11 +119,16 @@ def test_a_node_in_order_ends_with_zero_and_each_finding_has_its_line(world):
     assert "[ok]   driver root: driver 580.95.05 in " in answer.out
     assert "[ok]   kernel module: 580.95.05, as the libraries" in answer.out
     assert "[ok]   GPUs: 2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1" in answer.out
+    assert "[ok]   profile: default (nothing chooses another)" in answer.out
+    assert "[ok]   GPUs as offered: sliceable: gpu-0, gpu-1" in answer.out
     assert lines(answer, "[skip]") == [
+        "[skip] PID namespace: simulated GPUs have no processes",
         "[skip] API server: not in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is "
-        "not set): name a kubeconfig (--kubeconfig)"
+        "not set): name a kubeconfig (--kubeconfig)",
     ]
-    assert answer.out.splitlines()[-1].startswith("0 failed, 1 warnings, ")
+    warned = lines(answer, "[warn]")
+    assert {line.partition(":")[0] for line in warned} <= UNMOUNTED | {"[warn] plugin"}
+    assert answer.out.splitlines()[-1].startswith(f"0 failed, {len(warned)} warnings, ")
 
 
 def test_asking_changes_nothing(world):
@@ -289,12 +301,17 @@ def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
     assert "a check broke" in caplog.text
 
 
-def test_a_cluster_in_order_is_four_lines_and_one_for_features(client):
+def of(found, what):
+    return [one for one in found if one.what == what]
+
+
+def test_a_cluster_in_order_is_four_lines_and_one_for_features_and_claims_each(client):
     found = examine(client)
 
-    assert [one.level for one in found] == [Level.OK] * 5
+    assert [one.level for one in found] == [Level.OK] * 6
     assert found[0].found.endswith("serves resource.k8s.io/v1")
-    assert found[-1].found.startswith("kept: device taints, consumable capacity, shared counters")
+    assert found[-1].what == "pending claims"
+    assert found[-2].found.startswith("kept: device taints, consumable capacity, shared counters")
 
 
 def test_exactly_the_rights_that_are_missing_are_named(client):
@@ -329,7 +346,10 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
     found = list(examine_cluster(Cluster(client, ResourceApi(client), DRIVER, NODE)))
 
-    assert [one.level for one in found] == [Level.OK, Level.OK, Level.SKIP, Level.OK, Level.OK]
+    assert [one.level for one in found] == [
+        *(Level.OK, Level.OK, Level.SKIP),
+        *[Level.OK] * 3,
+    ]
 
 
 def test_a_node_that_the_api_server_does_not_know_fails(server, client):
@@ -351,13 +371,16 @@ def test_what_we_may_not_read_is_skipped(server, client):
 
     skipped = [one.what for one in examine(client) if one.level is Level.SKIP]
 
-    assert skipped == ["Node object", "DeviceClass", "API features"]
+    assert skipped == ["Node object", "DeviceClass", "API features", "pending claims"]
 
 
 def test_a_gate_that_is_off_is_told(server, client):
     server.disable("DRAConsumableCapacity")
 
-    assert "consumable capacity (DRAConsumableCapacity)" in examine(client)[-1].found
+    assert (
+        "consumable capacity (DRAConsumableCapacity)"
+        in of(examine(client), "API features")[0].found
+    )
 
 
 def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server, client):
@@ -372,7 +395,162 @@ def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server
 def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):
     server.fail(422, "POST", "resourceslices")
 
-    assert "validatingadmissionpolicies" in examine(client)[-1].mend
+    assert "validatingadmissionpolicies" in of(examine(client), "API features")[0].mend
+
+
+SELECTOR = "device.driver == '{0}' && device.attributes['{0}'].type == '{1}'"
+
+
+def put_class(server, name, kind):
+    server.put(
+        {
+            "kind": "DeviceClass",
+            "metadata": {"name": name},
+            "spec": {"selectors": [{"cel": {"expression": SELECTOR.format(DRIVER, kind)}}]},
+        }
+    )
+
+
+def put_slice(server):
+    """As a node with two GPUs publishes it."""
+    offered = offer(inventory(2), DEFAULT_PROFILE, Keeps(), {})
+    server.put(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "n1-slice"},
+            "spec": {
+                "driver": DRIVER,
+                "nodeName": NODE,
+                "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+                "devices": list(published(offered)),
+            },
+        }
+    )
+
+
+def put_claim(server, name, device_class=DRIVER, **asked):
+    request = {"name": "gpu", "exactly": {"deviceClassName": device_class, **asked}}
+    server.put(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "team-a", "name": name},
+            "spec": {"devices": {"requests": [request]}},
+        }
+    )
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_claims_that_can_never_be_placed_are_named_with_the_field(server, client, version):
+    put_class(server, DRIVER, "gpu")
+    put_slice(server)
+    put_claim(server, "fine", capacity={"requests": {"memory": "10Gi"}})
+    put_claim(server, "large", capacity={"requests": {"memory": "200Gi"}})
+    put_claim(server, "theirs", "other.example", capacity={"requests": {"memory": "200Gi"}})
+    server.served = [version]
+
+    warned, rest = of(examine(client), "pending claims")
+
+    assert (warned.level, rest.level) == (Level.WARN, Level.OK)
+    assert warned.found.startswith(
+        "team-a/large can never be served as it is: "
+        "spec.devices.requests[0].exactly.capacity.requests[memory]: asks for 200Gi"
+    )
+    assert rest.found.startswith("1 wait")
+
+
+def test_claims_that_wait_where_nothing_is_published_are_counted(server, client):
+    put_class(server, DRIVER, "gpu")
+    put_claim(server, "fine")
+
+    (found,) = of(examine(client), "pending claims")
+
+    assert (found.level, found.found) == (
+        Level.WARN,
+        f"1 wait, and no node publishes a device of {DRIVER}",
+    )
+
+
+def profiles(directory, **specs):
+    directory.mkdir()
+    for name, gpus in specs.items():
+        document = {
+            "apiVersion": "resource.nvidia.com/v1beta1",
+            "kind": "NodeProfile",
+            "metadata": {"name": name},
+            "spec": {"gpus": gpus},
+        }
+        (directory / f"{name}.yaml").write_text(yaml.safe_dump(document))
+    return directory
+
+
+def test_the_label_of_the_node_chooses_the_profile(world, server, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"fractions": "Never"}])
+    labels = {"gpu.nvidia.com/profile": "mine"}
+    server.put({"kind": "Node", "metadata": {"name": NODE, "labels": labels}})
+
+    answer = world.ask(
+        *("--profiles", where, "--kubeconfig", server.kubeconfig(tmp_path / "config"))
+    )
+
+    assert f"[ok]   profile: mine (label gpu.nvidia.com/profile of node {NODE})" in answer.out
+    assert "[ok]   GPUs as offered: exclusive: gpu-0, gpu-1" in answer.out
+
+
+def test_a_profile_that_cannot_be_used_fails_with_who_chose_it_and_the_field(world, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"replicas": "many"}])
+
+    answer = world.ask("--profiles", where, "--profile", "mine")
+
+    (failed,) = lines(answer, "[FAIL]")
+    assert answer.code == 1
+    assert failed.startswith("[FAIL] profile: --profile: profile 'mine': ")
+    assert "spec.gpus[0].replicas" in failed
+
+
+def test_what_a_profile_says_to_nobody_is_told(world, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"select": {"index": [7]}, "fractions": "Never"}])
+
+    answer = world.ask("--profiles", where, "--profile", "mine")
+
+    assert answer.code == 0
+    assert any("spec.gpus[0]: selects no GPU" in line for line in lines(answer, "[warn] profile"))
+
+
+def test_a_profile_that_insists_on_what_the_driver_lacks_fails(world, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"memoryLimit": "Strict"}])
+
+    answer = world.ask("--profiles", where, "--profile", "mine")
+
+    (failed,) = lines(answer, "[FAIL]")
+    assert failed.startswith("[FAIL] memory limits: the profile insists on the driver's own")
+    assert "too old" in failed
+
+
+def test_gpus_that_no_guard_looks_at_are_told(world, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"memoryGuard": {"policy": "Off"}}])
+
+    answer = world.ask("--profiles", where, "--profile", "mine")
+
+    assert answer.code == 0
+    assert "the memory guard does not look at gpu-0, gpu-1" in answer.out
+
+
+def test_labels_that_cannot_be_read_leave_the_profile_open(world, server, tmp_path):
+    server.deny("get", "nodes")
+
+    answer = world.ask("--kubeconfig", server.kubeconfig(tmp_path / "config"))
+
+    assert lines(answer, "[skip] profile: which one the Node's labels choose cannot be read: ")
+
+
+def test_an_api_server_without_consumable_capacity_gets_whole_gpus(world, server, tmp_path):
+    server.disable("DRAConsumableCapacity")
+
+    answer = world.ask("--kubeconfig", server.kubeconfig(tmp_path / "config"))
+
+    assert "[ok]   GPUs as offered: exclusive: gpu-0, gpu-1" in answer.out
 
 
 def test_the_command_asks_the_api_server_that_the_kubeconfig_names(world, server, tmp_path):
@@ -411,3 +589,18 @@ def test_a_ledger_that_cannot_be_made_is_found(world):
     assert answer.code == 1
     assert "[FAIL] ledger" in answer.out
     assert "cannot be made" in answer.out
+
+
+def test_who_may_not_look_is_told_to_ask_as_root_and_of_no_fault_of_ours(world):
+    world.kubelet.parent.chmod(0o755)
+    world.ask()
+
+    with locked_out(world.kubelet, 0o000):
+        answer = world.ask()
+
+    assert answer.code == 1
+    assert "broke" not in answer.out + answer.err
+    refused = lines(answer, "[FAIL]")
+    for what in ("CDI files", "kubelet directory", "state directory", "ledger"):
+        (line,) = (one for one in refused if one.startswith(f"[FAIL] {what}: "))
+        assert "Permission denied; ask as root" in line and str(world.kubelet) in line

@@ -1,6 +1,7 @@
 """Settings and the command line: what counts, what is said about it, and how it ends."""
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,7 @@ def test_help_is_printed_and_ends_well(type_in, command):
         ("--node-name", "Bad_Name!", "write lower-case letters"),
         ("--pod-uid", "../../x", "write letters, digits and dashes"),
         ("--cdi-dir", "relative", "give an absolute path"),
+        ("--profile", "a/b", "write letters, digits, dashes, dots and underscores"),
     ],
 )
 def test_a_setting_that_could_never_work_is_refused_with_its_flag(type_in, flag, value, problem):
@@ -73,6 +75,15 @@ def test_a_setting_that_could_never_work_is_refused_with_its_flag(type_in, flag,
     assert answer.code == 2
     assert flag in answer.err
     assert problem in answer.err
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_profiles_and_their_choice_are_flags_and_variables(settings):
+    given = ("--node-name", "n") if settings is PluginSettings else ()
+
+    assert (read(settings, *given).profiles, read(settings, *given).profile) == (None, "")
+    found = read(settings, *given, "--profiles", "here/all.yaml", PROFILE="a100.v2")
+    assert (found.profiles, found.profile) == (Path("here/all.yaml"), "a100.v2")
 
 
 def test_a_simulated_node_with_an_endless_name_is_one_clear_line(type_in):

@@ -1,0 +1,135 @@
+"""Who has how much of which GPU: the ledger's records, GPU by GPU."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
+from dra_driver.model.holdings import Held, Holding, Record
+from dra_driver.model.offer import Replica, Sliceable, board
+from dra_driver.model.steps import Interval, SetTimeSlice
+from dra_driver.plan.amounts import NOTHING, Amount, amount
+
+ALL_CORES = 100  # percent
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One device of a GPU that one claim has. A claim can have several of one GPU."""
+
+    record: Record
+    holding: Holding
+
+    @property
+    def amount(self) -> Amount:
+        """What it takes away from others; who looks on takes nothing."""
+        if self.holding.admin:
+            return NOTHING
+        return amount(self.holding.consumed, self.holding.shape)
+
+    @property
+    def interval(self) -> Interval | None:
+        """The time slice that the claim asked for, if it did."""
+        steps = (s for s in self.record.steps if isinstance(s, SetTimeSlice))
+        return next((s.interval for s in steps if s.gpu == self.holding.gpu), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One GPU and who uses it."""
+
+    name: str
+    gpu: Gpu | None  # None: it was not looked at, or is not there any more
+    uses: tuple[Use, ...] = ()
+
+    @property
+    def uuid(self) -> GpuUuid | None:
+        if self.gpu is not None:
+            return self.gpu.uuid
+        return next((use.holding.gpu for use in self.uses if use.holding.gpu), None)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """All its memory, as far as that is known: of a GPU that was not looked at, what was
+        divided among claims."""
+        if self.gpu is not None:
+            return self.gpu.memory_bytes
+        return next((parts for use in self.uses if (parts := _divided(use.holding))), None)
+
+    @property
+    def held(self) -> Amount:
+        return sum((use.amount for use in self.uses), NOTHING)
+
+    @property
+    def held_bytes(self) -> int | None:
+        """None: all of it, and how much that is is not known."""
+        held = self.held
+        return self.memory_bytes if held.whole else held.memory_bytes
+
+    @property
+    def free_bytes(self) -> int | None:
+        """None: not known."""
+        if self.held.whole:
+            return 0
+        total = self.memory_bytes
+        return None if total is None else max(0, total - self.held.memory_bytes)
+
+    @property
+    def shares(self) -> int | None:
+        """How many claims can be on it at once; None: nobody has a share of it."""
+        for use in self.uses:
+            match use.holding.shape:
+                case Sliceable(shares=most) | Replica(of=most):
+                    return most
+        return None
+
+
+def usages(records: Iterable[Record], gpus: Iterable[Gpu]) -> tuple[Usage, ...]:
+    """The *gpus* of the node, and those that only *records* tell of; by minor number. On each,
+    claims by namespace and name, those that look on last."""
+    found = {str(gpu.name): gpu for gpu in gpus}
+    uses: dict[str, list[Use]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.claim):
+        for holding in record.holdings:
+            uses[_name(holding, found)].append(Use(record, holding))
+    names = sorted(found.keys() | uses.keys(), key=_minor)
+    return tuple(
+        Usage(name, found.get(name), tuple(sorted(uses[name], key=lambda use: use.holding.admin)))
+        for name in names
+    )
+
+
+def _name(holding: Holding, found: Mapping[str, Gpu]) -> str:
+    """How the GPU of *holding* is called now. It can get another name within a boot, and its old
+    one can be another GPU's: one that is not *found* is then called by its UUID."""
+    now = next((name for name, gpu in found.items() if gpu.uuid == holding.gpu), None)
+    before = board(holding.device)
+    return now or (str(holding.gpu) if holding.gpu and before in found else before)
+
+
+def held_by(records: Iterable[Record]) -> Held:
+    """Which claims hold which device, from records that were read without a ``Ledger``."""
+    held: dict[DeviceName, list[Holding]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record.claim):
+        for holding in record.holdings:
+            held[holding.device].append(holding)
+    return held
+
+
+def claims_on(usage: Usage) -> Iterator[Record]:
+    """Every claim once, who looks on included."""
+    yield from {use.record.claim.uid: use.record for use in usage.uses}.values()
+
+
+def _divided(holding: Holding) -> int:
+    match holding.shape:
+        case Sliceable(memory_default=part, replicas=number):
+            return part * number
+        case Replica(memory_bytes=part, of=number):
+            return (part or 0) * number
+    return 0
+
+
+def _minor(name: str) -> tuple[int, str]:
+    number = name.rpartition("-")[2]
+    return (int(number) if number.isdecimal() else -1, name)
