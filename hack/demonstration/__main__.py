@@ -23,7 +23,7 @@ from hack.testbed.errors import ClusterError
 from hack.testbed.layout import default_layout
 from hack.testbed.state import load_state
 
-STEPS = 7
+STEPS = 8
 _TROUBLE = (ClusterError, DemoError, DriverError, OSError)
 
 
@@ -46,8 +46,9 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hack/demo",
-        description="A pod with a simulated GPU on a real Kubernetes on loopback, shown from end "
-        "to end, and removed again. DRA_CACHE: where built programs are kept.",
+        description="Pods with a simulated GPU, and with parts of one, on a real Kubernetes on "
+        "loopback, shown from end to end, and removed again. DRA_CACHE: where built programs are "
+        "kept.",
     )
     parser.add_argument("--keep", action="store_true", help="leave it running, to look around")
     parser.add_argument("--down", action="store_true", help="end what --keep left running")
@@ -106,8 +107,11 @@ def _run(stage: Stage, steps: Steps, sim: str) -> Seen:
     steps.detail(f"published: {', '.join(devices)}")
     steps.step("running a pod with one GPU: deploy/examples/one-gpu")
     log = stage.run_pod()
+    steps.step("running three pods that share a GPU: deploy/examples/quarter-gpu")
+    quarters = stage.run_quarters()
+    steps.detail(page.sharing(quarters))
     steps.step("looking at how the GPU came to the pod")
-    seen = stage.look(sim, log)
+    seen = stage.look(sim, log, quarters)
     steps.detail("done")
     return seen
 

@@ -3,7 +3,7 @@
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ class Kubectl:
         document: Document = json.loads(self.run("get", *arguments, "--output=json"))
         return document
 
-    def apply(self, text: str, namespace: str) -> None:
-        self.run("apply", "--filename=-", f"--namespace={namespace}", text=text)
+    def apply(self, text: str) -> None:
+        self.run("apply", "--filename=-", text=text)
 
-    def delete(self, path: Path, namespace: str, seconds: float) -> None:
-        """Delete what is in a file and wait until it is gone; gone already is success."""
-        wait = [f"--namespace={namespace}", "--ignore-not-found", f"--timeout={seconds:.0f}s"]
-        self.run("delete", f"--filename={path}", *wait, seconds=seconds + CALL_SECONDS)
+    def delete(self, paths: Iterable[Path], seconds: float) -> None:
+        """Delete what is in files and wait until it is gone; gone already is success."""
+        what = [f"--filename={path}" for path in paths]
+        wait = ["--ignore-not-found", f"--timeout={seconds:.0f}s"]
+        self.run("delete", *what, *wait, seconds=seconds + CALL_SECONDS)
 
 
 def call(

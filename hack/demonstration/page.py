@@ -37,8 +37,8 @@ class Seen:
     resource_slice: Document  # the ResourceSlice of its device
     spec_path: str
     spec: Document  # the CDI spec
+    quarters: Mapping[str, str]  # what pods printed that share a GPU, by namespace and name
     claims_table: str
-    devices_table: str
 
 
 def page(seen: Seen, style: Style) -> str:
@@ -61,14 +61,24 @@ def page(seen: Seen, style: Style) -> str:
             _slice_lines(seen.resource_slice, str(result["device"])),
         ),
         ("The CDI spec it was injected by", seen.spec_path, _spec_lines(seen.spec)),
-        ("What this node holds", "dra-driver claims", seen.claims_table),
-        ("What this node offers", f"dra-driver devices --sim {seen.sim}", seen.devices_table),
     ]
-    title = style.strong(f"One pod with one GPU on Kubernetes {seen.version}; GPUs are simulated")
+    if seen.quarters:
+        source = "kubectl logs -n NAMESPACE POD"
+        sections.append(("Pods of three namespaces on one GPU", source, _logs(seen.quarters)))
+    sections.append(("Who holds what, and what is free", "dra-driver claims", seen.claims_table))
+    what = "One pod with one GPU" + (", three that share one," if seen.quarters else "")
+    title = style.strong(f"{what} on Kubernetes {seen.version}; GPUs are simulated")
     if seen.why:
         title += f"\nThe pod is a process without a container: {seen.why}"
     blocks = [_block(head, source, body, style) for head, source, body in sections]
     return "\n\n".join([title, *blocks])
+
+
+def sharing(quarters: Mapping[str, str]) -> str:
+    """What became of the pods that share a GPU, in a line."""
+    if quarters:
+        return f"running: {', '.join(quarters)}"
+    return "left out: it takes two GPUs, and Kubernetes 1.36"
 
 
 def kept(kubeconfig: str, path: str, *, has_exec: bool) -> str:
@@ -90,11 +100,12 @@ def ended() -> str:
     rows = [
         ("hack/demo --keep", "the same, left running, for you to look around"),
         ("hack/demo --sim mixed", "other GPUs: a100x8, b200x8, h200x8, l40sx4, t4x1, ..."),
+        ("dra-driver devices --sim h100x8", "what a node offers; .venv/bin has the program"),
         ("hack/cluster up", "this Kubernetes alone; hack/cluster kubectl -- get nodes"),
         ("hack/test", "every test, the end-to-end tests on this Kubernetes too"),
         ("deploy/examples/README.md", "other ways to ask for GPUs, one idea each"),
     ]
-    return "\n".join(["Next:", "", *(f"  {command:27}{text}" for command, text in rows)])
+    return "\n".join(["Next:", "", *(f"  {command:33}{text}" for command, text in rows)])
 
 
 def limits(why: str) -> str:
@@ -111,6 +122,12 @@ def limits(why: str) -> str:
 def _block(head: str, source: str, body: str, style: Style) -> str:
     lines = [f"{style.strong(head)}  {style.faint(source)}"]
     return "\n".join([*lines, *(f"  {line}".rstrip() for line in body.splitlines())])
+
+
+def _logs(logs: Mapping[str, str]) -> str:
+    """A line for each pod."""
+    width = max(map(len, logs))
+    return "\n".join(f"{pod:{width}}  {'  '.join(log.splitlines())}" for pod, log in logs.items())
 
 
 def _slice_lines(document: Document, name: str) -> str:

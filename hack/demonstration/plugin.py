@@ -69,13 +69,9 @@ class Plugin:
         """As its pod's end would. Not running is success."""
         self.process.stop()
 
-    def claims(self) -> str:
+    def claims(self, sim: str) -> str:
         """What `dra-driver claims` prints."""
-        return _dra_driver("claims", f"--kubelet-dir={self._cluster.kubelet_dir}")
-
-    def devices(self, sim: str) -> str:
-        """What `dra-driver devices` prints."""
-        return _dra_driver("devices", f"--sim={sim}", f"--node-name={self._cluster.node_name}")
+        return _dra_driver("claims", f"--kubelet-dir={self._cluster.kubelet_dir}", f"--sim={sim}")
 
     def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:
         token = kubectl.run(

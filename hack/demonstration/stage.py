@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shlex
 import shutil
 import socket
 from collections.abc import Iterator
@@ -14,13 +13,13 @@ import yaml
 
 from hack.demonstration.errors import DemoError
 from hack.demonstration.kubectl import Kubectl, call
+from hack.demonstration.manifests import documents, mebibytes, with_local_image, with_memory
 from hack.demonstration.page import Seen
 from hack.demonstration.plugin import Plugin
 from hack.testbed import packages
 from hack.testbed.cache import Progress
 from hack.testbed.cluster import Cluster
 from hack.testbed.errors import ClusterError
-from hack.testbed.images import GLIBC
 from hack.testbed.kubelet_standin import process as standin
 from hack.testbed.waits import wait_for
 
@@ -28,12 +27,12 @@ Document = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
-EXAMPLE = REPOSITORY / "deploy/examples/one-gpu/one-gpu.yaml"
 NAMESPACE = "dra-driver-gpu"
-POD = "one-gpu"  # its namespace is called the same
+POD = "one-gpu"  # the example and its namespace are called the same
+QUARTERS = "quarter-gpu"
+FRACTIONS_FROM = 36  # of Kubernetes 1.x: what a GPU is divided by is kept there without more ado
 POD_SECONDS = 60
 GONE_SECONDS = 60
-_STAY = "trap 'exit 0' TERM; while :; do sleep 1 & wait; done"
 
 
 @contextlib.contextmanager
@@ -67,7 +66,7 @@ class Stage:
         self._before: Before | None = None
         self._record = self.directory / "before.json"
         self._chart = self.directory / "chart.yaml"
-        self._example = self.directory / "example.yaml"
+        self._examples = [self.directory / f"{name}.yaml" for name in (POD, QUARTERS)]
 
     @property
     def is_up(self) -> bool:
@@ -118,36 +117,68 @@ class Stage:
         objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] != "DaemonSet"]
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
-        self._kubectl.apply(self._chart.read_text(), NAMESPACE)
+        self._kubectl.apply(self._chart.read_text())
         accounts = (o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
         return str(next(accounts))
 
     def start_plugin(self, account: str, sim: str) -> list[str]:
         """The plugin, with simulated GPUs. Their names."""
         self.plugin.start(self._kubectl, NAMESPACE, account, sim)
-        devices = [d for each in self._slices() for d in each["spec"].get("devices") or ()]
-        if not devices:
+        names = [str(device["name"]) for device in self._devices()]
+        if not names:
             raise DemoError(f"{sim} has no GPU to offer: `dra-driver devices --sim {sim}` says why")
-        return [str(device["name"]) for device in devices]
+        return names
 
     def run_pod(self) -> str:
         """The example's pod, until it has printed what it sees."""
-        namespace, *objects = (with_local_image(o) for o in yaml.safe_load_all(EXAMPLE.read_text()))
-        self._example.write_text(yaml.safe_dump_all([namespace, *objects]))
-        self._kubectl.apply(yaml.safe_dump(namespace), POD)
-        # A pod is refused until its namespace has the account that pods run as.
-        account = ["serviceaccount/default", f"--namespace={POD}", "--timeout=20s"]
-        self._kubectl.run("wait", "--for=create", *account)
-        self._kubectl.apply(yaml.safe_dump_all(objects), POD)
-        log = self.cluster.log("kubelet" if self.cluster.mode == "full" else standin.NAME)
-        try:
-            wait_for(f"pod {POD} to run", self._is_running, timeout_seconds=POD_SECONDS)
-            wait_for(f"pod {POD} to print", lambda: bool(self._printed()), timeout_seconds=10)
-        except (ClusterError, DemoError) as e:
-            raise DemoError(f"{e}; its events:\n{self._events()}\nSee also {log}") from e
-        return self._printed()
+        [log] = self._play(POD, [with_local_image(o) for o in documents(POD)]).values()
+        return log
 
-    def look(self, sim: str, log: str) -> Seen:
+    def run_quarters(self) -> dict[str, str]:
+        """Pods of three namespaces that share a GPU: what each has printed, by namespace and name.
+
+        Nothing where GPUs are not divided, or the first pod has the only one.
+        """
+        gpus = [device for device in self._devices() if device.get("allowMultipleAllocations")]
+        if self._minor < FRACTIONS_FROM or len(gpus) < 2:
+            return {}
+        smallest = min(mebibytes(gpu["capacity"]["memory"]["value"]) for gpu in gpus)
+        objects = [with_local_image(o) for o in documents(QUARTERS)]
+        return self._play(QUARTERS, [with_memory(o, smallest // 4) for o in objects])
+
+    def _play(self, name: str, objects: list[Document]) -> dict[str, str]:
+        """Run the pods of an example until all have printed; what, by namespace and name."""
+        (self.directory / f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
+        spaces = [each for each in objects if each["kind"] == "Namespace"]
+        self._kubectl.apply(yaml.safe_dump_all(spaces))
+        for space in spaces:
+            # A pod is refused until its namespace has the account that pods run as.
+            account = ["serviceaccount/default", f"--namespace={space['metadata']['name']}"]
+            self._kubectl.run("wait", "--for=create", *account, "--timeout=20s")
+        self._kubectl.apply(yaml.safe_dump_all(o for o in objects if o["kind"] != "Namespace"))
+        pods = [each["metadata"] for each in objects if each["kind"] == "Pod"]
+        return {f"{m['namespace']}/{m['name']}": self._printed_by(m) for m in pods}
+
+    def _printed_by(self, pod: Document) -> str:
+        """What a pod prints once it runs."""
+        name, space = pod["name"], f"--namespace={pod['namespace']}"
+        log = self.cluster.log("kubelet" if self.cluster.mode == "full" else standin.NAME)
+
+        def running() -> bool:
+            return self._is_running(name, space)
+
+        def printed() -> str:
+            return self._kubectl.run("logs", name, space).rstrip()
+
+        try:
+            wait_for(f"pod {name} to run", running, timeout_seconds=POD_SECONDS)
+            wait_for(f"pod {name} to print", lambda: bool(printed()), timeout_seconds=10)
+        except (ClusterError, DemoError) as e:
+            events = self._kubectl.run("events", space).rstrip()
+            raise DemoError(f"{e}; its events:\n{events}\nSee also {log}") from e
+        return printed()
+
+    def look(self, sim: str, log: str, quarters: dict[str, str]) -> Seen:
         """Everything on the way from the node's GPU to the container."""
         (claim,) = self._kubectl.get("resourceclaims", f"--namespace={POD}")["items"]
         result = claim["status"]["allocation"]["devices"]["results"][0]
@@ -162,8 +193,8 @@ class Stage:
             resource_slice=next(found),
             spec_path=str(path),
             spec=json.loads(path.read_text()),
-            claims_table=self.plugin.claims(),
-            devices_table=self.plugin.devices(sim),
+            quarters=quarters,
+            claims_table=self.plugin.claims(sim),
         )
 
     def end(self) -> bool:
@@ -183,16 +214,15 @@ class Stage:
         """Everything of ours off a cluster that goes on; our processes end whatever it answers."""
         borrowed = before.standin or self.cluster.mode == "full"
         try:
-            if self._example.exists():
-                if self.plugin.process.pid() is None:  # nobody could take the claim back
-                    force = ["--force", "--grace-period=0", "--ignore-not-found"]
-                    self._kubectl.run("delete", "pod", POD, f"--namespace={POD}", *force)
-                self._kubectl.delete(self._example, POD, GONE_SECONDS)  # the plugin has to help
+            if examples := [path for path in self._examples if path.exists()]:
+                if self.plugin.process.pid() is None:  # nobody could take the claims back
+                    self._delete_pods_now(examples)
+                self._kubectl.delete(examples, GONE_SECONDS)  # the plugin has to help
             self.plugin.stop()
             if self._chart.exists():
                 node = f"spec.nodeName={self.cluster.node_name}"
                 self._kubectl.run("delete", "resourceslices", f"--field-selector={node}")
-                self._kubectl.delete(self._chart, NAMESPACE, GONE_SECONDS)
+                self._kubectl.delete([self._chart], GONE_SECONDS)
                 if not borrowed:
                     self._kubectl.run(
                         "delete", "node", self.cluster.node_name, "--ignore-not-found"
@@ -204,6 +234,17 @@ class Stage:
         for directory in before.missing:
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _delete_pods_now(self, examples: list[Path]) -> None:
+        force = ["--force", "--grace-period=0", "--ignore-not-found"]
+        objects = [each for path in examples for each in yaml.safe_load_all(path.read_text())]
+        for pod in (each["metadata"] for each in objects if each["kind"] == "Pod"):
+            space = f"--namespace={pod['namespace']}"
+            self._kubectl.run("delete", "pod", pod["name"], space, *force)
+
+    @property
+    def _minor(self) -> int:
+        return int(self.cluster.version.split(".")[1])
+
     @property
     def _kubectl(self) -> Kubectl:
         cache = self.directory / "kubectl"
@@ -214,29 +255,16 @@ class Stage:
         ours = [each for each in found if each["spec"]["driver"] == "gpu.nvidia.com"]
         return sorted(ours, key=lambda each: str(each["metadata"]["name"]))
 
-    def _is_running(self) -> bool:
-        pod = self._kubectl.get("pod", POD, f"--namespace={POD}")
-        phase = pod.get("status", {}).get("phase")
-        if phase in ("Failed", "Succeeded"):
-            raise DemoError(f"pod {POD} ended at once: {json.dumps(pod['status'])}")
-        return bool(phase == "Running")
+    def _devices(self) -> list[Document]:
+        """What is published for pods that compute."""
+        found = [device for each in self._slices() for device in each["spec"].get("devices") or ()]
+        return [d for d in found if d["attributes"]["type"]["string"] != "gpu-monitor"]
 
-    def _printed(self) -> str:
-        return self._kubectl.run("logs", POD, f"--namespace={POD}").rstrip()
-
-    def _events(self) -> str:
-        return self._kubectl.run("events", f"--namespace={POD}").rstrip()
-
-
-def with_local_image(document: Document) -> Document:
-    """The same object; a pod gets an image that the node has, and goes on after its command."""
-    if document["kind"] != "Pod":
-        return document
-    for container in document["spec"]["containers"]:
-        command = ["sh", "-c", f"{shlex.join(container['command'])} || exit; {_STAY}"]
-        container |= {"image": GLIBC, "imagePullPolicy": "Never", "command": command}
-    document["spec"]["terminationGracePeriodSeconds"] = 2
-    return document
+    def _is_running(self, pod: str, space: str) -> bool:
+        status = self._kubectl.get("pod", pod, space).get("status", {})
+        if status.get("phase") in ("Failed", "Succeeded"):
+            raise DemoError(f"pod {pod} ended at once: {json.dumps(status)}")
+        return bool(status.get("phase") == "Running")
 
 
 def _has(resource_slice: Document, pool: str, device: str) -> bool:

@@ -30,11 +30,16 @@ def schema() -> dict[str, Any]:
 
 
 def objects(rendered: str) -> dict[str, Any]:
-    """Rendered objects by kind: the chart has at most one of each."""
+    """Rendered objects by kind, of which the chart has at most one; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
-    found = {document["kind"]: document for document in documents}
+    found = {_key(document): document for document in documents}
     assert len(found) == len(documents)
     return found
+
+
+def _key(document: dict[str, Any]) -> str:
+    kind = str(document["kind"])
+    return str(document["metadata"]["name"]) if kind == "DeviceClass" else kind
 
 
 def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:
@@ -56,7 +61,7 @@ def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[s
 
 
 def render(*arguments: str, namespace: str = "gpus") -> dict[str, Any]:
-    """What `helm template` makes of the chart with these arguments, by kind."""
+    """What `helm template` makes of the chart with these arguments, as `objects` does."""
     answer = helm("template", "dra-driver-gpu", str(CHART), "--namespace", namespace, *arguments)
     assert answer.returncode == 0, answer.stderr
     return objects(answer.stdout)

@@ -1,7 +1,7 @@
 """The examples as data: their manifests, and what their first comment says has to come out.
 
 The form of that comment is described in ``deploy/examples/README.md``. Whoever runs an example asks
-``wrong`` about each check, with a function that reads the log of a container.
+``wrong`` about each check, with a function that reads the log of a container or a pod's events.
 """
 
 import re
@@ -13,16 +13,22 @@ from typing import Any, assert_never
 import yaml
 
 EXAMPLES = Path(__file__).parents[2] / "deploy/examples"
-IMAGE = "ubuntu:24.04"  # of every example; a cluster without a registry puts its own in its place
+# A cluster without a registry puts its own in their place.
+IMAGES = ("ubuntu:24.04", "python:3.12-slim")
 
-_NEEDS = re.compile(r"Needs (\d+) GPUs? on one node and Kubernetes 1\.(\d+)(?:: .+)?\.")
-_EXPECT = re.compile(r"Expect pod/(\S+) in (\S+): (Succeeded|Running), (.+)")
+_NEEDS = re.compile(
+    r"Needs (\d+) GPUs? on one node and Kubernetes 1\.(\d+)"
+    r"(?:, with the profile ([\w-]+\.yaml))?(?:: .+)?\."
+)
+_USES = re.compile(r"Uses (\d+)Gi of GPU memory: pod/(\S+) in (\S+)\.")
+_EXPECT = re.compile(r"Expect pod/(\S+) in (\S+): (Succeeded|Running|Failed), (.+)")
 _LOG = r"log(?: of (?P<container>[\w-]+))?"
 _OTHER = r"(?:pod/(?P<pod>\S+) in (?P<namespace>\S+)|(?P<sibling>[\w-]+))"
 _COUNT = re.compile(_LOG + r" shows (?P<count>\d+) GPUs?")
 _TEXT = re.compile(_LOG + r' contains "(?P<text>[^"]+)"')
 _SAME = re.compile(_LOG + r" shows the GPUs of " + _OTHER)
 _APART = re.compile(_LOG + r" shows other GPUs than " + _OTHER)
+_EVENTS = re.compile(r'events contain "(?P<text>[^"]+)"')
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -42,6 +48,17 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Events:
+    """What was told of a pod: one ``reason: message`` a line."""
+
+    namespace: str
+    pod: str
+
+    def __str__(self) -> str:
+        return f"the list of events of pod/{self.pod} in {self.namespace}"
+
+
+@dataclass(frozen=True, slots=True)
 class ShowsCount:
     log: Log
     count: int
@@ -49,7 +66,7 @@ class ShowsCount:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    log: Log
+    log: Log | Events
     text: str
 
 
@@ -79,6 +96,15 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Uses:
+    """How much of its GPU the program of a pod uses; a simulation has to be told."""
+
+    namespace: str
+    pod: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """One folder of ``deploy/examples``."""
 
@@ -87,6 +113,8 @@ class Example:
     gpus: int  # free on one node
     minor: int  # of Kubernetes 1.x
     expectations: tuple[Expectation, ...]
+    profile: Path | None = None  # that has to hold on the node
+    uses: tuple[Uses, ...] = ()
 
     def objects(self) -> list[dict[str, Any]]:
         return list(yaml.safe_load_all(self.manifest.read_text()))
@@ -109,6 +137,8 @@ def read(folder: Path) -> Example:
         gpus=int(needs[0][1]),
         minor=int(needs[0][2]),
         expectations=tuple(expectation(s) for s in sentences if s.startswith("Expect ")),
+        profile=folder / needs[0][3] if needs[0][3] else None,
+        uses=tuple(_use(s) for s in sentences if s.startswith("Uses ")),
     )
 
 
@@ -127,10 +157,15 @@ def _must(form: re.Pattern[str], sentence: str) -> re.Match[str]:
     return match
 
 
+def _use(sentence: str) -> Uses:
+    gib, pod, namespace = _must(_USES, sentence).groups()
+    return Uses(namespace, pod, int(gib) << 30)
+
+
 def expectation(sentence: str) -> Expectation:
     """What a sentence ``Expect pod/...`` says."""
     pod, namespace, phase, rest = _must(_EXPECT, sentence).groups()
-    parts = re.split(r", (?=log )", rest)
+    parts = re.split(r", (?=log |events )", rest)
     return Expectation(namespace, pod, phase, tuple(_check(part, namespace, pod) for part in parts))
 
 
@@ -139,6 +174,8 @@ def _check(part: str, namespace: str, pod: str) -> Check:
         return ShowsCount(Log(namespace, pod, found["container"]), int(found["count"]))
     if found := _TEXT.fullmatch(part):
         return Contains(Log(namespace, pod, found["container"]), found["text"])
+    if found := _EVENTS.fullmatch(part):
+        return Contains(Events(namespace, pod), found["text"])
     if found := _SAME.fullmatch(part):
         return ShowsGpusOf(Log(namespace, pod, found["container"]), _other(found, namespace, pod))
     found = _must(_APART, part)
@@ -152,9 +189,9 @@ def _other(found: re.Match[str], namespace: str, pod: str) -> Log:
     return Log(found["namespace"], found["pod"])
 
 
-def wrong(check: Check, log: Callable[[Log], str]) -> str | None:
-    """What contradicts *check* in the logs that *log* reads, in words; None if nothing does."""
-    seen = log(check.log)
+def wrong(check: Check, read: Callable[[Log | Events], str]) -> str | None:
+    """What contradicts *check* in what *read* finds, in words; None if nothing does."""
+    seen = read(check.log)
     match check:
         case ShowsCount(count=count):
             found = len(gpus(seen))
@@ -162,12 +199,12 @@ def wrong(check: Check, log: Callable[[Log], str]) -> str | None:
         case Contains(text=text):
             told = None if text in seen else f"lacks {text!r}"
         case ShowsGpusOf(other=other):
-            theirs = gpus(log(other))
+            theirs = gpus(read(other))
             missing = sorted(theirs - gpus(seen))
             told = f"lacks {missing} of {other}" if missing else None
             told = told if theirs else f"cannot be compared: {other} shows no GPU"
         case ShowsOtherGpusThan(other=other):
-            common = sorted(gpus(seen) & gpus(log(other)))
+            common = sorted(gpus(seen) & gpus(read(other)))
             told = f"shows {common} as {other} does" if common else None
         case _:
             assert_never(check)

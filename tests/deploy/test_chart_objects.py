@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from api import names
+from api.decode import decode
+from api.v1beta1 import GpuConfig, TimeSlicing
+from dra_driver.cli.cluster_checks import NEEDED, Right
 from dra_driver.settings import PluginSettings
 from tests.deploy.chart import GOLDEN, objects
 
@@ -55,8 +58,25 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
             "resources": ["resourceslices"],
             "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"],
         },
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]},
+        {
+            "apiGroups": ["resource.k8s.io"],
+            "resources": ["deviceclasses"],
+            "verbs": ["get", "list"],
+        },
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ]
+
+
+def test_the_role_allows_what_the_doctor_asks_about() -> None:
+    allowed = {
+        Right(group, resource, verb)
+        for rule in CHART["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert set(NEEDED) <= allowed
 
 
 def test_rights_token_and_policy_are_those_of_the_account_that_the_pods_run_as() -> None:
@@ -84,15 +104,59 @@ def test_the_only_token_is_bound_to_the_pod_and_ends_within_an_hour() -> None:
     assert not any("secret" in volume for volume in POD["volumes"])
 
 
-def test_the_class_selects_what_the_driver_publishes_as_gpus() -> None:
-    spec = CHART["DeviceClass"]["spec"]
-    assert CHART["DeviceClass"]["metadata"]["name"] == names.DRIVER
-    [selector] = spec["selectors"]
-    assert selector["cel"]["expression"] == (
+def type_is(value: str) -> str:
+    return (
         f"device.driver == '{names.DRIVER}' && "
-        f"device.attributes['{names.DRIVER}'].{names.TYPE} == '{names.TYPE_GPU}'"
+        f"device.attributes['{names.DRIVER}'].{names.TYPE} == '{value}'"
     )
-    assert spec["extendedResourceName"] == "nvidia.com/gpu"
+
+
+def expression(name: str) -> str:
+    [selector] = CHART[name]["spec"]["selectors"]
+    return str(selector["cel"]["expression"])
+
+
+@pytest.mark.parametrize(
+    ("name", "selected", "resource"),
+    [
+        pytest.param(names.DRIVER, names.TYPE_GPU, "nvidia.com/gpu", id="GPUs"),
+        pytest.param(
+            f"shared.{names.DRIVER}", names.TYPE_GPU_SHARED, "nvidia.com/gpu.shared", id="replicas"
+        ),
+    ],
+)
+def test_a_class_with_an_old_name_selects_one_type(name: str, selected: str, resource: str) -> None:
+    assert expression(name) == type_is(selected)
+    assert CHART[name]["spec"]["extendedResourceName"] == resource
+
+
+def test_the_time_sliced_class_brings_a_configuration_that_the_driver_reads() -> None:
+    spec = CHART[f"time-sliced.{names.DRIVER}"]["spec"]
+    types = f"['{names.TYPE_GPU}', '{names.TYPE_GPU_SHARED}']"
+    assert expression(f"time-sliced.{names.DRIVER}").endswith(f".{names.TYPE} in {types}")
+    [config] = spec["config"]
+    assert config["opaque"]["driver"] == names.DRIVER
+    decoded = decode(config["opaque"]["parameters"])
+    assert isinstance(decoded, GpuConfig)
+    assert decoded.sharing == TimeSlicing(strategy="TimeSlicing")
+
+
+def test_the_monitor_class_selects_monitors_and_gpus_that_have_none() -> None:
+    selected = expression(f"monitor.{names.DRIVER}")
+    assert f".{names.TYPE} == '{names.TYPE_GPU_MONITOR}' ||" in selected
+    assert selected.endswith(f"!('{names.SHARES}' in device.capacity['{names.DRIVER}']))")
+    assert "extendedResourceName" not in CHART[f"monitor.{names.DRIVER}"]["spec"]
+
+
+def test_claims_with_admin_access_are_led_to_the_monitors_and_tolerate_their_taint() -> None:
+    policy = CHART["MutatingAdmissionPolicy"]
+    [mutation] = policy["spec"]["mutations"]
+    patch = mutation["jsonPatch"]["expression"]
+    assert f"value: 'monitor.{names.DRIVER}'" in patch
+    assert f"'key': '{names.MONITOR_TAINT}'" in patch
+    assert (
+        CHART["MutatingAdmissionPolicyBinding"]["spec"]["policyName"] == policy["metadata"]["name"]
+    )
 
 
 def test_every_environment_variable_is_a_setting_of_the_plugin() -> None:
@@ -117,6 +181,26 @@ def test_the_plugin_can_write_everywhere_it_keeps_something() -> None:
     assert settings().kubelet_dir / "plugins_registry" in writable
     assert mounts()["tmp"]["mountPath"] == "/tmp"
     assert PLUGIN["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_profiles_are_read_from_a_directory_that_follows_their_configmap() -> None:
+    """A directory, since a single file of a ConfigMap never changes in a running container."""
+    [volume] = [volume for volume in POD["volumes"] if "configMap" in volume]
+    assert volume["configMap"] == {"name": CHART["ConfigMap"]["metadata"]["name"]}
+    mount = mounts()[volume["name"]]
+    assert mount["mountPath"] == environment("n", "u")["PROFILES"]
+    assert "subPath" not in mount
+    assert CHART["ConfigMap"]["data"] == {}
+    assert "immutable" not in CHART["ConfigMap"]
+
+
+def test_the_memory_guard_sees_the_hosts_processes_cgroups_and_pods() -> None:
+    assert POD["hostPID"] is True
+    assert host_paths()["cgroup"] == mounts()["cgroup"]["mountPath"] == "/sys/fs/cgroup"
+    assert not mounts()["cgroup"].get("readOnly")
+    assert Path(host_paths()["pod-resources"]) == settings().kubelet_dir / "pod-resources"
+    assert mounts()["pod-resources"]["mountPath"] == host_paths()["pod-resources"]
+    assert mounts()["pod-resources"]["readOnly"] is True
 
 
 def test_the_host_is_only_read_and_later_mounts_on_it_are_seen() -> None:

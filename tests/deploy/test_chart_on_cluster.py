@@ -41,6 +41,7 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "image.pullPolicy": "Never",
         "driverName": DRIVER,
         "extendedResourceName": "chart.test/gpu",
+        "sharedExtendedResourceName": "chart.test/gpu.shared",
         "sim": "h100x8",
         "kubeletDir": str(cluster.kubelet_dir),
         "cdiDir": str(cluster.cdi_dir),
@@ -181,7 +182,10 @@ def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
         pytest.param("yes", "get resourceclaims", id="claims may be read"),
         pytest.param("yes", "watch resourceslices", id="slices may be watched"),
         pytest.param("yes", "get nodes", id="the node may be read"),
-        pytest.param("no", "list nodes", id="not all nodes"),
+        pytest.param("yes", "watch nodes", id="the node's labels may be watched"),
+        pytest.param("no", "update nodes", id="but not written"),
+        pytest.param("yes", "create events", id="events may be told"),
+        pytest.param("no", "list events", id="but not read"),
         pytest.param("no", "update resourceclaims", id="claims may not be written"),
         pytest.param("no", "update resourceclaims/status", id="nor their status"),
         pytest.param("no", "list pods", id="pods are none of its business"),
@@ -194,13 +198,81 @@ def test_rights_end_where_the_work_does(installed: Installed, allowed: str, what
     assert answer.stdout.strip() == allowed
 
 
-def test_the_class_is_stored_as_it_is_written(installed: Installed) -> None:
-    answer = installed.kubectl("get", "deviceclass", DRIVER, "--output=json")
+@pytest.mark.parametrize(
+    ("name", "resource"),
+    [(DRIVER, "chart.test/gpu"), (f"shared.{DRIVER}", "chart.test/gpu.shared")],
+)
+def test_a_class_with_an_old_name_is_stored_as_it_is_written(
+    installed: Installed, name: str, resource: str
+) -> None:
+    answer = installed.kubectl("get", "deviceclass", name, "--output=json")
     spec = json.loads(answer.stdout)["spec"]
     gates = installed.cluster.feature_gates
     kept = installed.cluster.version >= "1.36" or gates.get("DRAExtendedResource", False)
-    assert spec.get("extendedResourceName") == ("chart.test/gpu" if kept else None)
+    assert spec.get("extendedResourceName") == (resource if kept else None)
     assert DRIVER in spec["selectors"][0]["cel"]["expression"]
+
+
+def admin_claim(kind: str, version: str) -> dict[str, Any]:
+    """Requests with and without adminAccess, in the shape of one version of the API."""
+    tolerates = [{"key": "mine", "operator": "Exists"}]
+    fields: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "all": {"adminAccess": True, "allocationMode": "All"},
+        "tolerant": {"adminAccess": True, "tolerations": tolerates},
+        "other": {"adminAccess": True, "deviceClassName": "another.test"},
+    }
+    requests = []
+    for name, more in fields.items():
+        asked = {"deviceClassName": DRIVER, **more}
+        requests.append({"name": name, **(asked if version == "v1beta1" else {"exactly": asked})})
+    spec: dict[str, Any] = {"devices": {"requests": requests}}
+    return {
+        "apiVersion": f"resource.k8s.io/{version}",
+        "kind": kind,
+        "metadata": {"name": "chart-test-admin", "namespace": SPACE},
+        "spec": {"spec": spec} if kind == "ResourceClaimTemplate" else spec,
+    }
+
+
+@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
+def test_a_claim_with_admin_access_asks_for_monitors_instead(
+    installed: Installed, kind: str, version: str
+) -> None:
+    if installed.cluster.version < "1.36":
+        pytest.skip("needs Kubernetes 1.36: mutating admission policies")
+    label = ["label", "namespace", SPACE, "resource.kubernetes.io/admin-access=true"]
+    installed.kubectl(*label, "--overwrite")
+    written = admin_claim(kind, version)
+
+    def stored() -> dict[str, Any]:
+        command = ["create", "--dry-run=server", "--output=json", "-f-"]
+        answer = installed.kubectl(*command, stdin=written)
+        assert answer.returncode == 0, answer.stderr
+        spec = json.loads(answer.stdout)["spec"]
+        requests = spec.get("spec", spec)["devices"]["requests"]
+        return {each["name"]: each.get("exactly", each) for each in requests}
+
+    def rewritten() -> bool:
+        return stored()["all"]["deviceClassName"] == f"monitor.{DRIVER}"
+
+    wait_for("the admission policy to take effect", rewritten, timeout_seconds=30)
+    found = stored()
+    taint = {"key": "gpu.nvidia.com/monitor", "operator": "Exists", "effect": "NoSchedule"}
+    mine = {"key": "mine", "operator": "Exists"}
+    assert {name: each["deviceClassName"] for name, each in found.items()} == {
+        "plain": DRIVER,
+        "all": f"monitor.{DRIVER}",
+        "tolerant": f"monitor.{DRIVER}",
+        "other": "another.test",
+    }
+    assert {name: each.get("tolerations") for name, each in found.items()} == {
+        "plain": None,
+        "all": [taint],
+        "tolerant": [mine, taint],
+        "other": None,
+    }
 
 
 def test_directories_can_be_written_where_the_plugin_has_to_and_not_elsewhere(

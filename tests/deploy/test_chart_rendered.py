@@ -5,13 +5,19 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+import yaml
 
+from api import names
 from tests.conftest import Golden
 from tests.deploy.chart import CHART, RENDER_GOLDEN, helm, refusal, render
 
+CLASSES = (
+    names.DRIVER,
+    *(f"{which}.{names.DRIVER}" for which in ("time-sliced", "shared", "monitor")),
+)
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
 
 
@@ -35,12 +41,27 @@ def test_helm_finds_nothing_to_complain_about() -> None:
         pytest.param("1.32.0", "v1beta1", id="v1beta1 on 1.32"),
     ],
 )
-def test_the_class_is_of_the_newest_version_that_the_cluster_has(
+def test_the_classes_are_of_the_newest_version_that_the_cluster_has(
     kubernetes: str, version: str
 ) -> None:
-    device_class = render("--kube-version", kubernetes)["DeviceClass"]
-    assert device_class["apiVersion"] == f"resource.k8s.io/{version}"
-    assert ("extendedResourceName" in device_class["spec"]) == (version == "v1")
+    found = render("--kube-version", kubernetes)
+    classes = {name: found[name] for name in CLASSES}
+    assert {each["apiVersion"] for each in classes.values()} == {f"resource.k8s.io/{version}"}
+    named = {name for name, each in classes.items() if "extendedResourceName" in each["spec"]}
+    assert named == ({"gpu.nvidia.com", "shared.gpu.nvidia.com"} if version == "v1" else set())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rewritten"),
+    [
+        pytest.param(["--kube-version", "1.36.3"], True, id="by default"),
+        pytest.param(["--kube-version", "1.35.4"], False, id="not where policies are off"),
+        pytest.param(["--set", "rewriteAdminAccess=false"], False, id="not where it is unwanted"),
+    ],
+)
+def test_claims_with_admin_access_are_rewritten(arguments: list[str], rewritten: bool) -> None:
+    kinds = {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
+    assert render(*arguments).keys() & kinds == (kinds if rewritten else set())
 
 
 class Discovery(BaseHTTPRequestHandler):
@@ -102,11 +123,51 @@ def test_a_cluster_that_is_too_old_is_refused() -> None:
     assert ">=1.32.0-0" in refusal("--kube-version", "1.31.14")
 
 
-def test_the_extended_resource_can_be_left_to_a_device_plugin() -> None:
-    assert (
-        "extendedResourceName"
-        not in render("--set", "extendedResourceName=")["DeviceClass"]["spec"]
-    )
+def test_the_extended_resources_can_be_left_to_a_device_plugin() -> None:
+    options = "extendedResourceName=,sharedExtendedResourceName="
+    found = render("--set", options)
+    assert not any("extendedResourceName" in found[name]["spec"] for name in CLASSES)
+
+
+def profiles(values: Path, *arguments: str) -> dict[str, Any]:
+    """The profiles as the plugin finds them: the text of each file, by name."""
+    found: dict[str, Any] = render("--values", str(values), *arguments)["ConfigMap"]["data"]
+    return found
+
+
+def test_profiles_arrive_as_they_are_written(tmp_path: Path) -> None:
+    written = {
+        "default": {
+            "apiVersion": names.CONFIG_VERSION,
+            "kind": "NodeProfile",
+            "spec": {"gpus": [{"fractions": "Never"}]},
+        },
+        "by-four": "  version: v1\n  sharing:\n    timeSlicing:\n      resources: []  # none\n",
+    }
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"profiles": written}))
+    found = profiles(values)
+    assert yaml.safe_load(found.pop("default")) == written["default"]
+    assert found == {"by-four": written["by-four"]}
+
+
+def test_other_profiles_restart_nothing(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"profiles": {"default": {"kind": "NodeProfile"}}}))
+    assert render("--values", str(values))["DaemonSet"] == render()["DaemonSet"]
+
+
+def test_one_profile_can_hold_on_every_node() -> None:
+    pod = render("--set", "profile=exclusive")["DaemonSet"]["spec"]["template"]["spec"]
+    assert {"name": "PROFILE", "value": "exclusive"} in pod["containers"][0]["env"]
+
+
+def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
+    found = render("--set", "existingProfilesConfigMap=gpu-profiles,profile=any")
+    assert "ConfigMap" not in found
+    volumes = found["DaemonSet"]["spec"]["template"]["spec"]["volumes"]
+    [volume] = [volume for volume in volumes if volume["name"] == "profiles"]
+    assert volume["configMap"] == {"name": "gpu-profiles"}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +184,15 @@ def test_the_extended_resource_can_be_left_to_a_device_plugin() -> None:
         pytest.param(["driverName=Gpu_1"], "/driverName", id="a driver name that is no DNS name"),
         pytest.param(["driverRoot=opt/nvidia"], "/driverRoot", id="a relative driver root"),
         pytest.param(["updateAtOnce=0"], "/updateAtOnce", id="an update of no node at a time"),
+        pytest.param(
+            ["profiles.-a=b"], "invalid propertyName '-a'", id="a profile no label can name"
+        ),
+        pytest.param(["profile=not/one"], "/profile", id="a profile that has no name"),
+        pytest.param(
+            ["profiles.a=b", "existingProfilesConfigMap=c"],
+            "exclude each other",
+            id="profiles of two origins",
+        ),
         pytest.param(["log.level=null"], "level", id="a value taken away"),
         pytest.param(
             ["sim=h100x8", "onlyLabelledNodes=true"],
@@ -152,7 +222,10 @@ def test_the_default_namespace_is_refused_unless_allowed() -> None:
 
 def test_no_variable_of_the_chart_can_be_set_twice() -> None:
     """The list in the guard and the list in the DaemonSet are the same, with every option on."""
-    everything = "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook"
+    everything = (
+        "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook,"
+        "profile=one"
+    )
     pod = render("--set", everything)["DaemonSet"]["spec"]["template"]["spec"]
     for entry in pod["containers"][0]["env"]:
         name = entry["name"]
@@ -162,6 +235,8 @@ def test_no_variable_of_the_chart_can_be_set_twice() -> None:
 def test_simulated_gpus_need_no_privilege_and_nothing_special_of_the_host() -> None:
     pod = render("--set", "sim=h100x8")["DaemonSet"]["spec"]["template"]["spec"]
     assert "mountPropagation" not in str(pod)
+    assert "hostPID" not in pod
+    assert "/sys/fs/cgroup" not in str(pod)
     security = pod["containers"][0]["securityContext"]
     assert security["privileged"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
@@ -189,14 +264,18 @@ def test_other_directories_are_the_same_inside_and_out() -> None:
     outside = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
     assert inside["plugin"] == outside["plugin"] == "/data/kubelet/plugins/gpu.example.com"
     assert inside["registry"] == outside["registry"] == "/data/kubelet/plugins_registry"
+    assert inside["pod-resources"] == outside["pod-resources"] == "/data/kubelet/pod-resources"
     assert inside["cdi"] == outside["cdi"] == "/etc/cdi"
 
 
 def test_another_driver_name_is_followed_everywhere() -> None:
     found = render("--set", "driverName=gpu.example.com")
-    assert found["DeviceClass"]["metadata"]["name"] == "gpu.example.com"
-    for kind in ("DeviceClass", "ValidatingAdmissionPolicy", "DaemonSet"):
-        assert "gpu.nvidia.com" not in str(found[kind])
+    classes = {name: found[name] for name in found if name.endswith("gpu.example.com")}
+    assert len(classes) == len(CLASSES)
+    for each in (*classes.values(), found["ValidatingAdmissionPolicy"], found["DaemonSet"]):
+        assert "gpu.nvidia.com" not in str(each)
+    policy = str(found["MutatingAdmissionPolicy"]["spec"]).replace(names.MONITOR_TAINT, "")
+    assert "gpu.nvidia.com" not in policy
 
 
 def test_labelled_nodes_are_chosen_by_any_of_the_usual_labels() -> None:

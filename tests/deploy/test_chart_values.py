@@ -10,7 +10,8 @@ from tests.deploy.chart import CHART, REPOSITORY, schema, values
 
 MOST_VALUES = 40
 FREE = "/properties/global"  # what it holds is Helm's affair, in every part of a larger chart
-MAPS = {"/$defs/strings", "/$defs/quantities"}  # any key, but only strings or quantities
+# Any key, but only strings, quantities or profiles.
+MAPS = {"/$defs/strings", "/$defs/quantities", "/properties/profiles"}
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:

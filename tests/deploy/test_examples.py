@@ -2,25 +2,31 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from api import names
 from api.decode import decode
-from tests.deploy.chart import GOLDEN, objects
+from dra_driver.plan.profiles import decoded
+from tests.deploy.chart import GOLDEN, REPOSITORY, objects
 from tests.deploy.examples import (
     EXAMPLES,
-    IMAGE,
+    IMAGES,
     Contains,
+    Events,
     Example,
     Expectation,
     Log,
     ShowsCount,
     ShowsGpusOf,
     ShowsOtherGpusThan,
+    Uses,
     examples,
     expectation,
+    read,
     wrong,
 )
 
@@ -33,7 +39,11 @@ ATTRIBUTES = {
     and name not in {"DRIVER", "CONFIG_GROUP", "CONFIG_VERSION"}
     and not name.startswith(("TYPE_", "CDI_"))
 }
-CLASSES = {objects(GOLDEN.read_text())["DeviceClass"]["metadata"]["name"]}
+CLASSES = {
+    name: each
+    for name, each in objects(GOLDEN.read_text()).items()
+    if each["kind"] == "DeviceClass"
+}
 FIRST = "GPU-11111111-1111-1111-1111-111111111111"
 SECOND = "GPU-22222222-2222-2222-2222-222222222222"
 
@@ -62,6 +72,14 @@ def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
     return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]
 
 
+def mounted(example: Example, pod: dict[str, Any]) -> Iterator[str]:
+    """The text of the files that the pod gets from the example's ConfigMaps."""
+    names = [v["configMap"]["name"] for v in pod["spec"].get("volumes", []) if "configMap" in v]
+    for document in of_kind(example, "ConfigMap"):
+        if document["metadata"]["name"] in names:
+            yield from document["data"].values()
+
+
 def plain(name: str) -> str:
     """An attribute as ``api.names`` writes it: without the driver's own domain."""
     return name.removeprefix(f"{names.DRIVER}/")
@@ -79,7 +97,7 @@ def test_an_example_is_complete_in_namespaces_of_its_own(example: Example) -> No
 
 @pytest.mark.parametrize("example", ALL)
 def test_api_versions_are_the_stable_ones(example: Example) -> None:
-    expected = {"Namespace": "v1", "Pod": "v1"}
+    expected = {"Namespace": "v1", "Pod": "v1", "ConfigMap": "v1"}
     for document in example.objects():
         version = expected.get(document["kind"], "resource.k8s.io/v1")
         assert document["apiVersion"] == version
@@ -88,7 +106,7 @@ def test_api_versions_are_the_stable_ones(example: Example) -> None:
 @pytest.mark.parametrize("example", ALL)
 def test_claims_ask_for_classes_that_the_chart_installs(example: Example) -> None:
     for devices in claims(example).values():
-        assert {request["deviceClassName"] for request in asked(devices)} <= CLASSES
+        assert {request["deviceClassName"] for request in asked(devices)} <= CLASSES.keys()
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -134,13 +152,13 @@ def test_pods_name_claims_and_requests_that_exist_and_every_claim_is_used(exampl
 
 @pytest.mark.parametrize("example", ALL)
 def test_every_container_asks_for_a_gpu_and_lists_it(example: Example) -> None:
-    resource = objects(GOLDEN.read_text())["DeviceClass"]["spec"]["extendedResourceName"]
+    named = {each["spec"].get("extendedResourceName") for each in CLASSES.values()}
     for pod in of_kind(example, "Pod"):
         for container in containers(pod):
             resources = container["resources"]
-            assert resources.get("claims") or resources["limits"].keys() == {resource}
-            assert "nvidia-smi -L" in " ".join(container["command"])
-            assert container["image"] == IMAGE
+            assert resources.get("claims") or resources["limits"].keys() <= named
+            assert "nvidia-smi -L" in " ".join([*container["command"], *mounted(example, pod)])
+            assert container["image"] in IMAGES
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -162,27 +180,52 @@ def test_admin_access_is_asked_for_in_labelled_namespaces_only(example: Example)
 def test_the_comment_expects_something_of_every_pod_and_container(example: Example) -> None:
     pods = {(p["metadata"]["namespace"], p["metadata"]["name"]): p for p in of_kind(example, "Pod")}
     assert {(e.namespace, e.pod) for e in example.expectations} == pods.keys()
-    read: set[Log] = set()
+    looked_at: set[Log] = set()
     for check in (check for e in example.expectations for check in e.checks):
-        read |= (
-            {check.log} if isinstance(check, ShowsCount | Contains) else {check.log, check.other}
-        )
+        looked_at |= {check.log} if isinstance(check.log, Log) else set()
+        looked_at |= {check.other} if isinstance(check, ShowsGpusOf | ShowsOtherGpusThan) else set()
     listed = {
         Log(*where, container["name"] if len(containers(pod)) > 1 else None)
         for where, pod in pods.items()
         for container in containers(pod)
     }
-    assert read == listed
+    assert looked_at == listed
 
 
 @pytest.mark.parametrize("example", ALL)
 def test_a_pod_that_stays_is_expected_to_run_and_one_that_ends_to_succeed(example: Example) -> None:
     pods = {(p["metadata"]["namespace"], p["metadata"]["name"]): p for p in of_kind(example, "Pod")}
+    using = {(use.namespace, use.pod) for use in example.uses}
+    assert using <= pods.keys()
     for expected in example.expectations:
         spec = pods[expected.namespace, expected.pod]["spec"]
-        stays = "sleep" in str(spec["containers"])
-        assert expected.phase == ("Running" if stays else "Succeeded")
+        stays = "sleep" in str([spec["containers"], *mounted(example, {"spec": spec})])
+        may_fail = {"Failed"} if (expected.namespace, expected.pod) in using else set()
+        assert expected.phase in may_fail | {"Running" if stays else "Succeeded"}
         assert spec["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_requests_for_the_monitors_tolerate_their_taint_and_ask_for_admin_access(
+    example: Example,
+) -> None:
+    for devices in claims(example).values():
+        for request in asked(devices):
+            if request["deviceClassName"] == f"monitor.{names.DRIVER}":
+                [toleration] = request["tolerations"]
+                assert toleration["key"] == names.MONITOR_TAINT
+                assert request["adminAccess"] is True
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"), [(each.name, each.profile) for each in examples() if each.profile]
+)
+def test_a_profile_that_an_example_needs_is_one_that_the_driver_reads(
+    name: str, profile: Path
+) -> None:
+    assert decoded(yaml.safe_load(profile.read_text()), "default").entries
+    option = f"--set-file profiles.default={profile.relative_to(REPOSITORY)}\n"
+    assert option in (EXAMPLES / name / "README.md").read_text()
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -202,7 +245,7 @@ def test_the_list_of_examples_is_complete() -> None:
 def test_a_sentence_becomes_the_checks_it_says() -> None:
     said = (
         'Expect pod/a in b: Running, log shows 1 GPU, log of c contains "x, y", '
-        "log shows the GPUs of pod/d in e, log of c shows other GPUs than f"
+        'log shows the GPUs of pod/d in e, log of c shows other GPUs than f, events contain "g"'
     )
     assert expectation(said) == Expectation(
         "b",
@@ -213,7 +256,29 @@ def test_a_sentence_becomes_the_checks_it_says() -> None:
             Contains(Log("b", "a", "c"), "x, y"),
             ShowsGpusOf(Log("b", "a"), Log("e", "d")),
             ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f")),
+            Contains(Events("b", "a"), "g"),
         ),
+    )
+
+
+def test_what_an_example_needs_and_uses_is_read_from_its_comment(tmp_path: Path) -> None:
+    folder = tmp_path / "some"
+    folder.mkdir()
+    folder.joinpath("some.yaml").write_text(
+        "# Some example.\n#\n"
+        "# Needs 2 GPUs on one node and Kubernetes 1.36, with the profile other.yaml: free ones.\n"
+        "# Uses 3Gi of GPU memory: pod/a in b.\n"
+        "# Expect pod/a in b: Failed, log shows 1 GPU\n"
+        "---\n# Expect nothing of a comment further down\n"
+    )
+    assert read(folder) == Example(
+        "some",
+        folder / "some.yaml",
+        2,
+        36,
+        (Expectation("b", "a", "Failed", (ShowsCount(Log("b", "a"), 1),)),),
+        folder / "other.yaml",
+        (Uses("b", "a", 3 << 30),),
     )
 
 
@@ -258,6 +323,6 @@ def test_logs_are_held_against_the_checks(
     said: str, mine: str, theirs: str, told: str | None
 ) -> None:
     [check] = expectation(f"Expect pod/a in n: Running, log {said}").checks
-    logs = {Log("n", "a"): mine, Log("n", "b"): theirs}
+    logs: dict[Log | Events, str] = {Log("n", "a"): mine, Log("n", "b"): theirs}
     answer = wrong(check, logs.__getitem__)
     assert told in answer if told and answer else answer == told

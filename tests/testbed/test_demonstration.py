@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from hack.demonstration.errors import DemoError
-from hack.demonstration.page import Seen, Style, ended, kept, limits, page
+from hack.demonstration.manifests import documents, with_local_image, with_memory
+from hack.demonstration.page import Seen, Style, ended, kept, limits, page, sharing
 from hack.demonstration.progress import style
-from hack.demonstration.stage import alone, with_local_image
+from hack.demonstration.stage import alone
 
 UID = "cfe8cf07-3c21-490b-a61d-dbab914fb204"
 GPU = "GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4"
@@ -65,8 +66,8 @@ def seen(**parts: Any) -> Seen:
                 ],
             },
         },
-        "claims_table": "NAMESPACE   CLAIM\none-gpu     one-gpu-gpu-x",
-        "devices_table": "DEVICE   PRODUCT\n" + "\n".join(f"gpu-{n}    H100" for n in range(8)),
+        "quarters": {"a/one": "GPU 0: H100\nMEMORY=19Gi", "b-c/one": "GPU 0: H100\nMEMORY=19Gi"},
+        "claims_table": "gpu-0  [####]  all 79.6 GiB held\n  # one-gpu/one-gpu-gpu-x",
     }
     return Seen(**(values | parts))
 
@@ -75,7 +76,7 @@ def test_the_page_leads_from_the_pod_back_to_the_node() -> None:
     assert (
         page(seen(), Style())
         == f"""\
-One pod with one GPU on Kubernetes 1.36.3; GPUs are simulated
+One pod with one GPU, three that share one, on Kubernetes 1.36.3; GPUs are simulated
 
 What the pod printed  kubectl logs -n one-gpu one-gpu
   GPU 0: NVIDIA H100 80GB HBM3 (UUID: {GPU})
@@ -98,15 +99,22 @@ The CDI spec it was injected by  /cdi/k8s.gpu.nvidia.com-claim_{UID}.json
   deviceNodes  /dev/nvidia0 /dev/nvidiactl
   mounts       /usr/bin/nvidia-smi /usr/lib/libcuda.so.1 and 1 more
 
-What this node holds  dra-driver claims
-  NAMESPACE   CLAIM
-  one-gpu     one-gpu-gpu-x
+Pods of three namespaces on one GPU  kubectl logs -n NAMESPACE POD
+  a/one    GPU 0: H100  MEMORY=19Gi
+  b-c/one  GPU 0: H100  MEMORY=19Gi
 
-What this node offers  dra-driver devices --sim h100x8
-  DEVICE   PRODUCT
-"""
-        + "\n".join(f"  gpu-{n}    H100" for n in range(8))
+Who holds what, and what is free  dra-driver claims
+  gpu-0  [####]  all 79.6 GiB held
+    # one-gpu/one-gpu-gpu-x"""
     )
+
+
+def test_where_nothing_is_shared_nothing_is_said_of_it() -> None:
+    shown = page(seen(quarters={}), Style())
+    assert shown.startswith("One pod with one GPU on Kubernetes")
+    assert "three" not in shown
+    assert "it takes two GPUs" in sharing({})
+    assert sharing({"a/b": "GPU 0", "c/d": "GPU 0"}) == "running: a/b, c/d"
 
 
 def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
@@ -115,7 +123,10 @@ def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
         "metadata": {"name": "s"},
         "spec": {"devices": [{"name": "gpu-0", "attributes": attributes}]},
     }
-    shown = page(seen(resource_slice=slice_of_one, why="not root"), Style())
+    bars = "\n".join(f"line {n}" for n in range(8 + 4))  # eight GPUs, four claims
+    logs = {f"{name}/pod": "GPU 0\nMEMORY=1Gi" for name in ("a", "b", "c")}
+    full = seen(resource_slice=slice_of_one, why="not root", quarters=logs, claims_table=bars)
+    shown = page(full, Style())
     more = kept("/root/admin.kubeconfig", "/root/bin", has_exec=True)
     assert len(f"{shown}\n\n{more}".splitlines()) <= 60
     assert len(f"{shown}\n\n{ended()}".splitlines()) <= 60
@@ -155,6 +166,28 @@ def test_the_example_runs_from_a_local_image_and_stays_after_its_own_command() -
     assert only["command"][:2] == ["sh", "-c"]
     assert only["command"][2].startswith("nvidia-smi -L || exit; ")
     assert only["image"].startswith("dra.test/")
+
+
+def test_an_example_that_stays_by_itself_keeps_its_command() -> None:
+    pods = [each for each in documents("quarter-gpu") if each["kind"] == "Pod"]
+    before = [pod["spec"]["containers"][0]["command"] for pod in pods]
+    after = [with_local_image(pod)["spec"]["containers"][0]["command"] for pod in pods]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("quarter", "asked"),
+    [
+        pytest.param(20389, "19Gi", id="a large GPU: as it is written"),
+        pytest.param(3840, "3840Mi", id="a small one: a quarter of it"),
+    ],
+)
+def test_a_quarter_is_one_of_the_smallest_gpu_too(quarter: int, asked: str) -> None:
+    found = [with_memory(each, quarter) for each in documents("quarter-gpu")]
+    templates = [each for each in found if each["kind"] == "ResourceClaimTemplate"]
+    requests = [each["spec"]["spec"]["devices"]["requests"][0] for each in templates]
+    amounts = [request["exactly"]["capacity"]["requests"] for request in requests]
+    assert amounts == [{"memory": asked}] * 3
 
 
 def test_two_demonstrations_at_once_are_one_too_many(tmp_path: Path) -> None:

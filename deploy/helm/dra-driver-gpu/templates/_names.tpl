@@ -13,6 +13,10 @@
 {{- include "dra-driver-gpu.fullname" . -}}-kubelet-plugin
 {{- end -}}
 
+{{- define "dra-driver-gpu.profiles" -}}
+{{- .Values.existingProfilesConfigMap | default (printf "%s-profiles" (include "dra-driver-gpu.fullname" .)) -}}
+{{- end -}}
+
 {{/* The user that the DaemonSet's pods are to the API server; the admission policy matches it. */}}
 {{- define "dra-driver-gpu.kubelet-plugin.user" -}}
 system:serviceaccount:{{ .Release.Namespace }}:{{ include "dra-driver-gpu.kubelet-plugin" . }}
@@ -57,6 +61,18 @@ when the old pod's socket goes), and without hostNetwork (the two pods would wan
 */}}
 {{- define "dra-driver-gpu.surge" -}}
 {{- if and (not .Values.hostNetwork) (semverCompare ">=1.33.0-0" .Capabilities.KubeVersion.Version) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/*
+"true" where the class of claims with adminAccess is rewritten: wanted, and the cluster has mutating admission policies
+(on by default from 1.36 on, as is what gives out GPUs in fractions). Without a cluster Helm knows no kinds, not even Pod.
+*/}}
+{{- define "dra-driver-gpu.rewrites-admin-access" -}}
+{{- $served := .Capabilities.APIVersions -}}
+{{- $expected := and (not ($served.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if and .Values.rewriteAdminAccess (or $expected ($served.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")) -}}
 true
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,56 @@
+"""What the README tells people to write is what the API server, the chart and the driver read."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+
+from api import names
+from dra_driver.plan.profiles import decoded
+from tests.deploy.chart import CHART, REPOSITORY, helm
+from tests.deploy.examples import examples
+
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def profiles() -> dict[str, Any]:
+    [block] = [block for block in BLOCKS if block.lstrip("# ").startswith("helm upgrade")]
+    found: dict[str, Any] = yaml.safe_load(block)
+    return found
+
+
+def test_its_profiles_are_ones_that_the_driver_reads() -> None:
+    found = profiles()["profiles"]
+    read = {name: decoded(document, name) for name, document in found.items()}
+    assert {name: len(profile.entries) for name, profile in read.items()} == {
+        "default": 3,
+        "training": 1,
+        "old-nodes": 1,
+    }
+    assert not any(profile.notes for profile in read.values())
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(1800)  # helm is built on first use
+def test_its_profiles_are_values_that_the_chart_takes(tmp_path: Any) -> None:
+    values = tmp_path / "profiles.yaml"
+    values.write_text(yaml.safe_dump(profiles()))
+    answer = helm("template", "d", str(CHART), "--namespace", "gpus", "--values", str(values))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
+    claims = [block for block in BLOCKS if "deviceClassName" in block]
+    assert len(claims) == 2
+    for block in claims:
+        assert set(re.findall(r"deviceClassName: ([\w.-]+)", block)) == {names.DRIVER}
+    [request] = yaml.safe_load(claims[1])
+    assert request["exactly"]["capacity"]["requests"].keys() == {names.MEMORY}
+
+
+def test_it_leads_to_examples_that_there_are() -> None:
+    named = set(re.findall(r"\]\(deploy/examples/([\w-]+)/\)", README))
+    assert named <= {example.name for example in examples()}
+    assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
