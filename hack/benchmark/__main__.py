@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import DriverError
-from hack.benchmark import idles, machine, pods, prepares, starts
+from hack.benchmark import fleet, idles, machine, pods, prepares, starts
 from hack.benchmark.errors import BenchError
-from hack.benchmark.figures import FIGURES, Measured, Results, document, table
-from hack.benchmark.sizes import FULL, QUICK, Sizes
+from hack.benchmark.figures import FIGURES, FLEET_FIGURES, Measured, Results, document, table
+from hack.benchmark.sizes import FULL, FULL_FLEET, QUICK, QUICK_FLEET, Sizes
 from hack.benchmark.stage import Stage, stage
 from hack.testbed.assets import DEFAULT_VERSION, VERSIONS
 from hack.testbed.errors import ClusterError
@@ -26,22 +26,27 @@ Part = tuple[str, Callable[[Stage], Results]]
 def main() -> int:
     """0: everything was measured; 1: something was not, and standard error says why."""
     options = _parser().parse_args()
+    figures = FLEET_FIGURES if options.fleet else FIGURES
     facts = {"kubernetes": options.version, "quick": options.quick, "machine": machine.facts()}
     results: dict[str, Measured] = {}
     errors: list[str] = []
     try:
-        with stage(options.version, _progress) as there:
-            facts["mode"] = there.cluster.mode
-            _measure(there, _parts(QUICK if options.quick else FULL), results, errors)
+        if options.fleet:
+            sizes = QUICK_FLEET if options.quick else FULL_FLEET
+            results.update(fleet.measure(options.version, sizes, _progress))
+        else:
+            with stage(options.version, _progress) as there:
+                facts["mode"] = there.cluster.mode
+                _measure(there, _parts(QUICK if options.quick else FULL), results, errors)
     except _FAILURES as e:
         errors.append(str(e))
     except KeyboardInterrupt:
         errors.append("interrupted")
-    errors += [f"{f.name} was not measured" for f in FIGURES if f.name not in results]
+    errors += [f"{f.name} was not measured" for f in figures if f.name not in results]
     if options.json:
-        print(json.dumps(document(results, {**facts, "errors": errors}), indent=2))
+        print(json.dumps(document(results, {**facts, "errors": errors}, figures), indent=2))
     else:
-        print(table(results))
+        print(table(results, figures))
     for error in errors:
         print(f"hack/bench: {error}", file=sys.stderr)
     return 1 if errors else 0
@@ -54,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
         "for that, and taken down again, where none is up.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument(
+        "--fleet",
+        action="store_true",
+        help="instead: what the published shape costs the scheduler, on a control plane of its "
+        "own with 200 nodes of eight GPUs that nobody runs",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer samples, about a minute")
     parser.add_argument("--version", choices=VERSIONS, default=DEFAULT_VERSION)
     return parser

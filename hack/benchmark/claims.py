@@ -1,5 +1,6 @@
 """Claims that really exist in the API server, allocated as the scheduler would."""
 
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from tests.e2e.kube import Kube, wait
 NAMESPACE = "dra-bench"
 _ADMIN = {"resource.kubernetes.io/admin-access": "true"}  # the namespace may have such claims
 _AT_ONCE = 4
+WHOLE = "81559Mi"  # all that the simulated H100s have
 
 Document = dict[str, Any]
 
@@ -36,10 +38,10 @@ class Claims:
         self._path = kube.path("ResourceClaim", NAMESPACE)
         self._node = node
 
-    def on(self, devices: Sequence[str], admin: bool = False) -> list[ClaimRef]:
-        """One claim for each of *devices*, in their order."""
+    def on(self, devices: Sequence[str], admin: bool = False, memory: str = "") -> list[ClaimRef]:
+        """One claim for each of *devices*, in their order: for so much *memory*, or all of it."""
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return list(threads.map(lambda device: self._make(device, admin), devices))
+            return list(threads.map(lambda device: self._make(device, admin, memory), devices))
 
     def path(self, ref: ClaimRef) -> str:
         return f"{self._path}/{ref.name}"
@@ -49,14 +51,23 @@ class Claims:
         self._api.delete(self._path)
         wait("the claims to go", lambda: not self._api.get(self._path, {"limit": "1"})["items"])
 
-    def _make(self, device: str, admin: bool) -> ClaimRef:
+    def _make(self, device: str, admin: bool, memory: str) -> ClaimRef:
         made = self._api.create(self._path, _claim(admin))
         result: Document = {"request": "gpu", "driver": DRIVER, "pool": self._node}
-        result |= {"device": device} | ({"adminAccess": True} if admin else {})
-        made["status"] = {"allocation": {"devices": {"results": [result]}}}
+        result |= {"device": device} | ({"adminAccess": True} if admin else _share(memory))
+        made["status"] = {
+            "allocation": {"devices": {"results": [result]}},
+            "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
+        }
         name = made["metadata"]["name"]
         self._api.update(f"{self._path}/{name}/status", made)
         return ClaimRef(NAMESPACE, name, ClaimUid(made["metadata"]["uid"]))
+
+
+def _share(memory: str) -> Document:
+    """What the scheduler adds where a device can be divided."""
+    consumed = {"memory": memory or WHOLE, "cores": "0", "shares": "1"}
+    return {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
 
 
 def _claim(admin: bool) -> Document:

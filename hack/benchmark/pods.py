@@ -9,16 +9,18 @@ from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import Measured, Results, median_of, percentile
 from hack.benchmark.stage import Stage
 from tests.e2e.kube import wait
-from tests.e2e.manifests import GLIBC, claim, container, pod_of, template
+from tests.e2e.manifests import GLIBC, claim, container, fraction, pod_of, template
 
 _NAME = "bench"
 _CLAIM: Mapping[str, str] = {"resourceClaimName": _NAME}
 _TEMPLATE: Mapping[str, str] = {"resourceClaimTemplateName": _NAME}
+_SHARE: Mapping[str, str] = {"resourceClaimTemplateName": f"{_NAME}-share"}
 _NONE: Mapping[str, str] = {}
 KINDS = {
     "pod_start_ms": _NONE,
     "pod_start_with_claim_ms": _TEMPLATE,
     "pod_start_with_ready_claim_ms": _CLAIM,
+    "share_pod_start_ms": _SHARE,
 }
 
 
@@ -30,12 +32,14 @@ def measure(stage: Stage, number: int) -> Results:
     found: dict[str, list[float]] = {name: [] for name in KINDS}
     with stage.plugin():
         stage.kube.apply(template(_NAME), NAMESPACE)
+        stage.kube.apply(template(f"{_NAME}-share", fraction("10Gi")), NAMESPACE)
         for source in KINDS.values():
             _start(stage, source)  # the first of a kind warms caches
         for turn in range(number):
             for name in _from(turn, list(KINDS)):
                 found[name].append(_start(stage, KINDS[name]))
-        stage.kube.delete("ResourceClaimTemplate", _NAME, NAMESPACE)
+        for name in (_NAME, f"{_NAME}-share"):
+            stage.kube.delete("ResourceClaimTemplate", name, NAMESPACE)
     return {name: _result(seconds) for name, seconds in found.items()}
 
 

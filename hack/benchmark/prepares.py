@@ -18,6 +18,7 @@ GPUS = 8
 _FOR_MEMORY = 40  # claims served before memory is looked at
 _WARM = 8
 _SETTLE_SECONDS = 2.0
+_SHARE = "10Gi"
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class _Times:
     """Seconds, as they are measured."""
 
     prepare: list[float] = field(default_factory=list)
+    share: list[float] = field(default_factory=list)
     unprepare: list[float] = field(default_factory=list)
     eight: list[float] = field(default_factory=list)
     empty: list[float] = field(default_factory=list)
@@ -43,10 +45,14 @@ def measure(stage: Stage, sizes: Sizes) -> Results:
         own: list[float] = []
         for _ in range(sizes.rounds):
             refs = stage.claims.on(_devices(sizes.singles))
+            shares = stage.claims.on(_devices(sizes.singles), memory=_SHARE)
             eights = stage.claims.on(_devices(GPUS * sizes.bursts))
             before = stage.served("prepare")
             _one_by_one(calls, refs, times)
             own.append(_mean_ms(before, stage.served("prepare")))
+            for ref in shares:
+                times.share.append(calls.prepare(ref))
+                calls.unprepare(ref)
             _ways(stage, calls, refs, times)
             _eight_at_once(calls, eights, times)
     stage.claims.delete()
@@ -134,6 +140,9 @@ def _results(times: _Times, own_ms: float, memory: dict[str, float]) -> Results:
             percentile(times.prepare, 0.95) * 1000,
             f"largest {max(times.prepare) * 1000:.3g}",
             len(times.prepare),
+        ),
+        "share_prepare_p50_ms": median_of(
+            times.share, f"p95 {percentile(times.share, 0.95) * 1000:.3g}"
         ),
         "prepare_eight_at_once_p50_ms": median_of(
             times.eight,

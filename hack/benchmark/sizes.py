@@ -17,3 +17,15 @@ class Sizes:
 
 FULL = Sizes(7, 5, 24, 8, 500, 3, 60.0, 12)
 QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSizes:
+    nodes: int  # of eight GPUs
+    rounds: int  # of one burst of each shape
+    limited_pods: int  # a burst, with the scheduler's default client limits
+    lifted_pods: int  # without
+
+
+FULL_FLEET = FleetSizes(200, 4, 200, 400)
+QUICK_FLEET = FleetSizes(200, 2, 200, 200)

@@ -3,7 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from hack.testbed.api import ApiServer, answers
 from hack.testbed.layout import Layout
@@ -32,6 +32,10 @@ class Component:
     grace_seconds: float = 10
 
 
+Flags = Mapping[str, tuple[str, ...]]
+"""More arguments, by component. The last of two for the same flag counts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """What the command lines depend on."""
@@ -39,6 +43,7 @@ class Site:
     layout: Layout
     ports: Mapping[str, int]
     feature_gates: Mapping[str, bool]
+    flags: Flags = field(default_factory=dict)
 
     def api(self) -> ApiServer:
         return ApiServer(self.layout.pki, self.ports["apiserver"])
@@ -50,8 +55,11 @@ class Site:
 
 def components(site: Site, *, node: bool) -> list[Component]:
     """All of them, in the order in which they start."""
-    control = [_etcd(site), _apiserver(site), _controller_manager(site), _scheduler(site)]
-    return [*control, _containerd(site), _kubelet(site)] if node else control
+    parts = [_etcd(site), _apiserver(site), _controller_manager(site), _scheduler(site)]
+    parts += [_containerd(site), _kubelet(site)] if node else []
+    return [
+        replace(part, arguments=part.arguments + site.flags.get(part.name, ())) for part in parts
+    ]
 
 
 def environment(site: Site) -> dict[str, str]:

@@ -25,10 +25,10 @@ PORT_NAMES = (
 )
 
 
-def choose_ports() -> dict[str, int]:
-    """A free port on loopback for each name; the same ones again, as a rule."""
+def choose_ports(first: int = FIRST_PORT) -> dict[str, int]:
+    """A free port on loopback for each name, from *first* on; the same ones again, as a rule."""
     chosen: dict[str, int] = {}
-    candidates = iter(range(FIRST_PORT, LAST_PORT))
+    candidates = iter(range(first, LAST_PORT))
     for name in PORT_NAMES:
         chosen[name] = next(port for port in candidates if _free(port))
     return chosen

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from hack.testbed.api import ApiServer, Document
-from hack.testbed.components import NODE_NAME, Component, Site, components, environment
+from hack.testbed.components import NODE_NAME, Component, Flags, Site, components, environment
 from hack.testbed.errors import ClusterError
 from hack.testbed.layout import Layout
 from hack.testbed.processes import Process
@@ -16,10 +16,10 @@ HEALTHY_SECONDS = 120
 class Running:
     """A cluster whose record and files are there; each of its parts may run or not."""
 
-    def __init__(self, layout: Layout, state: State) -> None:
+    def __init__(self, layout: Layout, state: State, flags: Flags | None = None) -> None:
         self._layout = layout
         self._node = state.node
-        self._site = Site(layout, state.ports, state.feature_gates)
+        self._site = Site(layout, state.ports, state.feature_gates, flags or {})
         self._api = self._site.api()
         self._kubelet = ApiServer(layout.pki, state.ports["kubelet"])
         self.parts: Mapping[str, Component] = {

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hack.benchmark.figures import (
     FIGURES,
+    FLEET_FIGURES,
     Measured,
     document,
     median_of,
@@ -82,6 +83,34 @@ def test_an_aim_can_follow_from_what_else_was_measured(name, other, factor, more
 
     assert within["aims"][name] == pytest.approx(limit)
     assert (within["missed"], beyond["missed"]) == ([], [name])
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "share"),
+    [
+        ("fleet_pods_per_second", "fleet_plain_pods_per_second", 0.95),
+        (
+            "fleet_unthrottled_pods_per_second",
+            "fleet_unthrottled_plain_pods_per_second",
+            0.75,
+        ),
+    ],
+)
+def test_a_rate_misses_its_aim_below_it(name, other, share):
+    base = Measured(40.0)
+    enough = document({other: base, name: Measured(40 * share + 0.1)}, {}, FLEET_FIGURES)
+    too_slow = document({other: base, name: Measured(40 * share - 0.1)}, {}, FLEET_FIGURES)
+
+    assert enough["aims"] == {name: pytest.approx(40 * share)}
+    assert (enough["missed"], too_slow["missed"]) == ([], [name])
+
+
+def test_a_rate_that_was_not_measured_misses_nothing():
+    found = document({"fleet_plain_pods_per_second": Measured(14.0)}, {}, FLEET_FIGURES)
+
+    assert found["fleet_pods_per_second"] is None
+    assert found["missed"] == []
+    assert set(found) & {figure.name for figure in FIGURES} == set()
 
 
 def test_without_the_other_figure_there_is_no_aim():
