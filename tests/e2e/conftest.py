@@ -1,8 +1,10 @@
 """One real Kubernetes for all end-to-end tests, with the chart on it and a plugin on its node."""
 
+import contextlib
 import os
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,13 @@ import yaml
 
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
-from tests.e2e.driver import NAMESPACE, Driver
-from tests.e2e.kube import Kube, wait
+from tests.e2e.driver import LIMITING, NAMESPACE, Driver
+from tests.e2e.kube import NAMESPACES, Kube, wait
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 RUN_AS_PROCESS = ("DaemonSet",)  # tests start the plugin themselves, to be able to kill it
+PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
 
 
 def pytest_collection_modifyitems(items):
@@ -79,14 +82,43 @@ def chart(cluster, kube):
 
 
 @pytest.fixture(scope="session")
-def session_driver(cluster, kube, chart):
+def namespaces(kube):
+    """What tests use beside "default"; pods and claims that they leave there are removed too."""
+    for name, labels in NAMESPACES.items():
+        wait(f"an earlier namespace {name} to go", partial(is_not_going, kube, name))
+        metadata = {"name": name, "labels": labels}
+        kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    for name in NAMESPACES:
+        wait("its service account", partial(kube.all, "ServiceAccount", name))
+    yield tuple(NAMESPACES)
+    for name in NAMESPACES:
+        kube.delete("Namespace", name)  # it goes by itself, in its own time
+
+
+def is_not_going(kube, namespace):
+    found = kube.find("Namespace", namespace)
+    return found is None or "deletionTimestamp" not in found["metadata"]
+
+
+@pytest.fixture(scope="session")
+def session_driver(cluster, kube, chart, namespaces):
     with tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory:
-        driver = Driver(cluster, kube, Path(directory))
+        driver = Driver(cluster, kube, Path(directory), **flags(cluster, Path(directory)))
         try:
             driver.start()
+            driver.usual = wait("its slices", kube.published)
             yield driver
         finally:
             driver.stop_all()
+            kube.label_node(cluster.node_name, **dict.fromkeys(PROFILE_LABELS))
+
+
+def flags(cluster, directory):
+    """Profiles, none to begin with; a guard that is quick; the runtime as it is here."""
+    profiles = directory / "profiles"
+    profiles.mkdir()
+    runtime = cluster.layout.containerd_state
+    return {"profiles": str(profiles), "guard-interval": "0.5", "runtime-dir": str(runtime)}
 
 
 @pytest.fixture
@@ -101,23 +133,56 @@ def driver(session_driver, request):
     if "" not in driver.processes:
         driver.start()
     driver.wait_ready()
-    clean_up(driver.kube)
+    driver.kube.clean_up()
     assert_nothing_left(driver)
 
 
-def clean_up(kube):
-    """Delete what a test left in the namespace default, as its user would."""
-    for kind in ("Deployment", "Job", "Pod", "ResourceClaim", "ResourceClaimTemplate"):
-        for found in kube.all(kind):
-            kube.delete(kind, found["metadata"]["name"])
-    wait("every pod to go", lambda: not kube.all("Pod"), 90)
-    wait("every claim to go", lambda: not kube.all("ResourceClaim"), 90)
+@pytest.fixture
+def limiting(driver, kube):
+    """The plugin on a node with two GPUs whose driver limits memory by cgroup itself."""
+    driver.stop()
+    driver.start(sim=LIMITING)
+    wait("its two GPUs", lambda: len(kube.devices()) == 2)
+    yield driver
+    kube.clean_up()
+    wait("ledger records to go", lambda: not driver.claims(), 70)
+    driver.stop()
+    driver.start()
+
+
+@pytest.fixture
+def profile(driver, kube):
+    """Has the node follow a profile: ``profile(name, text)``; without a text, a bundled one. After
+    the test it follows none."""
+    directory = Path(driver.flags["profiles"])
+    node = driver.cluster.node_name
+
+    def follow(name, text=None, label=PROFILE_LABELS[0], said="profile in force"):
+        if text is not None:
+            (directory.parent / "new").write_text(text)
+            (directory.parent / "new").rename(directory / f"{name}.yaml")
+        before = driver.log.count(said)
+        kube.label_node(node, **{**dict.fromkeys(PROFILE_LABELS), label: name})
+        wait(said, lambda: driver.log.count(said) > before, 15)
+
+    yield follow
+    kube.label_node(node, **dict.fromkeys(PROFILE_LABELS))
+    for file in directory.iterdir():
+        file.unlink()
 
 
 def assert_nothing_left(driver):
-    """No CDI file, no ledger record, no socket but the two of the running plugin."""
+    """No file of a claim, no ledger record, no interval, no memory limit, no socket but the two of
+    the running plugin."""
     wait(f"CDI files to go: {driver.specs()}", lambda: not driver.specs(), 70)
     wait(f"ledger records to go: {driver.claims()}", lambda: not driver.claims(), 70)
+    kube = driver.kube
+    with contextlib.suppress(AssertionError):
+        wait("devices to be as usual", lambda: kube.published() == driver.usual, 20)
+    assert kube.published() == driver.usual
+    assert not driver.metadata()
+    assert not driver.limits()
+    assert set(driver.intervals()) <= {"Default"}
     notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))
     assert len(notes) == 1, f"notes of dead processes: {notes}"
     assert driver.sockets() == [

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,21 +11,26 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import yaml
 
 from dra_driver.node.sim.node import node_file
-from tests.e2e.kube import Kube, wait
+from tests.e2e.kube import Document, Kube, wait
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "dra-driver-gpu"
+LIMITING = "h100x2-615"  # a simulated node whose driver limits memory by cgroup itself
 
 
 class Driver:
     """Starts and ends kubelet plugins on the node of *cluster*."""
 
-    def __init__(self, cluster, kube: Kube, directory: Path, sim: str = "h100x8") -> None:
+    def __init__(
+        self, cluster, kube: Kube, directory: Path, sim: str = "h100x8", **flags: str
+    ) -> None:
+        """*flags*: of every plugin that it starts."""
         self.cluster = cluster
         self.kube = kube
         self.directory = directory
@@ -32,6 +38,8 @@ class Driver:
         self.node_file.write_text(node_file(sim).read_text())
         self.kubeconfig = directory / "plugin.kubeconfig"
         self.log_path = directory / "plugin.log"
+        self.flags = flags
+        self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
 
@@ -42,6 +50,11 @@ class Driver:
     @property
     def registry(self) -> Path:
         return self.cluster.kubelet_dir / "plugins_registry"
+
+    @property
+    def host(self) -> Path:
+        """The root of the simulated host."""
+        return self.plugin_dir / "state/sim"
 
     @property
     def log(self) -> str:
@@ -107,7 +120,7 @@ class Driver:
             "reconcile-interval": "2",
             "pod-uid": pod_uid,
             "http-address": f"127.0.0.1:{self.ports[pod_uid]}",
-            **{name.replace("_", "-"): value for name, value in flags.items()},
+            **{name.replace("_", "-"): value for name, value in (self.flags | flags).items()},
         }
         with self.log_path.open("ab") as log:
             process = subprocess.Popen(
@@ -172,24 +185,47 @@ class Driver:
 
     def claims(self) -> list[dict[str, object]]:
         """What `dra-driver claims` says."""
-        answer = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "dra_driver",
-                "claims",
-                "-o",
-                "json",
-                "--kubelet-dir",
-                str(self.cluster.kubelet_dir),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=30,
-        )
-        found = json.loads(answer.stdout)
+        found = json.loads(self.command("claims", "-o", "json", "--ledger-only").stdout)
         assert not found["unreadable"]
         return list(found["claims"])
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What a command of `dra-driver` says of this node."""
+        place = f"--kubelet-dir={self.cluster.kubelet_dir}"
+        return subprocess.run(
+            [sys.executable, "-m", "dra_driver", *arguments, place],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=Path(__file__).parents[2],
+        )
+
+    def smi(self, *arguments: str) -> str:
+        """What the nvidia-smi of the simulated host says."""
+        program = self.host / "usr/bin/nvidia-smi"
+        answer = subprocess.run(
+            [program, *arguments], check=True, capture_output=True, text=True, timeout=10
+        )
+        return answer.stdout
+
+    def metadata(self) -> list[str]:
+        """The names of the files in which workloads read of their devices."""
+        return sorted(path.name for path in (self.plugin_dir / "metadata").glob("*"))
+
+    def intervals(self) -> dict[str, int]:
+        """How many GPUs have which time-slice interval, by what nvidia-smi says."""
+        return Counter(re.findall(r"Timeslice +(\w+)", self.smi("compute-policy", "-l")))
+
+    def limits(self) -> dict[str, int]:
+        """The memory limits that the simulated driver keeps: cgroup below kubepods to bytes."""
+        root = self.host / "sys/fs/cgroup"
+        lines = {
+            path.parent.relative_to(root).as_posix().rpartition("kubepods/")[2]: line.split()[1]
+            for path in root.rglob("dmem.max")
+            for line in path.read_text().splitlines()
+        }
+        return {cgroup: int(limit) for cgroup, limit in lines.items() if limit != "max"}
 
     def sockets(self) -> list[str]:
         return sorted(

@@ -3,7 +3,7 @@
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from dra_driver.errors import ClusterError, Conflict, NotFound
 Document = dict[str, Any]
 
 GROUP = "resource.k8s.io"
+ADMIN_ACCESS = {"resource.kubernetes.io/admin-access": "true"}
+# What tests use beside "default", and the labels of these namespaces.
+NAMESPACES: dict[str, dict[str, str]] = {"team-a": {}, "team-b": {}, "monitoring": ADMIN_ACCESS}
 PATHS = {
     "Namespace": "/api/v1/namespaces",
     "Pod": "/api/v1/namespaces/{namespace}/pods",
@@ -27,6 +30,10 @@ PATHS = {
     "ValidatingAdmissionPolicyBinding": (
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     ),
+    "MutatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
+    "MutatingAdmissionPolicyBinding": (
+        "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings"
+    ),
     "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
     "ResourceSlice": "/apis/resource.k8s.io/v1/resourceslices",
     "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
@@ -36,6 +43,9 @@ PATHS = {
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
 }
+
+
+_PATIENCE_SECONDS = 8.0
 
 
 def wait(what: str, check: Callable[[], Any], seconds: float = 60.0, pause: float = 0.1) -> Any:
@@ -102,6 +112,16 @@ class Kube:
         with contextlib.suppress(NotFound):
             self.api.delete(f"{self.path(kind, namespace)}/{name}")
 
+    def clean_up(self) -> None:
+        """Delete what a test left, as its user would."""
+        for namespace in ("default", *NAMESPACES):
+            for kind in ("Deployment", "Job", "Pod", "ResourceClaim", "ResourceClaimTemplate"):
+                for found in self.all(kind, namespace):
+                    self.delete(kind, found["metadata"]["name"], namespace)
+        for kind in ("Pod", "ResourceClaim"):
+            for each in ("default", *NAMESPACES):
+                wait(f"every {kind} to go", lambda k=kind, n=each: not self.all(k, n), 90)  # type: ignore[misc]
+
     def delete_now(self, pod: str, namespace: str = "default") -> None:
         """As ``kubectl delete pod --force --grace-period=0``: the object is gone at once."""
         self.kubectl("delete", "pod", "-n", namespace, pod, "--force", "--grace-period=0")
@@ -115,15 +135,38 @@ class Kube:
     ) -> str:
         """The phase of *pod* when it is one of *phases* (default: it runs, or ran)."""
         wanted = phases or ("Running", "Succeeded")
+        patience = self._patience()
 
         def reached() -> str:
             now = self.phase(pod, namespace)
+            if now == "Pending":
+                next(patience)
             return now if now in wanted else ""
 
         try:
             return str(wait(f"pod {pod} to be {' or '.join(wanted)}", reached, seconds))
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.explain(pod, namespace)}") from e
+
+    def _patience(self) -> Iterator[None]:
+        """Whoever waits for pods asks for the next one all the time; now and then that helps."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            yield
+            if time.monotonic() > until:
+                self.wake_scheduler()
+                until = time.monotonic() + _PATIENCE_SECONDS
+
+    def wake_scheduler(self) -> None:
+        """Have every pod looked at again that did not fit: a DeviceClass is another one now.
+
+        The scheduler counts what a claim consumes twice for a moment, while it is both on its way
+        and there already (1.36). A pod that is refused by that is looked at again when a claim
+        goes or a slice changes, or after five minutes.
+        """
+        change = {"metadata": {"annotations": {"dra.test/nudge": str(time.time())}}}
+        for found in self.all("DeviceClass")[:1]:
+            self.api.patch(f"{self.path('DeviceClass')}/{found['metadata']['name']}", change)
 
     def wait_pods(self, pods: Iterable[str], phase: str, seconds: float = 100) -> None:
         """Until all *pods* are *phase*, for pods whose preparation failed on the way.
@@ -132,11 +175,13 @@ class Kube:
         changed: so it is, every few seconds.
         """
         waiting = set(pods)
+        patience = self._patience()
 
         def reached() -> bool:
             waiting.difference_update([p for p in waiting if self.phase(p) == phase])
             for pod in sorted(waiting):
                 self.nudge(pod)
+            next(patience)
             return not waiting
 
         try:
@@ -166,7 +211,10 @@ class Kube:
         return f"phase {status.get('phase')}, containers {states}, events {events}"
 
     def events(self, name: str, namespace: str = "default") -> list[str]:
-        query = {"fieldSelector": f"involvedObject.name={name}"}
+        """What was told of a pod; not of an earlier one with its name, whose events stay."""
+        pod = self.find("Pod", name, namespace)
+        uid = f",involvedObject.uid={pod['metadata']['uid']}" if pod else ""
+        query = {"fieldSelector": f"involvedObject.name={name}{uid}"}
         found = self.api.list(f"/api/v1/namespaces/{namespace}/events", query)["items"]
         return [f"{event['reason']}: {event.get('message', '')}" for event in found]
 
@@ -174,5 +222,20 @@ class Kube:
         found = self.all("ResourceSlice")
         return sorted(found, key=lambda each: each["metadata"]["name"])
 
+    def published(self) -> dict[str, Document]:
+        """The devices in all slices, in their order, by name; without what the API server adds."""
+        found = {d["name"]: d for s in self.slices() for d in s["spec"].get("devices") or ()}
+        for taint in (taint for device in found.values() for taint in device.get("taints", ())):
+            taint.pop("timeAdded", None)
+        return found
+
     def devices(self) -> list[str]:
-        return [d["name"] for s in self.slices() for d in s["spec"].get("devices") or ()]
+        """The names of what claims can be given; monitors are for looking on."""
+        return [name for name in self.published() if not name.endswith("-mon")]
+
+    def uuid(self, device: str) -> str:
+        return str(self.published()[device]["attributes"]["uuid"]["string"])
+
+    def label_node(self, node: str, **labels: str | None) -> None:
+        """Set labels of *node*, or take them away (None)."""
+        self.api.patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": labels}})

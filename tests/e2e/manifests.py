@@ -18,6 +18,31 @@ def request(name: str = "gpu", cel: str = "", **fields: Any) -> Document:
     return {"name": name, "exactly": exactly}
 
 
+def fraction(memory: str, name: str = "gpu", cel: str = "", **fields: Any) -> Document:
+    """One request for a part of a GPU: as much of its memory."""
+    return request(name, cel, capacity={"requests": {"memory": memory}}, **fields)
+
+
+def on(uuid: str) -> str:
+    """The selector of one GPU."""
+    return f"device.attributes['{CLASS}'].uuid == '{uuid}'"
+
+
+def sharing(strategy: str = "TimeSlicing", *requests: str, **fields: Any) -> Document:
+    """A configuration of a claim: what happens on the GPUs of *requests*, or of all."""
+    parameters = {
+        "apiVersion": "resource.nvidia.com/v1beta1",
+        "kind": "GpuConfig",
+        "sharing": {"strategy": strategy, **fields},
+    }
+    opaque = {"driver": CLASS, "parameters": parameters}
+    return {"requests": list(requests), "opaque": opaque}
+
+
+def interval(word: str, *requests: str) -> Document:
+    return sharing("TimeSlicing", *requests, timeSlicingConfig={"interval": word})
+
+
 def claim(name: str, *requests: Document, **spec: Any) -> Document:
     devices = {"requests": list(requests) or [request()], **spec}
     return {
@@ -47,6 +72,13 @@ def container(
         "command": ["sh", "-c", command],
         "resources": {"claims": list(uses)},
     }
+
+
+def old_way(name: str, command: str, **limits: str) -> Document:
+    """A pod that names what it wants as a device plugin's users do."""
+    asking = container(command)
+    asking["resources"] = {"limits": limits}
+    return pod_of(name, [asking], [])
 
 
 def pod(

@@ -1,8 +1,14 @@
 """Every example under deploy/examples is applied as it is, and does what its header says."""
 
-import pytest
+import contextlib
+import os
+from pathlib import Path
 
-from tests.deploy.examples import Example, Log, examples, wrong
+import pytest
+import yaml
+
+from dra_driver.node.sim.node import read_node
+from tests.deploy.examples import Events, Example, Log, Uses, examples, gpus, wrong
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC
 
@@ -19,25 +25,82 @@ def with_local_image(document):
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_the_example_does_what_it_says(kube, driver, example: Example):
+def test_the_example_does_what_it_says(kube, driver, profile, example: Example):
     minor = int(driver.cluster.version.split(".")[1])
     if minor < example.minor:
         pytest.skip(f"needs Kubernetes 1.{example.minor}")
-    objects = [with_local_image(document) for document in example.objects()]
-    namespaces = [o["metadata"]["name"] for o in objects if o["kind"] == "Namespace"]
+    if example.uses and driver.cluster.mode != "full":
+        pytest.skip(f"needs containers, to tell whose processes are whose: {driver.cluster.why}")
+    if example.profile:
+        profile(example.name, example.profile.read_text())
+    with unchanged(driver.node_file):
+        try:
+            play(kube, driver, example)
+        finally:
+            remove(kube, example)
+
+
+def play(kube, driver, example):
+    for document in example.objects():
+        kube.apply(with_local_image(document))
+    for use in example.uses:
+        tell_simulation(kube, driver, use)
+    for expected in example.expectations:
+        kube.wait_pod(expected.pod, expected.phase, namespace=expected.namespace, seconds=100)
+        for check in expected.checks:
+            holds(kube, check)
+
+
+def remove(kube, example):
+    objects = example.objects()
+    for namespace in (o["metadata"]["name"] for o in objects if o["kind"] == "Namespace"):
+        for pod in kube.all("Pod", namespace):
+            kube.delete("Pod", pod["metadata"]["name"], namespace)
+        wait_empty(kube, namespace)
+        kube.delete("Namespace", namespace)  # it goes by itself, in its own time
+
+
+@contextlib.contextmanager
+def unchanged(file):
+    """*file* has its text again in the end."""
+    text = file.read_text()
     try:
-        for document in objects:
-            kube.apply(document)
-        for expected in example.expectations:
-            kube.wait_pod(expected.pod, expected.phase, namespace=expected.namespace, seconds=100)
-            for check in expected.checks:
-                holds(kube, check)
+        yield
     finally:
-        for namespace in namespaces:
-            for pod in kube.all("Pod", namespace):
-                kube.delete("Pod", pod["metadata"]["name"], namespace)
-            wait_empty(kube, namespace)
-            kube.delete("Namespace", namespace)  # it goes by itself, in its own time
+        replace(file, text)
+
+
+def replace(file, text):
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, file)
+
+
+def tell_simulation(kube, driver, use: Uses):
+    """That the main process of a pod uses so much of the GPU which the pod has."""
+    kube.wait_pod(use.pod, "Running", namespace=use.namespace, seconds=100)
+
+    def its_gpus():
+        return gpus(kube.logs(use.pod, None, use.namespace))
+
+    (uuid,) = wait("its GPU in the log", its_gpus, PATIENCE_SECONDS)
+    uuids = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
+    status = kube.get("Pod", use.pod, use.namespace)["status"]["containerStatuses"][0]
+    pid = main_process(status["containerID"].rpartition("/")[2])
+    node = yaml.safe_load(driver.node_file.read_text())
+    processes = node["gpus"][uuids.index(uuid)].setdefault("processes", [])
+    processes.append({"pid": pid, "memory_bytes": use.memory_bytes})
+    replace(driver.node_file, yaml.safe_dump(node))
+
+
+def main_process(container: str) -> int:
+    """The oldest process of a container, as the host counts."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with contextlib.suppress(OSError):
+            if container in path.read_text():
+                found.append(int(path.parent.name))
+    return min(found)
 
 
 def wait_empty(kube, namespace):
@@ -45,8 +108,10 @@ def wait_empty(kube, namespace):
 
 
 def holds(kube, check):
-    def read(log: Log) -> str:
-        return kube.logs(log.pod, log.container, log.namespace)
+    def read(source: Log | Events) -> str:
+        if isinstance(source, Events):
+            return "\n".join(kube.events(source.pod, source.namespace))
+        return kube.logs(source.pod, source.container, source.namespace)
 
     try:
         wait("the log", lambda: wrong(check, read) is None, PATIENCE_SECONDS, 0.5)

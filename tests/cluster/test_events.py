@@ -1,0 +1,216 @@
+"""Pods are told what happened to them, at best and without anybody waiting for it."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer, Timeouts
+from dra_driver.cluster.events import Event, PodEvents, PodRef
+from dra_driver.errors import Forbidden
+from tests.fakes.api_server import ApiServer as FakeApiServer
+
+POD = PodRef("team", "web", "uid-web")
+EVENTS = "/api/v1/namespaces/team/events"
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class Desk:
+    """An API server that passes on, fails or waits as it is told, and knows what was asked."""
+
+    def __init__(self, api):
+        self._api = api
+        self.calls = []
+        self.error = None
+        self.open = threading.Event()
+        self.open.set()
+
+    def create(self, path, document):
+        return self._pass("create", lambda: self._api.create(path, document))
+
+    def patch(self, path, patch):
+        return self._pass("patch", lambda: self._api.patch(path, patch))
+
+    def _pass(self, name, call):
+        assert self.open.wait(10)
+        try:
+            if self.error is not None:
+                raise self.error
+            return call()
+        finally:
+            self.calls.append(name)
+
+    def wait_for(self, count):
+        give_up = time.monotonic() + 10
+        while len(self.calls) < count and time.monotonic() < give_up:
+            time.sleep(0.002)
+        return self.calls
+
+
+@pytest.fixture
+def api(tmp_path):
+    with FakeApiServer() as server:
+        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "config")), Timeouts(retry=0.01))
+        yield client
+        client.close()
+
+
+@pytest.fixture
+def desk(api):
+    return Desk(api)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def events(desk, clock):
+    told = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    yield told
+    told.stop()
+
+
+def event(message="it is above", pod=POD, reason="GPUMemoryAboveShare", about="a"):
+    return Event(pod, reason, about, message)
+
+
+def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
+    events.tell(event())
+    desk.wait_for(1)
+
+    (found,) = api.list(EVENTS, {"fieldSelector": "involvedObject.uid=uid-web"})["items"]
+    assert found["metadata"]["name"].startswith("web.")
+    assert found["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "team",
+        "name": "web",
+        "uid": "uid-web",
+    }
+    assert (found["type"], found["reason"]) == ("Warning", "GPUMemoryAboveShare")
+    assert (found["message"], found["count"]) == ("it is above", 1)
+    assert found["source"] == {"component": "gpu.nvidia.com", "host": "node-1"}
+    assert found["firstTimestamp"] == found["lastTimestamp"]
+
+
+def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, api):
+    for number in range(3):
+        events.tell(event(f"message {number}"))
+        desk.wait_for(number + 1)
+        clock.now += 60
+
+    (found,) = api.list(EVENTS)["items"]
+    assert (found["count"], found["message"]) == (3, "message 2")
+
+
+def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
+    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    for _ in range(50):
+        events.tell(event())
+    events.tell(event(about="the end"))
+    desk.wait_for(2)
+    clock.now += 60
+    events.tell(event("once more"))
+    desk.wait_for(3)
+    events.stop()
+
+    assert desk.calls == ["create", "create", "patch"]
+    counts = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
+    assert counts == {"it is above": 1, "once more": 51}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        event(reason="GPUMemoryProcessEnded"),
+        event(about="b"),
+        event(pod=PodRef("team", "web", "uid-of-the-next")),
+    ],
+)
+def test_something_else_is_an_event_of_its_own(events, desk, api, other):
+    events.tell(event())
+    events.tell(other)
+    desk.wait_for(2)
+
+    assert len(api.list(EVENTS)["items"]) == 2
+
+
+def test_an_event_that_the_api_server_forgot_is_written_anew(events, desk, clock, api):
+    events.tell(event())
+    desk.wait_for(1)
+    (found,) = api.list(EVENTS)["items"]
+    api.delete(f"{EVENTS}/{found['metadata']['name']}")
+    clock.now += 60
+    events.tell(event())
+    desk.wait_for(3)
+
+    assert desk.calls == ["create", "patch", "create"]
+    assert api.list(EVENTS)["items"][0]["count"] == 1
+
+
+def test_after_an_hour_it_is_a_new_event(events, desk, clock, api):
+    events.tell(event())
+    desk.wait_for(1)
+    clock.now += 3600
+    events.tell(event())
+    desk.wait_for(2)
+
+    assert len(api.list(EVENTS)["items"]) == 2
+
+
+def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
+    desk.error = Forbidden("create events: 403")
+    events.tell(event())
+    desk.wait_for(1)
+    desk.error = None
+    events.tell(event())
+    desk.wait_for(2)
+
+    assert len(api.list(EVENTS)["items"]) == 1
+
+
+def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
+    desk.open.clear()
+    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    began = time.monotonic()
+    for number in range(500):
+        events.tell(event(about=str(number)))
+    events.stop()
+
+    assert time.monotonic() - began < 2
+    desk.open.set()
+
+
+class Memory:
+    """An API server that takes everything."""
+
+    def create(self, path, document):
+        return {"metadata": {"name": "made"}}
+
+    def patch(self, path, patch):
+        return {}
+
+
+def test_of_very_many_pods_only_the_latest_are_remembered(clock):
+    desk = Desk(Memory())
+    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    for number in range(1030):
+        events.tell(event(about=str(number)))
+        desk.wait_for(number + 1 - 32)  # so that no more wait than may
+    desk.wait_for(1030)
+    clock.now += 60
+    events.tell(event(about="0"))
+    events.tell(event(about="1029"))
+
+    assert desk.wait_for(1032)[1030:] == ["create", "patch"]
+    events.stop()

@@ -1,0 +1,171 @@
+"""Memory of a fraction: what the guard does about a claim that takes more, and what the driver
+itself refuses it."""
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.kube import wait
+from tests.e2e.manifests import claim, container, fraction, on, pod, pod_of, template
+
+GIB = 1 << 30
+QUICK = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {gpus: [{memoryGuard: {policy: Kill, grace: 1s}}]}
+"""
+STRICT = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {gpus: [{memoryLimit: Strict}]}
+"""
+MAIN = "sleep {} & trap 'exit 0' TERM; while :; do sleep 1 & wait $!; done"
+
+pytestmark = pytest.mark.usefixtures("containers")
+
+
+@pytest.fixture
+def uses(driver):
+    """Tells the simulation what processes use of gpu-0: ``uses({pid: bytes})``."""
+    text = driver.node_file.read_text()
+
+    def write(new):
+        (driver.directory / "node.new").write_text(new)
+        os.replace(driver.directory / "node.new", driver.node_file)
+
+    def use(processes):
+        node = yaml.safe_load(text)
+        node["gpus"][0]["processes"] = [
+            {"pid": pid, "memory_bytes": size} for pid, size in processes.items()
+        ]
+        write(yaml.safe_dump(node))
+
+    yield use
+    write(text)
+
+
+def container_ids(kube, name):
+    """By its name, the id of each container of a pod."""
+    found = kube.get("Pod", name)["status"]["containerStatuses"]
+    return {one["name"]: one["containerID"].rpartition("/")[2] for one in found}
+
+
+def pids(container_id):
+    """By its command line, the host's number of each process of a container."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with contextlib.suppress(OSError):
+            if container_id in path.read_text():
+                words = (path.parent / "cmdline").read_bytes().decode().split("\0")
+                found[" ".join(words).strip()] = int(path.parent.name)
+    return found
+
+
+def process(container_id, begins):
+    def there():
+        return next((pid for line, pid in pids(container_id).items() if line.startswith(begins)), 0)
+
+    return wait(f"a process {begins}", there, 10)
+
+
+def is_alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def metric(driver, name):
+    lines = driver.ask("/metrics")[1].splitlines()
+    return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
+
+
+@pytest.mark.point(83)
+def test_the_guard_ends_the_largest_process_of_a_claim_above_its_share_and_no_other(
+    kube, driver, profile, uses
+):
+    """Two containers of a pod with a claim of their own each, and another pod, on one GPU."""
+    profile("quick", QUICK)
+    kube.apply(template("ten", fraction("10Gi", cel=on(kube.uuid("gpu-0")))))
+    containers = [
+        container(MAIN.format(3601), "greedy", ({"name": "first"},)),
+        container(MAIN.format(3602), "modest", ({"name": "second"},)),
+    ]
+    sources = [{"name": name, "resourceClaimTemplateName": "ten"} for name in ("first", "second")]
+    kube.apply(pod_of("pair", containers, sources))
+    kube.apply(pod("other", MAIN.format(3603), template="ten"))
+    for name in ("pair", "other"):
+        kube.wait_pod(name, "Running")
+    ids = container_ids(kube, "pair")
+    outlier = process(ids["greedy"], "sleep 3601")
+    spared = {
+        process(ids["greedy"], "sh -c"): 2 * GIB,
+        process(ids["modest"], "sleep 3602"): 9 * GIB,
+        process(container_ids(kube, "other")["main"], "sleep 3603"): 10 * GIB,
+    }
+    ended = metric(driver, "dra_driver_memory_guard_kills_total")
+
+    uses({outlier: 15 * GIB, **spared})
+
+    wait("the outlier to be ended", lambda: not is_alive(outlier), 15)
+    wait("an event", lambda: "GPUMemoryProcessEnded" in str(kube.events("pair")), 10)
+    assert all(map(is_alive, spared))
+    assert not any("GPUMemory" in event for event in kube.events("other"))
+    assert metric(driver, "dra_driver_memory_guard_kills_total") == ended + 1
+    states = kube.get("Pod", "pair")["status"]["containerStatuses"]
+    assert [one["restartCount"] for one in states if "running" in one["state"]] == [0, 0]
+
+
+@pytest.mark.point(83)
+def test_the_driver_limits_pods_and_containers_to_what_their_claims_hold(kube, limiting, profile):
+    """Strictly: that it can is what a strict profile insists on."""
+    driver, here = limiting, on(kube.uuid("gpu-0"))
+    profile("strict", STRICT)
+    kube.apply(template("two", fraction("10Gi", "a", here), fraction("5Gi", "b", here)))
+    kube.apply(claim("shared", fraction("20Gi", cel=here)))
+    containers = [
+        container(name="own", uses=({"name": "two"},)),
+        container(name="common", uses=({"name": "shared"},)),
+    ]
+    sources = [
+        {"name": "two", "resourceClaimTemplateName": "two"},
+        {"name": "shared", "resourceClaimName": "shared"},
+    ]
+    kube.apply(pod_of("first", containers, sources))
+    kube.wait_pod("first", "Running")
+    first, ids = limited(kube, "first"), container_ids(kube, "first")
+    assert driver.limits()[first] == 35 * GIB, "before any of its processes runs"
+
+    def own():
+        limits = driver.limits()
+        return [limits.get(f"{first}/{ids[name]}", 0) // GIB for name in ("own", "common")]
+
+    wait("limits of the containers' own", lambda: own() == [15, 20], 15)
+    kube.apply(pod("later", claim="shared"))
+    kube.wait_pod("later", "Running")
+    later = limited(kube, "later")
+    wait("the limit of a later pod", lambda: driver.limits().get(later) == 20 * GIB, 15)
+    assert driver.limits()[first] == 35 * GIB
+
+    kube.delete("Pod", "first")
+    kube.delete("Pod", "later")
+    wait("every limit to go", lambda: not driver.limits(), 30)
+
+
+def limited(kube, name):
+    """Where the cgroup of a pod is, below kubepods."""
+    return f"besteffort/pod{kube.get('Pod', name)['metadata']['uid']}"
+
+
+def test_a_strict_profile_refuses_a_fraction_where_the_driver_limits_nothing(kube, driver, profile):
+    profile("strict", STRICT)
+    kube.apply(template("part", fraction("10Gi")))
+    kube.apply(pod("part", template="part"))
+
+    def said():
+        return [e for e in kube.events("part") if "does not limit the claim's memory" in e]
+
+    why = wait("a reason", said, 30)[0]
+    assert why.startswith("FailedPrepareDynamicResources")
+    assert "driver 580.95.5 is too old" in why
+    assert kube.phase("part") == "Pending"
