@@ -71,9 +71,14 @@ class Listener:
             await before.stop(grace_seconds)
 
     def hide(self) -> None:
-        """Remove the path; calls go on."""
+        """Remove the path, once; calls go on.
+
+        Not again when the server has stopped: by then the next process's socket may have the inode
+        that was ours.
+        """
         if self._file is not None:
             self._file.remove()
+            self._file = None
 
     async def close(self, grace_seconds: float) -> None:
         """Take no more calls, let those in flight end, remove the path."""

@@ -1,0 +1,45 @@
+"""A socket that is ours is taken away once, and nobody else's ever."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kubeletplugin.listener import Listener
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="k") as directory:
+        yield Path(directory)
+
+
+def test_a_hidden_socket_is_not_taken_away_again_when_its_server_stops(short: Path) -> None:
+    path, kept = short / "reg.sock", short / "kept"
+
+    async def scenario() -> None:
+        listener = Listener(path, 0o755, (), 1.0)
+        await listener.open()
+        os.link(path, kept)
+        listener.hide()
+        assert not path.exists()
+        os.link(kept, path)  # the next process's socket, which may have got the same inode
+        await listener.close(0)
+
+    asyncio.run(scenario())
+
+    assert path.exists()
+
+
+def test_a_closed_socket_is_gone(short: Path) -> None:
+    async def scenario() -> None:
+        listener = Listener(short / "dra.sock", 0o755, (), 1.0)
+        await listener.open()
+        await listener.close(0)
+
+    asyncio.run(scenario())
+
+    assert list(short.iterdir()) == []
