@@ -5,7 +5,7 @@ force-deleted pods, slices that changed while a claim was on its way, two driver
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from api import names
@@ -85,13 +85,10 @@ def _sliced(consumed: Mapping[str, str], shape: Sliceable) -> Amount:
     if names.MEMORY not in consumed:
         return WHOLE
     memory = quantity.whole(consumed[names.MEMORY])
+    cores = quantity.whole(consumed.get(names.CORES, "0"))
     if shape.replicas == 1 and memory >= shape.memory_default:
-        return WHOLE
-    return Amount(
-        memory,
-        quantity.whole(consumed.get(names.CORES, "0")),
-        quantity.whole(consumed.get(names.SHARES, "1")),
-    )
+        return replace(WHOLE, cores=cores)
+    return Amount(memory, cores, quantity.whole(consumed.get(names.SHARES, "1")))
 
 
 def _by_bare_name(consumed: Iterable[tuple[str, str]]) -> dict[str, str]:

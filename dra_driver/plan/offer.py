@@ -54,7 +54,8 @@ def offer(inventory: Inventory, profile: Profile, keeps: Keeps, held: Held) -> O
         if _one(shape) != _one(wanted) or not its.include:
             pending.append(Pending(gpu.name, described(wanted) if its.include else "left out"))
         elif problem:
-            pending.append(Pending(gpu.name, described(wanted), problem))
+            where = _where(profile, its)
+            pending.append(Pending(gpu.name, described(wanted), f"{where}{problem}"))
         devices += [Device(gpu, each, its) for each in _all(shape)]
         if isinstance(shape, Sliceable) and keeps.taints:
             monitors.append(Device(gpu, Monitor(), its))
@@ -76,6 +77,12 @@ def described(shape: Shape) -> str:
             return "monitor"
         case _:
             assert_never(shape)
+
+
+def _where(profile: Profile, rules: Rules) -> str:
+    """Where in the profile *rules* stand."""
+    paths = [entry.path for entry in profile.entries if entry.rules is rules]
+    return f"profile {profile.name!r}, {paths[0]}: " if paths else ""
 
 
 def _held_shapes(held: Held) -> dict[str, Shape]:
@@ -112,10 +119,15 @@ def _sliceable(gpu: Gpu, total: int, rules: Rules) -> tuple[Shape, str]:
     step = rules.memory_step
     default = total // rules.replicas // step * step
     least = min(-(-rules.memory_least // step) * step, default)
-    if default == 0 or least + step > total:  # validateRequestPolicy wants room for one step
+    if default == 0:
         return Exclusive(), (
-            f"its {total // _MIB}Mi of memory cannot be divided as the profile says; lower "
-            "replicas, memory.least or memory.step"
+            f"one of {rules.replicas} replicas of its {total // _MIB}Mi is less than a step of "
+            f"{step // _MIB}Mi; lower replicas or memory.step"
+        )
+    if least + step > total:  # validateRequestPolicy wants room for one step
+        return Exclusive(), (
+            f"the least share of {least // _MIB}Mi leaves no room for another in its "
+            f"{total // _MIB}Mi; lower memory.least"
         )
     if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:
         return Exclusive(), (

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +46,16 @@ def _key(document: dict[str, Any]) -> str:
 def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:
     """Run helm at the top of the repository. It is built on first use."""
     program = find_program("helm", DEFAULT_VERSION, silent)
-    return subprocess.run(
-        [program, *arguments],
-        cwd=REPOSITORY,
-        env={
-            "HOME": "/nonexistent",
-            "HELM_CACHE_HOME": "/nonexistent",
-            "KUBECONFIG": kubeconfig,
-        },
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as home:  # it keeps caches there, whatever it is told
+        return subprocess.run(
+            [program, *arguments],
+            cwd=REPOSITORY,
+            env={"HOME": home, "KUBECONFIG": kubeconfig},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
 
 
 def render(*arguments: str, namespace: str = "gpus") -> dict[str, Any]:

@@ -27,7 +27,7 @@ METADATA = "/var/run/kubernetes.io/dra-device-attributes"
 
 @pytest.fixture(autouse=True)
 def sliceable(driver):
-    """These tests are about GPUs that many claims can have; see test_exclusive for the others."""
+    """These tests are about GPUs that many claims can have; test_profiles has the others."""
     if not driver.usual["gpu-0"].get("allowMultipleAllocations"):
         pytest.skip("this API server keeps no consumable capacity (KEP-5075)")
 

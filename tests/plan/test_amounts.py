@@ -28,6 +28,9 @@ def part(gib, cores=0, shares=1):
         pytest.param(consumed(), Monitor(), NOTHING, id="a-monitor-takes-nothing"),
         pytest.param((), SLICEABLE, WHOLE, id="allocated-while-it-was-exclusive"),
         pytest.param(consumed("81559Mi"), SLICEABLE, WHOLE, id="all-the-memory"),
+        pytest.param(
+            consumed("81559Mi", "50"), SLICEABLE, Amount(cores=50, whole=True), id="all-and-cores"
+        ),
         pytest.param(consumed("20Gi", "30", "2"), SLICEABLE, part(20, 30, 2), id="a-part"),
         pytest.param((("gpu.nvidia.com/memory", "1Gi"),), SLICEABLE, part(1), id="qualified"),
         pytest.param((), Replica(0, 2, 40 * GIB), part(40), id="a-replica"),

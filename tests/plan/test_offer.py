@@ -115,9 +115,9 @@ def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
     ("fields", "rules", "reason"),
     [
         pytest.param({"memory_bytes": None}, {}, "NVML does not report", id="unknown-memory"),
-        pytest.param({}, {"memory_least": 90 * GIB}, "cannot be divided", id="least-above-all"),
+        pytest.param({}, {"memory_least": 90 * GIB}, "lower memory.least", id="least-above-all"),
         pytest.param(
-            {"memory_bytes": GIB}, {"replicas": 2000}, "cannot be divided", id="nothing-each"
+            {"memory_bytes": GIB}, {"replicas": 2000}, "lower replicas", id="nothing-each"
         ),
         pytest.param(
             {"memory_bytes": GIB}, {"replicas": 8}, "less than a CUDA context", id="too-little"
@@ -129,6 +129,7 @@ def test_rules_that_cannot_be_published_cost_the_gpu_its_fractions_only(fields, 
 
     assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert reason in found.pending[0].reason
+    assert found.pending[0].reason.startswith("profile 'p', spec.gpus[0]: ")
     assert DeviceName("gpu-1") in found.by_name
 
 

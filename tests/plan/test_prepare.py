@@ -231,6 +231,8 @@ def test_a_monitor_device_without_admin_access_is_refused():
 def test_reserved_cores_are_refused_where_there_is_no_mps():
     with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores .*"):
         plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
+    with pytest.raises(ClaimError, match="30 % of the cores"):
+        plan_claim(Claim(ref(), (fraction("81559Mi", cores="30"),)), offer(), (), POOL)
     both = Claim(ref(), (fraction(cores="30"),), (config(sharing=SHORT),))
     with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy is TimeSlicing; remove"):
         plan_claim(both, offer(), (), POOL)
