@@ -1,5 +1,6 @@
 """Documents that people write: read strictly, every problem told with its field path."""
 
+import difflib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ def validated(model: type[Model], document: Any) -> Model:
     try:
         return model.model_validate(without_nulls(document))
     except pydantic.ValidationError as e:
-        raise ConfigError([_problem(error) for error in e.errors()]) from e
+        raise ConfigError([_problem(error, model) for error in e.errors()]) from e
 
 
 def without_nulls(value: Any) -> Any:
@@ -62,13 +63,24 @@ def show(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-def _problem(error: Any) -> str:
+def _meant(name: Any, model: type[BaseModel]) -> str:
+    """What to write instead of a field that there is not, anywhere in *model*."""
+    schema = model.model_json_schema()
+    parts = (schema, *schema.get("$defs", {}).values())
+    known = sorted({field for part in parts for field in part.get("properties", {})})
+    if name in known:
+        return "it belongs elsewhere"
+    near = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {near[0]}?" if near else "remove it"
+
+
+def _problem(error: Any, model: type[BaseModel]) -> str:
     where = field("", *error["loc"])
     match error["type"]:
         case "missing":
             return f"{where}: missing"
         case "extra_forbidden":
-            return f"{where}: unknown field"
+            return f"{where}: unknown field; {_meant(error['loc'][-1], model)}"
         case "too_short":
             return f"{where}: is empty; say what is meant, or leave it out"
         case "model_type" | "model_attributes_type":

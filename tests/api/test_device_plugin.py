@@ -130,12 +130,12 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_path():
     )
 
     assert sorted(found) == [
-        "config: unknown field",
+        "config: unknown field; remove it",
         "flags.gfd.sleepInterval: True should be a duration, like 60s",
         "flags.migStrategy: 'some' should be 'none', 'single' or 'mixed'",
         "flags.plugin.deviceListStrategy[0]: 'cdi' should be 'envvar', 'volume-mounts', "
         "'cdi-annotations' or 'cdi-cri'",
-        "flags.renameByDefault: unknown field",
+        "flags.renameByDefault: unknown field; it belongs elsewhere",
         "health.criticalXIDs: 'most' should be all, or a list of numbers",
         "health.ignoredXIDs[0]: '13' should be a valid integer",
         "imex.channelIDs[0]: 1 should be 0",

@@ -127,7 +127,10 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
         ),
         pytest.param({"memoryGuard": {"grace": "-1s"}}, "memoryGuard.grace: '-1s'", id="negative"),
         pytest.param({"memoryGuard": {"grace": ""}}, "memoryGuard.grace: ''", id="no time"),
-        pytest.param({"replica": 4}, "replica: unknown field", id="unknown"),
+        pytest.param(
+            {"replica": 4}, "replica: unknown field; did you mean replicas?", id="misspelt"
+        ),
+        pytest.param({"colour": 4}, "colour: unknown field; remove it", id="unknown"),
         pytest.param({"select": []}, "select: [] should be a mapping", id="no mapping"),
     ],
 )

@@ -240,7 +240,9 @@ def test_the_problems_of_all_entries_are_told_at_once():
             ["apiVersion: None is unknown; write resource.nvidia.com/v1beta1"],
             id="no version",
         ),
-        pytest.param({"mig-configs": {}}, ["mig-configs: unknown field"], id="another program's"),
+        pytest.param(
+            {"mig-configs": {}}, ["mig-configs: unknown field; remove it"], id="another program's"
+        ),
     ],
 )
 def test_a_document_that_is_no_profile_is_refused(given, expected):

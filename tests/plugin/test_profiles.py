@@ -99,7 +99,7 @@ def test_everything_that_is_wrong_with_a_profile_is_said_with_its_file_and_path(
 
     assert refused(profiles, "a") == (
         f"profile 'a': {tmp_path}/a.yaml: spec.gpus[0].replicas: 0 should be greater than or "
-        "equal to 1; spec.gpus[0].fraction: unknown field"
+        "equal to 1; spec.gpus[0].fraction: unknown field; did you mean fractions?"
     )
     assert number(profiles.named("b")) == 2
 
