@@ -6,7 +6,7 @@ import pydantic
 
 from api.names import CONFIG_GROUP, CONFIG_VERSION
 from api.strict import ConfigError as ConfigError
-from api.strict import show, without_nulls
+from api.strict import meant, show, without_nulls
 from api.v1beta1 import KINDS, Config
 
 _TAGS = frozenset(
@@ -31,7 +31,7 @@ def decode(parameters: Any, path: str = "parameters") -> Config:
     try:
         return model.model_validate(without_nulls(parameters))
     except pydantic.ValidationError as e:
-        raise ConfigError([_problem(error, path) for error in e.errors()]) from e
+        raise ConfigError([_problem(error, path, model) for error in e.errors()]) from e
 
 
 def _check_version(version: Any, path: str) -> None:
@@ -46,12 +46,13 @@ def _check_version(version: Any, path: str) -> None:
     )
 
 
-def _problem(error: Any, path: str) -> str:
+def _problem(error: Any, path: str, model: type[pydantic.BaseModel]) -> str:
     where = path
     for part in error["loc"]:
         where += f"[{part}]" if isinstance(part, int) else "" if part in _TAGS else f".{part}"
     if error["type"] == "extra_forbidden":
-        return f"{where}: unknown field{_not_of_this_strategy(error['loc'])}"
+        why = _not_of_this_strategy(error["loc"]) or f"; {meant(error['loc'][-1], model)}"
+        return f"{where}: unknown field{why}"
     if error["type"] == "string_pattern_mismatch":
         return f"{where}: {show(error['input'])} is not a quantity; write for example 10Gi"
     if error["type"] == "union_tag_not_found":

@@ -63,7 +63,7 @@ def show(value: Any) -> str:
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
-def _meant(name: Any, model: type[BaseModel]) -> str:
+def meant(name: Any, model: type[BaseModel]) -> str:
     """What to write instead of a field that there is not, anywhere in *model*."""
     schema = model.model_json_schema()
     parts = (schema, *schema.get("$defs", {}).values())
@@ -80,7 +80,7 @@ def _problem(error: Any, model: type[BaseModel]) -> str:
         case "missing":
             return f"{where}: missing"
         case "extra_forbidden":
-            return f"{where}: unknown field; {_meant(error['loc'][-1], model)}"
+            return f"{where}: unknown field; {meant(error['loc'][-1], model)}"
         case "too_short":
             return f"{where}: is empty; say what is meant, or leave it out"
         case "model_type" | "model_attributes_type":

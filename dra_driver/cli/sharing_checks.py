@@ -128,8 +128,8 @@ def of_unusable(chosen: Wanted, error: SettingsError) -> Finding:
     return fail(
         PROFILE,
         f"{chosen.origin}: {error}",
-        "mend it, or choose another; until then the plugin keeps the last good one, and one that "
-        "starts anew offers nothing",
+        "mend it, or choose another; until then the plugin keeps the last good one, also when it "
+        "is started again; a node that never had one offers no GPU",
     )
 
 

@@ -60,12 +60,13 @@ def plan_claim(claim: Claim, offer: Offer, others: Sequence[Record], pool: str) 
     devices = _lookup(claim, offer, pool)
     _refuse_misuse(claim, devices)
     grants = _grants(claim, devices, configs)
+    intervals = _intervals(claim, grants)
     _refuse_held(claim, grants, others)
     minors = sorted({grant.device.gpu.minor for grant in grants})
     wanted = Plan(claim, grants, ())
     steps: tuple[Step, ...] = (
         MakeDeviceNodes(tuple(minors)),
-        *time_slice_steps(_intervals(claim, grants), others),
+        *time_slice_steps(intervals, others),
         *limit_steps(wanted.record, others),
     )
     return Plan(claim, grants, steps)
@@ -157,7 +158,11 @@ def _grants(
     for allocation in claim.allocations:
         device = devices[allocation]
         its = NOTHING if allocation.admin else amount(allocation.consumed, device.shape)
-        chosen: Chosen = config_of(allocation, configs)
+        try:
+            chosen: Chosen = config_of(allocation, configs)
+        except ClaimError as e:
+            problems.append(str(e))
+            continue
         sharing, found = sharing_of(allocation, device, its, chosen)
         grants.append(Grant(allocation, device, its, sharing))
         problems += found

@@ -37,6 +37,14 @@ class WatchedLabels(Protocol):
     def stop(self) -> bool: ...
 
 
+class Last(Protocol):
+    """What outlives a restart; ``dra_driver.node.last_profile.LastProfile`` is one."""
+
+    def read(self) -> Profile | None: ...
+
+    def keep(self, profile: Profile) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _State:
     profile: Profile | None
@@ -52,8 +60,10 @@ class ProfileChoice:
         chooser: str | WatchedLabels,
         on_change: Callable[[], None] = lambda: None,
         look_seconds: float = 2.0,
+        last: Last | None = None,
     ) -> None:
-        """*chooser*: the name that the flag gives, or the labels that choose.
+        """*chooser*: the name that the flag gives, or the labels that choose. *last*: keeps what
+        was in force for the next process, which goes on with it until it knows better.
 
         *on_change* is called when the profile in force or ``error`` is another one, in a thread of
         ours, maybe in two at once. Files are looked at every *look_seconds*.
@@ -63,7 +73,9 @@ class ProfileChoice:
         self.on_change = on_change
         self._look_seconds = look_seconds
         self._lock = threading.Lock()
-        self._state = _State(None, SettingsError("no profile was looked for yet"))
+        self._last = last
+        before = last.read() if last else None
+        self._state = _State(before, SettingsError("no profile was looked for yet"))
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="profiles", daemon=True)
 
@@ -107,6 +119,8 @@ class ProfileChoice:
             before = self._state
             self._state = after = self._next(before)
             changed = (before.profile, str(before.problem)) != (after.profile, str(after.problem))
+        if after.problem is None and after.profile and after.profile is not before.profile:
+            self._keep(after.profile)
         if changed:
             self._log(before, after)
             self.on_change()
@@ -128,6 +142,10 @@ class ProfileChoice:
         if isinstance(self._chooser, str):
             return wanted(self._chooser, "", {})
         return wanted("", self._chooser.node, self._chooser.now())
+
+    def _keep(self, profile: Profile) -> None:
+        if self._last is not None:
+            self._last.keep(profile)
 
     def _log(self, before: _State, after: _State) -> None:
         if after.profile is not None and after.profile is not before.profile:

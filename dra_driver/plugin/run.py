@@ -31,6 +31,7 @@ from dra_driver.model.offer import Keeps
 from dra_driver.node.boot import boot_id
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.containers import Containers
+from dra_driver.node.last_profile import LastProfile
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.machine import open_node
 from dra_driver.node.metadata_files import MetadataFiles
@@ -155,7 +156,8 @@ def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     except NodeError as e:  # prepare and readiness will say so, too
         log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
     chooser = settings.profile or NodeLabels(parts.api, settings.node_name)
-    profile = ProfileChoice(Profiles(settings.profiles), chooser)
+    last = LastProfile(settings.state / "profile.json")
+    profile = ProfileChoice(Profiles(settings.profiles), chooser, last=last)
     profile.start(_LABELS_SECONDS)
     stack.callback(profile.stop)
     parts.metrics.judge_profile(lambda: profile.error)

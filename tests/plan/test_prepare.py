@@ -275,6 +275,10 @@ def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
     with pytest.raises(ClaimError, match=r"interval: Long on gpu-0, .* another request says Short"):
         plan_claim(Claim(ref(), shares, both), offer(), (), POOL)
 
+    long = prepared(fraction("1Gi"), configs=(config(sharing=LONG),))
+    with pytest.raises(ClaimError, match="another request says Short"):
+        plan_claim(Claim(ref(), shares, both), offer(), (long,), POOL)
+
     other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),))
     path = r"fromclaim.sharing.timeSlicingConfig.interval"
     with pytest.raises(DeviceHeld, match=f"{path}: Long on gpu-0, but claim default/other"):
@@ -326,3 +330,10 @@ def test_a_share_that_is_only_booked_has_no_limit():
 
     assert plan.record.holdings[0].limit is None
     assert plan.steps == (MakeDeviceNodes((0,)),)
+
+
+def test_a_configuration_of_another_type_is_refused_with_the_claim_it_is_of():
+    wrong = Claim(ref(), (allocation(),), (config("MigDeviceConfig", "gpu"),))
+
+    with pytest.raises(ClaimError, match=r"claim default/claim: fromclaim: a MigDeviceConfig for"):
+        plan_claim(wrong, offer(), (), POOL)

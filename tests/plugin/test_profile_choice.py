@@ -10,6 +10,8 @@ from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer as Client
 from dra_driver.cluster.client import Timeouts
 from dra_driver.errors import ClusterError, SettingsError
+from dra_driver.model.profiles import Profile
+from dra_driver.node.last_profile import LastProfile
 from dra_driver.plugin.node_labels import NodeLabels, Pace
 from dra_driver.plugin.profile_choice import ProfileChoice
 from dra_driver.plugin.profiles import Profiles
@@ -413,3 +415,34 @@ def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run
 
     assert time.monotonic() - began < 0.5
     assert {thread.name for thread in threading.enumerate()}.isdisjoint({"profiles", "node-labels"})
+
+
+def test_a_restart_does_not_lose_the_profile_that_was_in_force(tmp_path):
+    (tmp_path / "a").write_text(PROFILE.format(2))
+    last = LastProfile(tmp_path / "state" / "profile.json")
+    first = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    first.start()
+    first.stop()
+    (tmp_path / "a").write_text(PROFILE.format("many"))
+
+    second = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    second.start()
+    second.stop()
+
+    assert second.current() == first.current()
+    assert "replicas" in str(second.error)
+    assert "stays in force" in str(second.error)
+
+
+def test_what_is_wanted_now_counts_before_what_was_in_force(tmp_path):
+    (tmp_path / "a").write_text(PROFILE.format(2))
+    last = LastProfile(tmp_path / "state" / "profile.json")
+    last.keep(Profile("older"))
+
+    choice = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    choice.start()
+    choice.stop()
+
+    assert choice.current().name == "a"
+    assert last.read() == choice.current()
+    assert choice.error is None
