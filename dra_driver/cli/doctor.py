@@ -118,6 +118,10 @@ def _sharing_checks(
             lambda: sharing_checks.memory_limits(scene, node.limits.status),
         ),
         (sharing_checks.CGROUPS, partial(sharing_checks.cgroups, machine.host_root)),
+        (
+            sharing_checks.RUNTIME,
+            partial(sharing_checks.containers, settings.host_root, settings.runtime_dir),
+        ),
         (sharing_checks.PODS, partial(sharing_checks.pod_resources, settings.kubelet_dir)),
         (
             sharing_checks.PROCESSES,

@@ -1,7 +1,7 @@
 """Is what a claim was granted of a GPU also what it can use here: profile, limits, guard?"""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dra_driver.cli.cluster_checks import Cluster
@@ -13,6 +13,7 @@ from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps, Offer, Sliceable
 from dra_driver.model.profiles import GuardPolicy, Profile
 from dra_driver.node.cgroups import Cgroups, cgroup_root
+from dra_driver.node.containers import NOWHERE, Containers
 from dra_driver.node.limit_backend import Offered
 from dra_driver.node.processes import Processes
 from dra_driver.plan.offer import described, offer
@@ -20,11 +21,12 @@ from dra_driver.plan.profiles import Wanted, rules_by_gpu, wanted
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.settings import PluginSettings
 
-PROFILE, SHAPES, LIMITS, CGROUPS, PODS, PROCESSES = (
+PROFILE, SHAPES, LIMITS, CGROUPS, RUNTIME, PODS, PROCESSES = (
     "profile",
     "GPUs as offered",
     "memory limits",
     "cgroups",
+    "container runtime",
     "pod-resources socket",
     "PID namespace",
 )
@@ -106,6 +108,16 @@ def cgroups(host_root: Path) -> Iterator[Finding]:
     tree = Cgroups(cgroup_root(host_root))
     pods = next(iter(tree.levels()), None)
     yield of_cgroups(tree.root, tree.root.is_dir(), tree.unified, pods)
+
+
+def containers(host_root: Path, runtime_dir: str) -> Iterator[Finding]:
+    yield of_runtime(Containers(host_root, runtime_dir).places())
+
+
+def of_runtime(places: Sequence[str]) -> Finding:
+    if not places:
+        return warn(RUNTIME, NOWHERE, "chart value runtimeDir: containerd's state directory")
+    return ok(RUNTIME, f"containers are told apart by their state in {', '.join(places)}")
 
 
 def pod_resources(kubelet: Path) -> Iterator[Finding]:

@@ -51,6 +51,7 @@ class Plugin:
             "kubeconfig": self._kubeconfig,
             "kubelet-dir": self._cluster.kubelet_dir,
             "cdi-dir": self._cluster.cdi_dir,
+            "runtime-dir": self._cluster.layout.containerd_state,
             "sim": sim,
             "http-address": f"127.0.0.1:{port}",
         }

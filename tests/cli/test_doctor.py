@@ -45,7 +45,9 @@ class World:
         self.records = self.home / "state/claims" / boot_id(Path("/"))
         self.node_file = directory / "node.yaml"
         self._type_in = type_in
-        for each in (self.registry, self.cdi, self.records):
+        self.runtime = directory / "runtime"
+        bundles = self.runtime / "io.containerd.runtime.v2.task/k8s.io"
+        for each in (self.registry, self.cdi, self.records, bundles):
             each.mkdir(parents=True)
         self.gpus()
 
@@ -55,6 +57,7 @@ class World:
     def ask(self, *words):
         return self._type_in(
             "doctor",
+            *("--runtime-dir", self.runtime),
             *("--sim", self.node_file, "--node-name", NODE),
             *("--kubelet-dir", self.kubelet, "--cdi-dir", self.cdi),
             *words,

@@ -134,6 +134,18 @@ def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
     assert found.found == f"v2; pods are below {root / 'kubepods.slice'}"
 
 
+def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_where(tmp_path):
+    (tmp_path / "own/io.containerd.runtime.v2.task/k8s.io").mkdir(parents=True)
+
+    (lost,) = checks.containers(tmp_path, "")
+    (found,) = checks.containers(tmp_path, "/own")
+
+    assert lost.level is Level.WARN
+    assert "--runtime-dir" in lost.found
+    assert found.level is Level.OK
+    assert "/own/io.containerd" in found.found
+
+
 def test_a_kubelet_that_does_not_answer_is_a_warning(tmp_path):
     (found,) = checks.pod_resources(tmp_path)
 

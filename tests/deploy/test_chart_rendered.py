@@ -224,7 +224,7 @@ def test_no_variable_of_the_chart_can_be_set_twice() -> None:
     """The list in the guard and the list in the DaemonSet are the same, with every option on."""
     everything = (
         "sim=h100x8,driverRoot=/run/nvidia/driver,nvidiaCdiHook=/usr/bin/nvidia-cdi-hook,"
-        "profile=one"
+        "profile=one,runtimeDir=/var/lib/containerd-state"
     )
     pod = render("--set", everything)["DaemonSet"]["spec"]["template"]["spec"]
     for entry in pod["containers"][0]["env"]:

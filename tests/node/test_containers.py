@@ -52,6 +52,23 @@ def test_a_container_that_is_gone_has_no_name(tmp_path):
     assert Containers(tmp_path).name(ID) is None
 
 
+def test_a_runtime_that_is_not_where_it_is_looked_for_is_told_once(tmp_path, caplog):
+    containers = Containers(tmp_path)
+
+    containers.name(ID)
+    containers.name(ID)
+
+    assert len([one for one in caplog.records if "--runtime-dir" in one.getMessage()]) == 1
+
+
+def test_nothing_is_told_where_only_the_container_is_gone(tmp_path, caplog):
+    write(tmp_path, CONTAINERD, "{}")
+
+    assert Containers(tmp_path).name("0" * 64) is None
+
+    assert not caplog.records
+
+
 def test_which_claims_are_used_is_asked_by_name(tmp_path):
     write(tmp_path, CONTAINERD, '{"annotations": {"io.kubernetes.cri.container-name": "a"}}')
     asked = []
