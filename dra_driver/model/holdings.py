@@ -66,6 +66,11 @@ class Record:
         return self.prepared is not None
 
     @property
+    def limited(self) -> bool:
+        """Whether somebody sees to how much memory it uses."""
+        return any(holding.limit is not None for holding in self.holdings)
+
+    @property
     def gpus(self) -> frozenset[str]:
         """The GPUs that it holds anything of, each by its name and, where known, by its UUID."""
         names = {board(holding.device) for holding in self.holdings}

@@ -38,7 +38,7 @@ def _refusal(one: Seen, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int])
         )
     if one.glance.mig:
         return (
-            "MIG mode is on, and only whole GPUs are offered; turn it off with "
+            "MIG mode is on, and partitions are not offered; turn it off with "
             f"nvidia-smi -i {facts.pci_bus_id} -mig 0"
         )
     return None

@@ -14,6 +14,7 @@ from dra_driver.plugin.guard import Events, MemoryGuard, Observer, Tools
 from dra_driver.plugin.loops import Loop
 from dra_driver.plugin.memory_use import MemoryUse
 from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits, Preparer
+from dra_driver.plugin.tools import Changed
 
 _LIMITS_SECONDS: Final = 5.0
 _PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
@@ -47,9 +48,7 @@ class Enforced:
     in_charge: Callable[[], bool]
 
 
-def enforce(
-    its: Enforced, known: Containers, guard_seconds: float, stack: ExitStack
-) -> Callable[[], None]:
+def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitStack) -> Changed:
     """Begin to look after what is given out; *stack* ends that. What a driver limits stays so.
 
     The answer has the limits of pods looked after at once: to be called after a claim changed.
@@ -69,7 +68,12 @@ def enforce(
     ):
         loop.start()
         stack.callback(loop.stop)
-    return settling.soon
+
+    def claim_changed(record: Record | None) -> None:
+        if record is None or record.limited:
+            settling.soon()
+
+    return claim_changed
 
 
 def _when(

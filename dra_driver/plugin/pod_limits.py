@@ -143,8 +143,4 @@ def claims_of(
 
 def _is_joinable(record: Record) -> bool:
     """Whether pods can come to a limited claim that is prepared already."""
-    return record.completed and not record.pod_claim_name and _is_limited(record)
-
-
-def _is_limited(record: Record) -> bool:
-    return any(holding.limit is not None for holding in record.holdings)
+    return record.completed and not record.pod_claim_name and record.limited

@@ -73,7 +73,7 @@ class Preparer:
                         return done
                 raise
             prepared = self._prepare_when_free(claim, wait)
-        self._changed()
+        self._changed(self._ledger.known(ref.uid))
         return prepared
 
     def unprepare(self, ref: ClaimRef) -> None:
@@ -93,7 +93,7 @@ class Preparer:
                 else:
                     self._files.remove(ref.uid)
                     self._ledger.forget(ref.uid)
-        self._changed()
+        self._changed(record)
         return True
 
     def note_pods(self, claim: Claim) -> bool:
@@ -150,9 +150,20 @@ class Preparer:
     def restore(self) -> None:
         """Give completed claims their CDI files again, where somebody removed them."""
         with self._turn(self._waits.all):
-            for record in self._ledger.records():
-                if record.completed and not self._files.exists(record.claim.uid):
-                    self._quietly(record, partial(self._completed, record.claim))
+            lacking = [record for record in self._ledger.records() if self._lacks_files(record)]
+        for record in lacking:
+            self._quietly(record, partial(self._restore, record.claim))
+
+    def _restore(self, ref: ClaimRef) -> None:
+        """Not beside its unprepare: that removes files before it forgets the claim."""
+        wait = Wait(self._waits)
+        with self._claim_locks.hold([ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(ref.uid)
+            if record is not None and self._lacks_files(record):
+                self._completed(ref)
+
+    def _lacks_files(self, record: Record) -> bool:
+        return record.completed and not self._files.exists(record.claim.uid)
 
     def _remove_orphans(self) -> None:
         self._files.sweep()

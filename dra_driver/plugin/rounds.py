@@ -7,6 +7,7 @@ from typing import Protocol
 from dra_driver.errors import ClusterError, DriverError, NodeError, SettingsError
 from dra_driver.kubeletplugin.slices import Pool, split
 from dra_driver.model.devices import ALL_GPUS, Withheld
+from dra_driver.model.holdings import Record
 from dra_driver.model.offer import Offer, Pending
 from dra_driver.plan.publish import published
 from dra_driver.plugin.loops import Loop
@@ -136,7 +137,7 @@ class Rounds:
         for loop in self._loops[:1]:
             loop.soon()
 
-    def claims_changed(self) -> None:
+    def claim_changed(self, record: Record | None = None) -> None:
         """A claim was given back, maybe: a GPU that waited for that changes its shape now."""
         if self._watcher.pending:
             self.look_soon()

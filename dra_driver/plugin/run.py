@@ -27,6 +27,7 @@ from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
+from dra_driver.model.holdings import Record
 from dra_driver.model.offer import Keeps
 from dra_driver.node.boot import boot_id
 from dra_driver.node.claim_files import ClaimFiles
@@ -50,7 +51,7 @@ from dra_driver.plugin.profile_choice import ProfileChoice
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.plugin.rounds import Rounds, Watcher
-from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.tools import Changed, Names, Tools
 from dra_driver.settings import PluginSettings
 
 log = logging.getLogger(__name__)
@@ -121,10 +122,10 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     in_charge = instances.is_newest
     parts = _Parts(settings, api, ResourceApi(api), node, ledger, in_charge, metrics)
     publishing = _publish(parts, stack)
-    listeners: list[Callable[[], None]] = []  # to claims that change
+    listeners: list[Changed] = []
     preparer = _preparer(parts, publishing.offers, listeners)
     rounds = _rounds(parts, publishing, preparer, stack)
-    listeners += [rounds.claims_changed, _enforce(parts, preparer, kubelet, stack)]
+    listeners += [rounds.claim_changed, _enforce(parts, preparer, kubelet, stack)]
     plugin = _serve(parts, Service(preparer, metrics), ending, stack)
     if server is not None:
         looks = (publishing.watcher, rounds)
@@ -179,12 +180,12 @@ def _keeps(parts: _Parts) -> Keeps:
     return Keeps(capacity, taints)
 
 
-def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Callable[[], None]]) -> Preparer:
+def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Preparer:
     """What prepares claims; its first turn makes it look at the disk."""
 
-    def changed() -> None:
+    def changed(record: Record | None) -> None:
         for listener in listeners:
-            listener()
+            listener(record)
 
     settings = parts.settings
     specs = SpecFiles(settings.cdi_dir, vendor(settings.driver_name))
@@ -208,9 +209,7 @@ def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: E
     return rounds
 
 
-def _enforce(
-    parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack
-) -> Callable[[], None]:
+def _enforce(parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack) -> Changed:
     """The loops that see to it that claims use what they were given; what wakes them."""
     settings = parts.settings
     events = PodEvents(parts.api, settings.driver_name, settings.node_name)

@@ -8,6 +8,7 @@ from typing import Protocol
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
+from dra_driver.model.holdings import Record
 from dra_driver.model.offer import Offer
 from dra_driver.model.steps import Interval, Step
 from dra_driver.node.claim_files import ClaimFiles
@@ -37,6 +38,14 @@ class Claims(Protocol):
     def read(self, ref: ClaimRef) -> Claim: ...
 
 
+Changed = Callable[[Record | None], None]
+"""Told of a claim that is prepared or not any more: what it holds or held, as far as known."""
+
+
+def _nobody(record: Record | None) -> None:
+    """Wants to be told of no claim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What a Preparer works with."""
@@ -47,7 +56,7 @@ class Tools:
     ledger: Ledger
     files: ClaimFiles
     turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
-    changed: Callable[[], None] = lambda: None  # called when a claim was prepared or given back
+    changed: Changed = _nobody  # told of every claim that was prepared or given back
 
 
 @dataclass(frozen=True, slots=True)

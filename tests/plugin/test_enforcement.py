@@ -64,10 +64,10 @@ def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
         its, world.ledger, world, world, nobody, nobody, Metrics(), in_charge=lambda: True
     )
     with ExitStack() as stack:
-        claims_changed = enforce(enforced, Containers(world.node.tree.root), 3600.0, stack)
+        claim_changed = enforce(enforced, Containers(world.node.tree.root), 3600.0, stack)
         world.ledger.write(world.record)
         world.node.pod("uid-first")
-        claims_changed()
+        claim_changed(None)
         assert world.reads.acquire(timeout=SECONDS), "read once, as it came to be joinable"
         world.pods.append(pod("later"))
         world.node.pod("uid-later")

@@ -140,7 +140,7 @@ def test_a_claim_that_changed_wakes_the_limits(stack):
     changed = start(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    changed()
+    changed(None)
 
     assert plugin.wait(SETTLED, times=2)
     assert time.monotonic() - begun < 4  # by itself it would have been later
@@ -179,7 +179,7 @@ def test_an_older_process_of_the_plugin_leaves_everything_alone():
     with ExitStack() as stack:
         changed = start(plugin, stack, guard_seconds=0.001)
         assert plugin.wait(*ASKED)
-        changed()
+        changed(None)
         assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
     for thread in ours():
         thread.join(SECONDS)
@@ -209,3 +209,14 @@ def test_nothing_goes_on_when_the_process_ends():
     for thread in threads:
         thread.join(SECONDS)
         assert not thread.is_alive()
+
+
+def test_a_claim_without_a_limit_wakes_nobody(stack):
+    plugin = Plugin()
+    changed = start(plugin, stack)
+    assert plugin.wait(SETTLED)
+
+    changed(Record(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0")),)))
+    time.sleep(0.1)
+
+    assert plugin.done.count(SETTLED) == 1

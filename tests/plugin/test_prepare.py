@@ -445,6 +445,36 @@ def test_files_of_no_claim_are_removed_at_start_and_only_ours(world):
     assert world.spec() is not None
 
 
+class WatchedSpecs(SpecFiles):
+    """Calls somebody between the removal of a claim's file and what follows it."""
+
+    removed = staticmethod(lambda: None)
+
+    def remove(self, uid):
+        super().remove(uid)
+        self.removed()
+
+
+def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world):
+    world.prepare("gpu-0")
+    world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
+    files = ClaimFiles(world.specs, metadata_in(world.directory))
+    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, world.ledger.held)
+    tools = Tools(world.node, offers, world.api, world.ledger, files, no_wait)
+    preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
+    round_ = threading.Thread(target=preparer.restore)
+
+    def look_meanwhile():
+        round_.start()
+        round_.join(0.3)
+
+    world.specs.removed = look_meanwhile
+    preparer.unprepare(ref())
+    round_.join(5)
+
+    assert world.nothing_left
+
+
 class Killed(BaseException):
     """kill -9: nothing that would clean up runs, because nobody catches it."""
 

@@ -110,9 +110,9 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     rounds.start(3600, 3600)
     assert scene.metric("dra_driver_pending_devices") == 1
 
-    rounds.claims_changed()
+    rounds.claim_changed()
     world.preparer.unprepare(ref("a"))
-    rounds.claims_changed()
+    rounds.claim_changed()
 
     give_up = time.monotonic() + 5
     while scene.watcher.pending and time.monotonic() < give_up:
