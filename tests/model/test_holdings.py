@@ -1,7 +1,8 @@
 """A record is completed when it has an answer, even an empty one."""
 
 from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
 from tests.fakes.values import ref
 
 
@@ -19,3 +20,11 @@ def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
 
     assert (one.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
     assert Record(ref(), (one, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
+
+
+def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
+    whole = Holding(ref(), DeviceName("gpu-0"))
+    part = Holding(ref(), DeviceName("gpu-1"), limit=Limit(1, Guard(GuardPolicy.WARN)))
+
+    assert Record(ref(), (whole, part)).limited
+    assert not Record(ref(), (whole,)).limited
