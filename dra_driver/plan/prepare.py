@@ -1,11 +1,11 @@
 """A claim, what the node offers and what others hold become a Plan, or a complete refusal."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
-from dra_driver.kubeletplugin.claims import Allocation, Claim
+from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.offer import Device, Monitor, Offer, Replica, Sliceable
@@ -14,9 +14,12 @@ from dra_driver.plan.amounts import NOTHING, Amount, amount, lacking, taken
 from dra_driver.plan.configs import Chosen, Decoded, config_of, decode_configs
 from dra_driver.plan.limits import limit_steps
 from dra_driver.plan.sharing import Sharing, limit_of, sharing_of
-from dra_driver.plan.time_slices import time_slice_steps
+from dra_driver.plan.time_slices import clashing, time_slice_steps
 
 _MOST_NAMES_SHOWN = 16
+
+_Devices = Mapping[Allocation, Device]
+_Amounts = Mapping[Allocation, Amount]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,11 @@ def plan_claim(claim: Claim, offer: Offer, others: Sequence[Record], pool: str) 
     """
     configs = decode_configs(claim)
     devices = _lookup(claim, offer, pool)
-    _refuse_misuse(claim, devices)
-    grants = _grants(claim, devices, configs)
+    amounts = {a: amount(a.consumed, device.shape) for a, device in devices.items()}
+    _refuse_misuse(claim, devices, amounts)
+    grants = _grants(claim, devices, amounts, configs)
     intervals = _intervals(claim, grants)
-    _refuse_held(claim, grants, others)
+    _refuse_held(claim, grants, others, intervals)
     minors = sorted({grant.device.gpu.minor for grant in grants})
     wanted = Plan(claim, grants, ())
     steps: tuple[Step, ...] = (
@@ -108,7 +112,7 @@ def _withheld(offer: Offer) -> str:
     return f" (not offered: {'; '.join(reasons)})" if reasons else ""
 
 
-def _refuse_misuse(claim: Claim, devices: dict[Allocation, Device]) -> None:
+def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
     """Allocations that the scheduler makes and that this driver does not serve."""
     problems = []
     asked = Counter(a.base_request for a, its in devices.items() if _is_one_share(its))
@@ -119,12 +123,13 @@ def _refuse_misuse(claim: Claim, devices: dict[Allocation, Device]) -> None:
                 f"{where}: {device.name} is for monitoring only; write adminAccess: true, or ask "
                 "for a device of another class"
             )
-        if _is_nothing(allocation, device):
+        its = amounts[allocation]
+        if _is_nothing(allocation, device, its):
             problems.append(
                 f"{where}, capacity.requests.memory: 0 was allocated, which nothing fits into; ask "
                 "for more"
             )
-        several = asked[allocation.base_request] > 1 or _shares(allocation, device) > 1
+        several = asked[allocation.base_request] > 1 or its.shares > 1
         if _is_one_share(device) and several and not allocation.admin:
             problems.append(
                 f"{where}: more than one share was asked for, which this node's profile refuses "
@@ -134,8 +139,7 @@ def _refuse_misuse(claim: Claim, devices: dict[Allocation, Device]) -> None:
         raise ClaimError(f"claim {claim.ref}: " + "; ".join(sorted(set(problems))))
 
 
-def _is_nothing(allocation: Allocation, device: Device) -> bool:
-    its = amount(allocation.consumed, device.shape)
+def _is_nothing(allocation: Allocation, device: Device, its: Amount) -> bool:
     divided = isinstance(device.shape, Sliceable)
     return divided and not allocation.admin and not its.whole and not its.memory_bytes
 
@@ -146,18 +150,14 @@ def _is_one_share(device: Device) -> bool:
     return divided and device.rules.one_share
 
 
-def _shares(allocation: Allocation, device: Device) -> int:
-    return amount(allocation.consumed, device.shape).shares
-
-
 def _grants(
-    claim: Claim, devices: dict[Allocation, Device], configs: Sequence[Decoded]
+    claim: Claim, devices: _Devices, amounts: _Amounts, configs: Sequence[Decoded]
 ) -> tuple[Grant, ...]:
     grants = []
     problems: list[str] = []
     for allocation in claim.allocations:
         device = devices[allocation]
-        its = NOTHING if allocation.admin else amount(allocation.consumed, device.shape)
+        its = NOTHING if allocation.admin else amounts[allocation]
         try:
             chosen: Chosen = config_of(allocation, configs)
         except ClaimError as e:
@@ -188,7 +188,12 @@ def _intervals(claim: Claim, grants: Iterable[Grant]) -> dict[GpuUuid, SetTimeSl
     return found
 
 
-def _refuse_held(claim: Claim, grants: Sequence[Grant], others: Sequence[Record]) -> None:
+def _refuse_held(
+    claim: Claim,
+    grants: Sequence[Grant],
+    others: Sequence[Record],
+    intervals: Mapping[GpuUuid, SetTimeSlice],
+) -> None:
     """The last guard against a GPU in too many hands, whatever the scheduler said."""
     holdings = defaultdict(list)
     for holding in (h for record in others for h in record.holdings if not h.admin):
@@ -208,7 +213,7 @@ def _refuse_held(claim: Claim, grants: Sequence[Grant], others: Sequence[Record]
         if twice or lack:
             lack = lack or "all of it"
             problems.append(f"{device.name} is held by claim {_holders(its)}, and it needs {lack}")
-    problems += _clashes(grants, others)
+    problems += _clashes(grants, clashing(intervals, others))
     if problems:
         raise DeviceHeld(
             f"claim {claim.ref} cannot have its devices yet: "
@@ -217,19 +222,16 @@ def _refuse_held(claim: Claim, grants: Sequence[Grant], others: Sequence[Record]
         )
 
 
-def _clashes(grants: Iterable[Grant], others: Iterable[Record]) -> list[str]:
-    """Intervals that this claim and another one ask for, and that differ."""
-    set_by_others = {
-        step.gpu: (step.interval, record.claim)
-        for record in others
-        for step in record.steps
-        if isinstance(step, SetTimeSlice)
-    }
+def _clashes(
+    grants: Iterable[Grant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]]
+) -> list[str]:
+    """Intervals that this claim asks for where another one has set a different one."""
+    set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
     found = []
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
-        interval, holder = set_by_others.get(gpu.uuid, (sharing.interval, None))
-        if sharing.interval is not None and holder and interval != sharing.interval:
+        if sharing.interval is not None and gpu.uuid in set_by_others:
+            interval, holder = set_by_others[gpu.uuid]
             found.append(
                 f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "
                 f"claim {holder} (UID {holder.uid}) has set {interval}; write {interval}, or leave "

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dra_driver.errors import DeviceHeld
+from dra_driver.kubeletplugin.claims import ClaimRef
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.steps import Interval, SetTimeSlice, Step
@@ -38,9 +39,19 @@ def time_slice_clashes(
 ) -> tuple[str, ...]:
     """Each different interval that another claim set on one of the GPUs, and what to do."""
     return tuple(
-        f"the time-slice interval of {step.gpu} is {step.interval}, set by claim {record.claim} "
-        f"(UID {record.claim.uid}), and cannot be {wanted[step.gpu].interval} too: write the same "
+        f"the time-slice interval of {step.gpu} is {step.interval}, set by claim {claim} "
+        f"(UID {claim.uid}), and cannot be {wanted[step.gpu].interval} too: write the same "
         "interval, or none, which fits any, or wait until that claim is gone"
+        for claim, step in clashing(wanted, others)
+    )
+
+
+def clashing(
+    wanted: Mapping[GpuUuid, SetTimeSlice], others: Iterable[Record]
+) -> Iterator[tuple[ClaimRef, SetTimeSlice]]:
+    """What other claims set that differs from what is *wanted* of the same GPU, by claim."""
+    return (
+        (record.claim, step)
         for record in sorted(others, key=lambda record: record.claim)
         for step in _settings(record)
         if step.gpu in wanted and step.interval != wanted[step.gpu].interval

@@ -5,7 +5,7 @@ Killed at any instruction, the next start (``recover``) finds a claim either pre
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -192,14 +192,14 @@ class Preparer:
                 with self._turn(wait.left()):
                     known = self._ledger.known(claim.ref.uid)
                     with self._gpu_locks.hold(wanted | _gpus(known), wait.left()):
-                        return self._prepare(claim)
+                        return self._prepare(claim, wanted)
             except DeviceHeld:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
                 if not wait.hands_over():
                     raise
                 self._ledger.wait_for_change(_POLL_SECONDS)
 
-    def _prepare(self, claim: Claim) -> Sequence[PreparedDevice]:
+    def _prepare(self, claim: Claim, wanted: Collection[str]) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
         same = known is not None and _is_of(known, claim)
         if same and (done := self._completed(claim.ref)) is not None:
@@ -207,7 +207,7 @@ class Preparer:
         offer = self._offer(claim)  # while the claim holds its GPU, that is offered as it was
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
-        plan = self._plan(claim, offer)
+        plan = self._plan(claim, offer, wanted)
         documents = documents_of(plan, self._names.driver, self._files.metadata_directory)
         record = plan.record
         self._ledger.write(record)
@@ -223,9 +223,9 @@ class Preparer:
             raise
         return prepared
 
-    def _plan(self, claim: Claim, offer: Offer) -> Plan:
+    def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
         _refuse_unsettled(claim, self._ledger.set_aside())
-        others = self._ledger.neighbours(claim.ref.uid, self._wanted(claim))
+        others = self._ledger.neighbours(claim.ref.uid, wanted)
         try:
             plan = plan_claim(claim, offer, others, self._names.pool)
         except UnknownDevice:
