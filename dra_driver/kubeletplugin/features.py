@@ -46,10 +46,7 @@ def probe(api: Creator, version: str, driver: str, node: str) -> Features:
     """
 
     def made(spec: Document) -> tuple[str, ...]:
-        document = _document(spec, driver, node)
-        path = f"/apis/{GROUP}/{version}/resourceslices"
-        answer = api.create(path, slice_to(version, document), {"dryRun": "All"})
-        return dropped(document["spec"], slice_from(answer)["spec"])
+        return dropped(*_dry_run(api, version, _document(spec, driver, node)))
 
     def keeps(spec: Document) -> bool:
         try:
@@ -75,12 +72,17 @@ def probe_devices(api: Creator, version: str, driver: str, node: str) -> tuple[b
     """
     taints = [{"key": f"{driver}/probe", "effect": "NoSchedule"}]
     spec = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())
-    path = f"/apis/{GROUP}/{version}/resourceslices"
-    document = _document(spec, driver, node)
-    answer = api.create(path, slice_to(version, document), {"dryRun": "All"})
-    device: Document = next(iter(slice_from(answer)["spec"].get("devices") or ({},)))
+    _, kept = _dry_run(api, version, _document(spec, driver, node))
+    device: Document = next(iter(kept.get("devices") or ({},)))
     policy = device.get("capacity", {}).get("probe", {}).get("requestPolicy")
     return bool(device.get("allowMultipleAllocations") and policy), bool(device.get("taints"))
+
+
+def _dry_run(api: Creator, version: str, document: Document) -> tuple[Document, Document]:
+    """The spec that is sent, and what the API server would keep of it."""
+    path = f"/apis/{GROUP}/{version}/resourceslices"
+    answer = api.create(path, slice_to(version, document), {"dryRun": "All"})
+    return document["spec"], slice_from(answer)["spec"]
 
 
 def _document(spec: Document, driver: str, node: str) -> Document:
