@@ -7,8 +7,8 @@ from pathlib import Path
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.publisher import Publisher
-from dra_driver.plugin.http import Checks
 from dra_driver.plugin.rounds import Rounds, Watcher
+from dra_driver.process.http import Checks
 
 
 def live_checks(plugin: Plugin) -> Checks:

@@ -11,10 +11,10 @@ from dra_driver.model.processes import GpuProcess
 from dra_driver.node.processes import Processes
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
 from dra_driver.plugin.guard import Events, MemoryGuard, Observer, Tools
-from dra_driver.plugin.loops import Loop
 from dra_driver.plugin.memory_use import MemoryUse
 from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits, Preparer
 from dra_driver.plugin.tools import Changed
+from dra_driver.process.loops import Loop
 
 _LIMITS_SECONDS: Final = 5.0
 _PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of

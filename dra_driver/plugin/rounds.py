@@ -10,9 +10,9 @@ from dra_driver.model.devices import ALL_GPUS, Withheld
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import Offer, Pending
 from dra_driver.plan.publish import published
-from dra_driver.plugin.loops import Loop
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.reconcile import Reconciler
+from dra_driver.process.loops import Loop
 
 log = logging.getLogger(__name__)
 

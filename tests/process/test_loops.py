@@ -3,7 +3,7 @@
 import threading
 
 from dra_driver.errors import NodeError
-from dra_driver.plugin.loops import Loop
+from dra_driver.process.loops import Loop
 
 
 class Steps:
