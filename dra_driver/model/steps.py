@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Space, SpaceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +61,37 @@ class LimitMemory:
     strict: bool = False
 
 
-Step = MakeDeviceNodes | SetTimeSlice | LimitMemory
-"""A union like ``Shape``: MPS servers and partitions join it as further cases."""
+class ComputeMode(IntEnum):
+    """Who may compute on a GPU: ``nvmlComputeMode_t``."""
+
+    DEFAULT = 0
+    EXCLUSIVE_THREAD = 1  # not made any more, and possible to find
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SetComputeMode:
+    """Only that many processes can compute on the GPU at once."""
+
+    gpu: GpuUuid
+    mode: ComputeMode
+    before: ComputeMode | None = None  # what was found; None: the GPU did not say
+
+
+@dataclass(frozen=True, slots=True)
+class ServeMps:
+    """The MPS agent serves this space."""
+
+    space: Space
+
+
+@dataclass(frozen=True, slots=True)
+class EndMps:
+    """The MPS agent serves the space no longer, and stops a server that has no other."""
+
+    space: SpaceName
+
+
+Step = MakeDeviceNodes | SetTimeSlice | LimitMemory | SetComputeMode | ServeMps | EndMps
+"""A union like ``Shape``: partitions join it as further cases."""

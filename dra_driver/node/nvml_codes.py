@@ -9,7 +9,10 @@ INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 NOT_FOUND: Final = 6
+DRIVER_NOT_LOADED: Final = 9
+LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13  # the driver is older than the question
+GPU_IS_LOST: Final = 15
 
 
 def code(error: BaseException) -> int | None:

@@ -348,6 +348,6 @@ def test_nvidia_modprobe_can_fail_or_be_missing(node):
 
 
 def test_other_tools_say_that_they_are_simulated(node):
-    done = run(node.root, "nvidia-cuda-mps-control", "-d")
+    done = run(node.root, "nvidia-debugdump", "-l")
     assert done.returncode == 1
-    assert done.stderr.startswith("nvidia-cuda-mps-control is simulated")
+    assert done.stderr.startswith("nvidia-debugdump is simulated")

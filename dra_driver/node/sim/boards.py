@@ -18,6 +18,7 @@ class Board:
     pci_device: str  # "0x2330"
     pci_subsystem: str
     memory_bytes: int
+    multiprocessors: int
     compute_capability: tuple[int, int]
     architecture: int
     brand: int
@@ -39,6 +40,7 @@ def _board(entry: Mapping[str, Any]) -> Board:
         pci_device=entry["pci_device"],
         pci_subsystem=entry["pci_subsystem"],
         memory_bytes=entry["memory_mib"] << 20,
+        multiprocessors=entry["multiprocessors"],
         compute_capability=tuple(entry["compute_capability"]),
         architecture=getattr(pynvml, f"NVML_DEVICE_ARCH_{entry['architecture']}"),
         brand=getattr(pynvml, f"NVML_BRAND_{entry['brand']}"),

@@ -7,6 +7,7 @@
     cuda_version: "13.0"
     driver: ready                 # not-loaded, no-library
     nvidia_modprobe: works        # fails, missing
+    mps: works                    # fails, dies, hangs (when it is started), missing, protocol-2
     memory_limits: dmem           # misc, off: what a driver since 615 limits cgroups with
     nvlink: nvswitch              # none, or a list of pairs of GPUs: [[0, 1], [2, 3]]
     gpus:
@@ -146,6 +147,7 @@ class Node(_Model):
     cuda_version: str = pydantic.Field(default="13.0", pattern=r"^[0-9]+\.[0-9]$")
     driver: Literal["ready", "not-loaded", "no-library"] = "ready"
     nvidia_modprobe: Literal["works", "fails", "missing"] = "works"
+    mps: Literal["works", "fails", "dies", "hangs", "missing", "protocol-2"] = "works"
     memory_limits: Literal["dmem", "misc", "off"] = "dmem"  # before 615: off
     nvlink: Literal["nvswitch", "none"] | tuple[tuple[int, int], ...] = "none"
     gpus: tuple[SimulatedGpu, ...] = ()
@@ -181,7 +183,11 @@ class Node(_Model):
     @property
     def limits_memory(self) -> bool:
         """Whether the driver limits memory by cgroup: from 615 on, and not switched off."""
-        return int(self.driver_version.split(".")[0]) >= 615 and self.memory_limits != "off"
+        return self.major_version >= 615 and self.memory_limits != "off"
+
+    @property
+    def major_version(self) -> int:
+        return int(self.driver_version.split(".")[0])
 
     def on_bus(self, bus_id: str) -> SimulatedGpu | None:
         """The GPU at *bus_id*, if one is there now."""

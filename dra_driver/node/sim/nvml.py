@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import pynvml
 
+from dra_driver.node.sim.compute_modes import DEFAULT_MODE, SimulatedComputeModes
 from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.memory_limits import SimulatedMemoryLimits
 from dra_driver.node.sim.node import Node, SimulatedGpu, serial
@@ -37,8 +38,14 @@ class SimulatedNvml:
     c_nvmlSetMemoryLimits_v1_t = pynvml.c_nvmlSetMemoryLimits_v1_t
     c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
 
-    def __init__(self, live: LiveNode, limits: SimulatedMemoryLimits | None = None) -> None:
+    def __init__(
+        self,
+        live: LiveNode,
+        limits: SimulatedMemoryLimits | None = None,
+        modes: SimulatedComputeModes | None = None,
+    ) -> None:
         self._live = live
+        self._modes = modes  # None: without a host that could keep them, nothing can be set
         self._limits = limits or SimulatedMemoryLimits(Path("/nonexistent"))  # without cgroups
         self._limits.follow(live.current())
         live.on_change(self._limits.follow)
@@ -139,6 +146,16 @@ class SimulatedNvml:
         if not gpu.board.mig:
             _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(gpu.mig), int(gpu.mig)]  # current, pending
+
+    def nvmlDeviceGetComputeMode(self, handle: Any) -> int:
+        gpu = self._gpu(handle, "nvmlDeviceGetComputeMode")
+        return self._modes.get(self._node(), gpu) if self._modes else DEFAULT_MODE
+
+    def nvmlDeviceSetComputeMode(self, handle: Any, mode: int) -> None:
+        gpu = self._gpu(handle, "nvmlDeviceSetComputeMode")
+        if self._modes is None:
+            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        self._modes.set(self._node(), gpu, mode)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         gpu = self._gpu(handle, "nvmlDeviceGetComputeRunningProcesses")

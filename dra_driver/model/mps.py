@@ -1,0 +1,127 @@
+"""MPS servers and what runs on them, as the agent of the node keeps them.
+
+A *space* is what a claim has of a server: its own limits, and a pipe directory that leads to it.
+With protocol 3 of CUDA's Multi-Process Service it is a namespace, whose limits the server holds;
+with protocol 2 all spaces of a server are one place, and the limits are in the environment of the
+claim's containers.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NewType
+
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+
+SpaceName = NewType("SpaceName", str)  # [a-z0-9_]{1,64}; one per claim and set of its GPUs
+ServerName = NewType("ServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs
+
+ALL_CORES = 100  # percent
+
+
+def server_name(gpus: Iterable[GpuUuid]) -> ServerName:
+    """What the server over these GPUs is called, in whatever order they come: short, because it is
+    part of the paths of sockets.
+
+    >>> server_name([GpuUuid("GPU-1"), GpuUuid("GPU-0")]) == server_name(["GPU-0", "GPU-1"])
+    True
+    """
+    digest = hashlib.sha256(",".join(sorted(gpus)).encode()).hexdigest()
+    return ServerName(f"s{digest[:12]}")
+
+
+class Priority(IntEnum):
+    """Who is served first; a hint (``CUDA_MPS_CLIENT_PRIORITY``)."""
+
+    NORMAL = 0
+    BELOW_NORMAL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How much of each of its GPUs a client can have at most."""
+
+    percent: int = ALL_CORES  # of the multiprocessors: "active thread percentage", 1 … 100
+    memory_bytes: int | None = None  # "pinned device memory limit", whole MiB; None: no limit
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a claim wants of MPS: a server over these GPUs, and its own limits there.
+
+    *memory_bytes* has one entry for each of *gpus*. A server of protocol 3 holds one value for all
+    of them, the smallest; protocol 2 has the environment for each, and *most* as the server's
+    default: the most that one claim can have by the rules of the node.
+    """
+
+    name: SpaceName
+    claim: ClaimUid
+    gpus: tuple[GpuUuid, ...]  # in the order in which containers see them
+    percent: int = ALL_CORES
+    memory_bytes: tuple[int | None, ...] = ()  # whole MiB; empty: no limit on any
+    priority: Priority = Priority.NORMAL
+    most: Allowance = Allowance()
+
+    @property
+    def allowance(self) -> Allowance:
+        """What a server that has one value for all GPUs lets a client have of each."""
+        limits = (size for size in self.memory_bytes if size is not None)
+        return Allowance(self.percent, min(limits, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A space that clients can use now. Paths of the host, to be mounted where they are."""
+
+    space: Space
+    protocol: int  # 2 or 3
+    pipe_directory: str  # CUDA_MPS_PIPE_DIRECTORY
+    shm_directory: str = ""  # what clients need as /dev/shm; empty: nothing
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MpsClient:
+    """A process that a server serves, by the host's number."""
+
+    pid: int
+    space: SpaceName | None = None  # None: protocol 2 does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """One control daemon with its server."""
+
+    name: ServerName
+    gpus: tuple[GpuUuid, ...]
+    protocol: int
+    ready: bool
+    reason: str = ""  # why it is not ready
+    spaces: tuple[Served, ...] = ()
+    clients: tuple[MpsClient, ...] = ()
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """A server was restarted: what was in it is there again, its clients are not."""
+
+    number: int  # counts up, also across restarts of the agent
+    server: ServerName
+    at: float  # seconds since the epoch
+    reason: str
+    spaces: tuple[SpaceName, ...] = ()  # that were in it
+    clients: int = 0  # how many were lost
+
+
+@dataclass(frozen=True, slots=True)
+class MpsStatus:
+    """Everything that an agent knows. *foreign*: daemons that it did not start and leaves alone."""
+
+    servers: tuple[MpsServer, ...] = ()
+    incidents: tuple[Incident, ...] = ()  # the last ones, oldest first
+    foreign: tuple[str, ...] = ()
+
+    def spaces(self) -> Iterable[Served]:
+        return (served for server in self.servers for served in server.spaces)

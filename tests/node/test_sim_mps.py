@@ -1,0 +1,426 @@
+"""The stand-in of MPS runs as the real one does: processes, files, clients, faults."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node.sim.mps_client import NO_ANSWER, REFUSED, WITHOUT_MPS
+from dra_driver.node.sim.mps_client import main as mps_client
+from tests.fakes.mps import eventually, mps_host, shown
+from tests.fakes.simulated import h100
+
+NOBODY = 65534
+CONFIG = """
+schema_version = "1.0"
+[servers.gpu]
+allowed_devices = "{gpu}"
+[servers.gpu.namespaces.default]
+active_thread_percentage = "1"
+[servers.gpu.namespaces.c_1]
+active_thread_percentage = "30"
+pinned_memory_limit = "20G"
+[features.context-share]
+enabled = false
+"""
+
+
+def document(**more):
+    return {"driver_version": "615.71.09", "cuda_version": "13.4", "gpus": [h100("1b")], **more}
+
+
+@pytest.fixture
+def host():
+    with mps_host(document()) as made:
+        yield made
+
+
+@pytest.fixture
+def old():
+    with mps_host(document(driver_version="580.95.05", cuda_version="13.0")) as made:
+        yield made
+
+
+def rows(host, *command):
+    return [line.split(",") for line in host.said(*command, "--format=csv,noheader")]
+
+
+def test_a_daemon_of_protocol_3_starts_with_what_its_file_says(host):
+    config = host.directory / "c.toml"
+    config.write_text(CONFIG.format(gpu=host.gpus[0]))
+    assert host.run("-p", "3", "-m", "-d", "-a", str(config)).returncode == 0
+    host.wait_until_ready("gpu")
+
+    where = f"{host.pipe}/gpu"
+    assert rows(host, "namespace", "list", "--server=gpu") == [
+        ["c_1", "gpu", "Ready", "20G", "30.00", "0", f"{where}/c_1"],
+        ["default", "gpu", "Ready", "unlimited", "1.00", "0", f"{where}/default"],
+    ]
+    [[name, uid, pid, *rest]] = rows(host, "server", "list")
+    assert (name, uid, rest) == ("gpu", "0", ["Ready", where, host.gpus[0], "-"])
+    sockets = sorted(str(path.relative_to(host.pipe)) for path in host.pipe.rglob("control"))
+    assert sockets == ["control", "gpu/c_1/control", "gpu/control", "gpu/default/control"]
+    assert host.processes()[int(pid)] == "nvidia-cuda-mps-server"
+    assert sorted(host.processes().values()) == [
+        "nvidia-cuda-mps-control",
+        "nvidia-cuda-mps-server",
+    ]
+
+
+def test_to_quit_leaves_nothing_running_and_forgets_everything(host):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    host.said("-q")
+    eventually(lambda: not host.processes(), "the daemon is gone")
+    assert list(host.pipe.iterdir()) == []
+    assert host.refused("server", "list") == "Cannot find MPS control daemon process"
+    assert host.run("-p", "3", "-m", "-d").returncode == 0
+    assert host.said("server", "list", "--format=csv,noheader") == []
+
+
+def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_its_server(host):
+    host.start3()
+    [daemon] = [pid for pid, name in host.processes().items() if name.endswith("control")]
+    os.kill(daemon, signal.SIGKILL)
+    eventually(lambda: daemon not in host.processes(), "the daemon is gone")
+    assert list(host.processes().values()) == ["nvidia-cuda-mps-server"]
+    assert (host.pipe / "gpu/control").is_socket()
+    assert mps_client(["attach", str(host.client(host.pipe / "gpu/default"))]) == WITHOUT_MPS
+
+    host.start3()
+    [daemon] = [pid for pid, name in host.processes().items() if name.endswith("control")]
+    os.kill(daemon, signal.SIGTERM)
+    eventually(lambda: daemon not in host.processes(), "the second daemon is gone")
+    assert list(host.pipe.iterdir()) == []
+
+
+def test_a_second_daemon_in_the_same_directory_says_so_in_its_log(host):
+    host.start3()
+    assert host.run("-p", "3", "-m", "-d").returncode == 1
+    assert "An instance of this daemon is already running" in (host.log / "control.log").read_text()
+    assert rows(host, "server", "list")
+
+
+def test_a_command_takes_milliseconds(host):
+    host.start3()
+    started = time.perf_counter()
+    for _ in range(10):
+        host.said("server", "list")
+    assert (time.perf_counter() - started) / 10 < 0.1  # 0.004 on a machine with nothing else to do
+
+
+def test_a_client_has_the_lower_of_its_namespace_and_its_environment(host, capsys):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    limits = ("--pinned-memory-limit=20G", "--active-thread-percentage=30", "--client-priority=1")
+    host.said("namespace", "set", "c_1", "--server=gpu", *limits)
+    pid = host.client(
+        host.pipe / "gpu/c_1",
+        CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=5G",
+        CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50",
+    )
+    assert mps_client(["attach", str(pid), "--memory", "5Gi"]) == 0
+    capsys.readouterr()
+
+    assert shown(capsys, "show", str(pid)) == {
+        "pid": pid,
+        "server": "gpu",
+        "namespace": "c_1",
+        "percent": 30,
+        "priority": 1,
+        "memory_bytes": 5 << 30,
+        "memory_bytes_by_gpu": {host.gpus[0]: 5 << 30},
+    }
+    assert rows(host, "client", "list") == [[str(pid), "gpu", host.gpus[0], "c_1", "sleep"]]
+    assert mps_client(["attach", str(pid), "--memory", "6Gi"]) == REFUSED
+    assert capsys.readouterr().err == "CUDA_ERROR_OUT_OF_MEMORY\n"
+
+
+def test_while_a_namespace_has_clients_it_is_neither_changed_nor_deleted_unless_forced(host):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    pid = host.client(host.pipe / "gpu/c_1")
+    assert mps_client(["attach", str(pid)]) == 0
+    for command in (
+        ("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=9"),
+        ("namespace", "delete", "c_1", "--server=gpu"),
+        ("server", "delete", "gpu"),
+    ):
+        assert "has active clients" in host.refused(*command)
+    host.said("namespace", "delete", "c_1", "--server=gpu", "--force")
+    assert host.said("client", "list", "--format=csv,noheader") == []
+    assert not (host.pipe / "gpu/c_1").exists()
+    assert mps_client(["attach", str(pid)]) == WITHOUT_MPS
+
+
+def test_a_client_is_gone_with_its_process_or_when_it_leaves_or_is_terminated(host):
+    host.start3()
+    leaf = host.pipe / "gpu/default"
+    ending, leaving, terminated = (host.client(leaf) for _ in range(3))
+    for pid in (ending, leaving, terminated):
+        assert mps_client(["attach", str(pid)]) == 0
+    assert mps_client(["detach", str(leaving)]) == 0
+    host.said("client", "terminate", str(terminated))
+    assert [row[0] for row in rows(host, "client", "list")] == [str(ending)]
+    host.end_client(ending)
+    eventually(lambda: rows(host, "client", "list") == [], "the client is gone")
+    assert host.refused("client", "terminate", str(ending)) == f"Client {ending} does not exist"
+
+
+def test_to_terminate_a_wedged_client_takes_for_ever_and_lets_nobody_in(host, capsys):
+    host.start3()
+    leaf = host.pipe / "gpu/default"
+    wedged, other = host.client(leaf), host.client(leaf)
+    assert mps_client(["attach", str(wedged)]) == 0
+    assert mps_client(["wedge", str(wedged)]) == 0
+    capsys.readouterr()
+    waiting = subprocess.Popen(
+        [host.program, "client", "terminate", str(wedged)],
+        env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe)},
+    )
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(0.1)
+        assert rows(host, "server", "list")[0][3] == "Ready"
+        assert mps_client(["attach", str(other)]) == REFUSED
+        assert capsys.readouterr().err == "CUDA_ERROR_MPS_SERVER_NOT_READY\n"
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+
+def test_a_wedged_daemon_answers_nobody_and_ends_only_when_killed(host):
+    host.start3()
+    assert mps_client(["wedge-server", "--pipe-directory", str(host.pipe)]) == 0
+    with pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run(
+            [host.program, "server", "list"],
+            env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe)},
+            timeout=0.2,
+        )
+    for pid, name in host.processes().items():
+        if name == "nvidia-cuda-mps-control":
+            os.kill(pid, signal.SIGTERM)
+    time.sleep(0.05)
+    assert "nvidia-cuda-mps-control" in host.processes().values()
+    assert NO_ANSWER not in (0, REFUSED, WITHOUT_MPS)
+
+
+def test_a_server_that_is_killed_starts_again_without_its_clients(host):
+    host.start3()
+    pid = host.client(host.pipe / "gpu/default")
+    assert mps_client(["attach", str(pid)]) == 0
+    [before] = rows(host, "server", "list")
+    assert mps_client(["kill-server", str(pid)]) == 0
+
+    def another() -> bool:
+        [now] = rows(host, "server", "list")
+        return now[3] == "Ready" and now[2] != before[2]
+
+    eventually(another, "another server is ready")
+    assert rows(host, "client", "list") == []
+
+
+def test_a_server_over_a_gpu_that_is_not_there_is_accepted_and_vanishes(host):
+    host.start3()
+    host.said("server", "create", "gone", "--allowed-devices=GPU-gone")
+    eventually(lambda: [row[0] for row in rows(host, "server", "list")] == ["gpu"], "it is gone")
+    assert not (host.pipe / "gone").exists()
+    assert "no such device" in (host.log / "gone/server.log").read_text()
+
+
+def test_a_server_whose_gpu_is_lost_is_faulty(host):
+    host.start3()
+    host.node.change(gpu=0, present=False)
+    host.node.live.current()
+    assert rows(host, "server", "list")[0][3] == "Fault"
+
+
+def test_other_users_change_nothing_and_see_everything(host):
+    host.start3()
+    said = host.refused("namespace", "create", "c_1", "--server=gpu", user=NOBODY)
+    assert said == "Insufficient privileges for UID 65534 to run namespace create"
+    assert host.run("namespace", "list", user=NOBODY).returncode == 0
+
+
+def test_a_daemon_for_one_user_lets_no_other_in(host, capsys):
+    assert host.run("-p", "3", "-d").returncode == 0
+    host.said("server", "create", "gpu")
+    host.wait_until_ready("gpu")
+    own, other = (host.client(host.pipe / "gpu/default", user=user) for user in (None, NOBODY))
+    assert mps_client(["attach", str(own)]) == 0
+    assert mps_client(["attach", str(other)]) == REFUSED
+    assert capsys.readouterr().err == "CUDA_ERROR_NOT_PERMITTED\n"
+
+
+def test_a_daemon_for_several_users_serves_them_together(host):
+    host.start3()
+    for user in (None, NOBODY):
+        assert mps_client(["attach", str(host.client(host.pipe / "gpu/default", user=user))]) == 0
+    assert len(rows(host, "client", "list")) == 2
+
+
+def test_a_client_in_the_daemons_own_directory_gets_a_server_without_limits(host, capsys):
+    host.start3()
+    pid = host.client()
+    assert mps_client(["attach", str(pid)]) == 0
+    capsys.readouterr()
+    answer = shown(capsys, "show", str(pid))
+    assert (answer["server"], answer["percent"], answer["memory_bytes"]) == ("uid_0", 100, None)
+
+
+def test_without_a_daemon_a_process_runs_without_mps_and_without_a_word(host, capsys):
+    assert mps_client(["attach", str(host.client())]) == WITHOUT_MPS
+    assert capsys.readouterr().err.startswith("no MPS: ")
+    assert mps_client(["attach", "4194305"]) == REFUSED
+
+
+def test_a_path_that_is_too_long_ends_the_daemon_without_a_log(host):
+    host.pipe = host.directory / ("x" * (100 - len(str(host.directory))))
+    assert len(str(host.pipe / "control")) == 109
+    done = host.run("-p", "3", "-m", "-d")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert not host.log.exists()
+    assert not host.processes()
+
+
+def test_a_namespace_whose_path_is_too_long_ends_a_running_daemon(host):
+    host.start3()
+    done = host.run("namespace", "create", "c" * 64, "--server=gpu")
+    assert done.returncode == 0  # it fits
+    host.said("server", "create", "s" * 40)
+    done = host.run("namespace", "create", "c" * 64, f"--server={'s' * 40}")
+    assert done.returncode == 1
+    assert "nvidia-cuda-mps-control" not in host.processes().values()
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [("fails", 1), ("dies", 0)])
+def test_a_daemon_that_does_not_work_says_why_in_its_log(behaviour, code):
+    with mps_host(document(mps=behaviour)) as host:
+        assert host.run("-p", "3", "-m", "-d").returncode == code
+        eventually(lambda: not host.processes(), "it is gone")
+        assert f"always {behaviour}" in (host.log / "control.log").read_text()
+
+
+def test_a_driver_can_lack_the_programs_or_namespaces_and_a_start_can_hang():
+    with mps_host(document(mps="missing")) as host:
+        assert not list((host.node.root / "usr/bin").glob("nvidia-cuda-mps*"))
+    with mps_host(document(mps="protocol-2")) as host:
+        assert host.refused("-p", "3", "namespace", "--help") == "Unknown option '-p'"
+    with mps_host(document(mps="hangs")) as host, pytest.raises(subprocess.TimeoutExpired):
+        subprocess.run([host.program, "-d"], env={"PATH": os.environ["PATH"]}, timeout=0.2)
+
+
+def test_help_tells_what_a_driver_knows(host, old):
+    lines = host.said("-p", "3", "namespace", "--help")
+    assert [line.strip() for line in lines[2:]] == ["create", "delete", "list", "set", "get"]
+    assert old.refused("-p", "3", "namespace", "--help") == "Unknown option '-p'"
+    assert "standard input" in old.said("--help")[0]
+
+
+def test_the_protocol_can_be_chosen_by_the_environment(host):
+    assert host.run("-m", "-d", CUDA_MPS_PROTOCOL_VERSION="3").returncode == 0
+    assert host.said("server", "list", "--format=csv,noheader") == []
+    assert host.refused(stdin="get_server_list\n").startswith("This daemon speaks protocol 3")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("-d", "-x"), ("-d", "-p", "4"), ("-p", "3", "-d", "-M"), ("-d", "-m"), ("-d", "-a", "x")],
+)
+def test_options_that_do_not_go_together_are_refused_at_once(host, words):
+    done = host.run(*words)
+    assert done.returncode == 1
+    assert "'" in done.stderr or "protocol" in done.stderr
+    assert not host.processes()
+
+
+def test_a_daemon_of_protocol_2_serves_clients_that_share_its_memory(old, capsys):
+    old.start2()
+    old.said(stdin="set_default_device_pinned_mem_limit 0 10G\n")
+    old.said(stdin="set_default_active_thread_percentage 40\n")
+    assert old.said(stdin="get_server_list\n") == []
+    pid = old.client(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=4096M")
+    assert mps_client(["attach", str(pid)]) == 0
+    capsys.readouterr()
+    answer = shown(capsys, "show", str(pid))
+    assert (answer["percent"], answer["memory_bytes"]) == (40, 4 << 30)
+
+    [server] = old.said(stdin="get_server_list\n")
+    assert old.processes()[int(server)] == "nvidia-cuda-mps-server"
+    assert old.said(stdin=f"get_client_list {server}\n") == [str(pid)]
+    assert old.said(stdin=f"terminate_client {server} {pid}\nget_client_list {server}\n") == []
+    assert old.refused("server", "list").startswith("Unknown option 'server list'")
+
+
+def test_a_client_that_does_not_share_the_memory_cannot_connect(old, capsys):
+    old.start2()
+    [marker] = [
+        path
+        for path in Path("/dev/shm").glob("cuda.shm.*")
+        if int(path.name.split(".")[3], 16) in old.processes()
+    ]
+    marker.unlink()
+    assert mps_client(["attach", str(old.client())]) == REFUSED
+    assert capsys.readouterr().err.startswith("CUDA_ERROR_MPS_CONNECTION_FAILED")
+
+
+def test_quit_waits_for_clients_unless_told_how_long(old):
+    old.start2()
+    pid = old.client()
+    assert mps_client(["attach", str(pid)]) == 0
+    waiting = subprocess.Popen(
+        [old.program],
+        env={"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(old.pipe)},
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.communicate("quit\n", timeout=0.1)
+    old.end_client(pid)
+    assert waiting.wait(10) == 0
+    eventually(lambda: not old.processes(), "the daemon is gone")
+
+    old.start2()
+    assert mps_client(["attach", str(old.client())]) == 0
+    old.said(stdin="quit -t 0\n")
+    eventually(lambda: not old.processes(), "the second daemon is gone")
+
+
+def test_a_gpu_for_one_process_has_one_server_and_a_prohibited_one_none(old):
+    smi = str(old.node.root / "usr/bin/nvidia-smi")
+    subprocess.run([smi, "-c", "EXCLUSIVE_PROCESS"], check=True, capture_output=True, env={})
+    old.start2()
+    old.said(stdin="start_server -uid 0\n")
+    old.pipe = old.directory / "p2"
+    old.start2()
+    assert old.refused(stdin="start_server -uid 0\n") == "The server could not be started"
+    assert "busy or unavailable" in (old.log / "uid_0/server.log").read_text()
+
+    subprocess.run([smi, "-c", "2"], check=True, capture_output=True, env={})
+    old.pipe = old.directory / "p3"
+    old.start2()
+    assert old.refused(stdin="start_server -uid 0\n") == "The server could not be started"
+
+
+def test_the_client_is_a_program_too(host):
+    done = subprocess.run(
+        [sys.executable, "-m", "dra_driver.node.sim.mps_client", "attach", str(host.client())],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == WITHOUT_MPS, done
+
+
+@pytest.mark.parametrize(
+    "words", [("attach",), ("wedge", "--pipe-directory", "/x"), ("attach", "1", "--memory", "5Z")]
+)
+def test_the_client_program_refuses_what_it_does_not_understand(words, capsys):
+    with pytest.raises(SystemExit):
+        mps_client(words)
+    assert "usage" in capsys.readouterr().err
