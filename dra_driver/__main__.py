@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 
 from dra_driver import logs
 from dra_driver.errors import DriverError, SettingsError
-from dra_driver.settings import DevicesSettings, DoctorSettings, NodeSettings, PluginSettings
+from dra_driver.settings import (
+    AgentSettings,
+    DevicesSettings,
+    DoctorSettings,
+    NodeSettings,
+    PluginSettings,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     PluginSettings.add_flags(plugin)
     plugin.set_defaults(command=_kubelet_plugin)
+
+    agent = commands.add_parser(
+        "mps-agent", help="keep the MPS servers of this node, beside the plugin and outliving it"
+    )
+    AgentSettings.add_flags(agent)
+    agent.set_defaults(command=_mps_agent)
 
     devices = commands.add_parser("devices", help="print what this node would publish")
     DevicesSettings.add_flags(devices)
@@ -91,6 +103,14 @@ def _kubelet_plugin(arguments: argparse.Namespace) -> int:
     from dra_driver.plugin.run import run
 
     settings = PluginSettings.read(arguments)
+    logs.set_up(settings.log_level, settings.log_format)
+    return run(settings)
+
+
+def _mps_agent(arguments: argparse.Namespace) -> int:
+    from dra_driver.agent.run import run
+
+    settings = AgentSettings.read(arguments)
     logs.set_up(settings.log_level, settings.log_format)
     return run(settings)
 

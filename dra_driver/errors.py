@@ -7,7 +7,8 @@
     │   ├── UnknownDevice  it was allocated a device that this node does not have
     │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
-    │   └── TimedOut       an outside call or a wait did not end in time
+    │   ├── TimedOut       an outside call or a wait did not end in time
+    │   └── AgentDown      nobody answers at the socket of the node's MPS agent
     ├── ClusterError       the API server refused or could not be reached; asking again can help
     │   ├── NotFound       404
     │   ├── Conflict       409: somebody else wrote first
@@ -44,6 +45,10 @@ class NodeError(DriverError):
 
 class TimedOut(NodeError):
     """An outside call or a wait did not end in time."""
+
+
+class AgentDown(NodeError):
+    """Nobody answers at the socket of the node's MPS agent."""
 
 
 class ClusterError(DriverError):

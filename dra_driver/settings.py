@@ -16,10 +16,12 @@ from pydantic.fields import FieldInfo
 
 from api.names import DRIVER
 from dra_driver.errors import SettingsError
-from dra_driver.node.machine import Place
+from dra_driver.node.place import Place
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_MPS_DIR = "/run/dra-driver-gpu/mps"
+_EMPTY_MEANS_NONE = ("mps_socket",)  # an empty variable counts, although the default is not empty
 _FORMS = {
     "pod_uid": "write letters, digits and dashes",
     "profile": "write letters, digits, dashes, dots and underscores, as in a label's value",
@@ -45,7 +47,8 @@ DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOM
 
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built when it is read: a process reads one of them.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
@@ -113,6 +116,10 @@ class NodeSettings(_Settings):
     profiles: Path | None = Field(
         None, description="profiles: a file, or a directory as a ConfigMap is mounted"
     )
+    mps_socket: OptionalPath = Field(
+        f"{_MPS_DIR}/agent.sock",
+        description="where this node's MPS agent answers; empty: this node offers no MPS",
+    )
     profile: ProfileName = Field(
         "",
         description="the profile of this node; empty: what the node's label gpu.nvidia.com/profile "
@@ -126,7 +133,9 @@ class NodeSettings(_Settings):
     @property
     def place(self) -> Place:
         """Where the GPUs are looked for."""
-        return Place(self.driver_root or None, self.host_root, self.sim, self.runtime_dir)
+        return Place(
+            self.driver_root or None, self.host_root, self.sim, self.runtime_dir, self.mps_socket
+        )
 
     @property
     def plugin_dir(self) -> Path:
@@ -172,6 +181,22 @@ class PluginSettings(NodeSettings):
     )
 
 
+class AgentSettings(NodeSettings):
+    """The MPS agent."""
+
+    mps_dir: AbsolutePath = Field(
+        Path(_MPS_DIR),
+        description="where MPS servers are kept: the same directory for the host, for us and for "
+        "containers, with a short name, since sockets are in it",
+    )
+    http_address: str = Field(
+        "", description="host:port for /metrics, /livez and /readyz; empty: none"
+    )
+    health_interval: float = Field(
+        5.0, ge=0.1, le=3600, description="seconds between two looks at the MPS servers"
+    )
+
+
 class DoctorSettings(PluginSettings):
     """What is checked: the plugin's settings, for this machine where no node is named."""
 
@@ -192,7 +217,10 @@ def _metavar(name: str, field: FieldInfo) -> str:
 
 def _given(name: str, arguments: argparse.Namespace, environment: Mapping[str, str]) -> Any:
     flag = getattr(arguments, name, None)
-    return flag if flag is not None else environment.get(name.upper()) or None
+    if flag is not None:
+        return flag
+    variable = environment.get(name.upper())
+    return variable if variable or name in _EMPTY_MEANS_NONE else None
 
 
 def _problem(error: Any) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import NodeError, TimedOut
@@ -29,6 +30,8 @@ class Command:
     args: tuple[str, ...] = ()
     root: str = "/"
     library_path: str = ""
+    variables: tuple[tuple[str, str], ...] = ()  # of its environment, beside the usual ones
+    stdin: str = ""  # what it reads from standard input
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -40,7 +43,7 @@ class Command:
     def env(self) -> dict[str, str]:
         """The whole environment: nothing of this process's own settings leaks into a child."""
         library_path = {"LD_LIBRARY_PATH": self.library_path} if self.library_path else {}
-        return {"PATH": _PATH, "LC_ALL": "C", **library_path}
+        return {"PATH": _PATH, "LC_ALL": "C", **library_path, **dict(self.variables)}
 
     def __str__(self) -> str:
         return " ".join((self.program, *self.args))
@@ -48,6 +51,10 @@ class Command:
 
 Run = Callable[[Command, float], str]
 """What runs a command with a timeout in seconds: :func:`run`, or what a test puts in its place."""
+
+
+RunInto = Callable[[Command, Path, float], None]
+"""What starts a program that stays, with a timeout for its coming up: :func:`run_into`."""
 
 
 def in_root(
@@ -82,7 +89,7 @@ def run(command: Command, timeout_seconds: float) -> str:
         child = subprocess.Popen(
             command.argv,
             env=command.env,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,7 +99,7 @@ def run(command: Command, timeout_seconds: float) -> str:
     except OSError as e:
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
     try:
-        out, err = child.communicate(timeout=timeout_seconds)
+        out, err = child.communicate(command.stdin or None, timeout=timeout_seconds)
     except subprocess.TimeoutExpired as e:
         _end(child)
         raise TimedOut(
@@ -104,6 +111,50 @@ def run(command: Command, timeout_seconds: float) -> str:
     if child.returncode != 0:
         raise NodeError(f"{command} {_how_it_ended(child.returncode)}: {_last_words(err or out)}")
     return out
+
+
+def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
+    """Run what puts itself into the background, and come back when it has: when the program that
+    was started ends, whatever it leaves running. All of them write into the file *output*.
+
+    NodeError: it could not be started, or failed; with its last words. TimedOut: it did not go
+    into the background in *timeout_seconds*, and was killed with its process group.
+    """
+    try:
+        with open(output, "wb") as written:
+            child = subprocess.Popen(
+                command.argv,
+                env=command.env,
+                cwd="/",  # what stays would hold any other
+                stdin=subprocess.DEVNULL,
+                stdout=written,
+                stderr=written,
+                text=True,
+                start_new_session=True,
+            )
+    except OSError as e:
+        raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
+    try:
+        child.wait(timeout_seconds)
+    except subprocess.TimeoutExpired as e:
+        _end(child)
+        raise TimedOut(
+            f"{command} had not gone into the background after {timeout_seconds:g} s and was "
+            f"killed: {_last_words(_read(output))}"
+        ) from e
+    except BaseException:
+        _end(child)
+        raise
+    if child.returncode != 0:
+        said = _last_words(_read(output))
+        raise NodeError(f"{command} {_how_it_ended(child.returncode)}: {said}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as e:
+        return f"{path} cannot be read: {e.strerror}"
 
 
 def _end(child: subprocess.Popen[str]) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import SettingsError
-from dra_driver.settings import DevicesSettings, NodeSettings, PluginSettings
+from dra_driver.settings import AgentSettings, DevicesSettings, NodeSettings, PluginSettings
 
-SETTINGS = [NodeSettings, DevicesSettings, PluginSettings]
+SETTINGS = [NodeSettings, DevicesSettings, PluginSettings, AgentSettings]
 
 
 def read(settings, *words, **environment):
@@ -26,6 +26,12 @@ def test_a_flag_beats_the_environment_and_that_beats_the_default():
 
 def test_an_empty_variable_is_as_good_as_none():
     assert read(NodeSettings, DRIVER_NAME="").driver_name == "gpu.nvidia.com"
+
+
+def test_no_mps_can_be_said_by_an_empty_flag_or_variable():
+    assert read(NodeSettings).place.mps_socket == "/run/dra-driver-gpu/mps/agent.sock"
+    assert read(NodeSettings, MPS_SOCKET="").place.mps_socket == ""
+    assert read(NodeSettings, "--mps-socket", "").place.mps_socket == ""
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -52,7 +58,7 @@ def test_every_default_is_told(settings):
             assert text in told[name] or "default" in field.description, (name, text)
 
 
-@pytest.mark.parametrize("command", ["kubelet-plugin", "devices", "claims", "doctor"])
+@pytest.mark.parametrize("command", ["kubelet-plugin", "mps-agent", "devices", "claims", "doctor"])
 def test_help_is_printed_and_ends_well(type_in, command):
     answer = type_in(command, "--help")
 

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.node import commands
-from dra_driver.node.commands import Command, in_root, run
+from dra_driver.node.commands import Command, in_root, run, run_into
 
 
 def shell(script: str) -> Command:
@@ -111,3 +111,35 @@ def _runs(pid: int) -> bool:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_what_goes_into_the_background_is_not_waited_for_and_writes_on(tmp_path: Path) -> None:
+    output = tmp_path / "said"
+    started = time.monotonic()
+    script = f"echo up; (echo $$ > {tmp_path}/pid; sleep 0.3; echo later; exec sleep 60) & "
+    run_into(shell(script + "sleep 0.1"), output, 10)
+    assert time.monotonic() - started < 5
+    time.sleep(0.5)
+    assert output.read_text() == "up\nlater\n"
+    os.killpg(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_what_does_not_come_up_says_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match="failed with code 3: no GPU"):
+        run_into(shell("echo no GPU >&2; exit 3"), tmp_path / "said", 10)
+
+
+def test_what_does_not_go_into_the_background_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(TimedOut, match=r"into the background after 0.3 s and was killed: waiting"):
+        run_into(shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "said", 0.3)
+    assert not _runs(int((tmp_path / "pid").read_text()))
+
+
+def test_what_cannot_be_put_into_the_background_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"cannot run /no/daemon -d .*No such file"):
+        run_into(Command("/no/daemon", ("-d",)), tmp_path / "said", 10)
+
+
+def test_what_a_program_is_told_reaches_it() -> None:
+    command = Command("/bin/sh", ("-c", "cat; echo $WHO"), variables=(("WHO", "me"),), stdin="hi\n")
+    assert run(command, 10) == "hi\nme\n"

@@ -1,0 +1,56 @@
+"""What the agent counts, for Prometheus: asked of the supervisor whenever somebody asks."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from dra_driver.model.mps import MpsStatus
+
+_PREFIX: Final = "dra_driver_mps"
+
+
+class _OfStatus(Collector):
+    def __init__(self, status: Callable[[], MpsStatus]) -> None:
+        self._status = status
+
+    def describe(self) -> Iterable[Metric]:
+        return _metrics(MpsStatus())
+
+    def collect(self) -> Iterable[Metric]:
+        return _metrics(self._status())
+
+
+def registry(status: Callable[[], MpsStatus]) -> CollectorRegistry:
+    made = CollectorRegistry()
+    ProcessCollector(registry=made)
+    PlatformCollector(registry=made)
+    made.register(_OfStatus(status))
+    return made
+
+
+def _metrics(status: MpsStatus) -> Iterable[Metric]:
+    servers = GaugeMetricFamily(
+        f"{_PREFIX}_servers", "MPS servers of this node, by whether they serve.", labels=("ready",)
+    )
+    for ready in (True, False):
+        number = sum(one.ready is ready for one in status.servers)
+        servers.add_metric([str(ready).lower()], number)
+    yield servers
+    yield GaugeMetricFamily(
+        f"{_PREFIX}_clients",
+        "Processes that MPS servers serve.",
+        value=sum(len(one.clients) for one in status.servers),
+    )
+    yield CounterMetricFamily(
+        f"{_PREFIX}_restarts",
+        "Times that an MPS server, or a claim's part of one, was made again.",
+        value=status.incidents[-1].number if status.incidents else 0,
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}_foreign_daemons",
+        "MPS daemons that somebody else started on this node.",
+        value=len(status.foreign),
+    )

@@ -1,0 +1,90 @@
+"""The MPS agent as a process: picks the parts, connects them, serves until SIGTERM.
+
+Stopping touches no daemon: clients compute on, and the next agent finds everything as it was.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Final
+
+from dra_driver.agent.service import Service, lock_directory
+from dra_driver.agent.state import Incidents, StateFiles
+from dra_driver.agent.supervisor import Supervisor
+from dra_driver.agent.tools import Tools
+from dra_driver.node.cgroups import cgroup_root
+from dra_driver.node.mps.daemons import Daemons, check_directory
+from dra_driver.node.mps.shelter import Shelter
+from dra_driver.node.place import open_driver
+from dra_driver.process.ending import Ending
+from dra_driver.process.loops import Loop
+from dra_driver.settings import AgentSettings
+
+log = logging.getLogger(__name__)
+
+_SLOWEST_LOOK_SECONDS: Final = 60.0  # ending and starting what hangs takes a while
+
+
+def run(settings: AgentSettings) -> int:
+    """Keep the MPS servers of this node. 0: ended by a signal."""
+    ending = Ending("cannot keep MPS servers any longer")
+    with ExitStack() as stack:
+        _start(settings, stack)
+        log.info("serving MPS", extra={"directory": str(settings.mps_dir)})
+        ending.event.wait()
+        log.info("stopping")
+    return 1 if ending.failed else 0
+
+
+def _start(settings: AgentSettings, stack: ExitStack) -> None:
+    """Start every part; *stack* stops them, the last one first."""
+    directory = settings.mps_dir
+    check_directory(str(directory))
+    stack.callback(os.close, lock_directory(directory))
+    driver = stack.enter_context(open_driver(settings.place, directory / "sim"))
+    shelter = Shelter(cgroup_root(settings.host_root))
+    daemons = Daemons(driver.root, driver.run, driver.placed, shelter)
+    files = StateFiles(directory / "state")
+    tools = Tools(daemons, files, Incidents(files), str(directory))
+    supervisor = Supervisor(tools, side_by_side)
+    supervisor.recover()
+    loop = Loop("mps-health", supervisor.look_after, settings.health_interval)
+    supervisor.on_trouble = loop.soon
+    service = Service(supervisor, directory)
+    _serve_http(settings, supervisor, service, loop, stack)
+    service.start()
+    stack.callback(service.stop)
+    loop.start()
+    stack.callback(loop.stop)
+
+
+def side_by_side(things: Iterable[Callable[[], None]]) -> None:
+    """Do several things, and wait for all: what hangs holds up nothing else."""
+    threads = [threading.Thread(target=thing, name="mps-server", daemon=True) for thing in things]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _serve_http(
+    settings: AgentSettings,
+    supervisor: Supervisor,
+    service: Service,
+    loop: Loop,
+    stack: ExitStack,
+) -> None:
+    if not settings.http_address:
+        return
+    # Imported here: an agent that nobody asks is a third smaller without.
+    from dra_driver.agent.metrics import registry
+    from dra_driver.process.http import HttpServer
+
+    server = HttpServer(settings.http_address, registry(supervisor.status))
+    stack.callback(server.stop)
+    patience = 3 * settings.health_interval + _SLOWEST_LOOK_SECONDS
+    live = {"loop": lambda: None if loop.alive else "nobody looks after the MPS servers"}
+    ready = {"socket": service.problem, "servers": lambda: supervisor.problem(patience)}
+    server.start(live, ready)

@@ -1,0 +1,160 @@
+"""The socket of the agent: one request a connection, one thread for each, not too many at once.
+
+Only root can connect (mode 0600). A lock beside the socket says whether an agent lives: while it is
+held no other agent serves this directory, and whatever socket lies there without it is stale.
+"""
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, assert_never
+
+from dra_driver.agent.requests import Release, Request, Serve, Status, Terminate, parse_request
+from dra_driver.agent.supervisor import Supervisor
+from dra_driver.errors import DriverError, NodeError, SettingsError, TimedOut
+from dra_driver.kubeletplugin.file_locks import disk_errors, lock_within
+from dra_driver.node.mps import wire
+
+log = logging.getLogger(__name__)
+
+SOCKET: Final = "agent.sock"
+_LOCK: Final = "agent.lock"
+_LOCK_SECONDS: Final = 3.0  # an agent that is being ended needs a moment
+READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
+_MOST_AT_ONCE: Final = 32  # more wait in the queue of the socket
+_STOP_SECONDS: Final = 2.0  # for what is under way; what is cut short, the next agent finds
+
+
+def lock_directory(directory: Path, seconds: float = _LOCK_SECONDS) -> int:
+    """Make *directory* and be its only agent, until the file that is returned is closed.
+
+    SettingsError: another agent lives there.
+    """
+    with disk_errors(f"make the directory for MPS (--mps-dir) {directory}"):
+        directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        try:
+            return lock_within(directory / _LOCK, seconds, "the other MPS agent ends")
+        except TimedOut as e:
+            raise SettingsError(
+                f"another MPS agent serves {directory}: end it, or give another --mps-dir"
+            ) from e
+
+
+class Service:
+    """Serves *supervisor* at ``<directory>/agent.sock``, from ``start`` to ``stop``."""
+
+    def __init__(self, supervisor: Supervisor, directory: Path) -> None:
+        """Only whoever has the lock of *directory* makes one."""
+        self._supervisor = supervisor
+        self.path = directory / SOCKET
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._places = threading.Semaphore(_MOST_AT_ONCE)
+        self._busy = 0
+        self._idle = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="mps-socket", daemon=True)
+
+    def start(self) -> None:
+        """The socket appears once it is listened to, with its mode, and replaces what was there."""
+        hidden = self.path.with_name(f".{secrets.token_hex(4)}")
+        with disk_errors(f"serve at {self.path}"):
+            self._listener.bind(os.fspath(hidden))
+            hidden.chmod(0o600)
+            self._listener.listen(128)
+            os.replace(hidden, self.path)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take no more, and give what is under way a moment."""
+        self._stopping = True
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._listener.close()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._busy, _STOP_SECONDS)
+
+    def problem(self) -> str | None:
+        """What is wrong with it."""
+        if not self._thread.is_alive():
+            return f"nobody serves {self.path}"
+        return None if self.path.is_socket() else f"{self.path} was removed"
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._places.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError as e:
+                self._places.release()
+                if not self._stopping:
+                    log.warning("no connection was to be had", extra={"error": str(e)})
+                    time.sleep(0.1)  # no file is free: it will be
+                continue
+            with self._idle:
+                self._busy += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                line = read_line(connection)
+                if line:
+                    answer = self._answer(line)
+                    connection.settimeout(_WRITE_SECONDS)
+                    connection.sendall(answer)
+        except (OSError, NodeError) as e:
+            log.info("a client of the socket went away", extra={"error": str(e)})
+        finally:
+            self._places.release()
+            with self._idle:
+                self._busy -= 1
+                self._idle.notify_all()
+
+    def _answer(self, line: bytes) -> bytes:
+        try:
+            return wire.dump(self._done(parse_request(line)))
+        except DriverError as e:
+            log.warning("a request was refused", extra={"error": str(e)})
+            return wire.dump(wire.error(e))
+        except Exception as e:  # whoever asks has to be told something
+            log.exception("a request failed")
+            return wire.dump(wire.error(NodeError(f"the MPS agent failed: {e}; see its log")))
+
+    def _done(self, request: Request) -> dict[str, Any]:
+        match request:
+            case Serve(space=space):
+                return {"served": wire.encode(self._supervisor.serve(space))}
+            case Release(name=name):
+                self._supervisor.release(name)
+            case Terminate(name=name, pids=pids):
+                self._supervisor.terminate(name, pids)
+            case Status():
+                return {"status": wire.encode(self._supervisor.status())}
+            case _:
+                assert_never(request)
+        return {}
+
+
+def read_line(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> bytes:
+    """What was asked; empty: nothing. The time is for all of it. NodeError: it is too much."""
+    deadline = clock() + READ_SECONDS
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        if (left := deadline - clock()) <= 0:
+            raise TimeoutError("it did not say what it wants")
+        connection.settimeout(left)
+        chunk = connection.recv(65536)
+        if not chunk:
+            return b""
+        received += chunk
+        if len(received) > wire.MAX_REQUEST_BYTES:
+            raise NodeError(f"a request is longer than {wire.MAX_REQUEST_BYTES} bytes")
+    return bytes(received)

@@ -1,0 +1,234 @@
+"""All MPS servers of the node: what is asked, what was found, who waits for whom.
+
+What touches a server holds its lock, so that things come one after the other there; servers do not
+wait for each other. No wait is longer than a caller's patience.
+"""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from dra_driver.agent.server import Server
+from dra_driver.agent.state import new_state, new_token
+from dra_driver.agent.tools import Tools
+from dra_driver.errors import DriverError, NodeError, TimedOut
+from dra_driver.kubeletplugin.file_locks import disk_errors
+from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.model.mps import MpsStatus, Served, ServerName, Space, SpaceName, server_name
+from dra_driver.node.mps.daemon import Daemon
+
+log = logging.getLogger(__name__)
+
+_SERVE_SECONDS: Final = 8.0  # to wait for others, before the daemon's own ten
+_SECONDS: Final = 2.0
+_GLANCE_SECONDS: Final = 0.05  # who only looks does not wait
+_STATUS_SECONDS: Final = 3.0  # for looking at servers, all together
+_CLIENTS_SECONDS: Final = 1.0  # how old the clients in a status can be
+_FOREIGN_SECONDS: Final = 60.0  # between two looks for the daemons of others
+_DIRECTORY: Final = re.compile(r"s[0-9a-f]{12}")
+
+Each = Callable[[Iterable[Callable[[], None]]], None]
+"""What does several things, side by side or one after the other."""
+
+
+def in_turn(things: Iterable[Callable[[], None]]) -> None:
+    for thing in things:
+        thing()
+
+
+class Supervisor:
+    """Thread safe. ``recover`` comes first."""
+
+    def __init__(self, tools: Tools, each: Each = in_turn) -> None:
+        self._tools = tools
+        self._each = each
+        self._guard = threading.Lock()
+        self._servers: dict[ServerName, Server] = {}
+        self._of_space = NamedLocks("waited {seconds} s: the MPS space {name} is being changed")
+        self._of_server = NamedLocks(
+            "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
+        )
+        self._foreign: tuple[str, ...] = ()
+        self._foreign_at = float("-inf")
+        self._looked_at: float | None = None
+        self.on_trouble: Callable[[], None] = lambda: None  # have ``look_after`` done soon
+
+    def recover(self) -> None:
+        """Take up what another agent left. What it needs, ``look_after`` does.
+
+        NodeError: what is written cannot be read.
+        """
+        for state in self._tools.files.load():
+            log.info("an MPS server is known", extra={"server": state.daemon.name})
+            self._servers[state.daemon.name] = Server(state, self._tools)
+        for name in self._directories():
+            if name not in self._servers:
+                log.warning("removing what nobody wrote of", extra={"server": name})
+                directory = f"{self._tools.directory}/{name}"
+                self._tools.daemons.stop(Daemon(name, (), 2, directory, new_token()))
+
+    def serve(self, space: Space) -> Served:
+        """Serve *space*; the same again is the same answer. If it fails, everything is undone."""
+        name = server_name(space.gpus)
+        with (
+            self._of_space.hold([space.name], _SERVE_SECONDS),
+            self._changing(name, _SERVE_SECONDS),
+        ):
+            holder = self._holder(space.name)
+            if holder is not None:
+                _refuse_other(holder, space)
+            server = self._servers.get(name)
+            if server is not None:
+                self._put_right(server)
+            if server is not None and not server.gone:
+                return server.serve(space)
+            protocol = self._tools.daemons.protocol()
+            server = Server(new_state(space, protocol, self._tools.directory), self._tools)
+            with self._guard:
+                self._servers[name] = server
+            return server.start(space)
+
+    def release(self, name: SpaceName) -> None:
+        """Serve it no longer. An unknown one is fine; a server without any other ends."""
+        with self._of_space.hold([name], _SECONDS):
+            if (server := self._holder(name)) is not None:
+                with self._changing(server.name, _SECONDS):
+                    server.release(name)
+
+    def terminate(self, name: SpaceName, pids: Collection[int]) -> None:
+        """End clients of a space; a server that cannot do that is started again."""
+        if (server := self._holder(name)) is None:
+            return
+        with self._changing(server.name, _SECONDS):
+            if not server.gone:
+                server.terminate(pids)
+
+    def status(self) -> MpsStatus:
+        """Everything that is known. Nobody waits long for it, whatever happens to servers."""
+        enough = self._tools.clock.passed() + _STATUS_SECONDS
+        for server in self._all():
+            if self._tools.clock.passed() < enough:
+                self._glance(server)
+        servers = tuple(server.status() for server in self._all())
+        return MpsStatus(servers, self._tools.incidents.known(), self._foreign)
+
+    def look_after(self) -> float | None:
+        """See how all servers are, mend what can be; in how many seconds to come back before the
+        usual time."""
+        self._each([partial(self._tend, server) for server in self._all()])
+        self._look_for_others()
+        self._looked_at = self._tools.clock.passed()
+        waits = [server.seconds_to_wait() for server in self._all()]
+        return min((one for one in waits if one is not None), default=None)
+
+    def problem(self, within_seconds: float) -> str | None:
+        """What is wrong with looking after the servers."""
+        if self._looked_at is None:
+            return "nobody has looked at the MPS servers yet"
+        passed = self._tools.clock.passed() - self._looked_at
+        if passed > within_seconds:
+            return f"the last look at the MPS servers ended {passed:.0f} s ago"
+        return None
+
+    def _tend(self, server: Server) -> None:
+        try:
+            with self._held(server.name, _SECONDS):
+                self._tend_held(server)
+        except TimedOut:
+            log.debug("an MPS server is busy", extra={"server": server.name})
+
+    def _tend_held(self, server: Server) -> None:
+        try:
+            if not server.gone:
+                server.tend()
+        except DriverError as e:
+            extra = {"server": server.name, "error": str(e)}
+            log.warning("an MPS server is not well, will try again", extra=extra)
+        except Exception:  # another server may fare better
+            log.exception("looking after an MPS server failed", extra={"server": server.name})
+
+    def _glance(self, server: Server) -> None:
+        was_well = server.is_well
+        try:
+            with self._held(server.name, _GLANCE_SECONDS):
+                if not server.gone:
+                    server.look(_CLIENTS_SECONDS)
+        except TimedOut:
+            log.debug("an MPS server is busy", extra={"server": server.name})
+        if was_well and not server.is_well:
+            self.on_trouble()
+
+    def _put_right(self, server: Server) -> None:
+        """Before something is put into it."""
+        try:
+            server.put_right()
+        except NodeError as e:
+            raise type(e)(
+                f"the MPS server over {', '.join(server.gpus)} does not come back: {e}"
+            ) from e
+
+    @contextmanager
+    def _changing(self, name: ServerName, seconds: float) -> Iterator[None]:
+        """As ``_held``; what is wrong afterwards is looked after soon."""
+        try:
+            with self._held(name, seconds):
+                yield
+        finally:
+            server = self._servers.get(name)
+            if server is not None and not server.is_well:
+                self.on_trouble()
+
+    @contextmanager
+    def _held(self, name: ServerName, seconds: float) -> Iterator[None]:
+        """Nobody else touches this server. One that is gone in the end is forgotten."""
+        with self._of_server.hold([name], seconds):
+            try:
+                yield
+            finally:
+                with self._guard:
+                    if (server := self._servers.get(name)) is not None and server.gone:
+                        del self._servers[name]
+
+    def _holder(self, name: SpaceName) -> Server | None:
+        """Whose space it is. Where nobody serves it, one that still has to take it out."""
+        found = [(server, kept) for server in self._all() if (kept := server.find(name))]
+        found.sort(key=lambda one: one[1].served is None)
+        return found[0][0] if found else None
+
+    def _all(self) -> list[Server]:
+        with self._guard:
+            return [self._servers[name] for name in sorted(self._servers)]
+
+    def _look_for_others(self) -> None:
+        now = self._tools.clock.passed()
+        if now - self._foreign_at < _FOREIGN_SECONDS:
+            return
+        found = self._tools.daemons.foreign([server.token for server in self._all()])
+        if found != self._foreign:
+            log.warning("MPS daemons that are not ours", extra={"daemons": list(found)})
+        self._foreign, self._foreign_at = found, now
+
+    def _directories(self) -> list[ServerName]:
+        directory = Path(self._tools.directory)
+        with disk_errors(f"look for what was left in {directory}"):
+            found = sorted(one.name for one in directory.iterdir() if one.is_dir())
+        return [ServerName(name) for name in found if _DIRECTORY.fullmatch(name)]
+
+
+def _refuse_other(holder: Server, space: Space) -> None:
+    """One name is one space: its limits do not change while somebody may use it."""
+    known = holder.find(space.name)
+    if known is None or known.served is None:
+        return
+    if replace(space, most=known.space.most) == known.space:  # the rules may have changed
+        return
+    raise NodeError(
+        f"the MPS space {space.name} of claim {space.claim} exists already with other limits: "
+        "delete the pods that use it"
+    )

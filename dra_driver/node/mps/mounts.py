@@ -1,0 +1,112 @@
+"""The one door to mount(2): what is mounted for MPS, and taken away.
+
+No program of the host is needed for it: a host may have none.
+"""
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+from dra_driver.errors import NodeError
+
+T = TypeVar("T")
+
+# linux/mount.h, linux/sched.h
+_NOSUID, _NODEV, _BIND, _REC, _SLAVE = 0x2, 0x4, 0x1000, 0x4000, 0x80000
+_DETACH: Final = 2
+_NEW_MOUNTS: Final = 0x20000
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+_OWN: Final = Path("/proc/self/mountinfo")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def tmpfs(target: str, size_bytes: int) -> None:
+    """Everybody may write in it, as in ``/dev/shm``."""
+    _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, f"size={size_bytes},mode=1777")
+
+
+def bind(source: str, target: str) -> None:
+    """Have *target* be *source*, with what is mounted below that."""
+    _mount(source, target, "", _BIND | _REC, "")
+
+
+def unmount(target: str) -> None:
+    """Take away what was mounted last at *target*; where somebody still uses it, it goes with the
+    last of them. Nothing there: fine."""
+    for flags in (0, _DETACH):
+        if _libc.umount2(os.fsencode(target), flags) == 0:
+            return
+        error = ctypes.get_errno()
+        if error in (errno.EINVAL, errno.ENOENT):
+            return
+        if error != errno.EBUSY:
+            break
+    raise _failed(f"{target} cannot be unmounted", error)
+
+
+def mounted_at_or_below(directory: str, mountinfo: Path = _OWN) -> list[str]:
+    """Mount points, each as often as something is mounted there, the last one first."""
+    points = [point for point, _ in _points(mountinfo)]
+    return [at for at in reversed(points) if at == directory or at.startswith(f"{directory}/")]
+
+
+def is_mounted(path: str, mountinfo: Path = _OWN) -> bool:
+    return any(point == path for point, _ in _points(mountinfo))
+
+
+def is_shared(path: str, mountinfo: Path = _OWN) -> bool:
+    """Whether what is mounted at *path* is there for the host, too, and not for this container
+    alone."""
+    return any(point == path and shared for point, shared in _points(mountinfo))
+
+
+def with_own_mounts(binds: Mapping[str, str], act: Callable[[], T]) -> T:
+    """Do *act* where the targets (keys) of *binds* are their sources (values).
+
+    That is seen by *act* and by the processes that it starts, and by nobody else; what the host
+    unmounts later goes for them, too.
+    """
+
+    def work() -> T:
+        # Of this thread alone, which ends with the pool.
+        if _libc.unshare(_NEW_MOUNTS):
+            raise _failed("no mounts of its own can be given to a daemon", ctypes.get_errno())
+        _mount("none", "/", "", _REC | _SLAVE, "")
+        for target, source in binds.items():
+            bind(source, target)
+        return act()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="own-mounts") as pool:
+        return pool.submit(work).result()
+
+
+def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    words = [os.fsencode(word) for word in (source, target, kind)]
+    if _libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None):
+        raise _failed(f"{source} cannot be mounted at {target}", ctypes.get_errno())
+
+
+def _failed(what: str, error: int) -> NodeError:
+    mend = (
+        "; mounting takes root and a privileged container (securityContext.privileged: true)"
+        if error in (errno.EPERM, errno.EACCES)
+        else ""
+    )
+    return NodeError(f"{what}: {os.strerror(error)}{mend}")
+
+
+def _points(mountinfo: Path) -> list[tuple[str, bool]]:
+    """Mount points in the order in which they came, and whether their mounts are shared."""
+    found = []
+    for line in mountinfo.read_text(errors="surrogateescape").split("\n"):
+        fields = line.partition(" - ")[0].split(" ")  # proc_pid_mountinfo(5)
+        if len(fields) > 5:
+            point = _ESCAPED.sub(lambda code: chr(int(code[1], 8)), fields[4])
+            found.append((point, any(field.startswith("shared:") for field in fields[6:])))
+    return found

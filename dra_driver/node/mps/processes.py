@@ -1,0 +1,137 @@
+"""The processes of control daemons, told apart from all others by a token in their environment.
+
+A process is known by its number and when it started, and signalled through a handle of the
+kernel's, as in :mod:`dra_driver.node.processes`.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError
+from dra_driver.node.mps.control import PROGRAM
+from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN
+
+_AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
+_STATE, _PARENT, _STARTED = 0, 1, 19  # proc_pid_stat(5), from behind the name
+_ENDED: Final = ("Z", "X")
+_BETWEEN_LOOKS_SECONDS: Final = 0.01
+_AS_DAEMON: Final = re.compile(r"-[a-z]*[df][a-z]*|--(daemon|foreground)", re.IGNORECASE)
+# As root, where nothing is said; protocol 3 has another place for it.
+_USUAL_PIPES: Final = {2: "/tmp/nvidia-mps", 3: "/run/nvidia-mps"}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Running:
+    """A process, by its number and its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
+class DaemonProcesses:
+    """Those that this process sees. *proc*: where it sees them, /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = str(proc)
+
+    def of(self, token: str) -> tuple[Running, ...]:
+        """All with that token, and what they have started. It looks at every process."""
+        mark = f"{TOKEN}={token}".encode()
+        stats = {pid: stat for pid in self._pids() if (stat := self._stat(pid))}
+        found = {pid for pid in stats if mark in self._read(pid, "environ").split(b"\0")}
+        while more := {
+            pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
+        }:
+            found |= more
+        return tuple(Running(pid, int(stats[pid][_STARTED])) for pid in sorted(found))
+
+    def control(self, processes: Iterable[Running]) -> Running | None:
+        """The control daemon among *processes*."""
+        return next((one for one in processes if self._is_control(self._words(one.pid))), None)
+
+    def exists(self, pid: int) -> bool:
+        """Whether any process has that number."""
+        return bool(self._stat(pid))
+
+    def is_alive(self, process: Running) -> bool:
+        stat = self._stat(process.pid)
+        return bool(stat) and int(stat[_STARTED]) == process.started
+
+    def end(self, processes: Iterable[Running], number: signal.Signals, seconds: float) -> bool:
+        """Send a signal to each and wait for their end. False: some are still there."""
+        left = [one for one in processes if self._signal(one, number)]
+        return self.wait(left, seconds)
+
+    def wait(self, processes: Iterable[Running], seconds: float) -> bool:
+        """Wait for their end. False: some are still there."""
+        until = time.monotonic() + seconds
+        left = list(processes)
+        while left := [one for one in left if self.is_alive(one)]:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_BETWEEN_LOOKS_SECONDS)
+        return True
+
+    def foreign(self, tokens: frozenset[str]) -> Iterator[tuple[int, str]]:
+        """Control daemons with none of these tokens: number and pipe directory."""
+        for pid in self._pids():
+            words = self._words(pid)
+            if not self._is_control(words) or not any(map(_AS_DAEMON.fullmatch, words)):
+                continue
+            environ = self._read(pid, "environ").decode(errors="replace").split("\0")
+            variables = dict(entry.partition("=")[::2] for entry in environ)
+            if variables.get(TOKEN) not in tokens and self._stat(pid):
+                usual = _USUAL_PIPES[3 if "3" in words else 2]
+                yield pid, variables.get(PIPE_DIRECTORY) or usual
+
+    @staticmethod
+    def _is_control(words: list[str]) -> bool:
+        # A script has its interpreter in front.
+        return any(word.rpartition("/")[2] == PROGRAM for word in words[:3])
+
+    def _words(self, pid: int) -> list[str]:
+        return self._read(pid, "cmdline").decode(errors="replace").split("\0")
+
+    def _signal(self, process: Running, number: signal.Signals) -> bool:
+        """False: it is gone."""
+        try:
+            handle = os.pidfd_open(process.pid)
+        except OSError:
+            return self.is_alive(process)
+        try:
+            if not self.is_alive(process):
+                return False
+            signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            return False
+        except OSError as e:
+            raise NodeError(
+                f"process {process.pid} of an MPS daemon cannot be ended: {e.strerror}; "
+                "run this as root of the host, with the right to signal (CAP_KILL)"
+            ) from e
+        finally:
+            os.close(handle)
+        return True
+
+    def _pids(self) -> Iterator[int]:
+        return (int(name) for name in os.listdir(self._proc) if name.isdigit())
+
+    def _stat(self, pid: int) -> list[str]:
+        """Empty: the process has ended."""
+        text = self._read(pid, "stat").decode(errors="replace")
+        fields = text.rpartition(_AFTER_NAME)[2].split()
+        return [] if len(fields) <= _STARTED or fields[_STATE] in _ENDED else fields
+
+    def _read(self, pid: int, file: str) -> bytes:
+        """Empty: the process has ended, or is none of ours to look at."""
+        try:
+            with open(f"{self._proc}/{pid}/{file}", "rb") as opened:
+                return opened.read()
+        except OSError:
+            return b""

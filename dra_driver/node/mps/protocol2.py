@@ -1,0 +1,134 @@
+"""Protocol 2 of MPS: what a daemon is asked, and what its answers mean.
+
+Commands are lines on standard input. All clients share one place; what the daemon sets are defaults
+for all of them, and a client's own environment can only ask for less. A server is started for the
+first client, so a daemon without one is well.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
+from dra_driver.node.commands import Command
+from dra_driver.node.mps.control import Control, Deadline
+from dra_driver.node.mps.daemon import Daemon, Look
+from dra_driver.node.mps.tables import percent, size_text
+
+_GPUS: Final = "CUDA_VISIBLE_DEVICES"
+_PERCENT: Final = "get_default_active_thread_percentage"
+_SERVERS: Final = "get_server_list"
+
+
+class Protocol2:
+    """Words for daemons of this protocol."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+
+    def command(self, daemon: Daemon, spaces: Sequence[Space]) -> Command:
+        """What starts it in the background, several users being served."""
+        command = self._control.command("-d", "-M")
+        return replace(command, variables=((_GPUS, ",".join(daemon.gpus)),))
+
+    def when_ready(
+        self, daemon: Daemon, spaces: Sequence[Space], deadline: Deadline
+    ) -> Mapping[SpaceName, str] | None:
+        """The pipe directory of each space. NodeError: it does not take its limits."""
+        said = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
+        found = [_percent(line) for line in said.splitlines()]
+        if not found or found[-1] != daemon.most.percent:
+            raise NodeError(
+                f"MPS server {daemon.name} does not take its limits "
+                f"({daemon.most}): {said.strip() or 'it said nothing'}"
+            )
+        return {space.name: daemon.pipe for space in spaces}
+
+    def forget(self, daemon: Daemon) -> None:
+        """Nothing is remembered of it."""
+
+    def look(self, daemon: Daemon, deadline: Deadline) -> Look:
+        servers = self._numbers(daemon, _SERVERS, deadline)
+        clients = {
+            client for server in servers for client in self._clients(daemon, server, deadline)
+        }
+        state = "Ready" if servers else "no server yet"
+        return Look(True, state, tuple(MpsClient(pid) for pid in sorted(clients)))
+
+    def add(self, daemon: Daemon, space: Space, deadline: Deadline) -> str:
+        """There is nothing to be made: the limits are in the environment of its containers."""
+        if not _is_within(space.allowance, daemon.most):
+            raise NodeError(
+                f"MPS server {daemon.name} has other limits already: it gives a client at most "
+                f"{daemon.most}, and {space.name} is to have {space.allowance}; that changes when "
+                "no claim uses this GPU's MPS any more: delete their pods"
+            )
+        return daemon.pipe
+
+    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
+        """There is nothing of it."""
+
+    def terminate(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> None:
+        for server in self._numbers(daemon, _SERVERS, deadline):
+            for pid in sorted(self._clients(daemon, server, deadline) & set(pids)):
+                self._terminate(daemon, server, pid, deadline)
+
+    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
+        self._control.ask(daemon, deadline, stdin="quit -t 1\n")
+
+    def _terminate(self, daemon: Daemon, server: int, pid: int, deadline: Deadline) -> None:
+        order = f"terminate_client {server} {pid}\n"
+        try:
+            self._control.ask(daemon, deadline, stdin=order)
+        except TimedOut:
+            raise
+        except NodeError:
+            if pid in self._clients(daemon, server, deadline):
+                raise
+
+    def _clients(self, daemon: Daemon, server: int, deadline: Deadline) -> set[int]:
+        return set(self._numbers(daemon, f"get_client_list {server}", deadline))
+
+    def _numbers(self, daemon: Daemon, question: str, deadline: Deadline) -> list[int]:
+        return numbers(self._control.ask(daemon, deadline, stdin=f"{question}\n"))
+
+
+def limits_text(daemon: Daemon) -> str:
+    """The lines that set a daemon's defaults, and a question whose answer shows that it took them.
+
+    GPUs by their index: limits for a UUID were seen to be ignored.
+    """
+    most: Allowance = daemon.most
+    memory = most.memory_bytes
+    lines = [
+        f"set_default_device_pinned_mem_limit {index} {size_text(memory)}"
+        for index, _ in enumerate(daemon.gpus)
+        if memory is not None
+    ]
+    lines += [f"set_default_active_thread_percentage {most.percent}", _PERCENT]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def numbers(said: str) -> list[int]:
+    """The numbers of processes, one a line; other lines are words.
+
+    >>> numbers("4711\\n4712\\n")
+    [4711, 4712]
+    """
+    return [int(line) for line in said.split("\n") if line.strip().isdecimal()]
+
+
+def _is_within(wanted: Allowance, most: Allowance) -> bool:
+    if wanted.percent > most.percent:
+        return False
+    if most.memory_bytes is None:
+        return True
+    return wanted.memory_bytes is not None and wanted.memory_bytes <= most.memory_bytes
+
+
+def _percent(line: str) -> int | None:
+    try:
+        return percent(line)
+    except ValueError:
+        return None

@@ -1,0 +1,267 @@
+"""Protocol 3 of MPS: what a daemon is asked, and what its answers mean.
+
+A daemon has one server here, whose namespaces are the spaces of claims. Nothing that is set
+survives the daemon, besides what is in its configuration.
+"""
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.mps import ALL_CORES, Allowance, MpsClient, Space, SpaceName
+from dra_driver.node.commands import Command
+from dra_driver.node.mps.config import DEFAULT, config_text
+from dra_driver.node.mps.control import Control, Deadline
+from dra_driver.node.mps.daemon import SERVER, Daemon, Look
+from dra_driver.node.mps.tables import percent, rows, size, size_text
+
+READY: Final = "ready"
+_ON_SERVER: Final = f"--server={SERVER}"
+_LIST: Final = "--format=csv,noheader"  # a table cuts long numbers of processes
+_NAMESPACE: Final = (
+    "name",
+    "server",
+    "server-status",
+    "pinned-memory-limit",
+    "active-thread-percentage",
+    "client-priority",
+    "pipe-directory",
+)
+_CLIENT: Final = ("pid", "server", "device", "namespace", "command")
+_VERBS: Final = ("create", "delete", "list", "set", "get")
+# One over a GPU that is not there is made, and ends.
+_NO_SERVER: Final = "is its GPU there (nvidia-smi -L)?"
+_BROKEN: Final = re.compile("fault|fail|error", re.IGNORECASE)
+_ROUNDED: Final = 0.01  # of a limit: a daemon may write 4.88G for 5000M
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """One line of the list of namespaces."""
+
+    name: str
+    status: str  # of its server
+    allowance: Allowance
+    pipe_directory: str
+
+
+class Protocol3:
+    """Words for daemons of this protocol."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._default: dict[str, str] = {}  # its pipe directory, by the token of a daemon
+
+    def command(self, daemon: Daemon, spaces: Sequence[Space]) -> Command:
+        """What starts it in the background, several users being served; its configuration is
+        written."""
+        config = Path(daemon.config)
+        config.write_text(config_text(daemon, spaces))
+        config.chmod(0o600)
+        return self._control.command("-p", "3", "-m", "-d", "-a", daemon.config)
+
+    def when_ready(
+        self, daemon: Daemon, spaces: Sequence[Space], deadline: Deadline
+    ) -> Mapping[SpaceName, str] | None:
+        """The pipe directory of each space; None: not yet. NodeError: it will never be."""
+        found = {one.name: one for one in self.namespaces(daemon, deadline)}
+        if DEFAULT not in found:
+            raise NodeError(f"it has no server: {_NO_SERVER}")
+        state = found[DEFAULT].status
+        if _BROKEN.search(state):
+            raise NodeError(f"its server says {state!r}")
+        if state.casefold() != READY:
+            return None
+        if not {DEFAULT, *(space.name for space in spaces)} <= found.keys():
+            return None
+        for space in spaces:
+            if not alike(found[space.name].allowance, space.allowance):
+                raise NodeError(
+                    f"namespace {space.name} of {daemon.name} was started with "
+                    f"{space.allowance}, and the daemon says {found[space.name].allowance}"
+                )
+        self._default[daemon.token] = found[DEFAULT].pipe_directory
+        return {space.name: found[space.name].pipe_directory for space in spaces}
+
+    def forget(self, daemon: Daemon) -> None:
+        """It is another one from now on."""
+        self._default.pop(daemon.token, None)
+
+    def namespaces(self, daemon: Daemon, deadline: Deadline) -> list[Namespace]:
+        """All of the server; none: there is no server."""
+        return parse_namespaces(self._listed(daemon, deadline, "namespace"))
+
+    def look(self, daemon: Daemon, deadline: Deadline) -> Look:
+        # First, as the server can go in between: then it has no namespaces.
+        clients = parse_clients(self._listed(daemon, deadline, "client"))
+        found = self.namespaces(daemon, deadline)
+        if not found:
+            return Look(False, f"no server: {_NO_SERVER}")
+        return Look(
+            ready=found[0].status.casefold() == READY,
+            state=found[0].status,
+            clients=clients,
+            spaces={SpaceName(one.name): one.allowance for one in found if one.name != DEFAULT},
+        )
+
+    def add(self, daemon: Daemon, space: Space, deadline: Deadline) -> str:
+        """Two runs of the program, as a rule: each takes some milliseconds of a claim's start."""
+        try:
+            self._control.ask(daemon, deadline, "namespace", "create", space.name, _ON_SERVER)
+        except TimedOut:
+            raise
+        except NodeError:
+            there = self._find(daemon, space.name, deadline)
+            if there is None:
+                raise
+            if alike(there.allowance, space.allowance):
+                return there.pipe_directory
+            if there.allowance != Allowance():
+                raise NodeError(
+                    f"namespace {space.name} of MPS server {daemon.name} has other limits already "
+                    f"({there.allowance}, not {space.allowance}): delete the pods of its claim"
+                ) from None
+            # What is left of a crash between making it and limiting it: nobody was let in.
+        try:
+            self._limit(daemon, space, deadline)
+            return self._directory(daemon, space.name, deadline)
+        except NodeError:
+            # Without its limits nobody may have it.
+            self.remove(daemon, space.name, Deadline(deadline.seconds, "namespace delete"))
+            raise
+
+    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
+        try:
+            self._control.ask(daemon, deadline, "namespace", "delete", space, _ON_SERVER, "--force")
+        except TimedOut:
+            raise
+        except NodeError:
+            if self._find(daemon, space, deadline) is not None:
+                raise
+
+    def terminate(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> None:
+        for pid in sorted(pids):
+            try:
+                self._control.ask(daemon, deadline, "client", "terminate", str(pid))
+            except TimedOut:
+                raise
+            except NodeError:
+                left = parse_clients(self._listed(daemon, deadline, "client"))
+                if pid in {client.pid for client in left}:
+                    raise
+
+    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
+        self._control.ask(daemon, deadline, "-q")
+
+    def _limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+        wanted = space.allowance
+        memory = wanted.memory_bytes
+        self._control.ask(
+            daemon,
+            deadline,
+            *("namespace", "set", space.name, _ON_SERVER),
+            *([] if memory is None else [f"--pinned-memory-limit={size_text(memory)}"]),
+            f"--active-thread-percentage={wanted.percent}",
+            f"--client-priority={int(space.priority)}",
+        )
+
+    def _directory(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> str:
+        """Beside that of the default namespace, which was read; else it is read."""
+        if default := self._default.get(daemon.token):
+            sibling = os.path.join(os.path.dirname(default), space)
+            if os.path.isdir(sibling):
+                return sibling
+        found = {one.name: one for one in self.namespaces(daemon, deadline)}
+        if space not in found:
+            raise NodeError(
+                f"MPS server {daemon.name} has lost namespace {space}, which was just made"
+            )
+        if DEFAULT in found:
+            self._default[daemon.token] = found[DEFAULT].pipe_directory
+        return found[space].pipe_directory
+
+    def _listed(self, daemon: Daemon, deadline: Deadline, what: str) -> str:
+        """Nothing, where there is no server."""
+        try:
+            return self._control.ask(daemon, deadline, what, "list", _ON_SERVER, _LIST)
+        except TimedOut:
+            raise
+        except NodeError as e:
+            if _says_unknown(e):
+                return ""
+            raise
+
+    def _find(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> Namespace | None:
+        found = self.namespaces(daemon, deadline)
+        return next((one for one in found if one.name == space), None)
+
+
+def is_spoken(control: Control, deadline: Deadline) -> bool:
+    """Whether the driver's program knows this protocol, with everything that is needed of it."""
+    try:
+        said = control.run(control.command("-p", "3", "namespace", "--help"), deadline)
+    except TimedOut:
+        raise
+    except NodeError:
+        return False
+    return all(re.search(rf"\b{verb}\b", said) for verb in _VERBS)
+
+
+def alike(said: Allowance, wanted: Allowance) -> bool:
+    """Whether a daemon that says the one was told the other."""
+    if said.percent != wanted.percent:
+        return False
+    if said.memory_bytes is None or wanted.memory_bytes is None:
+        return said.memory_bytes == wanted.memory_bytes
+    return abs(said.memory_bytes - wanted.memory_bytes) <= wanted.memory_bytes * _ROUNDED
+
+
+def parse_namespaces(text: str) -> list[Namespace]:
+    """NodeError: it is no list of namespaces."""
+    try:
+        return [
+            Namespace(
+                name=row["name"],
+                status=row["server-status"],
+                allowance=Allowance(
+                    _percent_or_all(row["active-thread-percentage"]),
+                    size(row["pinned-memory-limit"]),
+                ),
+                pipe_directory=row["pipe-directory"],
+            )
+            for row in rows(text, _NAMESPACE)
+        ]
+    except (KeyError, ValueError) as e:
+        raise NodeError(f"no list of MPS namespaces ({e!r}): {text.strip()!r}") from e
+
+
+def parse_clients(text: str) -> tuple[MpsClient, ...]:
+    """Each once, on however many GPUs it is. NodeError: it is no list of clients."""
+    try:
+        return tuple(sorted({_client(row) for row in rows(text, _CLIENT)}, key=_by_number))
+    except (KeyError, ValueError) as e:
+        raise NodeError(f"no list of MPS clients ({e!r}): {text.strip()!r}") from e
+
+
+def _client(row: Mapping[str, str]) -> MpsClient:
+    space = row["namespace"]
+    return MpsClient(int(row["pid"]), None if space in ("", "-") else SpaceName(space))
+
+
+def _by_number(client: MpsClient) -> tuple[int, str]:
+    return client.pid, client.space or ""
+
+
+def _percent_or_all(text: str) -> int:
+    return ALL_CORES if text.casefold() in ("", "-", "unlimited") else percent(text)
+
+
+def _says_unknown(error: NodeError) -> bool:
+    """Which words it has for a server that is not there is not documented."""
+    words = str(error).casefold()
+    unknown = ("not found", "unknown server", "no such server", "does not exist", "no server")
+    return "server" in words and any(word in words for word in unknown)

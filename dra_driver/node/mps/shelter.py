@@ -1,0 +1,106 @@
+"""Where daemons are safe from the end of the container that started them: a cgroup of their own.
+
+A container runtime ends every process in the cgroup of a container that ends. The daemons of a
+node must outlive the container of the agent, or each of its updates would end all MPS clients.
+"""
+
+import logging
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from dra_driver.node.cgroups import place_of
+
+log = logging.getLogger(__name__)
+
+NAME: Final = "dra-driver-gpu-mps"
+# A new cgroup of this controller of cgroup v1 takes no process until it has these.
+_NEEDED: Final = ("cpuset.cpus", "cpuset.mems")
+_ABOVE: Final = "/.."  # out of the cgroup namespace of who reads it
+
+
+class Shelter:
+    """Moves processes out of this process's container.
+
+    *cgroups*: the host's cgroup file system, as this process sees it. On a plain host, nothing is
+    moved.
+    """
+
+    def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
+        self._cgroups = cgroups
+        self._proc = proc
+
+    @property
+    def in_container(self) -> bool:
+        """Whether this process is in the container of a pod."""
+        return place_of(self._cgroup_of("self")) is not None or self._has_namespace()
+
+    def take_in(self, pids: Collection[int]) -> bool:
+        """Move *pids* out of the container, if this process is in one.
+
+        False, with a warning: they will end with it.
+        """
+        if not self.in_container:
+            return True
+        problems: list[str] = []
+        for hierarchy in self._hierarchies():
+            try:
+                _move(hierarchy, pids)
+            except OSError as e:
+                problems.append(f"{e.filename or hierarchy}: {e.strerror}")
+        outside = all(self._is_outside(pid) for pid in pids)
+        if not outside:
+            log.warning(
+                "MPS daemons end with this container, and all their clients with them: they cannot "
+                "be moved out of its cgroup; it takes a privileged container that has the host's "
+                "/sys/fs/cgroup",
+                extra={"cgroups": str(self._cgroups), "problems": problems},
+            )
+        return outside
+
+    def _is_outside(self, pid: int) -> bool:
+        text = self._cgroup_of(str(pid))
+        if self._has_namespace():
+            return all(path.startswith(_ABOVE) for path in _paths(text))
+        return place_of(text) is None
+
+    def _has_namespace(self) -> bool:
+        """Whether it sees its own cgroup as the root: the host's first process is outside."""
+        return any(path.startswith(_ABOVE) for path in _paths(self._cgroup_of("1")))
+
+    def _hierarchies(self) -> Iterator[Path]:
+        """The roots: one with cgroup v2, one for each set of controllers with v1."""
+        if (self._cgroups / "cgroup.procs").exists():
+            yield self._cgroups
+            return
+        for entry in sorted(self._cgroups.glob("*")):
+            if not entry.is_symlink() and (entry / "cgroup.procs").exists():
+                yield entry
+
+    def _cgroup_of(self, process: str) -> str:
+        try:
+            return (self._proc / process / "cgroup").read_text(errors="replace")
+        except OSError:
+            return ""  # it is gone
+
+
+def _paths(text: str) -> list[str]:
+    return [line.split(":", 2)[2] for line in text.split("\n") if line.count(":") > 1]
+
+
+def _move(hierarchy: Path, pids: Collection[int]) -> None:
+    place = hierarchy / NAME
+    place.mkdir(exist_ok=True)
+    for file in _NEEDED:
+        if (place / file).exists() and not (place / file).read_text().strip():
+            if (hierarchy / "cgroup.controllers").exists():  # cgroup v2 takes the parent's
+                continue
+            (place / file).write_text((hierarchy / file).read_text())
+    for pid in pids:
+        try:
+            # Appending: a file of this kind is written, never made or cut.
+            with open(place / "cgroup.procs", "a") as procs:
+                procs.write(str(pid))
+        except ProcessLookupError:
+            log.debug("a process has ended", extra={"pid": pid, "place": os.fspath(place)})

@@ -1,0 +1,74 @@
+"""What an MPS server has to grant, and what is wrong with what it grants."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
+
+_MIB = 1 << 20
+
+
+def most(spaces: Iterable[Space]) -> Allowance:
+    """What a server of protocol 2 grants a client by default: as much as any of its spaces has, or
+    can have by the rules of the node."""
+    wanted = [one for space in spaces for one in (needed(space), space.most)]
+    sizes = [one.memory_bytes for one in wanted if one.memory_bytes is not None]
+    unlimited = len(sizes) < len(wanted)
+    return Allowance(
+        max((one.percent for one in wanted), default=ALL_CORES), None if unlimited else max(sizes)
+    )
+
+
+def needed(space: Space) -> Allowance:
+    """The least that a server of protocol 2 has to grant by default, for the space to have its
+    limits on each of its GPUs: the environment of a client only lowers."""
+    sizes = [size for size in space.memory_bytes if size is not None]
+    unlimited = len(sizes) < len(space.gpus)
+    return Allowance(space.percent, None if unlimited else max(sizes))
+
+
+def exceeds(one: Allowance, other: Allowance) -> bool:
+    """Whether *one* has more of anything than *other*."""
+    if one.percent > other.percent:
+        return True
+    if one.memory_bytes is None or other.memory_bytes is None:
+        return one.memory_bytes is None and other.memory_bytes is not None
+    return one.memory_bytes > other.memory_bytes
+
+
+def _rounded(allowance: Allowance) -> Allowance:
+    """As a daemon may write it: 4.89G for 5000M."""
+    size = allowance.memory_bytes
+    return Allowance(allowance.percent, None if size is None else size + size // 100)
+
+
+def said(allowance: Allowance) -> str:
+    """
+    >>> said(Allowance(30, 5 << 30))
+    '30 % and 5120 MiB'
+    """
+    size = allowance.memory_bytes
+    return f"{allowance.percent} % and {'all memory' if size is None else f'{size // _MIB} MiB'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """What a server of protocol 3 has that it should not have, or the reverse."""
+
+    unwanted: tuple[SpaceName, ...] = ()
+    missing: tuple[Space, ...] = ()
+    loose: tuple[tuple[Space, Allowance], ...] = ()  # with what it has instead
+
+
+def strays(wanted: Iterable[Space], there: Mapping[SpaceName, Allowance]) -> Strays:
+    """Compare what a server should have with what is there."""
+    by_name = {space.name: space for space in wanted}
+    return Strays(
+        tuple(sorted(there.keys() - by_name.keys())),
+        tuple(by_name[name] for name in sorted(by_name.keys() - there.keys())),
+        tuple(
+            (by_name[name], there[name])
+            for name in sorted(by_name.keys() & there.keys())
+            if exceeds(there[name], _rounded(by_name[name].allowance))
+        ),
+    )

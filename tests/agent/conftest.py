@@ -1,0 +1,102 @@
+"""A host with MPS daemons, and agents that come and go on it."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_driver.agent.state import Incidents, ServerState, StateFiles
+from dra_driver.agent.supervisor import Supervisor
+from dra_driver.agent.tools import Clock, Tools
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, Incident, Space, SpaceName
+from tests.fakes.mps_daemons import MIB, FakeDaemons, Fate
+
+ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+
+
+class DyingFiles(StateFiles):
+    """Whoever writes can be killed before and after."""
+
+    def __init__(self, directory: Path, fate: Fate) -> None:
+        super().__init__(directory)
+        self._fate = fate
+
+    def write(self, state: ServerState) -> None:
+        self._fate.point()
+        super().write(state)
+        self._fate.point()
+
+    def remove(self, name: Any) -> None:
+        self._fate.point()
+        super().remove(name)
+        self._fate.point()
+
+    def write_incidents(self, incidents: tuple[Incident, ...]) -> None:
+        self._fate.point()
+        super().write_incidents(incidents)
+        self._fate.point()
+
+
+class Host:
+    """What is there, whoever looks after it."""
+
+    def __init__(self, directory: Path, newest: int = 3) -> None:
+        self.directory = directory
+        self.fate = Fate()
+        self.daemons = FakeDaemons(newest, self.fate)
+        self.seconds = 1000.0
+
+    def agent(self) -> Supervisor:
+        """A new agent, after whatever happened to the last."""
+        files = DyingFiles(self.directory / "state", self.fate)
+        clock = Clock(lambda: self.seconds, lambda: self.seconds + 1e9)
+        known = files.load()  # makes the directory
+        tools = Tools(self.daemons, files, Incidents(files), str(self.directory), clock)
+        agent = Supervisor(tools)
+        agent.recover()
+        assert len(known) >= len(agent.status().servers)
+        return agent
+
+    def pass_time(self, agent: Supervisor, seconds: float) -> None:
+        """As the loop does it."""
+        self.seconds += seconds
+        agent.look_after()
+
+    def settle(self, agent: Supervisor) -> None:
+        """Long enough for everything that has to be tried again."""
+        for _ in range(6):
+            self.pass_time(agent, 61)
+
+    def left(self) -> list[str]:
+        """What an MPS server leaves on a node."""
+        files = [one.name for one in (self.directory / "state").iterdir()]
+        directories = [one.name for one in self.directory.iterdir() if one.name != "state"]
+        processes = [one.daemon.name for one in self.daemons.running.values()]
+        return sorted([*directories, *processes, *(one for one in files if one[0] == "s")])
+
+
+def space(name: str = "c_1", *gpus: GpuUuid, percent: int = 50, mib: int = 0, **more: Any) -> Space:
+    """A space with the same limit on each GPU."""
+    over = gpus or (ONE,)
+    memory = (mib * MIB,) * len(over) if mib else ()
+    return Space(SpaceName(name), ClaimUid(f"uid-{name}"), over, percent, memory, **more)
+
+
+def most(percent: int, mib: int | None = None) -> Allowance:
+    return Allowance(percent, None if mib is None else mib * MIB)
+
+
+@pytest.fixture
+def mps_dir() -> Iterator[Path]:
+    """With a short name: sockets are in it."""
+    with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def host(mps_dir: Path) -> Host:
+    return Host(mps_dir)

@@ -1,0 +1,226 @@
+"""Whatever happens in whatever order: nothing is left over, and nobody gets more than was asked."""
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dra_driver.errors import NodeError
+from dra_driver.model.mps import server_name
+from dra_driver.plan.mps_servers import exceeds
+from tests.agent.conftest import ONE, TWO, Host, most, space
+from tests.fakes.mps_daemons import KINDS, Killed
+
+SPACES = [
+    space("c_0", ONE, percent=30, mib=1024, most=most(80, 8192)),
+    space("c_1", ONE, percent=70, mib=2048, most=most(80, 8192)),
+    space("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
+    space("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
+    space("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
+]
+ANY = st.sampled_from(SPACES)
+SERVERS = sorted({server_name(one.gpus) for one in SPACES})
+DYING = st.none() | st.integers(0, 25)
+
+
+class Node(RuleBasedStateMachine):
+    """Claims come and go, the agent is killed anywhere, daemons die and hang."""
+
+    newest = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = tempfile.TemporaryDirectory(prefix="mps", dir="/tmp")
+        self.host = Host(Path(self.home.name), self.newest)
+        self.agent = self.host.agent()
+        self.wanted: set[str] = set()  # served, and told so
+        self.unsure: set[str] = set()  # nobody was told
+        self.numbers: list[int] = []
+        self.pid = 100
+
+    def do(self, dies_in, what, *words):
+        """Whether it went well; None: the agent was killed at it."""
+        self.host.fate.dies_in = dies_in
+        try:
+            what(*words)
+        except Killed:
+            self.agent = self.host.agent()
+            return None
+        except NodeError:
+            return False
+        finally:
+            self.host.fate.dies_in = None
+        return True
+
+    @rule(wanted=ANY, dies_in=DYING)
+    def serve(self, wanted, dies_in):
+        went = self.do(dies_in, self.agent.serve, wanted)
+        if went:
+            self.wanted.add(wanted.name)
+            self.unsure.discard(wanted.name)
+        elif wanted.name not in self.wanted and (went is None or wanted.name in self.unsure):
+            self.unsure.add(wanted.name)
+
+    @rule(ended=ANY, dies_in=DYING)
+    def release(self, ended, dies_in):
+        went = self.do(dies_in, self.agent.release, ended.name)
+        if ended.name in self.wanted and not went:
+            self.unsure.add(ended.name)
+        elif went:
+            self.unsure.discard(ended.name)
+        self.wanted.discard(ended.name)
+
+    @rule(of=ANY, dies_in=DYING)
+    def terminate(self, of, dies_in):
+        self.do(dies_in, self.agent.terminate, of.name, range(100, 1000))
+
+    @rule(seconds=st.sampled_from([1, 5, 13, 70]), dies_in=DYING)
+    def look_after(self, seconds, dies_in):
+        self.do(dies_in, self.host.pass_time, self.agent, seconds)
+
+    @rule(dies_in=DYING)
+    def restart_of_the_agent(self, dies_in):
+        self.host.fate.dies_in = dies_in
+        try:
+            self.agent = self.host.agent()
+        except Killed:
+            self.agent = self.host.agent()
+        finally:
+            self.host.fate.dies_in = None
+
+    @rule(dies_in=DYING)
+    def status(self, dies_in):
+        self.do(dies_in, self.agent.status)
+
+    @rule(of=ANY)
+    def client(self, of):
+        self.pid += 1
+        if any(
+            one.daemon.name == server_name(of.gpus) for one in self.host.daemons.running.values()
+        ):
+            self.host.daemons.connect(server_name(of.gpus), self.pid, of.name)
+
+    @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
+    def trouble(self, name, how):
+        for one in list(self.host.daemons.running.values()):
+            if one.daemon.name == name and how == "dead":
+                self.host.daemons.kill(name)
+            elif one.daemon.name == name:
+                setattr(one, how, True)
+
+    @rule(name=st.sampled_from(SERVERS))
+    def a_tenant_that_is_root(self, name):
+        """Changes the limits of a space that is there."""
+        for one in self.host.daemons.running.values():
+            if one.daemon.name == name and one.spaces:
+                one.spaces[min(one.spaces)] = most(100, None)
+
+    @rule(here=st.booleans())
+    def a_gpu_that_goes_and_comes(self, here):
+        self.host.daemons.absent = set() if here else {TWO}
+
+    @invariant()
+    def incidents_number_upward(self):
+        numbers = [one.number for one in self.agent.status().incidents]
+        assert numbers == sorted(set(numbers))
+        assert max(self.numbers, default=0) <= max(numbers, default=0)
+        self.numbers = numbers
+
+    @invariant()
+    def no_two_daemons_have_one_directory(self):
+        names = [one.daemon.name for one in self.host.daemons.running.values()]
+        assert len(names) == len(set(names))
+
+    @invariant()
+    def what_was_promised_is_promised_still(self):
+        served = {one.space.name for one in self.agent.status().spaces()}
+        assert self.wanted <= served
+
+    def teardown(self):
+        try:
+            self.in_the_end()
+        finally:
+            self.home.cleanup()
+
+    def in_the_end(self):
+        self.host.daemons.absent = set()
+        self.host.settle(self.agent)
+        status = self.agent.status()
+        served = {one.space.name: one for one in status.spaces()}
+        assert self.wanted <= served.keys() <= self.wanted | self.unsure
+        assert all(one.ready for one in status.servers)
+        running = {one.daemon.name: one for one in self.host.daemons.running.values()}
+        assert sorted(running) == [one.name for one in status.servers]
+        for server in status.servers:
+            daemon = running[server.name]
+            asked = {one.space.name: one.space.allowance for one in server.spaces}
+            if self.newest > 2:
+                assert daemon.spaces == asked
+            else:
+                assert not any(exceeds(one, daemon.daemon.most) for one in asked.values())
+        assert status.foreign == ()
+        for name in [one.name for one in SPACES]:
+            self.agent.release(name)
+        assert self.host.left() == []
+
+
+class OlderNode(Node):
+    newest = 2
+
+
+QUICK = settings(
+    max_examples=25,
+    stateful_step_count=16,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestNode = Node.TestCase
+TestNode.settings = QUICK
+TestOlderNode = OlderNode.TestCase
+TestOlderNode.settings = QUICK
+
+
+def a_claims_life(host, agent):
+    """And another's beside it."""
+    first, second = SPACES[:2]
+    agent.serve(first)
+    agent.serve(second)
+    host.daemons.kill(server_name(first.gpus))
+    host.pass_time(agent, 5)
+    agent.release(first.name)
+    agent.release(second.name)
+
+
+def survives(host, dies_in):
+    """Whether it was killed at that point. All is well afterwards."""
+    agent = host.agent()
+    host.fate.dies_in = dies_in
+    killed = False
+    try:
+        a_claims_life(host, agent)
+    except Killed:
+        killed, agent = True, host.agent()
+    host.fate.dies_in = None
+    wanted = SPACES[:2]
+    assert [agent.serve(one).space for one in wanted] == wanted
+    host.settle(agent)
+    assert [one.space for one in agent.status().spaces()] == wanted
+    for one in wanted:
+        agent.release(one.name)
+    assert host.left() == []
+    return killed
+
+
+@pytest.mark.parametrize("newest", [2, 3])
+def test_killed_at_any_point_of_a_claims_life_it_goes_on(newest):
+    """Every point there is, one after the other."""
+    for dies_in in itertools.count():
+        with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
+            if not survives(Host(Path(directory), newest), dies_in):
+                break
+
+    assert dies_in > 30

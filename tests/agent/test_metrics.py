@@ -1,0 +1,30 @@
+"""What the agent counts."""
+
+from prometheus_client import generate_latest
+
+from dra_driver.agent.metrics import registry
+from dra_driver.model.mps import Incident, MpsClient, MpsServer, MpsStatus, ServerName
+
+SERVER = MpsServer(ServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), MpsClient(2)))
+
+
+def told(status):
+    lines = generate_latest(registry(lambda: status)).decode().splitlines()
+    return {line for line in lines if line.startswith("dra_driver_mps")}
+
+
+def test_it_counts_what_there_is():
+    down = MpsServer(ServerName("s2"), (), 3, ready=False)
+    status = MpsStatus((SERVER, down), (Incident(7, ServerName("s2"), 0.0, ""),), ("other",))
+
+    assert told(status) == {
+        'dra_driver_mps_servers{ready="true"} 1.0',
+        'dra_driver_mps_servers{ready="false"} 1.0',
+        "dra_driver_mps_clients 2.0",
+        "dra_driver_mps_restarts_total 7.0",
+        "dra_driver_mps_foreign_daemons 1.0",
+    }
+
+
+def test_nothing_is_a_number_too():
+    assert "dra_driver_mps_restarts_total 0.0" in told(MpsStatus())

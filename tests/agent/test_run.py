@@ -1,0 +1,160 @@
+"""The whole agent as a process, on a simulated node."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from dra_driver.agent.run import side_by_side
+from dra_driver.errors import AgentDown
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import server_name
+from dra_driver.node.mps.agent import MpsAgent
+from tests.agent.conftest import space
+
+GPU = GpuUuid("GPU-ee8fd3e5-3216-5b3f-99a8-7b77d545fca3")
+SECONDS = 20.0
+
+
+@pytest.fixture
+def start(mps_dir):
+    """Starts agents; in the end nothing of them is left."""
+    started = []
+
+    def run(**flags):
+        flags = {"sim": "h100x2-615", "mps-dir": str(mps_dir), **flags}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dra_driver", "mps-agent"]
+            + [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()],
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"]},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait(SECONDS)
+        if process.stderr is not None:
+            process.stderr.close()
+    for pid in daemons(mps_dir):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def daemons(mps_dir):
+    """The processes of daemons in that directory."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            text = environ.read_bytes()
+        except OSError:
+            continue
+        if b"DRA_DRIVER_MPS_TOKEN=" in text and os.fsencode(mps_dir) in text:
+            found.append(int(environ.parent.name))
+    return found
+
+
+def when_it_answers(mps_dir):
+    agent = MpsAgent(mps_dir / "agent.sock")
+    deadline = time.monotonic() + SECONDS
+    while True:
+        try:
+            agent.status()
+            return agent
+        except AgentDown:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def ended(process):
+    """Its exit code, and what it said."""
+    said = process.communicate(timeout=SECONDS)[1].decode()
+    return process.returncode, said
+
+
+def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
+    first = start()
+    agent = when_it_answers(mps_dir)
+    served = agent.serve(space("c_1", GPU, percent=30, mib=1024))
+    assert Path(served.pipe_directory, "control").is_socket()
+    running = daemons(mps_dir)
+    assert running
+
+    began = time.monotonic()
+    first.terminate()
+    assert ended(first)[0] == 0
+    assert time.monotonic() - began < 5
+    assert daemons(mps_dir) == running
+    assert not (mps_dir / "agent.sock").exists()
+
+    second = start()
+    agent = when_it_answers(mps_dir)
+    assert tuple(agent.status().spaces()) == (served,)
+    assert agent.status().incidents == ()
+    second.kill()  # at any time
+    second.wait(SECONDS)
+
+    start()
+    agent = when_it_answers(mps_dir)
+    agent.release("c_1")
+    assert daemons(mps_dir) == []
+    assert not (mps_dir / server_name([GPU])).exists()
+
+
+def test_a_directory_that_is_too_long_for_sockets_is_refused(start, mps_dir):
+    code, said = ended(start(**{"mps-dir": str(mps_dir / ("x" * 60))}))
+
+    assert code == 2
+    assert "too long for sockets" in said
+
+
+def test_it_tells_how_it_is_over_http(start, mps_dir):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    start(http_address=address)
+    when_it_answers(mps_dir)
+
+    def get(path):
+        with urllib.request.urlopen(f"http://{address}/{path}", timeout=SECONDS) as answer:
+            return answer.read().decode()
+
+    deadline = time.monotonic() + SECONDS
+    while "ok" not in get("livez"):
+        assert time.monotonic() < deadline
+    assert "[+] socket: ok" in get("readyz")
+    assert "dra_driver_mps_restarts_total 0.0" in get("metrics")
+
+
+def test_a_process_without_an_address_has_no_server_for_it():
+    """What it does not need it does not import."""
+    heavy = ("prometheus_client", "http.server", "kubernetes", "grpc", "pynvml", "yaml")
+    check = (
+        "import sys, dra_driver.__main__, dra_driver.agent.run; "
+        f"print([one for one in {heavy} if one in sys.modules])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, timeout=SECONDS, check=True
+    )
+
+    assert ran.stdout == "[]\n"
+
+
+def test_what_hangs_holds_up_nothing_else():
+    second, came = threading.Event(), []
+
+    def hangs():
+        came.append(second.wait(SECONDS))
+
+    side_by_side([hangs, second.set])
+
+    assert came == [True]

@@ -1,0 +1,224 @@
+"""The socket: who may ask, what is answered, and what clients cannot do to it."""
+
+import os
+import socket
+import stat
+import threading
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.agent import service as door
+from dra_driver.agent.service import Service, lock_directory
+from dra_driver.errors import AgentDown, ClaimError, NodeError, SettingsError
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, server_name
+from dra_driver.node.mps.agent import MpsAgent
+from tests.agent.conftest import ONE, space
+
+SECONDS = 5
+
+
+@pytest.fixture
+def service(host):
+    made = Service(host.agent(), host.directory)
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def agent(service):
+    return MpsAgent(service.path)
+
+
+def told(service, line):
+    """What is answered to a line."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(str(service.path))
+        connection.sendall(line)
+        return connection.makefile("rb").readline().decode()
+
+
+def test_a_space_is_served_through_the_socket_and_ends(host, agent):
+    served = agent.serve(space("c_1", percent=30, mib=1024))
+
+    assert served.pipe_directory.startswith(str(host.directory))
+    assert tuple(agent.status().spaces()) == (served,)
+    agent.terminate("c_1", [7])
+    agent.release("c_1")
+    assert agent.status().servers == ()
+    assert host.daemons.running == {}
+
+
+def test_only_root_may_ask(service):
+    assert stat.S_IMODE(os.stat(service.path).st_mode) == 0o600
+
+
+def test_an_error_comes_back_as_what_it_was(host, agent):
+    host.daemons.absent = {ONE}
+
+    with pytest.raises(NodeError, match="no such GPU"):
+        agent.serve(space())
+
+
+def test_a_bug_is_an_answer_too(host, agent):
+    def broken(daemon, spaces):
+        raise KeyError("bug")
+
+    host.daemons.start = broken
+
+    with pytest.raises(NodeError, match=r"the MPS agent failed: 'bug'; see its log"):
+        agent.serve(space())
+    assert host.left() == ["agent.sock"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (space("C 1"), "its name 'C 1' is not"),
+        (space("x" * 65), "is not 1 to 64"),
+        (replace(space(), gpus=()), "its GPUs are none"),
+        (space("c_1", ONE, ONE), "comes twice"),
+        (space("c_1", GpuUuid('GPU"\n')), "is no UUID of a GPU"),
+        (space(percent=0), "0 % of the multiprocessors is not 1 to 100"),
+        (space(percent=101), "101 % of the multiprocessors is not 1 to 100"),
+        (replace(space(), memory_bytes=(1,)), "a memory limit of 1 bytes"),
+        (replace(space(), memory_bytes=(-(1 << 20),)), "a memory limit of -1048576 bytes"),
+        (replace(space(), memory_bytes=(None, None)), "2 memory limits for 1 GPUs"),
+        (space(most=Allowance(0, 7)), "0 % of the.*limit of 7 bytes"),
+    ],
+)
+def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, said):
+    with pytest.raises(ClaimError, match=said):
+        agent.serve(wrong)
+
+    assert host.daemons.calls == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"hello\n", "the request is not JSON"),
+        (b'{"version":2,"call":"status"}\n', "has the version 2; this release knows 1"),
+        (b'{"version":1}\n', "the call None is unknown: serve, release, terminate, status are"),
+        (b'{"version":1,"call":["x"]}\n', "is unknown"),
+        (b'{"version":1,"call":"release"}\n', "the request lacks name"),
+        (b'{"version":1,"call":"terminate","name":"c","pids":["1"]}\n', "the request.pids[0] is"),
+    ],
+)
+def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, said):
+    assert said in told(service, line)
+
+
+def test_a_request_without_end_is_cut_off(service):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(str(service.path))
+        try:
+            for _ in range(100):
+                connection.sendall(b" " * 4096)
+            assert connection.recv(1) == b""
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    assert '"status"' in told(service, b'{"version":1,"call":"status"}\n')
+
+
+def test_clients_that_go_away_harm_nobody(service):
+    for line in (b"", b'{"version":1,"call":"status"}\n', b"{"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(service.path))
+            connection.sendall(line)
+
+    assert '"status"' in told(service, b'{"version":1,"call":"status"}\n')
+
+
+def test_many_can_ask_at_once(agent):
+    answers = []
+    threads = [
+        threading.Thread(target=lambda: answers.append(agent.status()), daemon=True)
+        for _ in range(50)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+
+    assert len(answers) == 50
+
+
+def test_who_says_nothing_is_not_waited_for_without_end():
+    ours, theirs = socket.socketpair()
+    times = iter([0.0, 0.0, door.READ_SECONDS + 1])
+    with ours, theirs:
+        theirs.sendall(b"{")
+        with pytest.raises(TimeoutError):
+            door.read_line(ours, lambda: next(times))
+
+
+def test_a_socket_that_a_dead_agent_left_is_replaced(host):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(host.directory / "agent.sock"))
+    service = Service(host.agent(), host.directory)
+
+    service.start()
+
+    assert MpsAgent(service.path).status().servers == ()
+    service.stop()
+
+
+def test_nobody_answers_once_it_stopped(service, agent):
+    assert service.problem() is None
+    service.stop()
+
+    assert "nobody serves" in service.problem() or not service.path.exists()
+    with pytest.raises(AgentDown):
+        agent.status()
+
+
+def test_a_socket_that_somebody_removed_is_said(service):
+    service.path.unlink()
+
+    assert service.problem() == f"{service.path} was removed"
+
+
+def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
+    begun, go_on = threading.Event(), threading.Event()
+    start = host.daemons.start
+
+    def slow(daemon, spaces):
+        begun.set()
+        assert go_on.wait(SECONDS)
+        return start(daemon, spaces)
+
+    host.daemons.start = slow
+    asking = threading.Thread(target=agent.serve, args=(space(),), daemon=True)
+    asking.start()
+    assert begun.wait(SECONDS)
+    stopping = threading.Thread(target=service.stop, daemon=True)
+    stopping.start()
+    go_on.set()
+    stopping.join(SECONDS)
+    asking.join(SECONDS)
+
+    assert host.daemons.of(server_name([ONE])).spaces
+
+
+def test_a_second_agent_in_the_same_directory_is_refused(mps_dir):
+    lock = lock_directory(mps_dir / "new")
+    try:
+        with pytest.raises(SettingsError, match="another MPS agent serves"):
+            lock_directory(mps_dir / "new", seconds=0.05)
+    finally:
+        os.close(lock)
+
+    os.close(lock_directory(mps_dir / "new"))
+
+
+def test_a_directory_that_cannot_be_made_is_said(mps_dir):
+    (mps_dir / "file").touch()
+
+    with pytest.raises(NodeError, match="cannot make the directory for MPS"):
+        lock_directory(mps_dir / "file" / "below")

@@ -1,0 +1,500 @@
+"""What is asked of the agent, and how it looks after what it serves."""
+
+import itertools
+import threading
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.mps import MpsClient, Priority, SpaceName, server_name
+from tests.agent.conftest import ONE, TWO, Host, most, space
+
+NAME = server_name([ONE])
+
+
+@pytest.fixture
+def agent(host):
+    return host.agent()
+
+
+def test_a_space_is_served_with_its_limits(host, agent):
+    wanted = space("c_1", percent=30, mib=1024)
+
+    served = agent.serve(wanted)
+
+    assert served.space == wanted
+    assert served.protocol == 3
+    assert served.pipe_directory == f"{host.directory}/{NAME}/pipe/gpu/c_1"
+    assert served.shm_directory == ""
+    assert host.daemons.of(NAME).spaces == {"c_1": most(30, 1024)}
+
+
+def test_a_second_space_joins_the_server_of_the_first(host, agent):
+    agent.serve(space("c_1", percent=30))
+    agent.serve(space("c_2", percent=70))
+
+    (server,) = agent.status().servers
+    assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
+    assert server.ready
+    assert host.daemons.of(NAME).spaces == {"c_1": most(30), "c_2": most(70)}
+
+
+def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_said(host, agent):
+    agent.serve(space("c_1", ONE))
+    agent.serve(space("c_2", TWO, ONE))
+    agent.serve(space("c_3", ONE, TWO))
+
+    assert {one.gpus: len(one.spaces) for one in agent.status().servers} == {
+        (ONE,): 1,
+        (ONE, TWO): 2,
+    }
+
+
+def test_the_same_space_again_is_the_same_answer_and_nothing_is_done(host, agent):
+    first = agent.serve(space())
+    before = list(host.daemons.calls)
+
+    assert agent.serve(space()) == first
+    assert agent.serve(space(most=most(90))) == first  # the rules of the node are not its limits
+    assert host.daemons.calls == before
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(space(percent=60), id="more multiprocessors"),
+        pytest.param(space(mib=100), id="a memory limit"),
+        pytest.param(space("c_1", TWO), id="another GPU"),
+        pytest.param(space(priority=Priority.BELOW_NORMAL), id="another priority"),
+    ],
+)
+def test_a_space_with_other_limits_under_the_same_name_is_refused(host, agent, other):
+    agent.serve(space())
+
+    with pytest.raises(NodeError, match=r"c_1 of claim uid-c_1 exists already with other limits"):
+        agent.serve(other)
+
+    assert [one.space for one in agent.status().spaces()] == [space()]
+
+
+def test_the_last_space_takes_the_server_with_it(host, agent):
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+
+    agent.release("c_1")
+    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+    agent.release("c_2")
+
+    assert host.left() == []
+    assert agent.status().servers == ()
+
+
+def test_releasing_what_nobody_knows_is_fine(agent):
+    agent.release("c_9")
+    agent.terminate("c_9", [1])
+
+
+def test_a_daemon_that_does_not_start_leaves_nothing_and_says_why(host, agent):
+    host.daemons.absent = {ONE}
+
+    with pytest.raises(NodeError, match="no such GPU"):
+        agent.serve(space())
+
+    assert host.left() == []
+    host.daemons.absent = set()
+    assert agent.serve(space()).space == space()
+
+
+def test_a_driver_without_mps_is_said_before_anything_is_done(host, agent):
+    host.daemons.newest = 0
+
+    with pytest.raises(NodeError, match="has no nvidia-cuda-mps-control"):
+        agent.serve(space())
+
+    assert host.left() == []
+
+
+def test_a_space_that_cannot_be_added_leaves_nothing_at_once(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.of(NAME).spaces["c_2"] = most(99)  # somebody else's, under that name
+
+    with pytest.raises(NodeError, match="has other limits"):
+        agent.serve(space("c_2"))
+
+    assert host.daemons.of(NAME).spaces == {"c_1": most(50)}
+    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+
+
+def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, agent):
+    agent.serve(space())
+    host.daemons.connect(NAME, 71, "c_1")
+    host.seconds += 1
+
+    assert agent.status().servers[0].clients == (MpsClient(71, SpaceName("c_1")),)
+    host.daemons.connect(NAME, 72, "c_1")
+    assert len(agent.status().servers[0].clients) == 1
+    host.seconds += 1
+    assert len(agent.status().servers[0].clients) == 2
+
+
+def test_clients_of_a_space_are_ended(host, agent):
+    agent.serve(space())
+    host.daemons.connect(NAME, 71, "c_1")
+    host.daemons.connect(NAME, 72, "c_1")
+
+    agent.terminate("c_1", [71, 99])
+
+    assert host.daemons.of(NAME).clients == {MpsClient(72, SpaceName("c_1"))}
+
+
+def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host, agent):
+    agent.serve(space("c_1", percent=30))
+    agent.serve(space("c_2", percent=70))
+    host.daemons.connect(NAME, 71, "c_1")
+    host.pass_time(agent, 13)
+    host.daemons.kill(NAME)
+
+    host.pass_time(agent, 5)
+
+    (server,) = agent.status().servers
+    assert (server.ready, server.restarts, server.clients) == (True, 1, ())
+    assert host.daemons.of(NAME).spaces == {"c_1": most(30), "c_2": most(70)}
+    (incident,) = agent.status().incidents
+    assert incident.number == 1
+    assert (incident.server, incident.spaces, incident.clients) == (NAME, ("c_1", "c_2"), 1)
+    assert incident.reason == "its daemon was gone"
+    assert incident.at == host.seconds + 1e9
+
+
+@pytest.mark.parametrize("trouble", ["unanswering", "faulty"])
+def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent, trouble):
+    agent.serve(space())
+    setattr(host.daemons.of(NAME), trouble, True)
+
+    host.pass_time(agent, 13)
+    (server,) = agent.status().servers
+    assert (server.ready, server.restarts) == (False, 0)
+    assert server.reason
+    again = agent.look_after()
+    assert again is not None
+    host.pass_time(agent, again)
+
+    (server,) = agent.status().servers
+    assert (server.ready, server.restarts, server.reason) == (True, 1, "")
+
+
+def test_a_server_that_was_only_slow_once_is_left_alone(host, agent):
+    agent.serve(space())
+    host.daemons.of(NAME).unanswering = True
+    host.pass_time(agent, 13)
+    host.daemons.of(NAME).unanswering = False
+
+    host.pass_time(agent, 2)
+
+    (server,) = agent.status().servers
+    assert (server.ready, server.restarts) == (True, 0)
+    assert agent.status().incidents == ()
+
+
+def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
+    agent.serve(space())
+    before = len(host.daemons.calls)
+
+    host.pass_time(agent, 5)
+    host.pass_time(agent, 5)
+    assert len(host.daemons.calls) == before
+    host.pass_time(agent, 5)
+
+    assert host.daemons.calls[before:] == [f"look {NAME}"]
+
+
+def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_told(host, agent):
+    woken = []
+    agent.on_trouble = lambda: woken.append(True)
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+    host.daemons.connect(NAME, 71, "c_1")
+    host.daemons.of(NAME).hanging = True
+
+    agent.terminate("c_1", [71])
+    assert woken
+    assert not agent.status().servers[0].ready
+    agent.look_after()
+
+    assert agent.status().servers[0].ready
+    (incident,) = agent.status().incidents
+    assert incident.reason.startswith("a client could not be ended")
+    assert incident.spaces == ("c_1", "c_2")
+
+
+def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
+    agent.serve(space())
+    host.daemons.kill(NAME)
+    host.daemons.absent = {ONE}
+    tries = []
+    for _ in range(200):
+        before = host.daemons.calls.count(f"start {NAME}")
+        host.pass_time(agent, 1)
+        if host.daemons.calls.count(f"start {NAME}") > before:
+            tries.append(host.seconds)
+
+    pauses = [round(after - before) for before, after in itertools.pairwise(tries)]
+    assert pauses == [5, 10, 20, 40, 60, 60]
+    (server,) = agent.status().servers
+    assert not server.ready
+    assert "its daemon was gone" in server.reason
+    assert "no such GPU" in server.reason
+    assert len(agent.status().incidents) == 1  # clients were lost once
+
+
+def test_somebody_who_waits_makes_it_try_at_once(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.kill(NAME)
+    host.daemons.absent = {ONE}
+    host.pass_time(agent, 5)
+
+    with pytest.raises(NodeError, match=r"over GPU-1 does not come back: .*no such GPU"):
+        agent.serve(space("c_2"))
+    host.daemons.absent = set()
+    agent.serve(space("c_2"))
+
+    (server,) = agent.status().servers
+    assert server.ready
+    assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
+
+
+def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agent):
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+    host.daemons.kill(NAME)
+
+    agent.release("c_1")
+    host.pass_time(agent, 5)
+
+    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+
+
+def test_a_space_that_a_wedged_server_does_not_give_back_is_gone_with_its_restart(host, agent):
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+    host.daemons.of(NAME).unanswering = True
+
+    with pytest.raises(TimedOut):
+        agent.release("c_1")
+    assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
+    host.pass_time(agent, 2)
+    host.pass_time(agent, 2)
+
+    agent.release("c_1")
+    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+
+
+def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(host, agent):
+    agent.serve(space("c_1", percent=30, mib=1024))
+    agent.serve(space("c_2"))
+    host.daemons.connect(NAME, 71, "c_1")
+    host.daemons.connect(NAME, 72, "c_2")
+    host.daemons.of(NAME).spaces["c_1"] = most(100, 1024)
+
+    host.pass_time(agent, 13)
+
+    assert host.daemons.of(NAME).spaces["c_1"] == most(30, 1024)
+    assert host.daemons.of(NAME).clients == {MpsClient(72, SpaceName("c_2"))}
+    (incident,) = agent.status().incidents
+    assert (incident.spaces, incident.clients) == (("c_1",), 1)
+    assert incident.reason == (
+        "its limits were changed: 100 % and 1024 MiB instead of 30 % and 1024 MiB"
+    )
+
+
+def test_limits_are_not_set_again_for_ever(host, agent):
+    """Should this driver write them in a way that is read wrongly, claims have to go on."""
+    agent.serve(space("c_1"))
+    for _ in range(10):
+        host.daemons.of(NAME).spaces["c_1"] = most(100)
+        host.pass_time(agent, 13)
+
+    assert len(agent.status().incidents) == 3
+
+
+def test_a_space_that_somebody_removed_is_made_again_and_a_stranger_removed(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.of(NAME).spaces = {"stranger": most(100)}
+
+    host.pass_time(agent, 13)
+
+    assert host.daemons.of(NAME).spaces == {"c_1": most(50)}
+
+
+def test_protocol_2_has_one_place_for_all_and_its_shared_memory(mps_dir):
+    host = Host(mps_dir, newest=2)
+
+    served = host.agent().serve(space())
+
+    assert (served.protocol, served.pipe_directory) == (2, f"{mps_dir}/{NAME}/pipe")
+    assert served.shm_directory == f"{mps_dir}/{NAME}/shm"
+
+
+def test_protocol_2_is_started_with_the_most_that_a_claim_can_have(mps_dir):
+    host = Host(mps_dir, newest=2)
+
+    host.agent().serve(space(percent=30, mib=1024, most=most(80, 4096)))
+
+    assert host.daemons.of(NAME).daemon.most == most(80, 4096)
+
+
+def test_a_claim_that_needs_more_restarts_a_server_without_clients(mps_dir):
+    host = Host(mps_dir, newest=2)
+    agent = host.agent()
+    agent.serve(space("c_1", percent=30, mib=1024, most=most(30, 1024)))
+
+    agent.serve(space("c_2", percent=60, mib=2048, most=most(60, 2048)))
+
+    assert host.daemons.of(NAME).daemon.most == most(60, 2048)
+    (incident,) = agent.status().incidents
+    assert incident.spaces == ("c_1",)
+    assert [one.space.name for one in agent.status().spaces()] == ["c_1", "c_2"]
+
+
+def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
+    host = Host(mps_dir, newest=2)
+    agent = host.agent()
+    agent.serve(space("c_1", percent=30, most=most(30)))
+    host.daemons.connect(NAME, 71, "c_1")
+
+    with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(71\)"):
+        agent.serve(space("c_2", percent=60, most=most(60)))
+
+    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+    assert agent.status().incidents == ()
+
+
+def test_an_older_driver_takes_over_what_a_newer_one_served(host, agent):
+    agent.serve(space())
+    host.daemons.kill(NAME)
+    host.daemons.newest = 2
+
+    host.pass_time(agent, 5)
+
+    (served,) = agent.status().spaces()
+    assert (served.protocol, served.pipe_directory) == (2, f"{host.directory}/{NAME}/pipe")
+
+
+def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
+    before = agent.serve(space())
+    host.daemons.connect(NAME, 71, "c_1")
+    running = dict(host.daemons.running)
+
+    again = host.agent()
+    again.look_after()
+
+    assert host.daemons.running == running
+    assert tuple(again.status().spaces()) == (before,)
+    assert again.status().servers[0].clients == (MpsClient(71, SpaceName("c_1")),)
+    assert again.status().incidents == ()
+
+
+def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(host, agent):
+    agent.serve(space())
+    for _ in range(40):
+        host.daemons.kill(NAME)
+        agent = host.agent()
+        agent.look_after()
+
+    assert [one.number for one in agent.status().incidents] == list(range(9, 41))
+
+
+def test_a_directory_that_nothing_is_written_of_is_removed(host):
+    (host.directory / NAME / "pipe").mkdir(parents=True)
+    (host.directory / "sim").mkdir()
+
+    host.agent()
+
+    assert host.left() == ["sim"]
+
+
+def test_a_state_that_cannot_be_read_is_said_with_what_to_do(host, agent):
+    agent.serve(space())
+    path = host.directory / "state" / f"{NAME}.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+
+    with pytest.raises(NodeError, match=r"(?s)state/s.*has the version 2.*release that wrote it"):
+        host.agent()
+
+
+def test_a_write_that_a_crash_cut_short_is_cleared_up(host, agent):
+    (host.directory / "state" / ".half.tmp").write_text("{")
+
+    host.agent()
+
+    assert list((host.directory / "state").iterdir()) == []
+
+
+def test_daemons_of_others_are_told_and_left_alone(host, agent):
+    host.daemons.others = ("nvidia-cuda-mps-control (process 4711)",)
+    agent.serve(space())
+
+    agent.look_after()
+
+    assert agent.status().foreign == ("nvidia-cuda-mps-control (process 4711)",)
+
+
+def test_it_says_whether_the_servers_are_looked_after(host, agent):
+    assert "nobody has looked" in agent.problem(20)
+    agent.look_after()
+    assert agent.problem(20) is None
+    host.seconds += 21
+    assert agent.problem(20) == "the last look at the MPS servers ended 21 s ago"
+
+
+class Slow:
+    """Holds up the start of servers until it is told."""
+
+    def __init__(self, daemons):
+        self._start = daemons.start
+        self.begun = {ONE: threading.Event(), TWO: threading.Event()}
+        self.go_on = threading.Event()
+
+    def __call__(self, daemon, spaces):
+        self.begun[daemon.gpus[0]].set()
+        assert self.go_on.wait(5)
+        return self._start(daemon, spaces)
+
+
+def test_servers_do_not_wait_for_each_other_but_spaces_of_one_do(host, agent):
+    slow = host.daemons.start = Slow(host.daemons)
+    threads = [
+        threading.Thread(target=agent.serve, args=(wanted,))
+        for wanted in (space("c_1", ONE), space("c_2", TWO), space("c_3", ONE))
+    ]
+    for thread in threads:
+        thread.start()
+
+    assert slow.begun[ONE].wait(5)
+    assert slow.begun[TWO].wait(5)
+    assert len(agent.status().servers) == 2  # nor does who only looks
+    slow.go_on.set()
+    for thread in threads:
+        thread.join(5)
+
+    assert sum(call.startswith("start") for call in host.daemons.calls) == 2
+    assert {one.space.name for one in agent.status().spaces()} == {"c_1", "c_2", "c_3"}
+
+
+def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host, agent):
+    agent.serve(space("c_1", ONE))
+    agent.serve(space("c_2", TWO))
+    first = min(server_name([ONE]), server_name([TWO]))
+    is_running = host.daemons.is_running
+
+    def broken(daemon):
+        if daemon.name == first:
+            raise ValueError("a bug")
+        return is_running(daemon)
+
+    host.daemons.is_running = broken
+    other = max(server_name([ONE]), server_name([TWO]))
+    host.daemons.kill(other)
+    host.pass_time(agent, 5)
+
+    assert {one.name: one.restarts for one in agent.status().servers} == {first: 0, other: 1}

@@ -1,0 +1,124 @@
+"""A simulated host whose MPS daemons are started by the real door, and what is left of them."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, Space, SpaceName, server_name
+from dra_driver.node.commands import Run, run
+from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.mps.daemons import Daemon, Daemons, Patience
+from dra_driver.node.mps.mounts import mounted_at_or_below
+from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.node.mps.shared_memory import with_own
+from dra_driver.node.sim.commands import on_this_machine
+from dra_driver.node.sim.mps_client import main as client
+from tests.fakes.simulated import Document, Node, h100
+
+GIB = 1 << 30
+NO_LIMIT = Allowance()
+PATIENT = Patience(start=5.0)
+BRIEF = Patience(start=1.0, unseen=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0)
+DRIVERS = {2: ("580.95.05", "13.0"), 3: ("615.71.09", "13.4")}
+
+
+@dataclass
+class DaemonHost:
+    """Below *directory*, which has to be short, is a host whose driver knows *protocol*."""
+
+    directory: Path
+    protocol: int = 3
+    tokens: list[str] = field(default_factory=list)
+    programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        driver, cuda = DRIVERS[self.protocol]
+        gpus = [h100("1b"), h100("43")]
+        document: Document = {"driver_version": driver, "cuda_version": cuda, "gpus": gpus}
+        self.node = Node(self.directory, document)
+        assert self.node.host
+        self.gpus = tuple(GpuUuid(str(gpu.uuid)) for gpu in self.node.live.current().gpus)
+        self.mps_dir = str(self.directory / "m")
+
+    def change(self, gpu: int | None = None, **fields: object) -> None:
+        self.node.change(gpu, **fields)
+        self.node.live.current()
+
+    @property
+    def driver(self) -> DriverRoot:
+        root = str(self.node.root)
+        return DriverRoot(root, Path("/"), proc=f"{root}/proc")
+
+    def daemons(self, patience: Patience = PATIENT, run: Run = run) -> Daemons:
+        """As a process that knows nothing from before has them."""
+        return Daemons(self.driver, run, on_this_machine, patience=patience)
+
+    def daemon(self, gpus: int = 1, most: Allowance = NO_LIMIT) -> Daemon:
+        mine = self.gpus[:gpus]
+        name, token = server_name(mine), secrets.token_hex(16)
+        self.tokens.append(token)
+        return Daemon(name, mine, self.protocol, f"{self.mps_dir}/{name}", token, most)
+
+    def space(self, number: int = 0, memory: int | None = None, percent: int = 30) -> Space:
+        name = SpaceName(f"c_{number:024x}")
+        return Space(name, ClaimUid("u"), self.gpus[:1], percent, (memory,))
+
+    def program(self, daemon: Daemon, pipe_directory: str) -> int:
+        """One that computes by way of that directory, as a container would have it."""
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"],
+                env={"CUDA_MPS_PIPE_DIRECTORY": pipe_directory},
+                stdout=subprocess.PIPE,
+            )
+
+        started = with_own(daemon.shm, "/", start) if daemon.protocol == 2 else start()
+        self.programs.append(started)
+        assert started.stdout
+        started.stdout.readline()
+        return started.pid
+
+    def attach(self, daemon: Daemon, pipe_directory: str) -> int:
+        """A client of it, by the number of its process."""
+        pid = self.program(daemon, pipe_directory)
+        assert client(["attach", str(pid)]) == 0
+        return pid
+
+    def ask(self, daemon: Daemon, *arguments: str, stdin: str = "") -> str:
+        """What the program says to somebody else."""
+        return subprocess.run(
+            [self.node.root / "usr/bin/nvidia-cuda-mps-control", *arguments],
+            input=stdin,
+            env={"CUDA_MPS_PIPE_DIRECTORY": daemon.pipe, "PATH": os.environ["PATH"]},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=20,
+        ).stdout
+
+    def processes(self) -> list[int]:
+        """All of daemons that are still there."""
+        found = (DaemonProcesses().of(token) for token in self.tokens)
+        return [one.pid for processes in found for one in processes]
+
+    def left(self) -> list[object]:
+        """Everything that a daemon has left behind: processes, mounts, files."""
+        files = [str(path) for path in Path(self.mps_dir).glob("*")]
+        mounts = mounted_at_or_below(os.path.realpath(self.mps_dir))
+        return [*self.processes(), *mounts, *files]
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.kill()
+            program.communicate()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        for mounted in mounted_at_or_below(os.path.realpath(self.mps_dir)):
+            subprocess.run(["umount", "-l", mounted], check=True)

@@ -1,0 +1,173 @@
+"""MPS daemons in memory, with directories on disk. They outlive whoever started them.
+
+They refuse what the real ones refuse, and whoever uses them can be killed before and after each
+effect: see ``Fate``.
+"""
+
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
+from dra_driver.node.mps.daemon import Daemon, Look
+
+MIB = 1 << 20
+KINDS = ("unanswering", "hanging", "faulty")
+
+
+class Killed(BaseException):
+    """What kill -9 is to a process: nothing is caught, nothing cleaned up."""
+
+
+class Fate:
+    """Says when the process dies: at one of the points that it passes."""
+
+    def __init__(self) -> None:
+        self.dies_in: int | None = None
+
+    def point(self) -> None:
+        if self.dies_in is None:
+            return
+        self.dies_in -= 1
+        if self.dies_in < 0:
+            self.dies_in = None
+            raise Killed
+
+
+@dataclass
+class Running:
+    """One control daemon with its server."""
+
+    daemon: Daemon
+    spaces: dict[SpaceName, Allowance] = field(default_factory=dict)
+    clients: set[MpsClient] = field(default_factory=set)
+    unanswering: bool = False  # to anything
+    hanging: bool = False  # when a client is to be ended
+    faulty: bool = False  # its server, which says so
+
+
+class FakeDaemons:
+    """The daemons of a host. *newest*: the protocol of its driver; 0: it has no MPS."""
+
+    def __init__(self, newest: int = 3, fate: Fate | None = None) -> None:
+        self.newest = newest
+        self.fate = fate or Fate()
+        self.running: dict[str, Running] = {}  # by token
+        self.absent: set[GpuUuid] = set()  # a server over one of them does not start
+        self.others: tuple[str, ...] = ()
+        self.calls: list[str] = []
+
+    # As tests see them
+
+    def of(self, name: str) -> Running:
+        """The one daemon of a server."""
+        (found,) = (one for one in self.running.values() if one.daemon.name == name)
+        return found
+
+    def connect(self, name: str, pid: int, space: str) -> None:
+        """A client of a space."""
+        found = self.of(name)
+        told = SpaceName(space) if found.daemon.protocol > 2 else None
+        found.clients.add(MpsClient(pid, told))
+
+    def kill(self, name: str) -> None:
+        del self.running[self.of(name).daemon.token]
+
+    # As the agent uses them
+
+    def protocol(self) -> int:
+        if not self.newest:
+            raise NodeError("the driver has no nvidia-cuda-mps-control")
+        return self.newest
+
+    def start(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
+        self._begin("start", daemon)
+        if daemon.protocol > self.newest:
+            raise NodeError(f"protocol {daemon.protocol} is unknown")
+        if any(one.daemon.directory == daemon.directory for one in self.running.values()):
+            raise NodeError(f"another daemon lives in {daemon.directory}")
+        there = Path(daemon.directory).exists()
+        Path(daemon.pipe).mkdir(parents=True, exist_ok=True)
+        self.fate.point()
+        if self.absent & set(daemon.gpus):
+            if not there:
+                shutil.rmtree(daemon.directory)
+            raise NodeError(f"MPS server {daemon.name} does not start: no such GPU")
+        running = self.running[daemon.token] = Running(daemon)
+        self.fate.point()
+        if daemon.protocol > 2:
+            running.spaces = {space.name: space.allowance for space in spaces}
+        self.fate.point()
+        return {space.name: self._directory(daemon, space.name) for space in spaces}
+
+    def is_running(self, daemon: Daemon) -> bool:
+        return daemon.token in self.running
+
+    def look(self, daemon: Daemon) -> Look:
+        running = self._answering("look", daemon)
+        state = "Fault" if running.faulty else "Ready"
+        clients = tuple(sorted(running.clients))
+        return Look(not running.faulty, state, clients, dict(running.spaces))
+
+    def add(self, daemon: Daemon, space: Space) -> str:
+        running = self._answering("add", daemon)
+        if daemon.protocol > 2:
+            there = running.spaces.get(space.name)
+            if there not in (None, Allowance(), space.allowance):
+                raise NodeError(f"namespace {space.name} has other limits")
+            running.spaces.setdefault(space.name, Allowance())
+            self.fate.point()
+            running.spaces[space.name] = space.allowance
+        self.fate.point()
+        return self._directory(daemon, space.name)
+
+    def remove(self, daemon: Daemon, space: SpaceName) -> None:
+        if daemon.token not in self.running:
+            return
+        running = self._answering("remove", daemon)
+        if running.spaces.pop(space, None) is not None:
+            running.clients = {one for one in running.clients if one.space != space}
+        self.fate.point()
+
+    def terminate(self, daemon: Daemon, pids: Collection[int]) -> None:
+        if daemon.token not in self.running:
+            return
+        running = self._answering("terminate", daemon)
+        if running.hanging and {one.pid for one in running.clients} & set(pids):
+            raise TimedOut("client terminate took more than 5 s")
+        running.clients = {one for one in running.clients if one.pid not in pids}
+
+    def end(self, daemon: Daemon) -> None:
+        self._begin("end", daemon)
+        self.running.pop(daemon.token, None)
+        self.fate.point()
+
+    def stop(self, daemon: Daemon) -> None:
+        self.end(daemon)
+        shutil.rmtree(daemon.directory, ignore_errors=True)
+        self.fate.point()
+
+    def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
+        left = self.running.keys() - set(tokens)
+        return tuple(sorted((*self.others, *(self.running[one].daemon.name for one in left))))
+
+    def _begin(self, call: str, daemon: Daemon) -> None:
+        self.calls.append(f"{call} {daemon.name}")
+        self.fate.point()
+
+    def _answering(self, call: str, daemon: Daemon) -> Running:
+        self._begin(call, daemon)
+        running = self.running.get(daemon.token)
+        if running is None:
+            raise NodeError(f"nobody answers in {daemon.directory}")
+        if running.unanswering:
+            raise TimedOut(f"{daemon.name} did not answer in 3 s")
+        return running
+
+    @staticmethod
+    def _directory(daemon: Daemon, space: SpaceName) -> str:
+        inside = f"/gpu/{space}" if daemon.protocol > 2 else ""
+        return f"{daemon.pipe}{inside}"

@@ -1,0 +1,184 @@
+"""Asking the MPS agent, and what is said when it is not there or not well."""
+
+import json
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import AgentDown, NodeError, TimedOut
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import MpsStatus, Served, Space, SpaceName
+from dra_driver.node.mps import wire
+from dra_driver.node.mps.agent import MpsAgent
+
+SPACE = Space(SpaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+SERVED = Served(SPACE, 3, "/run/x/pipe/gpu/c_1")
+
+
+class OddAgent:
+    """Answers every connection with the same bytes; None: it does not answer."""
+
+    def __init__(self, path, answer):
+        self.asked = []
+        self._answer = answer
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            connection, _ = self._socket.accept()
+        except OSError:
+            return
+        with connection:
+            self.asked.append(json.loads(connection.makefile("rb").readline()))
+            if self._answer is None:
+                self._over.wait(5)
+            else:
+                try:
+                    connection.sendall(self._answer)
+                except OSError:  # who asked has heard enough
+                    return
+
+    def close(self):
+        self._over.set()
+        self._socket.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def path():
+    with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
+        yield Path(directory, "agent.sock")
+
+
+@pytest.fixture
+def answering(path):
+    started = []
+
+    def start(answer):
+        started.append(OddAgent(path, answer))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_a_space_is_asked_for_in_whole(path, answering):
+    agent = answering(wire.dump({"served": wire.encode(SERVED)}))
+
+    assert MpsAgent(path).serve(SPACE) == SERVED
+    assert agent.asked == [
+        {
+            "version": 1,
+            "call": "serve",
+            "space": {
+                "name": "c_1",
+                "claim": "uid",
+                "gpus": ["GPU-1"],
+                "percent": 100,
+                "memory_bytes": [],
+                "priority": 0,
+                "most": {"percent": 100, "memory_bytes": None},
+            },
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ask", "asked"),
+    [
+        (lambda agent: agent.release("c_1"), {"call": "release", "name": "c_1"}),
+        (
+            lambda agent: agent.terminate("c_1", {9, 7}),
+            {"call": "terminate", "name": "c_1", "pids": [7, 9]},
+        ),
+    ],
+)
+def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, asked):
+    agent = answering(wire.dump({}))
+
+    assert ask(MpsAgent(path)) is None
+    assert agent.asked == [{"version": 1, **asked}]
+
+
+def test_the_status_is_what_the_agent_knows(path, answering):
+    answering(wire.dump({"status": wire.encode(MpsStatus(foreign=("other",)))}))
+
+    assert MpsAgent(path).status() == MpsStatus(foreign=("other",))
+
+
+def test_an_error_of_the_agent_is_raised_here(path, answering):
+    answering(wire.dump(wire.error(TimedOut("the daemon does not answer"))))
+
+    with pytest.raises(TimedOut, match="the daemon does not answer"):
+        MpsAgent(path).serve(SPACE)
+
+
+def test_nobody_there_is_said_with_what_to_start(path):
+    with pytest.raises(AgentDown) as caught:
+        MpsAgent(path).status()
+
+    assert str(caught.value) == (
+        f"the MPS agent of this node does not answer at {path} (No such file or directory): start "
+        "`dra-driver mps-agent` (DaemonSet …-mps-agent); the claim is served once it is back"
+    )
+
+
+def test_a_socket_that_a_dead_agent_left_is_nobody(path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    with pytest.raises(AgentDown, match="Connection refused"):
+        MpsAgent(path).status()
+
+
+def test_a_path_that_is_no_place_for_a_socket_is_nobody(path):
+    with pytest.raises(AgentDown, match="too long"):
+        MpsAgent(path / ("x" * 120)).status()
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"version":1,'])
+def test_an_agent_that_ends_while_it_works_is_down(path, answering, answer):
+    answering(answer)
+
+    with pytest.raises(AgentDown, match="it ended before it answered"):
+        MpsAgent(path).status()
+
+
+def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
+    answering(None)
+
+    with pytest.raises(TimedOut, match=r"waited 0.05 s for the MPS agent at .* \(serve\)"):
+        MpsAgent(path, serve_seconds=0.05).serve(SPACE)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"hello\n", "the answer of the MPS agent is not JSON"),
+        (b'{"version":9}\n', "the answer of the MPS agent has the version 9"),
+        (b'{"version":1}\n', "the answer of the MPS agent to 'status' lacks 'status'"),
+        (b'{"version":1,"status":{"servers":7}}\n', "status.servers is 7, not a list"),
+        (b'{"version":1,"error":7}\n', "an error without a message: 7"),
+        (b" " * (wire.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_of_this_node(path, answering, answer, said):
+    answering(answer)
+
+    with pytest.raises(NodeError, match=said):
+        MpsAgent(path).status()
+
+
+def test_too_much_at_once_is_not_even_asked(path):
+    with pytest.raises(NodeError, match="more than the MPS agent reads"):
+        MpsAgent(path).terminate(SpaceName("c_1"), range(100000))

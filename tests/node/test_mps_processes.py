@@ -1,0 +1,159 @@
+"""The processes of a daemon are found by their token, and exactly those are ended."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node.mps.processes import DaemonProcesses, Running
+
+TOKEN = "a" * 32
+PARENT = (
+    "import subprocess, sys, time; subprocess.Popen(['sleep', '60'], env={});"
+    "print(flush=True); time.sleep(60)"
+)
+
+
+@pytest.fixture
+def directory():
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def started():
+    """Processes with a token that are gone after the test, with what they started."""
+    children = []
+
+    def start(*argv, token=TOKEN, **variables):
+        env = {"DRA_DRIVER_MPS_TOKEN": token, "PATH": os.environ["PATH"], **variables}
+        child = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, start_new_session=True)
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.communicate()
+
+
+def named(directory: Path, name="nvidia-cuda-mps-control") -> str:
+    """A program of that name that stays."""
+    program = directory / name
+    program.write_text(f"#!{sys.executable}\nimport time\nprint(flush=True)\ntime.sleep(60)\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_those_with_the_token_are_found_and_no_others(started):
+    ours, other = started("sleep", "60"), started("sleep", "60", token="b" * 32)
+
+    found = DaemonProcesses().of(TOKEN)
+
+    assert [one.pid for one in found] == [ours.pid]
+    assert other.pid not in [one.pid for one in found]
+
+
+def test_a_token_that_begins_like_another_is_another(started):
+    started("sleep", "60", token=TOKEN + "a")
+
+    assert DaemonProcesses().of(TOKEN) == ()
+
+
+def test_what_a_daemon_has_started_is_its_own_whatever_its_environment(started):
+    parent = started(sys.executable, "-c", PARENT)
+    parent.stdout.readline()
+    processes = DaemonProcesses()
+    found = processes.of(TOKEN)
+
+    assert len(found) == 2
+    assert processes.end(found, signal.SIGKILL, 5)
+
+
+def test_the_control_daemon_is_known_by_its_program(started, directory):
+    started("sleep", "60")
+    control = started(named(directory), "-d")
+    control.stdout.readline()
+    processes = DaemonProcesses()
+
+    found = processes.control(processes.of(TOKEN))
+    assert found is not None and found.pid == control.pid
+
+
+def test_a_server_without_its_control_daemon_is_no_control_daemon(started, directory):
+    server = started(named(directory, "nvidia-cuda-mps-server"))
+    server.stdout.readline()
+    processes = DaemonProcesses()
+
+    assert [one.pid for one in processes.of(TOKEN)] == [server.pid]
+    assert processes.control(processes.of(TOKEN)) is None
+
+
+def test_exactly_those_are_ended_and_waited_for(started):
+    ours, other = started("sleep", "60"), started("sleep", "60", token="b" * 32)
+    processes = DaemonProcesses()
+
+    assert processes.end(processes.of(TOKEN), signal.SIGTERM, 5)
+    assert ours.wait(5) == -signal.SIGTERM
+    assert other.poll() is None
+
+
+def test_one_that_does_not_listen_is_said_to_be_still_there(started):
+    deaf = started("sh", "-c", "trap '' TERM; echo; while :; do sleep 0.05; done")
+    deaf.stdout.readline()
+    processes = DaemonProcesses()
+    found = [one for one in processes.of(TOKEN) if one.pid == deaf.pid]
+
+    assert not processes.end(found, signal.SIGTERM, 0.1)
+    assert processes.end(found, signal.SIGKILL, 5)
+
+
+def test_a_number_that_another_process_has_by_now_is_left_alone(started):
+    child = started("sleep", "60")
+    processes = DaemonProcesses()
+    (found,) = processes.of(TOKEN)
+    earlier = Running(found.pid, found.started - 1)
+
+    assert not processes.is_alive(earlier)
+    assert processes.end([earlier], signal.SIGKILL, 1)
+    time.sleep(0.05)
+    assert child.poll() is None
+
+
+def test_one_that_ended_and_was_not_waited_for_is_gone(started):
+    child = started("sleep", "60")
+    processes = DaemonProcesses()
+    (found,) = processes.of(TOKEN)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+
+    assert not processes.is_alive(found)
+    assert processes.of(TOKEN) == ()
+    assert not processes.exists(child.pid)
+
+
+def test_a_control_daemon_without_our_token_is_foreign(started, directory):
+    program = named(directory)
+    child = started(program, "-d", CUDA_MPS_PIPE_DIRECTORY="/tmp/somebody")
+    usual = started(program, "-f", token="")
+    for one in (child, usual):
+        one.stdout.readline()
+    processes = DaemonProcesses()
+
+    found = dict(processes.foreign(frozenset()))
+    assert (found[child.pid], found[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
+    assert child.pid not in dict(processes.foreign(frozenset({TOKEN})))
+
+
+def test_somebody_who_asks_a_daemon_is_no_daemon(started, directory):
+    child = started(named(directory), "namespace", "list", token="")
+    child.stdout.readline()
+
+    assert child.pid not in dict(DaemonProcesses().foreign(frozenset()))

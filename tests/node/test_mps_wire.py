@@ -1,0 +1,134 @@
+"""Values of MPS as JSON, there and back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import AgentDown, ClaimError, NodeError, SettingsError, TimedOut
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Incident, MpsStatus, Priority, Served, Space, SpaceName
+from dra_driver.node.mps import wire
+
+SPACE = {"name": "c_1", "claim": "uid", "gpus": ["GPU-1"]}
+
+
+def there_and_back(value):
+    line = wire.dump({"value": wire.encode(value)})
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    return wire.decode(type(value), wire.parse(line, "it")["value"], "value")
+
+
+INCIDENTS = st.lists(st.builds(Incident, at=st.floats(allow_nan=False)), max_size=3)
+
+
+@given(st.builds(MpsStatus, incidents=INCIDENTS.map(tuple)))
+def test_everything_an_agent_knows_survives_the_way(status):
+    assert there_and_back(status) == status
+
+
+@given(st.from_type(Space))
+def test_a_space_survives_the_way(space):
+    assert there_and_back(space) == space
+
+
+def test_a_priority_comes_back_as_one():
+    space = wire.decode(Space, {**SPACE, "priority": 1}, "space")
+    assert isinstance(space.priority, Priority)
+    assert space.priority is Priority.BELOW_NORMAL
+
+
+def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored():
+    space = wire.decode(Space, {**SPACE, "colour": "red"}, "space")
+    assert space == Space(SpaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"percent": "30"}, 'space.percent is "30", not a whole number'),
+        ({"percent": True}, "space.percent is true, not a whole number"),
+        ({"percent": 1.5}, "space.percent is 1.5, not a whole number"),
+        ({"percent": None}, "space.percent is null, not a whole number"),
+        ({"gpus": "GPU-1"}, 'space.gpus is "GPU-1", not a list'),
+        ({"gpus": ["GPU-1", 7]}, "space.gpus[1] is 7, not a text"),
+        ({"memory_bytes": [None, "1Gi"]}, 'space.memory_bytes[1] is "1Gi", not a whole number'),
+        ({"priority": 7}, "space.priority is 7, none of 0, 1"),
+        ({"priority": [1]}, "space.priority is [1], none of 0, 1"),
+        ({"most": 7}, "space.most is 7, not an object"),
+        ({"most": {"percent": []}}, "space.most.percent is [], not a whole number"),
+        ({"name": "x" * 99, "gpus": {}}, "space.gpus is {}, not a list"),
+    ],
+)
+def test_another_type_is_an_error_that_names_the_field(change, said):
+    with pytest.raises(NodeError) as caught:
+        wire.decode(Space, {**SPACE, **change}, "space")
+
+    assert str(caught.value) == said
+
+
+def test_what_has_no_default_has_to_be_there():
+    with pytest.raises(NodeError, match=r"^space lacks claim, gpus$"):
+        wire.decode(Space, {"name": "c_1"}, "space")
+    with pytest.raises(NodeError, match=r"^served.space lacks gpus$"):
+        wire.decode(
+            Served,
+            {"space": {"name": "c", "claim": "u"}, "protocol": 3, "pipe_directory": "/p"},
+            "served",
+        )
+
+
+def test_a_whole_number_of_seconds_is_a_time():
+    incident = {"number": 1, "server": "s", "at": 17, "reason": "", "clients": 2}
+    assert wire.decode(Incident, incident, "it").at == 17.0
+    with pytest.raises(NodeError, match=r"it.at is \"now\", not a number"):
+        wire.decode(Incident, {**incident, "at": "now"}, "it")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 50000, "is not JSON"),
+        (b"7", "is 7, not an object"),
+        (b"{}", "has the version null; this release knows 1"),
+        (b'{"version":2}', "has the version 2; this release knows 1: let the plugin"),
+        (b'{"version":true}', "has the version true"),
+    ],
+)
+def test_a_line_that_is_none_is_an_error_that_says_so(line, said):
+    with pytest.raises(NodeError) as caught:
+        wire.parse(line, "the answer")
+
+    assert str(caught.value).startswith(f"the answer {said}")
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (TimedOut("late"), TimedOut),
+        (ClaimError("no"), ClaimError),
+        (NodeError("broken"), NodeError),
+        (AgentDown("away"), NodeError),
+        (SettingsError("odd"), NodeError),
+    ],
+)
+def test_an_error_is_told_apart_at_the_other_end(problem, kind):
+    told = wire.raised(json.loads(json.dumps(wire.error(problem)))["error"])
+
+    assert type(told) is kind
+    assert str(told) == str(problem)
+
+
+@pytest.mark.parametrize("document", [None, {}, {"message": 7}, "broken"])
+def test_an_error_without_words_is_one_all_the_same(document):
+    assert "without a message" in str(wire.raised(document))
+
+
+def test_an_error_of_an_unknown_kind_is_the_nodes():
+    assert type(wire.raised({"kind": "KeyboardInterrupt", "message": "x"})) is NodeError

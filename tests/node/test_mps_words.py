@@ -1,0 +1,204 @@
+"""What the driver's MPS program is told, and what its answers mean, in both protocols."""
+
+import doctest
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import NodeError, SettingsError
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import (
+    Allowance,
+    MpsClient,
+    Priority,
+    ServerName,
+    Space,
+    SpaceName,
+    server_name,
+)
+from dra_driver.node.mps import protocol2, tables
+from dra_driver.node.mps.config import config_text
+from dra_driver.node.mps.daemons import Daemon, check_directory
+from dra_driver.node.mps.protocol2 import limits_text
+from dra_driver.node.mps.protocol3 import Namespace, alike, parse_clients, parse_namespaces
+
+GIB = 1 << 30
+GPUS = (GpuUuid("GPU-0"), GpuUuid("GPU-1"))
+
+
+def space(name="c_1", memory=None, **more) -> Space:
+    sizes = (memory,) * len(GPUS)
+    return Space(SpaceName(name), ClaimUid("u"), GPUS, memory_bytes=sizes, **more)
+
+
+NO_LIMIT = Allowance()
+
+
+def daemon(most=NO_LIMIT, protocol=3) -> Daemon:
+    return Daemon(ServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, most)
+
+
+def test_the_configuration_names_the_gpus_and_each_space_with_its_limits():
+    spaces = [
+        space("c_2", 5 * GIB, percent=30, priority=Priority.BELOW_NORMAL),
+        space("c_1", percent=70),
+    ]
+
+    assert tomllib.loads(config_text(daemon(), spaces)) == {
+        "schema_version": "1.0",
+        "servers": {
+            "gpu": {
+                "allowed_devices": "GPU-0,GPU-1",
+                "namespaces": {
+                    "default": {"active_thread_percentage": "1", "client_priority": "0"},
+                    "c_1": {"active_thread_percentage": "70", "client_priority": "0"},
+                    "c_2": {
+                        "active_thread_percentage": "30",
+                        "pinned_memory_limit": "5120M",
+                        "client_priority": "1",
+                    },
+                },
+            }
+        },
+        "features": {"context-share": {"enabled": False}},
+    }
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
+def test_whatever_a_name_holds_the_configuration_says_that_and_nothing_else(name):
+    found = tomllib.loads(config_text(daemon(), [space(name)]))
+
+    assert found["servers"]["gpu"]["namespaces"].keys() == {"default", name}
+    assert found.keys() == {"schema_version", "servers", "features"}
+
+
+def test_the_same_spaces_make_the_same_configuration_in_any_order():
+    one, two = space("c_1"), space("c_2")
+
+    assert config_text(daemon(), [one, two]) == config_text(daemon(), [two, one])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            "default,gpu,Ready,unlimited,1.00,0,/m/default\nc_1,gpu,Ready,4G,30.00,1,/m/c_1\n",
+            id="as it is asked for",
+        ),
+        pytest.param(
+            "default, gpu, Ready, -, 1, 0, /m/default\nc_1, gpu, Ready, 4096M, 30%, 1, /m/c_1\n",
+            id="with blanks and other units",
+        ),
+        pytest.param(
+            "name,server,server-status,pinned-memory-limit,active-thread-percentage,"
+            "client-priority,pipe_directory\n"
+            "default,gpu,Ready,unlimited,1.00,0,/m/default\n"
+            "c_1,gpu,Ready,4.00G,30.00,1,/m/c_1\n",
+            id="with a head, and an underscore in it",
+        ),
+        pytest.param(
+            "| Pipe Directory | Name | Server | Server Status | Pinned Memory Limit "
+            "| Active Thread Percentage | Client Priority |\n"
+            "|----------------|------|--------|---|---|---|---|\n"
+            "| /m/default | default | gpu | Ready | unlimited | 1.00 | 0 |\n"
+            "| /m/c_1 | c_1 | gpu | Ready | 4G | 30.00 | 1 |\n",
+            id="as a table, in another order",
+        ),
+    ],
+)
+def test_a_list_of_namespaces_is_understood(text):
+    assert parse_namespaces(text) == [
+        Namespace("default", "Ready", Allowance(1), "/m/default"),
+        Namespace("c_1", "Ready", Allowance(30, 4 * GIB), "/m/c_1"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["what is that?", "c_1,gpu,Ready,much,30,0,/m", "c_1,gpu,Ready"])
+def test_what_is_no_list_of_namespaces_is_an_error_that_shows_it(text):
+    with pytest.raises(NodeError, match=f"no list of MPS namespaces.*{text[:8]}"):
+        parse_namespaces(text)
+
+
+def test_a_client_on_two_gpus_is_one_and_a_command_may_hold_commas():
+    text = "4711,gpu,0,c_1,python -c a,b\n4711,gpu,1,c_1,python -c a,b\n12,gpu,0,default,x\n"
+
+    assert parse_clients(text) == (
+        MpsClient(12, SpaceName("default")),
+        MpsClient(4711, SpaceName("c_1")),
+    )
+
+
+def test_nobody_is_no_client():
+    assert parse_clients("") == ()
+
+
+def test_what_is_no_list_of_clients_is_an_error():
+    with pytest.raises(NodeError, match="no list of MPS clients"):
+        parse_clients("Server is not ready")
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        (Allowance(30, 5000 << 20), True),
+        (Allowance(30, tables.size("4.88G")), True),
+        (Allowance(31, 5000 << 20), False),
+        (Allowance(30, 5100 << 20), False),
+        (Allowance(30), False),
+    ],
+)
+def test_limits_are_alike_but_for_rounding(said, same):
+    assert alike(said, Allowance(30, 5000 << 20)) is same
+
+
+@given(st.integers(1, 1 << 24))
+def test_a_size_that_is_written_is_read_as_the_same(mib):
+    assert tables.size(tables.size_text(mib << 20)) == mib << 20
+
+
+@given(st.integers(1 << 20, 1 << 44))
+def test_a_size_is_never_written_as_more_than_it_is(size):
+    assert 0 <= size - tables.size(tables.size_text(size)) < 1 << 20
+
+
+def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for():
+    assert limits_text(daemon(Allowance(50, 2 * GIB), 2)) == (
+        "set_default_device_pinned_mem_limit 0 2048M\n"
+        "set_default_device_pinned_mem_limit 1 2048M\n"
+        "set_default_active_thread_percentage 50\n"
+        "get_default_active_thread_percentage\n"
+    )
+
+
+def test_without_a_limit_protocol_2_is_told_the_percentage_alone():
+    assert limits_text(daemon(protocol=2)).splitlines()[0] == (
+        "set_default_active_thread_percentage 100"
+    )
+
+
+def test_a_directory_that_is_just_short_enough_makes_paths_of_83_characters():
+    longest = "/" + "m" * 32
+    check_directory(longest)
+
+    assert len(f"{longest}/{server_name(())}/pipe/gpu/c_{'0' * 24}") == 83
+
+
+@pytest.mark.parametrize(
+    ("directory", "said"),
+    [
+        ("/" + "m" * 33, r"has 34 characters, and at most 33 are possible"),
+        ("/" + "ü" * 20, "at most 33"),
+        ("run/mps", "no absolute path"),
+    ],
+)
+def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, said):
+    with pytest.raises(SettingsError, match=said):
+        check_directory(directory)
+
+
+@pytest.mark.parametrize("module", [tables, protocol2])
+def test_the_examples_in_the_docs_hold(module):
+    assert doctest.testmod(module).failed == 0

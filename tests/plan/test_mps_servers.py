@@ -1,0 +1,79 @@
+"""What a server grants, and what is wrong with it."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, Space, SpaceName
+from dra_driver.plan.mps_servers import Strays, exceeds, most, needed, said, strays
+
+GIB = 1 << 30
+
+
+def space(name="c_1", percent=50, memory=None, **more):
+    sizes = () if memory is None else (memory,)
+    return Space(SpaceName(name), ClaimUid("uid"), (GpuUuid("GPU-1"),), percent, sizes, **more)
+
+
+def test_a_server_grants_what_any_of_its_spaces_has_or_can_have():
+    small = space(percent=30, memory=GIB, most=Allowance(40, 8 * GIB))
+    large = space(percent=60, memory=2 * GIB, most=Allowance(40, 4 * GIB))
+
+    assert most([small]) == Allowance(40, 8 * GIB)
+    assert most([small, large]) == Allowance(60, 8 * GIB)
+
+
+def test_every_gpu_of_a_space_counts_for_what_it_needs():
+    gpus = (GpuUuid("GPU-1"), GpuUuid("GPU-2"))
+    two = Space(SpaceName("c_1"), ClaimUid("uid"), gpus, 50, (GIB, 2 * GIB))
+
+    assert needed(two) == Allowance(50, 2 * GIB)
+    assert needed(replace(two, memory_bytes=(GIB, None))) == Allowance(50, None)
+
+
+def test_one_space_without_a_limit_of_memory_leaves_the_server_without():
+    assert most([space(memory=GIB, most=Allowance(50, GIB)), space()]) == Allowance(100, None)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "more"),
+    [
+        pytest.param(Allowance(50, GIB), Allowance(50, GIB), False, id="the same"),
+        pytest.param(Allowance(51, GIB), Allowance(50, None), True, id="more multiprocessors"),
+        pytest.param(Allowance(50, GIB + 1), Allowance(50, GIB), True, id="more memory"),
+        pytest.param(Allowance(50, GIB), Allowance(50, None), False, id="less than all memory"),
+        pytest.param(Allowance(50, None), Allowance(50, GIB), True, id="all memory"),
+        pytest.param(Allowance(50, None), Allowance(50, None), False, id="both all memory"),
+    ],
+)
+def test_an_allowance_exceeds_another_in_anything(one, other, more):
+    assert exceeds(one, other) is more
+
+
+def test_what_is_there_is_compared_with_what_should_be():
+    right, gone = space("c_1", 50, GIB), space("c_2")
+    loose, tight = space("c_3", 30), space("c_4", 30)
+    there = {
+        SpaceName("c_1"): Allowance(50, GIB),
+        SpaceName("c_3"): Allowance(31),
+        SpaceName("c_4"): Allowance(29),
+        SpaceName("x"): Allowance(),
+    }
+
+    assert strays([tight, loose, gone, right], there) == Strays(
+        unwanted=(SpaceName("x"),), missing=(gone,), loose=((loose, Allowance(31)),)
+    )
+
+
+def test_a_size_that_is_written_rounded_is_no_other():
+    wanted = space(memory=5000 << 20)
+
+    assert strays([wanted], {wanted.name: Allowance(50, round(4.89 * GIB))}) == Strays()
+    assert strays([wanted], {wanted.name: Allowance(50, 5 * GIB)}).loose
+
+
+def test_it_is_said_in_percent_and_mib():
+    assert said(Allowance(30, None)) == "30 % and all memory"
+    assert said(Allowance(30, 5 * GIB)) == "30 % and 5120 MiB"
