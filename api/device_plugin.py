@@ -95,7 +95,7 @@ class Flags(Strict):
     fail_on_init_error: bool | None = _unused(
         "a node whose GPUs cannot be read keeps running, is not ready and says why"
     )
-    mps_root: str | None = _unused("no MPS daemon runs on this node")
+    mps_root: str | None = _unused("where MPS keeps its files is --mps-dir of its agent")
     nvidia_driver_root: str | None = _unused("the driver is looked for, or named by --driver-root")
     nvidia_dev_root: str | None = _unused("device files are looked for where the driver is")
     gdrcopy_enabled: bool | None = _unused("containers get no device files of GDRCopy")

@@ -36,6 +36,8 @@ NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
 NVLINK_CLIQUE: Final = "nvlinkClique"  # string: the same where GPUs reach each other by NVLink
 NVLINK_PEERS: Final = "nvlinkPeers"  # int: how many other GPUs of this node
 PCIE_SWITCH: Final = "pcieSwitch"  # string: bus id of the nearest port that others share
+TIME_SLICING: Final = "timeSlicing"  # bool: claims can share it by taking turns
+MPS: Final = "mps"  # bool: claims can share it by MPS
 
 # Capacities.
 MEMORY: Final = "memory"

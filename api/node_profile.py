@@ -108,6 +108,13 @@ class GpuRules(Strict):
     fail_requests_greater_than_one: bool | None = None
     strategies: Annotated[list[Strategy], Field(min_length=1)] | None = None
     default_strategy: Strategy | None = None
+    mps_tenants: (
+        Annotated[
+            Literal["Any", "NonRoot", "UserNamespaces"],
+            _one_of("Any", "NonRoot", "UserNamespaces"),
+        ]
+        | None
+    ) = None  # whose pods may share by MPS
     shares: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = None
     memory: Memory = Memory()
     memory_guard: MemoryGuard = MemoryGuard()

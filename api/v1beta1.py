@@ -1,8 +1,9 @@
 """The opaque configuration that users write, field by field as NVIDIA's driver has it.
 
-The API is ``resource.nvidia.com/v1beta1``. Unknown fields are errors, and so are the fields of
-another strategy than the chosen one: what the type excludes needs no further check. ``api.decode``
-turns raw parameters into these.
+A field that NVIDIA's driver lacks stands last and says so. The API is
+``resource.nvidia.com/v1beta1``. Unknown fields are errors, and so are the fields of another
+strategy than the chosen one: what the type excludes needs no further check. ``api.decode`` turns
+raw parameters into these.
 """
 
 from typing import Annotated, Literal
@@ -40,6 +41,7 @@ class MpsConfig(Strict):
         default_factory=dict
     )  # by UUID, or index of the UUID-sorted GPUs
     multi_user: bool | None = None
+    client_priority: Literal["Normal", "BelowNormal"] = "Normal"  # NVIDIA's driver lacks it
 
 
 class Mps(Strict):

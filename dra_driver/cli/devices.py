@@ -30,7 +30,7 @@ from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.slices import Home, Pool, reconcile, split
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Held
-from dra_driver.model.inventory import Inventory
+from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import (
     Device,
     Exclusive,
@@ -42,12 +42,11 @@ from dra_driver.model.offer import (
     Shape,
     Sliceable,
 )
-from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import read_directory
 from dra_driver.node.machine import open_node
 from dra_driver.plan.offer import described, offer
-from dra_driver.plan.profiles import rules_by_gpu
 from dra_driver.plan.publish import published
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.settings import DevicesSettings
@@ -58,7 +57,7 @@ FEATURES = ("consumable-capacity", "taints")  # that an API server can be withou
 
 _MIB = 1024**2
 _HEAD = ("DEVICE", "PRODUCT", "SHAPE", "MEMORY", "DEFAULT", "LEAST", "STEP", "SHARES", "CORES")
-_WIDE_HEAD = ("PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK")
+_WIDE_HEAD = ("SHARED BY", "PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK")
 
 
 def devices(settings: DevicesSettings, output: str, without: Collection[str] = ()) -> str:
@@ -68,9 +67,10 @@ def devices(settings: DevicesSettings, output: str, without: Collection[str] = (
     with tempfile.TemporaryDirectory() as sim_dir, open_node(settings.place, Path(sim_dir)) as node:
         inventory = node.refresh()
     keeps = Keeps(capacity=FEATURES[0] not in without, taints=FEATURES[1] not in without)
-    offered = offer(inventory, profile, keeps, _held(settings))
+    mps = bool(settings.mps_socket)
+    offered = offer(inventory, profile, keeps, _held(settings), mps=mps)
     if output in ("table", "wide"):
-        return _text(inventory, offered, profile, wide=output == "wide")
+        return _text(offered, profile, wide=output == "wide")
     document = slices_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
@@ -103,14 +103,14 @@ def slices_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}
 
 
-def _text(inventory: Inventory, offered: Offer, profile: Profile, wide: bool) -> str:
+def _text(offered: Offer, profile: Profile, wide: bool) -> str:
     head = (*_HEAD, "UUID", *(_WIDE_HEAD if wide else ()))
     rows = [_row(device, wide) for device in offered.devices]
     lines = [table(head, rows)] if rows else ["this node has no GPU to offer"]
     lines += [f"not offered: {found.what}: {found.reason}" for found in offered.withheld]
     lines += [_pending(change) for change in offered.pending]
     lines += [f"profile {profile.name}: {note}" for note in profile.notes]
-    lines += rules_by_gpu(profile, inventory.gpus)[1]
+    lines += offered.notes[len(profile.notes) :]
     lines.append(f"profile: {profile.name}")
     return "\n".join(lines)
 
@@ -131,7 +131,13 @@ def _row(device: Device, wide: bool) -> tuple[str, ...]:
         *_amounts(device.shape),
         gpu.uuid,
     )
-    return (*row, *_place(gpu)) if wide else row
+    return (*row, _shared_by(device.rules), *_place(gpu)) if wide else row
+
+
+def _shared_by(rules: Rules) -> str:
+    """The strategies that are possible, the default one first."""
+    others = [each for each in rules.strategies if each is not rules.default_strategy]
+    return ", ".join([rules.default_strategy, *others]) if rules.strategies else "-"
 
 
 def _shape(shape: Shape) -> str:
@@ -145,18 +151,26 @@ def _shape(shape: Shape) -> str:
 
 
 def _amounts(shape: Shape) -> Iterator[str]:
-    """Memory by default, least and step; the most shares and cores."""
+    """Memory by default, least and step; the most shares; the most cores, or those of each."""
     match shape:
         case Sliceable(memory_default=default, memory_least=least, memory_step=step):
             yield from (f"{amount // _MIB}Mi" for amount in (default, least, step))
             yield str(shape.shares)
-            yield "100 %" if shape.cores else "-"
-        case Replica(memory_bytes=memory):
-            yield from ("-" if memory is None else f"{memory // _MIB}Mi", "-", "-", "1", "-")
+            yield _cores(shape)
+        case Replica(memory_bytes=memory, cores=cores):
+            yield from ("-" if memory is None else f"{memory // _MIB}Mi", "-", "-", "1")
+            yield f"{cores} %" if cores else "-"
         case Exclusive() | Monitor():
             yield from "-----"
         case _:
             assert_never(shape)
+
+
+def _cores(shape: Sliceable) -> str:
+    if not shape.cores:
+        return "-"
+    each = shape.cores_default
+    return f"{ALL_CORES} % ({each} % each)" if each else f"{ALL_CORES} %"
 
 
 def _place(gpu: Gpu) -> tuple[str, ...]:

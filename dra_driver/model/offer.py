@@ -24,6 +24,7 @@ class Sliceable:
     cores: bool = True  # percent of the SMs can be reserved (MPS is allowed)
     replicas: int = 1  # above 1: memory_default is one N-th
     renamed: bool = False  # its type is "gpu-shared"
+    cores_default: int = 0  # percent, of a claim that names none: replicas that share by MPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Replica:
     of: int
     memory_bytes: int | None
     renamed: bool = False  # its type is "gpu-shared"
+    cores: int = 0  # percent that are reserved: replicas that share by MPS
 
 
 @dataclass(frozen=True, slots=True)

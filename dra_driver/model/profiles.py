@@ -23,6 +23,15 @@ class GuardPolicy(StrEnum):
     KILL = "Kill"  # that, and after the grace period its largest process is ended
 
 
+class Tenants(StrEnum):
+    """Whose pods may share a GPU by MPS: tenants of one server share faults and bandwidth, and who
+    is root on the node can lift limits that the server holds."""
+
+    ANY = "Any"
+    NON_ROOT = "NonRoot"  # no container that uses it can run as root of the node
+    USER_NAMESPACES = "UserNamespaces"  # pods with hostUsers: false only
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """The memory guard of one claim on one GPU."""
@@ -48,6 +57,7 @@ class Rules:
     limited: bool = True  # False: a share of the memory is booked, and nobody enforces it
     guard: Guard = Guard(GuardPolicy.KILL)
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
+    tenants: Tenants = Tenants.ANY
 
 
 DEFAULT_RULES = Rules()

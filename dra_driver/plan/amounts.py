@@ -12,9 +12,8 @@ from api import names
 from dra_driver.kubeletplugin import quantity
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Holding
+from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
-
-_ALL_CORES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +49,8 @@ def amount(consumed: Iterable[tuple[str, str]], shape: Shape) -> Amount:
             return WHOLE
         case Monitor():
             return NOTHING
-        case Replica(memory_bytes=memory):
-            return Amount(memory or 0)
+        case Replica(memory_bytes=memory, cores=cores):
+            return Amount(memory or 0, cores)
         case Sliceable():
             return _sliced(_by_bare_name(consumed), shape)
         case _:
@@ -73,8 +72,8 @@ def lacking(wanted: Amount, held: Amount, gpu: Gpu, shape: Shape) -> str:
     if both.memory_bytes > total and gpu.memory_bytes is not None:
         free = max(0, total - held.memory_bytes)
         found.append(f"{wanted.memory_bytes >> 20}Mi of memory, of which {free >> 20}Mi are free")
-    if both.cores > _ALL_CORES:
-        found.append(f"{wanted.cores} % of the cores, of which {_ALL_CORES - held.cores} are free")
+    if both.cores > ALL_CORES:
+        found.append(f"{wanted.cores} % of the cores, of which {ALL_CORES - held.cores} are free")
     most = _most_shares(shape)
     if both.shares > most:
         found.append(f"{wanted.shares} of {most} shares, of which {most - held.shares} are free")

@@ -48,11 +48,6 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
     notes = [f"{path}: has no meaning here: {why}" for path, why in unused(config)]
     notes += _partition_notes(sharing.time_slicing, _TIME_SLICING)
     notes += _partition_notes(sharing.mps, _MPS)
-    if sharing.mps:
-        notes.append(
-            f"{_MPS}: no MPS daemon runs on this node: replicas and their memory hold as written, "
-            "and until one does, processes take turns"
-        )
     return Profile(
         name,
         (

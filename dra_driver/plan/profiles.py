@@ -20,6 +20,7 @@ from dra_driver.model.profiles import (
     Rules,
     Selection,
     Strategy,
+    Tenants,
 )
 from dra_driver.plan.device_plugin import from_device_plugin
 
@@ -84,7 +85,6 @@ def decoded(document: Any, name: str) -> Profile:
     return Profile(
         name,
         tuple(Entry(_selection(entry.select), _rules(entry), path) for path, entry in places),
-        tuple(note for path, entry in places for note in _notes(entry, path)),
     )
 
 
@@ -157,6 +157,11 @@ def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
             f"{path}.defaultStrategy: {entry.default_strategy} is not among "
             f"{path}.strategies: {', '.join(allowed)}"
         )
+    if entry.mps_tenants and allowed and Strategy.MPS not in allowed:
+        yield (
+            f"{path}.mpsTenants: has no effect where MPS is not among {path}.strategies; add "
+            "it, or remove this"
+        )
 
 
 def _memory_problems(entry: GpuRules, path: str) -> Iterator[str]:
@@ -180,14 +185,6 @@ def _never_reached(entries: Sequence[GpuRules]) -> list[str]:
         "and holds for every GPU; put that last"
         for number in range(everything + 1, len(entries))
     ]
-
-
-def _notes(entry: GpuRules, path: str) -> Iterator[str]:
-    if _default_strategy(entry) == "MPS":
-        name = "defaultStrategy" if entry.default_strategy else "strategies"
-        yield (
-            f"{path}.{name}: no MPS daemon runs on this node; until one does, processes take turns"
-        )
 
 
 def _selection(select: Select | None) -> Selection:
@@ -220,6 +217,7 @@ def _rules(entry: GpuRules) -> Rules:
         "one_share": entry.fail_requests_greater_than_one,
         "strategies": entry.strategies and tuple(map(Strategy, dict.fromkeys(entry.strategies))),
         "default_strategy": default and Strategy(default),
+        "tenants": entry.mps_tenants and Tenants(entry.mps_tenants),
         "shares": entry.shares,
         "memory_least": _bytes(entry.memory.least),
         "memory_step": _bytes(entry.memory.step),

@@ -4,11 +4,12 @@ from typing import Any, assert_never
 
 from api import names
 from dra_driver.model.devices import Gpu, Version
+from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Strategy
 
 _MIB = 1024 * 1024
 _LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
-_ALL_CORES = 100  # percent of the SMs
 
 
 def published(offer: Offer) -> tuple[dict[str, Any], ...]:
@@ -20,6 +21,7 @@ def attributes_of(device: Device) -> dict[str, dict[str, Any]]:
     """What CEL and the workload can know of *device*."""
     gpu = device.gpu
     topology = gpu.topology
+    strategies = device.rules.strategies
     values: dict[str, str | int | Version | None] = {
         names.TYPE: type_of(device),
         names.UUID: gpu.uuid,
@@ -36,6 +38,8 @@ def attributes_of(device: Device) -> dict[str, dict[str, Any]]:
         names.PCIE_SWITCH: topology.pcie_switch,
         names.NVLINK_CLIQUE: topology.nvlink_clique,
         names.NVLINK_PEERS: topology.nvlink_peers,
+        names.TIME_SLICING: Strategy.TIME_SLICING in strategies,
+        names.MPS: Strategy.MPS in strategies,
     }
     return {name: _attribute(values[name]) for name in sorted(values) if values[name] is not None}
 
@@ -76,11 +80,13 @@ def _capacity(device: Device) -> dict[str, dict[str, Any]]:
     match device.shape:
         case Sliceable() as shape:
             return _policies(gpu, shape)
-        case Replica(memory_bytes=memory):
-            return {} if memory is None else {names.MEMORY: {"value": quantity(memory)}}
+        case Replica(memory_bytes=memory, cores=cores):
+            reserved = {names.CORES: {"value": str(cores)}} if cores else {}
+            part = {} if memory is None else {names.MEMORY: {"value": quantity(memory)}}
+            return reserved | part
         case Monitor():
             # Every name that its GPU may have: a selector on a missing one aborts the scheduling.
-            everything = {names.CORES: {"value": str(_ALL_CORES)}, names.SHARES: {"value": "1"}}
+            everything = {names.CORES: {"value": str(ALL_CORES)}, names.SHARES: {"value": "1"}}
             return everything | _memory(gpu)
         case Exclusive():
             return _memory(gpu)
@@ -111,7 +117,7 @@ def _policies(gpu: Gpu, shape: Sliceable) -> dict[str, dict[str, Any]]:
         names.SHARES: _counted(shape.shares, default=1, least=1),
     }
     if shape.cores:
-        capacity[names.CORES] = _counted(_ALL_CORES, default=0, least=0)
+        capacity[names.CORES] = _counted(ALL_CORES, default=shape.cores_default, least=0)
     return dict(sorted(capacity.items()))
 
 
@@ -132,6 +138,8 @@ def _counted(most: int, default: int, least: int) -> dict[str, Any]:
 def _attribute(value: str | int | Version | None) -> dict[str, Any]:
     if isinstance(value, Version):
         return {"version": str(value)}
+    if isinstance(value, bool):
+        return {"bool": value}
     if isinstance(value, int):
         return {"int": value}
     return {"string": _cut(str(value))}

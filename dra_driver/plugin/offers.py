@@ -32,7 +32,7 @@ class Offers:
     """Puts together what is offered; the same again as long as nothing of it changed.
 
     *profile* may raise SettingsError, and it and *keeps* ClusterError: there is nothing to offer
-    yet.
+    yet. *mps*: the node has an MPS agent.
     """
 
     def __init__(
@@ -41,11 +41,14 @@ class Offers:
         profile: Callable[[], Profile],
         keeps: Callable[[], Keeps],
         held: Callable[[], Held],
+        *,
+        mps: bool = True,
     ) -> None:
         self._node = node
         self._profile = profile
         self._keeps = keeps
         self._held = held
+        self._mps = mps
         self._last: tuple[_Parts, Offer] | None = None
 
     def now(self) -> Offer:
@@ -61,7 +64,7 @@ class Offers:
         last = self._last
         if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
             return last[1]
-        found = offer(*parts)
+        found = offer(*parts, mps=self._mps)
         self._last = (parts, found)
         return found
 

@@ -51,6 +51,7 @@ def test_every_field_of_mps_is_read():
         "defaultPinnedDeviceMemoryLimit": "10Gi",
         "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi", "GPU-1": "6G"},
         "multiUser": True,
+        "clientPriority": "BelowNormal",
     }
 
     decoded = decode(config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": mps}))
@@ -68,6 +69,25 @@ def test_a_passthrough_config_is_read():
 
 
 @pytest.mark.point(46)
+def test_clients_have_the_normal_priority_where_nothing_is_said():
+    sharing = {"strategy": "MPS", "mpsConfig": {"multiUser": False}}
+
+    decoded = decode(config(sharing=sharing))
+
+    assert isinstance(decoded, GpuConfig) and isinstance(decoded.sharing, Mps)
+    assert decoded.sharing.mps_config.client_priority == "Normal"
+
+
+@pytest.mark.parametrize("percent", [0, 1, 100])
+def test_every_percentage_that_nvidias_driver_takes_is_taken(percent):
+    mps = {"defaultActiveThreadPercentage": percent}
+
+    decoded = decode(config(sharing={"strategy": "MPS", "mpsConfig": mps}))
+
+    assert isinstance(decoded, GpuConfig) and isinstance(decoded.sharing, Mps)
+    assert decoded.sharing.mps_config.default_active_thread_percentage == percent
+
+
 @pytest.mark.parametrize(
     ("parameters", "problem"),
     [

@@ -32,6 +32,7 @@ FULL = {
     "failRequestsGreaterThanOne": True,
     "strategies": ["TimeSlicing", "MPS"],
     "defaultStrategy": "MPS",
+    "mpsTenants": "NonRoot",
     "shares": 8,
     "memory": {"least": "2Gi", "step": "512Mi"},
     "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
@@ -67,6 +68,8 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"fractions": "never"}, "fractions", "Never"),
         ({"fractions": "CAPACITY"}, "fractions", "Capacity"),
         ({"defaultStrategy": "timeSlicing"}, "default_strategy", "TimeSlicing"),
+        ({"mpsTenants": "any"}, "mps_tenants", "Any"),
+        ({"mpsTenants": "userNamespaces"}, "mps_tenants", "UserNamespaces"),
         ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
     ],
 )
@@ -106,6 +109,11 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
         pytest.param({"replicas": MOST_REPLICAS + 1}, "replicas: ", id="too many replicas"),
         pytest.param({"shares": 0}, "shares: 0", id="no shares"),
         pytest.param({"strategies": []}, "strategies: is empty", id="no strategy"),
+        pytest.param(
+            {"mpsTenants": "Root"},
+            "mpsTenants: 'Root' should be 'Any', 'NonRoot' or 'UserNamespaces'",
+            id="unknown tenants",
+        ),
         pytest.param(
             {"strategies": ["MPS", "mig"]},
             "strategies[1]: 'mig' should be 'TimeSlicing' or 'MPS'",

@@ -98,8 +98,93 @@ def test_the_table_has_a_line_for_each_device_and_what_a_claim_can_have_of_it(ty
 def test_a_wide_table_says_where_each_gpu_sits(type_in):
     (head, *lines), _ = rows(type_in("devices", "--sim", "h100x8", "-o", "wide"))
 
-    assert head[10:] == ["PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK"]
-    assert all(line[10].startswith("0000:") for line in lines)
+    assert head[10:] == ["SHARED BY", "PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK"]
+    assert all(line[11].startswith("0000:") for line in lines)
+
+
+def test_a_wide_table_says_by_which_strategies_a_gpu_is_shared_the_default_one_first(
+    type_in, tmp_path
+):
+    where = profiles(
+        tmp_path,
+        mine=[
+            {"select": {"index": [0]}, "defaultStrategy": "MPS"},
+            {"select": {"index": [1]}, "strategies": ["TimeSlicing"]},
+            {"select": {"index": [2]}, "strategies": ["MPS"]},
+            {"select": {"index": [3]}, "strategies": ["MPS", "TimeSlicing"]},
+        ],
+    )
+    words = ("--profiles", where, "--profile", "mine", "-o", "wide")
+
+    (_, *lines), _ = rows(type_in("devices", "--sim", "h100x8", *words))
+
+    assert [line[10] for line in lines[:5]] == [
+        *("MPS, TimeSlicing", "TimeSlicing", "MPS", "TimeSlicing, MPS", "TimeSlicing, MPS"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "shown"),
+    [
+        pytest.param((), "gpu-0", ["20389Mi", "1024Mi", "1Mi", "4", "100 % (25 % each)"], id="one"),
+        pytest.param(
+            ("--without", "consumable-capacity"),
+            "gpu-0-1",
+            ["20389Mi", "-", "-", "1", "25 %"],
+            id="many devices",
+        ),
+    ],
+)
+def test_replicas_by_mps_of_the_device_plugin_have_their_part_of_the_cores(
+    type_in, tmp_path, words, device, shown
+):
+    file = tmp_path / "old.yaml"
+    resources = [{"name": "nvidia.com/gpu", "replicas": 4}]
+    file.write_text(yaml.safe_dump({"version": "v1", "sharing": {"mps": {"resources": resources}}}))
+    more = ("--profiles", file, "--profile", "old", *words)
+
+    (_, *lines), below = rows(type_in("devices", "--sim", "h100x8", *more))
+
+    (line,) = (line for line in lines if line[0] == device)
+    assert "4 replicas (MPS, 25 % of the cores each)" in line[2]
+    assert line[4:9] == shown
+    assert below == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "shape", "said"),
+    [
+        pytest.param(
+            {"defaultStrategy": "MPS", "replicas": 2},
+            "2 replicas",
+            "profile 'mine', spec.gpus[0]: the default strategy is MPS, and on gpu-0 processes "
+            "take turns instead: MPS takes compute capability 7.0 and newer",
+            id="they take turns",
+        ),
+        pytest.param(
+            {"strategies": ["MPS"]},
+            "exclusive",
+            "not as the profile says: gpu-0: exclusive: profile 'mine', spec.gpus[0]: only MPS is "
+            "allowed, and MPS takes compute capability 7.0 and newer; add TimeSlicing to "
+            "strategies",
+            id="there is no other way",
+        ),
+    ],
+)
+def test_a_board_that_mps_does_not_take_is_told(type_in, tmp_path, entry, shape, said):
+    where = profiles(tmp_path, mine=[entry]) / "mine.yaml"
+    node = tmp_path / "node"
+    node.write_text(yaml.safe_dump({"gpus": [{"product": "P4", "bus_id": "0000:1b:00.0"}]}))
+    words = ("--profiles", where, "--profile", "mine", "-o", "wide")
+
+    (_, line, *_), below = rows(type_in("devices", "--sim", node, *words))
+
+    assert (line[2], line[8], line[10]) == (
+        shape,
+        "-",
+        "-" if shape == "exclusive" else "TimeSlicing",
+    )
+    assert below == [said]
 
 
 def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path):
@@ -188,6 +273,12 @@ def test_fields_of_the_device_plugin_that_mean_nothing_here_are_told(type_in, tm
     assert set(found.values()) == {"4 replicas", "monitor (admin access)"}
     assert below and all(line.startswith("profile old: ") for line in below)
     assert any("has no meaning here" in line for line in below)
+
+
+def test_a_node_without_an_mps_agent_shares_nothing_by_mps(type_in):
+    (_, line, *_), _ = rows(type_in("devices", "--sim", "t4x1", "--mps-socket", "", "-o", "wide"))
+
+    assert (line[8], line[10]) == ("-", "TimeSlicing")
 
 
 def test_an_unknown_profile_is_answered_with_the_known_ones(type_in, tmp_path):

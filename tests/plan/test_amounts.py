@@ -34,6 +34,7 @@ def part(gib, cores=0, shares=1):
         pytest.param(consumed("20Gi", "30", "2"), SLICEABLE, part(20, 30, 2), id="a-part"),
         pytest.param((("gpu.nvidia.com/memory", "1Gi"),), SLICEABLE, part(1), id="qualified"),
         pytest.param((), Replica(0, 2, 40 * GIB), part(40), id="a-replica"),
+        pytest.param((), Replica(0, 2, 40 * GIB, cores=50), part(40, 50), id="a-replica-by-mps"),
         pytest.param((), Replica(0, 2, None), Amount(), id="a-replica-of-unknown-memory"),
     ],
 )

@@ -1,6 +1,10 @@
 """What becomes of each GPU, by its profile, by what the API server keeps, and by what is held."""
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dra_driver.model.devices import DeviceName, Version
 from dra_driver.model.holdings import Holding
@@ -9,14 +13,23 @@ from dra_driver.model.offer import Exclusive, Keeps, Monitor, Pending, Replica, 
 from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Strategy
 from dra_driver.plan.offer import described, offer
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
+from tests.plan.profiles import any_rules
 
 GIB = 1024 * MIB
 EVERYTHING = Keeps()
 NO_CAPACITY = Keeps(capacity=False)
+OLD = {"compute_capability": Version(6, 1)}  # a board that MPS does not take
+BY_MPS: dict[str, Any] = {"default_strategy": Strategy.MPS}
+MPS_ONLY = {"strategies": (Strategy.MPS,), **BY_MPS}
+
+
+def entry(rules):
+    """A profile with these rules for every GPU."""
+    return Profile("p", (Entry(Selection(), rules, "spec.gpus[0]"),))
 
 
 def profile(**rules):
-    return Profile("p", (Entry(Selection(), Rules(**rules), "spec.gpus[0]"),))
+    return entry(Rules(**rules))
 
 
 def shapes(node, its=DEFAULT_PROFILE, keeps=EVERYTHING, held=None):
@@ -109,6 +122,206 @@ def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
 
     assert not shapes(one(), slicing)["gpu-0"].cores
     assert not shapes(one(compute_capability=Version(6, 1)))["gpu-0"].cores
+
+
+def test_replicas_that_share_by_mps_divide_the_cores_too():
+    found = shapes(one(), profile(replicas=3, **BY_MPS))["gpu-0"]
+
+    assert (found.cores, found.cores_default) == (True, 33)
+
+
+def test_replicas_that_are_devices_and_share_by_mps_have_their_part_of_the_cores():
+    found = shapes(one(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
+
+    assert found == {f"gpu-0-{n}": Replica(n, 4, None, cores=25) for n in range(4)}
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param({"replicas": 4}, id="replicas that take turns"),
+        pytest.param(BY_MPS, id="a GPU that is not divided"),
+    ],
+)
+def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
+    assert shapes(one(), profile(**rules))["gpu-0"].cores_default == 0
+
+
+@pytest.mark.parametrize("keeps", [EVERYTHING, NO_CAPACITY])
+@pytest.mark.parametrize(
+    ("fields", "replicas", "most"),
+    [
+        pytest.param({}, 49, 48, id="cuda-13.0"),
+        pytest.param({"cuda_driver_version": Version(13, 1)}, 61, 60, id="cuda-13.1"),
+        pytest.param({}, 1000, 48, id="less-than-a-percent-each"),
+    ],
+)
+def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_mps(
+    fields, replicas, most, keeps
+):
+    found = offer(one(**fields), profile(replicas=replicas, **BY_MPS), keeps, {})
+    fewer = offer(one(**fields), profile(replicas=most, **BY_MPS), keeps, {})
+
+    assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
+    assert f"lower replicas to {most} at most" in found.pending[0].reason
+    assert fewer.pending == ()
+
+
+def test_as_many_replicas_as_one_likes_take_turns():
+    assert shapes(one(), profile(replicas=200))["gpu-0"].replicas == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "mps"),
+    [pytest.param(OLD, True, id="old-board"), pytest.param({}, False, id="no-agent")],
+)
+def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
+    found = offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
+
+    assert {device.rules.strategies for device in found.devices} == {(Strategy.TIME_SLICING,)}
+    shape = found.by_name[DeviceName("gpu-0")].shape
+    assert isinstance(shape, Sliceable)
+    assert not shape.cores
+    assert found.notes == ()
+
+
+def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
+    (device, _) = offer(one(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}).devices
+
+    assert device.rules.strategies == (Strategy.TIME_SLICING, Strategy.MPS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "mps", "reason"),
+    [
+        pytest.param(OLD, True, "MPS takes compute capability 7.0 and newer", id="old-board"),
+        pytest.param({}, False, "this node runs no MPS agent", id="no-agent"),
+        pytest.param(OLD, False, "MPS takes compute capability 7.0 and newer", id="both"),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"replicas": 4}, {"fractions": False}])
+def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields, mps, reason, more):
+    found = offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
+
+    (device,) = found.devices
+    assert device.shape == Exclusive()
+    assert device.rules.strategies == ()
+    (pending,) = found.pending
+    assert pending.reason.startswith(
+        f"profile 'p', spec.gpus[0]: only MPS is allowed, and {reason}"
+    )
+    assert pending.reason.endswith("; add TimeSlicing to strategies")
+    assert found.notes == ()
+
+
+def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_entry_says_so_once():
+    entries = tuple(
+        Entry(
+            Selection(minors=frozenset(minors)),
+            Rules(replicas=number, **BY_MPS),
+            f"spec.gpus[{number}]",
+        )
+        for number, minors in enumerate([(0, 1, 2), (3,), (4,)], 2)
+    )
+    node = Inventory((gpu(0, **OLD), gpu(1), gpu(2, **OLD), gpu(3), gpu(4, **OLD)))
+
+    found = offer(node, Profile("p", entries), EVERYTHING, {})
+
+    assert {
+        str(device.name): (device.rules.default_strategy, device.shape.cores_default)
+        for device in found.devices
+        if isinstance(device.shape, Sliceable)
+    } == {
+        "gpu-0": (Strategy.TIME_SLICING, 0),
+        "gpu-1": (Strategy.MPS, 50),
+        "gpu-2": (Strategy.TIME_SLICING, 0),
+        "gpu-3": (Strategy.MPS, 33),
+        "gpu-4": (Strategy.TIME_SLICING, 0),
+    }
+    assert found.notes == tuple(
+        f"profile 'p', spec.gpus[{number}]: the default strategy is MPS, and on {where} processes "
+        "take turns instead: MPS takes compute capability 7.0 and newer"
+        for number, where in ((2, "gpu-0, gpu-2"), (4, "gpu-4"))
+    )
+
+
+def test_boards_and_an_agent_that_is_not_there_are_told_apart():
+    node = Inventory((gpu(0, **OLD), gpu(1)))
+
+    found = offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
+
+    assert [note.partition("on ")[2].partition(" processes")[0] for note in found.notes] == [
+        "gpu-0",
+        "gpu-1",
+    ]
+    assert found.notes[1].endswith("this node runs no MPS agent (--mps-socket is empty)")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept", "keeps"),
+    [
+        pytest.param(
+            Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25),
+            Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4),
+            EVERYTHING,
+            id="sliceable",
+        ),
+        pytest.param(
+            Replica(0, 4, 20 * GIB, cores=25), Replica(0, 4, 20 * GIB), NO_CAPACITY, id="replica"
+        ),
+        pytest.param(Exclusive(), Exclusive(), EVERYTHING, id="exclusive"),
+    ],
+)
+def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, keeps):
+    held = holding(shape, gpu=gpu(0).uuid)
+
+    with_mps = offer(one(), profile(replicas=4, **BY_MPS), keeps, held)
+    without = offer(one(), profile(replicas=4, **BY_MPS), keeps, held, mps=False)
+
+    assert with_mps.devices[0].shape == shape
+    assert without.devices[0].shape == kept
+
+
+def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
+    held = holding(shapes(one(), profile(replicas=4))["gpu-0"])
+
+    found = offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
+
+    assert found.pending == (
+        Pending(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
+    )
+
+
+@given(
+    rules=any_rules(),
+    capability=st.builds(Version, st.integers(3, 10), st.integers(0, 9)),
+    keeps=st.builds(Keeps),
+    mps=st.booleans(),
+)
+def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, keeps, mps):
+    found = offer(one(compute_capability=capability), entry(rules), keeps, {}, mps)
+
+    for device in found.devices:
+        possible = set(device.rules.strategies)
+        assert possible <= set(rules.strategies)
+        assert Strategy.MPS not in possible or (mps and capability.major >= 7)
+        assert device.rules.default_strategy in possible or device.shape == Exclusive()
+
+
+@given(rules=any_rules(), keeps=st.builds(Keeps), mps=st.booleans())
+def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_least(
+    rules, keeps, mps
+):
+    for device in offer(one(), entry(rules), keeps, {}, mps).devices:
+        match device.shape:
+            case Sliceable(cores_default=cores, replicas=number):
+                assert device.shape.cores is (Strategy.MPS in device.rules.strategies)
+            case Replica(cores=cores, of=number):
+                pass
+            case _:
+                continue
+        by_mps = number > 1 and device.rules.default_strategy is Strategy.MPS
+        assert 1 <= cores * number <= 100 if by_mps else cores == 0
 
 
 @pytest.mark.parametrize(
@@ -209,9 +422,12 @@ def test_who_looks_on_keeps_no_shape():
 
 def test_shapes_are_described_for_people():
     renamed = Replica(0, 3, None, renamed=True)
-    every = (SLICEABLE, Exclusive(), Replica(0, 3, None), renamed, Monitor())
+    by_mps = Replica(0, 3, None, renamed=True, cores=33)
+    every = (SLICEABLE, Exclusive(), Replica(0, 3, None), renamed, by_mps, Monitor())
 
     assert [described(shape) for shape in every] == [
-        *("sliceable", "exclusive", "3 replicas", "3 replicas (gpu-shared)", "monitor"),
+        *("sliceable", "exclusive", "3 replicas", "3 replicas (gpu-shared)"),
+        "3 replicas (gpu-shared, MPS, 33 % of the cores each)",
+        "monitor",
     ]
     assert board("gpu-3-mon") == board("gpu-3") == board("gpu-3-12") == "gpu-3"

@@ -20,6 +20,7 @@ from dra_driver.model.profiles import (
     Rules,
     Selection,
     Strategy,
+    Tenants,
 )
 from dra_driver.plan.profiles import Wanted, decoded, named, rules_by_gpu, wanted
 from tests.fakes.values import gpu
@@ -117,16 +118,17 @@ def test_the_only_strategy_that_is_allowed_is_the_default_one():
 
 
 @pytest.mark.parametrize(
-    ("entry", "path"),
+    ("said", "tenants"),
     [
-        ({"defaultStrategy": "MPS"}, "spec.gpus[0].defaultStrategy"),
-        ({"strategies": ["MPS"]}, "spec.gpus[0].strategies"),
+        ({}, Tenants.ANY),
+        ({"mpsTenants": "Any"}, Tenants.ANY),
+        ({"mpsTenants": "NonRoot"}, Tenants.NON_ROOT),
+        ({"mpsTenants": "UserNamespaces", "strategies": ["MPS"]}, Tenants.USER_NAMESPACES),
+        ({"mpsTenants": "NonRoot", "fractions": "Never"}, Tenants.NON_ROOT),
     ],
 )
-def test_mps_as_the_default_is_told_to_be_not_there_yet(entry, path):
-    (note,) = profile(entry).notes
-
-    assert note.startswith(f"{path}: no MPS daemon runs on this node")
+def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
+    assert rules(**said).tenants is tenants
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,14 @@ def test_mps_as_the_default_is_told_to_be_not_there_yet(entry, path):
             {"strategies": ["MPS"], "defaultStrategy": "TimeSlicing"},
             ["spec.gpus[0].defaultStrategy: TimeSlicing is not among spec.gpus[0].strategies: MPS"],
             id="a default that is not allowed",
+        ),
+        pytest.param(
+            {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot"},
+            [
+                "spec.gpus[0].mpsTenants: has no effect where MPS is not among "
+                "spec.gpus[0].strategies; add it, or remove this"
+            ],
+            id="tenants of nothing",
         ),
         pytest.param(
             {"memory": {"least": "255Mi", "step": "1500k"}},
@@ -308,8 +318,7 @@ def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
 
     (entry,) = found.entries
     assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=Strategy.MPS)
-    (note,) = found.notes
-    assert note.startswith("sharing.mps: no MPS daemon runs on this node")
+    assert found.notes == ()
 
 
 def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():

@@ -1,5 +1,7 @@
 """What the scheduler sees of a GPU, in the words of NVIDIA's driver."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,13 +9,15 @@ from hypothesis import strategies as st
 from dra_driver.kubeletplugin import quantity
 from dra_driver.kubeletplugin.slice_limits import check
 from dra_driver.kubeletplugin.slices import split
-from dra_driver.model.devices import Topology
+from dra_driver.model.devices import Topology, Version
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Keeps, Monitor, Offer, Replica, Sliceable
-from dra_driver.model.profiles import Entry, Profile, Rules, Selection
+from dra_driver.model.offer import Device, Exclusive, Keeps, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Entry, Profile, Rules, Selection, Strategy
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published
+from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE, gpu
+from tests.plan.profiles import any_rules
 
 
 def whole(**fields):
@@ -36,6 +40,7 @@ def test_a_whole_gpu_is_published_with_all_its_names():
             "cudaComputeCapability": {"version": "9.0.0"},
             "cudaDriverVersion": {"version": "13.0.0"},
             "driverVersion": {"version": "580.95.5"},
+            "mps": {"bool": True},
             "nvlinkClique": {"string": "nvswitch"},
             "nvlinkPeers": {"int": 7},
             "pcieSwitch": {"string": "0000:16:00.0"},
@@ -43,6 +48,7 @@ def test_a_whole_gpu_is_published_with_all_its_names():
             "resource.kubernetes.io/numaNode": {"int": 0},
             "resource.kubernetes.io/pciBusID": {"string": "0000:18:00.0"},
             "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
+            "timeSlicing": {"bool": True},
             "type": {"string": "gpu"},
             "uuid": {"string": "GPU-00000000-0000-0000-0000-000000000000"},
         },
@@ -122,6 +128,41 @@ def test_replicas_share_everything_but_name_and_memory():
     assert first["capacity"] == {"memory": {"value": "40Gi"}}
 
 
+def test_replicas_that_share_by_mps_reserve_their_part_of_the_cores():
+    shape = replace(SLICEABLE, shares=3, replicas=3, cores_default=33)
+
+    sliceable, replica = published(
+        Offer((Device(gpu(0), shape), Device(gpu(1), Replica(0, 3, None, cores=33))))
+    )
+
+    assert sliceable["capacity"]["cores"] == {
+        "value": "100",
+        "requestPolicy": {"default": "33", "validRange": {"min": "0", "max": "100", "step": "1"}},
+    }
+    assert replica["capacity"] == {"cores": {"value": "33"}}
+
+
+@pytest.mark.parametrize(
+    ("strategies", "time_slicing", "mps"),
+    [
+        pytest.param((Strategy.TIME_SLICING, Strategy.MPS), True, True, id="both"),
+        pytest.param((Strategy.TIME_SLICING,), True, False, id="turns"),
+        pytest.param((Strategy.MPS,), False, True, id="mps"),
+        pytest.param((), False, False, id="none"),
+    ],
+)
+def test_every_device_says_by_which_strategies_it_can_be_shared(strategies, time_slicing, mps):
+    rules = Rules(strategies=strategies)
+    shapes = (SLICEABLE, Exclusive(), Replica(0, 2, None), Monitor())
+
+    devices = published(Offer(tuple(Device(gpu(0), shape, rules) for shape in shapes)))
+
+    said = {
+        (d["attributes"]["timeSlicing"]["bool"], d["attributes"]["mps"]["bool"]) for d in devices
+    }
+    assert said == {(time_slicing, mps)}
+
+
 def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
     whole, monitor = published(Offer((Device(gpu(0), SLICEABLE), Device(gpu(0), Monitor()))))
 
@@ -135,24 +176,25 @@ def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
 
 @given(
     memory=st.none() | st.integers(1, 200 * 1024**3),
+    capability=st.sampled_from([Version(6, 1), Version(9, 0)]),
     keeps=st.builds(Keeps),
-    rules=st.builds(
-        Rules,
-        replicas=st.integers(1, 200),
-        rename=st.booleans(),
-        limited=st.booleans(),
-        shares=st.none() | st.integers(1, 100),
-        memory_least=st.integers(1, 100 * 1024).map(lambda mib: mib * MIB),
-        memory_step=st.integers(1, 1024).map(lambda mib: mib * MIB),
-    ),
+    rules=any_rules(),
+    mps=st.booleans(),
 )
-def test_whatever_a_profile_says_the_api_server_takes_the_slice(memory, keeps, rules):
+def test_whatever_a_profile_says_the_api_server_takes_the_slice(
+    memory, capability, keeps, rules, mps
+):
     everywhere = Profile("p", (Entry(Selection(), rules, "spec.gpus[0]"),))
-    node = Inventory((gpu(0, memory_bytes=memory), gpu(1)))
+    node = Inventory((gpu(0, memory_bytes=memory, compute_capability=capability), gpu(1)))
 
-    devices = published(offer(node, everywhere, keeps, {}))
+    devices = published(offer(node, everywhere, keeps, {}, mps))
 
-    assert not list(check(split("node-1", devices)))
+    pool = split("node-1", devices)
+    assert not list(check(pool))
+    for part in pool.slices:
+        place = {"name": "node-1", "resourceSliceCount": len(pool.slices), "generation": 1}
+        spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "pool": place}
+        assert refuse_slice({**spec, "devices": list(part.devices)}, None) == ""
     for capacity in (device["capacity"].get("memory") for device in devices):
         if capacity and "requestPolicy" in capacity:
             least = capacity["requestPolicy"]["validRange"]["min"]

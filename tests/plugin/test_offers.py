@@ -5,7 +5,7 @@ import pytest
 from dra_driver.errors import ClusterError, Unreachable
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Strategy
 from dra_driver.plugin.offers import Keeping, Offers
 from tests.fakes.node import FakeNode
 from tests.fakes.values import gpu, inventory
@@ -54,6 +54,18 @@ def test_a_gpu_that_appears_is_offered_after_another_look():
 
     assert names(world.offers.now()) == ["gpu-0", "gpu-0-mon"]
     assert names(world.offers.refresh()) == ["gpu-0", "gpu-1", "gpu-0-mon", "gpu-1-mon"]
+
+
+@pytest.mark.parametrize("mps", [True, False])
+def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
+    world = World()
+    offers = Offers(
+        world.node, lambda: world.profile, lambda: world.keeps, lambda: world.held, mps=mps
+    )
+
+    found = {Strategy.MPS in device.rules.strategies for device in offers.now().devices}
+
+    assert found == {mps}
 
 
 def test_the_api_server_is_asked_once():
