@@ -13,11 +13,12 @@
 2. ``plugin.prepare``            the order of effects; recovers what a crash cut short
 3. ``kubeletplugin.claim_reader`` reads the claim, live
 4. ``plan.prepare``              decides or refuses, before anything is touched (``plan.configs``,
-                                 ``plan.sharing``, ``plan.amounts``)
+                                 ``plan.sharing``, ``plan.amounts``, ``plan.mps``)
 5. ``node.ledger``               records *started*: from here on a crash can be undone
 6. ``node.node``                 carries out the steps (``node.time_slices``,
-                                 ``node.memory_limits``)
-7. ``plan.edits``                what the container gets, as a ``cdi.Spec``; ``node.claim_files``
+                                 ``node.memory_limits``, ``node.compute_modes``, ``node.mps.agent``)
+7. ``plan.edits``                what the container gets, as a ``cdi.Spec`` (``plan.mps_edits``);
+                                 ``node.claim_files``
 8. ``node.ledger``               records *completed*; the kubelet gets the CDI names
 
 Unprepare is the same road back (``plan.undo``). ``plugin.reconcile`` looks after claims that the
@@ -25,13 +26,20 @@ kubelet forgot.
 
 *Enforce.* ``plugin.enforcement``: claims use no more memory than they were given. The GPU's driver
 limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use.
+``plugin.mps_watch``: what a claim has of MPS goes on as it was granted.
+
+``dra-driver mps-agent`` runs beside the plugin and outlives it: ``agent.service`` is asked by the
+plugin (``node.mps.agent``), ``agent.supervisor`` keeps a server of CUDA's Multi-Process Service for
+each GPU that claims share by MPS, and ``node.mps.daemons`` runs them. Its words are in
+``model.mps``.
 
 Words: a *Claim* was allocated *Devices* of what the node *Offers*; a *Plan* lists the *Steps* that
 make them usable; a *Spec* is what the container sees; the *Ledger* remembers; *Slices* are
 published.
 
-Layers, checked by a machine (``pyproject.toml``): ``cli`` and ``plugin`` connect; ``plan`` decides
-(no input, no output, no clock); ``node`` acts on this machine; ``model`` holds the values;
+Layers, checked by a machine (``pyproject.toml``): ``cli``, ``plugin`` and ``agent`` connect;
+``process`` is what every process has; ``plan`` decides (no input, no output, no clock); ``node``
+acts on this machine; ``model`` holds the values;
 ``kubeletplugin`` and ``cluster`` know Kubernetes but no GPU. ``api`` and ``cdi`` are words shared
 with users, Kubernetes and container runtimes.
 """

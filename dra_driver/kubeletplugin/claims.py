@@ -76,6 +76,7 @@ class Claim:
     configs: tuple[OpaqueConfig, ...] = ()  # class before claim, in the order of the API
     pods: tuple[Pod, ...] = ()  # sorted
     pod_claim_name: str = ""  # under which a pod's spec names the template that it is from
+    of_one_pod: bool = False  # it was made for one pod, and goes with it: no other pod can join
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,13 @@ def read_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim
         _configs(devices.get("config") or (), driver),
         _pods(document["status"].get("reservedFor") or ()),
         (metadata.get("annotations") or {}).get("resource.kubernetes.io/pod-claim-name") or "",
+        any(_is_pod(owner) for owner in metadata.get("ownerReferences") or ()),
     )
+
+
+def _is_pod(owner: Mapping[str, Any]) -> bool:
+    """The pod is the controller of a claim from a template, or for an extended resource."""
+    return owner.get("kind") == "Pod" and bool(owner.get("controller"))
 
 
 def _pods(consumers: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:

@@ -1,7 +1,9 @@
-"""Which container of which pod uses which claims, as the kubelet tells it."""
+"""Pods: which container uses which claims, as the kubelet tells it, and as their spec says it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from dra_driver.kubeletplugin.claims import PodUid
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -19,3 +21,24 @@ class ListedPod:
     namespace: str
     name: str
     containers: Mapping[str, frozenset[ClaimName]]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """What a container of a pod asks for; also of an init container."""
+
+    name: str
+    uses: frozenset[tuple[str, str]]  # (name of a ResourceClaim, request; "": all of the claim)
+    root: bool  # it may run as user 0 of its user namespace
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """A pod as the API server has it."""
+
+    namespace: str
+    name: str
+    uid: PodUid
+    containers: tuple[ContainerSpec, ...]
+    host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
+    ends_at: float | None = None  # deleted: its processes are killed then, in seconds of the epoch

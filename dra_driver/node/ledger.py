@@ -24,7 +24,8 @@ from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held, Holding, Record
 from dra_driver.model.offer import board
-from dra_driver.node.records import UnreadableRecord, decode_record, encode_record
+from dra_driver.node.records import decode_record, encode_record
+from dra_driver.node.step_records import UnreadableRecord
 
 _SUFFIX = ".json"
 _ASIDE = ".unreadable"

@@ -4,32 +4,26 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
 from dra_driver.node.cgroups import Cgroups, cgroup_root
+from dra_driver.node.compute_modes import ComputeModes
 from dra_driver.node.containers import Containers, Uses
 from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode, Parts
 from dra_driver.node.nvml import Nvml, load_nvml
+from dra_driver.node.place import Driver, Place, open_driver
 from dra_driver.node.time_slices import TimeSlices
 from dra_driver.node.topology import PciTree
 
+__all__ = ["Driver", "Place", "nothing_known", "open_driver", "open_node"]
+
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where GPUs are looked for. *driver_root*: a path of the host; None: the usual places."""
-
-    driver_root: str | None
-    host_root: Path
-    sim: str  # the name or file of a simulated node; empty: this machine
-    runtime_dir: str = ""  # of the container runtime, where it is not at a usual place
 
 
 def nothing_known(
@@ -68,6 +62,8 @@ def _real(place: Place, claims_of: Uses) -> Parts:
         nodes,
         TimeSlices(driver),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+        ComputeModes(nvml),
+        _agent(place),
     )
 
 
@@ -75,6 +71,7 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
     # Imported here: a node with GPUs has no use for it.
     from dra_driver.node.sim.cgroup_mirror import CgroupMirror
     from dra_driver.node.sim.commands import run_simulated
+    from dra_driver.node.sim.compute_modes import SimulatedComputeModes
     from dra_driver.node.sim.host import SimulatedHost
     from dra_driver.node.sim.live import LiveNode
     from dra_driver.node.sim.memory_limits import CgroupTree, SimulatedMemoryLimits
@@ -89,7 +86,8 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
     if live.current().limits_memory:
         mirror = CgroupMirror(Cgroups(cgroup_root(place.host_root)), tree)
         stack.callback(mirror.stop)
-    nvml = Nvml(lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root)))
+    modes = SimulatedComputeModes(sim_dir)
+    nvml = Nvml(lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root), modes))
     nodes = DeviceNodes(driver, run_simulated, simulated_device_number)
     cgroups = Cgroups(tree.root, tree.make, tree.remove)
     return Parts(
@@ -99,7 +97,13 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
         nodes,
         TimeSlices(driver, run_simulated),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+        ComputeModes(nvml),
+        _agent(place),
     )
+
+
+def _agent(place: Place) -> MpsAgent | None:
+    return MpsAgent(Path(place.mps_socket)) if place.mps_socket else None
 
 
 def _gpus(nvml: Nvml, nodes: DeviceNodes, root: Path) -> Gpus:

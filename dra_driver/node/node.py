@@ -1,19 +1,34 @@
 """This machine as the plugin sees it: its inventory, its driver files, and the steps done to it."""
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from dra_driver.errors import AgentDown, NodeError
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mps import Served, Space, SpaceName
 from dra_driver.model.processes import GpuProcess
-from dra_driver.model.steps import Interval, LimitMemory, MakeDeviceNodes, SetTimeSlice, Step
+from dra_driver.model.steps import (
+    ComputeMode,
+    EndMps,
+    Interval,
+    LimitMemory,
+    MakeDeviceNodes,
+    ServeMps,
+    SetComputeMode,
+    SetTimeSlice,
+    Step,
+)
+from dra_driver.node.compute_modes import ComputeModes
 from dra_driver.node.device_nodes import DeviceNodes
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.time_slices import TimeSlices
 
@@ -28,6 +43,11 @@ class Parts:
     nodes: DeviceNodes
     time_slices: TimeSlices
     limits: MemoryLimits
+    modes: ComputeModes
+    mps: MpsAgent | None = None  # None: this node serves nothing by MPS
+
+
+log = logging.getLogger(__name__)
 
 
 class GpuNode:
@@ -39,9 +59,11 @@ class GpuNode:
         self._nodes = parts.nodes
         self._time_slices = parts.time_slices
         self._nvml = parts.nvml
+        self._modes = parts.modes
         self._looking = threading.Lock()
         self._inventory: Inventory | None = None
         self.limits: Final = parts.limits  # what the driver itself enforces of memory
+        self.mps: Final = parts.mps  # None: this node serves nothing by MPS
 
     def inventory(self) -> Inventory:
         """What the last look found; the first call looks."""
@@ -63,16 +85,22 @@ class GpuNode:
         """The device files of these GPUs; missing ones are made."""
         return self._nodes.files(minors)
 
-    def interval(self, gpu: GpuUuid) -> Interval | None:
-        """The interval at which the GPU's processes take turns; None: it does not say."""
-        return self._time_slices.read(gpu)
+    def found(self, setting: SetTimeSlice | SetComputeMode) -> Interval | ComputeMode | None:
+        """What the GPU has now of what is to be set; None: it does not say."""
+        match setting:
+            case SetTimeSlice(gpu=gpu):
+                return self._time_slices.read(gpu)
+            case SetComputeMode(gpu=gpu):
+                return self._modes.read(gpu)
+            case _:
+                assert_never(setting)
 
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
         """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""
         return gpu_processes(self._nvml, gpu)
 
-    def carry_out(self, step: Step) -> None:
-        """Do it; doing it twice is doing it once."""
+    def carry_out(self, step: Step) -> Served | None:
+        """Do it; doing it twice is doing it once. What clients can use then, of ``ServeMps``."""
         match step:
             case MakeDeviceNodes(minors=minors):
                 self._nodes.files(minors)
@@ -80,15 +108,43 @@ class GpuNode:
                 self._time_slices.set(gpu, interval)
             case LimitMemory():
                 self.limits.carry_out(step)
+            case SetComputeMode(gpu=gpu, mode=mode):
+                self._modes.set(gpu, mode)
+            case ServeMps(space=space):
+                return self._serve(space)
+            case EndMps(space=name):
+                self._end(name)
             case _:
                 assert_never(step)
+        return None
 
     def restore(self, step: Step) -> None:
         """Do it as part of giving a claim back: what is gone needs nothing any more."""
         match step:
             case SetTimeSlice(gpu=gpu, interval=interval):
                 self._time_slices.restore(gpu, interval)
-            case MakeDeviceNodes() | LimitMemory():
+            case SetComputeMode(gpu=gpu, mode=mode):
+                self._modes.restore(gpu, mode)
+            case MakeDeviceNodes() | LimitMemory() | ServeMps() | EndMps():
                 self.carry_out(step)
             case _:
                 assert_never(step)
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode | None:
+        """Who may compute on *gpu*; None: it does not say."""
+        return self._modes.read(gpu)
+
+    def _serve(self, space: Space) -> Served:
+        if self.mps is None:
+            raise NodeError("this node serves nothing by MPS: set --mps-socket, and run an agent")
+        return self.mps.serve(space)
+
+    def _end(self, space: SpaceName) -> None:
+        """An agent that is down has it ended when it is back (``plugin.mps_watch``): a pod must be
+        able to end without it."""
+        if self.mps is None:
+            return
+        try:
+            self.mps.release(space)
+        except AgentDown as e:
+            log.warning("a space is ended later", extra={"space": space, "error": str(e)})

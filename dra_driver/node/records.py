@@ -7,7 +7,7 @@ would misread raises ``readableFrom``.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
 from dra_driver.kubeletplugin.claims import (
@@ -22,21 +22,18 @@ from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
 from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.steps import (
-    Interval,
-    LimitMemory,
-    MakeDeviceNodes,
-    PodLimit,
-    SetTimeSlice,
-    Step,
+from dra_driver.model.steps import Step
+from dra_driver.node.step_records import (
+    STEP_KEYS,
+    UnreadableRecord,
+    decode_step,
+    encode_step,
+    step_key,
+    text,
 )
 
-VERSION = 2  # 1: whole GPUs only
+VERSION = 3  # 1: whole GPUs only; 2: no MPS
 READABLE_FROM = 1
-
-
-class UnreadableRecord(ValueError):
-    """This is no record, or one of a release that this one cannot read."""
 
 
 def encode_record(record: Record) -> bytes:
@@ -51,8 +48,7 @@ def encode_record(record: Record) -> bytes:
         },
         "state": "completed" if record.completed else "started",
         "holdings": [_encode_holding(holding) for holding in record.holdings],
-        "steps": [_encode_step(step) for step in record.steps if _is_old(step)],
-        "sharing": [_encode_step(step) for step in record.steps if not _is_old(step)],
+        **_encode_steps(record.steps),
         "pods": [{"name": pod.name, "uid": pod.uid} for pod in record.pods],
         "podClaimName": record.pod_claim_name,
     }
@@ -62,10 +58,10 @@ def encode_record(record: Record) -> bytes:
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
-def decode_record(text: bytes) -> Record:
-    """The record in *text*. UnreadableRecord says why it is none."""
+def decode_record(content: bytes) -> Record:
+    """The record in *content*. UnreadableRecord says why it is none."""
     try:
-        document = json.loads(text)
+        document = json.loads(content)
     except ValueError as e:
         raise UnreadableRecord(f"it is not JSON ({e})") from e
     try:
@@ -83,27 +79,19 @@ def decode_record(text: bytes) -> Record:
 
 def _decode(document: Mapping[str, Any]) -> Record:
     claim = document["claim"]
-    ref = ClaimRef(_text(claim["namespace"]), _text(claim["name"]), ClaimUid(_text(claim["uid"])))
+    ref = ClaimRef(text(claim["namespace"]), text(claim["name"]), ClaimUid(text(claim["uid"])))
     completed = {"started": False, "completed": True}[document["state"]]
     return Record(
         claim=ref,
         holdings=tuple(_decode_holding(holding, ref) for holding in document["holdings"]),
-        steps=tuple(
-            _decode_step(step) for step in (*document["steps"], *document.get("sharing", ()))
-        ),
+        steps=tuple(decode_step(step) for key in STEP_KEYS for step in _steps_below(document, key)),
         pods=tuple(
-            Pod(_text(pod["name"]), PodUid(_text(pod["uid"]))) for pod in document.get("pods", ())
+            Pod(text(pod["name"]), PodUid(text(pod["uid"]))) for pod in document.get("pods", ())
         ),
-        pod_claim_name=_text(document.get("podClaimName", "")),
+        pod_claim_name=text(document.get("podClaimName", "")),
         prepared=tuple(_decode_prepared(d) for d in document["prepared"]) if completed else None,
-        spec=_text(document["spec"]) if completed else None,
+        spec=text(document["spec"]) if completed else None,
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
-    return value
 
 
 def _encode_holding(holding: Holding) -> dict[str, Any]:
@@ -129,11 +117,11 @@ def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:
     share, gpu, limit = document["share"], document.get("gpu"), document.get("limit")
     return Holding(
         claim=claim,
-        device=DeviceName(_text(document["device"])),
-        share=ShareId(_text(share)) if share is not None else None,
-        consumed=tuple(sorted((_text(k), _text(v)) for k, v in document["consumed"].items())),
+        device=DeviceName(text(document["device"])),
+        share=ShareId(text(share)) if share is not None else None,
+        consumed=tuple(sorted((text(k), text(v)) for k, v in document["consumed"].items())),
         admin=bool(document["admin"]),
-        gpu=GpuUuid(_text(gpu)) if gpu is not None else None,
+        gpu=GpuUuid(text(gpu)) if gpu is not None else None,
         shape=_decode_shape(document["shape"]) if "shape" in document else Exclusive(),
         limit=_decode_limit(limit) if limit is not None else None,
     )
@@ -178,47 +166,19 @@ def _checked(fields: Mapping[str, Any], shape: type[Sliceable] | type[Replica]) 
     return {key: value for key, value in fields.items() if key in known}
 
 
-def _is_old(step: Step) -> bool:
-    """Whether a reader of version 1 knows it. It takes back a claim without knowing the others."""
-    return isinstance(step, MakeDeviceNodes)
+def _encode_steps(steps: Sequence[Step]) -> dict[str, list[dict[str, Any]]]:
+    """Each below the key of its version: older readers do not look at newer keys, and so take back
+    a claim without undoing what they do not know."""
+    return {
+        key: [encode_step(step) for step in steps if step_key(step) == key] for key in STEP_KEYS
+    }
 
 
-def _encode_step(step: Step) -> dict[str, Any]:
-    match step:
-        case MakeDeviceNodes(minors=minors):
-            return {"step": "MakeDeviceNodes", "minors": list(minors)}
-        case SetTimeSlice(gpu=gpu, interval=interval, before=before):
-            return {"step": "SetTimeSlice", "gpu": gpu, "interval": interval, "before": before}
-        case LimitMemory(gpu=gpu, pods=pods, strict=strict):
-            limits = [{"pod": one.pod, "memoryBytes": one.memory_bytes} for one in pods]
-            return {"step": "LimitMemory", "gpu": gpu, "pods": limits, "strict": strict}
-        case _:
-            assert_never(step)
-
-
-def _decode_step(document: Mapping[str, Any]) -> Step:
-    match document["step"]:
-        case "MakeDeviceNodes":
-            return MakeDeviceNodes(tuple(int(minor) for minor in document["minors"]))
-        case "SetTimeSlice":
-            before = document["before"]
-            return SetTimeSlice(
-                GpuUuid(_text(document["gpu"])),
-                Interval(document["interval"]),
-                None if before is None else Interval(before),
-            )
-        case "LimitMemory":
-            pods = tuple(
-                PodLimit(PodUid(_text(one["pod"])), _bytes(one["memoryBytes"]))
-                for one in document["pods"]
-            )
-            return LimitMemory(GpuUuid(_text(document["gpu"])), pods, bool(document["strict"]))
-        case other:
-            raise UnreadableRecord(f"its step {other!r} is unknown")
-
-
-def _bytes(value: Any) -> int | None:
-    return None if value is None else int(value)
+def _steps_below(document: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = (
+        document[key] if key == STEP_KEYS[0] else document.get(key, ())
+    )
+    return found
 
 
 def _encode_prepared(device: PreparedDevice) -> dict[str, Any]:
@@ -234,9 +194,9 @@ def _encode_prepared(device: PreparedDevice) -> dict[str, Any]:
 def _decode_prepared(document: Mapping[str, Any]) -> PreparedDevice:
     share = document["share"]
     return PreparedDevice(
-        requests=tuple(_text(request) for request in document["requests"]),
-        pool=_text(document["pool"]),
-        device=_text(document["device"]),
-        cdi_ids=tuple(_text(cdi_id) for cdi_id in document["cdiIds"]),
-        share=ShareId(_text(share)) if share is not None else None,
+        requests=tuple(text(request) for request in document["requests"]),
+        pool=text(document["pool"]),
+        device=text(document["device"]),
+        cdi_ids=tuple(text(cdi_id) for cdi_id in document["cdiIds"]),
+        share=ShareId(text(share)) if share is not None else None,
     )

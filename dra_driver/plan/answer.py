@@ -1,19 +1,24 @@
 """A plan that was carried out, as the kubelet and the container runtime are told of it."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dra_driver.kubeletplugin.claims import PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Served, SpaceName
 from dra_driver.plan.amounts import NOTHING, Amount
 from dra_driver.plan.edits import Granted, device_id
 from dra_driver.plan.prepare import Plan
 from dra_driver.plan.sharing import told
 
 
-def granted(plan: Plan, documents: Sequence[Document]) -> tuple[Granted, ...]:
+def granted(
+    plan: Plan, documents: Sequence[Document], served: Mapping[SpaceName, Served]
+) -> tuple[Granted, ...]:
     """What the containers get, and what they are told of their share.
+
+    *served*: what the MPS agent answered for each space of the plan.
 
     A container that gets a request gets all devices of it. So the first of them brings the
     document along, which it must have once; and each tells what the request has of its GPU in all.
@@ -35,6 +40,7 @@ def granted(plan: Plan, documents: Sequence[Document]) -> tuple[Granted, ...]:
                 grant.allocation,
                 together[grant.device.gpu.uuid, grant.allocation.base_request],
             ),
+            served[grant.space.name] if grant.space else None,
         )
         for grant in plan.grants
     )

@@ -28,6 +28,8 @@ Environment of the workload, for each GPU it holds (N: the minor number, as in `
     GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
     GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
 
+What is shared by MPS has the variables of ``plan.mps_edits`` besides.
+
 They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
 and one that gets GPUs of several claims learns of all of its own. A runtime keeps one variable of a
 name, so of two shares of one GPU in one container the first three tell the later one. The last has
@@ -56,6 +58,8 @@ from dra_driver.model.driver_files import (
     HostFile,
     Library,
 )
+from dra_driver.model.mps import Served
+from dra_driver.plan.mps_edits import mps_edits
 
 _READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 _SOCKET: Final = (*_READ_ONLY, "noexec")
@@ -95,6 +99,7 @@ class Granted:
     document: Document | None = None  # that containers with this device can read
     request: str = ""  # with its claim, as the pod knows them: "gpu-cache"
     requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
+    served: Served | None = None  # by an MPS server
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,12 @@ def claim_spec(
     return Spec(
         kind=f"{vendor(driver)}/{names.CDI_CLASS}",
         devices=tuple(
-            Device(name, container_edits=_of_device(claim, same[-1], host.nodes) + _shown(same))
+            Device(
+                name,
+                container_edits=_of_device(claim, same[-1], host.nodes)
+                + _served(same)
+                + _shown(same),
+            )
             for name, same in by_name.items()
         ),
         container_edits=_of_claim(host),
@@ -163,6 +173,11 @@ def _of_device(claim: ClaimRef, one: Granted, nodes: DeviceFiles) -> ContainerEd
         env=(f"{prefix}_UUID={one.gpu.uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
         device_nodes=(_node(nodes.gpus[one.gpu.minor]),),
     )
+
+
+def _served(same: Iterable[Granted]) -> ContainerEdits:
+    served = next((one.served for one in same if one.served), None)
+    return mps_edits(served) if served else ContainerEdits()
 
 
 def _shown(same: Iterable[Granted]) -> ContainerEdits:

@@ -4,7 +4,8 @@ from typing import Any
 
 from api import names
 from dra_driver.kubeletplugin.device_metadata import Document, MetadataDevice, documents
-from dra_driver.plan.prepare import Grant, Plan
+from dra_driver.plan.mps import Grant
+from dra_driver.plan.prepare import Plan
 from dra_driver.plan.publish import attributes_of
 from dra_driver.plan.sharing import told
 

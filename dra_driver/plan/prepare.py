@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
 from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef
@@ -11,25 +11,18 @@ from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.offer import Device, Monitor, Offer, Replica, Sliceable
 from dra_driver.model.steps import MakeDeviceNodes, SetTimeSlice, Step
 from dra_driver.plan.amounts import NOTHING, Amount, amount, lacking, taken
+from dra_driver.plan.compute_modes import barred, mode_steps
 from dra_driver.plan.configs import Chosen, Decoded, config_of, decode_configs
+from dra_driver.plan.gpu_settings import taken_over
 from dra_driver.plan.limits import limit_steps
-from dra_driver.plan.sharing import Sharing, limit_of, sharing_of
-from dra_driver.plan.time_slices import clashing, time_slice_steps
+from dra_driver.plan.mps import Grant, Pods, serve_steps, with_spaces
+from dra_driver.plan.sharing import TimeSliced, limit_of, sharing_of
+from dra_driver.plan.time_slices import clashing
 
 _MOST_NAMES_SHOWN = 16
 
 _Devices = Mapping[Allocation, Device]
 _Amounts = Mapping[Allocation, Amount]
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """One device that a claim gets, how much of it, and how."""
-
-    allocation: Allocation
-    device: Device
-    amount: Amount
-    sharing: Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +45,34 @@ class Plan:
         )
 
 
-def plan_claim(claim: Claim, offer: Offer, others: Sequence[Record], pool: str) -> Plan:
+def plan_claim(
+    claim: Claim, offer: Offer, others: Sequence[Record], pool: str, pods: Pods | None = None
+) -> Plan:
     """What preparing *claim* takes, on the node whose pool is *pool*.
 
-    *others*: what other claims hold of the same GPUs. ClaimError: it can never work like this.
-    UnknownDevice: a device is not (or no longer) here. DeviceHeld: another claim has to go first.
-    A message names every such problem of its kind.
+    *others*: what other claims hold of the same GPUs. *pods*: those that use the claim.
+
+    ClaimError: it can never work like this. UnknownDevice: a device is not (or no longer) here.
+    DeviceHeld: another claim has to go first. A message names every such problem of its kind.
+    PodsNeeded: *pods* is None, and it depends on them.
     """
     configs = decode_configs(claim)
     devices = _lookup(claim, offer, pool)
     amounts = {a: amount(a.consumed, device.shape) for a, device in devices.items()}
     _refuse_misuse(claim, devices, amounts)
-    grants = _grants(claim, devices, amounts, configs)
+    grants = with_spaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
     _refuse_held(claim, grants, others, intervals)
-    minors = sorted({grant.device.gpu.minor for grant in grants})
     wanted = Plan(claim, grants, ())
+    minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
         MakeDeviceNodes(tuple(minors)),
-        *time_slice_steps(intervals, others),
+        *(step for _, step in sorted(intervals.items())),
         *limit_steps(wanted.record, others),
+        *mode_steps(grants, others),
+        *serve_steps(grants),
     )
-    return Plan(claim, grants, steps)
+    return replace(wanted, steps=taken_over(steps, others))
 
 
 def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[Allocation, Device]:
@@ -129,6 +128,11 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
                 f"{where}, capacity.requests.memory: 0 was allocated, which nothing fits into; ask "
                 "for more"
             )
+        if (most := _most_cores(device)) and its.cores > most:
+            problems.append(
+                f"{where}, capacity.requests.cores: {its.cores} % is more than one share, which "
+                f"this node's profile refuses (failRequestsGreaterThanOne); ask for {most} or less"
+            )
         several = asked[allocation.base_request] > 1 or its.shares > 1
         if _is_one_share(device) and several and not allocation.admin:
             problems.append(
@@ -150,20 +154,32 @@ def _is_one_share(device: Device) -> bool:
     return divided and device.rules.one_share
 
 
+def _most_cores(device: Device) -> int:
+    """What a claim can reserve where it gets no more than one share, in percent; 0: all there is.
+
+    A server of protocol 2 holds every client to that (``model.mps.Space``).
+    """
+    shape = device.shape
+    return shape.cores_default if isinstance(shape, Sliceable) and _is_one_share(device) else 0
+
+
 def _grants(
     claim: Claim, devices: _Devices, amounts: _Amounts, configs: Sequence[Decoded]
 ) -> tuple[Grant, ...]:
     grants = []
     problems: list[str] = []
+    chosen: dict[Allocation, Chosen] = {}
     for allocation in claim.allocations:
-        device = devices[allocation]
-        its = NOTHING if allocation.admin else amounts[allocation]
         try:
-            chosen: Chosen = config_of(allocation, configs)
+            chosen[allocation] = config_of(allocation, configs)
         except ClaimError as e:
             problems.append(str(e))
-            continue
-        sharing, found = sharing_of(allocation, device, its, chosen)
+    for allocation, config in chosen.items():
+        device = devices[allocation]
+        its = NOTHING if allocation.admin else amounts[allocation]
+        same = (a for a, other in chosen.items() if other.path == config.path and not a.admin)
+        alike = {devices[one].gpu.uuid for one in same}
+        sharing, found = sharing_of(allocation, device, its, config, sorted(alike))
         grants.append(Grant(allocation, device, its, sharing))
         problems += found
     if problems:
@@ -175,13 +191,13 @@ def _intervals(claim: Claim, grants: Iterable[Grant]) -> dict[GpuUuid, SetTimeSl
     """The interval that the claim asks for on each GPU; two different ones cannot both hold."""
     found: dict[GpuUuid, SetTimeSlice] = {}
     for grant in grants:
-        interval, gpu = grant.sharing.interval, grant.device.gpu
-        if interval is None:
+        sharing, gpu = grant.sharing, grant.device.gpu
+        if not isinstance(sharing, TimeSliced) or (interval := sharing.interval) is None:
             continue
         step = SetTimeSlice(gpu.uuid, interval)
         if found.setdefault(gpu.uuid, step) != step:
             raise ClaimError(
-                f"claim {claim.ref}: {grant.sharing.path}.timeSlicingConfig.interval: {interval} "
+                f"claim {claim.ref}: {sharing.path}.timeSlicingConfig.interval: {interval} "
                 f"on {gpu.name}, for which another request says {found[gpu.uuid].interval}: a GPU "
                 "has one interval; write the same in both"
             )
@@ -214,6 +230,7 @@ def _refuse_held(
             lack = lack or "all of it"
             problems.append(f"{device.name} is held by claim {_holders(its)}, and it needs {lack}")
     problems += _clashes(grants, clashing(intervals, others))
+    problems += barred(grants, others)
     if problems:
         raise DeviceHeld(
             f"claim {claim.ref} cannot have its devices yet: "
@@ -230,7 +247,9 @@ def _clashes(
     found = []
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
-        if sharing.interval is not None and gpu.uuid in set_by_others:
+        if not isinstance(sharing, TimeSliced) or sharing.interval is None:
+            continue
+        if gpu.uuid in set_by_others:
             interval, holder = set_by_others[gpu.uuid]
             found.append(
                 f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "

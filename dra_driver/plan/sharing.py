@@ -1,57 +1,93 @@
-"""What happens on a GPU, or a part of one, that a claim was given: strategy, interval, limit."""
+"""What happens on a GPU, or a part of one, that a claim was given: strategy, interval, limits."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import assert_never
 
 from api import names
-from api.v1beta1 import Mps, TimeSlicing
+from api.v1beta1 import Mps, MpsConfig, TimeSlicing
+from dra_driver.kubeletplugin import quantity as quantities
 from dra_driver.kubeletplugin.claims import Allocation
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Limit
-from dra_driver.model.offer import Device
+from dra_driver.model.mps import ALL_CORES, Priority
+from dra_driver.model.offer import Device, Exclusive, Monitor, Replica, Shape, Sliceable
 from dra_driver.model.profiles import Strategy
 from dra_driver.model.steps import Interval
 from dra_driver.plan.amounts import Amount
 from dra_driver.plan.configs import Chosen
+from dra_driver.plan.profiles import CUDA_CONTEXT_BYTES
 from dra_driver.plan.publish import quantity
 
+_MIB = 1024 * 1024
 _INTERVALS = {
     "Default": Interval.DEFAULT,
     "Short": Interval.SHORT,
     "Medium": Interval.MEDIUM,
     "Long": Interval.LONG,
 }
+_PRIORITIES = {"Normal": Priority.NORMAL, "BelowNormal": Priority.BELOW_NORMAL}
+_MPS_FROM = 7  # compute capability (Volta): before it MPS has no limits for clients
+_PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """How a claim uses its device. *interval*: what it asks for; None: it has no opinion."""
+class TimeSliced:
+    """Processes take turns. *interval*: what the claim asks for; None: it has no opinion."""
 
-    strategy: Strategy = Strategy.TIME_SLICING
     interval: Interval | None = None
     path: str = ""  # of the field "sharing" that says so
 
+    @property
+    def strategy(self) -> Strategy:
+        return Strategy.TIME_SLICING
+
+
+@dataclass(frozen=True, slots=True)
+class ByMps:
+    """Processes run at once, as clients of an MPS server."""
+
+    percent: int = ALL_CORES  # of the GPU's multiprocessors that a client can use, 1 … 100
+    memory_bytes: int | None = None  # that a client can have, whole MiB; None: no limit by MPS
+    priority: Priority = Priority.NORMAL
+
+    @property
+    def strategy(self) -> Strategy:
+        return Strategy.MPS
+
+
+Sharing = TimeSliced | ByMps
+
 
 def sharing_of(
-    allocation: Allocation, device: Device, amount: Amount, chosen: Chosen
+    allocation: Allocation,
+    device: Device,
+    amount: Amount,
+    chosen: Chosen,
+    alike: Sequence[GpuUuid],
 ) -> tuple[Sharing, tuple[str, ...]]:
-    """How *allocation* is to be used, and everything that is wrong with what was asked for."""
+    """How *allocation* is to be used, and everything that is wrong with what was asked for.
+
+    The strategy is what the configuration says, else MPS where cores are reserved, else for a part
+    of a GPU what the profile says. *alike*: the GPUs of the claim that the configuration is for,
+    sorted, as its limits by index count them.
+    """
     asked = chosen.config.sharing
     path = f"{chosen.path}.sharing"
     if allocation.admin:
-        return Sharing(), ()  # it looks on: a class's configuration is for those who compute
-    problems: list[str] = []
-    if isinstance(asked, Mps):
-        problems.append(
-            f"{path}.strategy: MPS is not offered by this node; remove it, or write TimeSlicing"
-        )
-    elif asked is not None and Strategy.TIME_SLICING not in device.rules.strategies:
-        allowed = ", ".join(device.rules.strategies)
-        problems.append(f"{path}.strategy: this node's profile allows {allowed} only")
-    if amount.cores and not isinstance(asked, Mps):
-        problems.append(_cores_refused(allocation, amount, asked, path))
-    interval = None
-    if isinstance(asked, TimeSlicing) and asked.time_slicing_config is not None:
-        interval = _INTERVALS[asked.time_slicing_config.interval]
-    return Sharing(Strategy.TIME_SLICING, interval, path), tuple(problems)
+        return TimeSliced(), ()  # it looks on: a class's configuration is for those who compute
+    if asked is None and amount.whole and not amount.cores:
+        return TimeSliced(None, path), ()  # there is nobody to share it with
+    wanted = _strategy(asked, device, amount)
+    where = f"{path}.strategy" if asked else ""
+    reserves = _reserves(allocation, amount, device)
+    problems = tuple(_strategy_problems(wanted, where, reserves, device))
+    if isinstance(asked, TimeSlicing) or wanted is Strategy.TIME_SLICING:
+        config = asked.time_slicing_config if isinstance(asked, TimeSlicing) else None
+        return TimeSliced(_INTERVALS[config.interval] if config else None, path), problems
+    limits = asked.mps_config if asked else MpsConfig()
+    wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
+    return _by_mps(limits, device, amount, alike), (*problems, *wrong)
 
 
 def told(allocation: Allocation, amount: Amount) -> tuple[tuple[str, str], ...]:
@@ -70,13 +106,90 @@ def limit_of(device: Device, amount: Amount) -> Limit | None:
     return Limit(amount.memory_bytes, rules.guard, rules.strict)
 
 
-def _cores_refused(
-    allocation: Allocation, amount: Amount, asked: TimeSlicing | None, path: str
-) -> str:
-    request = (
-        f"request {allocation.request!r}, capacity.requests.cores: {amount.cores} % of the cores "
-        "can be reserved under MPS only"
-    )
+def _strategy(asked: TimeSlicing | Mps | None, device: Device, amount: Amount) -> Strategy:
     if asked is not None:
-        return f"{request}, and {path}.strategy is TimeSlicing; remove the request for cores"
-    return f"{request}, which this node does not offer; remove the request for cores"
+        return Strategy(asked.strategy)
+    return Strategy.MPS if amount.cores else device.rules.default_strategy
+
+
+def _reserves(allocation: Allocation, amount: Amount, device: Device) -> str:
+    """What of *allocation* takes MPS; empty: nothing. A claim did not ask for the cores that
+    everyone gets where replicas share by MPS, and can do without."""
+    if amount.cores in (0, _cores_by_default(device.shape)):
+        return ""
+    where = f"request {allocation.request!r}, capacity.requests.cores"
+    return f"{where}: {amount.cores} % of the cores can be reserved under MPS only"
+
+
+def _cores_by_default(shape: Shape) -> int:
+    match shape:
+        case Sliceable(cores_default=cores) | Replica(cores=cores):
+            return cores
+        case Exclusive() | Monitor():
+            return 0
+        case _:
+            assert_never(shape)
+
+
+def _strategy_problems(wanted: Strategy, where: str, cores: str, device: Device) -> Iterator[str]:
+    """*where*: the field that says the strategy, empty if none does; *cores*: what reserves them,
+    empty if nothing does."""
+    gpu = device.gpu
+    version = gpu.compute_capability
+    if cores and wanted is not Strategy.MPS:
+        yield f"{cores}, and {where} is {wanted}; remove the request for cores"
+    elif wanted in device.rules.strategies:
+        return
+    elif wanted is Strategy.MPS and version.major < _MPS_FROM:
+        yield (
+            f"{where or cores}: MPS takes compute capability {_MPS_FROM}.0, and {gpu.name} "
+            f"({gpu.product_name}) has {version.major}.{version.minor}; remove it, or select "
+            "another board"
+        )
+    else:
+        allowed = ", ".join(device.rules.strategies) or "nothing"
+        yield (
+            f"{where or cores}: on this node {gpu.name} is shared by {allowed} only; write that, "
+            "or remove it"
+        )
+
+
+def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[GpuUuid]) -> ByMps:
+    """Of what the claim was given and what its configuration says, the smaller counts."""
+    percents = [amount.cores, config.default_active_thread_percentage or 0]
+    sizes = [_pinned(config, device.gpu.uuid, alike)]
+    if not amount.whole and device.rules.limited:
+        sizes.append(amount.memory_bytes)
+    return ByMps(
+        min((percent for percent in percents if percent), default=ALL_CORES),
+        min((size // _MIB * _MIB for size in sizes if size), default=None),
+        _PRIORITIES[config.client_priority],
+    )
+
+
+def _pinned(config: MpsConfig, gpu: GpuUuid, alike: Sequence[GpuUuid]) -> int | None:
+    """The limit of *gpu* in bytes: its own, by UUID before index, else that of all."""
+    each = config.default_per_device_pinned_memory_limit
+    keys = (gpu, *(str(place) for place, uuid in enumerate(alike) if uuid == gpu))
+    own = next((each[key] for key in keys if key in each), None)
+    said = own or config.default_pinned_device_memory_limit
+    return quantities.whole(said) if said else None
+
+
+def _mps_problems(config: MpsConfig, path: str, alike: Sequence[GpuUuid]) -> Iterator[str]:
+    limits = {
+        f"{path}.{_PER_DEVICE}[{key}]": value
+        for key, value in config.default_per_device_pinned_memory_limit.items()
+    }
+    if config.default_pinned_device_memory_limit:
+        limits[f"{path}.defaultPinnedDeviceMemoryLimit"] = config.default_pinned_device_memory_limit
+    for where, value in limits.items():
+        if quantities.whole(value) < CUDA_CONTEXT_BYTES:
+            yield (
+                f"{where}: {value} is less than a CUDA context takes; write "
+                f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
+            )
+    known = {*alike, *(str(place) for place in range(len(alike)))}
+    for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
+        gpus = ", ".join(f"{place} ({uuid})" for place, uuid in enumerate(alike))
+        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write one of {gpus}"

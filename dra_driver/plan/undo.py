@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from dra_driver.model.holdings import Record
-from dra_driver.model.steps import Step
+from dra_driver.model.steps import EndMps, Step
+from dra_driver.plan.gpu_settings import undo_settings
 from dra_driver.plan.limits import undo_limit_steps
-from dra_driver.plan.time_slices import undo_time_slice_steps
+from dra_driver.plan.mps import served_steps
 
 
 def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
@@ -14,4 +15,8 @@ def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
     *others*: the records of the claims that share a GPU with it. Device files stay: they do no
     harm, and others may use them.
     """
-    return (*undo_limit_steps(record, others), *undo_time_slice_steps(record, others))
+    return (
+        *(EndMps(step.space.name) for step in served_steps(record)),
+        *undo_limit_steps(record, others),
+        *undo_settings(record, others),
+    )

@@ -5,9 +5,10 @@ Killed at any instruction, the next start (``recover``) finds a claim either pre
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from cdi import Spec
 from dra_driver.errors import (
@@ -20,20 +21,23 @@ from dra_driver.errors import (
 )
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
-from dra_driver.kubeletplugin.named_locks import NamedLocks
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
+from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer, board
+from dra_driver.model.steps import Step
 from dra_driver.node.ledger import SetAside
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
-from dra_driver.plan.limits import limit_steps, undo_limit_steps
+from dra_driver.plan.gpu_settings import to_look_up, with_found
 from dra_driver.plan.metadata import documents_of
+from dra_driver.plan.mps import PodsNeeded
 from dra_driver.plan.prepare import Plan, plan_claim
-from dra_driver.plan.time_slices import to_look_up, with_found
 from dra_driver.plan.undo import undoing
+from dra_driver.plugin.claim_pods import ClaimPods
 from dra_driver.plugin.side_by_side import side_by_side
 from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.upkeep import Locks, Upkeep
 from dra_driver.plugin.waits import Wait, Waits
 
 log = logging.getLogger(__name__)
@@ -53,18 +57,15 @@ class Preparer:
         self._files = tools.files
         self._turn = tools.turn
         self._changed = tools.changed
+        self._pods = ClaimPods(tools.pods, tools.ledger)
         self._waits = waits or Waits()
-        self._claim_locks = NamedLocks(
-            "the claim with UID {name} is still being worked on, {seconds} s later"
-        )
-        self._gpu_locks = NamedLocks(
-            "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
-        )
+        self._locks = Locks()
+        self.upkeep: Final = Upkeep(tools, self._locks, self._waits)
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
         wait = Wait(self._waits)
-        with self._claim_locks.hold([ref.uid], wait.left()):
+        with self._locks.claims.hold([ref.uid], wait.left()):
             try:
                 claim = self._claims.read(ref)
             except ClusterError:
@@ -83,9 +84,9 @@ class Preparer:
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
         wait = Wait(self._waits)
-        with self._claim_locks.hold([ref.uid], wait.left()), self._turn(wait.left()):
+        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
             record = self._ledger.known(ref.uid)
-            with self._gpu_locks.hold(_gpus(record), wait.left()):
+            with self._locks.gpus.hold(_gpus(record), wait.left()):
                 if not gone():
                     return False
                 if record is not None:
@@ -95,36 +96,6 @@ class Preparer:
                     self._ledger.forget(ref.uid)
         self._changed(record)
         return True
-
-    def note_pods(self, claim: Claim) -> bool:
-        """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
-
-        The kubelet prepares a claim once, for its first pod (KEP-4381). False: nothing changed.
-        """
-        known = self._ledger.known(claim.ref.uid)
-        if known is None or not known.completed or known.pods == claim.pods:
-            return False
-        wait = Wait(self._waits)
-        with self._claim_locks.hold([claim.ref.uid], wait.left()), self._turn(wait.left()):
-            record = self._ledger.record(claim.ref.uid)
-            if record is None or not record.completed:
-                return False
-            with self._gpu_locks.hold(record.gpus, wait.left()):
-                self._change_pods(record, claim)
-        return True
-
-    def _change_pods(self, record: Record, claim: Claim) -> None:
-        """Record, act, record: a pod that leaves is forgotten once its limit is gone."""
-        both = tuple(sorted({*record.pods, *claim.pods}))
-        self._ledger.write(replace(record, pods=both))
-        others = self._ledger.neighbours(record.claim.uid, record.gpus)
-        after = replace(record, pods=claim.pods)
-        gone = tuple(pod for pod in record.pods if pod not in claim.pods)
-        for step in undo_limit_steps(replace(record, pods=gone), others):
-            self._node.restore(step)
-        for step in limit_steps(after, others):
-            self._node.carry_out(step)
-        self._ledger.write(after)
 
     def recover(self) -> None:
         """Bring files and ledger together: at start, and after another process had the turn.
@@ -157,7 +128,7 @@ class Preparer:
     def _restore(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
         wait = Wait(self._waits)
-        with self._claim_locks.hold([ref.uid], wait.left()), self._turn(wait.left()):
+        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
             record = self._ledger.known(ref.uid)
             if record is not None and self._lacks_files(record):
                 self._completed(ref)
@@ -191,7 +162,7 @@ class Preparer:
             try:
                 with self._turn(wait.left()):
                     known = self._ledger.known(claim.ref.uid)
-                    with self._gpu_locks.hold(wanted | _gpus(known), wait.left()):
+                    with self._locks.gpus.hold(wanted | _gpus(known), wait.left()):
                         return self._prepare(claim, wanted)
             except DeviceHeld:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
@@ -212,9 +183,8 @@ class Preparer:
         record = plan.record
         self._ledger.write(record)
         try:
-            for _, alike in itertools.groupby(record.steps, key=type):
-                side_by_side(self._node.carry_out, tuple(alike))
-            spec = self._render(plan, documents)
+            self._pods.refuse_two_servers(claim)
+            spec = self._render(plan, documents, self._carry_out(record.steps))
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = answer(plan, self._names.driver)
             self._ledger.write(replace(record, prepared=prepared, spec=text))
@@ -223,17 +193,32 @@ class Preparer:
             raise
         return prepared
 
+    def _carry_out(self, steps: Iterable[Step]) -> Mapping[SpaceName, Served]:
+        """Steps of one kind side by side; what clients of MPS can use then."""
+        served = {}
+        for _, alike in itertools.groupby(steps, key=type):
+            for one in side_by_side(self._node.carry_out, tuple(alike)):
+                if one is not None:
+                    served[one.space.name] = one
+        return served
+
     def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
         _refuse_unsettled(claim, self._ledger.set_aside())
         others = self._ledger.neighbours(claim.ref.uid, wanted)
         try:
-            plan = plan_claim(claim, offer, others, self._names.pool)
+            plan = self._planned(claim, offer, others)
         except UnknownDevice:
             # It may have appeared since the last look: the scheduler saw another process's slice.
-            plan = plan_claim(claim, self._offers.refresh(), others, self._names.pool)
-        gpus = to_look_up(plan.steps, others)
-        found = dict(zip(gpus, side_by_side(self._node.interval, gpus), strict=True))
+            plan = self._planned(claim, self._offers.refresh(), others)
+        settings = to_look_up(plan.steps, others)
+        found = dict(zip(settings, side_by_side(self._node.found, settings), strict=True))
         return replace(plan, steps=with_found(plan.steps, found))
+
+    def _planned(self, claim: Claim, offer: Offer, others: Sequence[Record]) -> Plan:
+        try:
+            return plan_claim(claim, offer, others, self._names.pool)
+        except PodsNeeded:
+            return plan_claim(claim, offer, others, self._names.pool, self._pods.of(claim))
 
     def _offer(self, claim: Claim) -> Offer:
         try:
@@ -253,10 +238,13 @@ class Preparer:
         devices = (offered.get(DeviceName(a.device)) for a in claim.allocations)
         return names | {device.gpu.uuid for device in devices if device is not None}
 
-    def _render(self, plan: Plan, documents: Sequence[Document]) -> Spec:
+    def _render(
+        self, plan: Plan, documents: Sequence[Document], served: Mapping[SpaceName, Served]
+    ) -> Spec:
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
         host = Host(self._node.driver_files(), self._node.device_files(minors), self._names.hook)
-        return claim_spec(plan.claim.ref, granted(plan, documents), host, self._names.driver)
+        gets = granted(plan, documents, served)
+        return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
     def _take_back(self, record: Record) -> None:
         steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))

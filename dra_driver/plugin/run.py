@@ -4,22 +4,20 @@ Stopping never touches claims or slices: pods go on, and the next process finds 
 """
 
 import logging
-import signal
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.cluster.events import PodEvents
-from dra_driver.errors import DriverError, NodeError
+from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claim_reader import ClaimReader
 from dra_driver.kubeletplugin.features import probe_devices
 from dra_driver.kubeletplugin.instances import Instances
 from dra_driver.kubeletplugin.plugin import Plugin
+from dra_driver.kubeletplugin.pod_reader import PodReader
 from dra_driver.kubeletplugin.pod_resources import PodResources
 from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.publisher import Publisher
@@ -41,8 +39,9 @@ from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
 from dra_driver.plugin.enforcement import Enforced, enforce
-from dra_driver.plugin.http import HttpServer
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.mps_metrics import MpsMetrics
+from dra_driver.plugin.mps_watch import Watched, watch_mps
 from dra_driver.plugin.node_labels import NodeLabels
 from dra_driver.plugin.offers import Keeping, Offers
 from dra_driver.plugin.pod_limits import claims_of
@@ -52,6 +51,8 @@ from dra_driver.plugin.profiles import Profiles
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.plugin.rounds import Rounds, Watcher
 from dra_driver.plugin.tools import Changed, Names, Tools
+from dra_driver.process.ending import Ending
+from dra_driver.process.http import HttpServer
 from dra_driver.settings import PluginSettings
 
 log = logging.getLogger(__name__)
@@ -61,31 +62,13 @@ _LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first loo
 
 def run(settings: PluginSettings) -> int:
     """Serve this node. 0: ended by a signal; 1: serving the kubelet broke down."""
-    ending = _Ending()
+    ending = Ending("cannot serve the kubelet any longer")
     with ExitStack() as stack:
         _start(settings, ending, stack)
         log.info("serving", extra={"driver": settings.driver_name, "node": settings.node_name})
         ending.event.wait()
         log.info("stopping")
     return 1 if ending.failed else 0
-
-
-class _Ending:
-    """Why the process ends: a signal, or an error that a new process may mend."""
-
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.failed = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def on_fatal(self, error: DriverError) -> None:
-        log.critical("cannot serve the kubelet any longer", extra={"error": str(error)})
-        self.failed = True
-        self.event.set()
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.event.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +88,7 @@ class _Parts:
         return ClaimReader(self.resources, self.settings.driver_name, self.settings.node_name)
 
 
-def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
+def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     """Start every part; *stack* stops them, the last one first."""
     metrics = Metrics()
     server = _http_server(settings, metrics, stack)  # it may not be to be had: first of all
@@ -125,7 +108,7 @@ def _start(settings: PluginSettings, ending: _Ending, stack: ExitStack) -> None:
     listeners: list[Changed] = []
     preparer = _preparer(parts, publishing.offers, listeners)
     rounds = _rounds(parts, publishing, preparer, stack)
-    listeners += [rounds.claim_changed, _enforce(parts, preparer, kubelet, stack)]
+    listeners += [rounds.claim_changed, *_look_after(parts, preparer, kubelet, stack)]
     plugin = _serve(parts, Service(preparer, metrics), ending, stack)
     if server is not None:
         looks = (publishing.watcher, rounds)
@@ -163,7 +146,8 @@ def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     stack.callback(profile.stop)
     parts.metrics.judge_profile(lambda: profile.error)
     keeps = Keeping(partial(_keeps, parts))
-    offers = Offers(parts.node, profile.current, keeps, parts.ledger.held)
+    by_mps = parts.node.mps is not None
+    offers = Offers(parts.node, profile.current, keeps, parts.ledger.held, mps=by_mps)
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.in_charge, parts.metrics)
     watcher = Watcher(offers, settings.node_name, publisher.want, parts.metrics)
@@ -193,7 +177,16 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Pr
     owner = settings.pod_uid or "this node"
     turn = Turn(settings.plugin_dir, owner, lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
-    tools = Tools(parts.node, offers, parts.claims, parts.ledger, files, turn.held, changed)
+    tools = Tools(
+        parts.node,
+        offers,
+        parts.claims,
+        PodReader(parts.api),
+        parts.ledger,
+        files,
+        turn.held,
+        changed,
+    )
     preparer = Preparer(names, tools)
     return preparer
 
@@ -209,8 +202,10 @@ def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: E
     return rounds
 
 
-def _enforce(parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack) -> Changed:
-    """The loops that see to it that claims use what they were given; what wakes them."""
+def _look_after(
+    parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack
+) -> Iterator[Changed]:
+    """The loops that see to it that claims use what they were given; what wakes each."""
     settings = parts.settings
     events = PodEvents(parts.api, settings.driver_name, settings.node_name)
     stack.callback(events.stop)
@@ -218,17 +213,31 @@ def _enforce(parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: Ex
         parts.node,
         parts.ledger,
         parts.claims,
-        preparer,
+        preparer.upkeep,
         kubelet,
         events,
         parts.metrics,
         parts.in_charge,
     )
     containers = Containers(settings.host_root, settings.runtime_dir)
-    return enforce(enforced, containers, settings.guard_interval, stack)
+    yield enforce(enforced, containers, settings.guard_interval, stack)
+    if parts.node.mps is None:
+        return
+    watched = Watched(
+        parts.node.mps,
+        parts.ledger,
+        preparer.upkeep,
+        parts.node,
+        PodReader(parts.api),
+        kubelet,
+        events,
+        MpsMetrics(parts.metrics.registry),
+        parts.in_charge,
+    )
+    yield watch_mps(watched, containers, stack)
 
 
-def _serve(parts: _Parts, service: Service, ending: _Ending, stack: ExitStack) -> Plugin:
+def _serve(parts: _Parts, service: Service, ending: Ending, stack: ExitStack) -> Plugin:
     settings = parts.settings
     registry = settings.kubelet_dir / "plugins_registry"
     sockets = socket_paths(

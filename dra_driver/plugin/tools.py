@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef
-from dra_driver.model.devices import GpuUuid
+from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.holdings import Record
+from dra_driver.model.mps import Served
 from dra_driver.model.offer import Offer
-from dra_driver.model.steps import Interval, Step
+from dra_driver.model.steps import ComputeMode, Interval, Step
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.ledger import Ledger
+from dra_driver.plan.gpu_settings import Setting
 
 
 class Node(Protocol):
     """What preparing needs of this machine."""
 
-    def interval(self, gpu: GpuUuid) -> Interval | None: ...
-    def carry_out(self, step: Step) -> None: ...
+    def found(self, setting: Setting) -> Interval | ComputeMode | None: ...
+    def carry_out(self, step: Step) -> Served | None: ...
     def restore(self, step: Step) -> None: ...
     def driver_files(self) -> DriverFiles: ...
     def device_files(self, minors: tuple[int, ...]) -> DeviceFiles: ...
@@ -38,6 +40,12 @@ class Claims(Protocol):
     def read(self, ref: ClaimRef) -> Claim: ...
 
 
+class PodSpecs(Protocol):
+    """Where pods are read from; ``kubeletplugin.pod_reader``."""
+
+    def read(self, namespace: str, name: str) -> PodSpec: ...
+
+
 Changed = Callable[[Record | None], None]
 """Told of a claim that is prepared or not any more: what it holds or held, as far as known."""
 
@@ -53,6 +61,7 @@ class Tools:
     node: Node
     offers: Offers
     claims: Claims
+    pods: PodSpecs
     ledger: Ledger
     files: ClaimFiles
     turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)

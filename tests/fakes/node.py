@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Iterable
 
-from dra_driver.errors import ClaimError, NodeError
+from dra_driver.errors import AgentDown, ClaimError, NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mps import Served, Space, SpaceName
 from dra_driver.model.shares import PodShare
 from dra_driver.model.steps import (
+    ComputeMode,
+    EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    ServeMps,
+    SetComputeMode,
     SetTimeSlice,
     Step,
 )
@@ -39,6 +44,10 @@ class FakeNode:
         self.before_files: Callable[[], None] = lambda: None
         self.intervals: dict[GpuUuid, Interval] = {gpu.uuid: Interval(0) for gpu in self.now.gpus}
         self.limits: dict[tuple[PodUid, GpuUuid], int] = {}  # bytes
+        self.modes = {gpu.uuid: ComputeMode.DEFAULT for gpu in self.now.gpus}
+        self.spaces: dict[SpaceName, Space] = {}  # that the MPS agent serves
+        self.agent = True  # whether there is one
+        self.protocol = 3
         self.offers_limits = True
 
     def inventory(self) -> Inventory:
@@ -48,13 +57,18 @@ class FakeNode:
         self.looked = self.now
         return self.looked
 
-    def interval(self, gpu: GpuUuid) -> Interval | None:
-        return self.intervals.get(gpu)
+    def found(self, setting: SetTimeSlice | SetComputeMode) -> Interval | ComputeMode | None:
+        match setting:
+            case SetTimeSlice(gpu=gpu):
+                return self.intervals.get(gpu)
+            case SetComputeMode(gpu=gpu):
+                return self.modes.get(gpu)
 
-    def carry_out(self, step: Step) -> None:
+    def carry_out(self, step: Step) -> Served | None:
         self.before_step(step)
-        self._do(step)
+        served = self._do(step)
         self.done.append(step)
+        return served
 
     def restore(self, step: Step) -> None:
         if self.undo_fails:
@@ -63,18 +77,42 @@ class FakeNode:
         self._do(step)
         self.undone.append(step)
 
-    def _do(self, step: Step) -> None:
+    def _do(self, step: Step) -> Served | None:
         match step:
             case MakeDeviceNodes(minors=minors):
                 have = {gpu.minor for gpu in self.now.gpus}
                 if not set(minors) <= have:
                     raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
+            case SetTimeSlice() | SetComputeMode():
+                self._set(step)
+            case LimitMemory(gpu=gpu, pods=pods, strict=strict):
+                self._limit(gpu, pods, strict)
+            case ServeMps(space=space):
+                return self._serve(space)
+            case EndMps(space=name):
+                if self.agent:
+                    self.spaces.pop(name, None)
+        return None
+
+    def _set(self, setting: SetTimeSlice | SetComputeMode) -> None:
+        match setting:
             case SetTimeSlice(gpu=gpu, interval=interval):
                 if gpu not in self.intervals:
                     raise ClaimError(f"{gpu} has no time-slice interval to set")
                 self.intervals[gpu] = interval
-            case LimitMemory(gpu=gpu, pods=pods, strict=strict):
-                self._limit(gpu, pods, strict)
+            case SetComputeMode(gpu=gpu, mode=mode):
+                if gpu not in self.modes:
+                    raise NodeError(f"{gpu} is not there")
+                self.modes[gpu] = mode
+
+    def _serve(self, space: Space) -> Served:
+        if not self.agent:
+            raise AgentDown("the MPS agent of this node does not answer")
+        if self.spaces.setdefault(space.name, space) != space:
+            raise NodeError(f"space {space.name} exists already with other limits")
+        protocol = self.protocol
+        directory = f"/run/mps/{space.name}" if protocol == 3 else "/run/mps/pipe"
+        return Served(space, protocol, directory, "" if protocol == 3 else "/run/mps/shm")
 
     def settle(self, shares: Iterable[PodShare]) -> None:
         """What the loop that looks after limits does: make them what the pods hold."""

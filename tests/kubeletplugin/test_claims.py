@@ -28,6 +28,22 @@ def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
     assert read_claim(document(reservedFor=[group]), ref(), DRIVER) == claim("gpu-0")
 
 
+@pytest.mark.parametrize(
+    ("owners", "one"),
+    [
+        pytest.param(None, False, id="written by a user"),
+        pytest.param([{"kind": "Pod", "name": "p", "controller": True}], True, id="of a pod"),
+        pytest.param([{"kind": "Pod", "name": "p"}], False, id="gone with a pod that others share"),
+        pytest.param([{"kind": "Job", "name": "j", "controller": True}], False, id="of a job"),
+    ],
+)
+def test_a_claim_that_was_made_for_a_pod_is_told_from_one_that_pods_can_join(owners, one) -> None:
+    found = document()
+    found["metadata"]["ownerReferences"] = owners
+
+    assert read_claim(found, ref(), DRIVER).of_one_pod is one
+
+
 @pytest.mark.point(20)
 def test_a_claim_without_an_allocation_is_refused() -> None:
     with pytest.raises(ClaimError, match="default/claim is not allocated"):

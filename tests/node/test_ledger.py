@@ -19,17 +19,29 @@ from dra_driver.errors import ClaimError, NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mps import Allowance, Priority, Space, SpaceName
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
 from dra_driver.model.profiles import Guard, GuardPolicy
 from dra_driver.model.steps import (
+    ComputeMode,
+    EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    ServeMps,
+    SetComputeMode,
     SetTimeSlice,
 )
 from dra_driver.node.ledger import Ledger, read_directory
-from dra_driver.node.records import VERSION, UnreadableRecord, decode_record, encode_record
+from dra_driver.node.records import VERSION, decode_record, encode_record
+from dra_driver.node.step_records import (
+    STEP_KEYS,
+    UnreadableRecord,
+    decode_step,
+    encode_step,
+    step_key,
+)
 from tests.fakes.user import locked_out
 from tests.fakes.values import ref
 
@@ -296,6 +308,16 @@ HOLDINGS = st.builds(
     limit=st.none() | st.builds(Limit, SIZES, GUARDS, st.booleans()),
 )
 PODS = st.builds(Pod, NAMES, NAMES.map(PodUid))
+SPACES = st.builds(
+    Space,
+    NAMES.map(SpaceName),
+    NAMES.map(ClaimUid),
+    st.lists(NAMES.map(GpuUuid), min_size=1, max_size=3).map(tuple),
+    st.integers(1, 100),
+    st.lists(st.none() | SIZES, max_size=3).map(tuple),
+    st.sampled_from(Priority),
+    st.builds(Allowance, st.integers(1, 100), st.none() | SIZES),
+)
 STEPS = st.one_of(
     st.builds(MakeDeviceNodes, st.lists(st.integers(0, 9), max_size=3).map(tuple)),
     st.builds(
@@ -310,6 +332,14 @@ STEPS = st.one_of(
         st.lists(st.builds(PodLimit, NAMES.map(PodUid), st.none() | SIZES), max_size=2).map(tuple),
         st.booleans(),
     ),
+    st.builds(
+        SetComputeMode,
+        NAMES.map(GpuUuid),
+        st.sampled_from(ComputeMode),
+        st.none() | st.sampled_from(ComputeMode),
+    ),
+    st.builds(ServeMps, SPACES),
+    st.builds(EndMps, NAMES.map(SpaceName)),
 )
 PREPARED = st.builds(
     PreparedDevice,
@@ -325,8 +355,8 @@ RECORDS = st.builds(
     Record,
     claim=st.just(ref()),
     holdings=st.lists(HOLDINGS, max_size=3).map(tuple),
-    steps=st.lists(STEPS, max_size=3).map(
-        lambda steps: tuple(sorted(steps, key=lambda s: not isinstance(s, MakeDeviceNodes)))
+    steps=st.lists(STEPS, max_size=4).map(
+        lambda steps: tuple(sorted(steps, key=lambda step: STEP_KEYS.index(step_key(step))))
     ),
     pods=st.lists(PODS, max_size=3).map(tuple),
     pod_claim_name=NAMES | st.just(""),
@@ -348,6 +378,35 @@ def test_the_release_before_finds_no_step_that_it_does_not_know():
 
     assert document["readableFrom"] == 1
     assert [step["step"] for step in document["steps"]] == ["MakeDeviceNodes"]
+
+
+SPACE = Space(SpaceName("c_0"), ref().uid, (GPU,), 30, (1 << 30,))
+
+
+def test_the_release_before_takes_back_a_claim_without_looking_at_what_serves_it():
+    """It reads the steps below the keys that it knows, and nothing else of the document."""
+    mode = SetComputeMode(GPU, ComputeMode.EXCLUSIVE_PROCESS)
+    steps = (MakeDeviceNodes((0,)), SetTimeSlice(GPU, Interval.SHORT), mode, ServeMps(SPACE))
+    document = json.loads(encode_record(replace(completed(), steps=steps)))
+
+    assert document["readableFrom"] <= 2
+    assert [step["step"] for step in document["sharing"]] == ["SetTimeSlice"]
+    assert [step["step"] for step in document.pop("serving")] == ["SetComputeMode", "ServeMps"]
+    assert decode_record(json.dumps(document).encode()).steps == steps[:2]
+
+
+@given(SPACES)
+def test_what_the_agent_is_asked_for_is_recorded_whole(space):
+    document = json.loads(json.dumps(encode_step(ServeMps(space))))
+
+    assert decode_step(document) == ServeMps(space)
+
+
+def test_a_space_of_a_later_release_is_read_without_what_is_not_known():
+    document = encode_step(ServeMps(SPACE))
+    document["space"]["colour"] = "green"
+
+    assert decode_step(document) == ServeMps(SPACE)
 
 
 def test_a_record_of_the_release_before_is_of_a_whole_gpu():
@@ -373,6 +432,18 @@ def test_a_record_of_the_release_before_is_of_a_whole_gpu():
         ),
         pytest.param(("holdings", 0, "limit"), {"memoryBytes": 1}, id="half-a-limit"),
         pytest.param(("steps", 0), {"step": "SetTimeSlice", "interval": 9}, id="no-interval"),
+        pytest.param(("steps", 0), {"step": "Dance"}, id="unknown-step"),
+        pytest.param(("serving",), [{"step": "ServeMps"}], id="no-space"),
+        pytest.param(("serving",), [{"step": "ServeMps", "space": None}], id="space-is-null"),
+        pytest.param(("serving",), [{"step": "ServeMps", "space": {}}], id="empty-space"),
+        pytest.param(("serving",), [{"step": "EndMps", "space": 7}], id="space-without-name"),
+        pytest.param(("serving",), [{"step": "EndMps"}], id="no-name"),
+        pytest.param(
+            ("serving",),
+            [{"step": "SetComputeMode", "gpu": "GPU-0", "mode": 9, "before": None}],
+            id="unknown-mode",
+        ),
+        pytest.param(("serving",), 7, id="steps-are-a-number"),
     ],
 )
 def test_what_a_newer_release_may_write_is_not_guessed_at(path, value):
@@ -383,6 +454,30 @@ def test_what_a_newer_release_may_write_is_not_guessed_at(path, value):
     place[path[-1]] = value
 
     with pytest.raises(UnreadableRecord):
+        decode_record(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", 7),
+        ("claim", None),
+        ("gpus", "GPU-0"),
+        ("gpus", [0]),
+        ("percent", "30"),
+        ("percent", True),
+        ("memory_bytes", [1.5]),
+        ("memory_bytes", 1),
+        ("priority", 9),
+        ("most", {"percent": None}),
+    ],
+)
+def test_a_damaged_space_is_said_with_the_field(field, value):
+    record = replace(completed(), steps=(MakeDeviceNodes((0,)), ServeMps(SPACE)))
+    document = json.loads(encode_record(record))
+    document["serving"][0]["space"][field] = value
+
+    with pytest.raises(UnreadableRecord, match=rf"it is damaged \(its space\.{field}"):
         decode_record(json.dumps(document).encode())
 
 

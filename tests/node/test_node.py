@@ -43,19 +43,19 @@ def gpu_of(node):
 def test_an_interval_is_set_and_restored(opened):
     with opened() as node:
         gpu = gpu_of(node)
-        assert node.interval(gpu) is Interval.DEFAULT
+        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.DEFAULT
 
         node.carry_out(SetTimeSlice(gpu, Interval.LONG))
-        assert node.interval(gpu) is Interval.LONG
+        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.LONG
 
         node.restore(SetTimeSlice(gpu, Interval.DEFAULT))
-        assert node.interval(gpu) is Interval.DEFAULT
+        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.DEFAULT
 
 
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
     with opened() as node:
         gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
-        assert node.interval(gone) is None
+        assert node.found(SetTimeSlice(gone, Interval.LONG)) is None
         with pytest.raises((ClaimError, NodeError)):
             node.carry_out(SetTimeSlice(gone, Interval.LONG))
 

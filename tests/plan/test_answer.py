@@ -9,28 +9,43 @@ from hypothesis import strategies as st
 
 from cdi.apply import apply_edits
 from dra_driver.kubeletplugin import quantity
-from dra_driver.kubeletplugin.claims import Allocation, Claim, ShareId
+from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig, ShareId
+from dra_driver.model.mps import Served, SpaceName
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.prepare import Plan, plan_claim
 from tests.fakes.node import FILES, FakeNode
-from tests.fakes.values import POOL, allocation, fraction, inventory, offer, ref
+from tests.fakes.values import POOL, allocation, config, fraction, inventory, offer, ref
 
+Configs = tuple[OpaqueConfig, ...]
 DRIVER = "gpu.nvidia.com"
 HOST = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
 
 
-def planned(*allocations: Allocation, name: str = "claim", called: str = "") -> Plan:
-    claim = Claim(ref(name), allocations, pod_claim_name=called)
-    return plan_claim(claim, offer(), (), POOL)
+MPS = config(sharing={"strategy": "MPS"})
+
+
+def planned(
+    *allocations: Allocation, name: str = "claim", called: str = "", configs: Configs = ()
+) -> Plan:
+    """As for a claim of which each request is used by a container of its own."""
+    claim = Claim(ref(name), allocations, configs, pod_claim_name=called)
+    return plan_claim(claim, offer(), (), POOL, ())
+
+
+def served(plan: Plan) -> Mapping[SpaceName, Served]:
+    node = FakeNode(inventory())
+    done = [node.carry_out(step) for step in plan.steps]
+    return {one.space.name: one for one in done if one is not None}
 
 
 def environment(wanted: Iterable[tuple[Plan, set[str]]]) -> Mapping[str, str]:
     """Of a container that names these requests of these claims."""
     config: dict[str, Any] = {}
     for plan, requests in wanted:
-        spec = claim_spec(plan.claim.ref, granted(plan, documents_of(plan, DRIVER, "/m")), HOST)
+        given = granted(plan, documents_of(plan, DRIVER, "/m"), served(plan))
+        spec = claim_spec(plan.claim.ref, given, HOST)
         edits = {f"{spec.kind}={device.name}": device.container_edits for device in spec.devices}
         ids = [i for one in answer(plan, DRIVER) if requests & {*one.requests} for i in one.cdi_ids]
         for part in (spec.container_edits, *(edits[each] for each in dict.fromkeys(ids))):
@@ -95,6 +110,44 @@ def test_a_whole_gpu_and_one_that_is_only_watched_are_no_shares():
 
     assert found["GPU_DEVICE_1_CLAIM"] == "default/claim"
     assert not [name for name in found if "MEMORY" in name]
+
+
+def test_each_container_is_sent_to_the_server_of_its_own_request():
+    plan = planned(
+        fraction("30Gi", request="a", cores="30"),
+        fraction("8Gi", "gpu-1", request="b"),
+        allocation("gpu-1", "look", admin=True),
+        configs=(config("GpuConfig", "a", sharing={"strategy": "MPS"}),),
+    )
+
+    first, other, looks = (environment([(plan, {request})]) for request in ("a", "b", "look"))
+
+    (space,) = {grant.space for grant in plan.grants if grant.space}
+    assert first["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert first["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=30720M"
+    assert first["GPU_DEVICE_0_CORES"] == "30"
+    for env in (other, looks):
+        assert not [name for name in env if name.startswith("CUDA_MPS")]
+
+
+def test_a_container_with_two_devices_of_one_server_is_sent_there_once():
+    plan = planned(allocation("gpu-0"), allocation("gpu-1"), configs=(MPS,))
+
+    found = environment([(plan, {"gpu"})])
+
+    (space,) = {grant.space for grant in plan.grants if grant.space}
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    assert {"GPU_DEVICE_0_UUID", "GPU_DEVICE_1_UUID"} <= found.keys()
+
+
+def test_who_looks_on_beside_its_own_share_by_mps_is_a_client_of_it():
+    """Both are one device in the container runtime's eyes: the share's edits are not lost."""
+    whole, look = allocation("gpu-0", "b"), allocation("gpu-0", "a", admin=True)
+
+    for both in ((whole, look), (look, whole)):
+        plan = planned(*both, configs=(config("GpuConfig", "b", sharing={"strategy": "MPS"}),))
+        assert "CUDA_MPS_PIPE_DIRECTORY" in environment([(plan, {"b"})])
 
 
 @st.composite

@@ -18,6 +18,7 @@ from cdi.apply import apply_edits
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
+from dra_driver.model.mps import Priority, Served, Space, SpaceName, server_name
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.plan import edits
 from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
@@ -26,11 +27,19 @@ from tests.fakes.driver import install, install_extras, install_own_versions, li
 from tests.fakes.values import gpu
 
 CLAIM = ClaimRef("ml", "train", ClaimUid("0b7ef5a2-5a07-4b8c-9b5f-0c7d8f3f0a11"))
+GIB = 1024**3
 HOOK = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
 
 
 def granted(minor: int, **fields: object) -> Granted:
     return Granted(gpu(minor), **fields)  # type: ignore[arg-type]
+
+
+def served(space: Space, protocol: int) -> Served:
+    directory = f"/run/mps/{server_name(space.gpus)}"
+    if protocol == 2:
+        return Served(space, 2, f"{directory}/pipe", f"{directory}/shm")
+    return Served(space, 3, f"{directory}/pipe/{space.name}")
 
 
 def nodes(dev: str = "/dev", gpus: int = 8) -> DeviceFiles:
@@ -92,6 +101,35 @@ def test_shares_of_one_gpu(debian: Host, golden: Golden) -> None:
     consumed = (("memory", "20Gi"), ("cores", "25"))
     shares = [granted(0, share=ShareId(f"share-{n}"), consumed=consumed) for n in (1, 2)]
     golden("cdi/two-shares.json", to_json(claim_spec(CLAIM, shares, debian)))
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_two_gpus_and_a_share_by_mps(debian: Host, golden: Golden, protocol: int) -> None:
+    """Containers with the GPUs 0 and 1 have one server, those with a part of GPU 2 another."""
+    several = Space(SpaceName("c_several"), CLAIM.uid, (gpu(0).uuid, gpu(1).uuid), 50, (GIB, GIB))
+    single = Space(
+        SpaceName("c_single"), CLAIM.uid, (gpu(2).uuid,), 30, (4 * GIB,), Priority.BELOW_NORMAL
+    )
+    share = {"share": ShareId("share"), "consumed": (("cores", "30"), ("memory", "4Gi"))}
+    gets = [
+        granted(0, served=served(several, protocol)),
+        granted(1, served=served(several, protocol)),
+        granted(2, served=served(single, protocol), **share),
+    ]
+    golden(f"cdi/mps-protocol-{protocol}.json", to_json(claim_spec(CLAIM, gets, debian)))
+
+
+@pytest.mark.parametrize("looks", ["a", "z"])
+def test_a_device_that_is_also_looked_at_keeps_the_way_to_its_server(
+    debian: Host, looks: str
+) -> None:
+    space = Space(SpaceName("c_0"), CLAIM.uid, (gpu(0).uuid,))
+    both = [granted(0, request=looks), granted(0, request="b", served=served(space, 3))]
+
+    for gets in (both, both[::-1]):
+        (device,) = claim_spec(CLAIM, gets, debian).devices
+        way = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps/{server_name(space.gpus)}/pipe/c_0"
+        assert way in device.container_edits.env
 
 
 @pytest.mark.point(98)

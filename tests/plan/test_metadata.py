@@ -29,7 +29,7 @@ def mounts_by_name(plan: Plan) -> dict[str, list[tuple[str, str]]]:
     """Of each CDI device, what of the host it shows where."""
     host = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
     documents = documents_of(plan, DRIVER, DIRECTORY)
-    spec = claim_spec(plan.claim.ref, granted(plan, documents), host, DRIVER)
+    spec = claim_spec(plan.claim.ref, granted(plan, documents, {}), host, DRIVER)
     check(spec)
     return {
         f"{spec.kind}={device.name}": [
@@ -55,7 +55,7 @@ def test_a_document_is_shown_read_only_where_programs_look_for_it():
     plan = planned(allocation())
     host = Host(FILES, FakeNode(inventory()).device_files((0,)))
     documents = documents_of(plan, DRIVER, DIRECTORY)
-    (device,) = claim_spec(plan.claim.ref, granted(plan, documents), host, DRIVER).devices
+    (device,) = claim_spec(plan.claim.ref, granted(plan, documents, {}), host, DRIVER).devices
     (mount,) = device.container_edits.mounts
     assert mount.options == ("ro", "bind")
     assert mount.host_path == f"{DIRECTORY}/uid-claim_gpu.json"
@@ -139,6 +139,16 @@ def test_a_document_says_how_many_cores_were_reserved():
 
     (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
     assert device["attributes"]["cores"] == {"int": 25}
+
+
+def test_a_document_says_by_which_strategy_a_part_is_shared():
+    plan = planned(fraction("20Gi", cores="30"))
+
+    (document,) = documents_of(plan, DRIVER, DIRECTORY)
+
+    (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
+    assert device["attributes"]["strategy"] == {"string": "MPS"}
+    assert device["attributes"]["cores"] == {"int": 30}
 
 
 def test_an_annotation_that_is_no_name_is_refused():

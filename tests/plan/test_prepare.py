@@ -1,5 +1,7 @@
 """What a claim gets, and when it is refused: decisions only, nothing is touched."""
 
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
@@ -9,12 +11,17 @@ from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
 from dra_driver.model.profiles import Guard, GuardPolicy, Strategy
 from dra_driver.model.steps import (
+    ComputeMode,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    ServeMps,
+    SetComputeMode,
     SetTimeSlice,
 )
+from dra_driver.plan.gpu_settings import with_found
+from dra_driver.plan.mps import PodsNeeded
 from dra_driver.plan.prepare import plan_claim
 from tests.fakes.values import (
     MIB,
@@ -32,6 +39,7 @@ from tests.fakes.values import (
 
 GIB = 1024 * MIB
 SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
+MPS = {"strategy": "MPS"}
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 
 
@@ -229,27 +237,79 @@ def test_a_monitor_device_without_admin_access_is_refused():
 
 
 def test_reserved_cores_are_refused_where_there_is_no_mps():
-    with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores .*"):
-        plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
-    with pytest.raises(ClaimError, match="30 % of the cores"):
-        plan_claim(Claim(ref(), (fraction("81559Mi", cores="30"),)), offer(), (), POOL)
+    node = offer(strategies=(Strategy.TIME_SLICING,))
+    for part in (fraction(cores="30"), fraction("81559Mi", cores="30")):
+        with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores"):
+            plan_claim(Claim(ref(), (part,)), node, (), POOL)
     both = Claim(ref(), (fraction(cores="30"),), (config(sharing=SHORT),))
     with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy is TimeSlicing; remove"):
         plan_claim(both, offer(), (), POOL)
 
 
 def test_mps_is_refused_where_it_is_not_offered():
-    asked = Claim(ref(), (fraction(),), (config(sharing={"strategy": "MPS"}),))
+    asked = Claim(ref(), (fraction(),), (config(sharing=MPS),))
 
-    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy: MPS is not offered"):
-        plan_claim(asked, offer(), (), POOL)
+    with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy: .* by TimeSlicing only"):
+        plan_claim(asked, offer(strategies=(Strategy.TIME_SLICING,)), (), POOL)
 
 
 def test_a_strategy_that_the_profile_does_not_allow_is_refused():
     asked = Claim(ref(), (fraction(),), (config(sharing=SHORT),))
 
-    with pytest.raises(ClaimError, match="this node's profile allows MPS only"):
+    with pytest.raises(ClaimError, match="gpu-0 is shared by MPS only; write that, or remove it"):
         plan_claim(asked, offer(strategies=(Strategy.MPS,)), (), POOL)
+
+
+def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
+    asked = Claim(ref(), (fraction("20Gi", cores="30"),), pods=(pod(),))
+
+    plan = plan_claim(asked, offer(), (), POOL)
+
+    nodes, limit, serve = plan.steps
+    assert nodes == MakeDeviceNodes((0,))
+    assert limit == LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 20 * GIB),))
+    assert isinstance(serve, ServeMps)
+    assert (serve.space.percent, serve.space.memory_bytes) == (30, (20 * GIB,))
+    assert serve.space == plan.grants[0].space
+
+
+def test_parts_by_mps_and_parts_that_take_turns_go_on_one_gpu_at_once():
+    turns = prepared(fraction("20Gi"), name="turns", configs=(config(sharing=SHORT),))
+    clients = prepared(fraction("20Gi", cores="60"), name="clients")
+
+    plan = plan_claim(Claim(ref(), (fraction(cores="40"),)), offer(), (turns, clients), POOL)
+    assert [type(step) for step in plan.steps] == [MakeDeviceNodes, ServeMps]
+    with pytest.raises(DeviceHeld, match="41 % of the cores, of which 40 are free"):
+        plan_claim(Claim(ref(), (fraction(cores="41"),)), offer(), (turns, clients), POOL)
+
+
+def test_a_compute_mode_is_set_beside_an_interval_of_another_gpu():
+    """Of a claim with both, every setting comes before its server."""
+    by_mps = config("GpuConfig", "a", sharing=MPS)
+    short = config("GpuConfig", "b", sharing=SHORT)
+    asked = Claim(ref(), (allocation("gpu-0", "a"), allocation("gpu-1", "b")), (by_mps, short))
+
+    with pytest.raises(PodsNeeded):
+        plan_claim(asked, offer(), (), POOL)
+    steps = plan_claim(asked, offer(), (), POOL, ()).steps
+
+    assert steps[:3] == (
+        MakeDeviceNodes((0, 1)),
+        SetTimeSlice(gpu(1).uuid, Interval.SHORT),
+        SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS),
+    )
+    assert isinstance(steps[3], ServeMps)
+
+
+def test_a_later_claim_takes_over_the_compute_mode_that_the_first_one_found():
+    node = offer(strategies=(Strategy.MPS,))
+    first = prepared(fraction(cores="30"), name="first", at=node)
+    mode = SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS)
+    found = replace(first, steps=with_found(first.steps, {mode: ComputeMode.PROHIBITED}))
+
+    plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), node, (found,), POOL)
+
+    assert replace(mode, before=ComputeMode.PROHIBITED) in plan.steps
 
 
 def test_an_interval_is_set_for_a_whole_gpu_as_for_a_part():

@@ -1,10 +1,12 @@
-"""Claims for parts of GPUs, in any order, killed anywhere: every account stays right."""
+"""Claims for parts of GPUs, by turns and by MPS, in any order, killed anywhere: every account stays
+right."""
 
 import contextlib
 import itertools
 import shutil
 import tempfile
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,28 +15,55 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dra_driver.errors import DriverError
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection
-from dra_driver.model.steps import Interval
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    Entry,
+    Profile,
+    Rules,
+    Selection,
+    Strategy,
+)
+from dra_driver.model.steps import ComputeMode, Interval, SetComputeMode
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.spec_files import SpecFiles
+from dra_driver.plan.amounts import amount
 from dra_driver.plan.limits import pod_shares
+from dra_driver.plan.mps import served_steps
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.tools import Names, Tools
 from dra_driver.plugin.waits import Waits
 from tests.fakes.node import FakeNode
+from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.values import MIB, POOL, allocation, config, fraction, inventory, pod, ref
 
 GIB = 1024 * MIB
 TOTAL = 81559 * MIB
 KEEPS = Keeps()
+BY_MPS = (Strategy.MPS,)
 EXCLUSIVE = Profile("exclusive", (Entry(Selection(), Rules(fractions=False), "spec.gpus[0]"),))
 STRICT = Profile("strict", (Entry(Selection(), Rules(strict=True), "spec.gpus[0]"),))
+MPS_ONLY = Profile(
+    "mps-only",
+    (Entry(Selection(), Rules(strategies=BY_MPS, default_strategy=Strategy.MPS), "spec.gpus[0]"),),
+)
 FOUND = (Interval.DEFAULT, Interval.MEDIUM)  # of the two GPUs, before anybody came
+FOUND_MODES = (ComputeMode.DEFAULT, ComputeMode.PROHIBITED)
+
+
+def pods():
+    """Pod p has a container for every claim, q one for every request, and r's has all but one."""
+    claims = "abcdef"
+    requests = ("r0", "r1", "r2")
+    return (
+        pod_spec("p", *(container(f"c-{one}", (one, "")) for one in claims)),
+        pod_spec("q", *(container(f"c-{a}-{b}", (a, b)) for a in claims for b in requests)),
+        pod_spec("r", container("c", *((a, "") for a in claims[1:])), container("d", ("a", "r0"))),
+    )
 
 
 class Killed(BaseException):
@@ -89,6 +118,10 @@ class World:
         self.node.intervals = {
             gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND, strict=True)
         }
+        self.node.modes = {
+            gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND_MODES, strict=True)
+        }
+        self.pods = FakePods(pods())
         self.profile = DEFAULT_PROFILE
         self.fuse = Fuse()
         self.node.before_step = self.fuse.burn
@@ -106,7 +139,7 @@ class World:
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        tools = Tools(self.node, offers, self, self.ledger, self.files, turn)
+        tools = Tools(self.node, offers, self, self.pods, self.ledger, self.files, turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, Waits(all=5, hand_over=0))
         self.preparer.recover()
         self.node.settle(pod_shares(self.ledger.records()))
@@ -121,7 +154,22 @@ class World:
 
     def join(self, wanted, after=None):
         self.claims[wanted.ref.name] = wanted
-        return self._until_killed(lambda: self.preparer.note_pods(wanted), after)
+        return self._until_killed(lambda: self.preparer.upkeep.note_pods(wanted), after)
+
+    def look_after_spaces(self):
+        """What is done about an agent again and again: what it should not have, what it lacks."""
+        wanted = self.spaces()
+        for space in tuple(self.node.spaces.values()):
+            if wanted.get(space.name) != space:
+                self.preparer.upkeep.end_unknown(space)
+        for space in wanted.values():
+            if space.name not in self.node.spaces:
+                self.preparer.upkeep.serve_again(space.claim)
+
+    def spaces(self):
+        """By the records, what the agent should serve."""
+        steps = [step for record in self.ledger.records() for step in served_steps(record)]
+        return {step.space.name: step.space for step in steps}
 
     def _until_killed(self, act, after):
         self.fuse.left = after
@@ -138,37 +186,56 @@ class World:
 
 
 INTERVALS = st.none() | st.sampled_from(["Default", "Short", "Long"])
-FUSES = st.none() | st.integers(0, 12)
+PROFILES = st.sampled_from([DEFAULT_PROFILE, DEFAULT_PROFILE, MPS_ONLY, EXCLUSIVE, STRICT])
+FUSES = st.none() | st.integers(0, 16)
 PODS = st.sets(st.sampled_from(["p", "q", "r"]), max_size=2)
+
+
+LIMITS = {"defaultActiveThreadPercentage": 30, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+BY_TURNS = INTERVALS.map(
+    lambda interval: {
+        "strategy": "TimeSlicing",
+        **({"timeSlicingConfig": {"interval": interval}} if interval else {}),
+    }
+)
+AT_ONCE = st.sampled_from([{}, LIMITS]).map(lambda its: {"strategy": "MPS", "mpsConfig": its})
+ALLOWED = {"turns": BY_TURNS, "mps": AT_ONCE, "mixed": BY_TURNS | AT_ONCE}
 
 
 @st.composite
 def wanted(draw):
     """A claim with any allocation that a scheduler, or two of them, could think of."""
     name = draw(st.sampled_from("abcdef"))
+    kind = draw(st.sampled_from(["turns", "mps", "mps", "mixed"]))
     devices = draw(st.lists(st.sampled_from(["gpu-0", "gpu-1"]), min_size=1, max_size=3))
     allocations = []
     for number, device in enumerate(devices):
-        gib = draw(st.none() | st.sampled_from([1, 20, 40, 60]))
-        request = f"r{number}"
+        gib = draw(st.sampled_from([1, 5, 5, 20, 40, None]))
+        request = draw(st.sampled_from(["r0", "r0", "r1", "r2"]))
         if draw(st.integers(0, 9)) == 0:
             allocations.append(allocation(device, request, admin=True))
         elif gib is None:
             allocations.append(allocation(device, request))
         else:
-            allocations.append(fraction(f"{gib}Gi", device, request))
-    interval = draw(INTERVALS)
-    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
-    configs = (config(sharing=sharing),) if interval else ()
+            cores = "0" if kind == "turns" else draw(st.sampled_from(["0", "20", "20", "60"]))
+            part = fraction(f"{gib}Gi", device, request, cores=cores)
+            allocations.append(replace(part, share=ShareId(f"share-{number}")))
+    configs = [
+        config("GpuConfig", *requests, sharing=draw(ALLOWED[kind]))
+        for requests in draw(st.sampled_from([(), ((),), (("r0",),), (("r0",), ("r1", "r2"))]))
+    ]
     pods = tuple(pod(each) for each in sorted(draw(PODS)))
-    return Claim(ref(name), tuple(allocations), configs, pods)
+    return Claim(ref(name), tuple(dict.fromkeys(allocations)), tuple(configs), pods)
 
 
 class AnyOrder(RuleBasedStateMachine):
-    @initialize()
-    def begin(self):
+    @initialize(profile=PROFILES, first=st.lists(wanted(), max_size=4))
+    def begin(self, profile, first):
         self.directory = tempfile.mkdtemp(prefix="dra")
         self.world = World(self.directory)
+        self.world.profile = profile
+        for claim in first:
+            self.prepare(claim, None)
 
     @rule(claim=wanted(), after=FUSES)
     def prepare(self, claim, after):
@@ -189,15 +256,28 @@ class AnyOrder(RuleBasedStateMachine):
         changed = Claim(claim.ref, claim.allocations, claim.configs, joined)
         if not self.world.join(changed, after):
             # Whoever notes it looks again and again.
-            self.world.preparer.note_pods(changed)
+            self.world.preparer.upkeep.note_pods(changed)
 
-    @rule(profile=st.sampled_from([DEFAULT_PROFILE, EXCLUSIVE, STRICT]))
+    @rule(profile=PROFILES)
     def change_profile(self, profile):
         self.world.profile = profile
 
     @rule()
     def restart(self):
         self.world.restart()
+
+    @precondition(lambda self: self.world.node.agent)
+    @rule()
+    def the_agent_goes_down(self):
+        self.world.node.agent = False
+
+    @precondition(lambda self: not self.world.node.agent)
+    @rule(knows=st.booleans())
+    def the_agent_comes_back(self, knows):
+        self.world.node.agent = True
+        if not knows:
+            self.world.node.spaces.clear()
+        self.world.look_after_spaces()
 
     @invariant()
     def nothing_is_given_out_twice(self):
@@ -226,14 +306,54 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def every_interval_is_the_one_asked_for_or_the_one_found(self):
         asked = {}
-        for record in self.records():
-            for configured in self.world.claims[record.claim.name].configs:
-                sharing = configured.parameters["sharing"]["timeSlicingConfig"]["interval"]
-                gpus = [h.gpu for h in record.holdings if not h.admin]
-                for gpu in gpus:
-                    assert asked.setdefault(gpu, sharing) == sharing
+        uuids = {gpu.name: gpu.uuid for gpu in inventory(2).gpus}
+        for claim in (self.world.claims[record.claim.name] for record in self.records()):
+            for each in (one for one in claim.allocations if not one.admin):
+                its = [one for one in claim.configs if one.concerns(each.request)]
+                sharing = its[-1].parameters["sharing"] if its else {}
+                if interval := sharing.get("timeSlicingConfig", {}).get("interval"):
+                    assert asked.setdefault(uuids[each.device], interval) == interval
         for (gpu, now), found in zip(self.node().intervals.items(), FOUND, strict=True):
             assert str(now) == asked.get(gpu, str(found))
+
+    @invariant()
+    def every_space_is_served_and_no_other(self):
+        if hasattr(self, "world"):
+            wanted, found = self.world.spaces(), self.node().spaces
+            assert wanted.items() <= found.items()
+            assert wanted == found or not self.node().agent
+
+    @invariant()
+    def no_space_has_more_than_was_granted(self):
+        reserved = defaultdict(int)
+        for record in self.records():
+            spaces = [step.space for step in served_steps(record)]
+            for gpu in {gpu for space in spaces for gpu in space.gpus}:
+                held = [h for h in record.holdings if h.gpu == gpu and not h.admin]
+                its = [amount(holding.consumed, holding.shape) for holding in held]
+                here = [space for space in spaces if gpu in space.gpus]
+                if not any(one.whole for one in its):
+                    sizes = [space.memory_bytes[space.gpus.index(gpu)] or TOTAL for space in here]
+                    assert sum(sizes) <= sum(one.memory_bytes for one in its)
+                if all(one.cores for one in its):
+                    cores = sum(one.cores for one in its)
+                    assert sum(space.percent for space in here) <= cores
+                    reserved[gpu] += cores
+        assert all(cores <= 100 for cores in reserved.values())
+
+    @invariant()
+    def a_compute_mode_is_one_servers_alone_or_the_one_found(self):
+        alone = {step.gpu for step in self.steps(SetComputeMode)}
+        for (gpu, now), found in zip(self.node().modes.items(), FOUND_MODES, strict=True):
+            assert now == (ComputeMode.EXCLUSIVE_PROCESS if gpu in alone else found)
+        for gpu in alone:
+            here = [
+                r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)
+            ]
+            its = [[step.space.gpus for step in served_steps(record)] for record in here]
+            servers = [{gpus for gpus in one if gpu in gpus} for one in its]
+            assert all(servers), "nobody who takes turns is barred"
+            assert len(set().union(*servers)) == 1, "no second server is barred"
 
     @invariant()
     def every_claim_is_there_with_its_file_or_not_at_all(self):
@@ -251,6 +371,10 @@ class AnyOrder(RuleBasedStateMachine):
     def give_all_back(self):
         for name in "abcdef":
             self.world.unprepare(name)
+        self.node().agent = True
+        self.world.look_after_spaces()
+        assert self.node().spaces == {}
+        assert tuple(self.node().modes.values()) == FOUND_MODES
         assert self.world.ledger.records() == ()
         assert not self.world.files.claims()
         assert self.node().limits == {}
@@ -262,14 +386,17 @@ class AnyOrder(RuleBasedStateMachine):
     def holdings(self):
         return [h for record in self.records() for h in record.holdings if not h.admin]
 
+    def steps(self, kind):
+        return [s for record in self.records() for s in record.steps if isinstance(s, kind)]
+
     def node(self):
         return self.world.node
 
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(
-    max_examples=60,
-    stateful_step_count=15,
+    max_examples=80,
+    stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
@@ -311,6 +438,33 @@ def test_killed_before_any_effect_of_giving_back_the_next_start_ends_it_or_it_wa
             break
         world.unprepare("a")
     assert after >= 4
+
+
+BOTH_GPUS_BY_MPS = Claim(
+    ref("a"),
+    (allocation("gpu-0", "r0"), allocation("gpu-1", "r1")),
+    (config(sharing={"strategy": "MPS"}),),
+    (pod("p"),),
+)
+
+
+@pytest.mark.parametrize("agent", [True, False], ids=["agent there", "agent down at the end"])
+def test_killed_before_any_effect_of_mps_nothing_of_it_is_left(world, agent):
+    for after in itertools.count():
+        done = world.prepare(BOTH_GPUS_BY_MPS, after)
+        prepared = world.ledger.known(ClaimUid("uid-a")) is not None
+        assert bool(world.node.spaces) == bool(world.specs.claims()) == prepared
+        assert (ComputeMode.EXCLUSIVE_PROCESS in world.node.modes.values()) == prepared
+        world.node.agent = agent
+        world.unprepare("a", after)
+        world.unprepare("a")
+        world.node.agent = True
+        world.look_after_spaces()
+        assert world.node.spaces == {}
+        assert tuple(world.node.modes.values()) == FOUND_MODES
+        if done:
+            break
+    assert after >= 7
 
 
 def test_killed_before_any_effect_of_a_pod_that_joins_its_limit_follows(world):
@@ -393,4 +547,4 @@ def test_the_limit_of_a_pod_is_the_sum_of_its_claims(world):
 
 
 def test_nobody_is_told_of_pods_of_a_claim_that_is_not_prepared(world):
-    assert not world.preparer.note_pods(part("a", pods="p"))
+    assert not world.preparer.upkeep.note_pods(part("a", pods="p"))

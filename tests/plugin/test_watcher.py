@@ -88,6 +88,7 @@ def test_a_node_that_cannot_be_looked_at_keeps_what_it_published():
 
 
 def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
+    caplog.set_level("INFO")
     entry = Entry(Selection(minors=frozenset({7})), Rules(), "spec.gpus[0]")
     scene = Scene()
     profile = Profile("p", (entry,))

@@ -1,0 +1,118 @@
+"""Pods, read live from the API server: what each container asks for, and when the pod ends."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from dra_driver.errors import Forbidden
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+
+Document = dict[str, Any]
+
+_KINDS: Final = ("initContainers", "containers", "ephemeralContainers")
+_ROOT: Final = 0
+
+
+class Api(Protocol):
+    """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
+
+    def get(self, path: str) -> Document: ...
+
+
+class PodReader:
+    """Reads one pod at a time: the right to ``get`` pods is all it needs."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def read(self, namespace: str, name: str) -> PodSpec:
+        """The pod as it is at this moment.
+
+        NotFound: there is none. Forbidden: a rule is missing, and which one.
+        """
+        try:
+            document = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+        except Forbidden as e:
+            raise Forbidden(
+                f'{e}; this driver reads the pods of its claims: it needs the rule "get pods"'
+            ) from e
+        return read_pod(document)
+
+
+def read_pod(document: Mapping[str, Any]) -> PodSpec:
+    """The pod in *document* (v1)."""
+    metadata, spec = document["metadata"], document["spec"]
+    claims = _claim_names(document)
+    extended = _extended_uses(document)
+    pod_context = spec.get("securityContext") or {}
+    containers = [one for kind in _KINDS for one in spec.get(kind) or ()]
+    ends_at = metadata.get("deletionTimestamp")
+    return PodSpec(
+        metadata["namespace"],
+        metadata["name"],
+        PodUid(metadata["uid"]),
+        tuple(
+            ContainerSpec(
+                one["name"],
+                frozenset((*_uses(one, claims), *extended.get(one["name"], ()))),
+                _may_be_root(one.get("securityContext") or {}, pod_context),
+            )
+            for one in containers
+        ),
+        host_users=spec.get("hostUsers") is not False,
+        ends_at=_epoch(ends_at) if ends_at else None,
+    )
+
+
+def _claim_names(document: Mapping[str, Any]) -> Mapping[str, str]:
+    """The name of the ResourceClaim behind each name that the pod has for one.
+
+    One that is made from a template is missing as long as it is not made.
+    """
+    status = document.get("status") or {}
+    made = {
+        one["name"]: one["resourceClaimName"]
+        for one in status.get("resourceClaimStatuses") or ()
+        if one.get("resourceClaimName")
+    }
+    asked = document["spec"].get("resourceClaims") or ()
+    return made | {
+        one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")
+    }
+
+
+def _uses(container: Mapping[str, Any], claims: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    asked: Iterable[Mapping[str, str]] = (container.get("resources") or {}).get("claims") or ()
+    for one in asked:
+        if one["name"] in claims:
+            yield claims[one["name"]], one.get("request") or ""
+
+
+def _extended_uses(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, str]]]:
+    """By container, what the scheduler claimed for resources like ``nvidia.com/gpu: 1``."""
+    claimed = (document.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in claimed.get("requestMappings") or ():
+        use = (claimed["resourceClaimName"], one["requestName"])
+        found[one["containerName"]].append(use)
+    return found
+
+
+def _may_be_root(container: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
+    """Whether the container may run as user 0: the image says it where the pod does not.
+
+    Each field of the container's stands before the same field of the pod's.
+    """
+    user, refused = (
+        pod.get(field) if container.get(field) is None else container[field]
+        for field in ("runAsUser", "runAsNonRoot")
+    )
+    return not refused and user in (None, _ROOT)
+
+
+def _epoch(timestamp: str) -> float:
+    """Seconds since the epoch: of ``2026-01-02T03:04:05Z``, as the API writes it."""
+    moment = datetime.fromisoformat(timestamp)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,90 @@
+"""What changes about claims while they are prepared: their pods, and what serves them."""
+
+from dataclasses import dataclass, field, replace
+
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid
+from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.model.holdings import Record
+from dra_driver.model.mps import Space
+from dra_driver.model.steps import EndMps
+from dra_driver.plan.limits import limit_steps, undo_limit_steps
+from dra_driver.plan.mps import served_steps
+from dra_driver.plugin.tools import Tools
+from dra_driver.plugin.waits import Wait, Waits
+
+
+def _of_claims() -> NamedLocks:
+    return NamedLocks("the claim with UID {name} is still being worked on, {seconds} s later")
+
+
+def _of_gpus() -> NamedLocks:
+    return NamedLocks(
+        "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Locks:
+    """Who works on a claim holds its lock, and then those of its GPUs."""
+
+    claims: NamedLocks = field(default_factory=_of_claims)
+    gpus: NamedLocks = field(default_factory=_of_gpus)
+
+
+class Upkeep:
+    """Keeps prepared claims as they should be; never beside a prepare of the same claim."""
+
+    def __init__(self, tools: Tools, locks: Locks, waits: Waits) -> None:
+        self._node = tools.node
+        self._ledger = tools.ledger
+        self._turn = tools.turn
+        self._locks = locks
+        self._waits = waits
+
+    def note_pods(self, claim: Claim) -> bool:
+        """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
+
+        The kubelet prepares a claim once, for its first pod (KEP-4381). False: nothing changed.
+        """
+        known = self._ledger.known(claim.ref.uid)
+        if known is None or not known.completed or known.pods == claim.pods:
+            return False
+        wait = Wait(self._waits)
+        with self._locks.claims.hold([claim.ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(claim.ref.uid)
+            if record is None or not record.completed:
+                return False
+            with self._locks.gpus.hold(record.gpus, wait.left()):
+                self._change_pods(record, claim)
+        return True
+
+    def serve_again(self, uid: ClaimUid) -> None:
+        """Have the MPS agent serve what it does not know any more of a prepared claim."""
+        wait = Wait(self._waits)
+        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(uid)
+            if record is not None and record.completed:
+                for step in served_steps(record):
+                    self._node.carry_out(step)
+
+    def end_unknown(self, space: Space) -> None:
+        """Have the MPS agent end *space*, which no record is of; not beside a prepare of its
+        claim."""
+        wait = Wait(self._waits)
+        with self._locks.claims.hold([space.claim], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(space.claim)
+            if record is None or space.name not in {s.space.name for s in served_steps(record)}:
+                self._node.restore(EndMps(space.name))
+
+    def _change_pods(self, record: Record, claim: Claim) -> None:
+        """Record, act, record: a pod that leaves is forgotten once its limit is gone."""
+        both = tuple(sorted({*record.pods, *claim.pods}))
+        self._ledger.write(replace(record, pods=both))
+        others = self._ledger.neighbours(record.claim.uid, record.gpus)
+        after = replace(record, pods=claim.pods)
+        gone = tuple(pod for pod in record.pods if pod not in claim.pods)
+        for step in undo_limit_steps(replace(record, pods=gone), others):
+            self._node.restore(step)
+        for step in limit_steps(after, others):
+            self._node.carry_out(step)
+        self._ledger.write(after)

@@ -1,0 +1,122 @@
+"""An MPS agent in memory, for one protocol: what it refuses is what the real one refuses."""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+
+from dra_driver.errors import AgentDown, NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import (
+    Incident,
+    MpsClient,
+    MpsServer,
+    MpsStatus,
+    Served,
+    ServerName,
+    Space,
+    SpaceName,
+    server_name,
+)
+
+_LEGAL = re.compile("[a-z0-9_]{1,64}")
+
+
+class FakeMpsAgent:
+    """Its servers are over sets of GPUs. ``down``, ``hangs`` and ``wedged`` make it fail."""
+
+    def __init__(self, protocol: int = 3) -> None:
+        self.protocol = protocol
+        self.now = 1_000_000.0  # seconds since the epoch
+        self.down = False  # nobody answers
+        self.hangs = False  # somebody took the question
+        self.wedged = False  # clients cannot be ended
+        self.asked = 0  # for its status
+        self.ended: list[tuple[SpaceName, tuple[int, ...]]] = []  # calls of terminate
+        self._servers: dict[ServerName, MpsServer] = {}
+        self._incidents: tuple[Incident, ...] = ()
+
+    # What the plugin can ask
+
+    def serve(self, space: Space) -> Served:
+        self._answer()
+        if not _LEGAL.fullmatch(space.name):
+            raise NodeError(f"{space.name!r} is no name of a space: [a-z0-9_]{{1,64}}")
+        name = server_name(space.gpus)
+        server = self._servers.get(name, MpsServer(name, space.gpus, self.protocol, ready=True))
+        for served in server.spaces:
+            if served.space.name == space.name:
+                if served.space != space:
+                    raise NodeError(f"space {space.name} exists already with other limits")
+                return served
+        directory = f"/run/mps/{name}/pipe" + (f"/gpu/{space.name}" if self.protocol > 2 else "")
+        made = Served(space, self.protocol, directory)
+        self._servers[name] = replace(server, spaces=(*server.spaces, made))
+        return made
+
+    def release(self, name: SpaceName) -> None:
+        self._answer()
+        for server in tuple(self._servers.values()):
+            kept = tuple(one for one in server.spaces if one.space.name != name)
+            clients = tuple(one for one in server.clients if one.space != name)
+            self._servers[server.name] = replace(server, spaces=kept, clients=clients)
+            if not kept:
+                del self._servers[server.name]
+
+    def terminate(self, name: SpaceName, pids: Collection[int]) -> None:
+        self._answer()
+        self.ended.append((name, tuple(sorted(pids))))
+        for server in tuple(self._servers.values()):
+            if any(one.space.name == name for one in server.spaces):
+                if self.wedged:
+                    raise TimedOut("client terminate was still running after 5 s")
+                self._keep(server, {one.pid for one in server.clients} - set(pids))
+
+    def status(self) -> MpsStatus:
+        self.asked += 1
+        self._answer()
+        return MpsStatus(tuple(self._servers.values()), self._incidents)
+
+    # What happens to it
+
+    def connect(self, pid: int, space: Space) -> None:
+        """A process becomes a client. NodeError: nobody serves that space."""
+        server = self._servers.get(server_name(space.gpus))
+        if server is None or space.name not in {one.space.name for one in server.spaces}:
+            raise NodeError(f"space {space.name} is not served")
+        client = MpsClient(pid, space.name if self.protocol > 2 else None)
+        kept = (one for one in server.clients if one.pid != pid)
+        self._servers[server.name] = replace(server, clients=(*kept, client))
+
+    def leave(self, pid: int) -> None:
+        """A process ends."""
+        for server in tuple(self._servers.values()):
+            self._keep(server, {one.pid for one in server.clients} - {pid})
+
+    def ready(self, gpu: GpuUuid, ready: bool) -> None:
+        """The server over this GPU is, or is not."""
+        name = server_name([gpu])
+        self._servers[name] = replace(self._servers[name], ready=ready)
+
+    def restart(self, *gpus: GpuUuid, reason: str = "it died") -> None:
+        """A server comes again with everything but its clients."""
+        server = self._servers[server_name(gpus)]
+        number = max((one.number for one in self._incidents), default=0) + 1
+        spaces = tuple(one.space.name for one in server.spaces)
+        lost = len(server.clients)
+        incident = Incident(number, server.name, self.now, reason, spaces, lost)
+        self._incidents = (*self._incidents, incident)
+        self._keep(replace(server, restarts=server.restarts + 1), set())
+
+    def forget(self) -> None:
+        """Its directory was removed: it begins anew."""
+        self._servers, self._incidents = {}, ()
+
+    def _keep(self, server: MpsServer, pids: set[int]) -> None:
+        clients = tuple(one for one in server.clients if one.pid in pids)
+        self._servers[server.name] = replace(server, clients=clients)
+
+    def _answer(self) -> None:
+        if self.down:
+            raise AgentDown("the MPS agent of this node does not answer at /run/mps/agent.sock")
+        if self.hangs:
+            raise TimedOut("waited 10 s for the MPS agent")

@@ -1,0 +1,229 @@
+"""A node with claims under MPS: agent, processes and pods are values, and time is told to pass."""
+
+from dataclasses import replace
+
+from dra_driver.errors import NodeError, Unreachable
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.kubeletplugin.pods import ClaimName, ListedPod, PodSpec
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.processes import GpuProcess, Process
+from dra_driver.model.steps import ServeMps
+from dra_driver.plugin.container_uses import ContainerUses
+from dra_driver.plugin.errands import Errands
+from dra_driver.plugin.gpu_users import GpuUsers
+from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.mps_drain import Clock, MpsDrain
+from dra_driver.plugin.mps_metrics import MpsMetrics
+from dra_driver.plugin.mps_strays import MpsStrays
+from dra_driver.plugin.mps_watch import MpsWatch, Tools, Watched
+from tests.fakes.mps_agent import FakeMpsAgent
+from tests.fakes.pods import FakePods
+from tests.fakes.values import ref
+
+GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+A, B, C = ref("a"), ref("b"), ref("c")
+WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
+SECONDS = 10.0
+
+
+def space(claim, gpu=GPU, percent=30):
+    return Space(SpaceName(f"c_{claim.name}"), claim.uid, (gpu,), percent)
+
+
+class FailingPods(FakePods):
+    """Pods of an API server that may not answer."""
+
+    down = False
+
+    def read(self, namespace, name):
+        if self.down:
+            self.read_names.append(name)
+            raise Unreachable("the API server does not answer")
+        return super().read(namespace, name)
+
+
+class World:
+    """A node with claims under MPS, and what looks after them."""
+
+    def __init__(self, protocol=3):
+        self.agent = FakeMpsAgent(protocol)
+        self.listed: tuple[Record, ...] = ()
+        self.aside = ()
+        self.running = {}  # Process by its number
+        self.on_gpus: dict[
+            GpuUuid, tuple[int, ...] | None
+        ] = {}  # numbers by GPU; None: it does not answer
+        self.pods = FailingPods()
+        self.kubelet_pods = {}
+        self.sees = True
+        self.newest = True
+        self.refuses = {}  # by UID of a claim or name of a space: why it cannot be put right
+        self.put_right = []
+        self.events = []
+        self.steady = 500.0
+        self.later = None  # a list: work of errands is not done, but put there
+        self.metrics = Metrics()
+        self.observer = MpsMetrics(self.metrics.registry)
+        self.watch = self.begin()
+
+    def begin(self):
+        """What a new process of the plugin has."""
+        clock = Clock(lambda: self.steady, lambda: self.agent.now)
+        errands = Errands(clock.steady, self.start)
+        names = ContainerUses(self, self.kubelet, clock.steady)
+        users = GpuUsers(self.processes, self, names)
+        drain = MpsDrain(self.pods, self.agent, errands, self.observer, clock)
+        strays = MpsStrays(users, self, clock.steady)
+        return MpsWatch(self.watched(), Tools(self, strays, drain, errands, clock))
+
+    def watched(self):
+        return Watched(
+            self.agent,
+            self,
+            self,
+            self,
+            self.pods,
+            self.kubelet,
+            self,
+            self.observer,
+            lambda: self.newest,
+        )
+
+    # What the watch works with
+
+    def records(self):
+        return self.listed
+
+    def set_aside(self):
+        return self.aside
+
+    def serve_again(self, uid):
+        self._refuse(uid)
+        self.put_right.append(uid)
+        for record in self.listed:
+            for step in record.steps:
+                if record.claim.uid == uid and isinstance(step, ServeMps):
+                    self.agent.serve(step.space)
+
+    def end_unknown(self, space):
+        self._refuse(space.name)
+        self.put_right.append(space.name)
+        self.agent.release(space.name)
+
+    def _refuse(self, what):
+        if what in self.refuses:
+            raise NodeError(self.refuses[what])
+
+    @property
+    def kubelet(self):
+        world = self
+
+        class Kubelet:
+            def pods(self):
+                return tuple(world.kubelet_pods.values())
+
+        return Kubelet()
+
+    def name(self, container):
+        """Of a container whose id is its name."""
+        return container
+
+    def processes(self, gpu):
+        if (pids := self.on_gpus.get(gpu, ())) is None:
+            raise NodeError(f"{gpu} is lost")
+        return [GpuProcess(pid, 1 << 30) for pid in pids]
+
+    def sees_pods(self):
+        return self.sees
+
+    def now(self):
+        return int(self.steady * 100)
+
+    def find(self, pid):
+        return self.running.get(pid)
+
+    def tell(self, event):
+        self.events.append(event)
+
+    def start(self, work):
+        if self.later is None:
+            work()
+        else:
+            self.later.append(work)
+
+    # What happens on the node
+
+    def claim(self, claim, *pods, gpu=GPU, percent=30, served=True):
+        """A claim under MPS is prepared for these pods."""
+        made = space(claim, gpu, percent)
+        holding = Holding(claim, DeviceName("gpu-0"), gpu=gpu)
+        self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
+        if served:
+            self.agent.serve(made)
+        return made
+
+    def other_claim(self, claim, *pods, gpu=GPU, **fields):
+        """A claim without MPS."""
+        holding = Holding(claim, DeviceName("gpu-0"), gpu=gpu, **fields)
+        self._add(Record(claim, (holding,), prepared=(), pods=pods))
+
+    def _add(self, record):
+        self.listed = (*self.listed, record)
+        for pod in record.pods:
+            self.pods.pods.setdefault(
+                ("default", pod.name), PodSpec("default", pod.name, pod.uid, ())
+            )
+            listed = self.kubelet_pods.setdefault(
+                pod, ListedPod("default", pod.name, {"main": frozenset()})
+            )
+            mine = listed.containers["main"] | {ClaimName("default", record.claim.name)}
+            self.kubelet_pods[pod] = replace(listed, containers={"main": frozenset(mine)})
+
+    def give_back(self, claim):
+        self.listed = tuple(one for one in self.listed if one.claim != claim)
+
+    def process(self, pid, pod, *gpus, of=None, container="main"):
+        """A process of a pod on GPUs; a client of the space *of* a claim."""
+        self.running[pid] = Process(pid, 7, pod.uid, container)
+        for gpu in gpus or (GPU,):
+            self.on_gpus[gpu] = (*(self.on_gpus.get(gpu) or ()), pid)
+        if of is not None:
+            self.agent.connect(pid, of)
+
+    def end(self, pid):
+        self.running.pop(pid)
+        self.agent.leave(pid)
+        for gpu, pids in self.on_gpus.items():
+            self.on_gpus[gpu] = tuple(one for one in pids or () if one != pid)
+
+    def delete(self, pod, grace, uid=None):
+        """Somebody deletes the pod."""
+        spec = PodSpec("default", pod.name, uid or pod.uid, (), ends_at=self.agent.now + grace)
+        self.pods.pods["default", pod.name] = spec
+
+    def look(self, after=5.0):
+        self.wait(after)
+        return self.watch.look()
+
+    def wait(self, seconds):
+        self.steady += seconds
+        self.agent.now += seconds
+
+    def go_on(self, seconds):
+        """Look as the loop does, for so long."""
+        until = self.steady + seconds
+        next_in = self.look(after=0)
+        while self.steady + (step := min(next_in or 5.0, 5.0)) <= until:
+            next_in = self.look(after=step)
+        self.wait(until - self.steady)
+
+    def metric(self, name, **labels):
+        return self.metrics.registry.get_sample_value(f"dra_driver_mps_{name}", labels)
+
+    def of_claim(self, name, claim, gpu=GPU):
+        return self.metric(name, namespace="default", claim=claim.name, uuid=gpu)
+
+    def told(self, reason):
+        return [event for event in self.events if event.reason == reason]

@@ -1,0 +1,35 @@
+"""Pods as an API server has them, in memory."""
+
+from collections.abc import Iterable
+
+from dra_driver.errors import Forbidden, NotFound
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+
+
+class FakePods:
+    """Answers with the pods that it was given. *allowed*: whether we may read them."""
+
+    def __init__(self, pods: Iterable[PodSpec] = (), allowed: bool = True) -> None:
+        self.pods = {(pod.namespace, pod.name): pod for pod in pods}
+        self.allowed = allowed
+        self.read_names: list[str] = []
+
+    def read(self, namespace: str, name: str) -> PodSpec:
+        self.read_names.append(name)
+        if not self.allowed:
+            raise Forbidden("pods may not be read")
+        if (namespace, name) not in self.pods:
+            raise NotFound(f"there is no pod {namespace}/{name}")
+        return self.pods[namespace, name]
+
+
+NO_PODS = FakePods()
+
+
+def container(name: str, *uses: tuple[str, str], root: bool = True) -> ContainerSpec:
+    return ContainerSpec(name, frozenset(uses), root)
+
+
+def pod_spec(name: str, *containers: ContainerSpec, host_users: bool = True) -> PodSpec:
+    return PodSpec("default", name, PodUid(f"uid-{name}"), containers, host_users)

@@ -1,0 +1,253 @@
+"""What a pod says of its containers, and when it ends, is read as the API server has it."""
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import Forbidden, NotFound, Unreachable
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.kubeletplugin.pod_reader import PodReader, read_pod
+from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+from tests.fakes.api_server import ApiServer
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+def reader(server, tmp_path):
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    yield PodReader(client)
+    client.close()
+
+
+def container(name="main", claims=(), **fields):
+    """A container that asks for *claims*: the name that the pod has for one, or with a request."""
+    asked = [{"name": one} if isinstance(one, str) else dict(one) for one in claims]
+    return {"name": name, "image": "x", "resources": {"claims": asked}, **fields}
+
+
+def pod(*containers, status=None, metadata=None, **spec):
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"namespace": "ns", "name": "p", "uid": "uid-p", **(metadata or {})},
+        "spec": {"containers": list(containers), **spec},
+        "status": status or {},
+    }
+
+
+def request(name, request):
+    return {"name": name, "request": request}
+
+
+def uses(document):
+    return {one.name: set(one.uses) for one in read_pod(document).containers}
+
+
+def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
+    server.put(
+        pod(
+            container(claims=["gpu"]),
+            resourceClaims=[{"name": "gpu", "resourceClaimName": "shared"}],
+        )
+    )
+
+    assert reader.read("ns", "p") == PodSpec(
+        "ns", "p", PodUid("uid-p"), (ContainerSpec("main", frozenset({("shared", "")}), root=True),)
+    )
+    server.put(pod(container("other")))
+    assert [one.name for one in reader.read("ns", "p").containers] == ["other"]
+
+
+def test_a_pod_that_is_not_there_is_not_found(reader):
+    with pytest.raises(NotFound):
+        reader.read("ns", "p")
+
+
+def test_an_api_server_that_does_not_answer_is_no_pod_that_is_gone(server, reader):
+    server.put(pod(container()))
+    server.fail(503, "GET", "pods", times=9)
+
+    with pytest.raises(Unreachable):
+        reader.read("ns", "p")
+
+
+def test_who_may_not_read_pods_is_told_which_rule_is_missing(server, reader):
+    server.put(pod(container()))
+    server.fail(403, "GET", "pods", times=9)
+
+    with pytest.raises(Forbidden, match=r'get pods ns/p.*needs the rule "get pods"'):
+        reader.read("ns", "p")
+
+
+def test_a_claim_of_a_template_is_called_as_it_was_made():
+    document = pod(
+        container(claims=["gpu", "other"]),
+        resourceClaims=[
+            {"name": "gpu", "resourceClaimTemplateName": "template"},
+            {"name": "other", "resourceClaimTemplateName": "template"},
+        ],
+        status={
+            "resourceClaimStatuses": [
+                {"name": "gpu", "resourceClaimName": "p-gpu-x7k2"},
+                {"name": "other"},  # there is nothing to claim
+            ]
+        },
+    )
+
+    assert uses(document) == {"main": {("p-gpu-x7k2", "")}}
+
+
+def test_each_container_has_the_requests_that_it_names():
+    document = pod(
+        container("one", [request("gpus", "first")]),
+        container("two", [request("gpus", "second"), "gpus"]),
+        container("none"),
+        {"name": "bare", "image": "x"},
+        resourceClaims=[{"name": "gpus", "resourceClaimName": "c"}],
+    )
+
+    assert uses(document) == {
+        "one": {("c", "first")},
+        "two": {("c", "second"), ("c", "")},
+        "none": set(),
+        "bare": set(),
+    }
+
+
+def test_init_and_ephemeral_containers_are_containers():
+    document = pod(
+        container("main"),
+        initContainers=[container("setup", ["gpu"])],
+        ephemeralContainers=[{"name": "debug", "image": "x"}],
+        resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}],
+    )
+
+    assert uses(document) == {"setup": {("c", "")}, "main": set(), "debug": set()}
+
+
+def test_extended_resources_are_uses_of_the_claim_that_the_scheduler_made():
+    document = pod(
+        container("one"),
+        container("two", ["gpu"]),
+        resourceClaims=[{"name": "gpu", "resourceClaimName": "own"}],
+        status={
+            "extendedResourceClaimStatus": {
+                "resourceClaimName": "p-extended-resources-9x",
+                "requestMappings": [
+                    {
+                        "containerName": "one",
+                        "resourceName": "nvidia.com/gpu",
+                        "requestName": "container-0-request-0",
+                    },
+                    {
+                        "containerName": "two",
+                        "resourceName": "nvidia.com/gpu",
+                        "requestName": "container-1-request-0",
+                    },
+                ],
+            }
+        },
+    )
+
+    assert uses(document) == {
+        "one": {("p-extended-resources-9x", "container-0-request-0")},
+        "two": {("p-extended-resources-9x", "container-1-request-0"), ("own", "")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("of_container", "of_pod", "root"),
+    [
+        pytest.param(None, None, True, id="nobody says anything: the image may"),
+        pytest.param({}, {"runAsUser": 1000}, False, id="the pod names a user"),
+        pytest.param({}, {"runAsUser": 0}, True, id="the pod names root"),
+        pytest.param({}, {"runAsNonRoot": True}, False, id="the pod wants no root"),
+        pytest.param({"runAsUser": 0}, {"runAsUser": 1000}, True, id="the container's user counts"),
+        pytest.param({"runAsUser": 7}, {"runAsUser": 0}, False, id="also where the pod's is root"),
+        pytest.param(
+            {"runAsNonRoot": False}, {"runAsNonRoot": True}, True, id="the container may be root"
+        ),
+        pytest.param(
+            {"runAsUser": 0}, {"runAsNonRoot": True}, False, id="the kubelet does not start it"
+        ),
+        pytest.param(
+            {"runAsNonRoot": False}, {"runAsUser": 5}, False, id="a user is not undone by that"
+        ),
+        pytest.param({"privileged": True}, {"fsGroup": 5}, True, id="other fields say nothing"),
+    ],
+)
+def test_who_may_run_as_root(of_container, of_pod, root):
+    document = pod(container(securityContext=of_container), securityContext=of_pod)
+
+    assert [one.root for one in read_pod(document).containers] == [root]
+
+
+@pytest.mark.parametrize(
+    ("spec", "host_users"),
+    [
+        ({}, True),
+        ({"hostUsers": None}, True),
+        ({"hostUsers": True}, True),
+        ({"hostUsers": False}, False),
+    ],
+)
+def test_a_pod_has_the_users_of_the_host_unless_it_says_otherwise(spec, host_users):
+    assert read_pod(pod(container(), **spec)).host_users is host_users
+
+
+def test_a_pod_that_is_not_deleted_does_not_end():
+    assert read_pod(pod(container())).ends_at is None
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["2026-01-02T03:04:05Z", "2026-01-02T05:04:05+02:00", "2026-01-02T03:04:05"],
+)
+def test_a_deleted_pod_ends_when_the_api_server_says(written):
+    found = read_pod(pod(container(), metadata={"deletionTimestamp": written}))
+
+    assert found.ends_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+@given(
+    asked=st.dictionaries(NAMES, st.sampled_from(["claim-1", "claim-2", None]), max_size=3),
+    made=st.dictionaries(NAMES, st.sampled_from(["made-1", None]), max_size=3),
+    containers=st.lists(st.lists(st.tuples(NAMES, st.sampled_from(["", "r"])), max_size=3)),
+)
+def test_no_container_uses_a_claim_that_it_does_not_name(asked, made, containers):
+    document = pod(
+        *(
+            container(f"c{index}", [request(*one) for one in claims])
+            for index, claims in enumerate(containers)
+        ),
+        resourceClaims=[
+            {"name": name, "resourceClaimName": claim}
+            if claim
+            else {"name": name, "resourceClaimTemplateName": "t"}
+            for name, claim in asked.items()
+        ],
+        status={
+            "resourceClaimStatuses": [
+                {"name": name, "resourceClaimName": claim} for name, claim in made.items()
+            ]
+        },
+    )
+    real = {name: asked.get(name) or made.get(name) for name in {*asked, *made}}
+
+    assert uses(document) == {
+        f"c{index}": {(real[name], of) for name, of in claims if real.get(name)}
+        for index, claims in enumerate(containers)
+    }

@@ -1,0 +1,217 @@
+"""Interval and compute mode of a GPU: what was found comes back when the last claim goes."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.holdings import Record
+from dra_driver.model.steps import ComputeMode, Interval, MakeDeviceNodes, SetComputeMode, Step
+from dra_driver.model.steps import SetTimeSlice as Slice
+from dra_driver.plan.gpu_settings import (
+    Setting,
+    taken_over,
+    to_look_up,
+    undo_settings,
+    with_found,
+)
+from tests.fakes.values import ref
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+SHORT, MEDIUM, LONG = Interval.SHORT, Interval.MEDIUM, Interval.LONG
+ALONE, NOBODY, ANYONE = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT
+NODES = MakeDeviceNodes((0,))
+
+
+def mode(gpu, value=ALONE, before=None):
+    return SetComputeMode(gpu, value, before)
+
+
+def record(name: str, *steps: Setting) -> Record:
+    return Record(ref(name), (), (NODES, *steps))
+
+
+def test_a_setting_that_nobody_has_changed_yet_is_looked_up_first():
+    others = [record("silent")]
+    steps = taken_over((NODES, Slice(A, SHORT), mode(A), Slice(B, LONG)), others)
+
+    assert steps == (NODES, Slice(A, SHORT), mode(A), Slice(B, LONG))
+    assert to_look_up(steps, others) == (Slice(A, SHORT), mode(A), Slice(B, LONG))
+    found = {Slice(A, SHORT): MEDIUM, mode(A): NOBODY, Slice(B, LONG): None}
+    assert with_found(steps, found) == (
+        NODES,
+        Slice(A, SHORT, MEDIUM),
+        mode(A, ALONE, NOBODY),
+        Slice(B, LONG, None),
+    )
+
+
+def test_what_a_gpu_does_not_say_stays_unsaid():
+    assert with_found((mode(A),), {mode(A): None}) == (mode(A),)
+
+
+def test_a_later_claim_takes_over_what_the_first_one_found():
+    others = [record("first", Slice(A, SHORT, MEDIUM), mode(B, ALONE, NOBODY))]
+
+    steps = taken_over((Slice(A, SHORT), mode(A), Slice(B, SHORT), mode(B)), others)
+
+    assert steps == (Slice(A, SHORT, MEDIUM), mode(A), Slice(B, SHORT), mode(B, ALONE, NOBODY))
+    assert to_look_up(steps, others) == (mode(A), Slice(B, SHORT)), "of each kind by itself"
+
+
+def test_a_gpu_that_did_not_say_is_not_asked_while_it_is_set():
+    others = [record("first", Slice(A, SHORT, None))]
+
+    steps = taken_over((Slice(A, SHORT),), others)
+
+    assert steps == (Slice(A, SHORT),)
+    assert to_look_up(steps, others) == ()
+
+
+@pytest.mark.parametrize("settings", [(), (Slice(A, SHORT, MEDIUM),), (mode(A, ALONE, ANYONE),)])
+def test_a_claim_that_changes_nothing_takes_nothing_over_and_brings_nothing_back(settings):
+    others = [record("first", *settings)]
+
+    assert taken_over((NODES,), others) == (NODES,)
+    assert undo_settings(record("silent"), others) == ()
+
+
+def test_what_was_found_comes_back_newest_first_and_only_where_nobody_needs_the_setting():
+    mine = record("mine", Slice(A, SHORT, MEDIUM), Slice(B, LONG, SHORT), mode(A, ALONE, NOBODY))
+
+    assert undo_settings(mine, []) == (mode(A, NOBODY), Slice(B, SHORT), Slice(A, MEDIUM))
+    other = record("other", Slice(B, LONG, SHORT), mode(A, ALONE, NOBODY))
+    assert undo_settings(mine, [other]) == (Slice(A, MEDIUM),)
+
+
+def test_a_gpu_that_did_not_say_gets_back_what_its_driver_sets_up():
+    mine = record("mine", Slice(A, SHORT, None), mode(B, ALONE, None))
+
+    assert undo_settings(mine, []) == (mode(B, ANYONE), Slice(A, Interval.DEFAULT))
+
+
+class Killed(Exception):
+    """The process ended between two effects."""
+
+
+Values = dict[tuple[type[Setting], GpuUuid], int]
+
+
+def value(step: Setting) -> int:
+    return step.interval if isinstance(step, Slice) else step.mode
+
+
+def settings(steps: Iterable[Step]) -> Iterator[Setting]:
+    return (step for step in steps if isinstance(step, Slice | SetComputeMode))
+
+
+@dataclass
+class World:
+    """Two GPUs and a ledger; ``kill`` effects from now the process dies."""
+
+    gpus: Values
+    says: bool = True
+    ledger: dict[str, Record] = field(default_factory=dict)
+    complete: set[str] = field(default_factory=set)
+    kill: int = -1
+
+    def others(self, name: str) -> list[Record]:
+        return [record for other, record in sorted(self.ledger.items()) if other != name]
+
+    def effect(self) -> None:
+        if self.kill == 0:
+            raise Killed
+        self.kill -= 1
+
+    def carry_out(self, step: Setting) -> None:
+        self.effect()
+        self.gpus[type(step), step.gpu] = value(step)
+
+    def prepare(self, name: str, asked: tuple[Setting, ...]) -> None:
+        set_by_others = {
+            (type(step), step.gpu): value(step)
+            for other in self.others(name)
+            for step in settings(other.steps)
+        }
+        clash = any(
+            value(step) != set_by_others.get((type(step), step.gpu), value(step)) for step in asked
+        )
+        if name in self.ledger or clash:
+            return
+        steps = taken_over(asked, self.others(name))
+        look_up = to_look_up(steps, self.others(name))
+        found = {step: self.gpus[type(step), step.gpu] if self.says else None for step in look_up}
+        self.effect()
+        self.ledger[name] = replace(Record(ref(name), ()), steps=with_found(steps, found))
+        for step in settings(steps):
+            self.carry_out(step)
+        self.effect()
+        self.complete.add(name)
+
+    def unprepare(self, name: str) -> None:
+        if name not in self.ledger:
+            return
+        self.complete.discard(name)
+        for step in undo_settings(self.ledger[name], self.others(name)):
+            self.carry_out(step)
+        self.effect()
+        del self.ledger[name]
+
+    def recover(self) -> None:
+        """What the next process does: prepared or not, nothing in between."""
+        self.kill = -1
+        for name in sorted(self.ledger.keys() - self.complete):
+            self.unprepare(name)
+
+    def settings(self) -> Iterator[Setting]:
+        for name in self.complete:
+            yield from settings(self.ledger[name].steps)
+
+
+NAMES = ("one", "two", "three")
+KINDS = {Slice: st.sampled_from(Interval), SetComputeMode: st.sampled_from(ComputeMode)}
+KEYS = [(kind, gpu) for gpu in (A, B) for kind in KINDS]
+GPUS = st.fixed_dictionaries({(kind, gpu): KINDS[kind] for kind, gpu in KEYS})
+
+
+@st.composite
+def asked(draw):
+    keys = draw(st.sets(st.sampled_from(KEYS), max_size=3))
+    return tuple(kind(gpu, draw(KINDS[kind])) for kind, gpu in KEYS if (kind, gpu) in keys)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(NAMES),
+        st.none() | asked(),  # None: it is given back
+        st.integers(-1, 6),  # after how many effects the process is killed
+    ),
+    max_size=12,
+)
+
+
+@given(GPUS, st.booleans(), ACTIONS, st.permutations(NAMES))
+def test_after_any_claims_in_any_order_killed_anywhere_everything_is_as_it_was(
+    first, says, todo, last
+):
+    if not says:
+        first = dict.fromkeys(KEYS, 0)  # all that can be known of a GPU that does not say
+    world = World(dict(first), says)
+    for name, wanted, kill in todo:
+        world.kill = kill
+        try:
+            if wanted is None:
+                world.unprepare(name)
+            else:
+                world.prepare(name, wanted)
+            world.kill = -1
+        except Killed:
+            world.recover()
+        for step in world.settings():
+            assert world.gpus[type(step), step.gpu] == value(step), "a prepared claim has it"
+    for name in last:
+        world.unprepare(name)
+    assert world.gpus == first

@@ -1,0 +1,435 @@
+"""Which GPUs of a claim one MPS server is over, with which limits, and whom it cannot serve."""
+
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin.claims import Claim, ShareId
+from dra_driver.model.mps import Allowance, Priority, Space
+from dra_driver.model.offer import Device, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Rules, Tenants
+from dra_driver.model.steps import ServeMps
+from dra_driver.plan.mps import PodsNeeded, two_directories
+from dra_driver.plan.prepare import plan_claim
+from tests.fakes.pods import container, pod_spec
+from tests.fakes.values import (
+    MIB,
+    POOL,
+    SLICEABLE,
+    allocation,
+    config,
+    fraction,
+    gpu,
+    offer,
+    ref,
+)
+
+GIB = 1024 * MIB
+MPS = config(sharing={"strategy": "MPS"})
+
+
+def limits(**fields):
+    return config(sharing={"strategy": "MPS", "mpsConfig": fields})
+
+
+def planned(*allocations, pods=(), configs=(MPS,), at=None, name="claim", of_one_pod=True):
+    asked = Claim(ref(name), allocations, configs, of_one_pod=of_one_pod)
+    return plan_claim(asked, at or offer(4), (), POOL, pods)
+
+
+def spaces(*allocations, **fields) -> tuple[Space, ...]:
+    steps = planned(*allocations, **fields).steps
+    return tuple(step.space for step in steps if isinstance(step, ServeMps))
+
+
+def refusal(*allocations, **fields) -> str:
+    with pytest.raises(ClaimError) as refused:
+        planned(*allocations, **fields)
+    return str(refused.value)
+
+
+def user(name, *requests, **fields):
+    """A container that uses these requests of the claim; none: all of it."""
+    return container(name, *(("claim", request) for request in requests or ("",)), **fields)
+
+
+def test_a_request_for_two_gpus_is_served_by_one_server_over_both():
+    (space,) = spaces(allocation("gpu-2"), allocation("gpu-0"), configs=(limits(),))
+
+    assert space.gpus == (gpu(0).uuid, gpu(2).uuid), "as containers see them: by minor number"
+    assert (space.claim, space.percent, space.memory_bytes) == ("uid-claim", 100, (None, None))
+
+
+def test_two_requests_of_different_containers_are_two_spaces():
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+    pod = pod_spec("p", user("one", "a"), user("other", "b"), container("neither"))
+
+    found = spaces(*requests, pods=(pod,))
+
+    assert sorted(one.gpus for one in found) == [(gpu(0).uuid,), (gpu(1).uuid,)]
+    assert len({one.name for one in found}) == 2
+
+
+@pytest.mark.parametrize("uses", [("a", "b"), ()], ids=["by request", "all of the claim"])
+def test_two_requests_of_one_container_are_one_space(uses):
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+
+    (space,) = spaces(*requests, pods=(pod_spec("p", user("both", *uses)),))
+
+    assert space.gpus == (gpu(0).uuid, gpu(1).uuid)
+
+
+def test_requests_are_together_also_by_way_of_another_pod():
+    requests = [fraction("1Gi", request=name) for name in "abcd"]
+    first = pod_spec("p", user("x", "a", "b"), user("z", "d"))
+    second = pod_spec("q", user("y", "b", "c"))
+
+    found = spaces(*requests, pods=(first, second))
+
+    assert sorted(one.memory_bytes for one in found) == [(GIB,), (3 * GIB,)]
+
+
+def test_the_chosen_alternative_of_a_request_is_used_by_its_main_name():
+    requests = (allocation("gpu-0", "a/large"), allocation("gpu-1", "b"))
+
+    assert len(spaces(*requests, pods=(pod_spec("p", user("both", "a", "b")),))) == 1
+
+
+def test_a_claim_of_another_name_is_none_of_ours():
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+    other = container("c", ("other", "a"), ("other", "b"), ("claim", "a"))
+
+    assert len(spaces(*requests, pods=(pod_spec("p", other),))) == 2
+
+
+@pytest.mark.parametrize(
+    ("allocations", "rules", "needed"),
+    [
+        ([fraction()], {}, False),
+        ([allocation("gpu-0"), allocation("gpu-1")], {}, False),  # one request
+        ([fraction(), allocation("gpu-1", "look", admin=True)], {}, False),
+        ([fraction(), fraction("1Gi", request="more")], {}, True),
+        ([fraction()], {"tenants": Tenants.NON_ROOT}, True),
+        ([fraction()], {"tenants": Tenants.USER_NAMESPACES}, True),
+    ],
+)
+def test_pods_are_needed_only_where_it_depends_on_them(allocations, rules, needed):
+    def plan(configs):
+        return planned(*allocations, pods=None, configs=configs, at=offer(**rules))
+
+    assert plan(()).grants, "nothing is shared by MPS"
+    if needed:
+        with pytest.raises(PodsNeeded):
+            plan((MPS,))
+    else:
+        assert plan((MPS,)).grants
+
+
+def test_a_request_that_is_not_shared_by_mps_makes_the_pods_needed_too():
+    one_by_mps = config("GpuConfig", "a", sharing={"strategy": "MPS"})
+
+    with pytest.raises(PodsNeeded):
+        planned(fraction(request="a"), allocation("gpu-1", "b"), pods=None, configs=(one_by_mps,))
+
+
+def test_a_container_with_a_gpu_by_mps_and_one_without_is_refused():
+    one_by_mps = config("GpuConfig", "a", sharing={"strategy": "MPS"})
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+
+    assert refusal(*requests, configs=(one_by_mps,), pods=(pod_spec("p", user("c")),)) == (
+        "claim default/claim: pod default/p, container 'c' uses request a under MPS and b without: "
+        "a program under MPS sees no other GPU; use the same strategy for both, or different "
+        "containers"
+    )
+    apart = pod_spec("p", user("c", "a"), user("d", "b"))
+    found = spaces(*requests, configs=(one_by_mps,), pods=(apart,))
+    assert [one.gpus for one in found] == [(gpu(0).uuid,)]
+
+
+def test_containers_with_different_parts_of_one_server_are_refused():
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+    pod = pod_spec("p", user("both"), user("one", "a"))
+
+    assert refusal(*requests, pods=(pod,)) == (
+        "claim default/claim: pod default/p, container 'one' uses gpu-0 under MPS, and another "
+        "container gpu-0, gpu-1: a GPU of a claim is on one MPS server; let both use the same "
+        "requests, or write a claim for each"
+    )
+
+
+def test_containers_with_different_requests_on_one_gpu_are_served():
+    requests = (fraction("1Gi", request="a"), fraction("2Gi", request="b"))
+    pod = pod_spec("p", user("both"), user("one", "a"))
+
+    (space,) = spaces(*requests, pods=(pod,))
+
+    assert space.memory_bytes == (3 * GIB,)
+
+
+ROOT, USER = user("c"), user("c", root=False)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "pod", "said"),
+    [
+        (Tenants.ANY, pod_spec("p", ROOT), ""),
+        (Tenants.NON_ROOT, pod_spec("p", USER), ""),
+        (Tenants.NON_ROOT, pod_spec("p", ROOT), "can run as root, .* set securityContext.runAsNon"),
+        (Tenants.NON_ROOT, pod_spec("p", ROOT, host_users=False), ""),
+        (Tenants.NON_ROOT, pod_spec("p", USER, container("logs")), ""),  # without the claim
+        (Tenants.USER_NAMESPACES, pod_spec("p", USER), "set spec.hostUsers: false"),
+        (Tenants.USER_NAMESPACES, pod_spec("p", USER, host_users=False), ""),
+        (Tenants.USER_NAMESPACES, pod_spec("p", container("logs")), ""),
+    ],
+)
+def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, said):
+    node = offer(tenants=tenants)
+
+    if said:
+        assert re.search(
+            f"pod default/p, container 'c'.*{said}", refusal(fraction(), pods=(pod,), at=node)
+        )
+    else:
+        assert spaces(fraction(), pods=(pod,), at=node)
+
+
+def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
+    pods, node = (pod_spec("p", USER),), offer(tenants=Tenants.NON_ROOT)
+
+    said = refusal(fraction(), pods=pods, at=node, of_one_pod=False)
+
+    assert "any pod can join this claim" in said
+    assert "use a ResourceClaimTemplate" in said
+    assert spaces(fraction(), pods=pods, at=offer(), of_one_pod=False)
+
+
+def test_the_strictest_rule_of_the_gpus_holds():
+    rules = (Tenants.NON_ROOT, Tenants.ANY)
+    devices = [Device(gpu(n), SLICEABLE, Rules(tenants=one)) for n, one in enumerate(rules)]
+
+    assert "can run as root" in refusal(
+        allocation("gpu-1"),
+        allocation("gpu-0"),
+        pods=(pod_spec("p", ROOT),),
+        at=Offer(tuple(devices)),
+    )
+
+
+def test_tenants_are_nobodys_business_where_nothing_is_shared_by_mps():
+    node = offer(tenants=Tenants.USER_NAMESPACES)
+
+    assert planned(fraction(), configs=(), pods=(pod_spec("p", ROOT),), at=node).grants
+
+
+def test_parts_of_one_gpu_that_are_used_together_add_up():
+    parts = (fraction("20Gi", request="a", cores="30"), fraction("8Gi", request="b", cores="20"))
+
+    (space,) = spaces(*parts, configs=(), pods=(pod_spec("p", user("c")),))
+
+    assert (space.percent, space.memory_bytes) == (50, (28 * GIB,))
+
+
+def test_parts_without_reserved_cores_have_no_more_than_all_of_them_together():
+    parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b", cores="20"))
+
+    (space,) = spaces(*parts, pods=(pod_spec("p", user("c")),))
+
+    assert space.percent == 100
+
+
+def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory():
+    parts = (
+        fraction("20Gi", "gpu-0", cores="30"),
+        fraction("8Gi", "gpu-1", cores="50"),
+    )
+
+    (space,) = spaces(*parts, configs=())
+
+    assert (space.percent, space.memory_bytes) == (30, (20 * GIB, 8 * GIB))
+    assert space.allowance == Allowance(30, 8 * GIB)
+
+
+def test_a_part_without_a_limit_leaves_its_gpu_without_one():
+    own = {gpu(0).uuid: "1Gi"}
+    both = (allocation("gpu-0"), allocation("gpu-1"))
+
+    (space,) = spaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
+
+    assert space.memory_bytes == (GIB, None)
+    assert space.allowance == Allowance(100, GIB)
+
+
+def test_two_parts_of_one_gpu_of_which_one_is_only_booked_have_no_limit_together():
+    parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
+
+    (space,) = spaces(*parts, pods=(pod_spec("p", user("c")),), at=offer(limited=False))
+
+    assert space.memory_bytes == (None,)
+
+
+def test_the_lower_priority_counts_for_what_is_used_together():
+    low = config(
+        "GpuConfig",
+        "a",
+        sharing={"strategy": "MPS", "mpsConfig": {"clientPriority": "BelowNormal"}},
+    )
+    parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
+
+    (space,) = spaces(
+        *parts, configs=(MPS, replace(low, path="b")), pods=(pod_spec("p", user("c")),)
+    )
+
+    assert space.priority is Priority.BELOW_NORMAL
+
+
+QUARTER = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rules", "most"),
+    [
+        (QUARTER, {"one_share": True}, Allowance(25, 20 * GIB)),
+        (QUARTER, {"one_share": True, "limited": False}, Allowance(25)),
+        (replace(QUARTER, cores_default=0), {"one_share": True}, Allowance(100, 20 * GIB)),
+        (QUARTER, {}, Allowance()),
+        (SLICEABLE, {"one_share": True}, Allowance()),
+        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True}, Allowance(25, 20 * GIB)),
+        (Replica(0, 4, None), {"one_share": True}, Allowance()),
+        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True, "limited": False}, Allowance(25)),
+    ],
+)
+def test_the_most_that_a_claim_can_have_is_one_replica_where_nobody_gets_two(shape, rules, most):
+    (device,) = offer(1, shape, **rules).devices
+    one = allocation(device.name) if isinstance(shape, Replica) else fraction("1Gi")
+
+    (space,) = spaces(one, at=Offer((device,)))
+
+    assert space.most == most
+
+
+def test_a_server_over_two_gpus_is_for_no_single_replica():
+    node = offer(2, QUARTER, one_share=True)
+    requests = (fraction("1Gi", "gpu-0", "a"), fraction("1Gi", "gpu-1", "b"))
+
+    (space,) = spaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
+
+    assert space.most == Allowance()
+
+
+def test_the_name_of_a_space_is_the_same_whenever_it_is_planned_and_another_for_another_claim():
+    (first,) = spaces(fraction())
+    (again,) = spaces(fraction(), pods=(pod_spec("p", user("c")),))
+    (other,) = spaces(fraction(), name="other")
+
+    assert first == again
+    assert first.name != other.name
+
+
+def test_a_claim_that_is_allocated_anew_on_another_gpu_has_another_space():
+    """What an agent still has of the first one is not in its way."""
+    (before,), (after,) = spaces(fraction(device="gpu-0")), spaces(fraction(device="gpu-1"))
+
+    assert before.name != after.name
+
+
+def test_a_container_that_two_servers_claim_is_named():
+    claim, others = ref("a"), [ref("b"), ref("c"), ref("d", namespace="else")]
+    pods = (
+        pod_spec(
+            "p", container("both", ("a", ""), ("c", "x"), ("b", "")), container("one", ("a", ""))
+        ),
+        pod_spec(
+            "q", container("others", ("b", ""), ("c", "")), container("far", ("a", ""), ("d", ""))
+        ),
+    )
+
+    assert two_directories(claim, others, pods) == [
+        "pod default/p, container 'both' uses claim b, c too, which is also shared by MPS, and a "
+        "program reaches one MPS server; write both as requests of one claim, or use them in "
+        "different containers"
+    ]
+    assert two_directories(claim, [claim], pods) == []
+
+
+REQUESTS = ("a", "b", "c", "d")
+
+
+@st.composite
+def claims(draw):
+    """Parts of GPUs with cores, and containers that use some requests of them."""
+    left = {
+        (n, what): 100 if what == "cores" else 79 for n in range(3) for what in ("cores", "gib")
+    }
+    parts = []
+    for number in range(draw(st.integers(1, 5))):
+        minor = draw(st.integers(0, 2))
+        if not left[minor, "cores"] or left[minor, "gib"] < 1:
+            continue
+        cores = draw(st.integers(1, left[minor, "cores"]))
+        gib = draw(st.integers(1, left[minor, "gib"]))
+        left[minor, "cores"] -= cores
+        left[minor, "gib"] -= gib
+        part = fraction(
+            f"{gib}Gi", f"gpu-{minor}", draw(st.sampled_from(REQUESTS)), cores=str(cores)
+        )
+        parts.append(replace(part, share=ShareId(f"share-{number}")))
+    uses = st.sets(st.sampled_from(("", *REQUESTS, "unknown")), max_size=3)
+    containers = [
+        container(f"c{n}", *(("claim", one) for one in its))
+        for n, its in enumerate(draw(st.lists(uses, max_size=4)))
+    ]
+    at = draw(st.integers(0, len(containers)))
+    return parts, (pod_spec("p", *containers[:at]), pod_spec("q", *containers[at:]))
+
+
+@given(asked=claims())
+def test_every_part_is_in_one_space_and_no_container_has_two(asked):
+    parts, pods = asked
+    try:
+        plan = planned(*parts, pods=pods, configs=())
+    except ClaimError as e:
+        assert "is on one MPS server" in str(e)
+        assume(False)
+    found = [step.space for step in plan.steps if isinstance(step, ServeMps)]
+
+    assert all(grant.space in found for grant in plan.grants)
+    assert len({one.name for one in found}) == len(found)
+    assert all(re.fullmatch("[a-z0-9_]{1,64}", one.name) for one in found)
+    assert set(found) == {grant.space for grant in plan.grants}
+    for grant in plan.grants:
+        assert grant.device.gpu.uuid in grant.space.gpus
+    for one in (each for pod in pods for each in pod.containers):
+        uses = {request for _, request in one.uses}
+        its = [g for g in plan.grants if "" in uses or g.allocation.base_request in uses]
+        assert len({grant.space for grant in its}) <= 1
+        for space in {grant.space for grant in its}:
+            assert {g.device.gpu.uuid for g in its} == set(space.gpus), "it has all that it sees"
+    granted_percent, granted_bytes = defaultdict(int), defaultdict(int)
+    for grant in plan.grants:
+        granted_percent[grant.device.gpu.uuid] += grant.amount.cores
+        granted_bytes[grant.device.gpu.uuid] += grant.amount.memory_bytes
+    for uuid, percent in granted_percent.items():
+        here = [one for one in found if uuid in one.gpus]
+        assert 0 < sum(one.percent for one in here) <= percent <= 100
+        limits = [one.memory_bytes[one.gpus.index(uuid)] for one in here]
+        assert sum(limit or 0 for limit in limits) == granted_bytes[uuid]
+
+
+@given(asked=claims(), data=st.data())
+def test_neither_the_order_of_allocations_nor_that_of_containers_makes_a_difference(asked, data):
+    parts, pods = asked
+
+    def found(parts, pods):
+        try:
+            return set(spaces(*parts, pods=pods, configs=()))
+        except ClaimError:
+            return "refused"
+
+    turned = [replace(pod, containers=data.draw(st.permutations(pod.containers))) for pod in pods]
+
+    assert found(data.draw(st.permutations(parts)), turned[::-1]) == found(parts, pods)

@@ -1,0 +1,417 @@
+"""What follows from what the MPS agent serves, decided by values alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mps import (
+    Incident,
+    MpsClient,
+    MpsServer,
+    MpsStatus,
+    Served,
+    ServerName,
+    Space,
+    SpaceName,
+)
+from dra_driver.model.processes import Process
+from dra_driver.model.steps import ServeMps
+from dra_driver.plan.memory_look import GpuLook, Use
+from dra_driver.plan.memory_shares import Share
+from dra_driver.plan.mps_drain import LONGEST_MARGIN_SECONDS, ending
+from dra_driver.plan.mps_watch import (
+    CONNECTING_SECONDS,
+    Clients,
+    MpsUse,
+    Stray,
+    claim_spaces,
+    clients,
+    confirmed,
+    gpu_shares,
+    lacking,
+    latest,
+    news,
+    strays,
+    unknown,
+    uses,
+)
+from dra_driver.plan.mps_words import about, agent_down, not_used, restarted
+from tests.fakes.values import ref
+
+GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+A, B, C = ref("a"), ref("b"), ref("c")
+WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
+
+
+def space(name="s-a", claim=A, gpus=(GPU,), percent=30):
+    return Space(SpaceName(name), claim.uid, tuple(gpus), percent)
+
+
+def record(claim=A, *spaces, pods=(WEB,), completed=True, holdings=None):
+    held = {gpu for one in spaces for gpu in one.gpus}
+    found = tuple(Holding(claim, DeviceName(f"gpu-{gpu[-1]}"), gpu=gpu) for gpu in sorted(held))
+    return Record(
+        claim,
+        found if holdings is None else holdings,
+        tuple(map(ServeMps, spaces)),
+        prepared=() if completed else None,
+        pods=tuple(pods),
+    )
+
+
+def server(*spaces, clients=(), protocol=3, ready=True, name="s1"):
+    served = tuple(Served(one, protocol, "/pipe") for one in spaces)
+    return MpsServer(
+        ServerName(name), spaces[0].gpus, protocol, ready, spaces=served, clients=tuple(clients)
+    )
+
+
+def status(*servers):
+    return MpsStatus(servers)
+
+
+def client(pid, of=None):
+    return MpsClient(pid, SpaceName(of) if of else None)
+
+
+def process(pid, pod=WEB):
+    return Process(pid, 7, pod.uid, "container")
+
+
+def look(*uses, gpu=GPU):
+    """What is on a GPU: the pid and the claims for which it may be there."""
+    found = (Use(process(pid), 1, frozenset(one.uid for one in its)) for pid, *its in uses)
+    return GpuLook(gpu, (), tuple(found))
+
+
+# Who is served
+
+
+def test_a_prepared_claim_that_is_not_served_lacks_it():
+    first, second = space(), space("s-b", B)
+    spaces = claim_spaces([record(A, first), record(B, second)])
+
+    assert lacking(spaces, status(server(first))) == (B.uid,)
+    assert lacking(spaces, status(server(first, second))) == ()
+
+
+def test_a_claim_that_is_being_prepared_lacks_nothing_and_is_known():
+    made = space()
+    spaces = claim_spaces([record(A, made, completed=False)])
+
+    assert lacking(spaces, status()) == ()
+    assert unknown(spaces, status(server(made)), ()) == ()
+
+
+def test_a_space_that_no_record_has_is_unknown_unless_its_record_cannot_be_read():
+    first, second = space(), space("s-b", B)
+    spaces = claim_spaces([record(A, first)])
+    now = status(server(first, second))
+
+    assert unknown(spaces, now, ()) == (second,)
+    assert unknown(spaces, now, {B.uid}) == ()
+
+
+@given(
+    recorded=st.lists(st.tuples(st.integers(0, 5), st.booleans()), unique_by=lambda one: one[0]),
+    served=st.sets(st.integers(0, 5)),
+    unreadable=st.sets(st.integers(0, 5)),
+)
+def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_right(
+    recorded, served, unreadable
+):
+    claims = [ref(f"c{number}") for number in range(6)]
+    made = [space(f"s{number}", claim) for number, claim in enumerate(claims)]
+    spaces = claim_spaces(
+        record(claims[number], made[number], completed=done) for number, done in recorded
+    )
+    now = status(*(server(made[number]) for number in served))
+
+    again = {number for number, one in enumerate(claims) if one.uid in lacking(spaces, now)}
+    ended = {made.index(one) for one in unknown(spaces, now, {claims[n].uid for n in unreadable})}
+
+    after = (served | again) - ended
+    assert {number for number, done in recorded if done} <= after
+    assert after <= {number for number, _ in recorded} | unreadable
+    assert not ended & {number for number, _ in recorded}
+
+
+# What is news
+
+
+def incident(number, at=0.0, spaces=("s-a",)):
+    return Incident(number, ServerName("s1"), at, "it died", tuple(map(SpaceName, spaces)), 2)
+
+
+@pytest.mark.parametrize(
+    ("last", "now", "told"),
+    [
+        pytest.param(None, 599.0, [1, 2], id="at the start those of the last minutes"),
+        pytest.param(None, 601.0, [2], id="and no older ones"),
+        pytest.param(None, 9999.0, [], id="so perhaps none"),
+        pytest.param(0, 9999.0, [1, 2], id="later all that were not told"),
+        pytest.param(1, 5.0, [2], id="each once"),
+        pytest.param(2, 5.0, [], id="and not again"),
+        pytest.param(7, 601.0, [2], id="an agent that begins anew is as at the start"),
+    ],
+)
+def test_what_is_told_of_restarts(last, now, told):
+    found = news([incident(1), incident(2, at=500.0)], last, now)
+
+    assert [one.number for one in found] == told
+
+
+def test_where_nothing_happened_the_last_number_is_none():
+    assert latest([]) == 0
+    assert latest([incident(3), incident(4)]) == 4
+
+
+# Who is a client of whom
+
+
+def one_space(claim=A, made=None, pods=(WEB,)):
+    (found,) = claim_spaces([record(claim, made or space(), pods=pods)])
+    return found
+
+
+def test_protocol_3_tells_of_which_space_a_client_is():
+    first, second = space(), space("s-b", B)
+    now = status(server(first, second, clients=[client(1, "s-a"), client(2, "s-b")]))
+    pods = {1: WEB.uid, 2: WEB.uid}
+
+    assert clients(one_space(), now, pods) == Clients(frozenset({1}), {WEB.uid: frozenset({1})})
+
+
+def test_protocol_2_has_the_clients_of_the_claims_pods():
+    now = status(server(space(), protocol=2, clients=[client(1), client(2), client(3)]))
+    pods = {1: WEB.uid, 2: DB.uid}
+
+    assert clients(one_space(), now, pods).pids == {1}
+    assert clients(one_space(pods=(WEB, DB)), now, pods).of_pods == {
+        WEB.uid: frozenset({1}),
+        DB.uid: frozenset({2}),
+    }
+
+
+def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod():
+    now = status(server(space(), clients=[client(1, "s-a")]))
+
+    assert clients(one_space(), now, {}).of_pods == {WEB.uid: frozenset({1})}
+    assert clients(one_space(pods=(WEB, DB)), now, {}) == Clients(frozenset({1}))
+
+
+def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
+    now = status(server(space(), clients=[client(1, "s-a")]))
+
+    assert clients(one_space(), now, {1: DB.uid}) == Clients(frozenset({1}))
+
+
+def test_a_space_that_is_not_served_has_no_clients():
+    assert clients(one_space(), status(), {1: WEB.uid}) == Clients()
+
+
+# Who goes past MPS
+
+
+def on(*records):
+    return claim_spaces(records)
+
+
+def test_a_process_that_is_no_client_of_its_server_goes_past_it():
+    made = space()
+    now = status(server(made, clients=[client(1, "s-a")]))
+
+    assert strays([look((1, A), (2, A))], on(record(A, made)), now) == {
+        Stray(process(2), GPU, (A,))
+    }
+
+
+def test_with_protocol_3_a_client_of_another_claims_space_goes_past_its_own():
+    first, second = space(), space("s-b", B)
+    now = status(server(first, second, clients=[client(1, "s-b"), client(2, "s-b")]))
+    spaces = on(record(A, first), record(B, second, pods=(DB,)))
+
+    assert {one.process.pid for one in strays([look((1, A), (2, B))], spaces, now)} == {1}
+
+
+def test_with_protocol_2_any_client_of_the_server_is_one():
+    made = space()
+    now = status(server(made, protocol=2, clients=[client(1)]))
+
+    assert {s.process.pid for s in strays([look((1, A), (2, A))], on(record(A, made)), now)} == {2}
+
+
+@pytest.mark.parametrize(
+    "its",
+    [
+        pytest.param((), id="of nobody"),
+        pytest.param((C,), id="of a claim without MPS"),
+        pytest.param((A, C), id="perhaps of a claim without MPS"),
+    ],
+)
+def test_who_may_be_there_without_mps_does_not_go_past_it(its):
+    made = space()
+
+    assert strays([look((9, *its))], on(record(A, made)), status(server(made))) == frozenset()
+
+
+def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
+    first, second = space(), space("s-b", B)
+    spaces = on(record(A, first), record(B, second))
+    now = status(server(first, second, clients=[client(1, "s-b")]))
+
+    found = strays([look((1, A, B), (2, A, B))], spaces, now)
+
+    assert found == {Stray(process(2), GPU, (A, B))}
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(status(), id="not served"),
+        pytest.param(status(server(space(), ready=False)), id="not ready"),
+    ],
+)
+def test_where_the_server_does_not_serve_nobody_is_blamed(now):
+    assert strays([look((1, A))], on(record(A, space())), now) == frozenset()
+
+
+def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_well():
+    first, second = space("s-1"), space("s-2")
+    spaces = on(record(A, first, second))
+    its = look((1, A), (2, A), (3, A))
+    both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
+
+    assert {one.process.pid for one in strays([its], spaces, status(both))} == {3}
+    assert strays([its], spaces, status(server(first))) == frozenset()
+    assert strays([its], spaces, status(server(second))) == frozenset()
+
+
+def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_go_past_it():
+    made = space()
+
+    found = strays([look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made)))
+
+    assert found == frozenset()
+
+
+def test_who_is_seen_long_enough_is_not_about_to_connect():
+    old, new = Stray(process(1), GPU, (A,)), Stray(process(2), GPU, (A,))
+
+    assert confirmed({old: 0.0, new: 0.1}, CONNECTING_SECONDS) == {old}
+
+
+def test_everybody_on_a_gpu_under_mps_is_known():
+    made = space()
+    looks_on = Holding(C, DeviceName("gpu-0"), gpu=GPU, admin=True)
+    part = Holding(B, DeviceName("gpu-0"), gpu=GPU)
+    elsewhere = Holding(B, DeviceName("gpu-1"), gpu=OTHER)
+    records = [
+        record(A, made),
+        record(B, holdings=(part, elsewhere), pods=(DB,)),
+        record(C, holdings=(looks_on,), pods=()),
+    ]
+
+    assert gpu_shares(records, claim_spaces(records)) == {
+        GPU: (
+            Share(A, frozenset({WEB.uid}), None),
+            Share(B, frozenset({DB.uid}), None),
+            Share(C, frozenset(), None, admin=True),
+        )
+    }
+
+
+def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
+    records = [record(A, space(), completed=False), record(B, holdings=())]
+
+    assert gpu_shares(records, claim_spaces(records)) == {}
+
+
+# What is counted
+
+
+def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
+    spaces = on(
+        record(A, space("s-1", percent=60), space("s-2", gpus=(GPU, OTHER), percent=50)),
+        record(B, space("s-b", B), completed=False),
+    )
+    found = {
+        SpaceName("s-1"): Clients(frozenset({1, 2})),
+        SpaceName("s-2"): Clients(frozenset({2, 3})),
+    }
+    past = [Stray(process(9), OTHER, (A, C))]
+
+    assert uses(spaces, found, past) == (MpsUse(A, GPU, 100, 3, 0), MpsUse(A, OTHER, 50, 2, 1))
+
+
+def test_what_nobody_told_is_not_known():
+    assert uses(on(record(A, space())), None, None) == (MpsUse(A, GPU, 30, None, None),)
+
+
+def test_a_claim_that_is_not_served_has_no_clients():
+    assert uses(on(record(A, space())), {}, ()) == (MpsUse(A, GPU, 30, 0, 0),)
+
+
+# What is said
+
+
+def test_a_pod_reads_what_happened_and_what_to_do():
+    (one,) = on(record(A, space(gpus=(GPU, OTHER))))
+
+    said = restarted(incident(1), one)
+    assert "MPS server of GPU-0, GPU-1 was restarted (it died)" in said
+    assert "claim default/a" in said
+    assert "restart the container" in said
+
+    said = agent_down(one, 60.0, "nobody answers")
+    assert "not answered for 60 s: claim default/a goes on" in said
+    assert "(nobody answers)" in said
+
+
+def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
+    single, several = Stray(process(4711), GPU, (A,)), Stray(process(1), GPU, (A, B))
+
+    assert not_used(single).startswith("process 4711 of the host uses GPU-0 for claim default/a")
+    assert "CUDA_MPS_PIPE_DIRECTORY" in not_used(single)
+    assert about(several) == "GPU-0 claims default/a or default/b"
+
+
+# When a pod that is deleted is drained
+
+SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
+
+
+def test_a_pod_that_is_not_deleted_does_not_end():
+    assert ending(None, 0.0, ending(5.0, 0.0)) is None
+
+
+@given(ends_at=SECONDS, now=SECONDS)
+def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(ends_at, now):
+    found = ending(ends_at, now)
+    left = max(0.0, ends_at - now)
+
+    assert found is not None
+    assert found.due_at <= ends_at
+    assert found.due_at >= ends_at - LONGEST_MARGIN_SECONDS
+    assert found.due_at - (ends_at - left) >= left / 2 - 1e-9
+    if left >= 2 * LONGEST_MARGIN_SECONDS:
+        assert found.margin == LONGEST_MARGIN_SECONDS
+
+
+@given(ends_at=SECONDS, looks=st.lists(SECONDS, min_size=1))
+def test_later_looks_at_the_same_end_change_nothing(ends_at, looks):
+    first = ending(ends_at, looks[0])
+    found = first
+    for now in looks:
+        found = ending(ends_at, now, found)
+
+    assert found == first
+
+
+def test_an_end_that_comes_nearer_is_another_one():
+    first = ending(100.0, 0.0)
+
+    assert ending(12.0, 10.0, first) == ending(12.0, 10.0)

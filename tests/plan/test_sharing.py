@@ -1,0 +1,302 @@
+"""Which strategy a part of a GPU is shared by, with which limits, and every way to ask wrongly."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.errors import ClaimError
+from dra_driver.kubeletplugin import quantity
+from dra_driver.kubeletplugin.claims import Claim
+from dra_driver.model.devices import Version
+from dra_driver.model.mps import ALL_CORES, Priority
+from dra_driver.model.offer import EXCLUSIVE, Device, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Strategy
+from dra_driver.model.steps import SetTimeSlice
+from dra_driver.plan.mps import Grant
+from dra_driver.plan.prepare import plan_claim
+from dra_driver.plan.sharing import ByMps, TimeSliced
+from tests.fakes.values import (
+    MIB,
+    POOL,
+    SLICEABLE,
+    allocation,
+    config,
+    fraction,
+    gpu,
+    offer,
+    ref,
+)
+
+GIB = 1024 * MIB
+MPS = {"strategy": "MPS"}
+TURNS = {"strategy": "TimeSlicing"}
+ONLY_TURNS = (Strategy.TIME_SLICING,)
+PATH = "fromclaim.sharing.mpsConfig"
+PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
+
+
+def mps(**fields):
+    return {**MPS, "mpsConfig": fields}
+
+
+def grants(*allocations, sharing=None, configs=(), at=None) -> tuple[Grant, ...]:
+    """What a claim gets; every request of it is one container's."""
+    its = (config(sharing=sharing),) if sharing else configs
+    return plan_claim(Claim(ref(), allocations, its), at or offer(4), (), POOL, ()).grants
+
+
+def sharings(*allocations, **fields) -> list[Any]:
+    return [grant.sharing for grant in grants(*allocations, **fields)]
+
+
+def sharing_of(*allocations, **fields):
+    (found,) = sharings(*allocations, **fields)
+    return found
+
+
+def refusal(*allocations, **fields) -> str:
+    with pytest.raises(ClaimError) as refused:
+        grants(*allocations, **fields)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("default", Strategy)
+def test_a_configuration_says_the_strategy_whatever_the_profile_says(default):
+    node = offer(default_strategy=default)
+
+    for part in (fraction(), allocation()):
+        assert sharing_of(part, sharing=MPS, at=node).strategy is Strategy.MPS
+        assert sharing_of(part, sharing=TURNS, at=node).strategy is Strategy.TIME_SLICING
+
+
+def test_reserved_cores_mean_mps_where_no_configuration_says_otherwise():
+    assert sharing_of(fraction(cores="30")) == ByMps(30, 20 * GIB)
+    assert sharing_of(fraction("81559Mi", cores="30")) == ByMps(30), "all of its memory"
+
+
+@pytest.mark.parametrize("default", Strategy)
+def test_a_part_of_a_gpu_without_a_configuration_is_shared_as_the_profile_says(default):
+    assert sharing_of(fraction(), at=offer(default_strategy=default)).strategy is default
+
+
+@pytest.mark.parametrize("shape", [EXCLUSIVE, SLICEABLE], ids=["exclusive", "sliceable"])
+def test_a_whole_gpu_without_a_configuration_is_plainly_whole_whatever_the_profile_says(shape):
+    node = offer(1, shape, default_strategy=Strategy.MPS, strategies=(Strategy.MPS,))
+
+    (grant,) = grants(allocation(), at=node)
+
+    assert (grant.sharing.strategy, grant.space) == (Strategy.TIME_SLICING, None)
+
+
+def test_a_configuration_without_sharing_is_as_none():
+    (grant,) = grants(allocation(), configs=(config(),))
+    assert grant.space is None
+    assert sharing_of(fraction(cores="30"), configs=(config(),)) == ByMps(30, 20 * GIB)
+
+
+def test_a_replica_shares_by_mps_with_its_part_of_cores_and_memory():
+    as_devices = Offer((Device(gpu(0), Replica(1, 4, 20 * GIB, cores=25)),))
+
+    assert sharing_of(allocation("gpu-0-1"), at=as_devices) == ByMps(25, 20 * GIB)
+
+
+def test_a_share_that_is_only_booked_has_no_limit_by_mps():
+    assert sharing_of(fraction(), sharing=MPS, at=offer(limited=False)) == ByMps()
+    limits = mps(defaultPinnedDeviceMemoryLimit="1Gi")
+    assert sharing_of(fraction(), sharing=limits, at=offer(limited=False)) == ByMps(ALL_CORES, GIB)
+
+
+def test_who_looks_on_is_no_client_of_mps():
+    assert sharing_of(allocation(admin=True), sharing=MPS) == TimeSliced()
+
+
+def test_mps_without_a_configuration_of_its_own_has_no_limit_on_a_whole_gpu():
+    assert sharing_of(allocation(), sharing=MPS) == ByMps(ALL_CORES, None, Priority.NORMAL)
+
+
+def test_the_limits_of_nvidias_manifests_hold_on_a_whole_gpu():
+    limits = mps(defaultActiveThreadPercentage=50, defaultPinnedDeviceMemoryLimit="10Gi")
+
+    assert sharing_of(allocation(), sharing=limits) == ByMps(50, 10 * GIB)
+    assert sharing_of(allocation(), sharing=limits, at=offer(1, EXCLUSIVE)) == ByMps(50, 10 * GIB)
+    several_users = mps(defaultActiveThreadPercentage=50, multiUser=True)
+    assert sharing_of(allocation(), sharing=several_users) == ByMps(50)
+
+
+def test_a_manifest_of_nvidias_with_limits_by_index_holds_on_the_gpus_sorted_by_uuid():
+    limits = mps(
+        defaultActiveThreadPercentage=50,
+        defaultPinnedDeviceMemoryLimit="10Gi",
+        **{PER_DEVICE: {"0": "5Gi", "2": "7Gi"}},
+    )
+    turned = [gpu(0, uuid="GPU-c"), gpu(1, uuid="GPU-a"), gpu(2, uuid="GPU-b")]
+    node = Offer(tuple(Device(one, SLICEABLE) for one in turned))
+    three = [allocation(f"gpu-{n}") for n in range(3)]
+
+    found = sharings(*three, sharing=limits, at=node)
+
+    assert [one.memory_bytes // GIB for one in found] == [7, 5, 10]
+    assert {one.percent for one in found} == {50}
+
+
+def test_a_limit_by_uuid_stands_before_one_by_index_and_both_before_that_of_all():
+    limits = mps(
+        defaultPinnedDeviceMemoryLimit="4Gi",
+        **{PER_DEVICE: {"0": "1Gi", gpu(0).uuid: "2Gi", "1": "3Gi"}},
+    )
+
+    found = sharings(*(allocation(f"gpu-{n}") for n in range(3)), sharing=limits)
+
+    assert [one.memory_bytes // GIB for one in found] == [2, 3, 4]
+
+
+def test_indexes_count_the_gpus_that_the_configuration_is_for():
+    left = config("GpuConfig", "a", "look", sharing=mps(**{PER_DEVICE: {"0": "1Gi"}}))
+    right = config("GpuConfig", "b", sharing=mps(**{PER_DEVICE: {"0": "2Gi", "1": "3Gi"}}))
+    looks_on = allocation("gpu-0", "look", admin=True)
+    requests = [("gpu-1", "a"), ("gpu-2", "b"), ("gpu-3", "b")]
+
+    found = sharings(
+        looks_on, *(allocation(*one) for one in requests), configs=(left, replace(right, path="b"))
+    )
+
+    assert [one.memory_bytes // GIB for one in found[1:]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("key", ["2", "GPU-of-another-node", "-1", "00"])
+def test_a_limit_for_a_gpu_that_is_not_of_the_claim_is_refused_and_those_that_are_are_named(key):
+    said = refusal(
+        allocation("gpu-0"),
+        allocation("gpu-1"),
+        sharing=mps(**{PER_DEVICE: {key: "1Gi", "0": "1Gi"}}),
+    )
+
+    assert said == (
+        f"claim default/claim: {PATH}.{PER_DEVICE}[{key}]: is no GPU of the claim; write one of "
+        f"0 ({gpu(0).uuid}), 1 ({gpu(1).uuid})"
+    )
+
+
+@pytest.mark.parametrize("size", ["255Mi", "0", "1"])
+def test_memory_below_that_of_a_cuda_context_is_refused_wherever_it_stands(size):
+    for field, limits in (
+        ("defaultPinnedDeviceMemoryLimit", mps(defaultPinnedDeviceMemoryLimit=size)),
+        (f"{PER_DEVICE}[0]", mps(**{PER_DEVICE: {"0": size}})),
+    ):
+        assert refusal(allocation(), sharing=limits).endswith(
+            f"{PATH}.{field}: {size} is less than a CUDA context takes; write 256Mi or more"
+        )
+    assert sharing_of(allocation(), sharing=mps(defaultPinnedDeviceMemoryLimit="256Mi"))
+
+
+@pytest.mark.parametrize("percent", [-1, 101, 50.5])
+def test_a_percentage_that_is_none_is_refused_with_its_field(percent):
+    said = refusal(allocation(), sharing=mps(defaultActiveThreadPercentage=percent))
+
+    assert f"{PATH}.defaultActiveThreadPercentage: " in said
+
+
+def test_all_that_is_wrong_is_said_at_once_and_once():
+    limits = mps(**{PER_DEVICE: {"9": "1Gi"}}, defaultPinnedDeviceMemoryLimit="1Mi")
+    both = (allocation("gpu-0"), allocation("gpu-1"))
+
+    said = refusal(*both, sharing=limits, at=offer(strategies=ONLY_TURNS))
+
+    assert said.count(f"{PATH}.{PER_DEVICE}[9]") == 1
+    assert said.count("less than a CUDA context") == 1
+    assert said.count("fromclaim.sharing.strategy: on this node gpu-") == 2
+
+
+def test_mps_on_a_board_before_volta_is_refused_with_the_board():
+    old = gpu(0, compute_capability=Version(6, 1), product_name="Tesla P40")
+    node = Offer((replace(offer(1, strategies=ONLY_TURNS).devices[0], gpu=old),))
+    why = "MPS takes compute capability 7.0, and gpu-0 (Tesla P40) has 6.1; remove it"
+
+    assert f"fromclaim.sharing.strategy: {why}" in refusal(fraction(), sharing=MPS, at=node)
+    by_cores = refusal(fraction(cores="30"), at=node)
+    assert "request 'gpu', capacity.requests.cores: 30 % of the cores" in by_cores
+    assert why in by_cores
+
+
+def test_a_strategy_that_the_profile_does_not_allow_is_refused_with_what_it_does():
+    no_mps, no_turns = offer(strategies=ONLY_TURNS), offer(strategies=(Strategy.MPS,))
+
+    assert refusal(fraction(), sharing=MPS, at=no_mps) == (
+        "claim default/claim: fromclaim.sharing.strategy: on this node gpu-0 is shared by "
+        "TimeSlicing only; write that, or remove it"
+    )
+    assert "gpu-0 is shared by MPS only" in refusal(fraction(), sharing=TURNS, at=no_turns)
+    assert (
+        "request 'gpu', capacity.requests.cores: 30 % of the cores can be reserved under MPS"
+        in (refusal(fraction(cores="30"), at=no_mps))
+    )
+
+
+def test_cores_and_turns_exclude_each_other():
+    assert refusal(fraction(cores="30"), sharing=TURNS) == (
+        "claim default/claim: request 'gpu', capacity.requests.cores: 30 % of the cores can be "
+        "reserved under MPS only, and fromclaim.sharing.strategy is TimeSlicing; remove the "
+        "request for cores"
+    )
+
+
+def test_more_cores_than_one_share_has_are_refused_where_nobody_gets_more_than_one():
+    quarter = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
+    node = offer(1, quarter, one_share=True)
+
+    assert "capacity.requests.cores: 26 % is more than one share" in (
+        refusal(fraction(cores="26"), at=node)
+    )
+    assert sharing_of(fraction(cores="25"), at=node) == ByMps(25, 20 * GIB)
+    assert sharing_of(fraction(cores="26"), at=offer(1, quarter)) == ByMps(26, 20 * GIB)
+
+
+def test_who_has_no_opinion_on_the_interval_sets_none():
+    plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
+
+    assert not any(isinstance(step, SetTimeSlice) for step in plan.steps)
+
+
+def test_the_priority_is_the_one_asked_for():
+    assert sharing_of(allocation(), sharing=mps(clientPriority="BelowNormal")) == ByMps(
+        priority=Priority.BELOW_NORMAL
+    )
+
+
+SIZES = st.integers(256, 100_000).map(lambda mib: f"{mib}Mi") | st.sampled_from(["1G", "300000k"])
+
+
+@given(
+    cores=st.integers(0, 100),
+    memory=st.integers(256, 81559),
+    said_percent=st.none() | st.integers(0, 100),
+    said_memory=st.none() | SIZES,
+    own=st.none() | SIZES,
+    by=st.sampled_from(["0", gpu(0).uuid]),
+)
+def test_of_what_was_granted_and_what_is_written_the_smaller_counts(
+    cores, memory, said_percent, said_memory, own, by
+):
+    fields = {
+        "defaultActiveThreadPercentage": said_percent,
+        "defaultPinnedDeviceMemoryLimit": said_memory,
+        PER_DEVICE: {by: own} if own else None,
+    }
+    limits = mps(**{name: value for name, value in fields.items() if value is not None})
+
+    (grant,) = grants(fraction(f"{memory}Mi", cores=str(cores)), sharing=limits)
+
+    found: Any = grant.sharing
+    assert 1 <= found.percent <= ALL_CORES
+    assert found.percent == min(cores or ALL_CORES, said_percent or ALL_CORES)
+    said = own or said_memory
+    bounds = [quantity.whole(said)] if said else []
+    bounds += [] if grant.amount.whole else [memory * MIB]
+    if bounds:
+        assert found.memory_bytes % MIB == 0
+        assert min(bounds) - MIB < found.memory_bytes <= min(bounds)
+    else:
+        assert found.memory_bytes is None

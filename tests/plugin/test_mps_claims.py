@@ -1,0 +1,467 @@
+"""Claims by MPS, from request to CDI file and back, with an agent that is down at times."""
+
+import contextlib
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.errors import AgentDown, ClaimError, DriverError, NodeError
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PodUid
+from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Tenants
+from dra_driver.model.steps import (
+    ComputeMode,
+    EndMps,
+    LimitMemory,
+    MakeDeviceNodes,
+    ServeMps,
+    SetComputeMode,
+)
+from dra_driver.node.claim_files import ClaimFiles
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.metadata_files import MetadataFiles
+from dra_driver.node.spec_files import SpecFiles
+from dra_driver.plugin.offers import Offers
+from dra_driver.plugin.prepare import Preparer
+from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.waits import Waits
+from tests.fakes.node import FakeNode
+from tests.fakes.pods import FakePods, container, pod_spec
+from tests.fakes.values import POOL, allocation, config, fraction, gpu, inventory, pod, ref
+
+KEEPS = Keeps()
+MPS = config(sharing={"strategy": "MPS"})
+FOUND = ComputeMode.PROHIBITED
+ALONE = ComputeMode.EXCLUSIVE_PROCESS
+NON_ROOT = Profile(
+    "non-root", (Entry(Selection(), Rules(tenants=Tenants.NON_ROOT), "spec.gpus[0]"),)
+)
+
+
+def whole(name="claim", device="gpu-0", *, pods=""):
+    return Claim(ref(name), (allocation(device),), (MPS,), tuple(map(pod, pods)))
+
+
+def part(name="claim", device="gpu-0", *, pods=""):
+    return Claim(ref(name), (fraction("20Gi", device, cores="30"),), (), tuple(map(pod, pods)))
+
+
+def two_requests(name="claim", *, pods=""):
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+    return Claim(ref(name), requests, (MPS,), tuple(map(pod, pods)))
+
+
+class World:
+    """A node with its disk, its MPS agent, and the claims and pods of an API server."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.node = FakeNode(inventory(2))
+        self.node.modes = dict.fromkeys(self.node.modes, FOUND)
+        self.pods = FakePods()
+        self.claims = {}
+        self.profile = DEFAULT_PROFILE
+        self.waits = Waits(all=5, hand_over=0)
+        self.restart()
+
+    def read(self, wanted):
+        return self.claims[wanted]
+
+    def restart(self, ledger=Ledger):
+        self.ledger = ledger(self.directory / "claims", "boot")
+        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
+        turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
+        tools = Tools(self.node, offers, self, self.pods, self.ledger, files, turn)
+        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        self.preparer.recover()
+
+    def run(self, *pods):
+        self.pods.pods |= {(one.namespace, one.name): one for one in pods}
+
+    def prepare(self, claim):
+        self.claims[claim.ref] = claim
+        return self.preparer.prepare(claim.ref)
+
+    def environment(self, name="claim"):
+        """What the containers find that have the first device of the claim."""
+        path = self.specs.directory / f"k8s.gpu.nvidia.com-claim_uid-{name}.json"
+        env = json.loads(path.read_text())["devices"][0]["containerEdits"]["env"]
+        return dict(line.split("=", 1) for line in env)
+
+    @property
+    def served(self):
+        return {space.claim for space in self.node.spaces.values()}
+
+    def assert_nothing_is_left(self):
+        assert not [path for path in self.directory.rglob("*") if path.is_file()]
+        assert self.ledger.records() == ()
+        assert self.node.spaces == {}
+        assert self.node.limits == {}
+        assert set(self.node.modes.values()) == {FOUND}
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def kinds(steps):
+    return [type(step) for step in steps]
+
+
+def test_the_compute_mode_is_set_before_the_server_is_there_and_restored_when_it_is_gone(world):
+    world.prepare(whole())
+
+    assert kinds(world.node.done) == [MakeDeviceNodes, SetComputeMode, ServeMps]
+    assert world.node.modes[gpu(0).uuid] is ALONE
+
+    world.preparer.unprepare(ref())
+
+    assert kinds(world.node.undone) == [EndMps, SetComputeMode]
+    world.assert_nothing_is_left()
+
+
+def test_the_space_is_ended_before_the_memory_limit_of_its_pods(world):
+    world.prepare(part(pods="p"))
+    world.preparer.unprepare(ref())
+
+    assert kinds(world.node.undone) == [EndMps, LimitMemory]
+
+
+def test_a_container_is_told_the_way_to_its_own_space_and_its_limits(world):
+    world.prepare(part())
+
+    (space,) = world.node.spaces.values()
+    found = world.environment()
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+
+
+def test_a_prepared_claim_is_answered_without_the_agent(world):
+    first = world.prepare(part())
+    world.node.agent = False
+
+    assert world.prepare(part()) == first
+    world.restart()
+    assert world.prepare(part()) == first
+
+
+def test_an_agent_that_is_down_is_said_and_the_claim_is_served_once_it_is_back(world):
+    world.node.agent = False
+
+    for claim in (part(pods="p"), whole()):
+        with pytest.raises(AgentDown, match="MPS agent of this node does not answer"):
+            world.prepare(claim)
+        world.assert_nothing_is_left()
+
+    world.node.agent = True
+    assert world.prepare(part())
+    assert world.served == {"uid-claim"}
+
+
+def test_an_agent_that_is_down_is_nothing_to_claims_without_mps(world):
+    world.node.agent = False
+
+    assert world.prepare(Claim(ref(), (fraction(),)))
+
+
+def test_an_agent_that_is_down_does_not_keep_a_pod_from_ending(world):
+    world.prepare(whole())
+    (space,) = world.node.spaces.values()
+    world.node.agent = False
+
+    world.preparer.unprepare(ref())
+
+    assert world.ledger.records() == ()
+    assert world.node.modes[gpu(0).uuid] is FOUND
+    assert world.node.spaces, "nobody could end it"
+    world.node.agent = True
+    world.preparer.upkeep.end_unknown(space)
+    world.assert_nothing_is_left()
+
+
+def test_a_space_with_other_limits_is_said_and_everything_is_undone(world):
+    world.prepare(whole())
+    (space,) = world.node.spaces.values()
+    world.preparer.unprepare(ref())
+    world.node.spaces[space.name] = replace(space, percent=1)
+
+    with pytest.raises(NodeError, match=f"space {space.name} exists already with other limits"):
+        world.prepare(whole())
+
+    world.assert_nothing_is_left()
+    assert world.prepare(whole()), "what was in the way is ended with what failed"
+
+
+def test_a_claim_allocated_anew_is_served_though_the_agent_still_has_what_it_was(world):
+    world.prepare(part(device="gpu-0"))
+    (before,) = world.node.spaces.values()
+    world.node.agent = False
+    world.preparer.unprepare(ref())
+    world.node.agent = True
+
+    world.prepare(part(device="gpu-1"))
+    world.preparer.upkeep.end_unknown(before)
+
+    assert [space.gpus for space in world.node.spaces.values()] == [(gpu(1).uuid,)]
+
+
+def test_of_two_servers_one_of_which_does_not_start_none_is_left_and_the_first_error_is_told(world):
+    world.run(pod_spec("p", container("x", ("claim", "a")), container("y", ("claim", "b"))))
+
+    def refuse(step):
+        if isinstance(step, ServeMps) and gpu(1).uuid in step.space.gpus:
+            world.node.undo_fails = True
+            raise NodeError("the daemon died: its log's last lines")
+
+    world.node.before_step = refuse
+    with pytest.raises(NodeError, match="its log's last lines"):
+        world.prepare(two_requests(pods="p"))
+    assert not world.ledger.records()[0].completed, "it could not be undone either"
+
+    world.node.before_step, world.node.undo_fails = lambda step: None, False
+    world.restart()
+    world.assert_nothing_is_left()
+
+
+def test_two_containers_of_one_pod_with_a_request_each_have_servers_of_their_own(world):
+    world.run(pod_spec("p", container("x", ("claim", "a")), container("y", ("claim", "b"))))
+
+    world.prepare(two_requests(pods="p"))
+
+    assert len(world.node.spaces) == 2
+    world.preparer.unprepare(ref())
+    world.assert_nothing_is_left()
+
+
+def test_one_container_with_two_gpus_has_one_server_over_both(world):
+    world.run(pod_spec("p", container("x", ("claim", ""))))
+
+    world.prepare(two_requests(pods="p"))
+
+    (space,) = world.node.spaces.values()
+    assert space.gpus == (gpu(0).uuid, gpu(1).uuid)
+
+
+def test_pods_are_read_only_where_what_a_claim_gets_depends_on_them(world):
+    world.run(pod_spec("p", container("x", ("claim", ""))))
+
+    for claim in (whole(pods="p"), part(pods="p"), Claim(ref(), two_requests().allocations)):
+        world.prepare(claim)
+        world.preparer.unprepare(ref())
+    assert world.pods.read_names == []
+
+    world.prepare(two_requests(pods="p"))
+    assert world.pods.read_names == ["p"]
+    world.preparer.unprepare(ref())
+
+    world.profile = NON_ROOT
+    with pytest.raises(ClaimError, match="container 'x' can run as root"):
+        world.prepare(part(pods="p"))
+    world.assert_nothing_is_left()
+
+
+def test_pods_that_may_not_be_read_are_named_with_the_claim_that_needs_it(world):
+    world.pods.allowed = False
+
+    with pytest.raises(NodeError) as refused:
+        world.prepare(two_requests(pods="p"))
+
+    assert str(refused.value) == (
+        "claim default/claim is shared by MPS, and which container of pod p uses what of it "
+        "cannot be read: pods may not be read"
+    )
+    world.assert_nothing_is_left()
+    assert world.prepare(part(pods="p")), "it does not depend on the pod"
+
+
+def test_pods_that_are_gone_and_others_of_their_name_need_nothing(world):
+    both = container("x", ("claim", ""))
+    world.run(replace(pod_spec("q", both), uid=PodUid("another one")))
+
+    world.prepare(two_requests(pods="pq"))
+
+    assert world.pods.read_names == ["p", "q"]
+    assert len(world.node.spaces) == 2
+
+
+def test_two_claims_by_mps_of_one_container_are_refused_and_the_first_one_stays(world):
+    world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
+    world.prepare(part("a", pods="p"))
+
+    with pytest.raises(ClaimError, match=r"claim default/b: pod default/p, .* uses claim a too"):
+        world.prepare(part("b", "gpu-1", pods="p"))
+
+    assert world.served == {"uid-a"}
+    assert [record.claim.name for record in world.ledger.records()] == ["a"]
+
+
+def test_two_claims_by_mps_of_one_pod_go_together_in_different_containers(world):
+    world.run(pod_spec("p", container("x", ("a", "")), container("y", ("b", ""))))
+
+    world.prepare(part("a", pods="p"))
+    world.prepare(part("b", pods="p"))
+
+    assert world.served == {"uid-a", "uid-b"}
+
+
+def test_a_claim_by_mps_and_one_without_are_not_looked_at_together(world):
+    world.prepare(Claim(ref("a"), (fraction(),), pods=(pod("p"),)))
+    world.prepare(part("b", pods="p"))
+    world.prepare(Claim(ref("c"), (fraction("1Gi"),), pods=(pod("p"),)))
+    world.prepare(part("d", "gpu-1", pods="q"))
+
+    assert world.pods.read_names == []
+
+
+class MeetingLedger(Ledger):
+    """Two claims go on from their first record together."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.both = threading.Barrier(2, timeout=5)
+
+    def write(self, record):
+        super().write(record)
+        if not record.completed:
+            self.both.wait()
+
+
+def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_once(world):
+    world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
+    world.restart(MeetingLedger)
+    refused = []
+
+    def prepare(claim):
+        try:
+            world.prepare(claim)
+        except ClaimError as e:
+            refused.append(str(e))
+
+    claims = (part("a", "gpu-0", pods="p"), part("b", "gpu-1", pods="p"))
+    threads = [threading.Thread(target=prepare, args=[claim]) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [said.partition(": ")[0] for said in sorted(refused)] == [
+        "claim default/a",
+        "claim default/b",
+    ]
+    world.assert_nothing_is_left()
+
+
+def test_what_the_agent_does_not_know_any_more_is_served_again_as_it_was(world):
+    world.prepare(part())
+    before = dict(world.node.spaces)
+    world.node.spaces.clear()
+
+    world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
+
+    assert world.node.spaces == before
+
+
+def test_nothing_is_served_again_of_a_claim_that_is_not_prepared(world):
+    world.preparer.upkeep.serve_again(ClaimUid("uid-unknown"))
+    world.prepare(part())
+    (record,) = world.ledger.records()
+    world.preparer.unprepare(ref())
+    world.ledger.write(replace(record, prepared=None))
+
+    world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
+
+    assert world.node.spaces == {}
+
+
+def test_a_space_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world):
+    world.prepare(part())
+    (known,) = world.node.spaces.values()
+    others = (
+        Space(SpaceName("c_gone"), ClaimUid("uid-gone"), (gpu(0).uuid,)),
+        replace(known, name=SpaceName("c_before")),  # of the same claim, allocated otherwise
+    )
+    world.node.spaces |= {one.name: one for one in others}
+
+    for space in (known, *others):
+        world.preparer.upkeep.end_unknown(space)
+
+    assert world.node.spaces == {known.name: known}
+
+
+def test_a_space_is_not_ended_as_unknown_while_its_claim_is_being_prepared(world):
+    ending = []
+
+    def look(step):
+        if isinstance(step, ServeMps) and not ending:
+            end = threading.Thread(target=world.preparer.upkeep.end_unknown, args=[step.space])
+            ending.append(end)
+            end.start()
+            end.join(0.2)
+            assert end.is_alive()
+
+    world.node.before_step = look
+    world.prepare(part())
+    ending[0].join(5)
+
+    assert world.served == {"uid-claim"}
+
+
+def test_a_pod_that_joins_leaves_the_space_as_it_is(world):
+    world.prepare(whole(pods="p"))
+    before = dict(world.node.spaces)
+
+    assert world.preparer.upkeep.note_pods(whole(pods="pq"))
+
+    assert world.node.spaces == before
+    assert [one.name for one in world.ledger.records()[0].pods] == ["p", "q"]
+    world.preparer.unprepare(ref())
+    world.assert_nothing_is_left()
+
+
+def test_a_gpu_that_a_server_has_alone_is_free_for_turns_once_that_is_gone(world):
+    world.prepare(whole("a"))
+    with pytest.raises(DriverError, match="held by claim default/a"):
+        world.prepare(Claim(ref("b"), (fraction(),)))
+
+    world.preparer.unprepare(ref("a"))
+
+    assert world.prepare(Claim(ref("b"), (fraction(),)))
+    assert world.node.modes[gpu(0).uuid] is FOUND
+
+
+class Killed(BaseException):
+    """kill -9: nobody catches it."""
+
+
+@pytest.mark.parametrize("back", [True, False], ids=["agent there", "agent down"])
+@pytest.mark.parametrize("at", [SetComputeMode, ServeMps, None])
+def test_killed_while_a_claim_by_mps_is_prepared_the_next_start_takes_it_back(world, at, back):
+    def die(step):
+        if isinstance(step, at or ()):
+            raise Killed
+
+    def die_at_last():
+        if at is None:
+            raise Killed
+
+    world.node.before_step, world.node.before_files = die, die_at_last
+    with pytest.raises(Killed):
+        world.prepare(whole())
+    world.node.before_step, world.node.before_files = lambda step: None, lambda: None
+
+    world.node.agent = back
+    world.restart()
+
+    assert world.ledger.records() == ()
+    world.node.agent = True
+    for space in tuple(world.node.spaces.values()):
+        assert not back
+        world.preparer.upkeep.end_unknown(space)
+    world.assert_nothing_is_left()
