@@ -1,8 +1,9 @@
-"""Usage of GPUs as text: one bar for each GPU, below it a line for each claim on it."""
+"""Usage of GPUs as text: a bar for each, below it a line for each claim and MPS server on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dra_driver.cli.mps_usage import MpsUse, MpsUses, server_words, use_words
 from dra_driver.cli.sizes import GIB, gib
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import Usage, Use
@@ -15,6 +16,7 @@ _GAP = "  "
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # SGR: cyan, yellow, magenta, green, blue, red
 _RESET = "\x1b[0m"
+_NO_MPS = MpsUses()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,8 @@ def pen(terminal: Terminal) -> Pen:
     return Pen("#=+*%", ".", "o", terminal.colour)
 
 
-def picture(usages: Sequence[Usage], terminal: Terminal) -> str:
-    """Every GPU with its bar and its claims."""
+def picture(usages: Sequence[Usage], terminal: Terminal, mps: MpsUses = _NO_MPS) -> str:
+    """Every GPU with its bar and its claims; *mps*: which of those are under MPS."""
     hand = pen(terminal)
     heads = _heads(usages, terminal)
     names = _width([str(use.record.claim) for usage in usages for use in usage.uses])
@@ -54,8 +56,10 @@ def picture(usages: Sequence[Usage], terminal: Terminal) -> str:
         for place, use in enumerate(usage.uses):
             mark = hand.onlooker if use.holding.admin else hand.mark(place)
             name, amount = str(use.record.claim).ljust(names), _amount(use).rjust(amounts)
-            rest = ", ".join(filter(None, _words(use)))
+            rest = ", ".join(filter(None, _words(use, mps.of(use.record, use.holding))))
             lines.append(f"{_GAP}{mark} {_GAP.join((name, amount, rest)).rstrip()}")
+        servers = [server for server in mps.servers if usage.uuid in server.gpus]
+        lines += [f"{_GAP}{_GAP}{server_words(server)}" for server in servers]
     return "\n".join(lines)
 
 
@@ -155,25 +159,35 @@ def _amount(use: Use) -> str:
     return gib(amount.memory_bytes) if amount.memory_bytes else "one part"
 
 
-def _words(use: Use) -> tuple[str, ...]:
+def _words(use: Use, mps: MpsUse | None) -> tuple[str, ...]:
     """What else is told of a claim; empty: not of this one."""
     amount, name = use.amount, use.holding.device
     part = not amount.whole and not use.holding.admin
+    told = mps is not None and mps.space.percent == amount.cores
     return (
         name if name != board(name) else "",
-        f"{amount.cores} % of the cores" if part and amount.cores else "",
+        *_mps_words(mps),
+        f"{amount.cores} % of the cores" if part and amount.cores and not told else "",
         f"{amount.shares} shares" if part and amount.shares != 1 else "",
         f"interval {use.interval}" if use.interval is not None else "",
-        _limit_words(use),
+        _limit_words(use, mps),
         "not yet prepared" if not use.record.completed else "",
         _pod_words(use),
     )
 
 
-def _limit_words(use: Use) -> str:
+def _mps_words(mps: MpsUse | None) -> tuple[str, ...]:
+    if mps is None:
+        return ()
+    percent, *others = use_words(mps)
+    return (f"MPS {percent}", *others)
+
+
+def _limit_words(use: Use, mps: MpsUse | None) -> str:
     limit: Limit | None = use.holding.limit
     if limit is None:
-        return "" if use.holding.admin or use.amount.whole else "no limit"
+        limited = mps is not None and mps.memory_bytes is not None
+        return "" if use.holding.admin or use.amount.whole or limited else "no limit"
     words = f"guard {limit.guard.policy}"
     if limit.guard.policy is GuardPolicy.KILL:
         words += f" after {limit.guard.grace_seconds:g} s"

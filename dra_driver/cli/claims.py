@@ -1,9 +1,10 @@
 """``dra-driver claims``: who holds how much of what on this node, and what is free.
 
-What is held is what the ledger says; how much there is, a look at the GPUs. Where that look fails
-it is said so, and the rest is answered all the same. No API server is asked. Nothing is changed,
-but for device files of the driver that are missing: looking at the GPUs makes them
-(``--ledger-only`` and ``-o table`` do not look).
+What is held is what the ledger says; how much there is, a look at the GPUs; who runs under MPS, the
+node's MPS agent. Where one of them does not answer it is said so, and the rest is answered all the
+same. No API server is asked. Nothing is changed, but for device files of the driver that are
+missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do not look, and
+``--ledger-only`` asks no agent).
 
 ``-o json`` prints one object::
 
@@ -20,35 +21,45 @@ but for device files of the driver that are missing: looking at the GPUs makes t
                               "whole",                true: no other claim can be on that GPU
                               "memoryBytes", "cores", "shares",  of a part; else null
                               "interval",             "Long", ...; null: it asked for none
-                              "limit"}],              null, or {"memoryBytes", "strict",
+                              "limit",                null, or {"memoryBytes", "strict",
                                                       "guard", "graceSeconds"}
+                              "mps"}],                null, or {"percent", "memoryLimitBytes",
+                                                      "memoryUsedBytes", "clients": [number, ...],
+                                                      "protocol", "pipeDirectory", "server"};
+                                                      null in it: no limit, or not known
                  "cdiDevices": ["vendor/class=name", ...]}],
      "unreadable": [{"uid", "path", "reason",         records that this release cannot read
                      "mayHold": ["gpu-0", ...]}],     empty: any GPU
-     "notOffered": [{"what", "reason"}]}              GPUs of which nothing is known, and why
+     "notOffered": [{"what", "reason"}],              GPUs of which nothing is known, and why
+     "mpsServers": [{"name", "gpus": [uuid, ...],     as the MPS agent tells
+                     "protocol", "ready", "reason",
+                     "restarts",
+                     "clients": [number, ...],        of the host's processes
+                     "claims": ["namespace/name", ...]}],
+     "mpsAgent": {"answers",                          null: it was not asked
+                  "problem"}}                         why it does not answer
 """
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dra_driver.cli.bars import picture
 from dra_driver.cli.findings import some
+from dra_driver.cli.mps_document import agent_document, server_document, use_document
+from dra_driver.cli.mps_usage import MpsUses, Told, server_words, use_words
+from dra_driver.cli.sight import Ask, Sight, ask_agent, look, told_by
 from dra_driver.cli.table import table
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import Usage, Use, claims_on, usages
-from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import ALL_GPUS, Withheld
 from dra_driver.model.holdings import Limit, Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import SetAside, read_directory
-from dra_driver.node.machine import Place, open_node
 from dra_driver.plan.offer import described
 from dra_driver.settings import NodeSettings
 
@@ -60,6 +71,7 @@ class Report:
     records: tuple[Record, ...]
     aside: Mapping[ClaimUid, SetAside]
     inventory: Inventory
+    mps: MpsUses = field(default_factory=MpsUses)
 
     @property
     def usages(self) -> tuple[Usage, ...]:
@@ -67,32 +79,31 @@ class Report:
 
 
 def claims(
-    settings: NodeSettings, output: str, terminal: Terminal, ledger_only: bool = False
+    settings: NodeSettings,
+    output: str,
+    terminal: Terminal,
+    ledger_only: bool = False,
+    ask: Ask = ask_agent,
 ) -> str:
-    """As *bars*, as a *table*, or as *json*. *ledger_only*: the GPUs are not looked at."""
+    """As *bars*, as a *table*, or as *json*. *ledger_only*: neither the GPUs are looked at, nor is
+    the MPS agent asked."""
     records, aside = read_directory(settings.ledger_dir / boot_id(settings.host_root))
     ordered = tuple(sorted(records.values(), key=lambda record: record.claim))
     looks = output != "table" and not ledger_only  # the table tells nothing of the GPUs
-    report = Report(ordered, aside, look(settings.place) if looks else Inventory())
+    sight = look(settings.place, MpsUses(ordered).gpus) if looks else Sight()
+    told = Told() if ledger_only else told_by(ask, settings.mps_socket)
+    uses = MpsUses(ordered, replace(told, used=sight.used))
+    report = Report(ordered, aside, sight.inventory, uses)
     if output == "json":
         return json.dumps(document(report), indent=2, sort_keys=True)
-    return _text(report, settings, output, terminal)
-
-
-def look(place: Place) -> Inventory:
-    """The GPUs that can be seen, and why others cannot."""
-    try:
-        with tempfile.TemporaryDirectory() as sim_dir, open_node(place, Path(sim_dir)) as node:
-            return node.refresh()
-    except NodeError as e:
-        return Inventory(withheld=(Withheld(ALL_GPUS, str(e)),))
+    return text(report, settings.ledger_dir, output, terminal)
 
 
 def document(report: Report) -> dict[str, Any]:
     """The answer for programs; the module says what is in it."""
     return {
         "gpus": [_gpu(usage) for usage in report.usages],
-        "claims": [_claim(record) for record in report.records],
+        "claims": [_claim(record, report.mps) for record in report.records],
         "unreadable": [
             {
                 "uid": found.uid,
@@ -105,6 +116,8 @@ def document(report: Report) -> dict[str, Any]:
         "notOffered": [
             {"what": found.what, "reason": found.reason} for found in report.inventory.withheld
         ],
+        "mpsServers": [server_document(server, report.mps) for server in report.mps.servers],
+        "mpsAgent": agent_document(report.mps),
     }
 
 
@@ -123,19 +136,19 @@ def _gpu(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _claim(record: Record) -> dict[str, Any]:
+def _claim(record: Record, mps: MpsUses) -> dict[str, Any]:
     return {
         "namespace": record.claim.namespace,
         "name": record.claim.name,
         "uid": record.claim.uid,
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
-        "devices": [_device(Use(record, holding)) for holding in record.holdings],
+        "devices": [_device(Use(record, holding), mps) for holding in record.holdings],
         "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
     }
 
 
-def _device(use: Use) -> dict[str, Any]:
+def _device(use: Use, mps: MpsUses) -> dict[str, Any]:
     holding, amount = use.holding, use.amount
     part = not amount.whole and not holding.admin
     return {
@@ -150,6 +163,7 @@ def _device(use: Use) -> dict[str, Any]:
         "shares": amount.shares if part else None,
         "interval": None if use.interval is None else str(use.interval),
         "limit": None if holding.limit is None else _limit(holding.limit),
+        "mps": use_document(mps.of(use.record, holding)),
     }
 
 
@@ -162,27 +176,36 @@ def _limit(limit: Limit) -> dict[str, Any]:
     }
 
 
-def _text(report: Report, settings: NodeSettings, output: str, terminal: Terminal) -> str:
+def text(report: Report, ledger: Path, output: str, terminal: Terminal) -> str:
+    """For people; *ledger* is where it was looked."""
     lines = []
     shown = report.usages
     if output == "bars" and shown:
-        lines.append(picture(shown, terminal))
+        lines.append(picture(shown, terminal, report.mps))
     elif report.records:
-        lines.append(_table(report.records))
+        lines.append(_table(report.records, report.mps))
+        lines += [server_words(server) for server in report.mps.servers]
     if not report.records:
-        lines.append(f"no claim is prepared on this node (ledger: {settings.ledger_dir})")
+        lines.append(f"no claim is prepared on this node (ledger: {ledger})")
     lines += [
         f"unreadable: {found.path}: {found.reason}; its claim may hold "
         f"{some(sorted(found.mentions)) or 'any GPU'}"
         for found in report.aside.values()
     ]
     lines += [f"not offered: {gone.what}: {gone.reason}" for gone in report.inventory.withheld]
+    if report.mps.told.problem and report.mps.gpus:
+        lines.append(f"the clients of MPS are not known: {report.mps.told.problem}")
     return "\n".join(lines)
 
 
-def _table(records: Sequence[Record]) -> str:
+def _table(records: Sequence[Record], mps: MpsUses) -> str:
+    """With a last column for MPS where some claim is under it."""
     head = ("NAMESPACE", "CLAIM", "DEVICES", "STATE", "UID")
-    return table(head, [_row(record) for record in records])
+    rows = [_row(record) for record in records]
+    if not mps.gpus:
+        return table(head, rows)
+    last = [_mps_cell(record, mps) for record in records]
+    return table((*head, "MPS"), [(*row, cell) for row, cell in zip(rows, last, strict=True)])
 
 
 def _row(record: Record) -> tuple[str, ...]:
@@ -194,6 +217,12 @@ def _row(record: Record) -> tuple[str, ...]:
         _state(record),
         record.claim.uid,
     )
+
+
+def _mps_cell(record: Record, mps: MpsUses) -> str:
+    """The same for every GPU of most claims, and told once then."""
+    told = [", ".join(filter(None, use_words(use))) for use in mps.of_claim(record)]
+    return "; ".join(dict.fromkeys(told))
 
 
 def _state(record: Record) -> str:

@@ -52,6 +52,7 @@ class Cluster:
     resources: ResourceApi
     driver: str
     node: str
+    mps: bool = False  # the node has an MPS agent
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -81,6 +82,8 @@ NEEDED = (
     *(Right("", "nodes", verb) for verb in ("get", "list", "watch")),
     *(Right("", "events", verb) for verb in ("create", "patch")),
 )
+# And kubeletplugin/pod_reader.py: which container of a pod uses which requests of its claim.
+NEEDED_FOR_MPS = (Right("", "pods", "get"),)
 
 
 def api_server(cluster: Cluster) -> Iterator[Finding]:
@@ -106,12 +109,13 @@ def node_object(cluster: Cluster) -> Iterator[Finding]:
 
 def rights(cluster: Cluster) -> Iterator[Finding]:
     """The API server is asked about each right by itself; nothing is tried out."""
+    needed = (*NEEDED, *(NEEDED_FOR_MPS if cluster.mps else ()))
     try:
-        denied = {right: why for right in NEEDED if (why := _denied(cluster.server, right))}
+        denied = {right: why for right in needed if (why := _denied(cluster.server, right))}
     except (NotFound, Forbidden, Refused) as e:
         yield skip(RIGHTS, f"the API server does not tell: {e}")
         return
-    yield from of_rights(denied)
+    yield from of_rights(denied, len(needed))
 
 
 def device_class(cluster: Cluster) -> Iterator[Finding]:
@@ -150,8 +154,9 @@ def features(cluster: Cluster) -> Iterator[Finding]:
         )
 
 
-def of_rights(denied: Mapping[Right, str]) -> Iterator[Finding]:
-    """*denied*: what is not allowed, and what the API server says about that."""
+def of_rights(denied: Mapping[Right, str], number: int = len(NEEDED)) -> Iterator[Finding]:
+    """*denied*: what is not allowed, and what the API server says about that; *number*: how many
+    rights are used."""
     for right, why in sorted(denied.items()):
         yield fail(
             RIGHTS,
@@ -160,7 +165,7 @@ def of_rights(denied: Mapping[Right, str]) -> Iterator[Finding]:
             f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
         )
     if not denied:
-        yield ok(RIGHTS, f"all {len(NEEDED)} that the plugin uses")
+        yield ok(RIGHTS, f"all {number} that the plugin uses")
 
 
 def of_features(kept: Features) -> Iterator[Finding]:

@@ -21,17 +21,20 @@ from dra_driver.cli import (
     cluster_checks,
     disk_checks,
     gpu_checks,
+    mode_checks,
+    mps_checks,
     plugin_checks,
     sharing_checks,
 )
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary
+from dra_driver.cli.sight import Ask, ask_agent
 from dra_driver.cluster.access import Access, in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
 from dra_driver.errors import DriverError, SettingsError
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.node.boot import boot_id
 from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.machine import open_node
+from dra_driver.node.machine import open_driver, open_node
 from dra_driver.node.worker import Worker
 from dra_driver.plan.edits import vendor
 from dra_driver.settings import PluginSettings
@@ -45,11 +48,12 @@ _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its ow
 _TIMEOUTS = Timeouts(connect=3.0, read=5.0)
 
 
-def doctor(settings: PluginSettings) -> int:
-    """Print each finding as soon as it is made. 0: nothing failed; 1: something did."""
+def doctor(settings: PluginSettings, ask: Ask = ask_agent) -> int:
+    """Print each finding as soon as it is made. 0: nothing failed; 1: something did. *ask*: how the
+    MPS agent is asked."""
     findings: list[Finding] = []
     with ExitStack() as stack:
-        for finding in _examine(settings, stack):
+        for finding in _examine(settings, ask, stack):
             print(finding, flush=True)
             findings.append(finding)
     print(summary(findings))
@@ -75,14 +79,16 @@ def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     return list(check())
 
 
-def _examine(settings: PluginSettings, stack: ExitStack) -> Iterator[Finding]:
+def _examine(settings: PluginSettings, ask: Ask, stack: ExitStack) -> Iterator[Finding]:
     sim_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     node = stack.enter_context(open_node(settings.place, sim_dir))
+    driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
     machine = gpu_checks.Machine(node, sim_dir if settings.sim else settings.host_root)
     cluster = _cluster(settings, stack)
     yield from run_checks(_node_checks(settings, machine))
     yield from run_checks(_disk_checks(settings))
     yield from run_checks(_sharing_checks(settings, machine, cluster))
+    yield from run_checks(_mps_checks(settings, machine, driver, ask))
     if isinstance(cluster, Finding):
         yield cluster
     else:
@@ -130,12 +136,32 @@ def _sharing_checks(
     ]
 
 
+def _mps_checks(
+    settings: PluginSettings, machine: gpu_checks.Machine, driver: DriverRoot, ask: Ask
+) -> list[Check]:
+    node = machine.node
+    scene = mps_checks.Scene(settings.mps_socket, partial(_of_boot, settings), ask)
+    return [
+        (mps_checks.PROGRAM, partial(mps_checks.programs, scene, driver)),
+        (mps_checks.AGENT, partial(mps_checks.agent, scene)),
+        (mps_checks.SERVERS, partial(mps_checks.servers, scene)),
+        (mps_checks.FOREIGN, partial(mps_checks.foreign, scene)),
+        (mps_checks.SPACES, partial(mps_checks.claims, scene)),
+        (
+            mode_checks.MODES,
+            lambda: mode_checks.compute_modes(scene.book, node.inventory().gpus, node.compute_mode),
+        ),
+    ]
+
+
+def _of_boot(settings: PluginSettings) -> Path:
+    """Where the ledger of this boot is."""
+    return settings.ledger_dir / boot_id(settings.host_root)
+
+
 def _disk_checks(settings: PluginSettings) -> list[Check]:
     kubelet, driver, cdi_dir = settings.kubelet_dir, settings.driver_name, settings.cdi_dir
-
-    def of_boot() -> Path:
-        return settings.ledger_dir / boot_id(settings.host_root)
-
+    of_boot = partial(_of_boot, settings)
     return [
         (disk_checks.CDI, partial(disk_checks.cdi_directory, cdi_dir)),
         (
@@ -164,7 +190,11 @@ def _cluster(settings: PluginSettings, stack: ExitStack) -> cluster_checks.Clust
     server = ApiServer(access, _TIMEOUTS, user_agent="dra-driver-doctor")
     stack.callback(server.close)
     return cluster_checks.Cluster(
-        server, ResourceApi(server), settings.driver_name, settings.node_name
+        server,
+        ResourceApi(server),
+        settings.driver_name,
+        settings.node_name,
+        bool(settings.mps_socket),
     )
 
 

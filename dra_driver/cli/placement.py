@@ -4,7 +4,8 @@ Only what is certain is told: an amount that no device has, a capacity that none
 is not there. Whether other claims are in the way is not asked, nor what selectors say beyond what
 ``selectors`` understands; where that is in doubt, a device counts as one that could be had. So the
 scheduler places none of the claims that are told of, except on a monitor device without admin
-access: that rule is the driver's, which refuses them when they are prepared.
+access, and on a GPU that is not shared in the way that the claim asks for: those rules are the
+driver's, which refuses such claims when they are prepared.
 """
 
 from collections import Counter
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from api import names
-from dra_driver.cli.capacities import fits, most
+from dra_driver.cli.capacities import fits, lacking
 from dra_driver.cli.market import Market, Published
 from dra_driver.cli.selectors import may_match, variables_of_others
-from dra_driver.kubeletplugin import quantity
+from dra_driver.cli.strategies import Asked, strategy_of
 
 Document = Mapping[str, Any]
 
@@ -35,6 +36,8 @@ class _Request:
 
     path: str
     asked: Document
+    name: str = ""
+    configs: Sequence[Document] = ()  # of its claim
 
     @property
     def class_name(self) -> str:
@@ -80,15 +83,21 @@ def _is_pending(claim: Document) -> bool:
 def _requests(claim: Document) -> list[list[_Request]]:
     """Every request of a claim as the ways to serve it."""
     found = []
-    requests = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
-    for index, request in enumerate(requests):
-        path = f"spec.devices.requests[{index}]"
+    devices = (claim.get("spec") or {}).get("devices") or {}
+    configs = devices.get("config") or ()
+    for index, request in enumerate(devices.get("requests") or ()):
+        path, name = f"spec.devices.requests[{index}]", str(request.get("name"))
         if "exactly" in request:
-            found.append([_Request(f"{path}.exactly", request["exactly"])])
+            found.append([_Request(f"{path}.exactly", request["exactly"], name, configs)])
         else:
             listed = request.get("firstAvailable") or ()
             found.append(
-                [_Request(f"{path}.firstAvailable[{i}]", one) for i, one in enumerate(listed)]
+                [
+                    _Request(
+                        f"{path}.firstAvailable[{i}]", one, f"{name}/{one.get('name')}", configs
+                    )
+                    for i, one in enumerate(listed)
+                ]
             )
     return found
 
@@ -140,10 +149,13 @@ def _of_class(
 
 def _no_class(request: _Request, devices: Sequence[Published], market: Market) -> str:
     kinds = ", ".join(sorted({device.kind for device in devices if device.kind}))
-    return (
+    why = (
         f"{request.path}.deviceClassName: no node publishes a device that DeviceClass "
         f"{request.class_name} selects; there are devices of type {kinds}"
     )
+    if _shared_so(request, devices, market):
+        return why
+    return f"{why}; {_not_shared_so(request, devices, market)}"
 
 
 def _selected(
@@ -194,6 +206,26 @@ def _not_tolerated(request: _Request, devices: Sequence[Published], market: Mark
     )
 
 
+def _strategy(request: _Request, market: Market) -> Asked | None:
+    """Who looks on shares nothing, whatever its configuration says."""
+    if request.admin:
+        return None
+    device_class = market.classes[request.class_name]
+    return strategy_of(request.name, market.driver, device_class, request.configs)
+
+
+def _shared_so(
+    request: _Request, devices: Sequence[Published], market: Market
+) -> Sequence[Published]:
+    asked = _strategy(request, market)
+    return devices if asked is None else [d for d in devices if asked.offered_by(d)]
+
+
+def _not_shared_so(request: _Request, devices: Sequence[Published], market: Market) -> str:
+    asked = _strategy(request, market)
+    return asked.refused(len(devices)) if asked else ""
+
+
 def _large_enough(
     request: _Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
@@ -209,7 +241,7 @@ def _none_large_enough(request: _Request, devices: Sequence[Published], market: 
     reasons = [
         f"{request.path}.capacity.requests[{name}]: {why}"
         for name, amount in sorted(request.amounts.items())
-        if (why := _lacking(name, amount, devices, market.driver))
+        if (why := lacking(name, amount, devices, market.driver))
     ]
     if reasons:
         return "; ".join(reasons)
@@ -224,6 +256,7 @@ _STEPS: tuple[tuple[_Step, _Why], ...] = (
     (_selected, _none_selected),
     (_permitted, _not_permitted),
     (_tolerated, _not_tolerated),
+    (_shared_so, _not_shared_so),
     (_large_enough, _none_large_enough),
 )
 
@@ -238,26 +271,6 @@ def _too_many(request: _Request, devices: Sequence[Published]) -> str:
         return ""
     return (
         f"{request.path}.count: asks for {count}, but no node has more than {number} such ({node})"
-    )
-
-
-def _lacking(name: str, amount: str, devices: Sequence[Published], driver: str) -> str:
-    """Why no device has this *amount*; empty: some device has."""
-    having = [device for device in devices if name in device.capacity]
-    if not having:
-        known = sorted({each for device in devices for each in device.capacity})
-        bare = name.removeprefix(f"{driver}/")
-        hint = (
-            f"; write {bare}, without the driver's name" if bare in known and bare != name else ""
-        )
-        return f"no device has a capacity of this name, they have {', '.join(known)}{hint}"
-    if any(fits(amount, device.capacity[name]) for device in having):
-        return ""
-    best = max(having, key=lambda device: quantity.parse(most(device.capacity[name])))
-    unit = " percent of the cores of a GPU" if name == names.CORES else ""
-    return (
-        f"asks for {amount}, but the most that one claim can have of a device is "
-        f"{most(best.capacity[name])}{unit} ({best.place})"
     )
 
 

@@ -17,7 +17,7 @@ from dra_driver.node.containers import NOWHERE, Containers
 from dra_driver.node.limit_backend import Offered
 from dra_driver.node.processes import Processes
 from dra_driver.plan.offer import described, offer
-from dra_driver.plan.profiles import Wanted, rules_by_gpu, wanted
+from dra_driver.plan.profiles import Wanted, wanted
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.settings import PluginSettings
 
@@ -64,7 +64,8 @@ class Scene:
     @functools.cached_property
     def offered(self) -> Offer:
         """What is offered while no claim is held."""
-        return offer(self.inventory, self.profile, self._keeps(), {})
+        mps = bool(self._settings.mps_socket)
+        return offer(self.inventory, self.profile, self._keeps(), {}, mps=mps)
 
     def _keeps(self) -> Keeps:
         cluster = self._cluster
@@ -91,7 +92,7 @@ def profile(scene: Scene) -> Iterator[Finding]:
         yield of_unusable(chosen, e)
         return
     yield ok(PROFILE, f"{found.name} ({chosen.origin})")
-    yield from of_notes((*found.notes, *rules_by_gpu(found, scene.inventory.gpus)[1]))
+    yield from of_notes(scene.offered.notes)
     yield from of_offer(scene.offered)
 
 

@@ -10,8 +10,6 @@ from dra_driver.model.offer import Replica, Sliceable, board
 from dra_driver.model.steps import Interval, SetTimeSlice
 from dra_driver.plan.amounts import NOTHING, Amount, amount
 
-ALL_CORES = 100  # percent
-
 
 @dataclass(frozen=True, slots=True)
 class Use:

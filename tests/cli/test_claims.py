@@ -65,7 +65,8 @@ def ledger(state):
 @pytest.fixture
 def claims(type_in, state, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    return lambda *words: type_in("claims", "--state-dir", state, "--sim", "h100x8", *words)
+    where = ("--state-dir", state, "--sim", "h100x8", "--mps-socket", "")
+    return lambda *words: type_in("claims", *where, *words)
 
 
 def test_a_node_that_holds_nothing_shows_its_free_gpus_and_where_it_looked(claims, state):
@@ -194,12 +195,14 @@ def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
                         "guard": "Kill",
                         "graceSeconds": 10.0,
                     },
+                    "mps": None,
                 }
             ],
             "cdiDevices": [],
         }
     ]
     assert (document["unreadable"], document["notOffered"]) == ([], [])
+    assert document["mpsServers"] == []
 
 
 def test_a_whole_gpu_in_json_has_no_amounts_of_its_own(claims, ledger):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.cli.cluster_checks import NEEDED, Cluster
-from dra_driver.cli.doctor import examine_cluster, run_checks
+from dra_driver.cli.cluster_checks import NEEDED, NEEDED_FOR_MPS, Cluster
+from dra_driver.cli.doctor import doctor, examine_cluster, run_checks
 from dra_driver.cli.findings import Level, ok
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer
@@ -19,11 +19,14 @@ from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths
+from dra_driver.model.mps import MpsStatus
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.boot import boot_id
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published
+from dra_driver.settings import DoctorSettings
+from tests.cli.mps import server as server_of
 from tests.fakes import api_server
 from tests.fakes.registrar import Registrar
 from tests.fakes.simulated import h100
@@ -60,6 +63,7 @@ class World:
             *("--runtime-dir", self.runtime),
             *("--sim", self.node_file, "--node-name", NODE),
             *("--kubelet-dir", self.kubelet, "--cdi-dir", self.cdi),
+            *("--mps-socket", ""),
             *words,
         )
 
@@ -105,9 +109,9 @@ class Reviewed:
         return {**document, "status": {"allowed": allowed}}
 
 
-def examine(client, missing=()):
+def examine(client, missing=(), mps=True):
     reviewed = Reviewed(client, missing)
-    return list(examine_cluster(Cluster(reviewed, ResourceApi(reviewed), DRIVER, NODE)))
+    return list(examine_cluster(Cluster(reviewed, ResourceApi(reviewed), DRIVER, NODE, mps)))
 
 
 def lines(answer, *tags):
@@ -331,10 +335,22 @@ def test_exactly_the_rights_that_are_missing_are_named(client):
     assert all("ClusterRole" in one.mend for one in failed)
 
 
+def test_pods_need_to_be_read_only_where_there_is_mps(client):
+    missing = {("get", "pods", "")}
+
+    (failed,) = (one for one in examine(client, missing) if one.level is Level.FAIL)
+
+    assert "may not get pods" in failed.found
+    assert 'verb "get" on "pods" in API group ""' in failed.mend
+    (without,) = of(examine(client, missing, mps=False), "rights")
+    assert (without.level, without.found) == (Level.OK, "all 13 that the plugin uses")
+
+
 def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
     chart = Path(__file__).parents[2] / "deploy/helm/dra-driver-gpu/templates"
     text = (chart / "kubelet-plugin-clusterrole.yaml").read_text()
     (_, rules) = text.split("rules:\n")
+    rules = "\n".join(line for line in rules.splitlines() if "{{" not in line)
     given = {
         (group, resource, verb)
         for rule in yaml.safe_load(rules)
@@ -343,7 +359,8 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
         for verb in rule["verbs"]
     }
 
-    assert {(right.group, right.resource, right.verb) for right in NEEDED} <= given
+    used = (*NEEDED, *NEEDED_FOR_MPS)
+    assert {(right.group, right.resource, right.verb) for right in used} <= given
 
 
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
@@ -529,6 +546,58 @@ def test_a_profile_that_insists_on_what_the_driver_lacks_fails(world, tmp_path):
     (failed,) = lines(answer, "[FAIL]")
     assert failed.startswith("[FAIL] memory limits: the profile insists on the driver's own")
     assert "too old" in failed
+
+
+def test_a_node_without_mps_says_so_and_shares_its_gpus_by_turns(world, tmp_path):
+    where = profiles(tmp_path / "profiles", mine=[{"defaultStrategy": "MPS"}])
+
+    answer = world.ask("--profiles", where, "--profile", "mine")
+
+    assert "[ok]   MPS agent: switched off (--mps-socket is empty)" in answer.out
+    assert lines(answer, "[ok]   MPS", "[warn] MPS", "[FAIL] MPS") == [
+        "[ok]   MPS agent: switched off (--mps-socket is empty): this node offers no MPS"
+    ]
+    assert "[ok]   compute modes: DEFAULT: gpu-0, gpu-1" in answer.out
+    (warned,) = lines(answer, "[warn] profile")
+    assert "the default strategy is MPS" in warned and "this node runs no MPS agent" in warned
+
+
+def test_an_agent_that_does_not_run_is_told_with_its_socket(world):
+    socket_ = world.kubelet / "agent.sock"
+
+    answer = world.ask("--mps-socket", socket_)
+
+    assert answer.code == 0, "no claim misses it"
+    (warned,) = lines(answer, "[warn] MPS agent")
+    assert str(socket_) in warned
+    assert "[ok]   MPS programs: the driver has nvidia-cuda-mps-control" in answer.out
+    assert "MPS servers" not in answer.out
+
+
+def test_what_the_agent_tells_is_told(world, capsys):
+    settings = DoctorSettings.model_validate(
+        {
+            "sim": str(world.node_file),
+            "node_name": NODE,
+            "kubelet_dir": world.kubelet,
+            "cdi_dir": world.cdi,
+            "mps_socket": "/run/agent.sock",
+        }
+    )
+    asked = []
+
+    def ask(where):
+        asked.append(where)
+        return MpsStatus((server_of(),), foreign=("nvidia-cuda-mps-control (process 7)",))
+
+    doctor(settings, ask)
+    said = capsys.readouterr().out
+
+    assert asked == [Path("/run/agent.sock")]
+    assert "[ok]   MPS agent: answers at /run/agent.sock" in said
+    assert "[ok]   MPS servers: s" in said
+    assert "[warn] other MPS daemons: nvidia-cuda-mps-control (process 7) is none" in said
+    assert "[ok]   MPS claims: 0 are prepared" in said
 
 
 def test_gpus_that_no_guard_looks_at_are_told(world, tmp_path):

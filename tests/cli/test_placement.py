@@ -11,7 +11,7 @@ from dra_driver.cli.market import market
 from dra_driver.cli.placement import Verdict, judge
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection
+from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Strategy
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published
 from tests.fakes.values import gpu
@@ -294,6 +294,107 @@ def test_slices_of_other_drivers_are_no_help():
     theirs = [{**part, "spec": {**part["spec"], "driver": "other"}} for part in slices()]
 
     assert fair(theirs).devices == ()
+
+
+def config(strategy, *requests, driver=DRIVER, kind="GpuConfig"):
+    sharing = {"sharing": {"strategy": strategy}} if strategy else {}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, **sharing}
+    named = {"requests": list(requests)} if requests else {}
+    return {**named, "opaque": {"driver": driver, "parameters": parameters}}
+
+
+def configured(*configs, request_=None, on=None):
+    """Why a claim with these configurations can never be served."""
+    asked = claim(request_ or request())
+    asked["spec"]["devices"]["config"] = list(configs)
+    verdict = judge([asked], on or fair(slices()))
+    return verdict.problems[0][1] if verdict.problems else ""
+
+
+TURNS = profile(strategies=(Strategy.TIME_SLICING,))
+BY_MPS = profile(strategies=(Strategy.MPS,), default_strategy=Strategy.MPS)
+MPS_CLASS = {
+    **device_class(
+        f"mps.{DRIVER}",
+        f"device.driver == '{DRIVER}' && {A}.type in ['gpu', 'gpu-shared'] && 'mps' in {A} && "
+        f"{A}.mps",
+    )
+}
+MPS_CLASS["spec"]["config"] = [config("MPS")]
+WHERE = "spec.devices.config[{}].opaque.parameters.sharing.strategy"
+
+
+def test_a_claim_that_names_mps_where_no_gpu_offers_it_is_told_with_the_field():
+    said = configured(config("MPS"), on=fair(slices(rules=TURNS)))
+
+    assert said == (
+        f"{WHERE.format(0)}: none of the 2 devices that it could have is shared by MPS, for which "
+        "a node has an MPS agent, a GPU compute capability 7.0 or above, and a profile does not "
+        "forbid it"
+    )
+    assert configured(config("MPS"), on=fair(slices(rules=TURNS), slices(node="n2"))) == ""
+
+
+def test_so_is_one_that_names_time_slicing_where_a_profile_allows_mps_alone():
+    said = configured(config("TimeSlicing"), on=fair(slices(rules=BY_MPS)))
+
+    assert said.endswith("is shared by TimeSlicing, as the profiles of their nodes have it")
+    assert configured(config("TimeSlicing")) == ""
+
+
+def test_a_device_that_an_older_plugin_published_is_shared_by_taking_turns():
+    older = slices()
+    for device in older[0]["spec"]["devices"]:
+        del device["attributes"]["mps"], device["attributes"]["timeSlicing"]
+
+    assert configured(config("TimeSlicing"), on=fair(older)) == ""
+    assert "is shared by MPS" in configured(config("MPS"), on=fair(older))
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        pytest.param([config("MPS"), config("TimeSlicing")], id="a later one counts"),
+        pytest.param([config("MPS"), config(None)], id="also one that leaves it open"),
+        pytest.param([config("MPS", "other")], id="it is for another request"),
+        pytest.param([config("MPS", driver="other.example")], id="it is for another driver"),
+        pytest.param([config("MPS", kind="MigDeviceConfig")], id="it is for other devices"),
+        pytest.param([{"opaque": {"driver": DRIVER}}], id="it is empty"),
+    ],
+)
+def test_what_does_not_count_asks_for_nothing(configs):
+    assert configured(*configs, on=fair(slices(rules=TURNS))) == ""
+
+
+def test_a_configuration_for_the_request_counts_for_its_alternatives_too():
+    turns = fair(slices(rules=TURNS))
+    either = [{"name": "a", **request(count=9)}, {"name": "b", **request()}]
+
+    both = configured(config("MPS", "r0"), request_=either, on=turns)
+    assert both.count(WHERE.format(0)) == 2
+    second = configured(config("MPS", "r0/b"), request_=either, on=turns)
+    assert "firstAvailable[0].count: asks for 9" in second and second.count(WHERE.format(0)) == 1
+    assert configured(config("MPS", "r0/a"), request_=either, on=turns) == ""
+
+
+def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is_missing():
+    classes = (*CLASSES, MPS_CLASS)
+    asked = request(f"mps.{DRIVER}", **capacity(memory="10Gi", cores="30"))
+
+    assert why(asked, on=fair(slices(), classes=classes)) == ""
+    said = why(asked, on=fair(slices(rules=TURNS), classes=classes))
+    assert said.startswith(
+        f"{PATH}.deviceClassName: no node publishes a device that DeviceClass mps.{DRIVER} "
+        f"selects; there are devices of type gpu, gpu-monitor; DeviceClass mps.{DRIVER}, "
+        "spec.config[0].opaque.parameters.sharing.strategy: none of the 4 devices"
+    )
+
+
+def test_who_looks_on_shares_nothing():
+    exclusive = profile(fractions=False, strategies=(Strategy.TIME_SLICING,))
+    asked = request(f"monitor.{DRIVER}", adminAccess=True)
+
+    assert configured(config("MPS"), request_=asked, on=fair(slices(rules=exclusive))) == ""
 
 
 QUANTITIES = st.one_of(

@@ -1,0 +1,61 @@
+"""Short ways to write claims under MPS, and what an agent tells of them."""
+
+from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mps import (
+    MpsClient,
+    MpsServer,
+    Served,
+    Space,
+    SpaceName,
+    server_name,
+)
+from dra_driver.model.offer import Sliceable
+from dra_driver.model.steps import ServeMps
+from tests.fakes.values import gpu, ref
+
+GIB = 1024**3
+GPU, OTHER = gpu(0), gpu(1)
+TOTAL = 81559 * 1024**2
+SLICEABLE = Sliceable(TOTAL, GIB, 1024**2, shares=48)
+SERVER = server_name([GPU.uuid])
+
+
+def space(claim, gpus=(GPU,), percent=30, memory=10 * GIB, **fields):
+    uuids = tuple(one.uuid for one in gpus)
+    limits = tuple(memory for _ in gpus)
+    return Space(SpaceName(f"c_{claim}"), ref(claim).uid, uuids, percent, limits, **fields)
+
+
+def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
+    """A claim with 10Gi of each of *gpus*, under MPS."""
+    consumed = (("cores", str(cores)), ("memory", "10Gi"), ("shares", "1"))
+    holdings = tuple(
+        Holding(ref(name), DeviceName(one.name), consumed=consumed, gpu=one.uuid, shape=SLICEABLE)
+        for one in gpus
+    )
+    prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
+    steps = (ServeMps(space(name, gpus, **fields)),)
+    uses = tuple(Pod(pod, PodUid(pod)) for pod in pods)
+    spec = "{}" if completed else None
+    return Record(ref(name), holdings, steps=steps, prepared=prepared, spec=spec, pods=uses)
+
+
+def served(record, protocol=3):
+    (step,) = (step for step in record.steps if isinstance(step, ServeMps))
+    return Served(step.space, protocol, f"/run/mps/{step.space.name}")
+
+
+def server(*records, clients=(), protocol=3, ready=True, **fields):
+    """The server of *records*; a client is a number, with the claim whose it is where that is
+    told."""
+    spaces = tuple(served(record, protocol) for record in records)
+    gpus = spaces[0].space.gpus if spaces else (GPU.uuid,)
+    told = tuple(
+        MpsClient(one) if isinstance(one, int) else MpsClient(one[0], SpaceName(f"c_{one[1]}"))
+        for one in clients
+    )
+    return MpsServer(
+        server_name(gpus), gpus, protocol, ready, spaces=spaces, clients=told, **fields
+    )

@@ -1,0 +1,346 @@
+"""What is told of claims under MPS: from the ledger always, from the agent while it answers."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.cli.claims import Report, claims, document, text
+from dra_driver.cli.mps_usage import MpsUses, Told, clients_without_space, server_words
+from dra_driver.cli.terminal import Terminal
+from dra_driver.errors import AgentDown
+from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mps import MpsStatus
+from dra_driver.model.offer import Monitor
+from dra_driver.node.boot import boot_id
+from dra_driver.node.ledger import Ledger
+from dra_driver.settings import NodeSettings
+from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
+from tests.fakes.values import ref
+
+DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such file or directory)"
+
+
+def report(*records, told=None, gpus=(GPU,)):
+    return Report(records, {}, Inventory(gpus), MpsUses(records, told or Told()))
+
+
+def told(*servers, **fields):
+    return Told(MpsStatus(servers), **fields)
+
+
+def lines(*records, output="bars", width=130, **fields):
+    shown = text(report(*records, **fields), Path("/l"), output, Terminal(width=width))
+    return shown.splitlines()
+
+
+def mps_of(record, *others, **fields):
+    """What JSON has of the first device of *record*."""
+    every = document(report(record, *others, **fields))["claims"]
+    (mine,) = (one for one in every if one["uid"] == record.claim.uid)
+    return mine["devices"][0]["mps"]
+
+
+def test_a_share_under_mps_is_told_from_one_that_takes_turns_by_a_word():
+    turns = replace(claim("turns", cores=0), steps=())
+
+    _, mps, other = lines(claim("a"), turns)
+
+    assert mps == "  # default/a      10.0 GiB  MPS 30 %, limit 10.0 GiB"
+    assert "MPS" not in other and other.endswith("no limit")
+
+
+def test_clients_and_what_they_use_are_told_beside_the_limits():
+    a, b = claim("a"), claim("b", percent=70, cores=70)
+    known = told(
+        server(a, b, clients=[(7, "a"), (9, "a"), (11, "b")]),
+        used={GPU.uuid: {7: GIB, 9: 2 * GIB, 11: GIB, 12: GIB}},
+    )
+
+    _, first, second, last = lines(a, b, told=known)
+
+    assert first.endswith("MPS 30 %, limit 10.0 GiB, 2 clients use 3.0 GiB")
+    assert second.endswith("MPS 70 %, limit 10.0 GiB, 1 client uses 1.0 GiB")
+    assert last == f"    MPS server {SERVER}: protocol 3, ready, 3 clients"
+
+
+def test_cores_that_are_reserved_beyond_what_a_client_can_use_are_told_as_well():
+    assert "MPS 30 %, limit 10.0 GiB, 50 % of the cores" in lines(claim("a", cores=50))[1]
+
+
+def test_a_claim_without_a_limit_by_mps_says_so():
+    line = lines(claim("a", memory=None))[1]
+
+    assert line.endswith("MPS 30 %, no limit")
+
+
+def test_a_prepared_claim_that_the_agent_does_not_serve_is_told():
+    assert lines(claim("a"), told=told())[1].endswith("limit 10.0 GiB, not served by the agent")
+    begun = lines(claim("a", completed=False), told=told())[1]
+    assert begun.endswith("limit 10.0 GiB, not yet prepared")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, "protocol 3, ready, no clients", id="idle"),
+        pytest.param({"protocol": 2, "clients": [7]}, "protocol 2, ready, 1 client", id="older"),
+        pytest.param(
+            {"ready": False, "reason": "Fault", "restarts": 1},
+            "protocol 3, not ready: Fault, no clients, restarted once",
+            id="ill",
+        ),
+        pytest.param(
+            {"ready": False, "restarts": 3},
+            "protocol 3, not ready: it does not say why, no clients, restarted 3 times",
+            id="ill without a reason",
+        ),
+    ],
+)
+def test_a_server_is_told_in_one_line(fields, expected):
+    assert server_words(server(claim("a"), **fields)) == f"MPS server {SERVER}: {expected}"
+
+
+def test_a_server_over_several_gpus_is_told_below_each_of_them():
+    both = claim("a", gpus=(GPU, OTHER))
+
+    shown = lines(both, told=told(server(both)), gpus=(GPU, OTHER))
+
+    assert [line for line in shown if "over 2 GPUs" in line] == [shown[2], shown[5]]
+
+
+def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are_not_known():
+    _, line, last = lines(claim("a"), told=Told(problem=DOWN))
+
+    assert line.endswith("MPS 30 %, limit 10.0 GiB")
+    assert last == f"the clients of MPS are not known: {DOWN}"
+
+
+def test_an_agent_that_nobody_needs_is_not_missed():
+    turns = replace(claim("turns"), steps=())
+
+    assert len(lines(turns, told=Told(problem=DOWN))) == 2
+
+
+def test_the_table_gets_a_column_where_a_claim_is_under_mps():
+    a = claim("a", gpus=(GPU, OTHER))
+    turns = replace(claim("b"), steps=())
+    known = told(server(a, clients=[(7, "a")], restarts=2))
+
+    head, first, second, last = lines(a, turns, told=known, output="table")
+
+    assert head.split()[-2:] == ["UID", "MPS"]
+    assert first.endswith("uid-a   30 %, limit 10.0 GiB, 1 client")
+    assert second.endswith("uid-b")
+    assert last.endswith("over 2 GPUs, 1 client, restarted 2 times")
+    assert "MPS" not in lines(turns, output="table")[0]
+
+
+def test_json_has_limits_clients_and_directory_of_each_gpu_of_a_claim():
+    a, b = claim("a"), claim("b")
+    known = told(
+        server(a, b, clients=[(9, "a"), (7, "a"), (8, "b")]), used={GPU.uuid: {7: GIB, 9: None}}
+    )
+
+    assert mps_of(a, b, told=known) == {
+        "percent": 30,
+        "memoryLimitBytes": 10 * GIB,
+        "memoryUsedBytes": None,
+        "clients": [7, 9],
+        "protocol": 3,
+        "pipeDirectory": "/run/mps/c_a",
+        "server": SERVER,
+    }
+    assert mps_of(replace(a, steps=()), told=known) is None
+
+
+def test_json_has_the_servers_and_whose_they_are():
+    a, gone = claim("a"), claim("gone")
+    known = told(server(a, gone, clients=[(9, "a"), (7, "a")], restarts=1))
+
+    found = document(report(a, told=known))
+
+    assert found["mpsServers"] == [
+        {
+            "name": SERVER,
+            "gpus": [GPU.uuid],
+            "protocol": 3,
+            "ready": True,
+            "reason": "",
+            "restarts": 1,
+            "clients": [7, 9],
+            "claims": ["default/a"],
+        }
+    ]
+    assert found["mpsAgent"] == {"answers": True, "problem": ""}
+
+
+def test_json_says_what_it_does_not_know():
+    down = document(report(claim("a"), told=Told(problem=DOWN)))
+    not_asked = document(report(claim("a")))
+
+    assert down["mpsAgent"] == {"answers": False, "problem": DOWN}
+    assert not_asked["mpsAgent"] == {"answers": None, "problem": ""}
+    for found in (down, not_asked):
+        mps = found["claims"][0]["devices"][0]["mps"]
+        assert (mps["percent"], mps["server"]) == (30, SERVER)
+        assert {mps[key] for key in ("clients", "protocol", "pipeDirectory")} == {None}
+
+
+def test_each_gpu_has_the_limit_that_is_its_own():
+    two = space("a", gpus=(GPU, OTHER))
+    uneven = replace(two, memory_bytes=(GIB, 2 * GIB))
+    record = claim("a", gpus=(GPU, OTHER))
+    record = replace(record, steps=(replace(record.steps[0], space=uneven),))
+
+    limits = {use.gpu: use.memory_bytes for use in MpsUses((record,)).of_claim(record)}
+
+    assert limits == {GPU.uuid: GIB, OTHER.uuid: 2 * GIB}
+
+
+def test_who_looks_on_is_not_under_mps():
+    record = claim("a")
+    watcher = Holding(ref("a"), DeviceName("gpu-0-mon"), gpu=GPU.uuid, admin=True, shape=Monitor())
+
+    assert MpsUses((record,)).of(record, watcher) is None
+
+
+def test_a_gpu_that_the_claim_has_beside_its_space_is_not_under_mps():
+    record = claim("a")
+    beside = Holding(ref("a"), DeviceName("gpu-1"), gpu=OTHER.uuid, shape=SLICEABLE)
+
+    assert MpsUses((record,)).of(record, beside) is None
+
+
+class TestProtocolTwo:
+    """It does not tell whose client a process is."""
+
+    def test_of_a_server_with_one_claim_every_client_is_the_claims(self):
+        a = claim("a")
+        known = told(server(a, clients=[9, 7], protocol=2))
+
+        assert mps_of(a, told=known)["clients"] == [7, 9]
+        assert clients_without_space(known.status) == set(), "no pod has to be looked for"
+
+    def test_of_several_claims_the_pod_tells(self):
+        a, b = claim("a", pods=["pod-a"]), claim("b", pods=["pod-b", "pod-b2"])
+        pods = {7: PodUid("pod-a"), 8: PodUid("pod-b2")}
+        known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
+
+        assert clients_without_space(known.status) == {7, 8}
+        assert [mps_of(a, b, told=known)["clients"], mps_of(b, a, told=known)["clients"]] == [
+            [7],
+            [8],
+        ]
+
+    @pytest.mark.parametrize(
+        "pods",
+        [
+            pytest.param({7: PodUid("pod-a")}, id="a process that ended"),
+            pytest.param({7: PodUid("pod-a"), 8: PodUid("later")}, id="a pod nobody told us of"),
+            pytest.param({7: PodUid("pod-a"), 8: PodUid("both")}, id="a pod with both claims"),
+        ],
+    )
+    def test_while_one_client_can_be_anybodys_nobodys_number_is_known(self, pods):
+        a, b = claim("a", pods=["pod-a", "both"]), claim("b", pods=["pod-b", "both"])
+        known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
+
+        assert mps_of(a, b, told=known)["clients"] is None
+        assert lines(a, b, told=known)[1].endswith("limit 10.0 GiB, pods pod-a, both")
+        assert lines(a, b, told=known)[3].endswith("2 clients")
+
+
+@pytest.mark.parametrize(
+    ("used", "clients", "expected"),
+    [
+        pytest.param({7: GIB, 9: GIB}, [7], GIB, id="its own only"),
+        pytest.param({7: GIB}, [7, 9], GIB, id="one that has nothing on this GPU"),
+        pytest.param({7: GIB, 9: None}, [7, 9], None, id="one that is not told"),
+        pytest.param({70: GIB}, [7, 9], None, id="numbers of another PID namespace"),
+        pytest.param({7: GIB}, [], 0, id="nobody"),
+    ],
+)
+def test_what_clients_use_is_the_sum_where_all_of_it_is_known(used, clients, expected):
+    a = claim("a")
+    status = server(a, clients=[(pid, "a") for pid in clients])
+
+    assert mps_of(a, told=told(status, used={GPU.uuid: used}))["memoryUsedBytes"] == expected
+
+
+CLIENTS = st.lists(
+    st.tuples(st.integers(2, 30), st.sampled_from(["a", "b", None])),
+    unique_by=lambda one: one[0],
+    max_size=6,
+)
+
+
+@given(CLIENTS, st.dictionaries(st.integers(2, 30), st.sampled_from(["pa", "pb", "px"])))
+def test_no_process_is_counted_for_two_claims_and_none_that_is_counted_is_left_out(clients, pods):
+    a, b = claim("a", pods=["pa"]), claim("b", pods=["pb"])
+    listed = [(pid, name) if name else pid for pid, name in clients]
+    known = told(server(a, b, clients=listed), pods={k: PodUid(v) for k, v in pods.items()})
+
+    mine, theirs = (mps_of(*both, told=known)["clients"] for both in ((a, b), (b, a)))
+
+    assert (mine is None) == (theirs is None)
+    if mine is not None:
+        assert sorted([*mine, *theirs]) == sorted(pid for pid, _ in clients)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    a = claim("a")
+    settings = NodeSettings.model_validate(
+        {"state_dir": tmp_path, "sim": "h100x8", "mps_socket": "/run/agent.sock"}
+    )
+    ledger = Ledger(settings.ledger_dir, boot_id(Path("/")))
+    ledger.reload()
+    ledger.write(a)
+    return settings
+
+
+def test_the_agent_is_asked_at_its_socket(settings):
+    asked = []
+
+    def ask(socket):
+        asked.append(socket)
+        return MpsStatus((server(claim("a"), clients=[(7, "a")]),))
+
+    found = json.loads(claims(settings, "json", Terminal(), ask=ask))
+
+    assert asked == [Path("/run/agent.sock")]
+    assert found["claims"][0]["devices"][0]["mps"]["clients"] == [7]
+
+
+def test_from_the_ledger_alone_no_agent_is_asked(settings):
+    def ask(socket):
+        raise AssertionError(socket)
+
+    shown = claims(settings, "bars", Terminal(), ledger_only=True, ask=ask)
+
+    assert "MPS 30 %, limit 10.0 GiB" in shown
+    assert "not known" not in shown
+
+
+def test_an_agent_that_is_down_is_no_reason_to_say_nothing(settings):
+    def ask(socket):
+        raise AgentDown(DOWN)
+
+    for form in ("bars", "table"):
+        shown = claims(settings, form, Terminal(), ask=ask).splitlines()
+        assert any("default/a" in line or "uid-a" in line for line in shown)
+        assert shown[-1] == f"the clients of MPS are not known: {DOWN}"
+
+
+def test_where_mps_was_switched_off_since_it_is_said_so(settings):
+    off = settings.model_copy(update={"mps_socket": ""})
+
+    assert claims(off, "bars", Terminal()).endswith(
+        "not known: --mps-socket is empty: there is no MPS agent to ask"
+    )
