@@ -13,9 +13,8 @@ from dra_driver.errors import DriverError
 from dra_driver.node.sim.node import node_file
 from hack.demonstration import page
 from hack.demonstration.errors import DemoError
-from hack.demonstration.page import Seen
 from hack.demonstration.progress import Steps, style
-from hack.demonstration.stage import Stage, alone
+from hack.demonstration.stage import FRACTIONS_FROM, POD, SERVERS, Stage, alone
 from hack.testbed import assets
 from hack.testbed.cache import cache_dir
 from hack.testbed.cluster import Cluster
@@ -24,12 +23,14 @@ from hack.testbed.layout import default_layout
 from hack.testbed.state import load_state
 
 STEPS = 8
+SIM = "h100x8"
+MPS_SIM = "h100x2-615"  # its driver is one whose MPS server holds the limits
 _TROUBLE = (ClusterError, DemoError, DriverError, OSError)
 
 
 def main() -> int:
     """Do what the command line says; whatever happens, nothing is left that was not asked for."""
-    options = _parser().parse_args()
+    options = _options()
     signal.signal(signal.SIGTERM, _interrupt)
     steps = Steps(STEPS)
     try:
@@ -37,10 +38,19 @@ def main() -> int:
             if options.down:
                 return _down(Stage(_cluster()), steps)
             node_file(options.sim)  # an unknown name is refused now, not after minutes
-            return _play(Stage(_cluster()), steps, options)
+            return _play(steps, options)
     except _TROUBLE as e:
         steps.say(f"hack/demo: {e}")
         return 1
+
+
+def _options() -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args()
+    if options.mps and options.sim:
+        parser.error(f"--mps shows {MPS_SIM}: leave --sim out")
+    options.sim = options.sim or (MPS_SIM if options.mps else SIM)
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,8 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep", action="store_true", help="leave it running, to look around")
     parser.add_argument("--down", action="store_true", help="end what --keep left running")
     parser.add_argument(
-        "--sim", default="h100x8", metavar="NAME|FILE", help="which GPUs (default h100x8)"
+        "--mps", action="store_true", help="two pods that compute on one GPU at the same time"
     )
+    parser.add_argument("--sim", metavar="NAME|FILE", help=f"which GPUs (default {SIM})")
     return parser
 
 
@@ -64,16 +75,17 @@ def _cluster() -> Cluster:
     return Cluster(state.version, state.feature_gates) if state else Cluster()
 
 
-def _play(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
+def _play(steps: Steps, options: argparse.Namespace) -> int:
     code = 1
+    stage = Stage(_cluster(), options.mps)
     try:
         if stage.is_up:
             steps.say("A demonstration is here already: removing it first.")
             stage.end()
-            stage = Stage(_cluster())
+            stage = Stage(_cluster(), options.mps)
         _say_limits(stage, steps)
-        seen = _run(stage, steps, options.sim)
-        print(f"\n{page.page(seen, style(sys.stdout.isatty(), os.environ))}\n", flush=True)
+        shown = (_run_mps if options.mps else _run)(stage, steps, options.sim)
+        print(f"\n{shown}\n", flush=True)
         code = 0
     except _TROUBLE as e:
         steps.say(f"\nhack/demo: failed while {steps.current}: {e}")
@@ -86,22 +98,14 @@ def _play(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
         _end(stage, steps)
         raise
     if code == 0 and options.keep:
-        return _leave(stage, steps)
+        return _leave(stage, steps, f"{SERVERS}/large" if options.mps else f"{POD}/{POD}")
     code = _end(stage, steps) or code
     return code or _say_what_next(steps)
 
 
-def _run(stage: Stage, steps: Steps, sim: str) -> Seen:
-    version = stage.cluster.version
-    steps.step("looking at what is here")
-    if stage.begin():
-        steps.detail(f"Kubernetes {version} is up already, and will be left up")
-    steps.step(_building(stage.cluster))
-    stage.build(steps.detail)
-    steps.step(f"starting Kubernetes {version}")
-    stage.bring_up(steps.detail)
-    steps.step("installing the chart deploy/helm/dra-driver-gpu")
-    account = stage.install()
+def _run(stage: Stage, steps: Steps, sim: str) -> str:
+    """What is shown in the end."""
+    account = _prepare(stage, steps)
     steps.step(f"starting the driver with simulated GPUs ({sim})")
     devices = stage.start_plugin(account, sim)
     steps.detail(f"published: {', '.join(devices)}")
@@ -113,7 +117,42 @@ def _run(stage: Stage, steps: Steps, sim: str) -> Seen:
     steps.step("looking at how the GPU came to the pod")
     seen = stage.look(sim, log, quarters)
     steps.detail("done")
-    return seen
+    return page.page(seen, style(sys.stdout.isatty(), os.environ))
+
+
+def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
+    """The same of two pods that share a GPU by MPS."""
+    if stage.minor < FRACTIONS_FROM:
+        raise DemoError(
+            f"Kubernetes {stage.cluster.version} divides no GPU: it takes 1.{FRACTIONS_FROM}; "
+            "`hack/cluster down`, then again"
+        )
+    account = _prepare(stage, steps)
+    steps.step("starting the MPS agent")
+    stage.agent.start(sim)
+    steps.step(f"starting the driver with simulated GPUs ({sim})")
+    devices = stage.start_plugin(account, sim)
+    steps.detail(f"published: {', '.join(devices)}")
+    steps.step("running two pods under MPS: deploy/examples/mps-two-servers")
+    logs = stage.run_servers()
+    steps.step("looking at what they have of the GPU")
+    seen = stage.look_at_servers(sim, logs)
+    steps.detail("done")
+    return page.servers_page(seen, style(sys.stdout.isatty(), os.environ))
+
+
+def _prepare(stage: Stage, steps: Steps) -> str:
+    """A cluster with the chart on it. The name of the plugin's service account."""
+    version = stage.cluster.version
+    steps.step("looking at what is here")
+    if stage.begin():
+        steps.detail(f"Kubernetes {version} is up already, and will be left up")
+    steps.step(_building(stage.cluster))
+    stage.build(steps.detail)
+    steps.step(f"starting Kubernetes {version}")
+    stage.bring_up(steps.detail)
+    steps.step("installing the chart deploy/helm/dra-driver-gpu")
+    return stage.install()
 
 
 def _building(cluster: Cluster) -> str:
@@ -140,10 +179,11 @@ def _say_what_next(steps: Steps) -> int:
     return 0
 
 
-def _leave(stage: Stage, steps: Steps) -> int:
-    full = stage.cluster.mode == "full"
+def _leave(stage: Stage, steps: Steps, pod: str) -> int:
+    """*pod*: one to look into."""
     programs = str(stage.cluster.layout.bin)
-    print(page.kept(str(stage.cluster.kubeconfig), programs, has_exec=full))
+    inside = pod if stage.cluster.mode == "full" else ""
+    print(page.kept(str(stage.cluster.kubeconfig), programs, inside))
     steps.say(f"\nDone in {steps.seconds:.0f} s.")
     return 0
 

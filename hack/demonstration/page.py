@@ -41,6 +41,34 @@ class Seen:
     claims_table: str
 
 
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Pods that share a GPU by MPS, as the programs printed it."""
+
+    version: str  # of Kubernetes
+    why: str | None  # no containers can run here
+    logs: Mapping[str, str]  # by namespace and name of the pod
+    claims_table: str
+
+
+def servers_page(seen: Servers, style: Style) -> str:
+    """What each container has of the GPU, and how the node sees it."""
+    title = style.strong(
+        f"Two servers with 30 and 70 percent of one GPU, under MPS, on Kubernetes {seen.version}; "
+        "GPUs are simulated"
+    )
+    if seen.why:
+        title += f"\nThe pods are processes without a container: {seen.why}"
+    sections = [
+        (f"What pod {pod.partition('/')[2]} sees", f"kubectl logs -n {pod.replace('/', ' ')}", log)
+        for pod, log in seen.logs.items()
+    ]
+    sections.append(("Who holds what, and what is free", "dra-driver claims", seen.claims_table))
+    return "\n\n".join(
+        [title, *(_block(head, source, body, style) for head, source, body in sections)]
+    )
+
+
 def page(seen: Seen, style: Style) -> str:
     """The road of one GPU, from the container back to the node that offers it."""
     meta = seen.claim["metadata"]
@@ -81,8 +109,9 @@ def sharing(quarters: Mapping[str, str]) -> str:
     return "left out: it takes two GPUs, and Kubernetes 1.36"
 
 
-def kept(kubeconfig: str, path: str, *, has_exec: bool) -> str:
-    """What to type while it is left running."""
+def kept(kubeconfig: str, path: str, pod: str) -> str:
+    """What to type while it is left running. *pod*: one to look into, by namespace and name; empty:
+    none can be."""
     lines = [
         "It is left running. To look around:",
         "",
@@ -90,8 +119,8 @@ def kept(kubeconfig: str, path: str, *, has_exec: bool) -> str:
         "  kubectl get pods,resourceclaims --all-namespaces",
         "  kubectl get resourceslices -o yaml",
     ]
-    if has_exec:
-        lines.append("  kubectl exec -n one-gpu one-gpu -- nvidia-smi")
+    if pod:
+        lines.append(f"  kubectl exec -n {pod.replace('/', ' ')} -- nvidia-smi")
     return "\n".join([*lines, "", "To end it and remove everything:  hack/demo --down"])
 
 
@@ -99,6 +128,7 @@ def ended() -> str:
     """What to type next, after it was removed."""
     rows = [
         ("hack/demo --keep", "the same, left running, for you to look around"),
+        ("hack/demo --mps", "two pods with 30 and 70 percent of a GPU, at the same time"),
         ("hack/demo --sim mixed", "other GPUs: a100x8, b200x8, h200x8, l40sx4, t4x1, ..."),
         ("dra-driver devices --sim h100x8", "what a node offers; .venv/bin has the program"),
         ("hack/cluster up", "this Kubernetes alone; hack/cluster kubectl -- get nodes"),

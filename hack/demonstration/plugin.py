@@ -21,10 +21,14 @@ _LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Plugin:
-    """The plugin of *cluster*, whether it runs or not; its files are in *directory*."""
+    """The plugin of *cluster*, whether it runs or not; its files are in *directory*.
 
-    def __init__(self, cluster: Cluster, directory: Path) -> None:
+    *mps_socket*: of the MPS agent; empty where there is none.
+    """
+
+    def __init__(self, cluster: Cluster, directory: Path, mps_socket: str = "") -> None:
         self._cluster = cluster
+        self._mps_socket = mps_socket
         self._kubeconfig = directory / "plugin.kubeconfig"
         self.process = Process(NAME, cluster.layout.pids / NAME, cluster.log(NAME))
 
@@ -45,7 +49,7 @@ class Plugin:
     def start(self, kubectl: Kubectl, namespace: str, account: str, sim: str) -> None:
         """Start it; return when a pod with a claim could use it."""
         self._write_kubeconfig(kubectl, namespace, account)
-        port = _free_port()
+        port = free_port()
         flags = {
             "node-name": self._cluster.node_name,
             "kubeconfig": self._kubeconfig,
@@ -53,6 +57,7 @@ class Plugin:
             "cdi-dir": self._cluster.cdi_dir,
             "runtime-dir": self._cluster.layout.containerd_state,
             "sim": sim,
+            "mps-socket": self._mps_socket,
             "http-address": f"127.0.0.1:{port}",
         }
         argv = [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
@@ -61,7 +66,7 @@ class Plugin:
 
         def ready() -> bool:
             self.process.check_alive()
-            return _is_ready(f"http://127.0.0.1:{port}/readyz")
+            return is_ready(f"http://127.0.0.1:{port}/readyz")
 
         what = "the plugin to be registered and its GPUs published"
         wait_for(what, ready, timeout_seconds=READY_SECONDS, log=self.process.log)
@@ -72,7 +77,12 @@ class Plugin:
 
     def claims(self, sim: str) -> str:
         """What `dra-driver claims` prints."""
-        return _dra_driver("claims", f"--kubelet-dir={self._cluster.kubelet_dir}", f"--sim={sim}")
+        flags = {
+            "kubelet-dir": self._cluster.kubelet_dir,
+            "sim": sim,
+            "mps-socket": self._mps_socket,
+        }
+        return _dra_driver("claims", *(f"--{name}={value}" for name, value in flags.items()))
 
     def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:
         token = kubectl.run(
@@ -95,13 +105,15 @@ def _dra_driver(*arguments: str) -> str:
     return call([sys.executable, "-m", "dra_driver", *arguments]).rstrip()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Of this machine, as of now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
+    """Whether whoever serves *url* says that it is."""
     try:
         with _LOOPBACK.open(url, timeout=5) as answer:
             return bool(answer.status == 200)

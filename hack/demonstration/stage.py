@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
+from hack.demonstration.agent import Agent
 from hack.demonstration.errors import DemoError
 from hack.demonstration.kubectl import Kubectl, call
 from hack.demonstration.manifests import documents, mebibytes, with_local_image, with_memory
-from hack.demonstration.page import Seen
+from hack.demonstration.page import Seen, Servers
 from hack.demonstration.plugin import Plugin
 from hack.testbed import packages
 from hack.testbed.cache import Progress
@@ -30,6 +31,7 @@ CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 NAMESPACE = "dra-driver-gpu"
 POD = "one-gpu"  # the example and its namespace are called the same
 QUARTERS = "quarter-gpu"
+SERVERS = "mps-two-servers"
 FRACTIONS_FROM = 36  # of Kubernetes 1.x: what a GPU is divided by is kept there without more ado
 POD_SECONDS = 60
 GONE_SECONDS = 60
@@ -57,16 +59,20 @@ class Before:
 
 
 class Stage:
-    """The demonstration on *cluster*; its files lie beside the cluster's, and go with them."""
+    """The demonstration on *cluster*; its files lie beside the cluster's, and go with them.
 
-    def __init__(self, cluster: Cluster) -> None:
+    *mps*: the node has an MPS agent.
+    """
+
+    def __init__(self, cluster: Cluster, mps: bool = False) -> None:
         self.cluster = cluster
         self.directory = cluster.layout.root / "demo"
-        self.plugin = Plugin(cluster, self.directory)
+        self.agent = Agent(cluster, self.directory)
+        self.plugin = Plugin(cluster, self.directory, str(self.agent.socket) if mps else "")
         self._before: Before | None = None
         self._record = self.directory / "before.json"
         self._chart = self.directory / "chart.yaml"
-        self._examples = [self.directory / f"{name}.yaml" for name in (POD, QUARTERS)]
+        self._examples = [self.directory / f"{name}.yaml" for name in (POD, QUARTERS, SERVERS)]
 
     @property
     def is_up(self) -> bool:
@@ -119,7 +125,7 @@ class Stage:
         self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
         self._kubectl.apply(self._chart.read_text())
         accounts = (o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount")
-        return str(next(accounts))
+        return next(str(name) for name in accounts if str(name).endswith("-kubelet-plugin"))
 
     def start_plugin(self, account: str, sim: str) -> list[str]:
         """The plugin, with simulated GPUs. Their names."""
@@ -140,11 +146,15 @@ class Stage:
         Nothing where GPUs are not divided, or the first pod has the only one.
         """
         gpus = [device for device in self._devices() if device.get("allowMultipleAllocations")]
-        if self._minor < FRACTIONS_FROM or len(gpus) < 2:
+        if self.minor < FRACTIONS_FROM or len(gpus) < 2:
             return {}
         smallest = min(mebibytes(gpu["capacity"]["memory"]["value"]) for gpu in gpus)
         objects = [with_local_image(o) for o in documents(QUARTERS)]
         return self._play(QUARTERS, [with_memory(o, smallest // 4) for o in objects])
+
+    def run_servers(self) -> dict[str, str]:
+        """Two pods that share a GPU by MPS: what each has printed, by namespace and name."""
+        return self._play(SERVERS, [with_local_image(o) for o in documents(SERVERS)])
 
     def _play(self, name: str, objects: list[Document]) -> dict[str, str]:
         """Run the pods of an example until all have printed; what, by namespace and name."""
@@ -197,6 +207,10 @@ class Stage:
             claims_table=self.plugin.claims(sim),
         )
 
+    def look_at_servers(self, sim: str, logs: dict[str, str]) -> Servers:
+        """What the pods under MPS see, and the node."""
+        return Servers(self.cluster.version, self.cluster.why, logs, self.plugin.claims(sim))
+
     def end(self) -> bool:
         """Stop and remove all of it, from whatever state it is in. Whether the cluster stays."""
         before = self._before or Before(**json.loads(self._record.read_text()))
@@ -205,7 +219,10 @@ class Stage:
         else:
             self.plugin.stop()
             standin.stop(self.cluster)
-            self.cluster.down()
+            try:
+                self.agent.end()
+            finally:
+                self.cluster.down()
         shutil.rmtree(self.directory, ignore_errors=True)
         self._before = None
         return before.cluster
@@ -231,6 +248,7 @@ class Stage:
             self.plugin.stop()
             if not borrowed:
                 standin.stop(self.cluster)
+            self.agent.end()
         for directory in before.missing:
             shutil.rmtree(directory, ignore_errors=True)
 
@@ -242,7 +260,8 @@ class Stage:
             self._kubectl.run("delete", "pod", pod["name"], space, *force)
 
     @property
-    def _minor(self) -> int:
+    def minor(self) -> int:
+        """Of Kubernetes 1.x."""
         return int(self.cluster.version.split(".")[1])
 
     @property

@@ -14,6 +14,7 @@ from hack.testbed.cache import silent
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
+MPS_AGENT = "mps-agent"  # the component
 RENDER_GOLDEN = (
     *("template", "dra-driver-gpu", str(CHART)),
     *("--namespace", "dra-driver-gpu", "--kube-version", DEFAULT_VERSION),
@@ -31,7 +32,8 @@ def schema() -> dict[str, Any]:
 
 
 def objects(rendered: str) -> dict[str, Any]:
-    """Rendered objects by kind, of which the chart has at most one; DeviceClasses by name."""
+    """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
+    agent by component and kind, as in ``mps-agent DaemonSet``; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     found = {_key(document): document for document in documents}
     assert len(found) == len(documents)
@@ -39,8 +41,10 @@ def objects(rendered: str) -> dict[str, Any]:
 
 
 def _key(document: dict[str, Any]) -> str:
-    kind = str(document["kind"])
-    return str(document["metadata"]["name"]) if kind == "DeviceClass" else kind
+    kind, name = str(document["kind"]), str(document["metadata"]["name"])
+    if kind == "DeviceClass":
+        return name
+    return f"{MPS_AGENT} {kind}" if name.endswith(f"-{MPS_AGENT}") else kind
 
 
 def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:

@@ -119,6 +119,21 @@ class Example:
     def objects(self) -> list[dict[str, Any]]:
         return list(yaml.safe_load_all(self.manifest.read_text()))
 
+    def pods(self) -> list[dict[str, Any]]:
+        """The pods that come of it; those of a StatefulSet as it makes them."""
+        return [pod for document in self.objects() for pod in _pods(document)]
+
+
+def _pods(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if document["kind"] == "Pod":
+        yield document
+    elif document["kind"] == "StatefulSet":
+        name, space = document["metadata"]["name"], document["metadata"]["namespace"]
+        template = document["spec"]["template"]
+        for number in range(document["spec"]["replicas"]):
+            metadata = {**template["metadata"], "name": f"{name}-{number}", "namespace": space}
+            yield {"kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+
 
 def examples() -> list[Example]:
     return [read(path) for path in sorted(EXAMPLES.iterdir()) if path.is_dir()]

@@ -11,22 +11,25 @@ import pytest
 
 from api import names
 from api.decode import decode
-from api.v1beta1 import GpuConfig, TimeSlicing
+from api.v1beta1 import GpuConfig, Mps, TimeSlicing
 from dra_driver.cli.cluster_checks import NEEDED, Right
-from dra_driver.settings import PluginSettings
-from tests.deploy.chart import GOLDEN, objects
+from dra_driver.cli.selectors import evaluate, variables_of
+from dra_driver.settings import AgentSettings, PluginSettings
+from tests.deploy.chart import GOLDEN, MPS_AGENT, objects
 
 CHART = objects(GOLDEN.read_text())
 POD = CHART["DaemonSet"]["spec"]["template"]["spec"]
 PLUGIN = POD["containers"][0]
+AGENT_POD = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
+AGENT = AGENT_POD["containers"][0]
 
 
 def mounts() -> dict[str, dict[str, Any]]:
     return {mount["name"]: mount for mount in PLUGIN["volumeMounts"]}
 
 
-def host_paths() -> dict[str, str]:
-    return {v["name"]: v["hostPath"]["path"] for v in POD["volumes"] if "hostPath" in v}
+def host_paths(pod: dict[str, Any] = POD) -> dict[str, str]:
+    return {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
 
 
 def environment(node: str, pod_uid: str) -> dict[str, str]:
@@ -43,6 +46,12 @@ def environment(node: str, pod_uid: str) -> dict[str, str]:
 def settings() -> PluginSettings:
     flags = argparse.Namespace()
     return PluginSettings.read(flags, environment("gpu-node-1", "0b5f"))
+
+
+def agent_settings() -> AgentSettings:
+    return AgentSettings.read(
+        argparse.Namespace(), {entry["name"]: entry["value"] for entry in AGENT["env"]}
+    )
 
 
 @pytest.mark.point(102)
@@ -65,6 +74,7 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
         },
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
     ]
 
 
@@ -139,6 +149,33 @@ def test_the_time_sliced_class_brings_a_configuration_that_the_driver_reads() ->
     decoded = decode(config["opaque"]["parameters"])
     assert isinstance(decoded, GpuConfig)
     assert decoded.sharing == TimeSlicing(strategy="TimeSlicing")
+
+
+def test_the_mps_class_selects_gpus_that_have_it_and_none_that_say_nothing_of_it() -> None:
+    spec = CHART[f"mps.{names.DRIVER}"]["spec"]
+    shown = expression(f"mps.{names.DRIVER}")
+    of_gpu = f"device.attributes['{names.DRIVER}']"
+    assert f"'{names.MPS}' in {of_gpu} && {of_gpu}.{names.MPS}" in shown
+    [config] = spec["config"]
+    decoded = decode(config["opaque"]["parameters"])
+    assert isinstance(decoded, GpuConfig)
+    assert decoded.sharing == Mps(strategy="MPS")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "taken"),
+    [
+        pytest.param(names.TYPE_GPU, {names.MPS: {"bool": True}}, True, id="a GPU with it"),
+        pytest.param(names.TYPE_GPU_SHARED, {names.MPS: {"bool": True}}, True, id="a renamed one"),
+        pytest.param(names.TYPE_GPU, {names.MPS: {"bool": False}}, False, id="one without it"),
+        pytest.param(names.TYPE_GPU, {}, False, id="one of an older plugin"),
+        pytest.param(names.TYPE_GPU_MONITOR, {names.MPS: {"bool": True}}, False, id="a monitor"),
+    ],
+)
+def test_the_mps_class_takes(kind: str, attributes: dict[str, Any], taken: bool) -> None:
+    device = {"attributes": {names.TYPE: {"string": kind}, **attributes}}
+    found = evaluate(expression(f"mps.{names.DRIVER}"), variables_of(device, names.DRIVER))
+    assert found is taken
 
 
 def test_the_monitor_class_selects_monitors_and_gpus_that_have_none() -> None:
@@ -230,3 +267,67 @@ def test_the_probes_ask_the_address_that_the_plugin_serves() -> None:
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert PLUGIN[probe]["httpGet"] == {"path": path, "port": port["name"]}
         assert PLUGIN[probe]["timeoutSeconds"] > 1
+
+
+def test_the_plugin_finds_the_socket_of_the_agent_where_the_agent_puts_it() -> None:
+    directory = agent_settings().mps_dir
+    assert Path(settings().mps_socket) == directory / "agent.sock"
+    assert mounts()["mps"]["mountPath"] == host_paths()["mps"] == str(directory)
+    assert host_paths(AGENT_POD)["mps"] == str(directory)
+
+
+def test_the_agent_has_no_right_and_no_token() -> None:
+    account = CHART[f"{MPS_AGENT} ServiceAccount"]
+    assert account["automountServiceAccountToken"] is False
+    assert AGENT_POD["serviceAccountName"] == account["metadata"]["name"]
+    assert AGENT_POD["automountServiceAccountToken"] is False
+    assert {volume["name"] for volume in AGENT_POD["volumes"]} == host_paths(AGENT_POD).keys()
+    subjects = CHART["ClusterRoleBinding"]["subjects"]
+    assert account["metadata"]["name"] not in [each["name"] for each in subjects]
+    assert not any(kind.startswith(f"{MPS_AGENT} Role") for kind in CHART)
+
+
+def test_every_environment_variable_is_a_setting_of_the_agent() -> None:
+    known = {field.upper() for field in AgentSettings.model_fields}
+    assert {entry["name"] for entry in AGENT["env"]} <= known
+    assert AGENT["args"] == ["mps-agent"]
+    assert agent_settings().host_root == settings().host_root
+
+
+def test_the_agent_sees_the_hosts_processes_and_what_it_mounts_is_there_for_containers() -> None:
+    assert AGENT_POD["hostPID"] is True
+    assert AGENT["securityContext"]["privileged"] is True
+    directory = str(agent_settings().mps_dir)
+    by_path = {mount["mountPath"]: mount for mount in AGENT["volumeMounts"]}
+    assert by_path[directory]["mountPropagation"] == "Bidirectional"
+    assert by_path["/host"]["readOnly"] is True
+    within = by_path[f"/host{directory}"]
+    assert within["name"] == "mps"
+    assert not within.get("readOnly")
+    assert within["mountPropagation"] == by_path["/host"]["mountPropagation"] == "HostToContainer"
+    assert by_path["/sys/fs/cgroup"] == {"name": "cgroup", "mountPath": "/sys/fs/cgroup"}
+
+
+def test_agents_are_where_plugins_are_and_as_hard_to_evict() -> None:
+    for field in ("nodeSelector", "tolerations", "priorityClassName"):
+        assert AGENT_POD[field] == POD[field]
+    assert AGENT["image"] == PLUGIN["image"]
+    labels = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["selector"]["matchLabels"]
+    assert labels != CHART["DaemonSet"]["spec"]["selector"]["matchLabels"]
+
+
+def test_no_two_agents_look_after_the_servers_of_a_node() -> None:
+    strategy = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["updateStrategy"]
+    assert strategy == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+
+
+def test_the_probes_of_the_agent_ask_the_address_that_it_serves() -> None:
+    [port] = AGENT["ports"]
+    assert agent_settings().http_address == f":{port['containerPort']}"
+    assert port["containerPort"] != PLUGIN["ports"][0]["containerPort"]
+    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert AGENT[probe]["httpGet"] == {"path": path, "port": port["name"]}
+        assert AGENT[probe]["timeoutSeconds"] > 1

@@ -6,6 +6,7 @@ In the pod runs a stand-in that answers the probes: the chart is tested here, no
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from hack.testbed.waits import wait_for
 from tests.deploy.chart import CHART
 from tests.deploy.installed import (
     ACCOUNT,
+    AGENT,
     DRIVER,
+    MPS_DIR,
     PLUGIN,
     RELEASE,
     SPACE,
@@ -23,6 +26,7 @@ from tests.deploy.installed import (
     as_account,
     free_port,
     run,
+    shared,
     stand_in,
     succeed,
 )
@@ -31,7 +35,15 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built o
 
 
 @pytest.fixture(scope="module")
-def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
+def mps_dir(cluster: Cluster) -> Iterator[Path]:
+    with shared(MPS_DIR):
+        yield MPS_DIR
+
+
+@pytest.fixture(scope="module")
+def installed(
+    cluster: Cluster, mps_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installed]:
     directory = tmp_path_factory.mktemp("chart")
     stand_in(cluster, directory)
     helm, kubectl = str(cluster.program("helm")), str(cluster.kubectl)
@@ -47,14 +59,17 @@ def installed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         "cdiDir": str(cluster.cdi_dir),
         "hostNetwork": "true",
         "httpPort": str(free_port()),
+        "mps.httpPort": str(free_port()),
+        "mps.dir": str(mps_dir),
     }
     pairs = ",".join(f"{name}={value}" for name, value in options.items())
     install = [helm, "install", RELEASE, str(CHART), "--namespace", SPACE]
     try:
         succeed([*install, "--create-namespace", "--set", pairs], cluster.kubeconfig)
         workload = [kubectl, "--namespace", SPACE]
-        rollout = ["rollout", "status", f"daemonset/{PLUGIN}", "--timeout=60s"]
-        succeed([*workload, *rollout], cluster.kubeconfig)
+        for name in (PLUGIN, AGENT):
+            rollout = ["rollout", "status", f"daemonset/{name}", "--timeout=60s"]
+            succeed([*workload, *rollout], cluster.kubeconfig)
         token = "/var/run/secrets/kubernetes.io/serviceaccount/token"
         inside = ["exec", f"daemonset/{PLUGIN}", "--"]
         held = succeed([*workload, *inside, "cat", token], cluster.kubeconfig)
@@ -188,7 +203,8 @@ def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
         pytest.param("no", "list events", id="but not read"),
         pytest.param("no", "update resourceclaims", id="claims may not be written"),
         pytest.param("no", "update resourceclaims/status", id="nor their status"),
-        pytest.param("no", "list pods", id="pods are none of its business"),
+        pytest.param("yes", "get pods", id="a pod that a claim names may be read"),
+        pytest.param("no", "list pods", id="others are none of its business"),
         pytest.param("no", "get secrets", id="nor secrets"),
         pytest.param("no", "deletecollection resourceslices", id="slices go one by one"),
     ],
@@ -196,6 +212,47 @@ def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
 def test_rights_end_where_the_work_does(installed: Installed, allowed: str, what: str) -> None:
     answer = installed.kubectl("auth", "can-i", *what.split(), f"--as={ACCOUNT}")
     assert answer.stdout.strip() == allowed
+
+
+@pytest.mark.parametrize("what", ["get pods", "get resourceclaims", "list resourceslices"])
+def test_the_agent_may_do_nothing(installed: Installed, what: str) -> None:
+    account = f"system:serviceaccount:{SPACE}:{AGENT}"
+    answer = installed.kubectl("auth", "can-i", *what.split(), f"--as={account}")
+    assert answer.stdout.strip() == "no"
+
+
+def test_plugin_and_agent_meet_in_a_directory_that_the_agent_alone_writes(
+    installed: Installed, mps_dir: Path
+) -> None:
+    file = mps_dir / "chart-test"
+    for name, command, allowed in (
+        (PLUGIN, "touch", False),
+        (AGENT, "touch", True),
+        (PLUGIN, "cat", True),
+    ):
+        inside = ["exec", "--namespace", SPACE, f"daemonset/{name}", "--"]
+        answer = installed.kubectl(*inside, command, str(file))
+        assert (answer.returncode == 0) is allowed, answer.stderr
+    file.unlink()
+
+
+def test_what_the_agent_mounts_is_there_for_containers(installed: Installed, mps_dir: Path) -> None:
+    inside = ["exec", "--namespace", SPACE, f"daemonset/{AGENT}", "--", "/bin/busybox"]
+    memory = mps_dir / "shm"
+    memory.mkdir()
+    mount = installed.kubectl(*inside, "mount", "-t", "tmpfs", "tmpfs", str(memory))
+    assert mount.returncode == 0, mount.stderr
+    assert memory.is_mount()
+    assert installed.kubectl(*inside, "umount", str(memory)).returncode == 0
+    assert not memory.is_mount()
+    memory.rmdir()
+
+
+def test_the_agents_pod_has_no_token(installed: Installed) -> None:
+    inside = ["exec", "--namespace", SPACE, f"daemonset/{AGENT}", "--"]
+    answer = installed.kubectl(*inside, "ls", "/var/run/secrets/kubernetes.io/serviceaccount")
+    assert answer.returncode != 0
+    assert "No such file" in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import yaml
 
 from api import names
 from tests.conftest import Golden
-from tests.deploy.chart import CHART, RENDER_GOLDEN, helm, refusal, render
+from tests.deploy.chart import CHART, MPS_AGENT, RENDER_GOLDEN, helm, refusal, render
 
 CLASSES = (
     names.DRIVER,
-    *(f"{which}.{names.DRIVER}" for which in ("time-sliced", "shared", "monitor")),
+    *(f"{which}.{names.DRIVER}" for which in ("time-sliced", "mps", "shared", "monitor")),
 )
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
 
@@ -200,6 +200,14 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
             id="simulated GPUs on labelled nodes only",
         ),
         pytest.param(
+            [f"mps.dir=/{'m' * 33}"], "can have 33", id="an MPS directory too long for a socket"
+        ),
+        pytest.param(["mps.dir=run/mps"], "/mps/dir", id="a relative MPS directory"),
+        pytest.param(["mps.enable=false"], "'enable' not allowed", id="a misspelt value of MPS"),
+        pytest.param(
+            ["hostNetwork=true", "mps.httpPort=8080"], "are both 8080", id="one port for two"
+        ),
+        pytest.param(
             ["env[0].name=CDI_DIR", "env[0].value=/etc/cdi"],
             "may not set CDI_DIR",
             id="a variable that the chart sets",
@@ -241,6 +249,63 @@ def test_simulated_gpus_need_no_privilege_and_nothing_special_of_the_host() -> N
     assert security["privileged"] is False
     assert security["capabilities"] == {"drop": ["ALL"]}
     assert {"name": "SIM", "value": "h100x8"} in pod["containers"][0]["env"]
+
+
+def agent(*arguments: str) -> dict[str, Any]:
+    """The pods of the MPS agent."""
+    found: dict[str, Any] = render(*arguments)[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
+    return found
+
+
+def test_without_mps_there_is_no_agent_and_no_pod_is_read() -> None:
+    found = render("--set", "mps.enabled=false")
+    assert not any(key.startswith(MPS_AGENT) for key in found)
+    assert not any("pods" in rule["resources"] for rule in found["ClusterRole"]["rules"])
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert {"name": "MPS_SOCKET", "value": ""} in pod["containers"][0]["env"]
+    assert "dra-driver-gpu/mps" not in str([pod["volumes"], pod["containers"][0]["volumeMounts"]])
+
+
+def test_another_mps_directory_is_followed_everywhere() -> None:
+    found = render("--set", "mps.dir=/data/mps")
+    for key in ("DaemonSet", f"{MPS_AGENT} DaemonSet"):
+        assert "/run/dra-driver-gpu" not in str(found[key])
+    plugin = found["DaemonSet"]["spec"]["template"]["spec"]
+    [container] = plugin["containers"]
+    assert {"name": "MPS_SOCKET", "value": "/data/mps/agent.sock"} in container["env"]
+    directories = [v["hostPath"]["path"] for v in plugin["volumes"] if v["name"] == "mps"]
+    assert directories == ["/data/mps"]
+
+
+def test_agents_of_simulated_gpus_serve_containers_as_real_ones_do() -> None:
+    pod = agent("--set", "sim=h100x2-615")
+    assert pod["hostPID"] is True
+    [container] = pod["containers"]
+    assert {"name": "SIM", "value": "h100x2-615"} in container["env"]
+    shared = [m["mountPath"] for m in container["volumeMounts"] if "mountPropagation" in m]
+    assert shared == ["/run/dra-driver-gpu/mps"]
+
+
+def test_agents_follow_what_is_said_of_where_and_how_plugins_run() -> None:
+    options = (
+        "nodeSelector.pool=gpu,image.pullSecrets={one},image.tag=v9,hostNetwork=true,"
+        "onlyLabelledNodes=true,driverRoot=/run/nvidia/driver,mps.resources.limits.memory=1Gi,"
+        "priorityClassName=mine,updateAtOnce=10%,podAnnotations.scrape=yes"
+    )
+    found = render("--set", options)
+    plugins, agents = found["DaemonSet"]["spec"], found[f"{MPS_AGENT} DaemonSet"]["spec"]
+    mine, theirs = agents["template"]["spec"], plugins["template"]["spec"]
+    for field in ("nodeSelector", "affinity", "priorityClassName", "imagePullSecrets"):
+        assert mine[field] == theirs[field]
+    assert mine["hostNetwork"] is theirs["hostNetwork"] is True
+    [container] = mine["containers"]
+    assert container["image"] == theirs["containers"][0]["image"]
+    assert {"name": "DRIVER_ROOT", "value": "/run/nvidia/driver"} in container["env"]
+    assert {"name": "HTTP_ADDRESS", "value": "127.0.0.1:8081"} in container["env"]
+    assert container["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
+    assert container["resources"]["limits"] == {"memory": "1Gi"}
+    assert agents["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
+    assert agents["template"]["metadata"]["annotations"] == {"scrape": "yes"}
 
 
 def test_pods_on_the_host_network_take_turns_and_serve_on_loopback() -> None:
@@ -310,6 +375,7 @@ def test_what_kubernetes_defines_is_passed_on_as_it_is() -> None:
 
 def test_names_stay_valid_for_the_longest_release_name() -> None:
     answer = helm("template", "r" * 53, str(CHART), "--namespace", "gpus")
-    name = f"{'r' * 48}-kubelet-plugin"
-    assert f"name: {name}\n" in answer.stdout
-    assert len(name) == 63
+    for component in ("kubelet-plugin", MPS_AGENT):
+        name = f"{'r' * 48}-{component}"
+        assert f"name: {name}\n" in answer.stdout
+        assert len(name) <= 63

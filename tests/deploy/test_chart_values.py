@@ -12,11 +12,12 @@ MOST_VALUES = 40
 FREE = "/properties/global"  # what it holds is Helm's affair, in every part of a larger chart
 # Any key, but only strings, quantities or profiles.
 MAPS = {"/$defs/strings", "/$defs/quantities", "/properties/profiles"}
+ONE = "resources"  # one value, whatever it holds
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
     """Paths of the values: a map with content is a group, except `resources`: one value."""
-    if isinstance(value, dict) and value and path != "resources":
+    if isinstance(value, dict) and value and path.rpartition(".")[2] != ONE:
         for key, inner in value.items():
             yield from leaves(inner, f"{path}.{key}".lstrip("."))
     else:
@@ -34,7 +35,7 @@ def object_schemas(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, A
 def named(node: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of the leaves that the schema names."""
     for key, inner in node["properties"].items():
-        if "properties" in inner and key != "resources":
+        if "properties" in inner and key != ONE:
             yield from named(inner, f"{path}{key}.")
         else:
             yield f"{path}{key}"

@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 
 from api import names
+from dra_driver.agent.metrics import registry
+from dra_driver.model.mps import MpsStatus
 from dra_driver.plan.profiles import decoded
+from dra_driver.plugin.mps_metrics import MpsMetrics
 from tests.deploy.chart import CHART, REPOSITORY, helm
 from tests.deploy.examples import examples
 
@@ -43,14 +47,33 @@ def test_its_profiles_are_values_that_the_chart_takes(tmp_path: Any) -> None:
 
 def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
     claims = [block for block in BLOCKS if "deviceClassName" in block]
-    assert len(claims) == 2
+    assert len(claims) == 3
     for block in claims:
         assert set(re.findall(r"deviceClassName: ([\w.-]+)", block)) == {names.DRIVER}
-    [request] = yaml.safe_load(claims[1])
-    assert request["exactly"]["capacity"]["requests"].keys() == {names.MEMORY}
+    requests = [request for block in claims[1:] for request in yaml.safe_load(block)]
+    asked = [request["exactly"]["capacity"]["requests"].keys() for request in requests]
+    assert asked == [{names.MEMORY}, {names.CORES, names.MEMORY}]
 
 
 def test_it_leads_to_examples_that_there_are() -> None:
     named = set(re.findall(r"\]\(deploy/examples/([\w-]+)/\)", README))
     assert named <= {example.name for example in examples()}
     assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
+    assert {each.name for each in examples() if each.name.startswith("mps-")} <= named
+
+
+def test_its_metrics_of_mps_are_those_that_agent_and_plugin_serve() -> None:
+    rows = re.findall(r"^\| (`dra_driver_mps.+?) \| (agent|plugin) \|", README, re.MULTILINE)
+    named: dict[str, set[str]] = {"agent": set(), "plugin": set()}
+    for cell, origin in rows:
+        named[origin] |= set(re.findall(r"`(\w+)", cell))
+    plugin = CollectorRegistry()
+    MpsMetrics(plugin)
+    assert named == {"agent": served(registry(MpsStatus)), "plugin": served(plugin)}
+
+
+def served(metrics: CollectorRegistry) -> set[str]:
+    """The names of MPS as a scraper finds them."""
+    text = generate_latest(metrics).decode()
+    found = re.findall(r"^# TYPE (dra_driver_mps_\w+)", text, re.MULTILINE)
+    return {name for name in found if not name.endswith("_created")}

@@ -13,6 +13,10 @@
 {{- include "dra-driver-gpu.fullname" . -}}-kubelet-plugin
 {{- end -}}
 
+{{- define "dra-driver-gpu.mps-agent" -}}
+{{- include "dra-driver-gpu.fullname" . -}}-mps-agent
+{{- end -}}
+
 {{- define "dra-driver-gpu.profiles" -}}
 {{- .Values.existingProfilesConfigMap | default (printf "%s-profiles" (include "dra-driver-gpu.fullname" .)) -}}
 {{- end -}}
@@ -30,6 +34,11 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- define "dra-driver-gpu.kubelet-plugin.selector" -}}
 {{ include "dra-driver-gpu.selector" . }}
 app.kubernetes.io/component: kubelet-plugin
+{{- end -}}
+
+{{- define "dra-driver-gpu.mps-agent.selector" -}}
+{{ include "dra-driver-gpu.selector" . }}
+app.kubernetes.io/component: mps-agent
 {{- end -}}
 
 {{- define "dra-driver-gpu.labels" -}}
@@ -75,4 +84,42 @@ true
 {{- if and .Values.rewriteAdminAccess (or $expected ($served.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy")) -}}
 true
 {{- end -}}
+{{- end -}}
+
+{{/* Where the pods of both DaemonSets run, and what they are there: the same nodes, so that each plugin has its agent. */}}
+{{- define "dra-driver-gpu.placement" -}}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if .Values.hostNetwork }}
+hostNetwork: true
+{{- end }}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+nodeSelector:
+  {{- merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict) | toYaml | nindent 2 }}
+{{- if .Values.onlyLabelledNodes }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        # Node Feature Discovery: a PCI device of NVIDIA (10de); 0300 and 0302 are display controllers.
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}
+        - matchExpressions:
+            - {key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}
+        # GPU Feature Discovery, the GPU operator, or a person.
+        - matchExpressions:
+            - {key: nvidia.com/gpu.present, operator: In, values: ["true"]}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
