@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import DriverError
-from hack.benchmark import fleet, idles, machine, pods, prepares, starts
+from hack.benchmark import fleet, idles, machine, mps, pods, prepares, starts
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import FIGURES, FLEET_FIGURES, Measured, Results, document, table
 from hack.benchmark.sizes import FULL, FULL_FLEET, QUICK, QUICK_FLEET, Sizes
@@ -75,10 +75,15 @@ def _parts(sizes: Sizes) -> Sequence[Part]:
         with tempfile.TemporaryDirectory(prefix="dra-bench-cdi-") as directory:
             return prepares.measure_held(there, sizes, Path(directory))
 
+    def by_mps(there: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="dra-bench-mps-") as directory:
+            return mps.measure(there, sizes, Path(directory))
+
     return (
         ("starts of the plugin", lambda there: starts.measure(there, sizes.starts)),
         ("prepare and unprepare", lambda there: prepares.measure(there, sizes)),
         (f"prepare with {sizes.held} claims held", held),
+        ("prepare under MPS", by_mps),
         ("an idle plugin", lambda there: idles.measure(there, sizes.idle_seconds)),
         ("starts of pods", lambda there: pods.measure(there, sizes.pods)),
     )

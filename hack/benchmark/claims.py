@@ -38,10 +38,13 @@ class Claims:
         self._path = kube.path("ResourceClaim", NAMESPACE)
         self._node = node
 
-    def on(self, devices: Sequence[str], admin: bool = False, memory: str = "") -> list[ClaimRef]:
+    def on(
+        self, devices: Sequence[str], admin: bool = False, memory: str = "", cores: str = "0"
+    ) -> list[ClaimRef]:
         """One claim for each of *devices*, in their order: for so much *memory*, or all of it."""
+        share = {} if admin else _share(memory, cores)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            return list(threads.map(lambda device: self._make(device, admin, memory), devices))
+            return list(threads.map(lambda device: self._make(device, admin, share), devices))
 
     def path(self, ref: ClaimRef) -> str:
         return f"{self._path}/{ref.name}"
@@ -51,10 +54,12 @@ class Claims:
         self._api.delete(self._path)
         wait("the claims to go", lambda: not self._api.get(self._path, {"limit": "1"})["items"])
 
-    def _make(self, device: str, admin: bool, memory: str) -> ClaimRef:
+    def _make(self, device: str, admin: bool, share: Document) -> ClaimRef:
         made = self._api.create(self._path, _claim(admin))
         result: Document = {"request": "gpu", "driver": DRIVER, "pool": self._node}
-        result |= {"device": device} | ({"adminAccess": True} if admin else _share(memory))
+        result |= {"device": device} | ({"adminAccess": True} if admin else share)
+        if share:
+            result["shareID"] = str(uuid.uuid4())
         made["status"] = {
             "allocation": {"devices": {"results": [result]}},
             "reservedFor": [{"resource": "pods", "name": "bench", "uid": str(uuid.uuid4())}],
@@ -64,10 +69,9 @@ class Claims:
         return ClaimRef(NAMESPACE, name, ClaimUid(made["metadata"]["uid"]))
 
 
-def _share(memory: str) -> Document:
+def _share(memory: str, cores: str) -> Document:
     """What the scheduler adds where a device can be divided."""
-    consumed = {"memory": memory or WHOLE, "cores": "0", "shares": "1"}
-    return {"shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
+    return {"consumedCapacity": {"memory": memory or WHOLE, "cores": cores, "shares": "1"}}
 
 
 def _claim(admin: bool) -> Document:

@@ -75,6 +75,16 @@ FIGURES = (
         "one GPU, while 500 other claims are prepared",
         times(1.1, "prepare_none_held_p50_ms"),
     ),
+    Figure("mps_whole_prepare_p50_ms", "one GPU, in turns with the next but one figure", no_aim),
+    Figure(
+        "mps_first_claim_ms", "the first claim under MPS on a GPU: its server starts", at_most(1000)
+    ),
+    Figure(
+        "mps_next_claim_p50_ms",
+        "another claim under MPS on that GPU",
+        times(1.5, "mps_whole_prepare_p50_ms"),
+    ),
+    Figure("mps_agent_rss_mib", "resident memory of the MPS agent, idle", no_aim),
     Figure("unprepare_p50_ms", "NodeUnprepareResources, one GPU", no_aim),
     Figure("rss_mib", "resident memory, idle, after 40 claims", at_most(70)),
     Figure("cpu_idle_percent", "of one core, slices published, kubelet connected", at_most(0.05)),

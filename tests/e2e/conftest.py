@@ -105,11 +105,13 @@ def session_driver(cluster, kube, chart, namespaces):
     with tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory:
         driver = Driver(cluster, kube, Path(directory), **flags(cluster, Path(directory)))
         try:
+            driver.agent.start()
             driver.start()
             driver.usual = wait("its slices", kube.published)
             yield driver
         finally:
             driver.stop_all()
+            driver.agent.close()
             kube.label_node(cluster.node_name, **dict.fromkeys(PROFILE_LABELS))
 
 
@@ -129,7 +131,9 @@ def driver(session_driver, request):
         driver.processes.pop("", None)
         driver.start()
     driver.wait_ready()
+    driver.agent.ensure()
     yield driver
+    driver.agent.ensure()
     if "" not in driver.processes:
         driver.start()
     driver.wait_ready()
@@ -172,8 +176,8 @@ def profile(driver, kube):
 
 
 def assert_nothing_left(driver):
-    """No file of a claim, no ledger record, no interval, no memory limit, no socket but the two of
-    the running plugin."""
+    """No file of a claim, no ledger record, no interval, no memory limit, no MPS server, no socket
+    but the two of the running plugin."""
     wait(f"CDI files to go: {driver.specs()}", lambda: not driver.specs(), 70)
     wait(f"ledger records to go: {driver.claims()}", lambda: not driver.claims(), 70)
     kube = driver.kube
@@ -182,6 +186,7 @@ def assert_nothing_left(driver):
     assert kube.published() == driver.usual
     assert not driver.metadata()
     assert not driver.limits()
+    wait(f"MPS servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
     assert set(driver.intervals()) <= {"Default"}
     notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))
     assert len(notes) == 1, f"notes of dead processes: {notes}"

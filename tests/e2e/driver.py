@@ -17,6 +17,7 @@ from pathlib import Path
 import yaml
 
 from dra_driver.node.sim.node import node_file
+from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
 
 DRIVER = "gpu.nvidia.com"
@@ -39,6 +40,7 @@ class Driver:
         self.kubeconfig = directory / "plugin.kubeconfig"
         self.log_path = directory / "plugin.log"
         self.flags = flags
+        self.agent = Agent(self.node_file, directory / "agent.log")
         self.usual: dict[str, Document] = {}  # the devices of an idle node without a profile
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
@@ -84,7 +86,8 @@ class Driver:
     def token(self) -> str:
         node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
         account = self.kube.all("ServiceAccount", NAMESPACE)
-        name = next(a["metadata"]["name"] for a in account if a["metadata"]["name"] != "default")
+        names = [one["metadata"]["name"] for one in account]
+        name = next(name for name in names if name.endswith("kubelet-plugin"))
         answer = self.kube.api.create(
             f"{self.kube.path('ServiceAccount', NAMESPACE)}/{name}/token",
             {
@@ -120,6 +123,7 @@ class Driver:
             "reconcile-interval": "2",
             "pod-uid": pod_uid,
             "http-address": f"127.0.0.1:{self.ports[pod_uid]}",
+            "mps-socket": str(self.agent.socket),
             **{name.replace("_", "-"): value for name, value in (self.flags | flags).items()},
         }
         with self.log_path.open("ab") as log:
@@ -192,8 +196,9 @@ class Driver:
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """What a command of `dra-driver` says of this node."""
         place = f"--kubelet-dir={self.cluster.kubelet_dir}"
+        agent = f"--mps-socket={self.agent.socket}"
         return subprocess.run(
-            [sys.executable, "-m", "dra_driver", *arguments, place],
+            [sys.executable, "-m", "dra_driver", *arguments, place, agent],
             check=False,
             capture_output=True,
             text=True,

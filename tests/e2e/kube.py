@@ -41,6 +41,7 @@ PATHS = {
         "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
     ),
     "Deployment": "/apis/apps/v1/namespaces/{namespace}/deployments",
+    "StatefulSet": "/apis/apps/v1/namespaces/{namespace}/statefulsets",
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs",
 }
 
@@ -115,7 +116,14 @@ class Kube:
     def clean_up(self) -> None:
         """Delete what a test left, as its user would."""
         for namespace in ("default", *NAMESPACES):
-            for kind in ("Deployment", "Job", "Pod", "ResourceClaim", "ResourceClaimTemplate"):
+            for kind in (
+                "Deployment",
+                "StatefulSet",
+                "Job",
+                "Pod",
+                "ResourceClaim",
+                "ResourceClaimTemplate",
+            ):
                 for found in self.all(kind, namespace):
                     self.delete(kind, found["metadata"]["name"], namespace)
         for kind in ("Pod", "ResourceClaim"):

@@ -54,6 +54,9 @@ def play(kube, driver, example):
 def remove(kube, example):
     objects = example.objects()
     for namespace in (o["metadata"]["name"] for o in objects if o["kind"] == "Namespace"):
+        for owner in ("StatefulSet", "Deployment"):  # or its pods come back
+            for found in kube.all(owner, namespace):
+                kube.delete(owner, found["metadata"]["name"], namespace)
         for pod in kube.all("Pod", namespace):
             kube.delete("Pod", pod["metadata"]["name"], namespace)
         wait_empty(kube, namespace)

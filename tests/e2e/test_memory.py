@@ -1,15 +1,14 @@
 """Memory of a fraction: what the guard does about a claim that takes more, and what the driver
 itself refuses it."""
 
-import contextlib
 import os
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim, container, fraction, on, pod, pod_of, template
+from tests.e2e.processes import container_ids, is_alive, process
 
 GIB = 1 << 30
 QUICK = """
@@ -45,34 +44,6 @@ def uses(driver):
 
     yield use
     write(text)
-
-
-def container_ids(kube, name):
-    """By its name, the id of each container of a pod."""
-    found = kube.get("Pod", name)["status"]["containerStatuses"]
-    return {one["name"]: one["containerID"].rpartition("/")[2] for one in found}
-
-
-def pids(container_id):
-    """By its command line, the host's number of each process of a container."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cgroup"):
-        with contextlib.suppress(OSError):
-            if container_id in path.read_text():
-                words = (path.parent / "cmdline").read_bytes().decode().split("\0")
-                found[" ".join(words).strip()] = int(path.parent.name)
-    return found
-
-
-def process(container_id, begins):
-    def there():
-        return next((pid for line, pid in pids(container_id).items() if line.startswith(begins)), 0)
-
-    return wait(f"a process {begins}", there, 10)
-
-
-def is_alive(pid):
-    return Path(f"/proc/{pid}").exists()
 
 
 def metric(driver, name):

@@ -24,6 +24,7 @@ from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.tools import Names, Tools
+from tests.fakes.pods import NO_PODS
 from tests.fakes.values import POOL, claim
 from tests.gpu import smi
 from tests.gpu.bundle import Bundle, Chroot, Config, Run, base_config, runtime, why_not
@@ -112,7 +113,7 @@ class World:
         specs = SpecFiles(self.cdi, "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
         offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger.held)
-        tools = Tools(node, offers, self.claims, self.ledger, files, _our_turn)
+        tools = Tools(node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools)
 
     def config(self, name: str, *devices: str) -> Config:

@@ -123,14 +123,9 @@ def vector_add(cuda, first, second, total):
     cuda("cuModuleUnload", module)
 
 
-def compute(cuda):
-    """The whole computation; what was found, once every number is right."""
-    cuda("cuInit", ctypes.c_uint(0))
-    device, found = describe(cuda)
-    # The primary context and not one of cuCtxCreate, whose parameters changed with CUDA 13.
-    context = ctypes.c_void_p()
-    cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    cuda("cuCtxSetCurrent", context)
+def add_up(cuda):
+    """Fill memory, read it back, add two vectors, in the context that is current: every number
+    is right, or it ends."""
     memories = first, second, total = [Memory(cuda) for _ in range(3)]
     first.fill(PATTERN)
     if first.read() != [PATTERN] * COUNT:
@@ -141,6 +136,17 @@ def compute(cuda):
         raise SystemExit("the sums are wrong")
     for memory in memories:
         memory.free()
+
+
+def compute(cuda):
+    """The whole computation; what was found, once every number is right."""
+    cuda("cuInit", ctypes.c_uint(0))
+    device, found = describe(cuda)
+    # The primary context and not one of cuCtxCreate, whose parameters changed with CUDA 13.
+    context = ctypes.c_void_p()
+    cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    cuda("cuCtxSetCurrent", context)
+    add_up(cuda)
     cuda("cuDevicePrimaryCtxRelease_v2", device)
     return {**found, "words": COUNT, "right": True}
 

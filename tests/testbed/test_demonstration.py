@@ -7,7 +7,17 @@ import pytest
 
 from hack.demonstration.errors import DemoError
 from hack.demonstration.manifests import documents, with_local_image, with_memory
-from hack.demonstration.page import Seen, Style, ended, kept, limits, page, sharing
+from hack.demonstration.page import (
+    Seen,
+    Servers,
+    Style,
+    ended,
+    kept,
+    limits,
+    page,
+    servers_page,
+    sharing,
+)
 from hack.demonstration.progress import style
 from hack.demonstration.stage import alone
 
@@ -109,6 +119,32 @@ Who holds what, and what is free  dra-driver claims
     )
 
 
+def servers(why: str | None = None) -> Servers:
+    logs = {"two/large": "GPU 0: H100\nPERCENT=70", "two/small": "GPU 0: H100\nPERCENT=30"}
+    return Servers("1.36.3", why, logs, "gpu-0  [####]\n  # two/large-gpu-x")
+
+
+def test_the_page_of_two_servers_shows_what_each_of_them_sees() -> None:
+    assert (
+        servers_page(servers(), Style())
+        == """\
+Two servers with 30 and 70 percent of one GPU, under MPS, on Kubernetes 1.36.3; GPUs are simulated
+
+What pod large sees  kubectl logs -n two large
+  GPU 0: H100
+  PERCENT=70
+
+What pod small sees  kubectl logs -n two small
+  GPU 0: H100
+  PERCENT=30
+
+Who holds what, and what is free  dra-driver claims
+  gpu-0  [####]
+    # two/large-gpu-x"""
+    )
+    assert "without a container: not root" in servers_page(servers("not root"), Style())
+
+
 def test_where_nothing_is_shared_nothing_is_said_of_it() -> None:
     shown = page(seen(quarters={}), Style())
     assert shown.startswith("One pod with one GPU on Kubernetes")
@@ -127,7 +163,7 @@ def test_everything_fits_on_a_screen_of_sixty_lines() -> None:
     logs = {f"{name}/pod": "GPU 0\nMEMORY=1Gi" for name in ("a", "b", "c")}
     full = seen(resource_slice=slice_of_one, why="not root", quarters=logs, claims_table=bars)
     shown = page(full, Style())
-    more = kept("/root/admin.kubeconfig", "/root/bin", has_exec=True)
+    more = kept("/root/admin.kubeconfig", "/root/bin", "one-gpu/one-gpu")
     assert len(f"{shown}\n\n{more}".splitlines()) <= 60
     assert len(f"{shown}\n\n{ended()}".splitlines()) <= 60
 
@@ -136,7 +172,8 @@ def test_a_pod_without_a_container_is_said_to_be_one() -> None:
     shown = page(seen(why="not root: containers need root"), Style())
     assert "without a container: not root: containers need root" in shown
     assert "nothing isolates it" in limits("not root")
-    assert "kubectl exec" not in kept("k", "p", has_exec=False)
+    assert "kubectl exec" not in kept("k", "p", "")
+    assert "kubectl exec -n space name -- nvidia-smi" in kept("k", "p", "space/name")
 
 
 def test_headings_are_bold_and_sources_faint_where_the_terminal_is_told_so() -> None:

@@ -1,0 +1,55 @@
+"""What a claim under MPS takes: the first on a GPU, whose server has to start, and the next."""
+
+import time
+from pathlib import Path
+
+from dra_driver.node.sim.node import node_file
+from hack.benchmark.figures import Measured, Results, median_of, percentile
+from hack.benchmark.sizes import Sizes
+from hack.benchmark.stage import Stage
+from hack.benchmark.usage import rss_mib
+from tests.e2e.agent import Agent
+
+_NODE = "h100x2-615"  # a driver with protocol 3: the server holds the limits
+_SHARES = 20
+_SETTLE_SECONDS = 2.0
+
+
+def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
+    """In each round a first claim on a GPU without a server, and then next ones beside it, in turns
+    with claims for the other GPU as a whole."""
+    agent = Agent(node_file(_NODE), directory / "agent.log")
+    first: list[float] = []
+    following: list[float] = []
+    whole: list[float] = []
+    try:
+        agent.start(health_interval="5")
+        flags = {"sim": _NODE, "mps_socket": str(agent.socket)}
+        with stage.plugin(**flags) as calls:
+            for _ in range(sizes.rounds):
+                parts = stage.claims.on(["gpu-0"] * _SHARES, memory="2Gi", cores="4")
+                others = stage.claims.on(["gpu-1"] * _SHARES)
+                first.append(calls.prepare(parts[0]))
+                for part, other in zip(parts[1:], others[1:], strict=True):
+                    whole.append(calls.prepare(other))
+                    calls.unprepare(other)
+                    following.append(calls.prepare(part))
+                for part in parts:
+                    calls.unprepare(part)
+            time.sleep(_SETTLE_SECONDS)
+            memory = rss_mib(agent.pid)
+    finally:
+        agent.close()
+        stage.claims.delete()
+    return {
+        "mps_whole_prepare_p50_ms": median_of(whole),
+        "mps_first_claim_ms": median_of(first, f"largest {max(first) * 1000:.3g}"),
+        "mps_next_claim_p50_ms": median_of(
+            following, f"p95 {percentile(following, 0.95) * 1000:.3g}"
+        ),
+        "mps_agent_rss_mib": Measured(
+            memory["all"],
+            ", ".join(f"{name} {mib:.1f}" for name, mib in memory.items() if name != "all"),
+            1,
+        ),
+    }

@@ -1,0 +1,277 @@
+"""MPS: claims with limits of their own on one GPU, and what becomes of them when something ends."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import yaml
+
+from dra_driver.node.sim.node import node_file
+from tests.e2e.driver import LIMITING
+from tests.e2e.kube import wait
+from tests.e2e.manifests import (
+    claim,
+    container,
+    fraction,
+    on,
+    pod,
+    pod_of,
+    request,
+    sharing,
+    template,
+)
+from tests.e2e.processes import main_process
+
+GIB = 1 << 30
+SHOW = "env | grep ^CUDA_MPS_ | sort; " + (
+    "trap 'exit 0' TERM; while :; do sleep 1 & wait; done"  # as manifests.SLEEP
+)
+
+pytestmark = pytest.mark.usefixtures("containers", "sliceable")
+
+
+@pytest.fixture
+def sliceable(driver):
+    if not driver.usual["gpu-0"].get("allowMultipleAllocations"):
+        pytest.skip("this API server keeps no consumable capacity (KEP-5075)")
+
+
+@pytest.fixture
+def newest(driver, kube):
+    """Plugin and agent on a node with two GPUs and a driver with protocol 3 of MPS."""
+    driver.stop()
+    driver.agent.stop()
+    node = driver.node_file.read_text()
+    replace(driver, node_file(LIMITING).read_text())
+    driver.agent.start()
+    driver.start()
+    wait("its two GPUs", lambda: len(kube.devices()) == 2)
+    yield driver
+    kube.clean_up()
+    wait("ledger records to go", lambda: not driver.claims(), 70)
+    wait(f"servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
+    driver.stop()
+    driver.agent.ensure()
+    driver.agent.stop()
+    replace(driver, node)
+    driver.agent.start()
+    driver.start()
+
+
+def replace(driver, text):
+    (driver.directory / "node.new").write_text(text)
+    os.replace(driver.directory / "node.new", driver.node_file)
+
+
+def part(memory, cores, where, name="gpu"):
+    asked = fraction(memory, name, where)
+    asked["exactly"]["capacity"]["requests"]["cores"] = cores
+    return asked
+
+
+def seen(kube, name, container="main"):
+    """What a container was told of MPS."""
+
+    def said():
+        lines = kube.logs(name, container).splitlines()
+        return dict(line.split("=", 1) for line in lines if line.startswith("CUDA_MPS_"))
+
+    return wait(f"what {name} was told", said, 20)
+
+
+def attached(driver, pid, *more):
+    """A process becomes a client: the limits that hold for it."""
+    answer = driver.agent.client("attach", pid, *more)
+    assert answer.returncode == 0, answer.stderr + answer.stdout
+    return json.loads(driver.agent.client("show", pid, "-o", "json").stdout)
+
+
+def alive(driver, *pids):
+    """Whether these processes are clients of some server."""
+    clients = {client.pid for one in driver.agent.status().servers for client in one.clients}
+    return set(pids) <= clients
+
+
+def uses(driver, gpu, **processes):
+    """Tells the simulation what processes use of a GPU."""
+    node = yaml.safe_load(driver.node_file.read_text())
+    node["gpus"][gpu]["processes"] = [
+        {"pid": int(pid.removeprefix("p")), "memory_bytes": size} for pid, size in processes.items()
+    ]
+    replace(driver, yaml.safe_dump(node))
+
+
+def metric(driver, begins):
+    lines = driver.ask("/metrics")[1].splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith(begins)]
+
+
+def shown(driver):
+    """What `dra-driver claims` says: the clients of each claim under MPS, by its percentage."""
+    node = f"--sim={driver.node_file}"
+    said = json.loads(driver.command("claims", "-o", "json", node).stdout)
+    devices = [device for one in said["claims"] for device in one["devices"]]
+    return {d["mps"]["percent"]: d["mps"]["clients"] for d in devices if d["mps"]}
+
+
+def running(kube, *names):
+    for name in names:
+        kube.wait_pod(name, "Running")
+
+
+def test_three_claims_under_mps_and_one_that_takes_turns_share_a_gpu_each_within_its_limits(
+    kube, newest
+):
+    """Two thirds and one third as two users, the rest, and a notebook; the server holds limits."""
+    driver, here = newest, on(kube.uuid("gpu-0"))
+    shares = {"large": ("40Gi", "70"), "small": ("16Gi", "20"), "rest": ("8Gi", "10")}
+    for user, (name, (memory, cores)) in enumerate(shares.items(), 1000):
+        kube.apply(template(name, part(memory, cores, here)))
+        asked = pod(name, SHOW, template=name)
+        asked["spec"]["securityContext"] = {"runAsUser": user}
+        kube.apply(asked)
+    kube.apply(template("notebook", fraction("4Gi", cel=here)))
+    kube.apply(pod("notebook", SHOW, template="notebook"))
+    running(kube, *shares, "notebook")
+
+    told = {name: seen(kube, name) for name in shares}
+    assert {t["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for t in told.values()} == {"70", "20", "10"}
+    assert told["small"]["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={16 * 1024}M"
+    assert len({t["CUDA_MPS_PIPE_DIRECTORY"] for t in told.values()}) == 3
+    assert "CUDA_MPS" not in kube.logs("notebook")
+    mains = {name: main_process(kube, name) for name in shares}
+    limits = {name: attached(driver, pid) for name, pid in mains.items()}
+    assert {n: (one["percent"], one["memory_bytes"] >> 30) for n, one in limits.items()} == {
+        "large": (70, 40),
+        "small": (20, 16),
+        "rest": (10, 8),
+    }
+    assert driver.agent.client("attach", mains["rest"], "--memory", "9Gi").returncode != 0
+
+    assert shown(driver) == {70: [mains["large"]], 20: [mains["small"]], 10: [mains["rest"]]}
+    wait("metrics of clients", lambda: sum(metric(driver, "dra_driver_mps_claim_clients")) == 3, 15)
+
+    kube.delete("Pod", "small")
+    kube.wait_gone("Pod", "small")
+    assert alive(driver, mains["large"], mains["rest"])
+
+
+def test_clients_outlive_plugin_and_agent_and_are_told_when_a_server_was_restarted(kube, newest):
+    driver, here = newest, on(kube.uuid("gpu-0"))
+    kube.apply(template("half", part("20Gi", "50", here)))
+    kube.apply(pod("one", SHOW, template="half"))
+    running(kube, "one")
+    one = main_process(kube, "one")
+    attached(driver, one)
+
+    driver.kill()
+    driver.agent.kill()
+    driver.agent.start()
+    driver.start()
+    assert alive(driver, one), "an upgrade of both loses no client"
+    kube.apply(pod("two", SHOW, template="half"))
+    running(kube, "two")
+    two = main_process(kube, "two")
+    attached(driver, two)
+
+    assert driver.agent.client("wedge-server", one).returncode == 0
+    wait("a restart", lambda: driver.agent.server(kube.uuid("gpu-0")).restarts == 1, 40)
+    for name in ("one", "two"):
+        told = lambda n=name: "MPSServerRestarted" in str(kube.events(n))  # noqa: E731
+        wait(f"{name} to be told", told, 20)
+    assert not alive(driver, one)
+    uses(driver, 0, **{f"p{one}": GIB})
+    wait("silent fallback to be told", lambda: "MPSNotUsed" in str(kube.events("one")), 30)
+    assert sum(metric(driver, "dra_driver_mps_unserved_processes")) == 1
+    assert "MPSNotUsed" not in str(kube.events("two"))
+    assert attached(driver, one)["percent"] == 50, "the same pipe directory leads to it again"
+
+
+def test_a_claim_waits_for_the_agent_and_nothing_is_left_of_what_was_cut_short(kube, newest):
+    driver, here = newest, on(kube.uuid("gpu-0"))
+    kube.apply(template("half", part("20Gi", "50", here)))
+    driver.agent.stop()
+    kube.apply(pod("waits", SHOW, template="half"))
+    told = lambda: "mps-agent" in str(kube.events("waits"))  # noqa: E731
+    wait("what is missing to be said", told, 40)
+    assert not driver.specs()
+    driver.agent.start()
+    kube.wait_pods(["waits"], "Running")
+
+    kube.apply(template("other", part("20Gi", "50", on(kube.uuid("gpu-1")))))
+    before = len(driver.claims())
+    kube.apply(pod("cut", SHOW, template="other"))
+    wait("the record of a claim that is begun", lambda: len(driver.claims()) > before, 20, 0.005)
+    driver.kill()
+    time.sleep(0.5)
+    driver.start()
+    kube.wait_pods(["cut"], "Running")
+    cut = main_process(kube, "cut")
+    attached(driver, cut)
+
+    kube.delete("Pod", "cut")
+    kube.wait_gone("Pod", "cut")
+    wait("its server to go", lambda: driver.agent.server(kube.uuid("gpu-1")) is None, 20)
+
+
+def test_a_container_with_two_gpus_has_one_server_and_what_cannot_be_served_is_refused(
+    kube, newest
+):
+    driver = newest
+    both = [part("8Gi", "30", on(kube.uuid(f"gpu-{n}")), f"g{n}") for n in range(2)]
+    kube.apply(claim("both", *both))
+    kube.apply(pod("both", SHOW, claim="both"))
+    running(kube, "both")
+    (server,) = driver.agent.status().servers
+    assert set(server.gpus) == {kube.uuid("gpu-0"), kube.uuid("gpu-1")}
+    assert attached(driver, main_process(kube, "both"))["percent"] == 30
+
+    kube.apply(template("one", part("8Gi", "20", on(kube.uuid("gpu-0")))))
+    sources = [{"name": name, "resourceClaimTemplateName": "one"} for name in ("a", "b")]
+    uses_both = container(SHOW, "greedy", ({"name": "a"}, {"name": "b"}))
+    kube.apply(pod_of("twice", [uses_both], sources))
+    wait("the reason", lambda: "one MPS server" in str(kube.events("twice")), 30)
+
+
+def test_an_older_driver_limits_by_the_environment_and_clients_are_drained(kube, driver):
+    here = on(kube.uuid("gpu-2"))
+    limits = {"defaultActiveThreadPercentage": 40, "defaultPinnedDeviceMemoryLimit": "10Gi"}
+    by_mps = sharing("MPS", mpsConfig=limits)
+    kube.apply(claim("whole", request(cel=here), config=[by_mps]))
+    stubborn = "trap '' TERM; env | grep ^CUDA_MPS_ | sort; while :; do sleep 1; done"
+    first = pod("first", stubborn, claim="whole")
+    first["spec"]["terminationGracePeriodSeconds"] = 6
+    kube.apply(first)
+    kube.apply(pod("second", SHOW, claim="whole"))
+    running(kube, "first", "second")
+
+    assert seen(kube, "first")["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=10240M"
+    mains = [main_process(kube, name) for name in ("first", "second")]
+    assert [attached(driver, pid)["percent"] for pid in mains] == [40, 40]
+    assert driver.smi("--query-gpu=compute_mode", "--format=csv,noheader").count("Exclusive") == 1
+
+    wait("both to be clients", lambda: alive(driver, *mains), 5)
+
+    begun = time.monotonic()
+    kube.delete("Pod", "first")
+    wait("the client to be drained", lambda: not alive(driver, mains[0]), 20)
+    assert time.monotonic() - begun > 1, "it had time of its own"
+    assert alive(driver, mains[1])
+    drained = lambda: sum(metric(driver, "dra_driver_mps_drained_clients_total")) >= 1  # noqa: E731
+    wait("it to be counted", drained, 10)
+    kube.wait_gone("Pod", "first")
+
+
+def test_an_agent_ends_at_once_and_leaves_its_daemons(driver, kube):
+    kube.apply(template("half", part("20Gi", "50", on(kube.uuid("gpu-3")))))
+    kube.apply(pod("half", SHOW, template="half"))
+    running(kube, "half")
+    before = driver.agent.daemons()
+    assert before
+
+    begun = time.monotonic()
+    assert driver.agent.stop(signal.SIGTERM) == 0
+    assert time.monotonic() - begun < 5
+    assert driver.agent.daemons() == before
