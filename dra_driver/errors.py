@@ -7,7 +7,10 @@
     │   ├── UnknownDevice  it was allocated a device that this node does not have
     │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
+    │   ├── ProgramFailed  a program ended with an error
+    │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
     │   ├── TimedOut       an outside call or a wait did not end in time
+    │   │   └── Wedged     an MPS server does not end a client
     │   └── AgentDown      nobody answers at the socket of the node's MPS agent
     ├── ClusterError       the API server refused or could not be reached; asking again can help
     │   ├── NotFound       404
@@ -43,8 +46,25 @@ class NodeError(DriverError):
     """This machine failed us: NVML, driver files, disk, a child process."""
 
 
+class ProgramFailed(NodeError):
+    """A program ended with an error. *said*: its own last words, and nothing else."""
+
+    def __init__(self, message: str, said: str = "") -> None:
+        super().__init__(message)
+        self.said = said
+
+
+class NotAsked(NodeError):
+    """A program of the driver could not be run, or a process not be looked at. That says nothing of
+    whom it would have asked."""
+
+
 class TimedOut(NodeError):
     """An outside call or a wait did not end in time."""
+
+
+class Wedged(TimedOut):
+    """An MPS server does not end a client, although it had all the time for it."""
 
 
 class AgentDown(NodeError):

@@ -13,25 +13,29 @@ _PREFIX: Final = "dra_driver_mps"
 
 
 class _OfStatus(Collector):
-    def __init__(self, status: Callable[[], MpsStatus]) -> None:
+    def __init__(self, status: Callable[[], MpsStatus], unsheltered: Callable[[], int]) -> None:
         self._status = status
+        self._unsheltered = unsheltered
 
     def describe(self) -> Iterable[Metric]:
-        return _metrics(MpsStatus())
+        return _metrics(MpsStatus(), 0)
 
     def collect(self) -> Iterable[Metric]:
-        return _metrics(self._status())
+        return _metrics(self._status(), self._unsheltered())
 
 
-def registry(status: Callable[[], MpsStatus]) -> CollectorRegistry:
+def registry(
+    status: Callable[[], MpsStatus], unsheltered: Callable[[], int] = lambda: 0
+) -> CollectorRegistry:
+    """*unsheltered*: how many servers end with the container of this process."""
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     PlatformCollector(registry=made)
-    made.register(_OfStatus(status))
+    made.register(_OfStatus(status, unsheltered))
     return made
 
 
-def _metrics(status: MpsStatus) -> Iterable[Metric]:
+def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     servers = GaugeMetricFamily(
         f"{_PREFIX}_servers", "MPS servers of this node, by whether they serve.", labels=("ready",)
     )
@@ -53,4 +57,9 @@ def _metrics(status: MpsStatus) -> Iterable[Metric]:
         f"{_PREFIX}_foreign_daemons",
         "MPS daemons that somebody else started on this node.",
         value=len(status.foreign),
+    )
+    yield GaugeMetricFamily(
+        f"{_PREFIX}_unsheltered_servers",
+        "MPS servers that end with the agent's container, because they cannot be moved out of it.",
+        value=unsheltered,
     )

@@ -6,6 +6,7 @@ Stopping touches no daemon: clients compute on, and the next agent finds everyth
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Final
@@ -25,6 +26,8 @@ from dra_driver.settings import AgentSettings
 log = logging.getLogger(__name__)
 
 _SLOWEST_LOOK_SECONDS: Final = 60.0  # ending and starting what hangs takes a while
+_STUCK_SECONDS: Final = 300.0  # after which a new process may do better
+_TOGETHER_SECONDS: Final = 5.0  # most looks take some milliseconds
 
 
 def run(settings: AgentSettings) -> int:
@@ -60,13 +63,15 @@ def _start(settings: AgentSettings, stack: ExitStack) -> None:
     stack.callback(loop.stop)
 
 
-def side_by_side(things: Iterable[Callable[[], None]]) -> None:
-    """Do several things, and wait for all: what hangs holds up nothing else."""
+def side_by_side(things: Iterable[Callable[[], None]], seconds: float = _TOGETHER_SECONDS) -> None:
+    """Do several things, and wait for all, for so long: what hangs goes on, and holds up nothing
+    else."""
+    until = time.monotonic() + seconds
     threads = [threading.Thread(target=thing, name="mps-server", daemon=True) for thing in things]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(max(0.0, until - time.monotonic()))
 
 
 def _serve_http(
@@ -82,9 +87,11 @@ def _serve_http(
     from dra_driver.agent.metrics import registry
     from dra_driver.process.http import HttpServer
 
-    server = HttpServer(settings.http_address, registry(supervisor.status))
+    server = HttpServer(
+        settings.http_address, registry(supervisor.status, lambda: supervisor.unsheltered)
+    )
     stack.callback(server.stop)
     patience = 3 * settings.health_interval + _SLOWEST_LOOK_SECONDS
-    live = {"loop": lambda: None if loop.alive else "nobody looks after the MPS servers"}
+    live = {"loop": lambda: supervisor.stuck(_STUCK_SECONDS) if loop.alive else "it has ended"}
     ready = {"socket": service.problem, "servers": lambda: supervisor.problem(patience)}
     server.start(live, ready)

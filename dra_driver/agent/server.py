@@ -7,15 +7,15 @@ that is condemned is started again with everything that was served in it.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Final
 
 from dra_driver.agent.health import LOOK_SECONDS, Health
-from dra_driver.agent.mending import Mending
-from dra_driver.agent.state import Kept, ServerState, new_token
+from dra_driver.agent.spaces import Spaces
+from dra_driver.agent.state import Book, Kept, ServerState, new_token
 from dra_driver.agent.tools import Tools
-from dra_driver.errors import DriverError, NodeError, TimedOut
+from dra_driver.errors import DriverError, NodeError, NotAsked, TimedOut, Wedged
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import (
     Incident,
@@ -30,17 +30,24 @@ from dra_driver.plan import mps_servers
 
 log = logging.getLogger(__name__)
 
+_TRIM_SECONDS: Final = 60.0  # between two looks at its logs
+
 
 class Server:
     """Whoever calls holds the lock of this server; ``status`` and ``served`` need none."""
 
     def __init__(self, state: ServerState, tools: Tools) -> None:
-        self._state = state
+        self._book = Book(state, tools.files)
         self._tools = tools
         self._daemons = tools.daemons
         self._health = Health(tools.clock)
-        self._mending = Mending()
+        self._spaces = Spaces(self._book, tools.daemons, self._health)
+        self._trimmed_at = float("-inf")
         self.gone = False  # ended, and nothing is written of it any more
+
+    @property
+    def _state(self) -> ServerState:
+        return self._book.state
 
     @property
     def name(self) -> ServerName:
@@ -55,8 +62,21 @@ class Server:
         return not self._state.condemned and not self._health.trouble
 
     @property
+    def lacks_spare(self) -> bool:
+        return self.is_well and self._spaces.lacks_spare
+
+    @property
     def token(self) -> str:
         return self._state.daemon.token
+
+    @property
+    def is_sheltered(self) -> bool:
+        """False: its daemon ends with this container."""
+        return self._daemons.is_sheltered(self._state.daemon)
+
+    def adopt(self) -> None:
+        """Another agent started it."""
+        self._daemons.shelter(self._state.daemon)
 
     def find(self, name: SpaceName) -> Kept | None:
         return self._state.find(name)
@@ -85,9 +105,9 @@ class Server:
 
     def start(self, space: Space) -> Served:
         """The first space of a server that was not there. If it fails, everything is undone."""
-        self._write(self._state.keep(Kept(space)))
+        self._book.write(self._state.keep(Kept(space)))
         try:
-            self._started((space,))
+            self._start(space)
         except Exception:
             self._undo(self._end)
             raise
@@ -98,46 +118,69 @@ class Server:
         if (known := self._state.find(space.name)) and known.served:
             return known.served
         self._make_room(space)
-        self._write(self._state.keep(Kept(space)))
         try:
-            self._add(space)
+            self._spaces.put(space)
         except Exception:
-            self._undo(self._clear)
+            self._undo(self._spaces.clear)
             raise
         return self._served(space.name)
 
     def release(self, name: SpaceName) -> None:
         if (known := self._state.find(name)) is None:
             return
-        self._write(self._state.keep(Kept(known.space)))
+        self._book.write(self._state.keep(replace(known, served=None)))
         if not self._state.served:
             self._end()
         elif self._is_up():
-            self._clear()
+            self._spaces.clear()
         else:
-            self._write(self._state.drop({name}))  # it is started again without
+            self._book.write(self._state.cleared())  # it is started again without
 
-    def terminate(self, pids: Collection[int]) -> None:
-        """End clients. A server in which one cannot be ended is condemned, and they end with it."""
+    def terminate(self, pids: Collection[int]) -> bool:
+        """End clients. False: one cannot be ended. Then the server is condemned, and they end with
+        it."""
         if not self._is_up():
-            return
+            return False
         try:
-            self._daemons.terminate(self._state.daemon, pids)
-        except TimedOut as e:
+            with self._health.counting():
+                self._daemons.terminate(self._state.daemon, pids)
+        except Wedged as e:
+            self.look(0)  # how many are lost
             self._condemn(f"a client could not be ended: {e}")
+            return False
+        return True
 
     # What it needs
 
+    def make_spare(self) -> None:
+        """Have something ready for the next space, if nothing is."""
+        if not self.lacks_spare or not self._is_up():
+            return
+        try:
+            self._spaces.make_spare()
+        except Exception:
+            self._undo(self._spaces.clear)
+            raise
+
     def tend(self) -> None:
         """Mend what is wrong, now and then looking for it."""
+        self._trim()
         if not self._health.is_due:
             return
+        try:
+            self._tend()
+        except NotAsked as e:
+            self._health.could_not_ask(str(e))
+            raise
+
+    def _tend(self) -> None:
         look = self.look() if self._state.served and self._is_up() else None
         if self._health.failed and not self._state.condemned:
             self._condemn(self._health.trouble)
         self.put_right()
         if look is not None and look.ready and self._state.daemon.protocol > 2:
-            self._mend_spaces(look)
+            self._spaces.mend(look, self._record, self.terminate)
+            self.make_spare()
 
     def put_right(self) -> None:
         """As ``tend``, for somebody who waits for it: at once, and without a look."""
@@ -147,7 +190,7 @@ class Server:
             elif not self._is_up():
                 self._restart()
             else:
-                self._clear()
+                self._spaces.clear()
         except NodeError as e:
             self._health.pause(str(e))
             raise
@@ -156,15 +199,19 @@ class Server:
         """See how it is; None: the last look is not that old, or it does not say."""
         if self._state.condemned or not self._health.needs_look(older_than):
             return None
+        asked_at = self._tools.clock.passed()
         try:
             look = self._daemons.look(self._state.daemon)
         except TimedOut as e:
-            self._health.saw_nothing(f"it does not answer: {e}")
+            self._health.saw_nothing(f"it does not answer: {e}", asked_at)
+            return None
+        except NotAsked as e:
+            self._health.could_not_ask(str(e))
             return None
         except NodeError as e:
-            self._health.saw_nothing(f"it answers with an error: {e}")
+            self._health.saw_wrong(f"it answers with an error: {e}")
             return None
-        self._health.saw(look)
+        self._health.saw(replace(look, clients=self._state.named(look.clients)))
         return look
 
     def _is_up(self) -> bool:
@@ -176,7 +223,7 @@ class Server:
         """From here on it is going to be started again, whoever does it."""
         spaces = tuple(one.space.name for one in self._state.served)
         self._record(reason, spaces, len(self._health.clients))
-        self._write(replace(self._state, condemned=reason))
+        self._book.write(replace(self._state, condemned=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
     def _record(self, reason: str, spaces: tuple[SpaceName, ...], lost: int) -> None:
@@ -187,6 +234,8 @@ class Server:
         """End what is left of it and start it with what was served, in the same directory:
         containers have it mounted."""
         old = self._state.daemon
+        # Containers have what their protocol needs; a driver that is older by now has no other.
+        protocol = min(old.protocol, self._daemons.protocol())  # without a driver nothing is ended
         self._daemons.end(old)
         spaces = tuple(one.space for one in self._state.served)
         most = mps_servers.most((*spaces, more) if more else spaces)
@@ -194,38 +243,28 @@ class Server:
             old,
             token=new_token(),
             most=most,
-            # Containers have what their protocol needs; a driver that is older by now has no other.
-            protocol=min(old.protocol, self._daemons.protocol()),
+            protocol=protocol,
         )
-        left = {one.space.name for one in self._state.spaces if one.served is None}
-        self._write(replace(self._state.drop(left), daemon=daemon))
-        self._started(spaces)
+        self._book.write(replace(self._state.cleared(), daemon=daemon))
+        self._start()
 
-    def _started(self, spaces: tuple[Space, ...]) -> None:
-        state = self._state
-        directories = self._daemons.start(state.daemon, spaces)
-        kept = tuple(Kept(one, self._with(one, directories[one.name])) for one in spaces)
+    def _start(self, first: Space | None = None) -> None:
+        wanted = self._spaces.to_start(first)
+        directories = self._daemons.start(self._state.daemon, wanted)
+        state = self._spaces.started(directories)
         again = state.restarts + (1 if state.condemned else 0)
-        self._write(replace(state, spaces=kept, condemned="", restarts=again))
+        self._book.write(replace(state, condemned="", restarts=again))
         self._health.fresh()
 
-    def _add(self, space: Space) -> None:
-        with self._counted():
-            directory = self._daemons.add(self._state.daemon, space)
-        self._write(self._state.keep(Kept(space, self._with(space, directory))))
-
-    def _clear(self) -> None:
-        """Take out what is written and not served."""
-        left = tuple(one.space.name for one in self._state.spaces if one.served is None)
-        with self._counted():
-            for name in left:
-                self._daemons.remove(self._state.daemon, name)
-        if left:
-            self._write(self._state.drop(left))
+    def _trim(self) -> None:
+        now = self._tools.clock.passed()
+        if now - self._trimmed_at >= _TRIM_SECONDS:
+            self._trimmed_at = now
+            self._daemons.trim(self._state.daemon)
 
     def _end(self) -> None:
         self._daemons.stop(self._state.daemon)
-        self._tools.files.remove(self.name)
+        self._book.close()
         self.gone = True
 
     def _make_room(self, space: Space) -> None:
@@ -245,35 +284,8 @@ class Server:
         self._condemn("it has to give more than it was started with")
         self._restart(space)
 
-    def _mend_spaces(self, look: Look) -> None:
-        """A tenant that is root can change what its server grants."""
-        wanted = tuple(one.space for one in self._state.served)
-        strays = mps_servers.strays(wanted, look.spaces)
-        for name in strays.unwanted:
-            self._daemons.remove(self._state.daemon, name)
-        for space, reason in self._mending.due(strays):
-            log.error("an MPS space is made again", extra={"space": space.name, "why": reason})
-            lost = sum(one.space == space.name for one in self._health.clients)
-            self._record(reason, (space.name,), lost)
-            self._daemons.remove(self._state.daemon, space.name)
-            self._add(space)
-
     def _served(self, name: SpaceName) -> Served:
         return next(one for one in self._state.served if one.space.name == name)
-
-    def _with(self, space: Space, directory: str) -> Served:
-        daemon = self._state.daemon
-        shm = daemon.shm if daemon.protocol == 2 else ""
-        return Served(space, daemon.protocol, directory, shm)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """A daemon that does not answer is looked at again soon."""
-        try:
-            yield
-        except TimedOut as e:
-            self._health.saw_nothing(str(e))
-            raise
 
     def _undo(self, how: Callable[[], None]) -> None:
         try:
@@ -281,7 +293,3 @@ class Server:
         except DriverError as e:
             self._health.pause(str(e))
             log.warning("it will be undone later", extra={"server": self.name, "error": str(e)})
-
-    def _write(self, state: ServerState) -> None:
-        self._tools.files.write(state)
-        self._state = state

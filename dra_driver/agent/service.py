@@ -6,6 +6,7 @@ held no other agent serves this directory, and whatever socket lies there withou
 
 import logging
 import os
+import re
 import secrets
 import socket
 import threading
@@ -24,6 +25,8 @@ from dra_driver.node.mps import wire
 log = logging.getLogger(__name__)
 
 SOCKET: Final = "agent.sock"
+REQUEST_THREAD: Final = "mps-request"
+_HIDDEN: Final = re.compile(r"\.[0-9a-f]{8}")
 _LOCK: Final = "agent.lock"
 _LOCK_SECONDS: Final = 3.0  # an agent that is being ended needs a moment
 READ_SECONDS, _WRITE_SECONDS = 5.0, 5.0
@@ -64,6 +67,7 @@ class Service:
         """The socket appears once it is listened to, with its mode, and replaces what was there."""
         hidden = self.path.with_name(f".{secrets.token_hex(4)}")
         with disk_errors(f"serve at {self.path}"):
+            self._clear_up()
             self._listener.bind(os.fspath(hidden))
             hidden.chmod(0o600)
             self._listener.listen(128)
@@ -80,6 +84,12 @@ class Service:
         self._listener.close()
         with self._idle:
             self._idle.wait_for(lambda: not self._busy, _STOP_SECONDS)
+
+    def _clear_up(self) -> None:
+        """One that was killed at ``start`` may have left a socket that never got its name."""
+        for path in self.path.parent.glob(".*"):
+            if _HIDDEN.fullmatch(path.name) and path.is_socket():
+                path.unlink(missing_ok=True)
 
     def problem(self) -> str | None:
         """What is wrong with it."""
@@ -100,7 +110,21 @@ class Service:
                 continue
             with self._idle:
                 self._busy += 1
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            self._hand_over(connection)
+
+    def _hand_over(self, connection: socket.socket) -> None:
+        """To a thread of its own, which counts down in the end."""
+        thread = threading.Thread(
+            target=self._serve, args=(connection,), name=REQUEST_THREAD, daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as e:  # the node has none: it will have
+            log.warning("no thread was to be had", extra={"error": str(e)})
+            connection.close()
+            with self._idle:
+                self._busy -= 1
+            self._places.release()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -113,10 +137,16 @@ class Service:
         except (OSError, NodeError) as e:
             log.info("a client of the socket went away", extra={"error": str(e)})
         finally:
-            self._places.release()
             with self._idle:
                 self._busy -= 1
                 self._idle.notify_all()
+        try:
+            if not self._stopping:
+                self._supervisor.make_spares()
+        except Exception:  # nobody waits for it
+            log.exception("nothing could be made ready for the next claim")
+        finally:
+            self._places.release()
 
     def _answer(self, line: bytes) -> bytes:
         try:

@@ -8,24 +8,40 @@ Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon ou
 """
 
 import json
+import logging
 import os
+import re
 import secrets
 import threading
-from collections.abc import Collection
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.file_locks import disk_errors
-from dra_driver.model.mps import Incident, Served, ServerName, Space, SpaceName, server_name
+from dra_driver.model.mps import (
+    Incident,
+    MpsClient,
+    Served,
+    ServerName,
+    Space,
+    SpaceName,
+    server_name,
+)
 from dra_driver.node.mps import wire
 from dra_driver.node.mps.daemon import Daemon
 from dra_driver.plan.mps_servers import most
 
+log = logging.getLogger(__name__)
+
 _INCIDENTS: Final = "incidents"
 _KEPT_INCIDENTS: Final = 32
+_SPACES: Final = "spaces"  # the field of ServerState
+_ASIDE: Final = ".unreadable"
+_NUMBER: Final = re.compile(rb'"number": ([0-9]{1,15})\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +51,21 @@ class Kept:
 
     space: Space
     served: Served | None = None
+    namespace: SpaceName | None = None  # what its daemon calls it; None: as the space
+
+    @property
+    def inside(self) -> Space:
+        """As its daemon knows it."""
+        return replace(self.space, name=self.namespace) if self.namespace else self.space
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A namespace that nobody has, for the next space. Its limits are not written: whoever did not
+    set them itself cannot know them, and sets them."""
+
+    namespace: SpaceName
+    directory: str = ""  # empty: it is on its way in or out, or a crash left it there
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +76,7 @@ class ServerState:
     spaces: tuple[Kept, ...] = ()
     condemned: str = ""  # why it has to be started again; its incident is recorded
     restarts: int = 0
+    spare: Spare | None = None
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -59,10 +91,30 @@ class ServerState:
         by_name = sorted((*others, kept), key=lambda one: one.space.name)
         return replace(self, spaces=tuple(by_name))
 
-    def drop(self, names: Collection[SpaceName]) -> "ServerState":
-        return replace(
-            self, spaces=tuple(one for one in self.spaces if one.space.name not in names)
+    @property
+    def left(self) -> tuple[SpaceName, ...]:
+        """The namespaces that nobody can use."""
+        spare = self.spare
+        unready = () if spare is None or spare.directory else (spare.namespace,)
+        return (*(one.inside.name for one in self.spaces if one.served is None), *unready)
+
+    def cleared(self) -> "ServerState":
+        """Without them."""
+        spaces = tuple(one for one in self.spaces if one.served is not None)
+        spare = self.spare if self.spare and self.spare.directory else None
+        return replace(self, spaces=spaces, spare=spare)
+
+    def named(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
+        """With the spaces that they are in, in place of namespaces."""
+        names = {one.namespace: one.space.name for one in self.spaces if one.namespace}
+        return tuple(
+            replace(one, space=names[one.space]) if one.space in names else one for one in clients
         )
+
+
+def new_namespace() -> SpaceName:
+    """For a spare. Short, because it is part of the path of a socket."""
+    return SpaceName(f"n_{secrets.token_hex(8)}")
 
 
 def new_token() -> str:
@@ -82,43 +134,64 @@ class StateFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.set_aside: dict[ServerName, str] = {}  # of which nothing could be read, and why
 
     def load(self) -> tuple[ServerState, ...]:
-        """Every server. NodeError: a file cannot be read; who runs the node has to decide."""
+        """Every server that can be read of. What cannot is ``set_aside``: the others go on."""
         with disk_errors(f"read {self._directory}"):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._directory.glob(".*.tmp"):
                 path.unlink(missing_ok=True)  # a write that a crash cut short
             paths = sorted(self._directory.glob("*.json"))
-        found = [path for path in paths if path.stem != _INCIDENTS]
-        return tuple(self._read(path, ServerState) for path in found)
+        states = (self._state(path) for path in paths if path.stem != _INCIDENTS)
+        return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
-        self._put(state.daemon.name, wire.encode(state))
+        text = _text(wire.encode(replace(state, spaces=())), _SPACES)
+        spaces = ", ".join(_text_of(one) for one in state.spaces)
+        self._put(state.daemon.name, f"{text[:-1]}, {json.dumps(_SPACES)}: [{spaces}]}}")
 
     def remove(self, name: ServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
             (self._directory / f"{name}.json").unlink(missing_ok=True)
 
     def incidents(self) -> tuple[Incident, ...]:
+        """If they cannot be read, one that has their last number, as far as that is found: numbers
+        go on."""
         path = self._directory / f"{_INCIDENTS}.json"
-        return self._read(path, _Incidents).incidents if path.exists() else ()
+        if not path.exists():
+            return ()
+        try:
+            return _read(path, _Incidents).incidents
+        except NodeError as e:
+            numbers = [int(one) for one in _NUMBER.findall(_bytes(path))]
+            self._put_aside(path, str(e))
+            reason = f"what was written of earlier incidents is lost: {e}"
+            known = (Incident(max(numbers, default=0) + 1, ServerName(""), 0.0, reason),)
+            self.write_incidents(known)
+            return known
 
     def write_incidents(self, incidents: tuple[Incident, ...]) -> None:
-        self._put(_INCIDENTS, wire.encode(_Incidents(incidents)))
+        self._put(_INCIDENTS, _text(wire.encode(_Incidents(incidents))))
 
-    def _read(self, path: Path, kind: type[wire.T]) -> wire.T:
+    def _state(self, path: Path) -> ServerState | None:
         try:
-            return wire.decode(kind, wire.parse(path.read_bytes(), str(path)), "it")
-        except (OSError, NodeError) as e:
-            raise NodeError(
-                f"what is written in {path} of an MPS server cannot be read: {e}; start the "
-                "release that wrote it, or end the server's daemon and remove the file"
-            ) from e
+            return _read(path, ServerState)
+        except NodeError as e:
+            self.set_aside[ServerName(path.stem)] = str(e)
+            self._put_aside(path, str(e))
+            return None
 
-    def _put(self, name: str, document: Any) -> None:
+    def _put_aside(self, path: Path, why: str) -> None:
+        aside = path.with_suffix(_ASIDE)
+        log.error("a file is set aside", extra={"file": str(aside), "error": why})
+        try:
+            os.replace(path, aside)
+        except OSError as e:  # it is looked at again by the next agent
+            log.warning("a file stays", extra={"file": str(path), "error": str(e)})
+
+    def _put(self, name: str, text: str) -> None:
         path, temporary = self._directory / f"{name}.json", self._directory / f".{name}.tmp"
-        text = json.dumps({"version": wire.VERSION, **document}, indent=1, sort_keys=True)
         with disk_errors(f"write {path}"):
             try:
                 temporary.write_text(text)
@@ -127,6 +200,49 @@ class StateFiles:
                 with suppress(OSError):
                     temporary.unlink(missing_ok=True)
                 raise
+
+
+class Book:
+    """What is wanted of one server, as it is written."""
+
+    def __init__(self, state: ServerState, files: StateFiles) -> None:
+        self.state = state
+        self._files = files
+
+    def write(self, state: ServerState) -> None:
+        self._files.write(state)
+        self.state = state
+
+    def close(self) -> None:
+        """Nothing is wanted of it any more."""
+        self._files.remove(self.state.daemon.name)
+
+
+def _read(path: Path, kind: type[wire.T]) -> wire.T:
+    try:
+        return wire.decode(kind, wire.parse(path.read_bytes(), path.name), "it")
+    except (OSError, NodeError) as e:
+        raise NodeError(f"what is written in {path} cannot be read: {e}") from e
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _text(document: Mapping[str, Any], without: str = "") -> str:
+    """Of an object that is never empty."""
+    fields = {"version": wire.VERSION, **document}
+    fields.pop(without, None)
+    return json.dumps(fields, sort_keys=True)
+
+
+@lru_cache(maxsize=1024)
+def _text_of(kept: Kept) -> str:
+    """Each is written again whenever another comes or goes, and a claim waits for it."""
+    return json.dumps(wire.encode(kept), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

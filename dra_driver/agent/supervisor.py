@@ -5,36 +5,41 @@ wait for each other. No wait is longer than a caller's patience.
 """
 
 import logging
-import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
+from dra_driver.agent.leftovers import Leftovers
+from dra_driver.agent.others import Others
 from dra_driver.agent.server import Server
-from dra_driver.agent.state import new_state, new_token
+from dra_driver.agent.state import new_state
 from dra_driver.agent.tools import Tools
 from dra_driver.errors import DriverError, NodeError, TimedOut
-from dra_driver.kubeletplugin.file_locks import disk_errors
 from dra_driver.kubeletplugin.named_locks import NamedLocks
-from dra_driver.model.mps import MpsStatus, Served, ServerName, Space, SpaceName, server_name
-from dra_driver.node.mps.daemon import Daemon
+from dra_driver.model.mps import (
+    Incident,
+    MpsStatus,
+    Served,
+    ServerName,
+    Space,
+    SpaceName,
+    server_name,
+)
+from dra_driver.node.mps.deadlines import request, within
 
 log = logging.getLogger(__name__)
 
-_SERVE_SECONDS: Final = 8.0  # to wait for others, before the daemon's own ten
+_SERVE_SECONDS: Final = 8.0  # to wait for others; a daemon that is started takes about as much
 _SECONDS: Final = 2.0
 _GLANCE_SECONDS: Final = 0.05  # who only looks does not wait
 _STATUS_SECONDS: Final = 3.0  # for looking at servers, all together
 _CLIENTS_SECONDS: Final = 1.0  # how old the clients in a status can be
-_FOREIGN_SECONDS: Final = 60.0  # between two looks for the daemons of others
-_DIRECTORY: Final = re.compile(r"s[0-9a-f]{12}")
 
 Each = Callable[[Iterable[Callable[[], None]]], None]
-"""What does several things, side by side or one after the other."""
+"""What does several things, side by side or one after the other. Some may go on afterwards."""
 
 
 def in_turn(things: Iterable[Callable[[], None]]) -> None:
@@ -54,30 +59,36 @@ class Supervisor:
         self._of_server = NamedLocks(
             "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
         )
-        self._foreign: tuple[str, ...] = ()
-        self._foreign_at = float("-inf")
+        self._others = Others(tools, lambda: [server.token for server in self._all()])
+        self._leftovers = Leftovers(tools)
+        self._tended: set[ServerName] = set()  # by somebody, now
         self._looked_at: float | None = None
+        self._round_at = tools.clock.passed()
         self.on_trouble: Callable[[], None] = lambda: None  # have ``look_after`` done soon
 
     def recover(self) -> None:
         """Take up what another agent left. What it needs, ``look_after`` does.
 
-        NodeError: what is written cannot be read.
+        What cannot be read is set aside, and what it was of is ended. NodeError: the directory
+        cannot be used at all.
         """
         for state in self._tools.files.load():
             log.info("an MPS server is known", extra={"server": state.daemon.name})
-            self._servers[state.daemon.name] = Server(state, self._tools)
-        for name in self._directories():
-            if name not in self._servers:
-                log.warning("removing what nobody wrote of", extra={"server": name})
-                directory = f"{self._tools.directory}/{name}"
-                self._tools.daemons.stop(Daemon(name, (), 2, directory, new_token()))
+            server = self._servers[state.daemon.name] = Server(state, self._tools)
+            self._adopt(server)
+        for name, why in self._tools.files.set_aside.items():
+            now = self._tools.clock.since_epoch()
+            self._tools.incidents.record(Incident(0, name, now, f"it was ended: {why}"))
+        self._leftovers.find(self._servers)
+        for name in self._leftovers.names:
+            self._leftovers.try_to(name)
 
     def serve(self, space: Space) -> Served:
         """Serve *space*; the same again is the same answer. If it fails, everything is undone."""
-        name = server_name(space.gpus)
+        name, limits = server_name(space.gpus), self._tools.limits
         with (
-            self._of_space.hold([space.name], _SERVE_SECONDS),
+            request(limits.serve, limits.undoing),
+            self._of_space.hold([space.name], within(_SERVE_SECONDS)),
             self._changing(name, _SERVE_SECONDS),
         ):
             holder = self._holder(space.name)
@@ -89,6 +100,7 @@ class Supervisor:
             if server is not None and not server.gone:
                 return server.serve(space)
             protocol = self._tools.daemons.protocol()
+            self._leftovers.take_away(name)
             server = Server(new_state(space, protocol, self._tools.directory), self._tools)
             with self._guard:
                 self._servers[name] = server
@@ -96,18 +108,30 @@ class Supervisor:
 
     def release(self, name: SpaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""
-        with self._of_space.hold([name], _SECONDS):
+        with request(self._tools.limits.release), self._of_space.hold([name], within(_SECONDS)):
             if (server := self._holder(name)) is not None:
                 with self._changing(server.name, _SECONDS):
                     server.release(name)
 
     def terminate(self, name: SpaceName, pids: Collection[int]) -> None:
-        """End clients of a space; a server that cannot do that is started again."""
+        """End clients of a space; a server that cannot do that is started again.
+
+        NodeError: not all have ended yet.
+        """
         if (server := self._holder(name)) is None:
             return
-        with self._changing(server.name, _SECONDS):
+        with request(self._tools.limits.terminate), self._changing(server.name, _SECONDS):
             if not server.gone:
                 server.terminate(pids)
+
+    def make_spares(self) -> None:
+        """Have something ready for the next space wherever nothing is, while nobody waits for it.
+
+        What fails costs the next space some milliseconds, after which it is tried again.
+        """
+        for server in self._all():
+            if server.lacks_spare:
+                self._make_spare(server)
 
     def status(self) -> MpsStatus:
         """Everything that is known. Nobody waits long for it, whatever happens to servers."""
@@ -116,13 +140,21 @@ class Supervisor:
             if self._tools.clock.passed() < enough:
                 self._glance(server)
         servers = tuple(server.status() for server in self._all())
-        return MpsStatus(servers, self._tools.incidents.known(), self._foreign)
+        return MpsStatus(servers, self._tools.incidents.known(), self._others.found)
+
+    @property
+    def unsheltered(self) -> int:
+        """How many servers end with the container of this agent."""
+        return sum(not server.is_sheltered for server in self._all())
 
     def look_after(self) -> float | None:
         """See how all servers are, mend what can be; in how many seconds to come back before the
         usual time."""
-        self._each([partial(self._tend, server) for server in self._all()])
-        self._look_for_others()
+        self._round_at = self._tools.clock.passed()
+        self._each([partial(self._tend_alone, server) for server in self._all()])
+        for name in self._leftovers.names:
+            self._remove(name)
+        self._others.look()
         self._looked_at = self._tools.clock.passed()
         waits = [server.seconds_to_wait() for server in self._all()]
         return min((one for one in waits if one is not None), default=None)
@@ -135,6 +167,45 @@ class Supervisor:
         if passed > within_seconds:
             return f"the last look at the MPS servers ended {passed:.0f} s ago"
         return None
+
+    def stuck(self, seconds: float) -> str | None:
+        """Whether nobody has begun to look after the servers for so long."""
+        passed = self._tools.clock.passed() - self._round_at
+        return None if passed <= seconds else f"the last round began {passed:.0f} s ago"
+
+    def _adopt(self, server: Server) -> None:
+        try:
+            server.adopt()
+        except DriverError as e:
+            extra = {"server": server.name, "error": str(e)}
+            log.warning("it is not known whether an MPS server is sheltered", extra=extra)
+
+    def _remove(self, name: ServerName) -> None:
+        with suppress(TimedOut), self._held(name, _GLANCE_SECONDS):
+            self._leftovers.try_to(name)
+
+    def _make_spare(self, server: Server) -> None:
+        try:
+            with self._changing(server.name, 0):
+                if not server.gone:
+                    server.make_spare()
+        except TimedOut as e:  # somebody is at it, after whom it is tried again
+            log.debug("an MPS server is busy", extra={"server": server.name, "error": str(e)})
+        except DriverError as e:
+            extra = {"server": server.name, "error": str(e)}
+            log.info("no MPS space is ready for the next claim", extra=extra)
+
+    def _tend_alone(self, server: Server) -> None:
+        """Unless the last time is not over: no more and more wait for what hangs."""
+        with self._guard:
+            if server.name in self._tended:
+                return
+            self._tended.add(server.name)
+        try:
+            self._tend(server)
+        finally:
+            with self._guard:
+                self._tended.discard(server.name)
 
     def _tend(self, server: Server) -> None:
         try:
@@ -187,7 +258,7 @@ class Supervisor:
     @contextmanager
     def _held(self, name: ServerName, seconds: float) -> Iterator[None]:
         """Nobody else touches this server. One that is gone in the end is forgotten."""
-        with self._of_server.hold([name], seconds):
+        with self._of_server.hold([name], within(seconds)):
             try:
                 yield
             finally:
@@ -204,21 +275,6 @@ class Supervisor:
     def _all(self) -> list[Server]:
         with self._guard:
             return [self._servers[name] for name in sorted(self._servers)]
-
-    def _look_for_others(self) -> None:
-        now = self._tools.clock.passed()
-        if now - self._foreign_at < _FOREIGN_SECONDS:
-            return
-        found = self._tools.daemons.foreign([server.token for server in self._all()])
-        if found != self._foreign:
-            log.warning("MPS daemons that are not ours", extra={"daemons": list(found)})
-        self._foreign, self._foreign_at = found, now
-
-    def _directories(self) -> list[ServerName]:
-        directory = Path(self._tools.directory)
-        with disk_errors(f"look for what was left in {directory}"):
-            found = sorted(one.name for one in directory.iterdir() if one.is_dir())
-        return [ServerName(name) for name in found if _DIRECTORY.fullmatch(name)]
 
 
 def _refuse_other(holder: Server, space: Space) -> None:

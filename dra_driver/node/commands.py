@@ -5,17 +5,20 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, ProgramFailed, TimedOut
 
 log = logging.getLogger(__name__)
 
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_SAID: Final = 2000  # characters of a program's last words that go into an error
+_UMASK: Final = 0o022  # of what stays: others pass its directories, whatever this process wants
 _GRACE_SECONDS: Final = 0.5  # for pipes to close, and for the program to end, once it is killed
+# Of chroot(1) and of what loads a program, before that begins; of the kernel, which lacks memory.
+_NEVER_RAN: Final = (125, 126, 127, -signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,12 @@ class Command:
         """The whole environment: nothing of this process's own settings leaks into a child."""
         library_path = {"LD_LIBRARY_PATH": self.library_path} if self.library_path else {}
         return {"PATH": _PATH, "LC_ALL": "C", **library_path, **dict(self.variables)}
+
+    def with_neighbours(self) -> "Command":
+        """What it starts by name is looked for beside it first: a driver may have a directory that
+        is on nobody's PATH."""
+        path = f"{os.path.dirname(self.program)}:{self.env['PATH']}"
+        return replace(self, variables=(*self.variables, ("PATH", path)))
 
     def __str__(self) -> str:
         return " ".join((self.program, *self.args))
@@ -81,8 +90,9 @@ def in_root(
 def run(command: Command, timeout_seconds: float) -> str:
     """Run it to its end and give what it wrote to standard output.
 
-    NodeError: it could not be started, or failed; with its last words. TimedOut: it was still
-    running after *timeout_seconds*, and was killed with its process group.
+    ProgramFailed: it failed; with its last words. Another NodeError: it could not be started, or
+    somebody killed it. TimedOut: it was still running after *timeout_seconds*, and was killed with
+    its process group.
     """
     try:
         # A session of its own: killing the group reaches what the program itself has started.
@@ -109,7 +119,7 @@ def run(command: Command, timeout_seconds: float) -> str:
         _end(child)
         raise
     if child.returncode != 0:
-        raise NodeError(f"{command} {_how_it_ended(child.returncode)}: {_last_words(err or out)}")
+        raise _failed(command, child.returncode, err or out)
     return out
 
 
@@ -121,7 +131,8 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
     into the background in *timeout_seconds*, and was killed with its process group.
     """
     try:
-        with open(output, "wb") as written:
+        output.unlink(missing_ok=True)
+        with open(output, "ab") as written:  # which somebody may cut meanwhile
             child = subprocess.Popen(
                 command.argv,
                 env=command.env,
@@ -131,6 +142,7 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
                 stderr=written,
                 text=True,
                 start_new_session=True,
+                umask=_UMASK,
             )
     except OSError as e:
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
@@ -146,8 +158,7 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
         _end(child)
         raise
     if child.returncode != 0:
-        said = _last_words(_read(output))
-        raise NodeError(f"{command} {_how_it_ended(child.returncode)}: {said}")
+        raise _failed(command, child.returncode, _read(output))
 
 
 def _read(path: Path) -> str:
@@ -175,6 +186,12 @@ def _end(child: subprocess.Popen[str]) -> None:
         child.wait(timeout=_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         log.warning("a killed process does not end", extra={"pid": child.pid})
+
+
+def _failed(command: Command, code: int, output: str) -> NodeError:
+    said = _last_words(output)
+    message = f"{command} {_how_it_ended(code)}: {said}"
+    return NodeError(message) if code in _NEVER_RAN else ProgramFailed(message, said)
 
 
 def _how_it_ended(code: int) -> str:

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from dra_driver.agent.state import Incidents, ServerState, StateFiles
-from dra_driver.agent.supervisor import Supervisor
+from dra_driver.agent.supervisor import Each, Supervisor, in_turn
 from dra_driver.agent.tools import Clock, Tools
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, Incident, Space, SpaceName
+from dra_driver.model.mps import Allowance, Incident, ServerName, Space, SpaceName, server_name
 from tests.fakes.mps_daemons import MIB, FakeDaemons, Fate
 
 ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+OVER_ONE = server_name([ONE])
 
 
 class DyingFiles(StateFiles):
@@ -50,15 +51,13 @@ class Host:
         self.daemons = FakeDaemons(newest, self.fate)
         self.seconds = 1000.0
 
-    def agent(self) -> Supervisor:
+    def agent(self, each: Each = in_turn) -> Supervisor:
         """A new agent, after whatever happened to the last."""
         files = DyingFiles(self.directory / "state", self.fate)
         clock = Clock(lambda: self.seconds, lambda: self.seconds + 1e9)
-        known = files.load()  # makes the directory
         tools = Tools(self.daemons, files, Incidents(files), str(self.directory), clock)
-        agent = Supervisor(tools)
+        agent = Supervisor(tools, each)
         agent.recover()
-        assert len(known) >= len(agent.status().servers)
         return agent
 
     def pass_time(self, agent: Supervisor, seconds: float) -> None:
@@ -70,6 +69,22 @@ class Host:
         """Long enough for everything that has to be tried again."""
         for _ in range(6):
             self.pass_time(agent, 61)
+
+    def granted(self, agent: Supervisor, name: ServerName = OVER_ONE) -> dict[str, Allowance]:
+        """What the daemon of a server holds, by space. A namespace that nobody has is a spare."""
+        namespaces = self.namespaces(agent)
+        spaces = {namespace: one for one, namespace in namespaces.items()}
+        found = self.daemons.of(name).spaces
+        return {spaces.get(one, "a spare"): allowance for one, allowance in found.items()}
+
+    def namespaces(self, agent: Supervisor) -> dict[str, str]:
+        """What its daemon calls a space."""
+        served = agent.status().spaces()
+        return {one.space.name: Path(one.pipe_directory).name for one in served}
+
+    def connect(self, agent: Supervisor, pid: int, space: str) -> None:
+        """A client of a space of the first server."""
+        self.daemons.connect(OVER_ONE, pid, self.namespaces(agent)[space])
 
     def left(self) -> list[str]:
         """What an MPS server leaves on a node."""

@@ -21,6 +21,7 @@ SPACES = [
     space("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
     space("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
     space("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
+    space("c_5", ONE, percent=10, most=most(80)),
 ]
 ANY = st.sampled_from(SPACES)
 SERVERS = sorted({server_name(one.gpus) for one in SPACES})
@@ -96,13 +97,18 @@ class Node(RuleBasedStateMachine):
     def status(self, dies_in):
         self.do(dies_in, self.agent.status)
 
+    @rule(dies_in=DYING)
+    def make_spares(self, dies_in):
+        self.do(dies_in, self.agent.make_spares)
+
     @rule(of=ANY)
     def client(self, of):
         self.pid += 1
         if any(
             one.daemon.name == server_name(of.gpus) for one in self.host.daemons.running.values()
         ):
-            self.host.daemons.connect(server_name(of.gpus), self.pid, of.name)
+            namespace = self.host.namespaces(self.agent).get(of.name, "default")
+            self.host.daemons.connect(server_name(of.gpus), self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
     def trouble(self, name, how):
@@ -112,12 +118,18 @@ class Node(RuleBasedStateMachine):
             elif one.daemon.name == name:
                 setattr(one, how, True)
 
-    @rule(name=st.sampled_from(SERVERS))
-    def a_tenant_that_is_root(self, name):
-        """Changes the limits of a space that is there."""
+    @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
+    def a_tenant_that_is_root(self, name, which):
+        """Changes the limits of a namespace that is there; the last is a spare, if there is one."""
         for one in self.host.daemons.running.values():
             if one.daemon.name == name and one.spaces:
-                one.spaces[min(one.spaces)] = most(100, None)
+                one.spaces[which(one.spaces)] = most(100, None)
+
+    @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
+    def a_tenant_that_removes(self, name, which):
+        for one in self.host.daemons.running.values():
+            if one.daemon.name == name and one.spaces:
+                del one.spaces[which(one.spaces)]
 
     @rule(here=st.booleans())
     def a_gpu_that_goes_and_comes(self, here):
@@ -159,7 +171,10 @@ class Node(RuleBasedStateMachine):
             daemon = running[server.name]
             asked = {one.space.name: one.space.allowance for one in server.spaces}
             if self.newest > 2:
-                assert daemon.spaces == asked
+                granted = self.host.granted(self.agent, server.name)
+                spare = granted.pop("a spare", None)
+                assert granted == asked
+                assert len(daemon.spaces) == len(asked) + (spare is not None)
             else:
                 assert not any(exceeds(one, daemon.daemon.most) for one in asked.values())
         assert status.foreign == ()
@@ -189,6 +204,10 @@ def a_claims_life(host, agent):
     first, second = SPACES[:2]
     agent.serve(first)
     agent.serve(second)
+    agent.make_spares()
+    agent.serve(SPACES[2])
+    agent.make_spares()
+    agent.release(SPACES[2].name)
     host.daemons.kill(server_name(first.gpus))
     host.pass_time(agent, 5)
     agent.release(first.name)
@@ -205,7 +224,7 @@ def survives(host, dies_in):
     except Killed:
         killed, agent = True, host.agent()
     host.fate.dies_in = None
-    wanted = SPACES[:2]
+    wanted = SPACES[:3]
     assert [agent.serve(one).space for one in wanted] == wanted
     host.settle(agent)
     assert [one.space for one in agent.status().spaces()] == wanted

@@ -9,7 +9,7 @@ SERVER = MpsServer(ServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), M
 
 
 def told(status):
-    lines = generate_latest(registry(lambda: status)).decode().splitlines()
+    lines = generate_latest(registry(lambda: status, lambda: 3)).decode().splitlines()
     return {line for line in lines if line.startswith("dra_driver_mps")}
 
 
@@ -23,6 +23,7 @@ def test_it_counts_what_there_is():
         "dra_driver_mps_clients 2.0",
         "dra_driver_mps_restarts_total 7.0",
         "dra_driver_mps_foreign_daemons 1.0",
+        "dra_driver_mps_unsheltered_servers 3.0",
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.agent.run import side_by_side
-from dra_driver.errors import AgentDown
+from dra_driver.errors import AgentDown, NodeError
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import server_name
 from dra_driver.node.mps.agent import MpsAgent
@@ -149,12 +149,73 @@ def test_a_process_without_an_address_has_no_server_for_it():
     assert ran.stdout == "[]\n"
 
 
-def test_what_hangs_holds_up_nothing_else():
-    second, came = threading.Event(), []
+def test_what_hangs_holds_up_nothing_else_and_is_not_waited_for():
+    second, never, ended = threading.Event(), threading.Event(), []
 
     def hangs():
-        came.append(second.wait(SECONDS))
+        never.wait(SECONDS)
+        ended.append("hangs")
 
-    side_by_side([hangs, second.set])
+    began = time.monotonic()
+    side_by_side([hangs, second.set], seconds=0.05)
 
-    assert came == [True]
+    assert second.is_set()
+    assert ended == []
+    assert time.monotonic() - began < SECONDS / 2
+    never.set()
+
+
+def test_what_is_quick_has_ended_afterwards():
+    ended = []
+
+    def quick():
+        time.sleep(0.02)
+        ended.append("quick")
+
+    side_by_side([quick, quick])
+
+    assert ended == ["quick", "quick"]
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounting is not permitted here",
+)
+@pytest.mark.parametrize("driver", ["580.95.05", "615.71.09"])
+def test_an_agent_that_is_ended_while_it_starts_a_daemon_ends_and_the_next_clears_up(
+    start, mps_dir, driver
+):
+    node = mps_dir / "node.yaml"
+    gpus = "gpus: [{product: H100-80-SXM, bus_id: '0000:1b:00.0'}]"
+    cuda = "13.0" if driver.startswith("580") else "13.4"
+    text = f"driver_version: '{driver}'\ncuda_version: '{cuda}'\n{gpus}\n"
+    node.write_text(f"{text}mps: hangs\n")
+    first = start(sim=str(node))
+    agent = when_it_answers(mps_dir)
+    asking = threading.Thread(target=failing, args=(agent,), daemon=True)
+    asking.start()
+    until(lambda: daemons(mps_dir))
+
+    began = time.monotonic()
+    first.terminate()
+    assert ended(first)[0] == 0
+    assert time.monotonic() - began < 5
+    asking.join(SECONDS)
+
+    node.write_text(text)
+    start(sim=str(node))
+    agent = when_it_answers(mps_dir)
+    until(lambda: not agent.status().servers and not daemons(mps_dir))
+    assert not (mps_dir / server_name([GPU])).exists()
+
+
+def until(condition):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def failing(agent):
+    with suppress(NodeError):
+        agent.serve(space("c_1", GPU))

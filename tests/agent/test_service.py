@@ -4,6 +4,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,10 @@ def service(host):
     made.start()
     yield made
     made.stop()
+    for thread in threading.enumerate():  # which may still write into the directory
+        if thread.name == door.REQUEST_THREAD:
+            thread.join(SECONDS)
+            assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -169,6 +174,22 @@ def test_a_socket_that_a_dead_agent_left_is_replaced(host):
     service.stop()
 
 
+def test_sockets_of_agents_that_were_killed_before_they_were_named_are_removed(host):
+    kept = [host.directory / ".notours", host.directory / ".0123abcd.tmp"]
+    for path in kept:
+        path.touch()
+    (host.directory / ".89abcdef").touch()  # no socket
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(host.directory / ".0123abcd"))
+    service = Service(host.agent(), host.directory)
+
+    service.start()
+
+    assert not (host.directory / ".0123abcd").exists()
+    assert all(path.exists() for path in [*kept, host.directory / ".89abcdef"])
+    service.stop()
+
+
 def test_nobody_answers_once_it_stopped(service, agent):
     assert service.problem() is None
     service.stop()
@@ -204,6 +225,60 @@ def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
     asking.join(SECONDS)
 
     assert host.daemons.of(server_name([ONE])).spaces
+
+
+def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent):
+    made, go_on = threading.Event(), threading.Event()
+    add = host.daemons.add
+
+    def slow(daemon, wanted):
+        assert go_on.wait(SECONDS)
+        directory = add(daemon, wanted)
+        made.set()
+        return directory
+
+    host.daemons.add = slow
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))  # takes the spare that the server was started with
+    go_on.set()
+
+    assert made.wait(SECONDS)
+    assert len(host.daemons.of(server_name([ONE])).spaces) == 3
+
+
+def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, agent):
+    begun, never = threading.Event(), threading.Event()
+
+    def hangs(daemon, wanted):
+        begun.set()
+        never.wait(SECONDS)
+        raise NodeError("ended")
+
+    host.daemons.add = hangs
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+    assert begun.wait(SECONDS)
+
+    before = time.monotonic()
+    service.stop()
+    assert time.monotonic() - before < 1
+    never.set()
+
+
+def test_a_bug_in_making_something_ready_harms_nobody(host, agent, caplog):
+    def broken(daemon, wanted):
+        raise KeyError("bug")
+
+    add, host.daemons.add = host.daemons.add, broken
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2"))
+    deadline = time.monotonic() + SECONDS
+    while "nothing could be made ready for the next claim" not in caplog.messages:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    host.daemons.add = add
+
+    assert agent.serve(space("c_3")).space.name == "c_3"
 
 
 def test_a_second_agent_in_the_same_directory_is_refused(mps_dir):

@@ -2,14 +2,17 @@
 
 import itertools
 import threading
+import time
+from functools import partial
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.agent.run import side_by_side
+from dra_driver.errors import NodeError, NotAsked, TimedOut
 from dra_driver.model.mps import MpsClient, Priority, SpaceName, server_name
-from tests.agent.conftest import ONE, TWO, Host, most, space
+from tests.agent.conftest import ONE, OVER_ONE, TWO, Host, most, space
 
-NAME = server_name([ONE])
+NAME = OVER_ONE
 
 
 @pytest.fixture
@@ -26,7 +29,7 @@ def test_a_space_is_served_with_its_limits(host, agent):
     assert served.protocol == 3
     assert served.pipe_directory == f"{host.directory}/{NAME}/pipe/gpu/c_1"
     assert served.shm_directory == ""
-    assert host.daemons.of(NAME).spaces == {"c_1": most(30, 1024)}
+    assert host.granted(agent) == {"c_1": most(30, 1024), "a spare": most(30, 1024)}
 
 
 def test_a_second_space_joins_the_server_of_the_first(host, agent):
@@ -36,7 +39,7 @@ def test_a_second_space_joins_the_server_of_the_first(host, agent):
     (server,) = agent.status().servers
     assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
     assert server.ready
-    assert host.daemons.of(NAME).spaces == {"c_1": most(30), "c_2": most(70)}
+    assert host.granted(agent) == {"c_1": most(30), "c_2": most(70)}
 
 
 def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_said(host, agent):
@@ -82,7 +85,7 @@ def test_the_last_space_takes_the_server_with_it(host, agent):
     agent.serve(space("c_2"))
 
     agent.release("c_1")
-    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+    assert host.granted(agent) == {"c_2": most(50)}
     agent.release("c_2")
 
     assert host.left() == []
@@ -116,22 +119,23 @@ def test_a_driver_without_mps_is_said_before_anything_is_done(host, agent):
 
 def test_a_space_that_cannot_be_added_leaves_nothing_at_once(host, agent):
     agent.serve(space("c_1"))
-    host.daemons.of(NAME).spaces["c_2"] = most(99)  # somebody else's, under that name
+    agent.serve(space("c_2"))  # which takes the spare
+    host.daemons.of(NAME).spaces["c_3"] = most(99)  # somebody else's, under that name
 
     with pytest.raises(NodeError, match="has other limits"):
-        agent.serve(space("c_2"))
+        agent.serve(space("c_3"))
 
-    assert host.daemons.of(NAME).spaces == {"c_1": most(50)}
-    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+    assert host.granted(agent) == {"c_1": most(50), "c_2": most(50)}
+    assert [one.space.name for one in agent.status().spaces()] == ["c_1", "c_2"]
 
 
 def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, agent):
     agent.serve(space())
-    host.daemons.connect(NAME, 71, "c_1")
+    host.connect(agent, 71, "c_1")
     host.seconds += 1
 
     assert agent.status().servers[0].clients == (MpsClient(71, SpaceName("c_1")),)
-    host.daemons.connect(NAME, 72, "c_1")
+    host.connect(agent, 72, "c_1")
     assert len(agent.status().servers[0].clients) == 1
     host.seconds += 1
     assert len(agent.status().servers[0].clients) == 2
@@ -139,8 +143,8 @@ def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, age
 
 def test_clients_of_a_space_are_ended(host, agent):
     agent.serve(space())
-    host.daemons.connect(NAME, 71, "c_1")
-    host.daemons.connect(NAME, 72, "c_1")
+    host.connect(agent, 71, "c_1")
+    host.connect(agent, 72, "c_1")
 
     agent.terminate("c_1", [71, 99])
 
@@ -150,7 +154,7 @@ def test_clients_of_a_space_are_ended(host, agent):
 def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host, agent):
     agent.serve(space("c_1", percent=30))
     agent.serve(space("c_2", percent=70))
-    host.daemons.connect(NAME, 71, "c_1")
+    host.connect(agent, 71, "c_1")
     host.pass_time(agent, 13)
     host.daemons.kill(NAME)
 
@@ -158,7 +162,8 @@ def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host,
 
     (server,) = agent.status().servers
     assert (server.ready, server.restarts, server.clients) == (True, 1, ())
-    assert host.daemons.of(NAME).spaces == {"c_1": most(30), "c_2": most(70)}
+    limits = {"c_1": most(30), "c_2": most(70), "a spare": most(70)}
+    assert host.granted(agent) == limits
     (incident,) = agent.status().incidents
     assert incident.number == 1
     assert (incident.server, incident.spaces, incident.clients) == (NAME, ("c_1", "c_2"), 1)
@@ -166,10 +171,9 @@ def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host,
     assert incident.at == host.seconds + 1e9
 
 
-@pytest.mark.parametrize("trouble", ["unanswering", "faulty"])
-def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent, trouble):
+def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent):
     agent.serve(space())
-    setattr(host.daemons.of(NAME), trouble, True)
+    host.daemons.of(NAME).faulty = True
 
     host.pass_time(agent, 13)
     (server,) = agent.status().servers
@@ -181,6 +185,169 @@ def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent, 
 
     (server,) = agent.status().servers
     assert (server.ready, server.restarts, server.reason) == (True, 1, "")
+
+
+def silent_for(host, agent, seconds):
+    """How long a server was looked at every second, until it was started again."""
+    for passed in range(seconds):
+        if agent.status().servers[0].restarts:
+            return passed
+        host.pass_time(agent, 1)
+    return None
+
+
+def test_a_server_that_says_nothing_is_started_again_after_a_quarter_of_a_minute(host, agent):
+    agent.serve(space())
+    host.connect(agent, 71, "c_1")
+    host.daemons.of(NAME).unanswering = True
+    host.pass_time(agent, 13)  # asked for the first time
+
+    assert not agent.status().servers[0].ready
+    assert "does not answer" in agent.status().servers[0].reason
+    assert silent_for(host, agent, 60) == 15
+
+
+def test_a_server_that_answers_in_between_is_not_silent(host, agent):
+    """A node on which nobody gets on makes every daemon slow."""
+    agent.serve(space())
+    server = host.daemons.of(NAME)
+    for _ in range(5):
+        server.unanswering = True
+        assert silent_for(host, agent, 14) is None
+        server.unanswering = False
+        host.pass_time(agent, 13)
+        assert agent.status().servers[0].ready
+
+    assert agent.status().incidents == ()
+
+
+def test_few_questions_are_no_silence_however_long_they_took(host, agent):
+    agent.serve(space())
+    host.daemons.of(NAME).unanswering = True
+    host.pass_time(agent, 13)
+    host.pass_time(agent, 100)
+    assert agent.status().incidents == ()
+    host.pass_time(agent, 1)
+
+    assert len(agent.status().incidents) == 1
+
+
+@pytest.mark.parametrize("also", ["nothing else", "its daemon died"])
+def test_a_server_that_cannot_be_asked_is_left_alone(host, agent, also):
+    """While the driver's container is replaced there is no program to ask with."""
+    agent.serve(space())
+    host.connect(agent, 71, "c_1")
+    host.daemons.unaskable = "the driver is gone"
+    before = len(host.daemons.calls)
+    if also != "nothing else":
+        host.daemons.kill(NAME)
+    for _ in range(40):
+        host.pass_time(agent, 2)
+
+    (server,) = agent.status().servers
+    assert not server.ready
+    assert "the driver is gone" in server.reason
+    assert not {f"end {NAME}", f"start {NAME}"} & set(host.daemons.calls[before:])
+    host.daemons.unaskable = ""
+    host.pass_time(agent, 61)
+    (server,) = agent.status().servers
+    assert (server.ready, server.restarts) == (True, int(also != "nothing else"))
+
+
+def test_a_faulty_server_is_not_ended_before_there_is_a_driver_to_start_it_with(host, agent):
+    agent.serve(space())
+    host.daemons.of(NAME).faulty = True
+    host.pass_time(agent, 13)
+    host.daemons.newest = 0
+    for _ in range(5):
+        host.pass_time(agent, 61)
+
+    assert f"end {NAME}" not in host.daemons.calls
+    assert host.daemons.of(NAME)
+    assert "has no nvidia-cuda-mps-control" in agent.status().servers[0].reason
+    host.daemons.newest = 3
+    host.pass_time(agent, 61)
+    assert agent.status().servers[0].ready
+
+
+def test_processes_that_cannot_be_looked_at_are_not_taken_for_gone(host, agent):
+    agent.serve(space())
+    is_running = host.daemons.is_running
+
+    def blind(daemon):
+        raise NotAsked("no file is free")
+
+    host.daemons.is_running = blind
+    for _ in range(5):
+        host.pass_time(agent, 13)
+    assert "no file is free" in agent.status().servers[0].reason
+    host.daemons.is_running = is_running
+    host.pass_time(agent, 13)
+
+    assert agent.status().servers[0].ready
+    assert agent.status().incidents == ()
+
+
+def test_a_daemon_that_does_not_answer_whom_to_end_is_not_started_again_for_that(host, agent):
+    agent.serve(space())
+    host.connect(agent, 71, "c_1")
+    host.daemons.of(NAME).unanswering = True
+
+    with pytest.raises(TimedOut):
+        agent.terminate("c_1", [71])
+    agent.look_after()
+
+    assert not agent.status().servers[0].ready
+    assert agent.status().incidents == ()
+
+
+def test_clients_that_need_more_time_are_no_reason_to_start_a_server_again(host, agent):
+    agent.serve(space())
+    host.connect(agent, 71, "c_1")
+
+    def slow(daemon, pids):
+        raise NodeError("MPS client 71 did not end yet, others did: ask again")
+
+    host.daemons.terminate = slow
+    with pytest.raises(NodeError, match="ask again"):
+        agent.terminate("c_1", [71])
+    agent.look_after()
+
+    assert agent.status().servers[0].ready
+    assert agent.status().incidents == ()
+
+
+def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
+    agent = host.agent(partial(side_by_side, seconds=0.05))
+    agent.serve(space("c_1", ONE))
+    agent.serve(space("c_2", TWO))
+    slow = host.daemons.start = Slow(host.daemons)
+    for gpu in (ONE, TWO):
+        slow.begun[gpu].clear()
+    host.daemons.kill(NAME)
+    host.pass_time(agent, 5)
+    assert slow.begun[ONE].wait(5)
+    waiting = threading.active_count()
+
+    for _ in range(3):
+        host.pass_time(agent, 13)
+
+    assert threading.active_count() == waiting
+    assert host.daemons.calls.count(f"look {server_name([TWO])}") == 3
+    assert agent.problem(20) is None
+    slow.go_on.set()
+    deadline = time.monotonic() + 5
+    while not all(one.ready for one in agent.status().servers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_logs_are_kept_short_once_a_minute(host, agent):
+    agent.serve(space())
+    for _ in range(21):
+        host.pass_time(agent, 6)
+
+    assert host.daemons.trimmed == [NAME] * 3
 
 
 def test_a_server_that_was_only_slow_once_is_left_alone(host, agent):
@@ -213,7 +380,7 @@ def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_t
     agent.on_trouble = lambda: woken.append(True)
     agent.serve(space("c_1"))
     agent.serve(space("c_2"))
-    host.daemons.connect(NAME, 71, "c_1")
+    host.connect(agent, 71, "c_1")
     host.daemons.of(NAME).hanging = True
 
     agent.terminate("c_1", [71])
@@ -224,7 +391,7 @@ def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_t
     assert agent.status().servers[0].ready
     (incident,) = agent.status().incidents
     assert incident.reason.startswith("a client could not be ended")
-    assert incident.spaces == ("c_1", "c_2")
+    assert (incident.spaces, incident.clients) == (("c_1", "c_2"), 1)
 
 
 def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
@@ -271,7 +438,7 @@ def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agen
     agent.release("c_1")
     host.pass_time(agent, 5)
 
-    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+    assert host.granted(agent) == {"c_2": most(50), "a spare": most(50)}
 
 
 def test_a_space_that_a_wedged_server_does_not_give_back_is_gone_with_its_restart(host, agent):
@@ -282,29 +449,83 @@ def test_a_space_that_a_wedged_server_does_not_give_back_is_gone_with_its_restar
     with pytest.raises(TimedOut):
         agent.release("c_1")
     assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
-    host.pass_time(agent, 2)
-    host.pass_time(agent, 2)
+    for _ in range(16):
+        host.pass_time(agent, 1)
 
     agent.release("c_1")
-    assert host.daemons.of(NAME).spaces == {"c_2": most(50)}
+    assert host.granted(agent) == {"c_2": most(50), "a spare": most(50)}
 
 
 def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(host, agent):
     agent.serve(space("c_1", percent=30, mib=1024))
-    agent.serve(space("c_2"))
-    host.daemons.connect(NAME, 71, "c_1")
-    host.daemons.connect(NAME, 72, "c_2")
-    host.daemons.of(NAME).spaces["c_1"] = most(100, 1024)
+    agent.serve(space("c_2", percent=40, mib=1024))
+    host.connect(agent, 71, "c_1")
+    host.connect(agent, 72, "c_2")
+    raised = SpaceName(host.namespaces(agent)["c_2"])
+    host.daemons.of(NAME).spaces[raised] = most(100, 2048)
+    before = len(host.daemons.calls)
 
     host.pass_time(agent, 13)
 
-    assert host.daemons.of(NAME).spaces["c_1"] == most(30, 1024)
-    assert host.daemons.of(NAME).clients == {MpsClient(72, SpaceName("c_2"))}
+    assert host.granted(agent)["c_2"] == most(40, 1024)
+    assert agent.status().servers[0].clients == (
+        MpsClient(71, SpaceName("c_1")),
+        MpsClient(72, SpaceName("c_2")),
+    )  # as they were seen
+    assert {one.pid for one in host.daemons.of(NAME).clients} == {71}
+    # Containers have its directory mounted: it is not made anew.
+    assert f"remove {NAME}" not in host.daemons.calls[before:]
     (incident,) = agent.status().incidents
-    assert (incident.spaces, incident.clients) == (("c_1",), 1)
+    assert (incident.spaces, incident.clients) == (("c_2",), 1)
     assert incident.reason == (
-        "its limits were changed: 100 % and 1024 MiB instead of 30 % and 1024 MiB"
+        "its limits were changed: 100 % and 2048 MiB instead of 40 % and 1024 MiB"
     )
+
+
+def test_a_client_that_comes_back_while_its_limits_are_set_is_ended_too(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    terminate, coming = host.daemons.terminate, [72, 73]
+
+    def meanwhile(daemon, pids):
+        terminate(daemon, pids)
+        if coming:
+            host.connect(agent, coming.pop(0), "c_1")
+
+    host.daemons.terminate = meanwhile
+    host.pass_time(agent, 13)
+
+    assert host.granted(agent)["c_1"] == most(50)
+    assert host.daemons.of(NAME).clients == set()
+
+
+def test_a_tenant_whose_clients_never_stay_away_does_not_hold_up_the_agent(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    host.daemons.terminate = lambda daemon, pids: host.connect(agent, 72, "c_1")
+
+    host.pass_time(agent, 13)
+
+    assert host.granted(agent)["c_1"] == most(100)
+    assert len(agent.status().incidents) == 1
+
+
+def test_a_server_whose_intruder_cannot_be_ended_is_started_again_with_the_right_limits(
+    host, agent
+):
+    agent.serve(space("c_1"))
+    host.connect(agent, 71, "c_1")
+    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    host.daemons.of(NAME).hanging = True
+
+    host.pass_time(agent, 13)
+    host.pass_time(agent, 1)
+
+    assert host.granted(agent)["c_1"] == most(50)
+    changed, restarted = agent.status().incidents
+    assert changed.reason.startswith("its limits were changed")
+    assert restarted.reason.startswith("a client could not be ended")
+    assert restarted.clients == 1
 
 
 def test_limits_are_not_set_again_for_ever(host, agent):
@@ -323,7 +544,9 @@ def test_a_space_that_somebody_removed_is_made_again_and_a_stranger_removed(host
 
     host.pass_time(agent, 13)
 
-    assert host.daemons.of(NAME).spaces == {"c_1": most(50)}
+    assert host.granted(agent) == {"c_1": most(50), "a spare": most(50)}
+    assert "stranger" not in host.daemons.of(NAME).spaces
+    assert agent.status().incidents[0].reason == "it was removed"
 
 
 def test_protocol_2_has_one_place_for_all_and_its_shared_memory(mps_dir):
@@ -360,7 +583,7 @@ def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
     agent.serve(space("c_1", percent=30, most=most(30)))
-    host.daemons.connect(NAME, 71, "c_1")
+    host.connect(agent, 71, "c_1")
 
     with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(71\)"):
         agent.serve(space("c_2", percent=60, most=most(60)))
@@ -382,7 +605,7 @@ def test_an_older_driver_takes_over_what_a_newer_one_served(host, agent):
 
 def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
     before = agent.serve(space())
-    host.daemons.connect(NAME, 71, "c_1")
+    host.connect(agent, 71, "c_1")
     running = dict(host.daemons.running)
 
     again = host.agent()
@@ -413,13 +636,85 @@ def test_a_directory_that_nothing_is_written_of_is_removed(host):
     assert host.left() == ["sim"]
 
 
-def test_a_state_that_cannot_be_read_is_said_with_what_to_do(host, agent):
-    agent.serve(space())
+@pytest.mark.parametrize("how", ["empty", "newer", "unreadable"])
+def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, caplog, how):
+    agent.serve(space("c_1"))
+    agent.serve(space("c_2", TWO))
     path = host.directory / "state" / f"{NAME}.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    before = path.read_text()
+    if how == "unreadable":
+        path.unlink()
+        path.mkdir()
+    else:
+        path.write_text("" if how == "empty" else before.replace('"version": 1', '"version": 2'))
 
-    with pytest.raises(NodeError, match=r"(?s)state/s.*has the version 2.*release that wrote it"):
-        host.agent()
+    agent = host.agent()
+
+    assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
+    assert [one.daemon.name for one in host.daemons.running.values()] == [server_name([TWO])]
+    assert not (host.directory / NAME).exists()
+    assert path.with_suffix(".unreadable").exists()
+    (incident,) = agent.status().incidents
+    assert (incident.server, incident.number) == (NAME, 1)
+    assert incident.reason.startswith("it was ended: what is written in")
+    assert "a file is set aside" in caplog.messages
+    assert agent.serve(space("c_1")).space.name == "c_1"
+    assert host.agent().status().incidents == (incident,)
+
+
+@pytest.mark.parametrize("cut", [0, 200])
+def test_incidents_that_cannot_be_read_do_not_keep_the_agent_from_starting(host, agent, cut):
+    agent.serve(space())
+    for _ in range(3):
+        host.daemons.kill(NAME)
+        host.pass_time(agent, 5)
+    path = host.directory / "state" / "incidents.json"
+    path.write_text(path.read_text()[:-cut] if cut else "")
+
+    for _ in range(2):
+        (lost,) = host.agent().status().incidents
+
+    assert lost.number == (1 if not cut else 3)
+    assert lost.reason.startswith("what was written of earlier incidents is lost")
+
+
+def test_who_lives_in_a_directory_that_nothing_is_written_of_is_ended(host, agent):
+    agent.serve(space())
+    (host.directory / "state" / f"{NAME}.json").unlink()
+
+    host.agent()
+
+    assert host.left() == []
+
+
+def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(host, agent):
+    agent.serve(space())
+    (host.directory / "state" / f"{NAME}.json").unlink()
+    clear = host.daemons.clear
+
+    def stays(daemon):
+        raise TimedOut("processes do not end, although they were killed")
+
+    host.daemons.clear = stays
+    agent = host.agent()
+    with pytest.raises(TimedOut, match="do not end"):
+        agent.serve(space())
+    agent.look_after()
+    assert (host.directory / NAME).exists()
+    host.daemons.clear = clear
+    agent.look_after()
+
+    assert host.left() == []
+    assert agent.serve(space()).space == space()
+
+
+def test_a_server_that_was_not_sheltered_is_when_the_next_agent_can(host, agent):
+    host.daemons.sheltered = False
+    agent.serve(space())
+    assert agent.unsheltered == 1
+    assert host.agent().unsheltered == 1
+    host.daemons.sheltered = True
+    assert host.agent().unsheltered == 0
 
 
 def test_a_write_that_a_crash_cut_short_is_cleared_up(host, agent):
@@ -437,6 +732,41 @@ def test_daemons_of_others_are_told_and_left_alone(host, agent):
     agent.look_after()
 
     assert agent.status().foreign == ("nvidia-cuda-mps-control (process 4711)",)
+
+
+def test_one_that_was_started_during_the_search_is_nobody_elses(host, agent):
+    foreign = host.daemons.foreign
+
+    def meanwhile(tokens):
+        agent.serve(space())
+        return foreign(tokens)
+
+    host.daemons.foreign = meanwhile
+    agent.look_after()
+
+    assert agent.status().foreign == ()
+    host.daemons.foreign = foreign
+    host.daemons.others = ("another",)
+    agent.look_after()  # without waiting for a minute
+    assert agent.status().foreign == ("another",)
+
+
+def test_a_search_for_others_that_fails_harms_nobody(host, agent):
+    def blind(tokens):
+        raise NotAsked("no file is free")
+
+    host.daemons.foreign = blind
+    agent.look_after()
+
+    assert agent.problem(20) is None
+
+
+def test_it_says_when_nobody_looks_after_the_servers_any_more(host, agent):
+    assert agent.stuck(300) is None
+    host.seconds += 301
+    assert agent.stuck(300) == "the last round began 301 s ago"
+    agent.look_after()
+    assert agent.stuck(300) is None
 
 
 def test_it_says_whether_the_servers_are_looked_after(host, agent):

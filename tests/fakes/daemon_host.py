@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,11 +115,18 @@ class DaemonHost:
         mounts = mounted_at_or_below(os.path.realpath(self.mps_dir))
         return [*self.processes(), *mounts, *files]
 
-    def close(self) -> None:
+    def end_programs(self) -> None:
         for program in self.programs:
             program.kill()
             program.communicate()
+        self.programs.clear()
+
+    def close(self) -> None:
+        """End and take away what tests have left; it can be used again."""
+        self.end_programs()
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         for mounted in mounted_at_or_below(os.path.realpath(self.mps_dir)):
             subprocess.run(["umount", "-l", mounted], check=True)
+        self.tokens.clear()
+        shutil.rmtree(self.mps_dir, ignore_errors=True)

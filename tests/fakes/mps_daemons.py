@@ -6,10 +6,10 @@ effect: see ``Fate``.
 
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, NotAsked, TimedOut, Wedged
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
 from dra_driver.node.mps.daemon import Daemon, Look
@@ -47,6 +47,7 @@ class Running:
     unanswering: bool = False  # to anything
     hanging: bool = False  # when a client is to be ended
     faulty: bool = False  # its server, which says so
+    sheltered: bool = True
 
 
 class FakeDaemons:
@@ -59,6 +60,9 @@ class FakeDaemons:
         self.absent: set[GpuUuid] = set()  # a server over one of them does not start
         self.others: tuple[str, ...] = ()
         self.calls: list[str] = []
+        self.trimmed: list[str] = []  # servers whose logs were cut
+        self.sheltered = True  # what is started is safe from the end of the agent's container
+        self.unaskable = ""  # why no program can be run
 
     # As tests see them
 
@@ -79,6 +83,8 @@ class FakeDaemons:
     # As the agent uses them
 
     def protocol(self) -> int:
+        if self.unaskable:
+            raise NotAsked(self.unaskable)
         if not self.newest:
             raise NodeError("the driver has no nvidia-cuda-mps-control")
         return self.newest
@@ -96,7 +102,7 @@ class FakeDaemons:
             if not there:
                 shutil.rmtree(daemon.directory)
             raise NodeError(f"MPS server {daemon.name} does not start: no such GPU")
-        running = self.running[daemon.token] = Running(daemon)
+        running = self.running[daemon.token] = Running(daemon, sheltered=self.sheltered)
         self.fate.point()
         if daemon.protocol > 2:
             running.spaces = {space.name: space.allowance for space in spaces}
@@ -112,6 +118,14 @@ class FakeDaemons:
         clients = tuple(sorted(running.clients))
         return Look(not running.faulty, state, clients, dict(running.spaces))
 
+    def is_there(self, directory: str) -> bool:
+        names = {
+            self._directory(one.daemon, name)
+            for one in self.running.values()
+            for name in one.spaces
+        }
+        return directory in names
+
     def add(self, daemon: Daemon, space: Space) -> str:
         running = self._answering("add", daemon)
         if daemon.protocol > 2:
@@ -123,6 +137,16 @@ class FakeDaemons:
             running.spaces[space.name] = space.allowance
         self.fate.point()
         return self._directory(daemon, space.name)
+
+    def limit(self, daemon: Daemon, space: Space) -> None:
+        running = self._answering("limit", daemon)
+        if space.name not in running.spaces:
+            raise NodeError(f"namespace {space.name} does not exist")
+        if any(one.space == space.name for one in running.clients):
+            raise NodeError(f"namespace {space.name} has active clients")
+        memory = space.allowance.memory_bytes or running.spaces[space.name].memory_bytes
+        running.spaces[space.name] = replace(space.allowance, memory_bytes=memory)
+        self.fate.point()
 
     def remove(self, daemon: Daemon, space: SpaceName) -> None:
         if daemon.token not in self.running:
@@ -137,7 +161,7 @@ class FakeDaemons:
             return
         running = self._answering("terminate", daemon)
         if running.hanging and {one.pid for one in running.clients} & set(pids):
-            raise TimedOut("client terminate took more than 5 s")
+            raise Wedged("client 71 did not end in 4 s")
         running.clients = {one for one in running.clients if one.pid not in pids}
 
     def end(self, daemon: Daemon) -> None:
@@ -150,6 +174,26 @@ class FakeDaemons:
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
+    def clear(self, daemon: Daemon) -> None:
+        self._begin("clear", daemon)
+        for token, one in list(self.running.items()):
+            if one.daemon.directory == daemon.directory:
+                del self.running[token]
+        self.fate.point()
+        shutil.rmtree(daemon.directory, ignore_errors=True)
+        self.fate.point()
+
+    def trim(self, daemon: Daemon) -> None:
+        self.trimmed.append(daemon.name)
+
+    def shelter(self, daemon: Daemon) -> bool:
+        if daemon.token in self.running:
+            self.running[daemon.token].sheltered = self.sheltered
+        return self.sheltered
+
+    def is_sheltered(self, daemon: Daemon) -> bool:
+        return daemon.token not in self.running or self.running[daemon.token].sheltered
+
     def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
         left = self.running.keys() - set(tokens)
         return tuple(sorted((*self.others, *(self.running[one].daemon.name for one in left))))
@@ -160,6 +204,8 @@ class FakeDaemons:
 
     def _answering(self, call: str, daemon: Daemon) -> Running:
         self._begin(call, daemon)
+        if self.unaskable:
+            raise NotAsked(self.unaskable)
         running = self.running.get(daemon.token)
         if running is None:
             raise NodeError(f"nobody answers in {daemon.directory}")

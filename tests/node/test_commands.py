@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, ProgramFailed, TimedOut
 from dra_driver.node import commands
 from dra_driver.node.commands import Command, in_root, run, run_into
 
@@ -143,3 +143,47 @@ def test_what_cannot_be_put_into_the_background_is_named(tmp_path: Path) -> None
 def test_what_a_program_is_told_reaches_it() -> None:
     command = Command("/bin/sh", ("-c", "cat; echo $WHO"), variables=(("WHO", "me"),), stdin="hi\n")
     assert run(command, 10) == "hi\nme\n"
+
+
+def test_what_failed_keeps_the_words_of_the_program_apart_from_ours() -> None:
+    with pytest.raises(ProgramFailed) as e:
+        run(shell("echo no such device; exit 9"), 10)
+    assert e.value.said == "no such device"
+
+
+@pytest.mark.parametrize("ends", ["exit 125", "exit 126", "exit 127", "kill -9 $$"])
+def test_what_never_ran_or_was_killed_gave_no_answer(ends: str) -> None:
+    """As chroot fails, or a library is not there, or memory is short."""
+    with pytest.raises(NodeError, match=r"failed with code 12|ended by signal 9") as e:
+        run(shell(ends), 10)
+    assert not isinstance(e.value, ProgramFailed)
+
+
+def test_what_stays_has_a_umask_that_lets_others_in_whatever_ours_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        run_into(shell("umask"), tmp_path / "said", 10)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "said").read_text() == "0022\n"
+
+
+def test_what_stays_goes_on_at_the_end_of_an_output_that_is_cut(tmp_path: Path) -> None:
+    output, go = tmp_path / "said", tmp_path / "go"
+    script = f"(until [ -e {go} ]; do sleep 0.01; done; echo after) & echo before"
+    run_into(shell(script), output, 10)
+    os.truncate(output, 0)
+    go.touch()
+
+    deadline = time.monotonic() + 5
+    while not output.read_text() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert output.read_text() == "after\n"
+
+
+def test_what_a_program_starts_by_name_is_looked_for_beside_it_first() -> None:
+    command = Command("/opt/nvidia/bin/control", ("-d",)).with_neighbours()
+
+    first, *rest = command.env["PATH"].split(":")
+    assert first == "/opt/nvidia/bin" and "/usr/bin" in rest
+    assert command.argv == ("/opt/nvidia/bin/control", "-d")

@@ -1,19 +1,23 @@
 """Daemons of a simulated host are started, asked and stopped, and leave nothing behind."""
 
+import itertools
+import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
 from dra_driver.model.mps import Allowance, MpsClient, SpaceName
 from dra_driver.node.commands import run
+from dra_driver.node.mps.daemons import Daemon, Daemons
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.node.sim.mps_client import main as client
 from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost
@@ -31,17 +35,72 @@ def protocol():
     return 3
 
 
-@pytest.fixture
-def host(protocol):
+@contextmanager
+def new_host(protocol):
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         made = DaemonHost(Path(directory), protocol)
         yield made
         made.close()
 
 
+@pytest.fixture(scope="module")
+def hosts():
+    """One of each protocol, for all tests that leave it as it is."""
+    with new_host(2) as older, new_host(3) as newer:
+        yield {2: older, 3: newer}
+
+
+@pytest.fixture
+def host(hosts, protocol):
+    yield hosts[protocol]
+    hosts[protocol].close()
+
+
+@pytest.fixture
+def other_host(protocol):
+    """One that a test can change."""
+    with new_host(protocol) as made:
+        yield made
+
+
 @pytest.fixture
 def daemons(host):
     return host.daemons()
+
+
+@dataclass
+class Shared:
+    """A daemon that runs, for tests that leave it running."""
+
+    host: DaemonHost
+    daemons: Daemons
+    daemon: Daemon
+    numbers: Iterator[int]
+
+    def space(self, memory=None, percent=30):
+        """One that no other test has."""
+        return self.host.space(next(self.numbers), memory, percent)
+
+    def limits(self, space):
+        return self.daemons.look(self.daemon).spaces.get(space.name)
+
+
+@pytest.fixture(scope="module")
+def running():
+    """One of each protocol."""
+    with new_host(2) as older, new_host(3) as newer:
+        made = {}
+        for host in (older, newer):
+            daemon, daemons = host.daemon(most=Allowance(50, 5 * GIB)), host.daemons()
+            daemons.start(daemon, [])
+            made[host.protocol] = Shared(host, daemons, daemon, itertools.count(10))
+        yield made
+
+
+@pytest.fixture
+def shared(running, protocol):
+    yield running[protocol]
+    running[protocol].host.end_programs()
 
 
 def eventually(condition) -> bool:
@@ -64,19 +123,74 @@ def test_the_newest_protocol_is_told_by_the_driver(daemons, protocol):
     assert daemons.protocol() == protocol == daemons.protocol()
 
 
-def test_a_new_driver_without_all_that_is_needed_speaks_protocol_2(host, daemons):
-    host.change(mps="protocol-2")
-    assert daemons.protocol() == 2
+def test_a_new_driver_without_all_that_is_needed_speaks_protocol_2(other_host):
+    other_host.change(mps="protocol-2")
+    assert other_host.daemons().protocol() == 2
 
 
-def test_another_driver_is_asked_anew(host, daemons):
+def test_a_driver_that_cannot_be_asked_is_not_taken_for_an_older_one(other_host):
+    """Which would have everything started again with the older protocol."""
+    answers = iter(["no process is to be had"])
+
+    def seldom(command, seconds):
+        for problem in answers:
+            raise NodeError(problem)
+        return run(command, seconds)
+
+    daemons = other_host.daemons(run=seldom)
+    with pytest.raises(NotAsked, match="no process is to be had"):
+        daemons.protocol()
     assert daemons.protocol() == 3
-    host.change(driver_version="580.95.05", cuda_version="13.0")
+
+
+def test_a_program_that_goes_while_its_driver_stays_is_missed(other_host):
+    daemons = other_host.daemons()
+    assert daemons.protocol() == 3
+    program = other_host.node.root / "usr/bin/nvidia-cuda-mps-control"
+    program.rename(program.with_name("elsewhere"))
+    try:
+        with pytest.raises(NodeError, match="nvidia-cuda-mps-control"):
+            daemons.protocol()
+    finally:
+        program.with_name("elsewhere").rename(program)
+
+
+@both
+def test_what_could_not_be_asked_is_told_apart_from_what_answers_wrongly(shared):
+    def cannot(command, seconds):
+        raise NodeError("cannot run it: too many open files")
+
+    def wrong(command, seconds):
+        raise ProgramFailed("it refuses", "it refuses")
+
+    with pytest.raises(NotAsked, match="too many open files"):
+        shared.host.daemons(run=cannot).look(shared.daemon)
+    with pytest.raises(ProgramFailed):
+        shared.host.daemons(run=wrong).look(shared.daemon)
+
+
+@both
+def test_whoever_lives_in_a_directory_is_ended_without_knowing_its_token(host, daemons):
+    daemon = host.daemon()
+    daemons.start(daemon, [host.space(0)])
+    unknown = replace(daemon, token="f" * 32, gpus=(), protocol=2)
+
+    for _ in range(2):
+        host.daemons().clear(unknown)
+
+    assert host.left() == []
+
+
+def test_another_driver_is_asked_anew(other_host):
+    daemons = other_host.daemons()
+    assert daemons.protocol() == 3
+    other_host.change(driver_version="580.95.05", cuda_version="13.0")
     assert daemons.protocol() == 2
 
 
-def test_a_driver_without_mps_is_said_to_have_none(host, daemons):
-    host.change(mps="missing")
+def test_a_driver_without_mps_is_said_to_have_none(other_host):
+    daemons = other_host.daemons()
+    other_host.change(mps="missing")
     with pytest.raises(
         NodeError, match=r"has no nvidia-cuda-mps-control: install the whole driver"
     ):
@@ -129,9 +243,8 @@ def test_spaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
 
 
 @pytest.mark.parametrize("protocol", [2])
-def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(host, daemons):
-    daemon = host.daemon()
-    daemons.start(daemon, [])
+def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(shared):
+    daemon = shared.daemon
     inside = Path(f"/proc/{control(daemon)}/root/dev/shm")
 
     Path(daemon.shm, "probe").touch()
@@ -139,72 +252,101 @@ def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(host, daemons):
     assert not Path("/dev/shm/probe").exists()
 
 
-def test_a_space_is_added_and_is_the_same_when_it_is_added_again(host, daemons):
-    daemon = host.daemon()
-    daemons.start(daemon, [host.space(0)])
-    space = host.space(1, 3 * GIB, 20)
+def test_a_space_is_added_and_is_the_same_when_it_is_added_again(shared):
+    daemon, space = shared.daemon, shared.space(3 * GIB, 20)
 
-    directory = daemons.add(daemon, space)
+    directory = shared.daemons.add(daemon, space)
 
-    assert directory == f"{daemon.pipe}/gpu/{space.name}" == daemons.add(daemon, space)
-    assert daemons.look(daemon).spaces[space.name] == Allowance(20, 3 * GIB)
+    assert directory == f"{daemon.pipe}/gpu/{space.name}" == shared.daemons.add(daemon, space)
+    assert shared.limits(space) == Allowance(20, 3 * GIB)
+    assert shared.daemons.is_there(directory)
+    assert not shared.daemons.is_there(f"{directory}x")
 
 
-def test_a_space_is_added_in_two_runs_of_the_program(host):
+def test_a_space_is_added_in_two_runs_of_the_program_and_limited_in_one(shared):
     ran = []
 
     def counted(command, seconds):
-        ran.append(command.args)
+        ran.append(command.args[:2])
         return run(command, seconds)
 
-    daemons = host.daemons(run=counted)
-    daemon = host.daemon()
-    daemons.start(daemon, [])
+    daemons = shared.host.daemons(run=counted)
+    daemons.add(shared.daemon, shared.space())  # which finds out where they are
+    space = shared.space()
     ran.clear()
-    daemons.add(daemon, host.space(1))
+    daemons.add(shared.daemon, space)
 
-    assert [args[:2] for args in ran] == [("namespace", "create"), ("namespace", "set")]
+    assert ran == [("namespace", "create"), ("namespace", "set")]
+    ran.clear()
+    daemons.limit(shared.daemon, replace(space, percent=31))
+    assert ran == [("namespace", "set")]
+
+
+def test_limits_of_a_space_change_unless_a_client_is_in_there(shared):
+    daemons, daemon, space = shared.daemons, shared.daemon, shared.space(3 * GIB)
+    directory = daemons.add(daemon, space)
+
+    daemons.limit(daemon, replace(space, percent=20, memory_bytes=(2 * GIB,)))
+    assert shared.limits(space) == Allowance(20, 2 * GIB)
+    pid = shared.host.attach(daemon, directory)
+    with pytest.raises(NodeError, match="has active clients"):
+        daemons.limit(daemon, space)
+
+    daemons.terminate(daemon, [pid])
+    daemons.limit(daemon, space)
+    assert shared.limits(space) == Allowance(30, 3 * GIB)
+
+
+def test_limits_of_a_space_that_is_not_there_cannot_be_set(shared):
+    with pytest.raises(NodeError, match="does not exist"):
+        shared.daemons.limit(shared.daemon, shared.space())
+
+
+def test_a_memory_limit_stays_where_none_is_said(shared):
+    space = shared.space(3 * GIB)
+    shared.daemons.add(shared.daemon, space)
+
+    shared.daemons.limit(shared.daemon, replace(space, percent=40, memory_bytes=()))
+
+    assert shared.limits(space) == Allowance(40, 3 * GIB)
 
 
 @pytest.mark.parametrize("other", [{"percent": 31}, {"memory": 2 * GIB}])
-def test_a_space_with_other_limits_under_the_same_name_is_refused(host, daemons, other):
-    daemon = host.daemon()
-    daemons.start(daemon, [host.space(1, 3 * GIB)])
+def test_a_space_with_other_limits_under_the_same_name_is_refused(shared, other):
+    number = next(shared.numbers)
+    space = shared.host.space(number, 3 * GIB)
+    shared.daemons.add(shared.daemon, space)
 
     with pytest.raises(NodeError, match="has other limits already"):
-        daemons.add(daemon, host.space(1, **{"memory": 3 * GIB, **other}))
-    assert daemons.look(daemon).spaces == {host.space(1).name: Allowance(30, 3 * GIB)}
+        shared.daemons.add(shared.daemon, shared.host.space(number, **{"memory": 3 * GIB, **other}))
+    assert shared.limits(space) == Allowance(30, 3 * GIB)
 
 
-def test_a_space_that_a_crash_left_without_limits_gets_them(host, daemons):
-    daemon = host.daemon()
-    daemons.start(daemon, [])
-    space = host.space(1, 3 * GIB)
-    host.ask(daemon, "namespace", "create", space.name, "--server=gpu")
+def test_a_space_that_a_crash_left_without_limits_gets_them(shared):
+    space = shared.space(3 * GIB)
+    shared.host.ask(shared.daemon, "namespace", "create", space.name, "--server=gpu")
 
-    daemons.add(daemon, space)
+    shared.daemons.add(shared.daemon, space)
 
-    assert daemons.look(daemon).spaces == {space.name: Allowance(30, 3 * GIB)}
+    assert shared.limits(space) == Allowance(30, 3 * GIB)
 
 
-def test_a_space_whose_limits_are_refused_is_not_left_without(host, daemons):
-    daemon = host.daemon()
-    daemons.start(daemon, [])
+def test_a_space_whose_limits_are_refused_is_not_left_without(shared):
+    space = shared.space(percent=101)
 
     with pytest.raises(NodeError, match="namespace set"):
-        daemons.add(daemon, host.space(1, percent=101))
-    assert daemons.look(daemon).spaces == {}
+        shared.daemons.add(shared.daemon, space)
+    assert shared.limits(space) is None
 
 
 @pytest.mark.parametrize("protocol", [2])
 @pytest.mark.parametrize("other", [{"percent": 51}, {"memory": None}, {"memory": 6 * GIB}])
-def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(host, daemons, other):
-    daemon = host.daemon(most=Allowance(50, 5 * GIB))
-    daemons.start(daemon, [])
+def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(shared, other):
+    host, daemon = shared.host, shared.daemon
 
-    assert daemons.add(daemon, host.space(1, 5 * GIB, 50)) == daemon.pipe
+    assert shared.daemons.add(daemon, host.space(1, 5 * GIB, 50)) == daemon.pipe
     with pytest.raises(NodeError, match="has other limits already"):
-        daemons.add(daemon, host.space(1, **{"memory": 5 * GIB, **other}))
+        shared.daemons.add(daemon, host.space(1, **{"memory": 5 * GIB, **other}))
 
 
 @both
@@ -225,9 +367,9 @@ def test_a_space_is_removed_with_its_clients_and_what_is_unknown_is_fine(host, d
 
 
 @both
-def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(host, daemons, protocol):
-    daemon, space = host.daemon(), host.space(1)
-    directory = daemons.start(daemon, [space])[space.name]
+def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared, protocol):
+    host, daemons, daemon, space = shared.host, shared.daemons, shared.daemon, shared.space(GIB)
+    directory = daemons.add(daemon, space)
     pids = sorted(host.attach(daemon, directory) for _ in range(2))
     stranger = host.program(daemon, directory)
     name = space.name if protocol == 3 else None
@@ -311,6 +453,7 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
     assert control(daemon) != before
     assert daemons.look(daemon).ready
     host.attach(daemon, directory)
+    host.end_programs()  # for whom it would wait a second
     daemons.stop(daemon)
     assert host.left() == []
 
@@ -319,7 +462,8 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
 @pytest.mark.parametrize(
     ("how", "said"), [("fails", "always fails"), ("hangs", "into the background")]
 )
-def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(host, how, said):
+def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, how, said):
+    host = other_host
     host.change(mps=how)
     with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{said}"):
         host.daemons(BRIEF).start(host.daemon(), [host.space(0)])
@@ -327,29 +471,34 @@ def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(host, how, sai
 
 
 @both
-def test_a_daemon_that_dies_once_it_is_up_does_not_start_or_is_seen_to_be_dead(host, daemons):
+def test_a_daemon_that_dies_before_it_was_asked_does_not_start_and_leaves_nothing(other_host):
+    host = other_host
     host.change(mps="dies")
     daemon = host.daemon()
-    try:
-        daemons.start(daemon, [])
-    except NodeError as error:
-        assert "always dies" in str(error)
-    else:
-        assert eventually(lambda: not daemons.is_running(daemon))
-        daemons.stop(daemon)
+
+    processes = DaemonProcesses()
+
+    def too_late(command, seconds):
+        assert eventually(lambda: processes.control(processes.of(daemon.token)) is None)
+        return run(command, seconds)
+
+    with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
+        host.daemons(run=too_late).start(daemon, [])
     assert host.left() == []
 
 
-def test_a_server_over_a_gpu_that_is_gone_is_said_to_be(host):
+def test_a_server_over_a_gpu_that_is_gone_is_said_to_be(other_host):
+    host = other_host
     daemon = host.daemon()
     host.change(gpu=0, present=False)
 
     with pytest.raises(NodeError, match=r"it has no server: is its GPU there(.|\n)*no such device"):
-        host.daemons(replace(BRIEF, start=5.0, ask=3.0)).start(daemon, [host.space(0)])
+        host.daemons(replace(BRIEF, start=5.0, ask=3.0, unseen=0.3)).start(daemon, [host.space(0)])
     assert host.left() == []
 
 
-def test_a_server_whose_gpu_goes_is_not_ready(host, daemons):
+def test_a_server_whose_gpu_goes_is_not_ready(other_host):
+    host, daemons = other_host, other_host.daemons()
     daemon = host.daemon()
     daemons.start(daemon, [])
     host.change(gpu=0, present=False)
@@ -357,8 +506,8 @@ def test_a_server_whose_gpu_goes_is_not_ready(host, daemons):
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
 
-    assert eventually(lambda: not daemons.look(daemon).ready)
-    assert "is its GPU there" in daemons.look(daemon).state
+    assert eventually(lambda: "is its GPU there" in daemons.look(daemon).state)
+    assert not daemons.look(daemon).ready
 
 
 def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
@@ -374,37 +523,67 @@ def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
     assert daemons.is_running(other)
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from dra_driver.node.mps.daemons import Daemon
-from tests.fakes.daemon_host import DaemonHost
-host = DaemonHost(Path(sys.argv[1]), int(sys.argv[2]))
-daemon = Daemon(sys.argv[3], host.gpus[:1], host.protocol, sys.argv[4], sys.argv[5])
-daemons = host.daemons()
-daemons.protocol()
-print(flush=True)
-daemons.start(daemon, [host.space(0)])
-daemons.add(daemon, host.space(1))
-print("started", flush=True)
-"""
+@pytest.mark.parametrize("says", ["that it does", "that its connection is lost"])
+def test_a_daemon_that_goes_when_it_is_told_to_is_not_said_to_stay(host, caplog, says):
+    """It may be gone before the program has its answer."""
+
+    def lost(command, seconds):
+        said = run(command, seconds)
+        if "-q" in command.args and says != "that it does":
+            raise NodeError("exit code 1: Lost the connection to the MPS control daemon")
+        return said
+
+    caplog.set_level("INFO")
+    daemons = host.daemons(run=lost)
+    daemon = host.daemon()
+    daemons.start(daemon, [])
+    daemons.stop(daemon)
+
+    assert host.left() == []
+    assert caplog.messages == []
+
+
+def test_a_daemon_that_does_not_go_when_it_is_told_to_is_ended_and_that_is_logged(host, caplog):
+    def deaf(command, seconds):
+        if "-q" in command.args:
+            raise NodeError("exit code 1: not now")
+        return run(command, seconds)
+
+    caplog.set_level("INFO")
+    daemons = host.daemons(BRIEF, run=deaf)
+    daemon = host.daemon()
+    host.daemons().start(daemon, [])
+    daemons.stop(daemon)
+
+    assert host.left() == []
+    assert caplog.messages == ["an MPS daemon does not quit"]
+
+
+def starts_it(host, daemon, tell):
+    """What is killed in the middle of it."""
+    daemons = host.daemons()
+    daemons.protocol()
+    os.write(tell, b"+")
+    daemons.start(daemon, [host.space(0)])
+    daemons.add(daemon, host.space(1))
+    time.sleep(60)
 
 
 @both
 @pytest.mark.parametrize("after_ms", [0, 10, 40, 160])
-def test_whenever_who_starts_it_is_killed_nothing_is_left_once_it_is_stopped(
-    host, protocol, after_ms
-):
+def test_whenever_who_starts_it_is_killed_nothing_is_left_once_it_is_stopped(host, after_ms):
     daemon = host.daemon()
-    arguments = [host.directory, protocol, daemon.name, daemon.directory, daemon.token]
-    starter = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE
+    told, tell = os.pipe()
+    starter = multiprocessing.get_context("fork").Process(
+        target=starts_it, args=(host, daemon, tell)
     )
-    assert starter.stdout
-    starter.stdout.readline()
+    starter.start()
+    os.read(told, 1)
     time.sleep(after_ms / 1000)
     starter.kill()
-    starter.communicate()
+    starter.join()
+    for end in (told, tell):
+        os.close(end)
 
     host.daemons().stop(daemon)
 

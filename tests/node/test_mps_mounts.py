@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
 from dra_driver.node.commands import run
 from dra_driver.node.mps import mounts, shared_memory
 from dra_driver.node.mps.control import Control
+from dra_driver.node.mps.labels import Labels
 from tests.fakes.daemon_host import DaemonHost
 
 INFO = """\
@@ -23,6 +23,7 @@ INFO = """\
 
 """
 
+NO_SELINUX = Labels(Path("/nowhere/enforce"))
 needs_mounts = pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
     reason="mounting is not permitted here",
@@ -62,7 +63,7 @@ def test_what_the_host_sees_too_is_known(info):
 def test_shared_memory_is_mounted_once_for_everybody_to_write(place):
     shm = f"{place}/shm"
     for _ in range(2):
-        shared_memory.provide(shm, in_container=False)
+        shared_memory.provide(shm, False, NO_SELINUX)
 
     assert mounts.mounted_at_or_below(shm) == [shm]
     assert os.stat(shm).st_mode & 0o7777 == 0o1777
@@ -74,8 +75,8 @@ def test_shared_memory_is_mounted_once_for_everybody_to_write(place):
 @needs_mounts
 def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
     shm = f"{place}/shm"
-    shared_memory.provide(shm, in_container=False)
-    mounts.tmpfs(shm, 1 << 20)  # somebody mounted it again
+    shared_memory.provide(shm, False, NO_SELINUX)
+    mounts.tmpfs(shm, "size=1048576")  # somebody mounted it again
     with open(f"{shm}/used", "w"):
         shared_memory.withdraw(place)
         shared_memory.withdraw(place)
@@ -87,7 +88,7 @@ def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
 @needs_mounts
 def test_what_an_act_starts_has_its_own_shared_memory_and_nobody_else_has(place):
     shm = f"{place}/shm"
-    shared_memory.provide(shm, in_container=False)
+    shared_memory.provide(shm, False, NO_SELINUX)
     name = os.path.basename(place)
 
     def act():
@@ -100,15 +101,36 @@ def test_what_an_act_starts_has_its_own_shared_memory_and_nobody_else_has(place)
     assert shm not in mounts.mounted_at_or_below("/dev/shm")
 
 
+def in_container(place, propagation: str) -> str:
+    """What comes of mounting there in a container whose mounts are seen outside (shared) or not."""
+    program = (
+        "from pathlib import Path; from dra_driver.node.mps import mounts, shared_memory\n"
+        "from dra_driver.node.mps.labels import Labels\n"
+        f"try: shared_memory.provide('{place}/shm', True, Labels(Path('/nowhere')))\n"
+        "except Exception as e: print(type(e).__name__, e)\n"
+        f"print(mounts.mounted_at_or_below('{place}'))\n"
+    )
+    return subprocess.run(
+        ["unshare", "--mount", "--propagation", propagation, sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    ).stdout
+
+
 @needs_mounts
 def test_what_stays_in_a_container_is_refused_and_taken_away(place):
-    shm = f"{place}/shm"
-    if mounts.is_shared("/"):
-        pytest.skip("what is mounted here is seen elsewhere")
-    with pytest.raises(NodeError, match="mountPropagation: Bidirectional"):
-        shared_memory.provide(shm, in_container=True)
+    said, left = in_container(place, "private").splitlines()
 
-    assert not mounts.is_mounted(shm)
+    assert said.startswith("NodeError")
+    assert "mountPropagation: Bidirectional" in said
+    assert left == "[]"
+
+
+@needs_mounts
+def test_what_a_container_mounts_for_the_host_stays(place):
+    assert in_container(place, "shared").splitlines() == [f"['{place}/shm']"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -116,7 +138,8 @@ def test_where_mounting_is_not_permitted_the_error_says_what_is_missing():
     program = (
         "import os, sys; from dra_driver.node.mps import mounts\n"
         "os.setuid(65534)\n"
-        "for act in (lambda: mounts.tmpfs('/tmp', 1), lambda: mounts.with_own_mounts({}, int)):\n"
+        "own = lambda: mounts.with_own_mounts({}, int)\n"
+        "for act in (lambda: mounts.tmpfs('/tmp', 'size=1'), own):\n"
         "    try: act()\n"
         "    except Exception as e: print(type(e).__name__, e)\n"
     )
@@ -151,3 +174,22 @@ def test_a_driver_with_a_root_of_its_own_finds_the_directory_and_leaves_nothing_
         control.leave(daemon)
     assert not os.path.exists(inside)
     assert os.path.isdir(daemon.pipe)
+
+
+@needs_mounts
+def test_a_process_that_ends_does_not_wait_for_what_is_done_with_own_mounts():
+    program = (
+        "import os, threading, time; from dra_driver.node.mps import mounts\n"
+        "begun = threading.Event()\n"
+        "def hangs(): begun.set(); time.sleep(60)\n"
+        "work = lambda: mounts.with_own_mounts({}, hangs)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "assert begun.wait(10)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
+
+
+@needs_mounts
+def test_what_fails_with_own_mounts_fails_for_who_waits():
+    with pytest.raises(KeyError):
+        mounts.with_own_mounts({}, lambda: os.environ["NO_SUCH_VARIABLE"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.errors import NotAsked
 from dra_driver.node.mps.processes import DaemonProcesses, Running
 
 TOKEN = "a" * 32
@@ -147,13 +149,60 @@ def test_a_control_daemon_without_our_token_is_foreign(started, directory):
         one.stdout.readline()
     processes = DaemonProcesses()
 
-    found = dict(processes.foreign(frozenset()))
+    found = {one.pid: one.pipe_directory for one in processes.foreign(frozenset())}
     assert (found[child.pid], found[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
-    assert child.pid not in dict(processes.foreign(frozenset({TOKEN})))
+    assert child.pid not in {one.pid for one in processes.foreign(frozenset({TOKEN}))}
 
 
 def test_somebody_who_asks_a_daemon_is_no_daemon(started, directory):
     child = started(named(directory), "namespace", "list", token="")
     child.stdout.readline()
 
-    assert child.pid not in dict(DaemonProcesses().foreign(frozenset()))
+    assert child.pid not in {one.pid for one in DaemonProcesses().foreign(frozenset())}
+
+
+def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(started):
+    """A tenant's program has the pipe directory, too, and no token."""
+    inside = [
+        started("sleep", "60", token=token, CUDA_MPS_PIPE_DIRECTORY=path)
+        for token, path in ((TOKEN, "/m/s1/pipe"), ("b" * 32, "/m/s1/pipe/gpu"), ("c", "/m/s1"))
+    ]
+    started("sleep", "60", CUDA_MPS_PIPE_DIRECTORY="/m/s10/pipe")
+    started("sleep", "60", CUDA_MPS_PIPE_DIRECTORY="/n/m/s1/pipe")
+    tenant = subprocess.Popen(["sleep", "60"], env={"CUDA_MPS_PIPE_DIRECTORY": "/m/s1/pipe"})
+    try:
+        found = DaemonProcesses().living_in("/m/s1")
+    finally:
+        tenant.kill()
+        tenant.wait()
+
+    assert sorted(one.pid for one in found) == sorted(one.pid for one in inside)
+
+
+def test_processes_that_cannot_be_looked_at_are_not_said_to_be_gone(started):
+    child = started("sleep", "60")
+    processes = DaemonProcesses()
+    (running,) = processes.of(TOKEN)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        with pytest.raises(NotAsked):
+            processes.is_alive(running)
+        with pytest.raises(NotAsked):
+            processes.of(TOKEN)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+    assert child.poll() is None
+    assert processes.is_alive(running)
+
+
+def test_all_that_is_found_is_ended_and_what_stays_is_told(started):
+    child = started("sleep", "60")
+    processes = DaemonProcesses()
+
+    assert processes.end_all(lambda: processes.of(TOKEN), signal.SIGCONT, 0.0)
+    assert child.poll() is None
+    assert processes.end_all(lambda: processes.of(TOKEN), signal.SIGKILL, 5.0) == ()

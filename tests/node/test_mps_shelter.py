@@ -115,3 +115,44 @@ def test_cgroups_that_are_not_there_are_warned_of(tmp_path, caplog):
 
     assert not host.shelter.take_in([7])
     assert "cannot be moved out of its cgroup" in caplog.text
+
+
+def test_the_place_is_taken_away_unless_somebody_is_in_it(tmp_path):
+    host = Host(tmp_path, f"2:memory:{CONTAINER}\n1:cpu:{CONTAINER}\n")
+    empty, used = host.hierarchy("memory") / NAME, host.hierarchy("cpu") / NAME
+    empty.mkdir()
+    used.mkdir()
+    (used / "cgroup.procs").write_text("7")  # the kernel refuses to remove it then
+
+    for _ in range(2):
+        host.shelter.close()
+
+    assert not empty.exists()
+    assert used.exists()
+
+
+def test_on_a_plain_host_no_place_is_taken_away(tmp_path):
+    host = Host(tmp_path, "0::/system.slice/kubelet.service\n")
+    place = host.hierarchy() / NAME
+    place.mkdir()
+
+    host.shelter.close()
+
+    assert place.exists()
+
+
+def test_that_nothing_can_be_moved_is_said_once_until_it_changes(tmp_path, caplog):
+    caplog.set_level("INFO")
+    host = Host(tmp_path, f"0::{CONTAINER}\n")
+    host.hierarchy()
+    host.process("7", f"0::{CONTAINER}\n")
+    shelter = host.shelter
+
+    for _ in range(3):
+        assert not shelter.take_in([7])
+    assert len(caplog.messages) == 1
+    host.process("7", f"0::/{NAME}\n")
+    for _ in range(2):
+        assert shelter.take_in([7])
+
+    assert caplog.messages[1:] == ["MPS daemons can be moved out of this container again"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError, SettingsError
+from dra_driver.errors import NodeError, ProgramFailed, SettingsError
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import (
@@ -23,7 +23,13 @@ from dra_driver.node.mps import protocol2, tables
 from dra_driver.node.mps.config import config_text
 from dra_driver.node.mps.daemons import Daemon, check_directory
 from dra_driver.node.mps.protocol2 import limits_text
-from dra_driver.node.mps.protocol3 import Namespace, alike, parse_clients, parse_namespaces
+from dra_driver.node.mps.protocol3 import (
+    Namespace,
+    alike,
+    parse_clients,
+    parse_namespaces,
+    says_unknown,
+)
 
 GIB = 1 << 30
 GPUS = (GpuUuid("GPU-0"), GpuUuid("GPU-1"))
@@ -202,3 +208,31 @@ def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, said):
 @pytest.mark.parametrize("module", [tables, protocol2])
 def test_the_examples_in_the_docs_hold(module):
     assert doctest.testmod(module).failed == 0
+
+
+SAID_OF_NO_SERVER = [
+    "Server 'gpu' does not exist",
+    "Error: no such server",
+    "server gpu not found",
+    "Unknown server: gpu",
+]
+
+
+@pytest.mark.parametrize("said", SAID_OF_NO_SERVER)
+def test_a_server_that_the_program_does_not_know_is_not_there(said):
+    assert says_unknown(ProgramFailed(f"namespace list --server=gpu failed: {said}", said))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ProgramFailed(
+            "client list --server=gpu failed: Client 12 not found", "Client 12 not found"
+        ),
+        ProgramFailed("list --server=gpu failed: file does not exist", "file does not exist"),
+        ProgramFailed("list --server=gpu failed: it said nothing", "it said nothing"),
+        NodeError("cannot run nvidia-cuda-mps-control namespace list --server=gpu: not found"),
+    ],
+)
+def test_that_something_else_is_not_there_says_nothing_of_a_server(error):
+    assert not says_unknown(error)

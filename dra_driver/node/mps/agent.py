@@ -14,8 +14,9 @@ from dra_driver.errors import AgentDown, NodeError, TimedOut
 from dra_driver.model.mps import MpsStatus, Served, Space, SpaceName
 from dra_driver.node.mps import wire
 
-_SERVE_SECONDS: Final = 20.0  # a daemon may have to be ended and another started
-_SECONDS: Final = 10.0
+# The agent knows both, and answers before: ``agent.tools``.
+SERVE_SECONDS: Final = 20.0  # a daemon may have to be ended and another started
+SECONDS: Final = 10.0
 _ANSWER: Final = "the answer of the MPS agent"
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class MpsAgent:
     """Thread safe; it keeps nothing open."""
 
-    def __init__(self, socket: Path, serve_seconds: float = _SERVE_SECONDS) -> None:
+    def __init__(self, socket: Path, serve_seconds: float = SERVE_SECONDS) -> None:
         self._socket = str(socket)
         self._serve_seconds = serve_seconds
 
@@ -46,10 +47,10 @@ class MpsAgent:
 
     def status(self) -> MpsStatus:
         """What the agent knows. Clients are as of the last second."""
-        return self._ask({"call": "status"}, "status", MpsStatus, _SECONDS)
+        return self._ask({"call": "status"}, "status", MpsStatus, SECONDS)
 
     def _call(self, request: dict[str, Any]) -> None:
-        self._exchange(request, _SECONDS)
+        self._exchange(request, SECONDS)
 
     def _ask(self, request: dict[str, Any], field: str, kind: type[T], seconds: float) -> T:
         answer = self._exchange(request, seconds)

@@ -1,17 +1,18 @@
 """The one door to ``nvidia-cuda-mps-control``: how it is run for which daemon."""
 
 import os
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.node.commands import Command, Run
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.mps import mounts
 from dra_driver.node.mps.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, Daemon
+from dra_driver.node.mps.deadlines import Deadline
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 
@@ -19,24 +20,19 @@ Placed = Callable[[Command], Command]
 """Where a command of the driver really is; a simulated host's is somewhere else than it says."""
 
 
-class Deadline:
-    """What is left of some seconds."""
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a daemon is waited for, in seconds."""
 
-    def __init__(self, seconds: float, what: str) -> None:
-        self.seconds = seconds
-        self._end = time.monotonic() + seconds
-        self._what = what
-
-    def left(self) -> float:
-        """TimedOut: nothing."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimedOut(f"{self._what} took more than {self.seconds:g} s")
-        return left
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() >= self._end
+    start: float = 7.0  # which leaves some for undoing it
+    unseen: float = 2.0  # in which a server appears in the list, or never will
+    ask: float = 3.0
+    drain: float = 4.0  # in which a client finishes what it has in work
+    drain_all: float = 8.0  # in which all do
+    quit: float = 2.0
+    going: float = 0.3  # in which one is gone that did not say that it goes
+    term: float = 1.0
+    kill: float = 3.0
 
 
 class Control:
@@ -61,12 +57,25 @@ class Control:
             self._last = last
         return replace(last[1], args=args, stdin=stdin)
 
+    def available(self) -> None:
+        """NotAsked: there is no such program, as while a driver is replaced."""
+        with _asking():
+            command = self.command()
+            path = command.root.rstrip("/") + command.program
+            if not os.path.lexists(path):  # a link leads somewhere in the root
+                raise NotAsked(f"{path} is gone: is the driver being replaced?")
+
     def run(self, command: Command, deadline: Deadline) -> str:
-        return self._run(command, deadline.left())
+        """ProgramFailed: it failed. NotAsked: it could not be run. TimedOut: it did not end."""
+        with _asking():
+            return self._run(command, deadline.left())
 
     def ask(self, daemon: Daemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
-        """What *daemon* says. NodeError: it refused, or is not there. TimedOut: no answer."""
-        return self.run(self.to(daemon, self.command(*args, stdin=stdin)), deadline)
+        """What *daemon* says. ProgramFailed: it refused, or is not there. NotAsked: it could not be
+        asked. TimedOut: no answer."""
+        with _asking():
+            command = self.to(daemon, self.command(*args, stdin=stdin))
+        return self.run(command, deadline)
 
     def to(self, daemon: Daemon, command: Command) -> Command:
         """*command*, for this daemon."""
@@ -81,6 +90,18 @@ class Control:
         except NodeError:
             return  # there is no driver any more
         _leave(root, daemon.directory)
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    try:
+        yield
+    except (NotAsked, ProgramFailed, TimedOut):
+        raise
+    except NodeError as e:
+        raise NotAsked(str(e)) from e
+    except OSError as e:
+        raise NotAsked(f"the driver's {PROGRAM} cannot be run: {e}") from e
 
 
 def _reach(root: str, directory: str) -> None:

@@ -1,10 +1,11 @@
 """The one door to MPS on this machine: its control daemons are started, asked and stopped."""
 
 import logging
-import shutil
+import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Final
@@ -14,42 +15,27 @@ from dra_driver.model.driver_files import DriverFiles
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.node.commands import Command, Run, run, run_into
 from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.mps import shared_memory
-from dra_driver.node.mps.control import PROGRAM, Control, Deadline, Placed
+from dra_driver.node.mps import logs, shared_memory
+from dra_driver.node.mps.control import PROGRAM, Control, Patience, Placed
 from dra_driver.node.mps.daemon import TOKEN, Daemon, Look, check_directory
-from dra_driver.node.mps.logs import last_lines
+from dra_driver.node.mps.deadlines import Deadline, within
+from dra_driver.node.mps.directories import Directories
+from dra_driver.node.mps.draining import drain
+from dra_driver.node.mps.foreign import described
+from dra_driver.node.mps.labels import Labels
 from dra_driver.node.mps.processes import DaemonProcesses, Running
 from dra_driver.node.mps.protocol2 import Protocol2
 from dra_driver.node.mps.protocol3 import Protocol3, is_spoken
 from dra_driver.node.mps.shelter import Shelter
 from dra_driver.node.versions import driver_version
 
-__all__ = ["Daemon", "Daemons", "Look", "check_directory"]
+__all__ = ["Daemon", "Daemons", "Look", "Patience", "check_directory"]
 
 log = logging.getLogger(__name__)
 
 _PROTOCOL_3_FROM: Final = 615
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long a daemon is waited for, in seconds."""
-
-    start: float = 7.0  # which leaves some for undoing it
-    unseen: float = 2.0  # in which a server appears in the list, or never will
-    ask: float = 3.0
-    drain: float = 5.0  # in which clients finish what they have in work
-    quit: float = 2.0
-    term: float = 1.0
-    kill: float = 3.0
-
-
 _PATIENCE: Final = Patience()
-
-
-def _as_it_is(command: Command) -> Command:
-    return command
 
 
 class Daemons:
@@ -60,7 +46,7 @@ class Daemons:
         self,
         driver: DriverRoot,
         run: Run = run,
-        placed: Placed = _as_it_is,
+        placed: Placed = lambda command: command,
         shelter: Shelter | None = None,
         patience: Patience = _PATIENCE,
     ) -> None:
@@ -69,21 +55,23 @@ class Daemons:
         self._processes = DaemonProcesses()
         self._patience = patience
         self._shelter = shelter or Shelter(Path("/sys/fs/cgroup"))
+        labels = Labels(Path(driver.here("/sys/fs/selinux/enforce")))
+        self._directories = Directories(self._control, labels, self._shelter.in_container)
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
             2: Protocol2(self._control),
             3: Protocol3(self._control),
         }
         self._newest: tuple[DriverFiles, int] | None = None
         self._known: dict[str, Running] = {}  # the control daemon, by token
+        self._exposed: set[str] = set()  # tokens of those that end with this container
 
     def protocol(self) -> int:
-        """The newest that this driver has. NodeError: it has no MPS."""
-        driver, last = self._control.driver, self._newest
-        if last is None or last[0] is not driver:
-            self._control.command()
-            last = driver, self._look_for_protocol(driver)
-            self._newest = last
-        return last[1]
+        """The newest that this driver has, whose program is there. NodeError: it has no MPS."""
+        self._control.available()
+        driver = self._control.driver
+        if self._newest is None or self._newest[0] is not driver:
+            self._newest = driver, self._look_for_protocol(driver)
+        return self._newest[1]
 
     def start(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
         """Start it with these spaces, and give the pipe directory of each.
@@ -100,7 +88,7 @@ class Daemons:
             return self._bring_up(daemon, spaces)
         except (NodeError, OSError) as e:
             kind = TimedOut if isinstance(e, TimedOut) else NodeError
-            said = f"{e}{last_lines(daemon.log)}{self._undo(daemon, again)}"
+            said = f"{e}{logs.last_lines(daemon.log)}{self._undo(daemon, again)}"
             raise kind(f"MPS server {daemon.name} does not start: {said}") from e
         except BaseException:
             self._undo(daemon, again)
@@ -114,7 +102,8 @@ class Daemons:
         return self._find(daemon) is not None
 
     def look(self, daemon: Daemon) -> Look:
-        """NodeError: it answers with an error, or nobody is there. TimedOut: it does not answer."""
+        """NodeError: it answers with an error, or nobody is there. NotAsked: it could not be asked.
+        TimedOut: it does not answer."""
         return self._words(daemon).look(daemon, _within(daemon, self._patience.ask))
 
     def add(self, daemon: Daemon, space: Space) -> str:
@@ -122,7 +111,20 @@ class Daemons:
 
         NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
         """
-        return self._words(daemon).add(daemon, space, _within(daemon, self._patience.ask))
+        made = self._words(daemon).add(daemon, space, _within(daemon, self._patience.ask))
+        return self._directories.added(daemon, made)
+
+    def is_there(self, directory: str) -> bool:
+        """Whether a pipe directory leads anywhere. No program is run."""
+        return os.path.exists(f"{directory}/control")
+
+    def limit(self, daemon: Daemon, space: Space) -> None:
+        """Give a space that is there the limits that *space* says. If it says none of memory, what
+        there is stays: no word is known that takes it away.
+
+        NodeError: clients are in it, or it is not there. TimedOut: no answer.
+        """
+        self._words(daemon).limit(daemon, space, _within(daemon, self._patience.ask))
 
     def remove(self, daemon: Daemon, space: SpaceName) -> None:
         """Whoever is in it is thrown out. Unknown: fine."""
@@ -132,34 +134,51 @@ class Daemons:
     def terminate(self, daemon: Daemon, pids: Collection[int]) -> None:
         """Have these clients finish what they have in work, and take them off. Gone: fine.
 
-        TimedOut: the server is wedged.
+        Wedged: one does not end. TimedOut: the daemon does not answer. NodeError: some have not
+        ended yet; ask again.
         """
+        until = _within(daemon, self._patience.drain_all)
         there = [pid for pid in pids if self._processes.exists(pid)]
         if there and self.is_running(daemon):
-            self._words(daemon).terminate(daemon, there, _within(daemon, self._patience.drain))
+            asking = _within(daemon, self._patience.ask)
+            drain(self._words(daemon).ends(daemon, there, asking), self._patience.drain, until)
 
     def end(self, daemon: Daemon) -> None:
         """End its processes without a word, and keep its directory, which containers have mounted:
         a daemon that ends in order would take away what it made in there."""
-        self._end(daemon, SIGKILL, self._patience.kill)
-        self._forget(daemon)
+        find = partial(self._processes.of, daemon.token)
+        self._forget(daemon, self._ended(find, SIGKILL, self._patience.kill))
 
     def stop(self, daemon: Daemon) -> None:
         """End its processes, and take away its mounts and its directory. Nothing there: fine."""
         processes = self._processes.of(daemon.token)
-        if self._processes.control(processes) is not None and self._quits(daemon):
-            self._processes.wait(processes, self._patience.term)
-        self._end(daemon, SIGTERM, self._patience.term)
-        self._end(daemon, SIGKILL, self._patience.kill)
-        self._forget(daemon)
-        self._remove(daemon)
+        if self._processes.control(processes) is not None:
+            self._quit(daemon, processes)
+        self._take_down(daemon, partial(self._processes.of, daemon.token))
+
+    def clear(self, daemon: Daemon) -> None:
+        """As ``stop``, for one of which only the directory is known: whatever lives in there."""
+        self._take_down(daemon, partial(self._processes.living_in, daemon.directory))
+
+    def shelter(self, daemon: Daemon) -> bool:
+        """Have it outlive this container, unless it does. False: it does not, which is logged."""
+        if not self._shelter.in_container:
+            return True
+        safe = self._shelter.take_in([one.pid for one in self._processes.of(daemon.token)])
+        (self._exposed.discard if safe else self._exposed.add)(daemon.token)
+        return safe
+
+    def is_sheltered(self, daemon: Daemon) -> bool:
+        """Whether it was, when that was last tried. No program is run."""
+        return daemon.token not in self._exposed
 
     def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
         """Control daemons with none of *tokens*, in words."""
-        return tuple(
-            f"{PROGRAM} (process {pid}, pipe directory {pipe})"
-            for pid, pipe in sorted(self._processes.foreign(frozenset(tokens)))
-        )
+        return described(self._processes.foreign(frozenset(tokens)))
+
+    def trim(self, daemon: Daemon) -> None:
+        """Keep its logs small, which would fill the host's memory. A failure is logged."""
+        logs.trim(daemon.log)
 
     def _look_for_protocol(self, driver: DriverFiles) -> int:
         if driver_version(driver.version).major < _PROTOCOL_3_FROM:
@@ -169,15 +188,16 @@ class Daemons:
     def _bring_up(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
         deadline = Deadline(self._patience.start, f"starting MPS server {daemon.name}")
         words = self._words(daemon)
-        self._make_directories(daemon)
+        self._directories.make(daemon, [space.name for space in spaces])
         command = self._control.to(daemon, words.command(daemon, spaces))
         own = (*command.variables, (TOKEN, daemon.token))
-        self._launch(daemon, replace(command, variables=own), deadline)
+        self._launch(daemon, replace(command, variables=own).with_neighbours(), deadline)
         if self._find(daemon) is None:
             raise NodeError("its control daemon ended at once")
-        self._take_in(daemon)
+        self.shelter(daemon)
         ready = self._wait(daemon, spaces, deadline)
-        self._take_in(daemon)  # its server is there by now
+        self.shelter(daemon)  # its server is there by now
+        self._directories.began(daemon)
         return ready
 
     def _undo(self, daemon: Daemon, again: bool) -> str:
@@ -185,57 +205,38 @@ class Daemons:
         try:
             self.end(daemon)
             if not again:
-                self._remove(daemon)
+                self._directories.remove(daemon)
         except NodeError as e:
             return f"\n{e}"
         return ""
 
-    def _end(self, daemon: Daemon, number: Signals, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (processes := self._look_twice(daemon)) and time.monotonic() < until:
-            self._processes.end(processes, number, max(0.0, until - time.monotonic()))
+    def _take_down(self, daemon: Daemon, find: Callable[[], tuple[Running, ...]]) -> None:
+        """End what *find* finds, and take away everything else of it."""
+        left = self._ended(find, SIGTERM, self._patience.term)
+        if left:
+            left = self._ended(find, SIGKILL, self._patience.kill)
+        self._forget(daemon, left)
+        self._directories.remove(daemon)
+        self._shelter.close()
 
-    def _look_twice(self, daemon: Daemon) -> tuple[Running, ...]:
-        """A process has no environment for the moment in which it becomes another program."""
-        if not (found := self._processes.of(daemon.token)):
-            time.sleep(_BETWEEN_LOOKS_SECONDS)
-            found = self._processes.of(daemon.token)
-        return found
+    def _ended(
+        self, find: Callable[[], tuple[Running, ...]], number: Signals, seconds: float
+    ) -> tuple[Running, ...]:
+        """What is there still."""
+        return self._processes.end_all(find, number, within(seconds, undoing=True))
 
-    def _remove(self, daemon: Daemon) -> None:
-        """Take away its mounts and its directory."""
-        shared_memory.withdraw(daemon.directory)
-        self._control.leave(daemon)
-        try:
-            shutil.rmtree(daemon.directory)
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise NodeError(
-                f"cannot remove {e.filename or daemon.directory} of an MPS server: {e.strerror}"
-            ) from e
-
-    def _forget(self, daemon: Daemon) -> None:
+    def _forget(self, daemon: Daemon, left: tuple[Running, ...]) -> None:
         """TimedOut: there is something of it still."""
         self._known.pop(daemon.token, None)
+        self._exposed.discard(daemon.token)
         self._words(daemon).forget(daemon)
-        if left := self._look_twice(daemon):
+        if left:
             pids = ", ".join(str(one.pid) for one in left)
             raise TimedOut(
                 f"processes of MPS server {daemon.name} do not end, although they were killed "
                 f"({pids}): the GPU's driver holds them; see dmesg, and restart the node if it "
                 "stays so"
             )
-
-    def _make_directories(self, daemon: Daemon) -> None:
-        for directory in (daemon.directory, daemon.pipe, daemon.log):
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            Path(directory).chmod(0o755)
-        for left in Path(daemon.pipe).rglob("*"):
-            if not left.is_dir() or left.is_symlink():
-                left.unlink()  # sockets of a daemon that ended
-        if daemon.protocol == 2:
-            shared_memory.provide(daemon.shm, self._shelter.in_container)
 
     def _launch(self, daemon: Daemon, command: Command, deadline: Deadline) -> None:
         output = Path(daemon.log) / "start.log"
@@ -280,17 +281,19 @@ class Daemons:
             self._known[daemon.token] = found
         return found
 
-    def _take_in(self, daemon: Daemon) -> None:
-        if self._shelter.in_container:
-            self._shelter.take_in([one.pid for one in self._processes.of(daemon.token)])
-
-    def _quits(self, daemon: Daemon) -> bool:
+    def _quit(self, daemon: Daemon, processes: tuple[Running, ...]) -> None:
+        """Ask it to. One that goes may not stay long enough to say so."""
         try:
-            self._words(daemon).quit(daemon, _within(daemon, self._patience.quit))
+            deadline = Deadline(self._patience.quit, f"ending {daemon.name}", undoing=True)
+            self._words(daemon).quit(daemon, deadline)
         except NodeError as e:
-            log.info("an MPS daemon does not quit", extra={"server": daemon.name, "error": str(e)})
-            return False
-        return True
+            going = not isinstance(e, TimedOut)
+            seconds = within(self._patience.going, undoing=True)
+            if not (going and self._processes.wait(processes, seconds)):
+                extra = {"server": daemon.name, "error": str(e)}
+                log.info("an MPS daemon does not quit", extra=extra)
+        else:
+            self._processes.wait(processes, within(self._patience.term, undoing=True))
 
 
 def _within(daemon: Daemon, seconds: float) -> Deadline:

@@ -7,8 +7,9 @@ import ctypes
 import errno
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,9 +27,9 @@ _OWN: Final = Path("/proc/self/mountinfo")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def tmpfs(target: str, size_bytes: int) -> None:
-    """Everybody may write in it, as in ``/dev/shm``."""
-    _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, f"size={size_bytes},mode=1777")
+def tmpfs(target: str, options: str) -> None:
+    """*options*: those of the file system ("size=1048576,mode=1777")."""
+    _mount("tmpfs", target, "tmpfs", _NOSUID | _NODEV, options)
 
 
 def bind(source: str, target: str) -> None:
@@ -73,8 +74,16 @@ def with_own_mounts(binds: Mapping[str, str], act: Callable[[], T]) -> T:
     unmounts later goes for them, too.
     """
 
-    def work() -> T:
-        # Of this thread alone, which ends with the pool.
+    done: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            done.set_result(alone())
+        except BaseException as e:  # noqa: BLE001 - for the thread that waits
+            done.set_exception(e)
+
+    def alone() -> T:
+        # Of this thread, which ends with it.
         if _libc.unshare(_NEW_MOUNTS):
             raise _failed("no mounts of its own can be given to a daemon", ctypes.get_errno())
         _mount("none", "/", "", _REC | _SLAVE, "")
@@ -82,8 +91,9 @@ def with_own_mounts(binds: Mapping[str, str], act: Callable[[], T]) -> T:
             bind(source, target)
         return act()
 
-    with ThreadPoolExecutor(1, thread_name_prefix="own-mounts") as pool:
-        return pool.submit(work).result()
+    # Nobody who ends this process waits for it, as for the threads of a pool.
+    threading.Thread(target=work, name="own-mounts", daemon=True).start()
+    return done.result()
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str) -> None:

@@ -4,24 +4,27 @@ A process is known by its number and when it started, and signalled through a ha
 kernel's, as in :mod:`dra_driver.node.processes`.
 """
 
+import errno
 import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, NotAsked
 from dra_driver.node.mps.control import PROGRAM
 from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN
+from dra_driver.node.mps.foreign import Foreign, is_in_pod
 
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
 _STATE, _PARENT, _STARTED = 0, 1, 19  # proc_pid_stat(5), from behind the name
 _ENDED: Final = ("Z", "X")
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
 _AS_DAEMON: Final = re.compile(r"-[a-z]*[df][a-z]*|--(daemon|foreground)", re.IGNORECASE)
+_LACKING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # it is this process that cannot look
 # As root, where nothing is said; protocol 3 has another place for it.
 _USUAL_PIPES: Final = {2: "/tmp/nvidia-mps", 3: "/run/nvidia-mps"}
 
@@ -43,8 +46,22 @@ class DaemonProcesses:
     def of(self, token: str) -> tuple[Running, ...]:
         """All with that token, and what they have started. It looks at every process."""
         mark = f"{TOKEN}={token}".encode()
+        return self._with(lambda environ: mark in environ)
+
+    def living_in(self, directory: str) -> tuple[Running, ...]:
+        """All with any token and a pipe directory in *directory*, and what they have started."""
+        marks = f"{PIPE_DIRECTORY}={directory}".encode(), f"{PIPE_DIRECTORY}={directory}/".encode()
+        token = f"{TOKEN}=".encode()
+
+        def lives(environ: list[bytes]) -> bool:
+            inside = any(one == marks[0] or one.startswith(marks[1]) for one in environ)
+            return inside and any(one.startswith(token) for one in environ)
+
+        return self._with(lives)
+
+    def _with(self, wanted: Callable[[list[bytes]], bool]) -> tuple[Running, ...]:
         stats = {pid: stat for pid in self._pids() if (stat := self._stat(pid))}
-        found = {pid for pid in stats if mark in self._read(pid, "environ").split(b"\0")}
+        found = {pid for pid in stats if wanted(self._read(pid, "environ").split(b"\0"))}
         while more := {
             pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
         }:
@@ -68,6 +85,17 @@ class DaemonProcesses:
         left = [one for one in processes if self._signal(one, number)]
         return self.wait(left, seconds)
 
+    def end_all(
+        self, find: Callable[[], tuple[Running, ...]], number: signal.Signals, seconds: float
+    ) -> tuple[Running, ...]:
+        """End what *find* finds, until it finds nothing; what it still finds in the end."""
+        until = time.monotonic() + seconds
+        while processes := _look_twice(find):
+            self.end(processes, number, max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                return _look_twice(find)
+        return ()
+
     def wait(self, processes: Iterable[Running], seconds: float) -> bool:
         """Wait for their end. False: some are still there."""
         until = time.monotonic() + seconds
@@ -78,8 +106,8 @@ class DaemonProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
         return True
 
-    def foreign(self, tokens: frozenset[str]) -> Iterator[tuple[int, str]]:
-        """Control daemons with none of these tokens: number and pipe directory."""
+    def foreign(self, tokens: frozenset[str]) -> Iterator[Foreign]:
+        """Control daemons with none of these tokens."""
         for pid in self._pids():
             words = self._words(pid)
             if not self._is_control(words) or not any(map(_AS_DAEMON.fullmatch, words)):
@@ -88,7 +116,8 @@ class DaemonProcesses:
             variables = dict(entry.partition("=")[::2] for entry in environ)
             if variables.get(TOKEN) not in tokens and self._stat(pid):
                 usual = _USUAL_PIPES[3 if "3" in words else 2]
-                yield pid, variables.get(PIPE_DIRECTORY) or usual
+                pipe = variables.get(PIPE_DIRECTORY) or usual
+                yield Foreign(pid, pipe, is_in_pod(self._read(pid, "cgroup")))
 
     @staticmethod
     def _is_control(words: list[str]) -> bool:
@@ -120,7 +149,10 @@ class DaemonProcesses:
         return True
 
     def _pids(self) -> Iterator[int]:
-        return (int(name) for name in os.listdir(self._proc) if name.isdigit())
+        try:
+            return (int(name) for name in os.listdir(self._proc) if name.isdigit())
+        except OSError as e:
+            raise NotAsked(f"the processes in {self._proc} cannot be looked at: {e}") from e
 
     def _stat(self, pid: int) -> list[str]:
         """Empty: the process has ended."""
@@ -133,5 +165,15 @@ class DaemonProcesses:
         try:
             with open(f"{self._proc}/{pid}/{file}", "rb") as opened:
                 return opened.read()
-        except OSError:
+        except OSError as e:
+            if e.errno in _LACKING:  # that nobody is there would be a guess
+                raise NotAsked(f"process {pid} cannot be looked at: {e}") from e
             return b""
+
+
+def _look_twice(find: Callable[[], tuple[Running, ...]]) -> tuple[Running, ...]:
+    """A process has no environment for the moment in which it becomes another program."""
+    if not (found := find()):
+        time.sleep(_BETWEEN_LOOKS_SECONDS)
+        found = find()
+    return found

@@ -7,13 +7,16 @@ first client, so a daemon without one is well.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
 from dra_driver.node.commands import Command
-from dra_driver.node.mps.control import Control, Deadline
+from dra_driver.node.mps.control import Control
 from dra_driver.node.mps.daemon import Daemon, Look
+from dra_driver.node.mps.deadlines import Deadline
+from dra_driver.node.mps.draining import End
 from dra_driver.node.mps.tables import percent, size_text
 
 _GPUS: Final = "CUDA_VISIBLE_DEVICES"
@@ -66,13 +69,19 @@ class Protocol2:
             )
         return daemon.pipe
 
+    def limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+        """The daemon has none of its own for a space."""
+
     def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
         """There is nothing of it."""
 
-    def terminate(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> None:
-        for server in self._numbers(daemon, _SERVERS, deadline):
-            for pid in sorted(self._clients(daemon, server, deadline) & set(pids)):
-                self._terminate(daemon, server, pid, deadline)
+    def ends(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> Mapping[int, End]:
+        """What ends each of those of *pids* that are clients."""
+        return {
+            pid: partial(self._terminate, daemon, server, pid)
+            for server in self._numbers(daemon, _SERVERS, deadline)
+            for pid in self._clients(daemon, server, deadline) & set(pids)
+        }
 
     def quit(self, daemon: Daemon, deadline: Deadline) -> None:
         self._control.ask(daemon, deadline, stdin="quit -t 1\n")

@@ -8,15 +8,18 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
 from dra_driver.model.mps import ALL_CORES, Allowance, MpsClient, Space, SpaceName
 from dra_driver.node.commands import Command
 from dra_driver.node.mps.config import DEFAULT, config_text
-from dra_driver.node.mps.control import Control, Deadline
+from dra_driver.node.mps.control import Control
 from dra_driver.node.mps.daemon import SERVER, Daemon, Look
+from dra_driver.node.mps.deadlines import Deadline
+from dra_driver.node.mps.draining import End
 from dra_driver.node.mps.tables import percent, rows, size, size_text
 
 READY: Final = "ready"
@@ -36,6 +39,11 @@ _VERBS: Final = ("create", "delete", "list", "set", "get")
 # One over a GPU that is not there is made, and ends.
 _NO_SERVER: Final = "is its GPU there (nvidia-smi -L)?"
 _BROKEN: Final = re.compile("fault|fail|error", re.IGNORECASE)
+_UNKNOWN: Final = re.compile(
+    r"\b(?:no|no such|unknown|invalid) server\b"
+    r"|\bserver\b[^\n]{0,80}\b(?:not found|unknown|does not exist|doesn't exist)\b",
+    re.IGNORECASE,
+)
 _ROUNDED: Final = 0.01  # of a limit: a daemon may write 4.88G for 5000M
 
 
@@ -127,37 +135,15 @@ class Protocol3:
                 ) from None
             # What is left of a crash between making it and limiting it: nobody was let in.
         try:
-            self._limit(daemon, space, deadline)
+            self.limit(daemon, space, deadline)
             return self._directory(daemon, space.name, deadline)
         except NodeError:
             # Without its limits nobody may have it.
             self.remove(daemon, space.name, Deadline(deadline.seconds, "namespace delete"))
             raise
 
-    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
-        try:
-            self._control.ask(daemon, deadline, "namespace", "delete", space, _ON_SERVER, "--force")
-        except TimedOut:
-            raise
-        except NodeError:
-            if self._find(daemon, space, deadline) is not None:
-                raise
-
-    def terminate(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> None:
-        for pid in sorted(pids):
-            try:
-                self._control.ask(daemon, deadline, "client", "terminate", str(pid))
-            except TimedOut:
-                raise
-            except NodeError:
-                left = parse_clients(self._listed(daemon, deadline, "client"))
-                if pid in {client.pid for client in left}:
-                    raise
-
-    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
-        self._control.ask(daemon, deadline, "-q")
-
-    def _limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+    def limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+        """It is refused while a client is in there."""
         wanted = space.allowance
         memory = wanted.memory_bytes
         self._control.ask(
@@ -168,6 +154,35 @@ class Protocol3:
             f"--active-thread-percentage={wanted.percent}",
             f"--client-priority={int(space.priority)}",
         )
+
+    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
+        try:
+            self._control.ask(daemon, deadline, "namespace", "delete", space, _ON_SERVER, "--force")
+        except TimedOut:
+            raise
+        except NodeError:
+            if self._find(daemon, space, deadline) is not None:
+                raise
+
+    def ends(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> Mapping[int, End]:
+        """What ends each of those of *pids* that are clients."""
+        there = self._clients(daemon, deadline) & set(pids)
+        return {pid: partial(self._terminate, daemon, pid) for pid in there}
+
+    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
+        self._control.ask(daemon, deadline, "-q")
+
+    def _terminate(self, daemon: Daemon, pid: int, deadline: Deadline) -> None:
+        try:
+            self._control.ask(daemon, deadline, "client", "terminate", str(pid))
+        except (NotAsked, TimedOut):
+            raise
+        except NodeError:
+            if pid in self._clients(daemon, deadline):
+                raise
+
+    def _clients(self, daemon: Daemon, deadline: Deadline) -> set[int]:
+        return {one.pid for one in parse_clients(self._listed(daemon, deadline, "client"))}
 
     def _directory(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> str:
         """Beside that of the default namespace, which was read; else it is read."""
@@ -191,7 +206,7 @@ class Protocol3:
         except TimedOut:
             raise
         except NodeError as e:
-            if _says_unknown(e):
+            if says_unknown(e):
                 return ""
             raise
 
@@ -201,12 +216,13 @@ class Protocol3:
 
 
 def is_spoken(control: Control, deadline: Deadline) -> bool:
-    """Whether the driver's program knows this protocol, with everything that is needed of it."""
+    """Whether the driver's program knows this protocol, with everything that is needed of it.
+
+    NotAsked, TimedOut: it does not say.
+    """
     try:
         said = control.run(control.command("-p", "3", "namespace", "--help"), deadline)
-    except TimedOut:
-        raise
-    except NodeError:
+    except ProgramFailed:
         return False
     return all(re.search(rf"\b{verb}\b", said) for verb in _VERBS)
 
@@ -260,8 +276,9 @@ def _percent_or_all(text: str) -> int:
     return ALL_CORES if text.casefold() in ("", "-", "unlimited") else percent(text)
 
 
-def _says_unknown(error: NodeError) -> bool:
-    """Which words it has for a server that is not there is not documented."""
-    words = str(error).casefold()
-    unknown = ("not found", "unknown server", "no such server", "does not exist", "no server")
-    return "server" in words and any(word in words for word in unknown)
+def says_unknown(error: NodeError) -> bool:
+    """Whether it does not know the server. Which words it has for that is not documented.
+
+    Only its own count: the command names the server, too.
+    """
+    return isinstance(error, ProgramFailed) and bool(_UNKNOWN.search(error.said))

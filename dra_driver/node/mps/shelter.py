@@ -6,7 +6,9 @@ node must outlive the container of the agent, or each of its updates would end a
 
 import logging
 import os
+import threading
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,8 @@ class Shelter:
     def __init__(self, cgroups: Path, proc: Path = Path("/proc")) -> None:
         self._cgroups = cgroups
         self._proc = proc
+        self._changing = threading.Lock()
+        self._warned = False
 
     @property
     def in_container(self) -> bool:
@@ -39,25 +43,42 @@ class Shelter:
     def take_in(self, pids: Collection[int]) -> bool:
         """Move *pids* out of the container, if this process is in one.
 
-        False, with a warning: they will end with it.
+        False: they will end with it, of which the first time is warned.
         """
         if not self.in_container:
             return True
         problems: list[str] = []
-        for hierarchy in self._hierarchies():
-            try:
-                _move(hierarchy, pids)
-            except OSError as e:
-                problems.append(f"{e.filename or hierarchy}: {e.strerror}")
+        with self._changing:
+            for hierarchy in self._hierarchies():
+                try:
+                    _move(hierarchy, pids)
+                except OSError as e:
+                    problems.append(f"{e.filename or hierarchy}: {e.strerror}")
         outside = all(self._is_outside(pid) for pid in pids)
-        if not outside:
+        self._tell(outside, problems)
+        return outside
+
+    def close(self) -> None:
+        """Take the place away, unless somebody is in it."""
+        if not self.in_container:
+            return
+        with self._changing:
+            for hierarchy in self._hierarchies():
+                with suppress(OSError):  # it is not empty, or was never made
+                    (hierarchy / NAME).rmdir()
+
+    def _tell(self, outside: bool, problems: list[str]) -> None:
+        """Whenever it changes."""
+        if not outside and not self._warned:
             log.warning(
                 "MPS daemons end with this container, and all their clients with them: they cannot "
                 "be moved out of its cgroup; it takes a privileged container that has the host's "
                 "/sys/fs/cgroup",
                 extra={"cgroups": str(self._cgroups), "problems": problems},
             )
-        return outside
+        elif outside and self._warned:
+            log.info("MPS daemons can be moved out of this container again")
+        self._warned = not outside
 
     def _is_outside(self, pid: int) -> bool:
         text = self._cgroup_of(str(pid))

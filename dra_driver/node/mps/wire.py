@@ -53,11 +53,13 @@ def parse(line: bytes, what: str) -> dict[str, Any]:
 
 def encode(value: Any) -> Any:
     """A value as JSON has it."""
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {one.name: encode(getattr(value, one.name)) for one in fields}
-    if isinstance(value, tuple):
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple:
         return [encode(one) for one in value]
+    if dataclasses.is_dataclass(kind):
+        return {name: encode(getattr(value, name)) for name in _names(kind)}
     return int(value) if isinstance(value, IntEnum) else value
 
 
@@ -136,6 +138,14 @@ def _is_number(found: Any, kind: Any) -> bool:
 
 
 _WORDS: Final = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+_PLAIN: Final = frozenset(_WORDS) | {types.NoneType}  # most of what there is
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in dataclasses.fields(kind))
 
 
 @cache

@@ -1,0 +1,83 @@
+"""Clients are taken off a server: some at once, and each with time of its own.
+
+A server lets a client finish what it has in work before it ends it, and may do so for one client
+after the other. So one that is slow says nothing as long as others come to an end.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut, Wedged
+from dra_driver.node.mps.deadlines import Deadline
+
+AT_ONCE: Final = 4  # programs that run
+
+End = Callable[[Deadline], None]
+"""Ends one client. TimedOut: it did not end."""
+
+
+def drain(ends: Mapping[int, End], seconds: float, until: Deadline) -> None:
+    """End all clients, by the numbers of their processes.
+
+    Wedged: one did not end in so many *seconds*, nor did any other meanwhile. NodeError: something
+    else failed, or not all have ended until then, and it is of use to ask again.
+    """
+    draining = _Draining(ends, seconds, until)
+    number = min(AT_ONCE, len(ends))
+    threads = [
+        threading.Thread(target=draining.work, name="mps-drain", daemon=True) for _ in range(number)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    draining.judge()
+
+
+class _Draining:
+    def __init__(self, ends: Mapping[int, End], seconds: float, until: Deadline) -> None:
+        self._ends = ends
+        self._seconds = seconds
+        self._until = until
+        self._waiting = deque(sorted(ends))
+        self._ended = 0
+        self._stuck: list[int] = []
+        self._late: list[int] = []
+        self._problems: list[NodeError] = []
+
+    def work(self) -> None:
+        while True:
+            try:
+                pid = self._waiting.popleft()
+            except IndexError:
+                return
+            self._end(pid)
+
+    def judge(self) -> None:
+        if self._stuck:
+            raise Wedged(f"{_said(self._stuck)} did not end in {self._seconds:g} s")
+        if self._problems:
+            raise self._problems[0]
+        if self._late:
+            raise NodeError(f"{_said(self._late)} did not end yet, others did: ask again")
+
+    def _end(self, pid: int) -> None:
+        before = self._ended
+        enough = False
+        try:
+            seconds = min(self._seconds, self._until.left())
+            enough = seconds == self._seconds
+            self._ends[pid](Deadline(seconds, f"client {pid}"))
+        except TimedOut:
+            wedged = enough and self._ended == before
+            (self._stuck if wedged else self._late).append(pid)
+        except NodeError as e:
+            self._problems.append(e)
+        else:
+            self._ended += 1
+
+
+def _said(pids: list[int]) -> str:
+    return f"MPS client{'s' if len(pids) > 1 else ''} {', '.join(map(str, sorted(pids)))}"

@@ -1,0 +1,138 @@
+"""Nobody waits longer for the agent than it says, whatever hangs."""
+
+import os
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_driver.agent.state import Incidents, StateFiles
+from dra_driver.agent.supervisor import Supervisor
+from dra_driver.agent.tools import Limits, Tools
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.mps import server_name
+from dra_driver.node.mps.agent import SECONDS, SERVE_SECONDS
+from dra_driver.node.mps.daemons import Patience
+from tests.agent.conftest import ONE, space
+from tests.fakes.daemon_host import DaemonHost
+
+KILLING = 1.0  # to end a program that hangs: node.commands
+BRIEF = Limits(serve=1.5, undoing=0.5, release=0.6, terminate=0.6)
+SLACK = 1.5 + KILLING  # of a machine that does other things, too
+
+
+def test_what_the_agent_takes_is_less_than_who_asks_waits():
+    limits, patience = Limits(), Patience()
+
+    assert limits.serve + KILLING < SERVE_SECONDS
+    assert max(limits.release, limits.terminate) + KILLING < SECONDS
+    assert limits.undoing > patience.kill
+    # One that starts as slowly as it may can be served, and one client be found wedged.
+    assert patience.start + limits.undoing < limits.serve
+    assert 2.0 + patience.drain < limits.terminate <= patience.drain_all
+
+
+@pytest.fixture
+def node():
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        made = DaemonHost(Path(directory), 3)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def agent(node):
+    Path(node.mps_dir).mkdir()
+    files = StateFiles(Path(node.mps_dir, "state"))
+    daemons = node.daemons(Patience())
+    tools = Tools(daemons, files, Incidents(files), node.mps_dir, limits=BRIEF)
+    made = Supervisor(tools)
+    made.recover()
+    yield made
+    for state in files.load():
+        node.tokens.append(state.daemon.token)
+
+
+def took(what, *words):
+    """Seconds, and the error that came of it."""
+    began = time.monotonic()
+    with pytest.raises(NodeError) as caught:
+        what(*words)
+    return time.monotonic() - began, str(caught.value)
+
+
+def stop_answering(node, agent):
+    """Its daemon and server stop, and every program that asks them hangs."""
+    for state in StateFiles(Path(node.mps_dir, "state")).load():
+        node.tokens.append(state.daemon.token)
+    for pid in node.processes():
+        os.kill(pid, signal.SIGSTOP)
+
+
+def test_a_daemon_that_does_not_come_up_is_told_of_in_time_with_its_own_words(node, agent):
+    node.change(mps="hangs")
+
+    seconds, said = took(agent.serve, node.space(1))
+
+    assert seconds < BRIEF.serve + SLACK
+    assert "does not start" in said
+    assert "into the background" in said
+    node.change(mps="works")
+    assert agent.serve(node.space(1)).space == node.space(1)
+    agent.release(node.space(1).name)
+
+
+def test_a_daemon_that_is_wedged_holds_up_no_request_longer_than_that(node, agent):
+    agent.serve(node.space(1))
+    agent.serve(node.space(2))
+    stop_answering(node, agent)
+
+    seconds, _ = took(agent.serve, node.space(3))
+    assert seconds < BRIEF.serve + SLACK
+    seconds, _ = took(agent.release, node.space(2).name)
+    assert seconds < BRIEF.release + SLACK
+    seconds, _ = took(agent.terminate, node.space(1).name, [os.getpid()])
+    assert seconds < BRIEF.terminate + SLACK
+
+
+def test_the_last_one_of_a_wedged_server_ends_by_and_by(node, agent):
+    agent.serve(node.space(1))
+    stop_answering(node, agent)
+
+    began = time.monotonic()
+    try:
+        agent.release(node.space(1).name)
+    except NodeError:
+        assert time.monotonic() - began < BRIEF.release + SLACK
+        agent.look_after()
+
+    assert agent.status().servers == ()
+    assert node.processes() == []
+
+
+def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
+    files = StateFiles(host.directory / "state")
+    tools = Tools(
+        host.daemons, files, Incidents(files), str(host.directory), limits=Limits(serve=0.2)
+    )
+    agent = Supervisor(tools)
+    agent.recover()
+    go_on, begun, start = threading.Event(), threading.Event(), host.daemons.start
+
+    def slow(daemon, spaces):
+        begun.set()
+        assert go_on.wait(5)
+        return start(daemon, spaces)
+
+    host.daemons.start = slow
+    first = threading.Thread(target=agent.serve, args=(space("c_1"),))
+    first.start()
+    assert begun.wait(5)
+
+    with pytest.raises(TimedOut, match=f"the MPS server {server_name([ONE])} is being started"):
+        agent.serve(space("c_2"))
+    go_on.set()
+    first.join(5)

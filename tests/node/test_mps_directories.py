@@ -1,0 +1,268 @@
+"""What daemons have on disk is there for their clients, and no tenant can spoil it for others."""
+
+import errno
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.mps import mounts
+from dra_driver.node.mps.daemons import Daemons
+from dra_driver.node.mps.labels import ATTRIBUTE, LABEL
+from dra_driver.node.mps.logs import KEPT, MOST
+from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.node.sim.commands import on_this_machine
+from tests.fakes.daemon_host import BRIEF, PATIENT, DaemonHost
+
+pytestmark = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounting is not permitted here",
+)
+both = pytest.mark.parametrize("protocol", [2, 3])
+only_2 = pytest.mark.parametrize("protocol", [2])
+
+
+@pytest.fixture
+def protocol():
+    return 3
+
+
+@pytest.fixture
+def host(protocol):
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        made = DaemonHost(Path(directory), protocol)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def daemons(host):
+    return host.daemons()
+
+
+def deep(directory: str) -> None:
+    at = os.open(directory, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=at)
+        inside = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inside
+    os.close(at)
+
+
+def take_the_place(directory: str) -> None:
+    """What root in a container can do to the socket of its server."""
+    os.unlink(f"{directory}/control")
+    os.makedirs(f"{directory}/control/not/empty")
+
+
+@both
+@pytest.mark.parametrize("spoil", [take_the_place, deep])
+def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daemons, spoil):
+    daemon, space = host.daemon(), host.space()
+    (directory,) = daemons.start(daemon, [space]).values()
+    before = os.stat(directory)
+    spoil(directory)
+
+    assert [*daemons.start(daemon, [space]).values()] == [directory]
+
+    again = os.stat(directory)
+    assert (again.st_dev, again.st_ino) == (before.st_dev, before.st_ino)
+    host.attach(daemon, directory)
+    daemons.stop(daemon)
+    assert host.left() == []
+
+
+@both
+@pytest.mark.parametrize("spoil", [take_the_place, deep])
+def test_whatever_a_tenant_makes_nothing_is_left_when_its_server_is_stopped(host, daemons, spoil):
+    daemon = host.daemon()
+    (directory,) = daemons.start(daemon, [host.space()]).values()
+    spoil(directory)
+
+    host.daemons(BRIEF).stop(daemon)
+
+    assert host.left() == []
+
+
+def test_links_that_a_tenant_makes_lead_nowhere(host, daemons):
+    daemon, space = host.daemon(), host.space()
+    (directory,) = daemons.start(daemon, [space]).values()
+    precious = host.directory / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    Path(directory, "to").symlink_to(precious)
+    Path(directory, "below").mkdir()
+    Path(directory, "below/to").symlink_to(precious)
+
+    daemons.start(daemon, [space])
+    daemons.stop(daemon)
+
+    assert os.listdir(precious) == ["file"]
+
+
+def test_a_space_that_is_gone_leaves_no_directory_to_a_server_that_starts_again(host, daemons):
+    daemon = host.daemon()
+    daemons.start(daemon, [host.space(0), host.space(1)])
+
+    daemons.start(daemon, [host.space(1)])
+
+    left = set(os.listdir(f"{daemon.pipe}/gpu"))
+    assert left == {"control", "default", host.space(1).name}
+
+
+@both
+def test_clients_of_any_user_pass_whatever_the_umask_of_who_started_it(host, daemons):
+    before = os.umask(0o077)
+    try:
+        daemon = host.daemon()
+        (directory,) = daemons.start(daemon, [host.space()]).values()
+        added = daemons.add(daemon, host.space(1))
+    finally:
+        os.umask(before)
+
+    for passed in (daemon.pipe, directory, added):
+        assert stat.S_IMODE(os.stat(passed).st_mode) & 0o755 == 0o755
+
+
+@only_2
+def test_what_tenants_write_beside_their_server_is_little_and_of_few_files(host, daemons):
+    daemon, space = host.daemon(), host.space()
+    (directory,) = daemons.start(daemon, [space]).values()
+    with pytest.raises(OSError) as full, open(f"{directory}/big", "wb", buffering=0) as big:
+        for _ in range(17):
+            big.write(bytes(1 << 20))
+    os.unlink(f"{directory}/big")
+    with pytest.raises(OSError) as many:
+        for number in range(5000):
+            Path(directory, str(number)).touch()
+
+    assert (full.value.errno, many.value.errno) == (errno.ENOSPC, errno.ENOSPC)
+    daemons.start(daemon, [space])
+    host.attach(daemon, directory)
+    assert not os.path.exists(f"{directory}/0")
+    daemons.stop(daemon)
+    assert host.left() == []
+
+
+READ_ONLY = """
+import errno, os, socket, sys
+directory = sys.argv[1]
+with socket.socket(socket.AF_UNIX) as one:
+    one.connect(directory + "/control")
+with open(directory + "/fifo", "w") as fifo:
+    fifo.write("said")
+try:
+    os.mkdir(directory + "/made")
+except OSError as e:
+    print(errno.errorcode[e.errno])
+"""
+
+
+def test_through_a_mount_to_read_a_server_is_reached_and_nothing_is_made():
+    """What the containers of a claim have of protocol 3."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.mkfifo(f"{directory}/fifo")
+        reading = os.open(f"{directory}/fifo", os.O_RDONLY | os.O_NONBLOCK)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"{directory}/control")
+            server.listen()
+            inside = (
+                f"mount --bind {directory} {directory} && mount -o remount,bind,ro {directory} && "
+                'exec "$0" "$@"'
+            )
+            ran = subprocess.run(
+                [
+                    "unshare",
+                    "--mount",
+                    "sh",
+                    "-c",
+                    inside,
+                    sys.executable,
+                    "-c",
+                    READ_ONLY,
+                    directory,
+                ],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=20,
+            )
+        said = os.read(reading, 100)
+        os.close(reading)
+
+    assert (ran.stdout, said) == ("EROFS\n", b"said")
+
+
+def test_the_driver_finds_its_server_program_beside_the_one_that_is_started(host, daemons):
+    daemon = host.daemon()
+    daemons.start(daemon, [])
+    processes = DaemonProcesses()
+    control = processes.control(processes.of(daemon.token))
+    assert control
+
+    environ = Path(f"/proc/{control.pid}/environ").read_text().split("\0")
+    (path,) = (one for one in environ if one.startswith("PATH="))
+    first, _, rest = path.removeprefix("PATH=").partition(":")
+    assert os.path.exists(f"{first}/nvidia-cuda-mps-server")
+    assert "/usr/bin" in rest.split(":")
+
+
+def with_selinux(host) -> Daemons:
+    """On a host where it is switched on: what this one's root has at the usual place."""
+    enforce = host.node.root / "sys/fs/selinux/enforce"
+    enforce.parent.mkdir(parents=True)
+    enforce.write_text("1")
+    driver = DriverRoot("/", host.node.root)
+    return Daemons(driver, placed=on_this_machine, patience=PATIENT)
+
+
+def labelled(*paths: str) -> bool:
+    return all(os.getxattr(path, ATTRIBUTE) == LABEL.encode() for path in paths)
+
+
+def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
+    daemons, daemon = with_selinux(host), host.daemon()
+    try:
+        os.setxattr(host.directory, ATTRIBUTE, b"system_u:object_r:tmp_t:s0")
+    except OSError:
+        pytest.skip("labels cannot be set here")
+
+    (directory,) = daemons.start(daemon, [host.space()]).values()
+    added = daemons.add(daemon, host.space(1))
+
+    assert labelled(daemon.pipe, directory, f"{directory}/control", added, f"{added}/control")
+    daemons.stop(daemon)
+
+
+@only_2
+def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, caplog):
+    if Path("/sys/fs/selinux/enforce").exists():
+        pytest.skip("it is not refused here")
+    daemons, daemon = with_selinux(host), host.daemon()
+
+    daemons.start(daemon, [host.space()])
+
+    assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
+    found = [one for one in caplog.records if "labelled for SELinux" in one.getMessage()]
+    assert [one.levelname for one in found if one.levelname == "WARNING"] == ["WARNING"]
+    daemons.stop(daemon)
+
+
+@both
+def test_logs_of_a_daemon_are_kept_small(host, daemons):
+    daemon = host.daemon()
+    daemons.start(daemon, [host.space()])
+    with open(f"{daemon.log}/control.log", "ab") as log:
+        log.write(b"something happened\n" * (MOST // 10))
+
+    daemons.trim(daemon)
+
+    assert os.path.getsize(f"{daemon.log}/control.log") <= KEPT
+    assert daemons.look(daemon).ready

@@ -1,0 +1,84 @@
+"""Clients that end slowly are waited for, and one that does not end at all is told apart."""
+
+import time
+
+import pytest
+
+from dra_driver.errors import NodeError, ProgramFailed, TimedOut, Wedged
+from dra_driver.node.mps.deadlines import Deadline, request
+from dra_driver.node.mps.draining import drain
+
+
+class Clients:
+    """Each takes so many seconds to end; None: for ever."""
+
+    def __init__(self, **seconds):
+        self.ended = []
+        self.seconds = {int(name[1:]): took for name, took in seconds.items()}
+
+    def end(self, pid):
+        def end(deadline):
+            took, left = self.seconds[pid], deadline.left()
+            if took is None or took > left:
+                time.sleep(left)
+                raise TimedOut("client terminate was still running")
+            time.sleep(took)
+            self.ended.append(pid)
+
+        return end
+
+    def drain(self, seconds, until=5.0):
+        drain({pid: self.end(pid) for pid in self.seconds}, seconds, Deadline(until, "all"))
+
+
+def test_nobody_is_drained_at_once():
+    Clients().drain(1.0)
+
+
+def test_many_that_are_slow_are_all_ended_with_each_its_own_time():
+    """One after the other they would take longer than one may."""
+    clients = Clients(**{f"p{pid}": 0.1 for pid in range(12)})
+
+    clients.drain(seconds=0.25)
+
+    assert sorted(clients.ended) == list(range(12))
+
+
+def test_one_that_does_not_end_in_its_time_is_wedged():
+    with pytest.raises(Wedged, match=r"MPS client 7 did not end in 0\.05 s"):
+        Clients(p7=None).drain(0.05)
+
+
+def test_while_others_end_nobody_is_said_to_be_wedged():
+    """A server may end one after the other."""
+    clients = Clients(p7=None, p8=0.02, p9=0.04)
+
+    with pytest.raises(NodeError, match=r"MPS client 7 did not end yet, others did") as caught:
+        clients.drain(0.08)
+    assert not isinstance(caught.value, TimedOut)
+    assert clients.ended == [8, 9]
+    with pytest.raises(Wedged):
+        Clients(p7=None).drain(0.08)
+
+
+def test_too_little_time_is_no_reason_to_call_a_client_wedged():
+    with pytest.raises(NodeError) as caught:
+        Clients(**{f"p{pid}": None for pid in range(9)}).drain(1.0, until=0.05)
+    assert not isinstance(caught.value, Wedged)
+
+
+def test_the_time_of_a_request_is_kept():
+    began = time.monotonic()
+    with request(0.1), pytest.raises(NodeError, match="ask again"):
+        Clients(**{f"p{pid}": 0.04 for pid in range(40)}).drain(0.05)
+    assert time.monotonic() - began < 1
+
+
+def test_another_error_is_told_once_the_others_have_ended():
+    def refused(deadline):
+        raise ProgramFailed("no")
+
+    clients = Clients(p8=0.01)
+    with pytest.raises(ProgramFailed):
+        drain({7: refused, 8: clients.end(8)}, 1.0, Deadline(5.0, "all"))
+    assert clients.ended == [8]

@@ -1,0 +1,56 @@
+"""Control daemons of others are told of in few words, whatever they call themselves."""
+
+import pytest
+
+from dra_driver.node.mps.foreign import Foreign, described, is_in_pod
+
+CONTAINER = "c" * 64
+
+
+def test_each_on_the_host_is_told_by_its_number_and_its_directory():
+    assert described([Foreign(12, "/tmp/nvidia-mps"), Foreign(7, "/run/mps")]) == (
+        "nvidia-cuda-mps-control (process 7, pipe directory /run/mps)",
+        "nvidia-cuda-mps-control (process 12, pipe directory /tmp/nvidia-mps)",
+    )
+
+
+def test_of_those_in_pods_only_the_number_is_told():
+    found = [Foreign(7, "/run/mps"), *(Foreign(n, f"/tmp/{n}", in_pod=True) for n in (8, 9))]
+
+    assert described(found)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
+    assert described(found[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
+
+
+def test_however_many_there_are_sixteen_lines_tell_of_them():
+    found = [Foreign(n, "/run/mps", in_pod=n > 100) for n in range(1000)]
+
+    said = described(found)
+
+    assert len(said) == 16
+    assert said[-2:] == (
+        "nvidia-cuda-mps-control (87 more on this host)",
+        "nvidia-cuda-mps-control (899 processes in pods)",
+    )
+
+
+def test_a_directory_is_cut_and_shown_in_one_line():
+    (said,) = described([Foreign(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
+
+    assert said.startswith("nvidia-cuda-mps-control (process 7, pipe directory /tmp/a?b?[31mxxx")
+    assert len(said) == len("nvidia-cuda-mps-control (process 7, pipe directory )") + 128
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "inside"),
+    [
+        (f"0::/kubepods.slice/kubepods-pod1_2.slice/cri-containerd-{CONTAINER}.scope\n", True),
+        (f"0::/kubepods/burstable/pod1-2/{CONTAINER}\n", True),
+        (f"0::/../../pod1-2/{CONTAINER}\n", True),
+        (f"4:cpu:/kubepods/pod1-2/{CONTAINER}\n3:pids:/kubepods/pod7/{'d' * 64}\n", True),
+        ("0::/system.slice/nvidia-mps.service\n", False),
+        ("0::/dra-driver-gpu-mps\n", False),
+        ("", False),
+    ],
+)
+def test_a_process_in_a_pod_is_known_by_its_cgroup(cgroup, inside):
+    assert is_in_pod(cgroup.encode()) is inside

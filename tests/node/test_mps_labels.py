@@ -1,0 +1,89 @@
+"""Where the host has SELinux, containers may use what an MPS server has for them."""
+
+import logging
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node.mps.labels import LABEL, Labels
+
+
+class Attributes:
+    """What was set, by where that was then."""
+
+    def __init__(self, fails: OSError | None = None) -> None:
+        self.found: dict[str, bytes] = {}
+        self.fails = fails
+
+    def set(self, path: str, attribute: str, value: bytes, *, follow_symlinks: bool) -> None:
+        if self.fails:
+            raise self.fails
+        assert attribute == "security.selinux"
+        assert not follow_symlinks
+        directory, _, name = path.rpartition("/")
+        self.found[os.path.normpath(f"{os.readlink(directory)}/{name}")] = value
+
+
+@pytest.fixture
+def place():
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        (Path(made) / "enforce").write_text("1")
+        (Path(made) / "pipe/gpu/c_1").mkdir(parents=True)
+        yield Path(made)
+
+
+def test_a_directory_and_what_is_in_it_are_labelled(place):
+    pipe = place / "pipe"
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"{pipe}/gpu/c_1/control")
+    (pipe / "gpu/to").symlink_to(place)
+    attributes = Attributes()
+
+    Labels(place / "enforce", attributes.set).put_on(str(pipe))
+
+    below = ("", "/gpu", "/gpu/to", "/gpu/c_1", "/gpu/c_1/control")
+    assert attributes.found == {f"{pipe}{path}": LABEL.encode() for path in below}
+
+
+def test_what_a_tenant_made_in_there_is_not_gone_through(place):
+    os.makedirs(place / "pipe/gpu/c_1" / "/".join("d" * 100))
+    attributes = Attributes()
+
+    Labels(place / "enforce", attributes.set).put_on(str(place / "pipe"))
+
+    assert len(attributes.found) == 3
+
+
+def test_without_selinux_nothing_is_labelled(place):
+    attributes = Attributes()
+    labels = Labels(place / "never", attributes.set)
+
+    labels.put_on(str(place / "pipe"))
+
+    assert (attributes.found, labels.mount_option) == ({}, "")
+
+
+def test_a_file_system_is_mounted_with_the_label(place):
+    assert Labels(place / "enforce").mount_option == f"context={LABEL}"
+
+
+def test_a_failure_is_told_once(place, caplog):
+    caplog.set_level(logging.INFO)
+    labels = Labels(place / "enforce", Attributes(OSError(95, "Operation not supported")).set)
+
+    for _ in range(3):
+        labels.put_on(str(place / "pipe"))
+
+    (record,) = caplog.records
+    assert (record.levelname, record.error) == ("WARNING", "Operation not supported")
+
+
+def test_what_went_meanwhile_is_no_failure(place, caplog):
+    gone = Labels(place / "enforce", Attributes(FileNotFoundError(2, "gone")).set)
+
+    gone.put_on(str(place / "pipe"))
+
+    assert [record for record in caplog.records if record.levelno > logging.DEBUG] == []
