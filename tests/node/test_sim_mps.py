@@ -1,14 +1,20 @@
 """The stand-in of MPS runs as the real one does: processes, files, clients, faults."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from dra_driver.node.mps.mounts import is_mounted, with_own_mounts
+from dra_driver.node.sim.mps.programs import program
 from dra_driver.node.sim.mps_client import NO_ANSWER, REFUSED, WITHOUT_MPS
 from dra_driver.node.sim.mps_client import main as mps_client
 from tests.fakes.mps import eventually, mps_host, shown
@@ -96,6 +102,28 @@ def test_a_daemon_that_is_ended_by_a_signal_tidies_up_and_a_killed_one_leaves_it
     os.kill(daemon, signal.SIGTERM)
     eventually(lambda: daemon not in host.processes(), "the second daemon is gone")
     assert list(host.pipe.iterdir()) == []
+
+
+def test_a_daemon_stays_in_the_foreground_if_that_is_asked_for(host):
+    started = subprocess.Popen(
+        [host.program, "-p", "3", "-m", "-f"],
+        env={
+            "PATH": os.environ["PATH"],
+            "CUDA_MPS_PIPE_DIRECTORY": str(host.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(host.log),
+            "DRA_DRIVER_MPS_TOKEN": host.token,
+        },
+        stderr=subprocess.PIPE,
+    )
+    eventually(lambda: host.run("server", "list").returncode == 0, "it answers")
+    assert started.poll() is None
+    assert [*host.processes()] == [started.pid]
+
+    host.said("-q")
+
+    assert started.communicate(timeout=10) == (None, b"")
+    assert started.returncode == 0
+    assert "Error" not in (host.log / "control.log").read_text()
 
 
 def test_a_second_daemon_in_the_same_directory_says_so_in_its_log(host):
@@ -271,6 +299,217 @@ def test_a_client_in_the_daemons_own_directory_gets_a_server_without_limits(host
     capsys.readouterr()
     answer = shown(capsys, "show", str(pid))
     assert (answer["server"], answer["percent"], answer["memory_bytes"]) == ("uid_0", 100, None)
+
+
+HIDING = {
+    "leaf": ("gpu/c_1", 0o700),
+    "server": ("gpu", 0o700),
+    "socket": ("gpu/c_1/control", 0o600),
+}
+
+
+@pytest.mark.parametrize("what", HIDING)
+def test_a_client_whose_user_may_not_go_there_runs_without_mps(host, capsys, what):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    leaf = host.pipe / "gpu/c_1"
+    own, other = host.client(leaf), host.client(leaf, user=NOBODY)
+    assert mps_client(["attach", str(other)]) == 0
+    assert mps_client(["detach", str(other)]) == 0
+
+    place, mode = HIDING[what]
+    (host.pipe / place).chmod(mode)
+    capsys.readouterr()
+    assert mps_client(["attach", str(other)]) == WITHOUT_MPS
+    assert capsys.readouterr().err == f"no MPS: {leaf}/control: Permission denied\n"
+    assert mps_client(["attach", str(own)]) == 0
+
+
+@contextmanager
+def umask(mask):
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("mask", "mode", "code"), [(0o022, 0o755, 0), (0o077, 0o700, WITHOUT_MPS)])
+def test_a_daemon_makes_its_directories_as_the_umask_has_it_and_its_sockets_for_all(
+    host, mask, mode, code
+):
+    with umask(mask):
+        host.start3()
+    directories = {path.parent for path in host.pipe.rglob("control")}
+    assert {oct(path.stat().st_mode & 0o7777) for path in directories} == {oct(mode)}
+    sockets = host.pipe.rglob("control")
+    assert {oct(path.stat().st_mode & 0o7777) for path in sockets} == {oct(0o666)}
+    other = host.client(host.pipe / "gpu/default", user=NOBODY)
+    assert mps_client(["attach", str(other)]) == code
+
+
+def test_a_daemon_leaves_the_mode_of_a_directory_that_is_there(host):
+    host.pipe.mkdir(mode=0o700)
+    host.start3()
+    assert host.pipe.stat().st_mode & 0o7777 == 0o700
+
+
+def test_the_groups_of_a_process_count(host):
+    host.start3()
+    leaf = host.pipe / "gpu/default"
+    os.chown(leaf, 0, 4711)
+    leaf.chmod(0o750)
+    script = (
+        "import os, time; os.setgroups({}); os.setuid(65534); print(flush=True); time.sleep(60)"
+    )
+    for groups, code in (([], WITHOUT_MPS), ([4711], 0)):
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", script.format(groups)],
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(leaf)},
+            stdout=subprocess.PIPE,
+        ) as started:
+            assert started.stdout
+            started.stdout.readline()
+            came = mps_client(["attach", str(started.pid)])
+            started.kill()
+        assert came == code
+
+
+mounting = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounting is not permitted here",
+)
+
+
+def behind_mounts(host, binds, *commands):
+    """A client with mounts of its own: *binds*, and what *commands* make of them."""
+
+    def start():
+        for command in commands:
+            subprocess.run(command, check=True)
+        return host.client(host.pipe / "gpu/default", user=NOBODY)
+
+    return with_own_mounts({str(at): str(source) for at, source in binds.items()}, start)
+
+
+@mounting
+def test_a_client_comes_through_a_directory_that_is_mounted_for_reading_alone(host):
+    host.start3()
+    leaf = host.pipe / "gpu/default"
+    pid = behind_mounts(host, {leaf: leaf}, ["mount", "-o", "remount,bind,ro", leaf])
+    mounts = Path(f"/proc/{pid}/mountinfo").read_text().splitlines()
+    [mounted] = [line.split() for line in mounts if line.split()[4] == str(leaf)]
+    assert mounted[5].split(",")[0] == "ro"
+    assert not is_mounted(str(leaf))
+    assert mps_client(["attach", str(pid)]) == 0
+    assert rows(host, "client", "list")[0][3] == "default"
+
+
+@mounting
+def test_the_mounts_of_the_client_count_and_not_those_of_the_host(host, capsys):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    (empty := host.directory / "empty").mkdir()
+    leaf = host.pipe / "gpu/default"
+    assert mps_client(["attach", str(behind_mounts(host, {leaf: empty}))]) == WITHOUT_MPS
+    assert "No such file or directory" in capsys.readouterr().err
+    other = behind_mounts(host, {leaf: host.pipe / "gpu/c_1"})
+    assert mps_client(["attach", str(other)]) == 0
+    assert rows(host, "client", "list")[0][3] == "c_1"
+
+
+def test_a_client_with_a_path_that_is_too_long_runs_without_mps(host, capsys):
+    host.start3()
+    (longer := host.directory / ("x" * 80)).symlink_to(host.pipe / "gpu/default")
+    assert len(f"{longer}/control") < 108
+    assert mps_client(["attach", str(host.client(longer))]) == 0
+    far = longer.with_name("x" * 100)
+    far.symlink_to(host.pipe / "gpu/default")
+    capsys.readouterr()
+    assert mps_client(["attach", str(host.client(far))]) == WITHOUT_MPS
+    assert "path too long" in capsys.readouterr().err
+
+
+def test_nobody_is_let_in_for_a_process_of_somebody_else(host):
+    host.start3()
+    script = (
+        "import os, socket, sys; os.setuid(65534); made = socket.socket(socket.AF_UNIX);"
+        "made.connect(sys.argv[1]);"
+        "made.sendall(sys.argv[2].encode()); print(made.recv(9999).decode())"
+    )
+    leaf = host.pipe / "gpu/default"
+    pids = [host.client(leaf), host.client(leaf, user=NOBODY), 4_194_303, 0]
+    answers = []
+    for pid in pids:
+        ask = {"call": "attach", "pid": pid, "shm": None, "minors": None, "memory": 0}
+        words = json.dumps({**ask, "command": "c", "environ": {}}) + "\n"
+        command = [sys.executable, "-S", "-c", script, f"{leaf}/control", words]
+        done = subprocess.run(command, capture_output=True, check=True, text=True)
+        answers.append(json.loads(done.stdout))
+    assert [list(answer) for answer in answers] == [["refused"], ["done"], ["refused"], ["refused"]]
+    assert answers[0] == {"refused": "CUDA_ERROR_NOT_PERMITTED"}
+
+
+def test_a_tenant_who_is_root_raises_its_own_share_and_no_other_does(host, capsys):
+    host.start3()
+    host.said("namespace", "create", "c_1", "--server=gpu")
+    host.said("namespace", "set", "c_1", "--server=gpu", "--active-thread-percentage=30")
+    root, other = (host.client(host.pipe / "gpu/c_1", user=user) for user in (None, NOBODY))
+    assert mps_client(["raise", str(other), "--percent", "90"]) == REFUSED
+    said = capsys.readouterr().err
+    assert said == "Insufficient privileges for UID 65534 to run namespace set\n"
+    assert rows(host, "namespace", "list", "c_1")[0][4] == "30.00"
+    assert mps_client(["raise", str(root), "--percent", "101"]) == REFUSED
+    assert mps_client(["raise", str(root)]) == 0
+    assert rows(host, "namespace", "list", "c_1")[0][4] == "100.00"
+    assert rows(host, "namespace", "list", "default")[0][4] == "100.00"
+
+    assert mps_client(["attach", str(root)]) == 0
+    capsys.readouterr()
+    assert mps_client(["raise", str(root), "--percent", "50"]) == REFUSED
+    assert capsys.readouterr().err == "Namespace 'c_1' has active clients\n"
+
+
+def test_in_protocol_2_a_tenant_who_is_root_raises_the_share_of_all(old, capsys):
+    old.start2()
+    old.said(stdin="set_default_active_thread_percentage 40\n")
+    root, other = (old.client(user=user) for user in (None, NOBODY))
+    assert mps_client(["raise", str(other)]) == REFUSED
+    assert capsys.readouterr().err == "Insufficient privileges for UID 65534\n"
+    assert mps_client(["raise", str(root), "--percent", "80"]) == 0
+    assert old.said(stdin="get_default_active_thread_percentage\n") == ["80.0"]
+
+
+def test_a_daemon_of_which_nothing_comes_is_told_from_one_that_is_not_there(host, capsys):
+    host.pipe.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{host.pipe}/control")
+        listening.listen()
+        listening.settimeout(5.0)
+        hangs_up = threading.Thread(target=lambda: listening.accept()[0].close())
+        hangs_up.start()
+        assert mps_client(["attach", str(host.client())]) == NO_ANSWER
+        hangs_up.join()
+    assert capsys.readouterr().err == "the daemon does not answer\n"
+    assert mps_client(["attach", str(host.client())]) == WITHOUT_MPS
+    assert "Connection refused" in capsys.readouterr().err
+
+
+def test_a_process_that_has_ended_is_no_client(host, capsys):
+    host.start3()
+    with subprocess.Popen(["true"]) as ended:
+        eventually(lambda: "Z" in Path(f"/proc/{ended.pid}/stat").read_text(), "it has ended")
+        where = ["--pipe-directory", str(host.pipe / "gpu/default")]
+        assert mps_client(["attach", str(ended.pid), *where]) == REFUSED
+    assert "No such process" in capsys.readouterr().err
+
+
+def test_a_process_that_ends_meanwhile_cannot_be_entered(host):
+    host.start3()
+    seen = program(host.client(host.pipe / "gpu/default"))
+    host.end_client(seen.pid)
+    with pytest.raises(OSError, match="it cannot be entered: No such file or directory"):
+        seen.connect(seen.pipe, 1.0)
 
 
 def test_without_a_daemon_a_process_runs_without_mps_and_without_a_word(host, capsys):

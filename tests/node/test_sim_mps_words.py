@@ -61,13 +61,19 @@ class Wakes:
         pass
 
 
-class Daemon:
-    """One daemon without a process, over a host with two GPUs."""
+def new_node(directory, **fields):
+    """A host with two GPUs."""
+    gpus = [h100("1b"), h100("43")]
+    made = Node(directory, {"driver_version": "615.71.09", "gpus": gpus, **fields})
+    assert made.host
+    return made
 
-    def __init__(self, directory, protocol, multiuser=True, devices=None, **fields):
-        gpus = [h100("1b"), h100("43")]
-        self.node = Node(directory, {"driver_version": "615.71.09", "gpus": gpus, **fields})
-        assert self.node.host
+
+class Daemon:
+    """One daemon without a process, over a host of its own unless it is given one."""
+
+    def __init__(self, directory, protocol, multiuser=True, devices=None, node=None, **fields):
+        self.node = node or new_node(directory, **fields)
         self.processes = Processes()
         self.wakes = Wakes(self.processes)
         options = Options(self.node.root, protocol, multiuser, ROOT, devices)
@@ -97,17 +103,26 @@ class Daemon:
             return attach(self.control, place, {**ask, "environ": environ})
 
 
-@pytest.fixture
-def three(tmp_path):
-    daemon = Daemon(tmp_path, 3)
+def with_a_namespace(daemon):
     daemon.say(f"server create gpu --allowed-devices={daemon.gpus[0]}")
     daemon.say("namespace create c_1 --server=gpu")
     return daemon
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """For daemons that leave their host as it is."""
+    return new_node(tmp_path_factory.mktemp("host"))
+
+
 @pytest.fixture
-def two(tmp_path):
-    return Daemon(tmp_path, 2)
+def three(tmp_path, node):
+    return with_a_namespace(Daemon(tmp_path, 3, node=node))
+
+
+@pytest.fixture
+def two(tmp_path, node):
+    return Daemon(tmp_path, 2, node=node)
 
 
 REFUSED = [
@@ -349,7 +364,8 @@ def test_a_client_has_one_place(three):
     ]
 
 
-def test_a_prohibited_gpu_has_no_server(three):
+def test_a_prohibited_gpu_has_no_server(tmp_path):
+    three = with_a_namespace(Daemon(tmp_path, 3))
     settings = three.node.root / "run/nvidia-simulated/615.71.09"
     (settings / f"{three.gpus[1]}.compute-mode").write_text("2\n")
     three.say("server create second --allowed-devices=1")

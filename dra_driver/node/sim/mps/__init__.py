@@ -9,6 +9,7 @@ several times for each claim. It talks through named pipes with the daemon, whic
 * ``protocol2``, ``protocol3`` (with ``options``, ``tables``, ``partitions``, ``features``): the two
   sets of words in which it is asked; ``config``: its file.
 * ``places``: its directories, sockets and log; ``processes``: those of its servers.
+* ``programs``, ``users``: processes that use CUDA, and as whom they come.
 * ``servers``: a server and what is in it; ``facts``: the GPUs of the simulated host.
 
 Only the standard library is imported, so that a daemon starts quickly. What is known of the real

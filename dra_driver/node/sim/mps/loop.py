@@ -16,12 +16,13 @@ from typing import Any, Final, Protocol
 
 from dra_driver.node.sim.mps.admission import attach, shown
 from dra_driver.node.sim.mps.config import apply, read_config
-from dra_driver.node.sim.mps.control import Control, Never, Options, Place
+from dra_driver.node.sim.mps.control import DEFAULT, Control, Never, Options, Place
 from dra_driver.node.sim.mps.places import PathTooLong, Places
 from dra_driver.node.sim.mps.processes import ServerProcesses
 from dra_driver.node.sim.mps.protocol2 import Protocol2
 from dra_driver.node.sim.mps.protocol3 import Protocol3
 from dra_driver.node.sim.mps.servers import Refused, Server
+from dra_driver.node.sim.mps.users import user_of
 
 _DIES_AT_ONCE: Final = 1
 _ASKS_SECONDS: Final = 2.0
@@ -193,7 +194,6 @@ class Loop:
     def _client(self, made: socket.socket, place: Place) -> None:
         with made:
             made.settimeout(_ASKS_SECONDS)
-            # Who asks for another process has to be root, or that process's user.
             peer = made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             uid = struct.unpack("3i", peer)[1]
             try:
@@ -211,11 +211,19 @@ class Loop:
             try:
                 if self._misses_shared_memory(ask["shm"]):
                     raise Refused("CUDA_ERROR_MPS_CONNECTION_FAILED: no shared memory with it")
-                if uid not in (0, ask["uid"]):
-                    raise Refused("CUDA_ERROR_NOT_PERMITTED")
-                return {"done": self._do(ask["call"], place, ask)}
+                self._refuse_stranger(int(ask["pid"]), uid)
+                return {"done": self._do(ask["call"], place, {**ask, "uid": uid})}
             except Refused as error:
                 return {"refused": str(error)}
+
+    def _refuse_stranger(self, pid: int, uid: int) -> None:
+        """Who connects for a process has to be of its user; without one, of the daemon's."""
+        try:
+            owner = user_of(pid).uid if pid else self.control.options.uid
+        except OSError:
+            owner = None  # it ended
+        if uid != owner:
+            raise Refused("CUDA_ERROR_NOT_PERMITTED")
 
     def _misses_shared_memory(self, seen: list[str] | None) -> bool:
         """*seen*: None where nobody looked."""
@@ -233,9 +241,22 @@ class Loop:
             for name in [place[0]] if place else sorted(control.servers):
                 os.kill(control.servers[name].pid, signal.SIGKILL)
             return {}
+        if call == "raise":
+            return {"said": self._words.answer(_raising(control, place, ask), ask["uid"])}
         server, namespace, client = control.find(ask["pid"])
         if call == "detach":
             del namespace.clients[client.pid]
         elif call == "wedge":
             client.wedged = True
         return shown(server, namespace, client)
+
+
+def _raising(control: Control, place: Place, ask: dict[str, Any]) -> list[str]:
+    """The command of a client that would have more of the GPUs' compute."""
+    percent = str(ask["percent"])
+    if control.options.protocol == 2:
+        return ["stdin", f"set_default_active_thread_percentage {percent}"]
+    owner = 0 if control.options.multiuser else ask["uid"]
+    server, name = place or (f"uid_{owner}", DEFAULT)
+    limit = f"--active-thread-percentage={percent}"
+    return ["arguments", "namespace", "set", name, f"--server={server}", limit]

@@ -1,7 +1,13 @@
-"""Where a daemon is found: its directories with sockets, the named pipe for commands, its log."""
+"""Where a daemon is found: its directories with sockets, the named pipe for commands, its log.
+
+Assumed of the real one: directories that it makes have the mode 0755 less its umask, and it does
+not change those that are there; sockets have 0666 whatever its umask, since users are told apart
+only once they have connected (seen: another user than a single-user daemon's is refused by name).
+"""
 
 import contextlib
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -9,7 +15,10 @@ from typing import Final
 
 PID_FILE: Final = "nvidia-cuda-mps-control.pid"
 REQUESTS: Final = ".requests"
+REPLIES: Final = ".replies"  # named pipes, made by commands of whatever user
+_DIRECTORY: Final = 0o755
 _ANYBODY: Final = 0o666
+_ANYBODYS: Final = 0o1777
 
 
 class PathTooLong(Exception):
@@ -36,9 +45,7 @@ class Places:
 
     def listen(self, directory: Path) -> socket.socket:
         """A socket in *directory*, which is made."""
-        directory.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):
-            directory.chmod(0o1777)  # clients of other users connect
+        directory.mkdir(_DIRECTORY, parents=True, exist_ok=True)
         path = directory / "control"
         path.unlink(missing_ok=True)
         made = socket.socket(socket.AF_UNIX)
@@ -60,7 +67,10 @@ class Places:
         return self._sockets.pop(directory)
 
     def open_requests(self) -> int:
-        """The named pipe through which commands come."""
+        """The named pipe through which commands come; the real one has no such things."""
+        replies = self.pipe / REPLIES
+        replies.mkdir(exist_ok=True)
+        replies.chmod(_ANYBODYS)
         path = self.pipe / REQUESTS
         path.unlink(missing_ok=True)
         os.mkfifo(path)
@@ -86,6 +96,7 @@ class Places:
             self.close(directory).close()
         for name in (REQUESTS, PID_FILE):
             (self.pipe / name).unlink(missing_ok=True)
+        shutil.rmtree(self.pipe / REPLIES, ignore_errors=True)
 
 
 COMM: Final = "nvidia-cuda-mps"  # the kernel keeps 15 characters of a program's name

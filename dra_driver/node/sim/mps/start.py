@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from dra_driver.node.sim.mps.control import Options
-from dra_driver.node.sim.mps.places import COMM, Places
 from dra_driver.node.sim.mps.processes import call, environment, interpreter
 from dra_driver.node.sim.mps.servers import Refused
+
+if TYPE_CHECKING:  # what only the daemon needs, it imports: the program that starts it is quicker
+    from dra_driver.node.sim.mps.control import Options
+    from dra_driver.node.sim.mps.places import Places
 
 _NAME: Final = "nvidia-cuda-mps-control"
 _DAEMON: Final = "--daemon"  # how the program calls itself, with where it says that it is up
@@ -40,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     reading, writing = os.pipe()
+    if not asked.background:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writing)  # nobody waits for it to be up
     os.set_inheritable(writing, True)
     own = call(_NAME, "-m", "dra_driver.node.sim.mps.start", _DAEMON, str(writing), *arguments)
     if not asked.background:
@@ -97,6 +101,9 @@ def _refuse_other_spelling(words: Sequence[str], protocol: int) -> None:
 
 def _serve(tell: int, root: str, newest: str, behaviour: str, *words: str) -> int:
     """Be the daemon."""
+    from dra_driver.node.sim.mps.control import Options
+    from dra_driver.node.sim.mps.places import COMM
+
     Path("/proc/self/comm").write_text(COMM)
     asked = options(words, int(newest))
     places = _places(asked.protocol)
@@ -113,8 +120,7 @@ def _serve(tell: int, root: str, newest: str, behaviour: str, *words: str) -> in
     return _run(made, places, asked.config, tell, behaviour == "dies")
 
 
-def _run(options: Options, places: Places, config: Path | None, tell: int, dies: bool) -> int:
-    # Imported here: none of it is needed to refuse an option.
+def _run(options: "Options", places: "Places", config: Path | None, tell: int, dies: bool) -> int:
     from dra_driver.node.sim.mps.loop import Loop
 
     os.chdir("/")
@@ -133,13 +139,15 @@ def _run(options: Options, places: Places, config: Path | None, tell: int, dies:
     return 0
 
 
-def _die(places: Places) -> None:
+def _die(places: "Places") -> None:
     time.sleep(_DIES_SECONDS)
     places.write("Control", "Fatal: this simulated daemon always dies")
     os._exit(1)
 
 
-def _places(protocol: int) -> Places:
+def _places(protocol: int) -> "Places":
+    from dra_driver.node.sim.mps.places import Places
+
     usual = "/run/nvidia-mps" if protocol == 3 and os.geteuid() == 0 else "/tmp/nvidia-mps"
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or usual
     log = os.environ.get("CUDA_MPS_LOG_DIRECTORY") or "/var/log/nvidia-mps"
