@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dra_driver.cli.mps_usage import MpsUse, MpsUses, server_words, use_words
+from dra_driver.cli.mps_usage import MpsUses, SpaceUse, server_words, use_words
 from dra_driver.cli.sizes import GIB, gib
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import Usage, Use
@@ -159,14 +159,15 @@ def _amount(use: Use) -> str:
     return gib(amount.memory_bytes) if amount.memory_bytes else "one part"
 
 
-def _words(use: Use, mps: MpsUse | None) -> tuple[str, ...]:
-    """What else is told of a claim; empty: not of this one."""
+def _words(use: Use, mps: Sequence[SpaceUse]) -> tuple[str, ...]:
+    """What else is told of a claim; empty: not of this one. *mps*: the spaces in one of which it
+    has the device."""
     amount, name = use.amount, use.holding.device
     part = not amount.whole and not use.holding.admin
-    told = mps is not None and mps.space.percent == amount.cores
+    told = any(one.space.percent == amount.cores for one in mps)
     return (
         name if name != board(name) else "",
-        *_mps_words(mps),
+        _mps_words(mps),
         f"{amount.cores} % of the cores" if part and amount.cores and not told else "",
         f"{amount.shares} shares" if part and amount.shares != 1 else "",
         f"interval {use.interval}" if use.interval is not None else "",
@@ -176,17 +177,15 @@ def _words(use: Use, mps: MpsUse | None) -> tuple[str, ...]:
     )
 
 
-def _mps_words(mps: MpsUse | None) -> tuple[str, ...]:
-    if mps is None:
-        return ()
-    percent, *others = use_words(mps)
-    return (f"MPS {percent}", *others)
+def _mps_words(mps: Sequence[SpaceUse]) -> str:
+    each = [", ".join(filter(None, use_words(one))) for one in mps]
+    return f"MPS {' or '.join(each)}" if each else ""
 
 
-def _limit_words(use: Use, mps: MpsUse | None) -> str:
+def _limit_words(use: Use, mps: Sequence[SpaceUse]) -> str:
     limit: Limit | None = use.holding.limit
     if limit is None:
-        limited = mps is not None and mps.memory_bytes is not None
+        limited = any(one.memory_bytes is not None for one in mps)
         return "" if use.holding.admin or use.amount.whole or limited else "no limit"
     words = f"guard {limit.guard.policy}"
     if limit.guard.policy is GuardPolicy.KILL:

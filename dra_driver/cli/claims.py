@@ -26,7 +26,11 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                               "mps"}],                null, or {"percent", "memoryLimitBytes",
                                                       "memoryUsedBytes", "clients": [number, ...],
                                                       "protocol", "pipeDirectory", "server"};
-                                                      null in it: no limit, or not known
+                                                      null in it: no limit, or not known; null
+                                                      where mpsSpaces has several for that GPU and
+                                                      nobody can tell in which the device is
+                 "mpsSpaces": [{"space", "gpu",       of each of its spaces on each GPU: two
+                                ...}],                containers can have two; ...: as in mps
                  "cdiDevices": ["vendor/class=name", ...]}],
      "unreadable": [{"uid", "path", "reason",         records that this release cannot read
                      "mayHold": ["gpu-0", ...]}],     empty: any GPU
@@ -49,7 +53,12 @@ from typing import Any
 
 from dra_driver.cli.bars import picture
 from dra_driver.cli.findings import some
-from dra_driver.cli.mps_document import agent_document, server_document, use_document
+from dra_driver.cli.mps_document import (
+    agent_document,
+    device_document,
+    server_document,
+    space_document,
+)
 from dra_driver.cli.mps_usage import MpsUses, Told, server_words, use_words
 from dra_driver.cli.sight import Ask, Sight, ask_agent, look, told_by
 from dra_driver.cli.table import table
@@ -59,7 +68,7 @@ from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.holdings import Limit, Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import SetAside, read_directory
+from dra_driver.node.ledger_files import SetAside, read_directory
 from dra_driver.plan.offer import described
 from dra_driver.settings import NodeSettings
 
@@ -144,6 +153,7 @@ def _claim(record: Record, mps: MpsUses) -> dict[str, Any]:
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
         "devices": [_device(Use(record, holding), mps) for holding in record.holdings],
+        "mpsSpaces": [space_document(use) for use in mps.of_claim(record)],
         "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
     }
 
@@ -163,7 +173,7 @@ def _device(use: Use, mps: MpsUses) -> dict[str, Any]:
         "shares": amount.shares if part else None,
         "interval": None if use.interval is None else str(use.interval),
         "limit": None if holding.limit is None else _limit(holding.limit),
-        "mps": use_document(mps.of(use.record, holding)),
+        "mps": device_document(mps.of(use.record, holding)),
     }
 
 
@@ -220,9 +230,11 @@ def _row(record: Record) -> tuple[str, ...]:
 
 
 def _mps_cell(record: Record, mps: MpsUses) -> str:
-    """The same for every GPU of most claims, and told once then."""
-    told = [", ".join(filter(None, use_words(use))) for use in mps.of_claim(record)]
-    return "; ".join(dict.fromkeys(told))
+    """Each space of the claim; what is the same for all GPUs of a space is told once."""
+    told = (
+        (use.space.name, ", ".join(filter(None, use_words(use)))) for use in mps.of_claim(record)
+    )
+    return "; ".join(words for _, words in dict.fromkeys(told))
 
 
 def _state(record: Record) -> str:

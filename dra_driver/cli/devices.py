@@ -44,7 +44,7 @@ from dra_driver.model.offer import (
 )
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
 from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import read_directory
+from dra_driver.node.ledger_files import read_directory
 from dra_driver.node.machine import open_node
 from dra_driver.plan.offer import described, offer
 from dra_driver.plan.publish import published

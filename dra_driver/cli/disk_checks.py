@@ -12,7 +12,7 @@ from dra_driver.errors import NodeError, SettingsError
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.kubeletplugin.sockets import socket_paths
 from dra_driver.model.holdings import Record
-from dra_driver.node.ledger import SetAside, read_directory
+from dra_driver.node.ledger_files import SetAside, read_directory
 from dra_driver.node.spec_files import SpecFiles
 
 CDI, FILES, KUBELET, STATE, LEDGER = (

@@ -34,7 +34,8 @@ from dra_driver.errors import DriverError, SettingsError
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.node.boot import boot_id
 from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.machine import open_driver, open_node
+from dra_driver.node.machine import open_node
+from dra_driver.node.place import open_driver
 from dra_driver.node.worker import Worker
 from dra_driver.plan.edits import vendor
 from dra_driver.settings import PluginSettings

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dra_driver.cli.disk_checks import Book
@@ -14,7 +14,7 @@ from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Incident, MpsServer, MpsStatus, Served, Space, SpaceName
 from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.ledger import read_directory
+from dra_driver.node.ledger_files import read_directory
 
 PROGRAM, AGENT, SERVERS, FOREIGN, SPACES = (
     "MPS programs",
@@ -232,8 +232,9 @@ def _told(scene: Scene) -> Seen | None:
 
 
 def _differs(space: Space, served: Mapping[SpaceName, Served]) -> bool:
+    """But for ``most``: the node's rules may be others since, and the agent keeps to its first."""
     found = served.get(space.name)
-    return found is not None and found.space != space
+    return found is not None and replace(found.space, most=space.most) != space
 
 
 def _named(records: Iterable[Record]) -> str:

@@ -1,15 +1,23 @@
 """What ``dra-driver claims -o json`` says of MPS."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from dra_driver.cli.mps_usage import MpsUse, MpsUses
+from dra_driver.cli.mps_usage import MpsUses, SpaceUse
 from dra_driver.model.mps import MpsServer
 
 
-def use_document(use: MpsUse | None) -> dict[str, Any] | None:
-    """Of one claim on one GPU; None: it is not under MPS there."""
-    if use is None:
-        return None
+def device_document(uses: Sequence[SpaceUse]) -> dict[str, Any] | None:
+    """Of one device; None: it is not under MPS, or in one of several spaces, nobody knows which."""
+    return use_document(uses[0]) if len(uses) == 1 else None
+
+
+def space_document(use: SpaceUse) -> dict[str, Any]:
+    """Of one space of a claim on one GPU."""
+    return {"space": use.space.name, "gpu": use.gpu, **use_document(use)}
+
+
+def use_document(use: SpaceUse) -> dict[str, Any]:
     served = use.served
     return {
         "percent": use.space.percent,

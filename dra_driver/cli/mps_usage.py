@@ -6,6 +6,7 @@ The limits are what the ledger says. Who runs there is known while the agent ans
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dra_driver.cli.mps_devices import spaces_of_device
 from dra_driver.cli.sizes import gib
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
@@ -20,6 +21,7 @@ from dra_driver.model.mps import (
     server_name,
 )
 from dra_driver.plan.mps import served_steps
+from dra_driver.plan.mps_clients import clients_of, owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class MpsUse:
-    """What one claim has of MPS on one GPU."""
+class SpaceUse:
+    """What one claim has on one GPU in one of its spaces: it has several there where containers of
+    its own use it by different requests."""
 
     space: Space
     gpu: GpuUuid
@@ -66,24 +69,20 @@ class MpsUses:
     records: Sequence[Record] = ()
     told: Told = Told()
 
-    def of(self, record: Record, holding: Holding) -> MpsUse | None:
-        """None: the claim does not use that GPU under MPS."""
-        gpu = holding.gpu
-        space = next((one for one in spaces(record) if gpu in one.gpus), None)
-        if gpu is None or space is None or holding.admin:
-            return None
-        server = self.told.server(space.gpus)
-        spaces_there = server.spaces if server else ()
-        served = next((one for one in spaces_there if one.space.name == space.name), None)
-        if server is None or served is None:
-            return MpsUse(space, gpu, lost=record.completed and self.told.status is not None)
-        clients = _clients(space, self._owners(server))
-        return MpsUse(space, gpu, served, clients=clients, used_bytes=self._used(gpu, clients))
+    def of(self, record: Record, holding: Holding) -> tuple[SpaceUse, ...]:
+        """Empty: the claim does not use that device under MPS. Several: it has several spaces on
+        the device's GPU, and nobody can tell in which the device is."""
+        if holding.gpu is None or holding.admin:
+            return ()
+        there = [space for space in spaces(record) if holding.gpu in space.gpus]
+        served = {space.name: one for space in there if (one := self._served(space))}
+        its = there if len(there) < 2 else spaces_of_device(record, holding, there, served)
+        return tuple(self._use(record, space, holding.gpu) for space in its)
 
-    def of_claim(self, record: Record) -> Iterator[MpsUse]:
-        """Once for each GPU."""
-        found = {h.gpu: use for h in record.holdings if (use := self.of(record, h))}
-        yield from found.values()
+    def of_claim(self, record: Record) -> Iterator[SpaceUse]:
+        """Each of its spaces, once for each GPU."""
+        for space in spaces(record):
+            yield from (self._use(record, space, gpu) for gpu in space.gpus)
 
     def claims_of(self, server: MpsServer) -> tuple[str, ...]:
         """Which claims have a space of it, by the ledger."""
@@ -105,6 +104,26 @@ class MpsUses:
             gpu for record in self.records for space in spaces(record) for gpu in space.gpus
         )
 
+    def _use(self, record: Record, space: Space, gpu: GpuUuid) -> SpaceUse:
+        server, served = self.told.server(space.gpus), self._served(space)
+        if server is None or served is None:
+            return SpaceUse(space, gpu, lost=record.completed and self.told.status is not None)
+        pids = clients_of({space.name}, owners(server, self._users(), self.told.pods))
+        clients = None if pids is None else tuple(sorted(pids))
+        return SpaceUse(space, gpu, served, clients=clients, used_bytes=self._used(gpu, clients))
+
+    def _served(self, space: Space) -> Served | None:
+        server = self.told.server(space.gpus)
+        served = server.spaces if server else ()
+        return next((one for one in served if one.space.name == space.name), None)
+
+    def _users(self) -> Mapping[SpaceName, Collection[PodUid]]:
+        return {
+            space.name: frozenset(pod.uid for pod in record.pods)
+            for record in self.records
+            for space in spaces(record)
+        }
+
     def _used(self, gpu: GpuUuid, clients: tuple[int, ...] | None) -> int | None:
         used = self.told.used.get(gpu)
         if used is None or clients is None:
@@ -115,48 +134,14 @@ class MpsUses:
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
 
-    def _owners(self, server: MpsServer) -> Mapping[int, SpaceName | None]:
-        """Of each client whose it is; None: nobody can tell."""
-        return {
-            client.pid: client.space or self._by_pod(client.pid, server)
-            for client in server.clients
-        }
-
-    def _by_pod(self, pid: int, server: MpsServer) -> SpaceName | None:
-        """Protocol 2 does not tell whose client a process is; its pod does, unless that has several
-        claims there."""
-        mine = {served.space.name for served in server.spaces}
-        if len(mine) == 1:
-            return next(iter(mine))
-        pod = self.told.pods.get(pid)
-        owners = {
-            space.name
-            for record in self.records
-            if pod in {each.uid for each in record.pods}
-            for space in spaces(record)
-            if space.name in mine
-        }
-        return owners.pop() if len(owners) == 1 else None
-
 
 def spaces(record: Record) -> Iterator[Space]:
     """What a claim has of MPS, by the ledger."""
     yield from (step.space for step in served_steps(record))
 
 
-def clients_without_space(status: MpsStatus) -> Collection[int]:
-    """Of whom only their pod can tell whose they are."""
-    return {
-        client.pid
-        for server in status.servers
-        if len(server.spaces) > 1
-        for client in server.clients
-        if client.space is None
-    }
-
-
-def use_words(use: MpsUse) -> tuple[str, ...]:
-    """What is told of a claim under MPS, for people; empty: not of this one."""
+def use_words(use: SpaceUse) -> tuple[str, ...]:
+    """What is told of a claim in one of its spaces, for people; empty: not of this one."""
     limit = use.memory_bytes
     return (
         f"{use.space.percent} %",
@@ -179,13 +164,7 @@ def server_words(server: MpsServer) -> str:
     return f"MPS server {server.name}: {', '.join(filter(None, words))}"
 
 
-def _clients(space: Space, owners: Mapping[int, SpaceName | None]) -> tuple[int, ...] | None:
-    if None in owners.values():
-        return None
-    return tuple(sorted(pid for pid, owner in owners.items() if owner == space.name))
-
-
-def _client_words(use: MpsUse) -> str:
+def _client_words(use: SpaceUse) -> str:
     if use.clients is None:
         return ""
     number = len(use.clients)

@@ -5,16 +5,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dra_driver.cli.mps_usage import Told, clients_without_space
+from dra_driver.cli.mps_usage import Told
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mps import MpsStatus
-from dra_driver.node.machine import Place, open_node
+from dra_driver.node.machine import open_node
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode
+from dra_driver.node.place import Place
 from dra_driver.node.processes import Processes
+from dra_driver.plan.mps_clients import untold
 
 Ask = Callable[[Path], MpsStatus]
 """Asks the MPS agent at a socket. NodeError: it does not answer."""
@@ -50,7 +52,7 @@ def told_by(ask: Ask, socket: str) -> Told:
         status = ask(Path(socket))
     except NodeError as e:
         return Told(problem=str(e))
-    return Told(status, pods=_pods(clients_without_space(status)))
+    return Told(status, pods=_pods(untold(status)))
 
 
 def _used(node: GpuNode, gpu: GpuUuid) -> Mapping[int, int | None]:

@@ -18,7 +18,7 @@ from dra_driver.errors import DriverError, NotFound
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING: Final = 64
+_MOST_WAITING: Final = 256  # what is told at once of all pods of a node
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
 _APART_SECONDS: Final = 10.0  # between two writes about the same thing; those in between count
 _MOST_KNOWN: Final = 1024

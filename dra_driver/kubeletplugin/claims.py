@@ -76,7 +76,7 @@ class Claim:
     configs: tuple[OpaqueConfig, ...] = ()  # class before claim, in the order of the API
     pods: tuple[Pod, ...] = ()  # sorted
     pod_claim_name: str = ""  # under which a pod's spec names the template that it is from
-    of_one_pod: bool = False  # it was made for one pod, and goes with it: no other pod can join
+    made_for_pod: bool = False  # as from a template; other pods can name it all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,11 @@ def read_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim
 
 
 def _is_pod(owner: Mapping[str, Any]) -> bool:
-    """The pod is the controller of a claim from a template, or for an extended resource."""
+    """The pod is the controller of a claim from a template, or for an extended resource.
+
+    That says who made it: whoever writes a claim can write the same. And any pod can name such a
+    claim by its resourceClaimName; Kubernetes looks at the owner only for a template.
+    """
     return owner.get("kind") == "Pod" and bool(owner.get("controller"))
 
 

@@ -1,4 +1,4 @@
-"""Pods, read live from the API server: what each container asks for, and when the pod ends."""
+"""Pods, read from the API server: what each container asks for, and when the pod ends."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,18 +7,22 @@ from typing import Any, Final, Protocol
 
 from dra_driver.errors import Forbidden
 from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+from dra_driver.kubeletplugin.pods import GRACE_SECONDS, ContainerSpec, PodSpec
 
 Document = dict[str, Any]
 
 _KINDS: Final = ("initContainers", "containers", "ephemeralContainers")
+_GRACE: Final = "terminationGracePeriodSeconds"
 _ROOT: Final = 0
+_HARMLESS: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
+_NEWEST: Final[Mapping[str, str]] = {}
+_KNOWN: Final[Mapping[str, str]] = {"resourceVersion": "0"}  # answered without asking etcd
 
 
 class Api(Protocol):
     """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
 
-    def get(self, path: str) -> Document: ...
+    def get(self, path: str, query: Mapping[str, str]) -> Document: ...
 
 
 class PodReader:
@@ -32,8 +36,18 @@ class PodReader:
 
         NotFound: there is none. Forbidden: a rule is missing, and which one.
         """
+        return self._read(namespace, name, _NEWEST)
+
+    def glance(self, namespace: str, name: str) -> PodSpec:
+        """The pod as the API server has it in memory, for those who ask again and again.
+
+        It may be a moment old: a pod that has just come can be NotFound.
+        """
+        return self._read(namespace, name, _KNOWN)
+
+    def _read(self, namespace: str, name: str, query: Mapping[str, str]) -> PodSpec:
         try:
-            document = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
+            document = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", query)
         except Forbidden as e:
             raise Forbidden(
                 f'{e}; this driver reads the pods of its claims: it needs the rule "get pods"'
@@ -63,6 +77,7 @@ def read_pod(document: Mapping[str, Any]) -> PodSpec:
         ),
         host_users=spec.get("hostUsers") is not False,
         ends_at=_epoch(ends_at) if ends_at else None,
+        grace_seconds=GRACE_SECONDS if (grace := spec.get(_GRACE)) is None else float(grace),
     )
 
 
@@ -101,15 +116,24 @@ def _extended_uses(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, 
 
 
 def _may_be_root(container: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
-    """Whether the container may run as user 0: the image says it where the pod does not.
+    """Whether the container may run as user 0 or become it: the image says it where the pod does
+    not.
 
-    Each field of the container's stands before the same field of the pod's.
+    Each field of the container's stands before the same field of the pod's. Who starts as another
+    user stays it where no program can give it more (setuid), and where it was given nothing.
     """
     user, refused = (
         pod.get(field) if container.get(field) is None else container[field]
         for field in ("runAsUser", "runAsNonRoot")
     )
-    return not refused and user in (None, _ROOT)
+    if not refused and user in (None, _ROOT):
+        return True
+    added = (container.get("capabilities") or {}).get("add") or ()
+    return (
+        bool(container.get("privileged"))
+        or container.get("allowPrivilegeEscalation") is not False
+        or any(name.upper().removeprefix("CAP_") not in _HARMLESS for name in added)
+    )
 
 
 def _epoch(timestamp: str) -> float:

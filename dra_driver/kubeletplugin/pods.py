@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from dra_driver.kubeletplugin.claims import PodUid
+
+GRACE_SECONDS: Final = 30.0  # that a pod has to end, unless it says otherwise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,7 +32,7 @@ class ContainerSpec:
 
     name: str
     uses: frozenset[tuple[str, str]]  # (name of a ResourceClaim, request; "": all of the claim)
-    root: bool  # it may run as user 0 of its user namespace
+    root: bool  # it may run as user 0 of its user namespace, or become it
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,4 @@ class PodSpec:
     containers: tuple[ContainerSpec, ...]
     host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
     ends_at: float | None = None  # deleted: its processes are killed then, in seconds of the epoch
+    grace_seconds: float = GRACE_SECONDS  # from its deletion to that, unless that says otherwise

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.offer import EXCLUSIVE, Shape, board
-from dra_driver.model.profiles import Guard
+from dra_driver.model.profiles import Guard, Tenants
 from dra_driver.model.steps import Step
 
 
@@ -34,6 +34,8 @@ class Holding:
     gpu: GpuUuid | None = None  # None: a release that gave out whole GPUs only wrote it
     shape: Shape = EXCLUSIVE  # as the device was offered when it was prepared
     limit: Limit | None = None  # None: all of the GPU, or nobody limits it
+    request: str = ""  # without its subrequest; empty: an earlier release did not write it
+    tenants: Tenants = Tenants.ANY  # whose pods may use it, under MPS
 
     @property
     def of_gpu(self) -> str:
@@ -59,7 +61,7 @@ class Record:
     prepared: tuple[PreparedDevice, ...] | None = None
     spec: str | None = None
     pods: tuple[Pod, ...] = ()  # that use it, as far as we were told
-    pod_claim_name: str = ""  # empty: it is not from a template, and later pods may join
+    pod_claim_name: str = ""  # empty: it is not from a template, and pods are meant to join
 
     @property
     def completed(self) -> bool:

@@ -58,6 +58,7 @@ class Rules:
     guard: Guard = Guard(GuardPolicy.KILL)
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
     tenants: Tenants = Tenants.ANY
+    without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 
 
 DEFAULT_RULES = Rules()

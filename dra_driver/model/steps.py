@@ -79,6 +79,10 @@ class SetComputeMode:
     before: ComputeMode | None = None  # what was found; None: the GPU did not say
 
 
+Setting = SetTimeSlice | SetComputeMode
+"""What a GPU has one of, and gets back what it was before."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeMps:
     """The MPS agent serves this space."""

@@ -53,7 +53,10 @@ class ComputeModes:
         return ComputeMode(found)
 
     def set(self, gpu: GpuUuid, mode: ComputeMode) -> None:
-        """Have *gpu* be in *mode*. NodeError: it failed."""
+        """Have *gpu* be in *mode*. One that has no modes stays as it is: none of them is needed.
+
+        NodeError: it failed.
+        """
 
         def call(functions: Functions, handle: Any) -> None:
             functions.nvmlDeviceSetComputeMode(handle, mode.value)
@@ -63,6 +66,9 @@ class ComputeModes:
         except TimedOut:
             raise
         except NodeError as error:
+            if code(error) in _DOES_NOT_SAY:
+                log.warning("a GPU has no compute mode", extra={"gpu": gpu, "error": str(error)})
+                return
             raise NodeError(
                 f"{error}; setting a compute mode takes root on the node, and a GPU that "
                 "nvidia-smi -c can set"

@@ -17,11 +17,9 @@ from dra_driver.node.memory_limits import MemoryLimits
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode, Parts
 from dra_driver.node.nvml import Nvml, load_nvml
-from dra_driver.node.place import Driver, Place, open_driver
+from dra_driver.node.place import Place
 from dra_driver.node.time_slices import TimeSlices
 from dra_driver.node.topology import PciTree
-
-__all__ = ["Driver", "Place", "nothing_known", "open_driver", "open_node"]
 
 log = logging.getLogger(__name__)
 

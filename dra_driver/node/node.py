@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from dra_driver.errors import AgentDown, NodeError
+from dra_driver.errors import AgentDown, NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.inventory import Inventory
@@ -20,6 +20,7 @@ from dra_driver.model.steps import (
     ServeMps,
     SetComputeMode,
     SetTimeSlice,
+    Setting,
     Step,
 )
 from dra_driver.node.compute_modes import ComputeModes
@@ -85,13 +86,13 @@ class GpuNode:
         """The device files of these GPUs; missing ones are made."""
         return self._nodes.files(minors)
 
-    def found(self, setting: SetTimeSlice | SetComputeMode) -> Interval | ComputeMode | None:
+    def found(self, setting: Setting) -> Interval | ComputeMode | None:
         """What the GPU has now of what is to be set; None: it does not say."""
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self._time_slices.read(gpu)
             case SetComputeMode(gpu=gpu):
-                return self._modes.read(gpu)
+                return self.compute_mode(gpu)
             case _:
                 assert_never(setting)
 
@@ -99,8 +100,8 @@ class GpuNode:
         """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""
         return gpu_processes(self._nvml, gpu)
 
-    def carry_out(self, step: Step) -> Served | None:
-        """Do it; doing it twice is doing it once. What clients can use then, of ``ServeMps``."""
+    def carry_out(self, step: Step) -> None:
+        """Do it; doing it twice is doing it once."""
         match step:
             case MakeDeviceNodes(minors=minors):
                 self._nodes.files(minors)
@@ -111,12 +112,11 @@ class GpuNode:
             case SetComputeMode(gpu=gpu, mode=mode):
                 self._modes.set(gpu, mode)
             case ServeMps(space=space):
-                return self._serve(space)
+                self.serve(space)
             case EndMps(space=name):
                 self._end(name)
             case _:
                 assert_never(step)
-        return None
 
     def restore(self, step: Step) -> None:
         """Do it as part of giving a claim back: what is gone needs nothing any more."""
@@ -134,17 +134,19 @@ class GpuNode:
         """Who may compute on *gpu*; None: it does not say."""
         return self._modes.read(gpu)
 
-    def _serve(self, space: Space) -> Served:
+    def serve(self, space: Space) -> Served:
+        """What clients of *space* can use; asking again changes nothing."""
         if self.mps is None:
             raise NodeError("this node serves nothing by MPS: set --mps-socket, and run an agent")
         return self.mps.serve(space)
 
     def _end(self, space: SpaceName) -> None:
-        """An agent that is down has it ended when it is back (``plugin.mps_watch``): a pod must be
+        """An agent that does not answer has it ended later (``plugin.mps_watch``): a pod must be
         able to end without it."""
         if self.mps is None:
+            log.warning("a space stays, since MPS was switched off", extra={"space": space})
             return
         try:
             self.mps.release(space)
-        except AgentDown as e:
+        except (AgentDown, TimedOut) as e:
             log.warning("a space is ended later", extra={"space": space, "error": str(e)})

@@ -21,26 +21,26 @@ from dra_driver.kubeletplugin.claims import (
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.profiles import Guard, GuardPolicy, Tenants
 from dra_driver.model.steps import Step
 from dra_driver.node.step_records import (
     STEP_KEYS,
     UnreadableRecord,
     decode_step,
     encode_step,
+    readable_from,
     step_key,
     text,
 )
 
 VERSION = 3  # 1: whole GPUs only; 2: no MPS
-READABLE_FROM = 1
 
 
 def encode_record(record: Record) -> bytes:
     """The document of *record*: the same bytes for the same record."""
     document: dict[str, Any] = {
         "version": VERSION,
-        "readableFrom": READABLE_FROM,
+        "readableFrom": readable_from(record.steps),
         "claim": {
             "namespace": record.claim.namespace,
             "name": record.claim.name,
@@ -102,6 +102,8 @@ def _encode_holding(holding: Holding) -> dict[str, Any]:
         "admin": holding.admin,
         "gpu": holding.gpu,
         "shape": _encode_shape(holding.shape),
+        "request": holding.request,
+        "tenants": holding.tenants.value,
     }
     if (limit := holding.limit) is not None:
         document["limit"] = {
@@ -124,6 +126,8 @@ def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:
         gpu=GpuUuid(text(gpu)) if gpu is not None else None,
         shape=_decode_shape(document["shape"]) if "shape" in document else Exclusive(),
         limit=_decode_limit(limit) if limit is not None else None,
+        request=text(document.get("request", "")),
+        tenants=Tenants(document.get("tenants", Tenants.ANY)),
     )
 
 
@@ -167,8 +171,7 @@ def _checked(fields: Mapping[str, Any], shape: type[Sliceable] | type[Replica]) 
 
 
 def _encode_steps(steps: Sequence[Step]) -> dict[str, list[dict[str, Any]]]:
-    """Each below the key of its version: older readers do not look at newer keys, and so take back
-    a claim without undoing what they do not know."""
+    """Each below the key of its version: older readers do not look at newer keys."""
     return {
         key: [encode_step(step) for step in steps if step_key(step) == key] for key in STEP_KEYS
     }

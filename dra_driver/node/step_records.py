@@ -1,6 +1,6 @@
 """Steps in the ledger's file format."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar, assert_never
 
 from dra_driver.errors import NodeError
@@ -47,6 +47,15 @@ def step_key(step: Step) -> str:
             return STEP_KEYS[2]
         case _:
             assert_never(step)
+
+
+def readable_from(steps: Iterable[Step]) -> int:
+    """The oldest version that can read a record with *steps* and take its claim back.
+
+    What is set for MPS outlives a claim that is taken back without knowing of it: the compute mode
+    of a GPU, and a server.
+    """
+    return 3 if any(step_key(step) == STEP_KEYS[2] for step in steps) else 1
 
 
 def encode_step(step: Step) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 In EXCLUSIVE_PROCESS a program that does not find its server fails instead of running without
 limits. It also bars every other process, a second server too: so it is set only while one claim
 holds the whole GPU under MPS, or where the node's profile allows MPS alone and did so for every
-claim that is there.
+claim that is there. A claim that could not be served beside a server that is alone opens the GPU
+again: the mode is a further guard, and no reason to refuse anybody.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,44 +14,44 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.profiles import Strategy
 from dra_driver.model.steps import ComputeMode, ServeMps, SetComputeMode
 from dra_driver.plan.mps import Grant
-from dra_driver.plan.sharing import ByMps
 
 
 def mode_steps(grants: Sequence[Grant], others: Sequence[Record]) -> tuple[SetComputeMode, ...]:
-    """The GPUs that are the server's alone."""
+    """The GPUs that are the server's alone from now on, and those that are no longer."""
+    grants = [grant for grant in grants if not grant.allocation.admin]
     mine = {frozenset(grant.space.gpus) for grant in grants if grant.space is not None}
-    found = set()
+    found: dict[GpuUuid, ComputeMode] = {}
     for grant in grants:
         gpu = grant.device.gpu
-        if grant.space is None or sum(gpu.uuid in server for server in mine) > 1:
-            continue
-        here = (record for record in others if _computes(gpu, record))
-        only = grant.device.rules.strategies == (Strategy.MPS,)
-        if grant.amount.whole or (only and all(_alone(gpu.uuid, record) for record in here)):
-            found.add(gpu.uuid)
-    mode = ComputeMode.EXCLUSIVE_PROCESS
-    return tuple(SetComputeMode(gpu, mode) for gpu in sorted(found))
+        here = [record for record in others if _computes(gpu, record)]
+        server = frozenset(grant.space.gpus) if grant.space else None
+        if _alone_with(grant, mine, here):
+            found[gpu.uuid] = ComputeMode.EXCLUSIVE_PROCESS
+        elif _is_closed(gpu.uuid, here) and _servers(gpu.uuid, here) != {server}:
+            found[gpu.uuid] = ComputeMode.DEFAULT
+    return tuple(SetComputeMode(gpu, mode) for gpu, mode in sorted(found.items()))
 
 
-def barred(grants: Iterable[Grant], others: Sequence[Record]) -> Iterator[str]:
-    """The GPUs on which another claim's server is alone, and this claim cannot be."""
-    for grant in grants:
-        gpu = grant.device.gpu
-        space = grant.space
-        holders = [record.claim for record in others if _alone(gpu.uuid, record)]
-        same = space is not None and _servers(gpu.uuid, others) <= {frozenset(space.gpus)}
-        if holders and not same and not grant.allocation.admin:
-            by_mps = isinstance(grant.sharing, ByMps)
-            why = "a second MPS server" if by_mps else "a process that takes turns"
-            yield (
-                f"{gpu.name} is in compute mode EXCLUSIVE_PROCESS for the MPS server of claim "
-                f"{', '.join(f'{holder} (UID {holder.uid})' for holder in holders)}, which bars "
-                f"{why}"
-            )
+def _alone_with(grant: Grant, mine: Iterable[frozenset[GpuUuid]], here: Sequence[Record]) -> bool:
+    """Whether one server is all that will be on the GPU."""
+    gpu = grant.device.gpu.uuid
+    if grant.space is None or sum(gpu in server for server in mine) > 1:
+        return False
+    if grant.amount.whole:
+        return True
+    modes = {_mode(gpu, record) for record in here}
+    same = _servers(gpu, here) <= {frozenset(grant.space.gpus)}
+    only = grant.device.rules.strategies == (Strategy.MPS,)
+    return only and same and modes <= {ComputeMode.EXCLUSIVE_PROCESS}
 
 
-def _alone(gpu: GpuUuid, record: Record) -> bool:
-    return any(isinstance(step, SetComputeMode) and step.gpu == gpu for step in record.steps)
+def _is_closed(gpu: GpuUuid, records: Iterable[Record]) -> bool:
+    return any(_mode(gpu, record) is ComputeMode.EXCLUSIVE_PROCESS for record in records)
+
+
+def _mode(gpu: GpuUuid, record: Record) -> ComputeMode | None:
+    steps = (step for step in record.steps if isinstance(step, SetComputeMode))
+    return next((step.mode for step in steps if step.gpu == gpu), None)
 
 
 def _computes(gpu: Gpu, record: Record) -> bool:
@@ -60,9 +61,11 @@ def _computes(gpu: Gpu, record: Record) -> bool:
 
 def _servers(gpu: GpuUuid, records: Iterable[Record]) -> set[frozenset[GpuUuid]]:
     """The MPS servers on *gpu*, each by the GPUs that it is over."""
-    steps = (step for record in records for step in record.steps)
-    return {
-        frozenset(step.space.gpus)
-        for step in steps
-        if isinstance(step, ServeMps) and gpu in step.space.gpus
-    }
+    return set(_each_server(gpu, records))
+
+
+def _each_server(gpu: GpuUuid, records: Iterable[Record]) -> Iterator[frozenset[GpuUuid]]:
+    for record in records:
+        for step in record.steps:
+            if isinstance(step, ServeMps) and gpu in step.space.gpus:
+                yield frozenset(step.space.gpus)

@@ -10,9 +10,15 @@ from typing import assert_never
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
-from dra_driver.model.steps import ComputeMode, Interval, SetComputeMode, SetTimeSlice, Step
+from dra_driver.model.steps import (
+    ComputeMode,
+    Interval,
+    SetComputeMode,
+    SetTimeSlice,
+    Setting,
+    Step,
+)
 
-Setting = SetTimeSlice | SetComputeMode
 _Key = tuple[type[Setting], GpuUuid]
 
 

@@ -2,23 +2,30 @@
 
 A container names one pipe directory, and a program sees the GPUs of the server behind it and no
 others. So the GPUs that a container has of a claim are served together, and what cannot be is
-refused. Which container uses what is read from the pod, where a claim leaves it open.
+refused. Which container uses what is read from the pods, where a claim leaves it open.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef
-from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
-from dra_driver.model.devices import DeviceName, Gpu
+from dra_driver.kubeletplugin.claims import Allocation, Claim
+from dra_driver.kubeletplugin.pods import PodSpec
+from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
 from dra_driver.model.offer import Device, Replica, Sliceable
 from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import ServeMps
 from dra_driver.plan.amounts import Amount
+from dra_driver.plan.mps_containers import (
+    mixed_problems,
+    split_problems,
+    strictest,
+    tenant_problems,
+    users,
+)
 from dra_driver.plan.sharing import ByMps, Sharing
 
 Pods = Sequence[PodSpec]
@@ -66,14 +73,17 @@ def with_spaces(claim: Claim, grants: Sequence[Grant], pods: Pods | None) -> tup
         return tuple(grants)
     ours = {part.request for part in parts}
     everything = {g.allocation.base_request for g in grants if not g.allocation.admin}
-    if pods is None and (len(everything) > 1 or _tenants(parts) is not Tenants.ANY):
+    tenants = strictest(part.grant.device.rules.tenants for part in parts)
+    if pods is None and (len(everything) > 1 or tenants is not Tenants.ANY):
         raise PodsNeeded
-    used = [(pod, container) for pod in pods or () for container in pod.containers]
-    groups = _groups(ours, [_requests(claim, one, ours) for _, one in used])
+    used = users(pods or ())
+    groups = _groups(ours, [one.requests(claim.ref, ours) for one in used])
     problems = [
-        *_tenant_problems(claim, parts, used),
-        *_mixed_problems(claim, used, ours, everything),
-        *_split_problems(claim, parts, groups, used),
+        *_unknown_problems(pods, ours, tenants),
+        *_joinable_problems(claim, tenants),
+        *(said for pod in pods or () for said in tenant_problems(tenants, claim.ref, pod, ours)),
+        *mixed_problems(claim.ref, used, ours, everything),
+        *split_problems(claim.ref, used, groups, _gpus(parts)),
     ]
     if problems:
         raise ClaimError(f"claim {claim.ref}: " + "; ".join(dict.fromkeys(problems)))
@@ -95,19 +105,37 @@ def served_steps(record: Record) -> Iterator[ServeMps]:
     return (step for step in record.steps if isinstance(step, ServeMps))
 
 
-def two_directories(claim: ClaimRef, others: Iterable[ClaimRef], pods: Pods) -> Sequence[str]:
-    """The containers that use *claim* and another one that is shared by MPS as well."""
-    names = {other.name: other for other in others if other.namespace == claim.namespace}
-    found = []
-    for pod in pods:
-        for container in pod.containers:
-            its = {name for name, _ in container.uses}
-            if claim.name in its and (more := sorted(its & names.keys() - {claim.name})):
-                found.append(
-                    f"{_where(pod, container)} uses claim {', '.join(more)} too, which is also "
-                    "shared by MPS, and a program reaches one MPS server; write both as requests "
-                    "of one claim, or use them in different containers"
-                )
+def _unknown_problems(pods: Pods | None, ours: Collection[str], tenants: Tenants) -> Iterator[str]:
+    """No pod was found, and it depends on them."""
+    why = "it is reserved for no pod that is there (a PodGroup does not tell its pods)"
+    if pods is None or pods:
+        return
+    if len(ours) > 1:
+        yield (
+            f"requests {', '.join(sorted(ours))} are under MPS, and which of them a container uses "
+            f"is not known: {why}; ask for all of it in one request, or write a claim for each"
+        )
+    if tenants is not Tenants.ANY:
+        yield (
+            f"whose pods may share a GPU by MPS is said by this node's profile (mpsTenants: "
+            f"{tenants}), and who uses the claim is not known: {why}"
+        )
+
+
+def _joinable_problems(claim: Claim, tenants: Tenants) -> Iterator[str]:
+    """The first line: pods that join nevertheless are looked at when they do."""
+    if tenants is not Tenants.ANY and not claim.made_for_pod:
+        yield (
+            f"any pod can join this claim, and this node's profile says which may share a GPU by "
+            f"MPS (mpsTenants: {tenants}); use a ResourceClaimTemplate, which makes one for each"
+        )
+
+
+def _gpus(parts: Iterable[Part]) -> Mapping[str, set[str]]:
+    """The names of the GPUs of each request."""
+    found: dict[str, set[str]] = {}
+    for part in parts:
+        found.setdefault(part.request, set()).add(part.gpu.name)
     return found
 
 
@@ -160,90 +188,3 @@ def _most(devices: Sequence[Device]) -> Allowance:
             return Allowance(cores or ALL_CORES, memory if rules.limited else None)
         case _:
             return Allowance()
-
-
-def _requests(claim: Claim, container: ContainerSpec, known: set[str]) -> set[str]:
-    """Which of the *known* requests of *claim* the container uses."""
-    its = {request for name, request in container.uses if name == claim.ref.name}
-    return set(known) if "" in its else its & known
-
-
-def _split_problems(
-    claim: Claim,
-    parts: Sequence[Part],
-    groups: Iterable[set[str]],
-    used: Iterable[tuple[PodSpec, ContainerSpec]],
-) -> Iterator[str]:
-    """Containers with some of the GPUs of a server that others need to be over more."""
-    names = {part.request: DeviceName(part.gpu.name) for part in parts}
-    gpus: dict[str, set[str]] = {}
-    for part in parts:
-        gpus.setdefault(part.request, set()).add(part.gpu.name)
-    for group in groups:
-        everything = set().union(*(gpus[request] for request in group))
-        for pod, container in used:
-            its = _requests(claim, container, set(names)) & group
-            has = set().union(*(gpus[request] for request in its))
-            if has and has != everything:
-                yield (
-                    f"{_where(pod, container)} uses {_list(has)} under MPS, and another container "
-                    f"{_list(everything)}: a GPU of a claim is on one MPS server; let both use the "
-                    "same requests, or write a claim for each"
-                )
-
-
-def _mixed_problems(
-    claim: Claim,
-    used: Iterable[tuple[PodSpec, ContainerSpec]],
-    ours: set[str],
-    everything: set[str],
-) -> Iterator[str]:
-    for pod, container in used:
-        requests = _requests(claim, container, everything)
-        if requests & ours and requests - ours:
-            yield (
-                f"{_where(pod, container)} uses request {_list(requests & ours)} under MPS and "
-                f"{_list(requests - ours)} without: a program under MPS sees no other GPU; use the "
-                "same strategy for both, or different containers"
-            )
-
-
-def _tenants(parts: Iterable[Part]) -> Tenants:
-    """The strictest rule of the GPUs."""
-    order = list(Tenants)
-    return max((part.grant.device.rules.tenants for part in parts), key=order.index)
-
-
-def _tenant_problems(
-    claim: Claim, parts: Sequence[Part], used: Iterable[tuple[PodSpec, ContainerSpec]]
-) -> Iterator[str]:
-    tenants = _tenants(parts)
-    requests = {part.request for part in parts}
-    if tenants is not Tenants.ANY and not claim.of_one_pod:
-        yield (
-            f"any pod can join this claim, and this node's profile says which may share a GPU by "
-            f"MPS (mpsTenants: {tenants}); use a ResourceClaimTemplate, which makes one for each"
-        )
-    for pod, container in used:
-        if not _requests(claim, container, requests) or not pod.host_users:
-            continue
-        if tenants is Tenants.USER_NAMESPACES:
-            yield (
-                f"{_where(pod, container)}: this node's profile lets only pods with a user "
-                "namespace share a GPU by MPS (mpsTenants: UserNamespaces); set "
-                "spec.hostUsers: false"
-            )
-        elif tenants is Tenants.NON_ROOT and container.root:
-            yield (
-                f"{_where(pod, container)} can run as root, and this node's profile lets no such "
-                "pod share a GPU by MPS (mpsTenants: NonRoot); set securityContext.runAsNonRoot: "
-                "true, or spec.hostUsers: false"
-            )
-
-
-def _where(pod: PodSpec, container: ContainerSpec) -> str:
-    return f"pod {pod.namespace}/{pod.name}, container {container.name!r}"
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names))

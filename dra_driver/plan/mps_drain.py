@@ -1,13 +1,23 @@
-"""When the clients of a pod that is being deleted are ended by their MPS server.
+"""When pods are read to see whether they end, and when the clients of those that do are ended.
 
 A client that is killed with work on the GPU takes the others of its server with it. So those that
-did not end by themselves are ended in order, shortly before the kubelet kills them.
+did not end by themselves are ended in order, shortly before the kubelet kills them. That a pod is
+deleted is seen by reading it now and then: several times in its grace period, as far as what a node
+may ask of the API server allows.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from dra_driver.kubeletplugin.pods import GRACE_SECONDS
 
 LONGEST_MARGIN_SECONDS: Final = 3.0  # before the pod's end; a server waits for work in flight
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 2.0, 20.0  # between two looks at a pod
+_PARTS: Final = 3  # looks in a grace period
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +36,88 @@ class Ending:
 def ending(ends_at: float | None, now: float, before: Ending | None = None) -> Ending | None:
     """What follows from a look at a pod at *now*. None: it is not deleted.
 
-    Its programs have at least half of the time that was left when that was first seen.
+    Its programs have at least half of the time that was left when that was first seen. A deletion
+    cannot be taken back and not be put off: what says so was read before it.
     """
-    if ends_at is None:
-        return None
-    if before is not None and before.ends_at == ends_at:
+    if ends_at is None or (before is not None and before.ends_at <= ends_at):
         return before
     left = max(0.0, ends_at - now)
     return Ending(ends_at, min(LONGEST_MARGIN_SECONDS, left / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How many reads there may be: so many at once, and so many a second in the long run."""
+
+    a_second: float
+    at_once: float
+    left: float
+    at: float
+
+    def by(self, now: float) -> "Budget":
+        """What it is later."""
+        left = min(self.at_once, self.left + max(0.0, now - self.at) * self.a_second)
+        return replace(self, left=left, at=max(self.at, now))
+
+    def spent(self) -> "Budget":
+        """After one read."""
+        return replace(self, left=self.left - 1)
+
+    @property
+    def allows(self) -> bool:
+        return self.left >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """When a pod was last looked at, and how long it has once it is deleted."""
+
+    at: float
+    grace_seconds: float = GRACE_SECONDS
+    seen: bool = True
+
+    @property
+    def interval(self) -> float:
+        """Until the next look."""
+        return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, self.grace_seconds / _PARTS))
+
+    @property
+    def patience(self) -> float:
+        """Until it is too late for the margin, had it been deleted right after it."""
+        return max(self.interval, self.grace_seconds - LONGEST_MARGIN_SECONDS)
+
+    def is_due(self, now: float) -> bool:
+        return now - self.at >= self.interval
+
+    def is_late(self, now: float) -> bool:
+        """Whether it may have been deleted and ended unseen."""
+        return self.seen and now - self.at > max(self.interval, self.grace_seconds)
+
+
+def not_seen_yet(now: float) -> Glance:
+    """Of a pod that was never read: as urgent as one that waits for long."""
+    return Glance(now - Glance(now).patience, seen=False)
+
+
+def most_urgent(glances: Mapping[K, Glance], now: float, a_second: float) -> tuple[K, ...]:
+    """Those that are due: first who used up the largest part of its patience.
+
+    Those whose grace period is too short for the budget do not take the turns of those for whom it
+    is enough: they share what these leave.
+    """
+    least = _least_patience([glance.patience for glance in glances.values()], a_second)
+    due = [key for key, glance in glances.items() if glance.is_due(now)]
+    return tuple(
+        sorted(due, key=lambda key: (glances[key].at - now) / max(glances[key].patience, least))
+    )
+
+
+def _least_patience(patiences: Collection[float], a_second: float) -> float:
+    """How patient everybody has to be at least, so that the budget is enough for all."""
+    least = len(patiences) / a_second
+    while True:
+        others = [patience for patience in patiences if patience > least]
+        left = a_second - sum(1 / patience for patience in others)
+        if (shared := (len(patiences) - len(others)) / left) >= least:
+            return least
+        least = shared

@@ -20,7 +20,11 @@ from dra_driver.model.mps import Priority, Served
 
 _MIB: Final = 1024 * 1024
 _NAMESPACES: Final = 3  # the protocol from which on the server holds the limits
-_READ_WRITE: Final = ("rw", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+_NOTHING_ODD: Final = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+_READ_WRITE: Final = ("rw", *_NOTHING_ODD)
+# Sockets are connected to and named pipes written to all the same. What root in a container could
+# make there would be in the host's memory.
+_READ_ONLY: Final = ("ro", *_NOTHING_ODD)
 
 
 def mps_edits(served: Served) -> ContainerEdits:
@@ -36,7 +40,9 @@ def mps_edits(served: Served) -> ContainerEdits:
         env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={each}")
     if space.priority is not Priority.NORMAL:
         env.append(f"CUDA_MPS_CLIENT_PRIORITY={space.priority.value}")
-    mounts = [Mount(served.pipe_directory, served.pipe_directory, options=_READ_WRITE)]
+    # With protocol 2 it is a small file system of its own: clients may make files in it.
+    options = _READ_WRITE if served.protocol < _NAMESPACES else _READ_ONLY
+    mounts = [Mount(served.pipe_directory, served.pipe_directory, options=options)]
     if served.shm_directory:
         mounts.append(Mount(served.shm_directory, "/dev/shm", options=_READ_WRITE))
     return ContainerEdits(env=tuple(env), mounts=tuple(mounts))

@@ -12,10 +12,12 @@ from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.mps import ALL_CORES, Incident, MpsServer, MpsStatus, Space, SpaceName
+from dra_driver.model.offer import board
 from dra_driver.model.processes import Process
 from dra_driver.plan.memory_look import GpuLook
 from dra_driver.plan.memory_shares import Share
 from dra_driver.plan.mps import served_steps
+from dra_driver.plan.mps_clients import Owners, clients_of, owners
 
 NEWS_SECONDS: Final = 600.0  # an older restart is no news for a process that has just started
 CONNECTING_SECONDS: Final = 5.0  # what a process may be on a GPU before its server knows of it
@@ -29,13 +31,20 @@ class ClaimSpace:
     pods: tuple[Pod, ...]
     space: Space
     completed: bool
+    names: tuple[str, ...]  # of the GPUs of the space, in its order: "gpu-0"
+
+    @property
+    def known_as(self) -> Mapping[GpuUuid, str]:
+        """The GPUs of the space, each as people know it."""
+        both = zip(self.space.gpus, self.names, strict=True)
+        return {gpu: f"{name} ({gpu})" for gpu, name in both}
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The clients that a space has. *of_pods*: those of whose pod we know."""
+    """Who may be a client of a space, and of which others. *of_pods*: those whose pod we know."""
 
-    pids: frozenset[int] = frozenset()
+    may_be: Owners = field(default_factory=dict)
     of_pods: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
 
 
@@ -62,10 +71,17 @@ class MpsUse:
 def claim_spaces(records: Iterable[Record]) -> tuple[ClaimSpace, ...]:
     """Everything that is to be served; also what is just being prepared."""
     return tuple(
-        ClaimSpace(record.claim, record.pods, step.space, record.completed)
+        ClaimSpace(
+            record.claim, record.pods, step.space, record.completed, _names(record, step.space)
+        )
         for record in records
         for step in served_steps(record)
     )
+
+
+def _names(record: Record, space: Space) -> tuple[str, ...]:
+    names = {holding.of_gpu: board(holding.device) for holding in record.holdings}
+    return tuple(names.get(gpu, "a GPU") for gpu in space.gpus)
 
 
 def lacking(spaces: Iterable[ClaimSpace], status: MpsStatus) -> tuple[ClaimUid, ...]:
@@ -115,27 +131,36 @@ def server_of(space: SpaceName, status: MpsStatus) -> MpsServer | None:
     )
 
 
-def clients(one: ClaimSpace, status: MpsStatus, pods: Mapping[int, PodUid]) -> Clients:
-    """Who the space serves. *pods*: of which pod each client of any server is, where that is known.
+def clients(
+    spaces: Iterable[ClaimSpace], status: MpsStatus, pods: Mapping[int, PodUid]
+) -> Mapping[SpaceName, Clients]:
+    """Who may be a client of those spaces that are served. *pods*: of which pod each client of any
+    server is, where that is known."""
+    users = {one.space.name: frozenset(pod.uid for pod in one.pods) for one in spaces}
+    return {
+        served.space.name: _clients(served.space.name, users, owners(server, users, pods), pods)
+        for server in status.servers
+        for served in server.spaces
+        if served.space.name in users
+    }
 
-    Protocol 2 does not tell of which space a client is: then it is one of each space that its pod
-    has there. Protocol 3 tells: where a pod has the space for itself, its clients are the pod's.
-    """
-    server = server_of(one.space.name, status)
-    users = {pod.uid for pod in one.pods}
-    alone = next(iter(users)) if len(users) == 1 else None
-    mine: set[int] = set()
+
+def _clients(
+    space: SpaceName,
+    users: Mapping[SpaceName, frozenset[PodUid]],
+    whose: Owners,
+    pods: Mapping[int, PodUid],
+) -> Clients:
+    """Where a pod has the space for itself, its clients are the pod's, seen or not."""
+    its = users[space]
+    alone = next(iter(its)) if len(its) == 1 else None
     of_pods: dict[PodUid, set[int]] = {}
-    for client in server.clients if server else ():
-        pod = pods.get(client.pid)
-        if client.space is None and pod not in users:
-            continue
-        if client.space not in (None, one.space.name):
-            continue
-        mine.add(client.pid)
-        if (pod := pod or alone) in users and pod is not None:
-            of_pods.setdefault(pod, set()).add(client.pid)
-    return Clients(frozenset(mine), {pod: frozenset(its) for pod, its in of_pods.items()})
+    may_be = {pid: names for pid, names in whose.items() if space in names}
+    for pid, names in may_be.items():
+        pod = pods.get(pid) or (alone if names == {space} else None)
+        if pod is not None and pod in its:
+            of_pods.setdefault(pod, set()).add(pid)
+    return Clients(may_be, {pod: frozenset(pids) for pod, pids in of_pods.items()})
 
 
 def gpu_shares(
@@ -204,7 +229,8 @@ def uses(
 ) -> tuple[MpsUse, ...]:
     """Every prepared claim on each of its GPUs. *found*: the clients of the spaces that are served.
 
-    None: that is not known, because the agent does not answer.
+    None: that is not known, because the agent does not answer. Nor is the number of a claim's
+    clients while one of them may be another claim's.
     """
     by_claim: dict[tuple[ClaimRef, GpuUuid], list[Space]] = {}
     for one in spaces:
@@ -224,6 +250,8 @@ def uses(
     )
 
 
-def _count(found: Mapping[SpaceName, Clients], spaces: Iterable[Space]) -> int:
-    none = Clients()
-    return len(frozenset[int]().union(*(found.get(one.name, none).pids for one in spaces)))
+def _count(found: Mapping[SpaceName, Clients], spaces: Iterable[Space]) -> int | None:
+    names = {one.name for one in spaces}
+    whose = {pid: its for name in names if name in found for pid, its in found[name].may_be.items()}
+    pids = clients_of(names, whose)
+    return None if pids is None else len(pids)

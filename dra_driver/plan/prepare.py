@@ -9,14 +9,15 @@ from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.offer import Device, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import MakeDeviceNodes, SetTimeSlice, Step
 from dra_driver.plan.amounts import NOTHING, Amount, amount, lacking, taken
-from dra_driver.plan.compute_modes import barred, mode_steps
+from dra_driver.plan.compute_modes import mode_steps
 from dra_driver.plan.configs import Chosen, Decoded, config_of, decode_configs
 from dra_driver.plan.gpu_settings import taken_over
 from dra_driver.plan.limits import limit_steps
 from dra_driver.plan.mps import Grant, Pods, serve_steps, with_spaces
-from dra_driver.plan.sharing import TimeSliced, limit_of, sharing_of
+from dra_driver.plan.sharing import TimeSliced, cores_of_share, limit_of, sharing_of
 from dra_driver.plan.time_slices import clashing
 
 _MOST_NAMES_SHOWN = 16
@@ -159,8 +160,7 @@ def _most_cores(device: Device) -> int:
 
     A server of protocol 2 holds every client to that (``model.mps.Space``).
     """
-    shape = device.shape
-    return shape.cores_default if isinstance(shape, Sliceable) and _is_one_share(device) else 0
+    return cores_of_share(device.shape) if _is_one_share(device) else 0
 
 
 def _grants(
@@ -230,7 +230,6 @@ def _refuse_held(
             lack = lack or "all of it"
             problems.append(f"{device.name} is held by claim {_holders(its)}, and it needs {lack}")
     problems += _clashes(grants, clashing(intervals, others))
-    problems += barred(grants, others)
     if problems:
         raise DeviceHeld(
             f"claim {claim.ref} cannot have its devices yet: "
@@ -274,4 +273,6 @@ def _holding(claim: Claim, grant: Grant) -> Holding:
         gpu=device.gpu.uuid,
         shape=device.shape,
         limit=None if allocation.admin else limit_of(device, grant.amount),
+        request=allocation.base_request,
+        tenants=device.rules.tenants if grant.space else Tenants.ANY,
     )

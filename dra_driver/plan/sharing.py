@@ -27,7 +27,6 @@ _INTERVALS = {
     "Long": Interval.LONG,
 }
 _PRIORITIES = {"Normal": Priority.NORMAL, "BelowNormal": Priority.BELOW_NORMAL}
-_MPS_FROM = 7  # compute capability (Volta): before it MPS has no limits for clients
 _PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
 
@@ -78,9 +77,9 @@ def sharing_of(
         return TimeSliced(), ()  # it looks on: a class's configuration is for those who compute
     if asked is None and amount.whole and not amount.cores:
         return TimeSliced(None, path), ()  # there is nobody to share it with
-    wanted = _strategy(asked, device, amount)
-    where = f"{path}.strategy" if asked else ""
     reserves = _reserves(allocation, amount, device)
+    wanted = _strategy(asked, device, amount, reserves)
+    where = f"{path}.strategy" if asked else ""
     problems = tuple(_strategy_problems(wanted, where, reserves, device))
     if isinstance(asked, TimeSlicing) or wanted is Strategy.TIME_SLICING:
         config = asked.time_slicing_config if isinstance(asked, TimeSlicing) else None
@@ -88,6 +87,17 @@ def sharing_of(
     limits = asked.mps_config if asked else MpsConfig()
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
+
+
+def cores_of_share(shape: Shape) -> int:
+    """Percent of the cores that each of several equal shares has under MPS; 0: there are none."""
+    match shape:
+        case Sliceable(replicas=number) | Replica(of=number) if number > 1:
+            return ALL_CORES // number
+        case Sliceable() | Replica() | Exclusive() | Monitor():
+            return 0
+        case _:
+            assert_never(shape)
 
 
 def told(allocation: Allocation, amount: Amount) -> tuple[tuple[str, str], ...]:
@@ -106,57 +116,47 @@ def limit_of(device: Device, amount: Amount) -> Limit | None:
     return Limit(amount.memory_bytes, rules.guard, rules.strict)
 
 
-def _strategy(asked: TimeSlicing | Mps | None, device: Device, amount: Amount) -> Strategy:
+def _strategy(
+    asked: TimeSlicing | Mps | None, device: Device, amount: Amount, reserves: str
+) -> Strategy:
     if asked is not None:
         return Strategy(asked.strategy)
-    return Strategy.MPS if amount.cores else device.rules.default_strategy
+    possible = amount.cores and Strategy.MPS in device.rules.strategies
+    return Strategy.MPS if reserves or possible else device.rules.default_strategy
 
 
 def _reserves(allocation: Allocation, amount: Amount, device: Device) -> str:
     """What of *allocation* takes MPS; empty: nothing. A claim did not ask for the cores that
-    everyone gets where replicas share by MPS, and can do without."""
-    if amount.cores in (0, _cores_by_default(device.shape)):
+    everyone gets where replicas share by MPS, or did when it was allocated, and can do without."""
+    if amount.cores in (0, cores_of_share(device.shape)):
         return ""
     where = f"request {allocation.request!r}, capacity.requests.cores"
     return f"{where}: {amount.cores} % of the cores can be reserved under MPS only"
 
 
-def _cores_by_default(shape: Shape) -> int:
-    match shape:
-        case Sliceable(cores_default=cores) | Replica(cores=cores):
-            return cores
-        case Exclusive() | Monitor():
-            return 0
-        case _:
-            assert_never(shape)
-
-
 def _strategy_problems(wanted: Strategy, where: str, cores: str, device: Device) -> Iterator[str]:
     """*where*: the field that says the strategy, empty if none does; *cores*: what reserves them,
     empty if nothing does."""
-    gpu = device.gpu
-    version = gpu.compute_capability
+    gpu, rules = device.gpu, device.rules
     if cores and wanted is not Strategy.MPS:
         yield f"{cores}, and {where} is {wanted}; remove the request for cores"
-    elif wanted in device.rules.strategies:
+    elif wanted in rules.strategies:
         return
-    elif wanted is Strategy.MPS and version.major < _MPS_FROM:
+    elif wanted is Strategy.MPS and rules.without_mps:
         yield (
-            f"{where or cores}: MPS takes compute capability {_MPS_FROM}.0, and {gpu.name} "
-            f"({gpu.product_name}) has {version.major}.{version.minor}; remove it, or select "
-            "another board"
+            f"{where or cores}: {gpu.name} ({gpu.product_name}) cannot be shared by MPS: "
+            f"{rules.without_mps}; remove it, or select another GPU"
         )
     else:
-        allowed = ", ".join(device.rules.strategies) or "nothing"
-        yield (
-            f"{where or cores}: on this node {gpu.name} is shared by {allowed} only; write that, "
-            "or remove it"
-        )
+        allowed = ", ".join(rules.strategies)
+        ways = f"is shared by {allowed} only; write that, or" if allowed else "is not shared;"
+        yield f"{where or cores}: on this node {gpu.name} {ways} remove it"
 
 
 def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[GpuUuid]) -> ByMps:
     """Of what the claim was given and what its configuration says, the smaller counts."""
-    percents = [amount.cores, config.default_active_thread_percentage or 0]
+    reserved = amount.cores or cores_of_share(device.shape) * amount.shares
+    percents = [min(ALL_CORES, reserved), config.default_active_thread_percentage or 0]
     sizes = [_pinned(config, device.gpu.uuid, alike)]
     if not amount.whole and device.rules.limited:
         sizes.append(amount.memory_bytes)

@@ -33,10 +33,13 @@ def possible(gpu: Gpu, rules: Rules, agent: bool) -> tuple[Rules, str]:
     With none at all the GPU can be taken whole only, and the second value says why.
     """
     why = without_mps(gpu, agent)
-    if not why or Strategy.MPS not in rules.strategies:
+    if not why:
         return rules, ""
     left = tuple(each for each in rules.strategies if each is not Strategy.MPS)
-    found = replace(rules, strategies=left, default_strategy=Strategy.TIME_SLICING)
+    found = replace(rules, strategies=left, without_mps=why)
+    if Strategy.MPS not in rules.strategies:
+        return found, ""
+    found = replace(found, default_strategy=Strategy.TIME_SLICING)
     return found, "" if left else f"only MPS is allowed, and {why}; add TimeSlicing to strategies"
 
 

@@ -1,13 +1,14 @@
 """The pods of a claim, read where what it gets depends on them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from dra_driver.errors import ClaimError, ClusterError, NodeError, NotFound
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, Pod
+from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.holdings import Record
 from dra_driver.node.ledger import Ledger
-from dra_driver.plan.mps import served_steps, two_directories
+from dra_driver.plan.mps import served_steps
+from dra_driver.plan.mps_claims import apart_problems, has_gpus
 from dra_driver.plugin.tools import PodSpecs
 
 
@@ -21,46 +22,48 @@ class ClaimPods:
     def of(self, claim: Claim) -> tuple[PodSpec, ...]:
         """The pods that *claim* is reserved for; those that are gone need nothing. NodeError: they
         cannot be read."""
-        return tuple(self._read(claim, claim.pods))
+        return tuple(self._read(claim, "it is shared by MPS"))
 
     def refuse_two_servers(self, claim: Claim) -> None:
-        """ClaimError: a container would be sent to two MPS servers at once.
+        """ClaimError: a container would have GPUs on two MPS servers, or on one and on none.
 
         To be called once *claim* is recorded: of two claims that are prepared at the same time,
-        one at least sees the other.
+        one at least sees the other. The pods that the others were prepared for say nothing: any
+        pod of the namespace can have come to them since.
         """
-        mine = {pod.uid for pod in claim.pods}
-        others = [r for r in self._served_to(mine) if r.claim.uid != claim.ref.uid]
-        if not others or not self._serves(claim.ref.uid):
+        mine = self._ledger.known(claim.ref.uid)
+        if mine is None or not (others := self._beside(mine)):
             return
-        shared = {pod.uid for record in others for pod in record.pods}
-        pods = self._read(claim, [pod for pod in claim.pods if pod.uid in shared])
-        if problems := two_directories(claim.ref, [record.claim for record in others], pods):
+        why = "it or a claim of its namespace is shared by MPS"
+        if problems := apart_problems(mine, others, self._read(claim, why)):
             raise ClaimError(f"claim {claim.ref}: " + "; ".join(problems))
 
-    def _serves(self, uid: ClaimUid) -> bool:
-        record = self._ledger.known(uid)
-        return record is not None and any(served_steps(record))
-
-    def _served_to(self, pods: Collection[str]) -> Sequence[Record]:
-        """The claims that are shared by MPS and that one of *pods* uses."""
+    def _beside(self, mine: Record) -> Sequence[Record]:
+        """The claims that no container can have together with *mine*, whoever uses them."""
+        if not has_gpus(mine):
+            return ()
+        # A claim without MPS is in nobody's way but of those with it: most nodes have none.
+        under = any(served_steps(mine))
+        candidates = self._ledger.records() if under else self._ledger.served()
         return [
-            record
-            for record in self._ledger.records()
-            if any(pod.uid in pods for pod in record.pods) and any(served_steps(record))
+            one
+            for one in candidates
+            if one.claim.namespace == mine.claim.namespace
+            and one.claim.uid != mine.claim.uid
+            and has_gpus(one)
         ]
 
-    def _read(self, claim: Claim, pods: Sequence[Pod]) -> list[PodSpec]:
+    def _read(self, claim: Claim, why: str) -> list[PodSpec]:
         found = []
-        for pod in pods:
+        for pod in claim.pods:
             try:
                 spec = self._pods.read(claim.ref.namespace, pod.name)
             except NotFound:
                 continue
             except ClusterError as e:
                 raise NodeError(
-                    f"claim {claim.ref} is shared by MPS, and which container of pod {pod.name} "
-                    f"uses what of it cannot be read: {e}"
+                    f"claim {claim.ref}: which container of pod {pod.name} uses what cannot be "
+                    f"read, and has to be known ({why}): {e}"
                 ) from e
             if spec.uid == pod.uid:
                 found.append(spec)

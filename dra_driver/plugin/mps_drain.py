@@ -8,8 +8,8 @@ to those who are still there.
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol
 
@@ -17,20 +17,22 @@ from dra_driver.errors import ClusterError, NotFound
 from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PodUid
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.mps import SpaceName
-from dra_driver.plan.mps_drain import Ending, ending
+from dra_driver.plan.mps_drain import Budget, Ending, Glance, ending, most_urgent, not_seen_yet
 from dra_driver.plugin.errands import Errand, Errands
 
 log = logging.getLogger(__name__)
 
-_READ_SECONDS: Final = 5.0  # between two looks at the same pod
+READS_A_SECOND, READS_AT_ONCE = 1.5, 8.0  # of pods; every node of a cluster does this
 _SOONEST_SECONDS: Final = 0.05
+_TOGETHER_SECONDS: Final = 2.0  # reads that are due so close together wait for each other
+_LEFT_SECONDS: Final = 5.0  # between two tries at what does not end, though its time is over
 _AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, or a try is repeated
 
 
 class Pods(Protocol):
     """Where pods are read from; ``dra_driver.kubeletplugin.pod_reader``."""
 
-    def read(self, namespace: str, name: str) -> PodSpec: ...
+    def glance(self, namespace: str, name: str) -> PodSpec: ...
 
 
 class Agent(Protocol):
@@ -43,6 +45,7 @@ class Observer(Protocol):
     """Who counts; ``dra_driver.plugin.mps_metrics``."""
 
     def mps_drained(self, clients: int) -> None: ...
+    def mps_late_looks(self, pods: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,20 @@ class PodClients:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Known:
     """What was found out about a pod, and when."""
 
-    at: float
+    glance: Glance
     ending: Ending | None = None
+    ended: frozenset[int] = field(default_factory=frozenset)  # the clients that servers ended
 
 
 class MpsDrain:
-    """Looks at the pods that have clients; one thread at a time may ``look``."""
+    """Looks at the pods that have clients; one thread at a time may ``look``.
+
+    What takes time, reading pods and ending clients, is done beside it: a pod whose time has come
+    waits for nobody.
+    """
 
     def __init__(
         self,
@@ -87,47 +95,91 @@ class MpsDrain:
         self._errands = errands
         self._observer = observer
         self._clock = clock or Clock()
-        self._read: dict[PodUid, _Read] = {}
-        self._ended: dict[PodUid, frozenset[int]] = {}  # the clients that servers ended
-        self._lock = threading.Lock()  # of what was ended: threads of errands write it
+        self._known: dict[PodUid, _Known] = {}
+        self._lock = threading.Lock()  # of what is known: threads of errands write it
+        now = self._clock.steady()
+        self._budget = Budget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, now)  # of the reads
+        self._late = False
         self._error = ""
+        self.on_ending: Callable[[], None] = lambda: None  # have ``look`` done soon
 
     def look(self, wanted: Sequence[PodClients]) -> float | None:
         """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
-        now = self._clock.steady()
-        users = {one.pod.uid for one in wanted}
-        self._read = {
-            uid: read
-            for uid, read in self._read.items()
-            if uid in users or now - read.at < _READ_SECONDS
-        }
-        with self._lock:
-            self._ended = {uid: its for uid, its in self._ended.items() if uid in self._read}
-        self._end_due(wanted)  # the API server may take its time
-        self._read_pods(wanted, now)
-        self._end_due(wanted)
-        return min((self._until(one, now) for one in wanted), default=None)
+        known = self._follow({one.pod.uid for one in wanted})
+        self._end_due(wanted, known)
+        self._read_due(wanted, known)
+        known = self._now_known()
+        self._end_due(wanted, known)
+        return min((self._until(known[one.pod.uid]) for one in wanted), default=None)
 
-    def _read_pods(self, wanted: Sequence[PodClients], now: float) -> None:
-        """Those that were not read for a while, the longest first; where that fails, no more."""
+    def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _Known]:
+        """Begin with pods that are new; one without clients is forgotten when it would be due."""
+        now = self._clock.steady()
+        new = _Known(not_seen_yet(now))
+        with self._lock:
+            kept = {
+                uid: one
+                for uid, one in self._known.items()
+                if uid in users or not one.glance.is_due(now)
+            }
+            self._known = dict.fromkeys(users, new) | kept
+            return dict(self._known)
+
+    def _now_known(self) -> Mapping[PodUid, _Known]:
+        with self._lock:
+            return dict(self._known)
+
+    def _change(self, uid: PodUid, change: Callable[[_Known], _Known]) -> None:
+        with self._lock:
+            if uid in self._known:
+                self._known[uid] = change(self._known[uid])
+
+    # Reading pods
+
+    def _read_due(self, wanted: Sequence[PodClients], known: Mapping[PodUid, _Known]) -> None:
         pods = {one.pod.uid: one for one in wanted}
-        due = {uid: one for uid, one in pods.items() if self._read_in(uid, now) <= 0}
-        for uid, one in sorted(due.items(), key=lambda item: self._read_in(item[0], now)):
-            before = self._read.get(uid, _Read(now))
+        glances = {uid: known[uid].glance for uid in sorted(pods)}
+        due = most_urgent(glances, self._clock.steady(), READS_A_SECOND)
+        if due:
+            read = partial(self._read_pods, [pods[uid] for uid in due])
+            self._errands.go("pods", [Errand("pods of MPS clients", read, _AGAIN_SECONDS)])
+        elif not pods and self._late:
+            self._in_time()
+
+    def _read_pods(self, due: Sequence[PodClients]) -> None:
+        """As many as there may be; where one cannot be read, no more."""
+        for place, one in enumerate(due):
+            self._budget = self._budget.by(self._clock.steady())
+            if not self._budget.allows:
+                self._put_off(due[place:])
+                return
+            self._budget = self._budget.spent()
             try:
-                spec = self._pods.read(one.claim.namespace, one.pod.name)
-            except NotFound:
-                self._read[uid] = replace(before, at=now)
+                self._read(one)
             except ClusterError as error:
-                self._read[uid] = replace(before, at=now)
                 self._warn(str(error))
                 return
-            else:
-                ends_at = spec.ends_at if spec.uid == uid else None
-                found = ending(ends_at, self._clock.epoch(), before.ending)
-                self._read[uid] = replace(before, at=now, ending=found)
-        if due:
-            self._error = ""
+        self._error = ""
+        self._in_time()
+
+    def _read(self, one: PodClients) -> None:
+        now = self._clock.steady()
+        try:
+            spec = self._pods.glance(one.claim.namespace, one.pod.name)
+        except ClusterError as error:
+            self._change(one.pod.uid, lambda its: replace(its, glance=replace(its.glance, at=now)))
+            if not isinstance(error, NotFound):
+                raise
+            return
+        glance = Glance(now, spec.grace_seconds)
+        ends_at = spec.ends_at if spec.uid == one.pod.uid else None
+        epoch = self._clock.epoch()
+        self._change(
+            one.pod.uid,
+            lambda its: replace(its, glance=glance, ending=ending(ends_at, epoch, its.ending)),
+        )
+        if ends_at is not None:
+            self.on_ending()
 
     def _warn(self, error: str) -> None:
         if error != self._error:
@@ -135,13 +187,36 @@ class MpsDrain:
             log.warning("it cannot be seen which pods of MPS clients end", extra=facts)
         self._error = error
 
-    def _end_due(self, wanted: Sequence[PodClients]) -> None:
+    def _put_off(self, due: Sequence[PodClients]) -> None:
+        """These have to wait. That is no harm unless it is for too long."""
+        now, known = self._clock.steady(), self._now_known()
+        waiting = (known[one.pod.uid] for one in due if one.pod.uid in known)
+        late = sum(its.glance.is_late(now) for its in waiting)
+        self._observer.mps_late_looks(late)
+        if late and not self._late:
+            self._late = True
+            facts = {"pods": len(known), "reads_a_second": READS_A_SECOND}
+            log.warning(
+                "too many pods have MPS clients to look at each within its grace period: those "
+                "with a short one may be killed with work on the GPU",
+                extra=facts,
+            )
+
+    def _in_time(self) -> None:
+        self._observer.mps_late_looks(0)
+        if self._late:
+            log.info("pods with MPS clients are looked at in time again")
+        self._late = False
+
+    # Ending clients
+
+    def _end_due(self, wanted: Sequence[PodClients], known: Mapping[PodUid, _Known]) -> None:
         now = self._clock.epoch()
         for one in wanted:
-            read = self._read.get(one.pod.uid)
-            if read is None or read.ending is None or now < read.ending.due_at:
+            its = known[one.pod.uid]
+            if its.ending is None or now < its.ending.due_at:
                 continue
-            if pids := one.pids - self._ended.get(one.pod.uid, frozenset()):
+            if pids := one.pids - its.ended:
                 name = f"drain {one.pod.name} of {one.claim} ({one.space})"
                 end = partial(self._end, one, pids)
                 self._errands.go(name, [Errand(name, end, _AGAIN_SECONDS)])
@@ -149,25 +224,31 @@ class MpsDrain:
     def _end(self, one: PodClients, pids: frozenset[int]) -> None:
         """On a thread of its own: a server waits for what its clients have in flight."""
         self._agent.terminate(one.space, pids)
-        with self._lock:
-            self._ended[one.pod.uid] = self._ended.get(one.pod.uid, frozenset()) | pids
+        self._change(one.pod.uid, lambda its: replace(its, ended=its.ended | pids))
         self._observer.mps_drained(len(pids))
         facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(pids)}
         log.info("ended the MPS clients of a pod that is being deleted", extra=facts)
 
-    def _until(self, one: PodClients, now: float) -> float:
-        read = self._read.get(one.pod.uid)
-        if read is None:
-            return _AGAIN_SECONDS
-        read_in = max(_AGAIN_SECONDS, self._read_in(one.pod.uid, now))
-        if read.ending is None:
+    def end_now(self, wanted: Sequence[PodClients]) -> None:
+        """End these clients at once, though nobody deletes their pods: they may not be here."""
+        for one in wanted:
+            name = f"keep {one.pod.name} out of {one.claim} ({one.space})"
+            self._errands.go(name, [Errand(name, partial(self._keep_out, one), _AGAIN_SECONDS)])
+
+    def _keep_out(self, one: PodClients) -> None:
+        self._agent.terminate(one.space, one.pids)
+        facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(one.pids)}
+        log.warning("ended MPS clients of a pod that the profile keeps out", extra=facts)
+
+    # When to come back
+
+    def _until(self, its: _Known) -> float:
+        left = its.glance.at + its.glance.interval - self._clock.steady()
+        read_in = max(left, min(_TOGETHER_SECONDS, its.glance.interval / 2))
+        if its.ending is None:
             return read_in
         epoch = self._clock.epoch()
-        if epoch >= read.ending.ends_at + _READ_SECONDS:  # what is left of it does not end
-            return _READ_SECONDS
-        due_in = read.ending.due_at - epoch
+        if epoch >= its.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
+            return _LEFT_SECONDS
+        due_in = its.ending.due_at - epoch
         return min(read_in, max(_SOONEST_SECONDS, due_in) if due_in > 0 else _AGAIN_SECONDS)
-
-    def _read_in(self, uid: PodUid, now: float) -> float:
-        read = self._read.get(uid)
-        return read.at + _READ_SECONDS - now if read is not None else -_READ_SECONDS

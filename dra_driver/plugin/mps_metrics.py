@@ -11,7 +11,8 @@ _Labels = tuple[str, str, str]
 
 
 class MpsMetrics:
-    """Observed by ``plugin.mps_watch``; for one thread, but for what was drained."""
+    """Observed by ``plugin.mps_watch``; for one thread, but for what is told of
+    drains."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
@@ -22,7 +23,7 @@ class MpsMetrics:
 
         self._agent_up = gauge("agent_up", "1 while the MPS agent of the node answers.")
         self._percent = gauge(
-            "claim_cores_percent", "Multiprocessors that a client of a claim has at most.", _LABELS
+            "claim_cores_percent", "Percent of the multiprocessors that a claim has.", _LABELS
         )
         self._clients = gauge("claim_clients", "Clients of MPS that a claim has.", _LABELS)
         self._unserved = gauge(
@@ -31,6 +32,9 @@ class MpsMetrics:
         self._restarts = counter("server_restarts", "Restarts of MPS servers that were noticed.")
         self._drained = counter(
             "drained_clients", "Clients ended by their server before their pod's end."
+        )
+        self._late = gauge(
+            "late_pods", "Pods with clients that could not be looked at within their grace period."
         )
         self._labels: dict[Gauge, set[_Labels]] = {}
 
@@ -52,6 +56,10 @@ class MpsMetrics:
     def mps_drained(self, clients: int) -> None:
         """Clients of a pod that is being deleted were ended."""
         self._drained.inc(clients)
+
+    def mps_late_looks(self, pods: int) -> None:
+        """So many could not be looked at in time."""
+        self._late.set(pods)
 
     def _set(self, gauge: Gauge, values: dict[_Labels, int | None]) -> None:
         known = {key: value for key, value in values.items() if value is not None}

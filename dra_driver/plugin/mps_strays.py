@@ -62,12 +62,13 @@ class MpsStrays:
         kept = {stray for stray in self._since if stray.gpu in looked.failed}
         self._since = {stray: self._since.get(stray, now) for stray in found | kept}
         sure = confirmed(self._since, now)
+        known_as = {gpu: name for one in spaces for gpu, name in one.known_as.items()}
         for stray in sorted(sure - self._told, key=lambda one: (one.process, one.gpu)):
-            self._tell(stray, pods)
+            self._tell(stray, pods, known_as.get(stray.gpu, stray.gpu))
         self._told = sure
         return sure
 
-    def _tell(self, stray: Stray, pods: Mapping[PodUid, Holder]) -> None:
+    def _tell(self, stray: Stray, pods: Mapping[PodUid, Holder], gpu: str) -> None:
         holder = pods.get(stray.process.pod)
         if holder is None:  # its claims are gone since; so will it be
             return
@@ -75,7 +76,7 @@ class MpsStrays:
         facts = {"pid": stray.process.pid, "gpu": stray.gpu, "claim": claims}
         log.warning("a process of a claim under MPS goes past it", extra=facts)
         pod = PodRef(holder.namespace, holder.name, stray.process.pod)
-        self._events.tell(Event(pod, "MPSNotUsed", about(stray), not_used(stray)))
+        self._events.tell(Event(pod, "MPSNotUsed", about(stray), not_used(stray, gpu)))
 
     def _warn(self, failed: Mapping[GpuUuid, str]) -> None:
         for gpu, why in failed.items():

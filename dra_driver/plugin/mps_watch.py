@@ -18,7 +18,7 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Incident, MpsStatus, Space, SpaceName
 from dra_driver.model.processes import GpuProcess
-from dra_driver.node.ledger import SetAside
+from dra_driver.node.ledger_files import SetAside
 from dra_driver.node.processes import Processes
 from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_watch import (
@@ -30,16 +30,16 @@ from dra_driver.plan.mps_watch import (
     lacking,
     latest,
     news,
-    server_of,
     unknown,
     uses,
 )
 from dra_driver.plan.mps_words import agent_down, restarted
-from dra_driver.plugin import gpu_users, mps_drain
+from dra_driver.plugin import gpu_users, mps_drain, mps_joined
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
 from dra_driver.plugin.errands import Errand, Errands
 from dra_driver.plugin.gpu_users import GpuUsers
-from dra_driver.plugin.mps_drain import Clock, MpsDrain, PodClients, Pods
+from dra_driver.plugin.mps_drain import Clock, MpsDrain, PodClients
+from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_strays import Events, MpsStrays
 from dra_driver.plugin.tools import Changed
 from dra_driver.process.loops import Loop
@@ -57,7 +57,7 @@ class Agent(mps_drain.Agent, Protocol):
     def status(self) -> MpsStatus: ...
 
 
-class Ledger(Protocol):
+class Ledger(mps_joined.Ledger, Protocol):
     """What claims hold; ``dra_driver.node.ledger``."""
 
     def records(self) -> tuple[Record, ...]: ...
@@ -70,6 +70,10 @@ class Preparer(Protocol):
 
     def serve_again(self, uid: ClaimUid) -> None: ...
     def end_unknown(self, space: Space) -> None: ...
+
+
+class Pods(mps_drain.Pods, mps_joined.Pods, Protocol):
+    """Where pods are read from; ``dra_driver.kubeletplugin.pod_reader``."""
 
 
 class Node(Protocol):
@@ -108,6 +112,7 @@ class Tools:
     processes: gpu_users.Processes
     strays: MpsStrays
     drain: MpsDrain
+    joined: MpsJoined
     errands: Errands
     clock: Clock
 
@@ -131,11 +136,13 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
         processes,
         MpsStrays(users, its.events),
         MpsDrain(its.pods, its.agent, errands, its.observer, clock),
+        MpsJoined(its.ledger, its.pods, its.events, errands, clock.steady),
         errands,
         clock,
     )
     watch = MpsWatch(its, tools)
     loop = Loop("mps-watch", watch.look, _SECONDS)
+    tools.drain.on_ending = loop.soon
     loop.start()
     stack.callback(loop.stop)
 
@@ -175,10 +182,14 @@ class MpsWatch:
         records = self._its.ledger.records()  # not before the agent: see plan.mps_watch
         spaces = claim_spaces(records)
         self._serves = any(status.spaces())
-        found = self._clients(spaces, status)
-        soon = self._tools.drain.look(_by_pod(spaces, found))
+        found = clients(spaces, status, self._pods(status))
+        by_pod = _by_pod(spaces, found)
+        soon = self._tools.drain.look(by_pod)
         self._put_right(spaces, status)
         self._tell_of_restarts(spaces, status.incidents)
+        joined = self._tools.joined
+        joined.look(records)
+        self._tools.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
         unserved = self._tools.strays.look(records, spaces, status)
         self._its.observer.mps_uses(uses(spaces, found, unserved))
         return soon
@@ -189,13 +200,6 @@ class MpsWatch:
             self._seen = records
             self._wanted = any(any(served_steps(record)) for record in records)
         return self._wanted or self._serves
-
-    def _clients(
-        self, spaces: Sequence[ClaimSpace], status: MpsStatus
-    ) -> Mapping[SpaceName, Clients]:
-        pods = self._pods(status)
-        served = (one for one in spaces if server_of(one.space.name, status))
-        return {one.space.name: clients(one, status, pods) for one in served}
 
     def _pods(self, status: MpsStatus) -> Mapping[int, PodUid]:
         """Of which pod each client is, as far as that can be seen from here."""

@@ -1,8 +1,9 @@
 """Looks after what holds for the pods of prepared claims: those that come later, and their limits.
 
-The kubelet prepares a claim for its first pod. A claim that is not from a template can be used by
-more, and nobody says so. So such claims are read again whenever a pod comes to this node, and from
-time to time, in case that was not seen.
+The kubelet prepares a claim for its first pod. More can use it, and nobody says so. So claims that
+are meant for several pods are read again whenever one comes to this node, and from time to time, in
+case that was not seen. A claim from a template is meant for one, but any pod can name it: under
+MPS, where it matters who is on a server, these are read from time to time, some of them at once.
 """
 
 import logging
@@ -17,6 +18,7 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.shares import PodShare
 from dra_driver.plan.limits import pod_shares
 from dra_driver.plan.memory_shares import holders, uses
+from dra_driver.plan.mps import served_steps
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +52,16 @@ class _Read:
 
     records: tuple[Record, ...] = ()
     shares: tuple[PodShare, ...] = ()
-    joinable: frozenset[ClaimUid] = frozenset()
+    shared: frozenset[ClaimUid] = frozenset()
 
 
 _NOT_TOLD_SECONDS: Final = 5.0  # between looks where nobody tells of new pods
+_AT_ONCE: Final = 8  # claims from templates that one look reads: there may be many
 
 
 class PodLimits:
-    """Each of its looks is one thread's at a time, and costs nothing where no claim is limited."""
+    """Each of its looks is one thread's at a time, and costs nothing where no claim is limited or
+    shared by MPS."""
 
     def __init__(
         self, records: Records, claims: Claims, preparer: Preparer, limits: Limits
@@ -67,7 +71,8 @@ class PodLimits:
         self._preparer = preparer
         self._limits = limits
         self._last = _Read()  # settle's own
-        self._joinable: Collection[ClaimUid] = ()  # as far as they were looked at
+        self._shared: Collection[ClaimUid] = ()  # as far as they were looked at
+        self._turn: ClaimRef | None = None  # of the claims from templates, the last that was read
         self._told = False  # of pods as they come
         self._look_soon: Callable[[], None] = lambda: None
         self._settle_soon: Callable[[], None] = lambda: None
@@ -83,24 +88,37 @@ class PodLimits:
         Answers with the seconds until then where nobody tells of new pods.
         """
         joinable = [record for record in self._records() if _is_joinable(record)]
-        for record in joinable:
+        shared = [record for record in joinable if not record.pod_claim_name]
+        for record in (*shared, *self._in_turn(joinable)):
             self._note_pods(record)
-        return _NOT_TOLD_SECONDS if joinable and not self._told else None
+        return _NOT_TOLD_SECONDS if shared and not self._told else None
+
+    def _in_turn(self, joinable: Iterable[Record]) -> Iterable[Record]:
+        """Of those from templates, the next ones."""
+        waiting = sorted(
+            (record for record in joinable if record.pod_claim_name),
+            key=lambda one: (self._turn is not None and one.claim <= self._turn, one.claim),
+        )[:_AT_ONCE]
+        if waiting:
+            self._turn = waiting[-1].claim
+        return waiting
 
     def settle(self) -> None:
         """Make the limits what they should be, also those of containers that came meanwhile."""
-        joinable = self._read().joinable
-        told = self._limits.tell_of_pods(self._look_soon if joinable else None)
-        if told and not (self._told and joinable.issubset(self._joinable)):
+        shared = self._read().shared
+        told = self._limits.tell_of_pods(self._look_soon if shared else None)
+        if told and not (self._told and shared.issubset(self._shared)):
             self._look_soon()  # once for those who came before they were told of
-        self._told, self._joinable = told, joinable
+        self._told, self._shared = told, shared
         self._limits.settle(lambda: self._read().shares)
 
     def _read(self) -> _Read:
         records = tuple(self._records())
         if records != self._last.records:
-            joinable = frozenset(record.claim.uid for record in records if _is_joinable(record))
-            self._last = _Read(records, pod_shares(records), joinable)
+            shared = frozenset(
+                one.claim.uid for one in records if _is_joinable(one) and not one.pod_claim_name
+            )
+            self._last = _Read(records, pod_shares(records), shared)
         return self._last
 
     def _note_pods(self, record: Record) -> None:
@@ -115,7 +133,7 @@ class PodLimits:
                 self._settle_soon()
         except DriverError as e:
             log.warning(
-                "GPU memory limits do not hold for the pods that use a claim now: %s",
+                "limits do not hold for the pods that use a claim now: %s",
                 e,
                 extra=facts,
             )
@@ -142,5 +160,7 @@ def claims_of(
 
 
 def _is_joinable(record: Record) -> bool:
-    """Whether pods can come to a limited claim that is prepared already."""
-    return record.completed and not record.pod_claim_name and record.limited
+    """Whether pods can come to a claim that is prepared already, and it matters which."""
+    if not record.completed:
+        return False
+    return any(served_steps(record)) or (record.limited and not record.pod_claim_name)

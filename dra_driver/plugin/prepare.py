@@ -25,8 +25,8 @@ from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer, board
-from dra_driver.model.steps import Step
-from dra_driver.node.ledger import SetAside
+from dra_driver.model.steps import ServeMps, Step
+from dra_driver.node.ledger_files import SetAside
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.gpu_settings import to_look_up, with_found
@@ -193,14 +193,13 @@ class Preparer:
             raise
         return prepared
 
-    def _carry_out(self, steps: Iterable[Step]) -> Mapping[SpaceName, Served]:
-        """Steps of one kind side by side; what clients of MPS can use then."""
-        served = {}
-        for _, alike in itertools.groupby(steps, key=type):
-            for one in side_by_side(self._node.carry_out, tuple(alike)):
-                if one is not None:
-                    served[one.space.name] = one
-        return served
+    def _carry_out(self, steps: Sequence[Step]) -> Mapping[SpaceName, Served]:
+        """Steps of one kind side by side, MPS last; what its clients can use then."""
+        rest = (step for step in steps if not isinstance(step, ServeMps))
+        for _, alike in itertools.groupby(rest, key=type):
+            side_by_side(self._node.carry_out, tuple(alike))
+        spaces = [step.space for step in steps if isinstance(step, ServeMps)]
+        return {one.space.name: one for one in side_by_side(self._node.serve, spaces)}
 
     def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
         _refuse_unsettled(claim, self._ledger.set_aside())

@@ -13,7 +13,8 @@ from typing import Protocol
 from dra_driver.errors import ClaimError, DriverError
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, PreparedDevice
 from dra_driver.model.devices import DeviceName
-from dra_driver.node.ledger import Ledger, SetAside
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.ledger_files import SetAside
 
 log = logging.getLogger(__name__)
 

@@ -9,19 +9,19 @@ from dra_driver.kubeletplugin.claims import Claim, ClaimRef
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.holdings import Record
-from dra_driver.model.mps import Served
+from dra_driver.model.mps import Served, Space
 from dra_driver.model.offer import Offer
-from dra_driver.model.steps import ComputeMode, Interval, Step
+from dra_driver.model.steps import ComputeMode, Interval, Setting, Step
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.ledger import Ledger
-from dra_driver.plan.gpu_settings import Setting
 
 
 class Node(Protocol):
     """What preparing needs of this machine."""
 
     def found(self, setting: Setting) -> Interval | ComputeMode | None: ...
-    def carry_out(self, step: Step) -> Served | None: ...
+    def carry_out(self, step: Step) -> None: ...
+    def serve(self, space: Space) -> Served: ...
     def restore(self, step: Step) -> None: ...
     def driver_files(self) -> DriverFiles: ...
     def device_files(self, minors: tuple[int, ...]) -> DeviceFiles: ...

@@ -1,5 +1,6 @@
 """What changes about claims while they are prepared: their pods, and what serves them."""
 
+import logging
 from dataclasses import dataclass, field, replace
 
 from dra_driver.kubeletplugin.claims import Claim, ClaimUid
@@ -11,6 +12,8 @@ from dra_driver.plan.limits import limit_steps, undo_limit_steps
 from dra_driver.plan.mps import served_steps
 from dra_driver.plugin.tools import Tools
 from dra_driver.plugin.waits import Wait, Waits
+
+log = logging.getLogger(__name__)
 
 
 def _of_claims() -> NamedLocks:
@@ -62,10 +65,18 @@ class Upkeep:
         """Have the MPS agent serve what it does not know any more of a prepared claim."""
         wait = Wait(self._waits)
         with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
-            record = self._ledger.known(uid)
-            if record is not None and record.completed:
-                for step in served_steps(record):
-                    self._node.carry_out(step)
+            record = self._ledger.record(uid)
+            if record is None or not record.completed:
+                return
+            for step in served_steps(record):
+                served = self._node.serve(step.space)
+                if served.pipe_directory not in (record.spec or ""):
+                    # Containers keep what they were given, and a restarted one gets it again.
+                    log.error(
+                        "a claim is served in another directory than its containers know: its "
+                        "pods have to be created again",
+                        extra={"claim": str(record.claim), "directory": served.pipe_directory},
+                    )
 
     def end_unknown(self, space: Space) -> None:
         """Have the MPS agent end *space*, which no record is of; not beside a prepare of its

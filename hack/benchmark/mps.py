@@ -17,14 +17,16 @@ _SETTLE_SECONDS = 2.0
 
 def measure(stage: Stage, sizes: Sizes, directory: Path) -> Results:
     """In each round a first claim on a GPU without a server, and then next ones beside it, in turns
-    with claims for the other GPU as a whole."""
+    with claims for the other GPU as a whole. In a CDI directory of its own, as
+    ``prepares.measure_held`` says why."""
     agent = Agent(node_file(_NODE), directory / "agent.log")
     first: list[float] = []
     following: list[float] = []
     whole: list[float] = []
     try:
         agent.start(health_interval="5")
-        flags = {"sim": _NODE, "mps_socket": str(agent.socket)}
+        cdi_dir = directory / "cdi"
+        flags = {"sim": _NODE, "mps_socket": str(agent.socket), "cdi_dir": str(cdi_dir)}
         with stage.plugin(**flags) as calls:
             for _ in range(sizes.rounds):
                 parts = stage.claims.on(["gpu-0"] * _SHARES, memory="2Gi", cores="4")

@@ -17,7 +17,7 @@ from dra_driver.model.devices import DeviceName, Withheld
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.inventory import Inventory
-from dra_driver.node.ledger import SetAside
+from dra_driver.node.ledger_files import SetAside
 from tests.fakes.values import gpu, ref
 
 DRIVER = "gpu.nvidia.com"

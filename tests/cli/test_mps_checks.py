@@ -12,12 +12,13 @@ from dra_driver.cli.findings import Level
 from dra_driver.cli.mps_checks import Scene, Seen
 from dra_driver.errors import AgentDown, NodeError, TimedOut
 from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.mps import Incident, MpsStatus
+from dra_driver.model.mps import Allowance, Incident, MpsStatus
 from dra_driver.model.steps import ComputeMode, SetComputeMode
 from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.ledger import Ledger, SetAside
-from dra_driver.node.machine import Place, open_driver
-from tests.cli.mps import GPU, OTHER, SERVER, claim, server
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.ledger_files import SetAside
+from dra_driver.node.place import Place, open_driver
+from tests.cli.mps import GIB, GPU, OTHER, SERVER, claim, server
 from tests.fakes.values import ref
 
 DOWN = AgentDown("the MPS agent of this node does not answer at /run/a.sock (Connection refused)")
@@ -174,6 +175,13 @@ class TestClaims:
 
         assert found.level is Level.FAIL
         assert found.found.endswith("other limits than the ledger has: default/a")
+
+    def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
+        before = claim("a", most=Allowance(50, 10 * GIB))
+
+        (found,) = mps_checks.of_spaces(seen(MpsStatus((server(before),)), claim("a")))
+
+        assert found.level is Level.OK
 
     def test_what_is_served_for_nobody_is_a_warning_unless_its_record_is_only_unreadable(self):
         status = MpsStatus((server(claim("gone")),))

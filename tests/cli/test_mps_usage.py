@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.cli.claims import Report, claims, document, text
-from dra_driver.cli.mps_usage import MpsUses, Told, clients_without_space, server_words
+from dra_driver.cli.mps_usage import MpsUses, Told, server_words
 from dra_driver.cli.terminal import Terminal
 from dra_driver.errors import AgentDown
 from dra_driver.kubeletplugin.claims import PodUid
@@ -20,6 +20,7 @@ from dra_driver.model.mps import MpsStatus
 from dra_driver.model.offer import Monitor
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger
+from dra_driver.plan.mps_clients import untold
 from dra_driver.settings import NodeSettings
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
 from tests.fakes.values import ref
@@ -208,14 +209,14 @@ def test_who_looks_on_is_not_under_mps():
     record = claim("a")
     watcher = Holding(ref("a"), DeviceName("gpu-0-mon"), gpu=GPU.uuid, admin=True, shape=Monitor())
 
-    assert MpsUses((record,)).of(record, watcher) is None
+    assert MpsUses((record,)).of(record, watcher) == ()
 
 
 def test_a_gpu_that_the_claim_has_beside_its_space_is_not_under_mps():
     record = claim("a")
     beside = Holding(ref("a"), DeviceName("gpu-1"), gpu=OTHER.uuid, shape=SLICEABLE)
 
-    assert MpsUses((record,)).of(record, beside) is None
+    assert MpsUses((record,)).of(record, beside) == ()
 
 
 class TestProtocolTwo:
@@ -226,14 +227,14 @@ class TestProtocolTwo:
         known = told(server(a, clients=[9, 7], protocol=2))
 
         assert mps_of(a, told=known)["clients"] == [7, 9]
-        assert clients_without_space(known.status) == set(), "no pod has to be looked for"
+        assert untold(known.status) == set(), "no pod has to be looked for"
 
     def test_of_several_claims_the_pod_tells(self):
         a, b = claim("a", pods=["pod-a"]), claim("b", pods=["pod-b", "pod-b2"])
         pods = {7: PodUid("pod-a"), 8: PodUid("pod-b2")}
         known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
 
-        assert clients_without_space(known.status) == {7, 8}
+        assert untold(known.status) == {7, 8}
         assert [mps_of(a, b, told=known)["clients"], mps_of(b, a, told=known)["clients"]] == [
             [7],
             [8],

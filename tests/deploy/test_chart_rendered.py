@@ -257,13 +257,33 @@ def agent(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_without_mps_there_is_no_agent_and_no_pod_is_read() -> None:
+def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> None:
     found = render("--set", "mps.enabled=false")
     assert not any(key.startswith(MPS_AGENT) for key in found)
+    classes = {name for name, each in found.items() if each["kind"] == "DeviceClass"}
+    assert classes == set(CLASSES) - {f"mps.{names.DRIVER}"}
     assert not any("pods" in rule["resources"] for rule in found["ClusterRole"]["rules"])
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     assert {"name": "MPS_SOCKET", "value": ""} in pod["containers"][0]["env"]
     assert "dra-driver-gpu/mps" not in str([pod["volumes"], pod["containers"][0]["volumeMounts"]])
+
+
+@pytest.mark.parametrize(
+    ("enabled", "said"),
+    [
+        pytest.param("true", "before `helm uninstall` and before mps.enabled=false", id="on"),
+        pytest.param("false", "MPS is off.", id="off"),
+    ],
+)
+def test_what_is_installed_says_that_servers_outlive_it(enabled: str, said: str) -> None:
+    notes = helm(
+        *("install", "dra-driver-gpu", str(CHART), "--namespace", "gpus", "--dry-run=client"),
+        *("--set", f"mps.enabled={enabled}"),
+    )
+    assert notes.returncode == 0, notes.stderr
+    _, _, text = notes.stdout.partition("NOTES:")
+    assert said in text
+    assert "run on until their nodes restart" in text
 
 
 def test_another_mps_directory_is_followed_everywhere() -> None:

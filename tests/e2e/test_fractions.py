@@ -198,10 +198,14 @@ def test_what_is_not_offered_is_said_in_the_pods_events(kube, driver):
         tolerations=[{"key": f"{CLASS}/monitor", "operator": "Exists", "effect": "NoSchedule"}],
     )
     part = fraction("10Gi")
+    each = "defaultPerDevicePinnedMemoryLimit"
     path = "status.allocation.devices.config[0].opaque.parameters.sharing"
     refused = {
         "cores": (template("cores", cores, config=[sharing()]), "capacity.requests.cores: 50 %"),
-        "mps": (template("mps", part, config=[sharing("MPS")]), f"{path}.strategy: MPS is not"),
+        "mps": (
+            template("mps", part, config=[sharing("MPS", mpsConfig={each: {"7": "10Gi"}})]),
+            f"{path}.mpsConfig.{each}[7]: is no GPU of the claim",
+        ),
         "word": (
             template("word", part, config=[interval("Forever")]),
             f"{path}.timeSlicingConfig.interval",

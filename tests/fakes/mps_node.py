@@ -15,6 +15,7 @@ from dra_driver.plugin.errands import Errands
 from dra_driver.plugin.gpu_users import GpuUsers
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mps_drain import Clock, MpsDrain
+from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_strays import MpsStrays
 from dra_driver.plugin.mps_watch import MpsWatch, Tools, Watched
@@ -43,6 +44,8 @@ class FailingPods(FakePods):
             raise Unreachable("the API server does not answer")
         return super().read(namespace, name)
 
+    glance = read
+
 
 class World:
     """A node with claims under MPS, and what looks after them."""
@@ -68,15 +71,18 @@ class World:
         self.observer = MpsMetrics(self.metrics.registry)
         self.watch = self.begin()
 
-    def begin(self):
+    def begin(self, observer=None):
         """What a new process of the plugin has."""
+        observer = observer or self.observer
         clock = Clock(lambda: self.steady, lambda: self.agent.now)
         errands = Errands(clock.steady, self.start)
         names = ContainerUses(self, self.kubelet, clock.steady)
         users = GpuUsers(self.processes, self, names)
-        drain = MpsDrain(self.pods, self.agent, errands, self.observer, clock)
+        self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock)
+        self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
         strays = MpsStrays(users, self, clock.steady)
-        return MpsWatch(self.watched(), Tools(self, strays, drain, errands, clock))
+        tools = Tools(self, strays, self.drain, self.joined, errands, clock)
+        return MpsWatch(self.watched(), tools)
 
     def watched(self):
         return Watched(
@@ -95,6 +101,9 @@ class World:
 
     def records(self):
         return self.listed
+
+    def record(self, uid):
+        return next((one for one in self.listed if one.claim.uid == uid), None)
 
     def set_aside(self):
         return self.aside
@@ -158,7 +167,7 @@ class World:
     def claim(self, claim, *pods, gpu=GPU, percent=30, served=True):
         """A claim under MPS is prepared for these pods."""
         made = space(claim, gpu, percent)
-        holding = Holding(claim, DeviceName("gpu-0"), gpu=gpu)
+        holding = Holding(claim, DeviceName("gpu-0" if gpu == GPU else "gpu-1"), gpu=gpu)
         self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
         if served:
             self.agent.serve(made)
@@ -183,6 +192,19 @@ class World:
 
     def give_back(self, claim):
         self.listed = tuple(one for one in self.listed if one.claim != claim)
+
+    def join(self, claim, pod):
+        """It is noticed that another pod uses the claim."""
+        self._pods(claim, lambda pods: (*pods, pod))
+
+    def leave(self, claim, pod):
+        self._pods(claim, lambda pods: tuple(one for one in pods if one != pod))
+
+    def _pods(self, claim, change):
+        self.listed = tuple(
+            replace(one, pods=change(one.pods)) if one.claim == claim else one
+            for one in self.listed
+        )
 
     def process(self, pid, pod, *gpus, of=None, container="main"):
         """A process of a pod on GPUs; a client of the space *of* a claim."""

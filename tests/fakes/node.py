@@ -64,10 +64,15 @@ class FakeNode:
             case SetComputeMode(gpu=gpu):
                 return self.modes.get(gpu)
 
-    def carry_out(self, step: Step) -> Served | None:
+    def carry_out(self, step: Step) -> None:
         self.before_step(step)
-        served = self._do(step)
+        self._do(step)
         self.done.append(step)
+
+    def serve(self, space: Space) -> Served:
+        self.before_step(ServeMps(space))
+        served = self._serve(space)
+        self.done.append(ServeMps(space))
         return served
 
     def restore(self, step: Step) -> None:
@@ -77,7 +82,7 @@ class FakeNode:
         self._do(step)
         self.undone.append(step)
 
-    def _do(self, step: Step) -> Served | None:
+    def _do(self, step: Step) -> None:
         match step:
             case MakeDeviceNodes(minors=minors):
                 have = {gpu.minor for gpu in self.now.gpus}
@@ -88,11 +93,10 @@ class FakeNode:
             case LimitMemory(gpu=gpu, pods=pods, strict=strict):
                 self._limit(gpu, pods, strict)
             case ServeMps(space=space):
-                return self._serve(space)
+                self._serve(space)
             case EndMps(space=name):
                 if self.agent:
                     self.spaces.pop(name, None)
-        return None
 
     def _set(self, setting: SetTimeSlice | SetComputeMode) -> None:
         match setting:

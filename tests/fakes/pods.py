@@ -33,3 +33,7 @@ def container(name: str, *uses: tuple[str, str], root: bool = True) -> Container
 
 def pod_spec(name: str, *containers: ContainerSpec, host_users: bool = True) -> PodSpec:
     return PodSpec("default", name, PodUid(f"uid-{name}"), containers, host_users)
+
+
+NOBODY = (pod_spec("p", container("without a claim")),)
+"""The pods of a claim, of which no container uses it."""

@@ -17,9 +17,10 @@ from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.commands import run as run_command
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.ledger import Ledger
-from dra_driver.node.machine import Place, open_node
+from dra_driver.node.machine import open_node
 from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.node import GpuNode
+from dra_driver.node.place import Place
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.prepare import Preparer

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.machine import Place, open_node
+from dra_driver.node.machine import open_node
+from dra_driver.node.place import Place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -37,11 +37,11 @@ def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
         pytest.param([{"kind": "Job", "name": "j", "controller": True}], False, id="of a job"),
     ],
 )
-def test_a_claim_that_was_made_for_a_pod_is_told_from_one_that_pods_can_join(owners, one) -> None:
+def test_a_claim_that_was_made_for_a_pod_is_told_from_others(owners, one) -> None:
     found = document()
     found["metadata"]["ownerReferences"] = owners
 
-    assert read_claim(found, ref(), DRIVER).of_one_pod is one
+    assert read_claim(found, ref(), DRIVER).made_for_pod is one
 
 
 @pytest.mark.point(20)

@@ -68,6 +68,14 @@ def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
     assert [one.name for one in reader.read("ns", "p").containers] == ["other"]
 
 
+def test_a_glance_is_answered_from_what_the_api_server_has_in_memory(server, reader):
+    server.put(pod(container()))
+
+    assert reader.glance("ns", "p") == reader.read("ns", "p")
+    asked = [one.query.get("resourceVersion") for one in server.requests]
+    assert asked == ["0", None]
+
+
 def test_a_pod_that_is_not_there_is_not_found(reader):
     with pytest.raises(NotFound):
         reader.read("ns", "p")
@@ -165,29 +173,78 @@ def test_extended_resources_are_uses_of_the_claim_that_the_scheduler_made():
     }
 
 
+SAFE = {"allowPrivilegeEscalation": False}
+
+
 @pytest.mark.parametrize(
     ("of_container", "of_pod", "root"),
     [
-        pytest.param(None, None, True, id="nobody says anything: the image may"),
-        pytest.param({}, {"runAsUser": 1000}, False, id="the pod names a user"),
-        pytest.param({}, {"runAsUser": 0}, True, id="the pod names root"),
-        pytest.param({}, {"runAsNonRoot": True}, False, id="the pod wants no root"),
-        pytest.param({"runAsUser": 0}, {"runAsUser": 1000}, True, id="the container's user counts"),
-        pytest.param({"runAsUser": 7}, {"runAsUser": 0}, False, id="also where the pod's is root"),
+        pytest.param(SAFE, None, True, id="nobody says anything: the image may"),
+        pytest.param(SAFE, {"runAsUser": 1000}, False, id="the pod names a user"),
+        pytest.param(SAFE, {"runAsUser": 0}, True, id="the pod names root"),
+        pytest.param(SAFE, {"runAsNonRoot": True}, False, id="the pod wants no root"),
         pytest.param(
-            {"runAsNonRoot": False}, {"runAsNonRoot": True}, True, id="the container may be root"
+            SAFE | {"runAsUser": 0}, {"runAsUser": 1000}, True, id="the container's user counts"
         ),
         pytest.param(
-            {"runAsUser": 0}, {"runAsNonRoot": True}, False, id="the kubelet does not start it"
+            SAFE | {"runAsUser": 7}, {"runAsUser": 0}, False, id="also where the pod's is root"
         ),
         pytest.param(
-            {"runAsNonRoot": False}, {"runAsUser": 5}, False, id="a user is not undone by that"
+            SAFE | {"runAsNonRoot": False},
+            {"runAsNonRoot": True},
+            True,
+            id="the container may be root",
         ),
-        pytest.param({"privileged": True}, {"fsGroup": 5}, True, id="other fields say nothing"),
+        pytest.param(
+            SAFE | {"runAsUser": 0},
+            {"runAsNonRoot": True},
+            False,
+            id="the kubelet does not start it",
+        ),
+        pytest.param(
+            SAFE | {"runAsNonRoot": False},
+            {"runAsUser": 5},
+            False,
+            id="a user is not undone by that",
+        ),
+        pytest.param(SAFE, {"fsGroup": 5}, True, id="other fields say nothing"),
     ],
 )
 def test_who_may_run_as_root(of_container, of_pod, root):
     document = pod(container(securityContext=of_container), securityContext=of_pod)
+
+    assert [one.root for one in read_pod(document).containers] == [root]
+
+
+@pytest.mark.parametrize(
+    ("more", "root"),
+    [
+        pytest.param({}, True, id="a program may be setuid"),
+        pytest.param({"allowPrivilegeEscalation": True}, True, id="said"),
+        pytest.param(SAFE, False, id="nothing gives it more"),
+        pytest.param(
+            SAFE | {"privileged": False, "capabilities": None}, False, id="said to be not"
+        ),
+        pytest.param(SAFE | {"privileged": True}, True, id="privileged"),
+        pytest.param(
+            SAFE | {"capabilities": {"add": ["SYS_ADMIN"]}}, True, id="one that is enough"
+        ),
+        pytest.param(SAFE | {"capabilities": {"add": ["ALL"]}}, True, id="all of them"),
+        pytest.param(
+            SAFE | {"capabilities": {"add": ["NET_BIND_SERVICE", "SETUID"]}}, True, id="one of two"
+        ),
+        pytest.param(
+            SAFE | {"capabilities": {"add": ["NET_BIND_SERVICE", "CAP_NET_BIND_SERVICE"]}},
+            False,
+            id="one that only opens ports",
+        ),
+        pytest.param(
+            SAFE | {"capabilities": {"drop": ["ALL"]}}, False, id="what is taken away is no harm"
+        ),
+    ],
+)
+def test_a_user_who_can_become_root_may_be_root(more, root):
+    document = pod(container(securityContext={"runAsUser": 1000, "runAsNonRoot": True, **more}))
 
     assert [one.root for one in read_pod(document).containers] == [root]
 
@@ -207,6 +264,11 @@ def test_a_pod_has_the_users_of_the_host_unless_it_says_otherwise(spec, host_use
 
 def test_a_pod_that_is_not_deleted_does_not_end():
     assert read_pod(pod(container())).ends_at is None
+
+
+@pytest.mark.parametrize(("said", "grace"), [(None, 30.0), (0, 0.0), (600, 600.0)])
+def test_a_pod_has_the_time_to_end_that_it_says(said, grace):
+    assert read_pod(pod(container(), terminationGracePeriodSeconds=said)).grace_seconds == grace
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mps import Allowance, Priority, Space, SpaceName
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.profiles import Guard, GuardPolicy, Tenants
 from dra_driver.model.steps import (
     ComputeMode,
     EndMps,
@@ -33,7 +33,8 @@ from dra_driver.model.steps import (
     SetComputeMode,
     SetTimeSlice,
 )
-from dra_driver.node.ledger import Ledger, read_directory
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.ledger_files import read_directory
 from dra_driver.node.records import VERSION, decode_record, encode_record
 from dra_driver.node.step_records import (
     STEP_KEYS,
@@ -306,6 +307,8 @@ HOLDINGS = st.builds(
     gpu=st.none() | NAMES.map(GpuUuid),
     shape=SHAPES,
     limit=st.none() | st.builds(Limit, SIZES, GUARDS, st.booleans()),
+    request=NAMES | st.just(""),
+    tenants=st.sampled_from(Tenants),
 )
 PODS = st.builds(Pod, NAMES, NAMES.map(PodUid))
 SPACES = st.builds(
@@ -383,16 +386,17 @@ def test_the_release_before_finds_no_step_that_it_does_not_know():
 SPACE = Space(SpaceName("c_0"), ref().uid, (GPU,), 30, (1 << 30,))
 
 
-def test_the_release_before_takes_back_a_claim_without_looking_at_what_serves_it():
-    """It reads the steps below the keys that it knows, and nothing else of the document."""
+def test_a_claim_under_mps_is_for_releases_that_know_of_it_and_any_other_is_not():
+    """An older one would leave compute mode and server behind."""
     mode = SetComputeMode(GPU, ComputeMode.EXCLUSIVE_PROCESS)
     steps = (MakeDeviceNodes((0,)), SetTimeSlice(GPU, Interval.SHORT), mode, ServeMps(SPACE))
     document = json.loads(encode_record(replace(completed(), steps=steps)))
 
-    assert document["readableFrom"] <= 2
+    assert document["readableFrom"] == 3
     assert [step["step"] for step in document["sharing"]] == ["SetTimeSlice"]
-    assert [step["step"] for step in document.pop("serving")] == ["SetComputeMode", "ServeMps"]
-    assert decode_record(json.dumps(document).encode()).steps == steps[:2]
+    assert [step["step"] for step in document["serving"]] == ["SetComputeMode", "ServeMps"]
+    older = json.loads(encode_record(replace(completed(), steps=steps[:2])))
+    assert older["readableFrom"] == 1
 
 
 @given(SPACES)
@@ -414,7 +418,7 @@ def test_a_record_of_the_release_before_is_of_a_whole_gpu():
     for field in ("pods", "podClaimName"):
         del document[field]
     for holding in document["holdings"]:
-        for field in ("gpu", "shape"):
+        for field in ("gpu", "shape", "request", "tenants"):
             del holding[field]
     document["version"] = 1
 
@@ -596,3 +600,23 @@ def test_a_file_where_the_directory_should_be_is_not_taken_for_an_empty_one(tmp_
 
     with pytest.raises(NodeError, match="Not a directory; remove the file"):
         read_directory(tmp_path / "claims" / BOOT)
+
+
+def test_claims_under_mps_are_known_apart(tmp_path):
+    ledger = Ledger(tmp_path, "boot")
+    ledger.reload()
+    plain, shared = completed(), replace(completed(), steps=(ServeMps(SPACE),))
+    ledger.write(plain)
+    assert ledger.served() == ()
+
+    ledger.write(shared)
+    assert [record.claim for record in ledger.served()] == [shared.claim]
+    again = Ledger(tmp_path, "boot")
+    again.reload()
+    assert [record.claim for record in again.served()] == [shared.claim]
+
+    ledger.write(plain)
+    assert ledger.served() == ()
+    ledger.write(shared)
+    ledger.forget(shared.claim.uid)
+    assert ledger.served() == ()

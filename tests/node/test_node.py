@@ -15,7 +15,8 @@ from dra_driver.model.steps import (
     PodLimit,
     SetTimeSlice,
 )
-from dra_driver.node.machine import Place, open_node
+from dra_driver.node.machine import open_node
+from dra_driver.node.place import Place
 from dra_driver.node.sim.memory_limits import CgroupTree
 
 POD = PodUid("0b5a7e8c-0000-4000-8000-000000000000")

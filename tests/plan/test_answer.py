@@ -11,6 +11,7 @@ from cdi.apply import apply_edits
 from dra_driver.kubeletplugin import quantity
 from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig, ShareId
 from dra_driver.model.mps import Served, SpaceName
+from dra_driver.model.steps import ServeMps
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
@@ -36,7 +37,7 @@ def planned(
 
 def served(plan: Plan) -> Mapping[SpaceName, Served]:
     node = FakeNode(inventory())
-    done = [node.carry_out(step) for step in plan.steps]
+    done = [node.serve(step.space) for step in plan.steps if isinstance(step, ServeMps)]
     return {one.space.name: one for one in done if one is not None}
 
 

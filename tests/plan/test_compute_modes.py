@@ -1,13 +1,15 @@
 """A GPU is an MPS server's alone where nobody else has a claim on it, and only there."""
 
+from dataclasses import replace
+
 import pytest
 
-from dra_driver.errors import DeviceHeld
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import EXCLUSIVE
 from dra_driver.model.profiles import Strategy
 from dra_driver.model.steps import ComputeMode, ServeMps, SetComputeMode
+from dra_driver.plan.gpu_settings import undo_settings
 from dra_driver.plan.prepare import plan_claim
 from tests.fakes.pods import container, pod_spec
 from tests.fakes.values import POOL, allocation, config, fraction, gpu, offer, ref
@@ -24,10 +26,21 @@ def planned(*allocations, name="claim", others=(), configs=(MPS,), at=None, pods
 
 def alone(record: Record) -> list[int]:
     """The GPUs that are its server's alone, by minor number."""
-    steps = [step for step in record.steps if isinstance(step, SetComputeMode)]
-    assert all(step.mode is ComputeMode.EXCLUSIVE_PROCESS for step in steps)
+    found = modes(record)
+    assert set(found.values()) <= {ComputeMode.EXCLUSIVE_PROCESS}
+    return list(found)
+
+
+def undo_modes(record: Record) -> list[ComputeMode]:
+    steps = undo_settings(record, ())
+    return [step.mode for step in steps if isinstance(step, SetComputeMode)]
+
+
+def modes(record: Record) -> dict[int, ComputeMode]:
+    """What it sets, by minor number."""
     minors = {gpu(n).uuid: n for n in range(4)}
-    return [minors[step.gpu] for step in steps]
+    steps = (step for step in record.steps if isinstance(step, SetComputeMode))
+    return {minors[step.gpu]: step.mode for step in steps}
 
 
 @pytest.mark.parametrize("shape", [EXCLUSIVE, None])
@@ -96,36 +109,51 @@ def test_two_spaces_of_one_server_have_the_gpu_alone():
     assert alone(planned(*parts, at=MPS_ONLY, pods=(pod,))) == [0]
 
 
-def test_another_server_is_refused_where_one_is_alone_and_says_whose_it_is():
+def test_another_server_opens_the_gpu_that_one_had_alone():
     first = planned(fraction(), name="first", at=MPS_ONLY)
     both = (fraction("1Gi", "gpu-0"), fraction("1Gi", "gpu-1"))
 
-    with pytest.raises(DeviceHeld) as refused:
-        planned(*both, others=(first,), at=MPS_ONLY)
-
-    assert (
-        "gpu-0 is in compute mode EXCLUSIVE_PROCESS for the MPS server of claim default/first "
-        "(UID uid-first), which bars a second MPS server; it is served once"
-    ) in str(refused.value)
-    assert "gpu-1 is in compute mode" not in str(refused.value)
+    assert modes(planned(*both, others=(first,), at=MPS_ONLY)) == {
+        0: ComputeMode.DEFAULT,
+        1: ComputeMode.EXCLUSIVE_PROCESS,
+    }
 
 
-def test_who_takes_turns_is_refused_while_a_server_is_alone_and_who_looks_on_is_not():
+def test_who_takes_turns_opens_it_too_and_who_looks_on_does_not():
     first = planned(fraction(), name="first", at=MPS_ONLY)
 
-    with pytest.raises(DeviceHeld, match="which bars a process that takes turns"):
-        planned(fraction(), others=(first,), configs=())
-    assert planned(allocation(admin=True), others=(first,), configs=())
-    assert planned(fraction(device="gpu-1"), others=(first,), configs=())
+    assert modes(planned(fraction(), others=(first,), configs=())) == {0: ComputeMode.DEFAULT}
+    assert modes(planned(allocation(admin=True), others=(first,), configs=())) == {}
+    assert modes(planned(fraction(device="gpu-1"), others=(first,), configs=())) == {}
+
+
+def test_a_gpu_that_was_opened_stays_open_as_long_as_who_opened_it_is_there():
+    first = planned(fraction(), name="first", at=MPS_ONLY)
+    opener = planned(fraction(), name="opener", others=(first,), configs=())
+
+    assert modes(planned(fraction(), others=(first, opener), at=MPS_ONLY)) == {}
+    assert undo_settings(first, (opener,)) == ()
+    assert undo_modes(opener) == [ComputeMode.DEFAULT]
+
+
+def test_what_was_found_before_the_first_comes_back_after_the_one_that_opened_it():
+    first = planned(fraction(), name="first", at=MPS_ONLY)
+    (step,) = (step for step in first.steps if isinstance(step, SetComputeMode))
+    found = replace(step, before=ComputeMode.PROHIBITED)
+    first = replace(first, steps=(found,))
+
+    opener = planned(fraction(), name="opener", others=(first,), configs=())
+
+    assert undo_modes(opener) == [ComputeMode.PROHIBITED]
 
 
 def test_a_later_claim_of_the_same_server_is_served_whatever_the_profile_says_now():
     first = planned(fraction(), name="first", at=MPS_ONLY)
 
-    assert alone(planned(fraction(), others=(first,))) == []
+    assert modes(planned(fraction(), others=(first,))) == {}
 
 
-def test_a_claim_with_the_server_that_is_alone_and_another_one_is_refused():
+def test_a_claim_with_the_server_that_is_alone_and_another_one_opens_the_gpu():
     first = planned(fraction(), name="first", at=MPS_ONLY)
     parts = (
         fraction("1Gi", "gpu-0", "a"),
@@ -134,5 +162,6 @@ def test_a_claim_with_the_server_that_is_alone_and_another_one_is_refused():
     )
     pod = pod_spec("p", container("one", ("claim", "a")), container("two", ("claim", "b")))
 
-    with pytest.raises(DeviceHeld, match="which bars a second MPS server"):
-        planned(*parts, others=(first,), at=MPS_ONLY, pods=(pod,))
+    assert modes(planned(*parts, others=(first,), at=MPS_ONLY, pods=(pod,)))[0] is (
+        ComputeMode.DEFAULT
+    )

@@ -9,15 +9,16 @@ from hypothesis import strategies as st
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
-from dra_driver.model.steps import ComputeMode, Interval, MakeDeviceNodes, SetComputeMode, Step
-from dra_driver.model.steps import SetTimeSlice as Slice
-from dra_driver.plan.gpu_settings import (
+from dra_driver.model.steps import (
+    ComputeMode,
+    Interval,
+    MakeDeviceNodes,
+    SetComputeMode,
     Setting,
-    taken_over,
-    to_look_up,
-    undo_settings,
-    with_found,
+    Step,
 )
+from dra_driver.model.steps import SetTimeSlice as Slice
+from dra_driver.plan.gpu_settings import taken_over, to_look_up, undo_settings, with_found
 from tests.fakes.values import ref
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")

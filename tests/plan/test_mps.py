@@ -14,9 +14,9 @@ from dra_driver.model.mps import Allowance, Priority, Space
 from dra_driver.model.offer import Device, Offer, Replica, Sliceable
 from dra_driver.model.profiles import Rules, Tenants
 from dra_driver.model.steps import ServeMps
-from dra_driver.plan.mps import PodsNeeded, two_directories
+from dra_driver.plan.mps import PodsNeeded
 from dra_driver.plan.prepare import plan_claim
-from tests.fakes.pods import container, pod_spec
+from tests.fakes.pods import NOBODY, container, pod_spec
 from tests.fakes.values import (
     MIB,
     POOL,
@@ -37,8 +37,8 @@ def limits(**fields):
     return config(sharing={"strategy": "MPS", "mpsConfig": fields})
 
 
-def planned(*allocations, pods=(), configs=(MPS,), at=None, name="claim", of_one_pod=True):
-    asked = Claim(ref(name), allocations, configs, of_one_pod=of_one_pod)
+def planned(*allocations, pods=NOBODY, configs=(MPS,), at=None, name="claim", made_for_pod=True):
+    asked = Claim(ref(name), allocations, configs, made_for_pod=made_for_pod)
     return plan_claim(asked, at or offer(4), (), POOL, pods)
 
 
@@ -179,7 +179,7 @@ ROOT, USER = user("c"), user("c", root=False)
     [
         (Tenants.ANY, pod_spec("p", ROOT), ""),
         (Tenants.NON_ROOT, pod_spec("p", USER), ""),
-        (Tenants.NON_ROOT, pod_spec("p", ROOT), "can run as root, .* set securityContext.runAsNon"),
+        (Tenants.NON_ROOT, pod_spec("p", ROOT), "can run as root or become it, .* set securit"),
         (Tenants.NON_ROOT, pod_spec("p", ROOT, host_users=False), ""),
         (Tenants.NON_ROOT, pod_spec("p", USER, container("logs")), ""),  # without the claim
         (Tenants.USER_NAMESPACES, pod_spec("p", USER), "set spec.hostUsers: false"),
@@ -201,11 +201,53 @@ def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, sa
 def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
     pods, node = (pod_spec("p", USER),), offer(tenants=Tenants.NON_ROOT)
 
-    said = refusal(fraction(), pods=pods, at=node, of_one_pod=False)
+    said = refusal(fraction(), pods=pods, at=node, made_for_pod=False)
 
     assert "any pod can join this claim" in said
     assert "use a ResourceClaimTemplate" in said
-    assert spaces(fraction(), pods=pods, at=offer(), of_one_pod=False)
+    assert spaces(fraction(), pods=pods, at=offer(), made_for_pod=False)
+
+
+def test_all_that_keeps_a_program_from_becoming_root_is_said():
+    pods, node = (pod_spec("p", ROOT),), offer(tenants=Tenants.NON_ROOT)
+
+    assert refusal(fraction(), pods=pods, at=node) == (
+        "claim default/claim: pod default/p, container 'c' can run as root or become it, and this "
+        "node's profile lets no such pod share a GPU by MPS (mpsTenants: NonRoot); set "
+        "securityContext.runAsNonRoot: true (or a runAsUser) and allowPrivilegeEscalation: false, "
+        "without privileged and without added capabilities, or spec.hostUsers: false"
+    )
+
+
+def test_several_requests_of_no_pod_that_is_known_are_not_guessed_to_be_apart():
+    requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
+
+    assert refusal(*requests, pods=()) == (
+        "claim default/claim: requests a, b are under MPS, and which of them a container uses is "
+        "not known: it is reserved for no pod that is there (a PodGroup does not tell its pods); "
+        "ask for all of it in one request, or write a claim for each"
+    )
+    assert spaces(allocation("gpu-0"), allocation("gpu-1"), pods=()), "one request is one space"
+
+
+def test_where_tenants_matter_a_claim_of_no_pod_that_is_known_is_refused():
+    node = offer(tenants=Tenants.USER_NAMESPACES)
+
+    assert "who uses the claim is not known: it is reserved for no pod" in refusal(
+        fraction(), pods=(), at=node
+    )
+
+
+@pytest.mark.parametrize("configs", [(MPS,), ()], ids=["by MPS", "by turns"])
+def test_who_may_use_what_is_under_mps_is_recorded(configs):
+    node = offer(tenants=Tenants.NON_ROOT)
+    plan = planned(
+        fraction(request="a/large"), pods=(pod_spec("p", USER),), configs=configs, at=node
+    )
+
+    (holding,) = plan.record.holdings
+    assert holding.request == "a"
+    assert holding.tenants is (Tenants.NON_ROOT if configs else Tenants.ANY)
 
 
 def test_the_strictest_rule_of_the_gpus_holds():
@@ -335,25 +377,6 @@ def test_a_claim_that_is_allocated_anew_on_another_gpu_has_another_space():
     (before,), (after,) = spaces(fraction(device="gpu-0")), spaces(fraction(device="gpu-1"))
 
     assert before.name != after.name
-
-
-def test_a_container_that_two_servers_claim_is_named():
-    claim, others = ref("a"), [ref("b"), ref("c"), ref("d", namespace="else")]
-    pods = (
-        pod_spec(
-            "p", container("both", ("a", ""), ("c", "x"), ("b", "")), container("one", ("a", ""))
-        ),
-        pod_spec(
-            "q", container("others", ("b", ""), ("c", "")), container("far", ("a", ""), ("d", ""))
-        ),
-    )
-
-    assert two_directories(claim, others, pods) == [
-        "pod default/p, container 'both' uses claim b, c too, which is also shared by MPS, and a "
-        "program reaches one MPS server; write both as requests of one claim, or use them in "
-        "different containers"
-    ]
-    assert two_directories(claim, [claim], pods) == []
 
 
 REQUESTS = ("a", "b", "c", "d")

@@ -50,13 +50,15 @@ def test_a_priority_is_told_where_it_is_not_the_usual_one():
     assert environment(priority=Priority.BELOW_NORMAL)["CLIENT_PRIORITY"] == "1"
 
 
-def test_the_way_to_the_server_is_mounted_where_it_is_and_can_be_written():
-    served = Served(Space(NAME, CLAIM, (gpu(0).uuid,)), 3, "/run/mps/s0/c_0")
+@pytest.mark.parametrize(("protocol", "access"), [(2, "rw"), (3, "ro")])
+def test_the_way_to_the_server_is_mounted_where_it_is(protocol, access):
+    """With protocol 2 it is a small file system, in which clients may make files."""
+    served = Served(Space(NAME, CLAIM, (gpu(0).uuid,)), protocol, "/run/mps/s0/c_0")
 
     (mount,) = mps_edits(served).mounts
 
     assert (mount.host_path, mount.container_path) == ("/run/mps/s0/c_0", "/run/mps/s0/c_0")
-    assert set(mount.options) == {"rw", "nosuid", "nodev", "noexec", "rbind", "rprivate"}
+    assert set(mount.options) == {access, "nosuid", "nodev", "noexec", "rbind", "rprivate"}
 
 
 def test_with_protocol_2_the_shared_memory_of_the_server_is_the_containers():
@@ -68,3 +70,4 @@ def test_with_protocol_2_the_shared_memory_of_the_server_is_the_containers():
         ("/run/mps/s0/pipe", "/run/mps/s0/pipe"),
         ("/run/mps/s0/shm", "/dev/shm"),
     ]
+    assert all("rw" in mount.options for mount in edits.mounts)

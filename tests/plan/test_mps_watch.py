@@ -21,7 +21,6 @@ from dra_driver.model.processes import Process
 from dra_driver.model.steps import ServeMps
 from dra_driver.plan.memory_look import GpuLook, Use
 from dra_driver.plan.memory_shares import Share
-from dra_driver.plan.mps_drain import LONGEST_MARGIN_SECONDS, ending
 from dra_driver.plan.mps_watch import (
     CONNECTING_SECONDS,
     Clients,
@@ -38,7 +37,7 @@ from dra_driver.plan.mps_watch import (
     unknown,
     uses,
 )
-from dra_driver.plan.mps_words import about, agent_down, not_used, restarted
+from dra_driver.plan.mps_words import about, agent_down, not_used, pod_not_served, restarted
 from tests.fakes.values import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -177,40 +176,70 @@ def one_space(claim=A, made=None, pods=(WEB,)):
     return found
 
 
+def may_be(whose, of_pods=None):
+    """Clients by number with the spaces of which they may be, and those of pods."""
+    return Clients(
+        {pid: frozenset(map(SpaceName, names)) for pid, names in whose.items()},
+        {pod: frozenset(pids) for pod, pids in (of_pods or {}).items()},
+    )
+
+
+def of_a(now, pods, users=(WEB,), others=()):
+    """Who may be a client of claim a's space, which *users* have."""
+    return clients([one_space(pods=users), *others], now, pods)[SpaceName("s-a")]
+
+
 def test_protocol_3_tells_of_which_space_a_client_is():
     first, second = space(), space("s-b", B)
     now = status(server(first, second, clients=[client(1, "s-a"), client(2, "s-b")]))
-    pods = {1: WEB.uid, 2: WEB.uid}
 
-    assert clients(one_space(), now, pods) == Clients(frozenset({1}), {WEB.uid: frozenset({1})})
+    found = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_space(B, second)])
 
-
-def test_protocol_2_has_the_clients_of_the_claims_pods():
-    now = status(server(space(), protocol=2, clients=[client(1), client(2), client(3)]))
-    pods = {1: WEB.uid, 2: DB.uid}
-
-    assert clients(one_space(), now, pods).pids == {1}
-    assert clients(one_space(pods=(WEB, DB)), now, pods).of_pods == {
-        WEB.uid: frozenset({1}),
-        DB.uid: frozenset({2}),
-    }
+    assert found == may_be({1: {"s-a"}}, {WEB.uid: {1}})
 
 
-def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod():
-    now = status(server(space(), clients=[client(1, "s-a")]))
+def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
+    second = space("s-b", B)
+    now = status(server(space(), second, protocol=2, clients=[client(1), client(2), client(3)]))
+    others = [one_space(B, second, (DB,))]
 
-    assert clients(one_space(), now, {}).of_pods == {WEB.uid: frozenset({1})}
-    assert clients(one_space(pods=(WEB, DB)), now, {}) == Clients(frozenset({1}))
+    found = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
+
+    assert found == may_be({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), "3 may be anybody's"
+
+
+def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_ends_with_the_pod():
+    second = space("s-b", B)
+    now = status(server(space(), second, protocol=2, clients=[client(1)]))
+    both = [one_space(), one_space(B, second)]
+
+    found = clients(both, now, {1: WEB.uid})
+
+    either = may_be({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
+    assert found == {"s-a": either, "s-b": either}
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param(status(server(space(), clients=[client(1, "s-a")])), id="protocol 3"),
+        pytest.param(status(server(space(), protocol=2, clients=[client(1)])), id="alone there"),
+    ],
+)
+def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(now):
+    assert of_a(now, {}).of_pods == {WEB.uid: {1}}
+    assert of_a(now, {}, users=(WEB, DB)) == may_be({1: {"s-a"}})
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
     now = status(server(space(), clients=[client(1, "s-a")]))
 
-    assert clients(one_space(), now, {1: DB.uid}) == Clients(frozenset({1}))
+    assert of_a(now, {1: DB.uid}) == may_be({1: {"s-a"}})
 
 
-def test_a_space_that_is_not_served_has_no_clients():
-    assert clients(one_space(), status(), {1: WEB.uid}) == Clients()
+def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
+    assert clients([one_space()], status(), {1: WEB.uid}) == {}
+    assert clients([], status(server(space(), clients=[client(1, "s-a")])), {}) == {}
 
 
 # Who goes past MPS
@@ -338,13 +367,18 @@ def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
         record(A, space("s-1", percent=60), space("s-2", gpus=(GPU, OTHER), percent=50)),
         record(B, space("s-b", B), completed=False),
     )
+    first, second = SpaceName("s-1"), SpaceName("s-2")
+    mine, either = frozenset({first}), frozenset({first, second})
     found = {
-        SpaceName("s-1"): Clients(frozenset({1, 2})),
-        SpaceName("s-2"): Clients(frozenset({2, 3})),
+        first: Clients({1: mine, 2: either}),
+        second: Clients({2: either, 3: frozenset({second})}),
     }
     past = [Stray(process(9), OTHER, (A, C))]
 
-    assert uses(spaces, found, past) == (MpsUse(A, GPU, 100, 3, 0), MpsUse(A, OTHER, 50, 2, 1))
+    assert uses(spaces, found, past) == (
+        MpsUse(A, GPU, 100, 3, 0),
+        MpsUse(A, OTHER, 50, None, 1),  # one of them may have the other space, which is not there
+    )
 
 
 def test_what_nobody_told_is_not_known():
@@ -362,56 +396,29 @@ def test_a_pod_reads_what_happened_and_what_to_do():
     (one,) = on(record(A, space(gpus=(GPU, OTHER))))
 
     said = restarted(incident(1), one)
-    assert "MPS server of GPU-0, GPU-1 was restarted (it died)" in said
+    assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in said
     assert "claim default/a" in said
     assert "restart the container" in said
 
     said = agent_down(one, 60.0, "nobody answers")
     assert "not answered for 60 s: claim default/a goes on" in said
-    assert "(nobody answers)" in said
+    assert "on gpu-0 (GPU-0), gpu-1 (GPU-1)" in said
+    assert "look at the pod of the DaemonSet" in said
+    assert said.endswith("(nobody answers)")
 
 
 def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
     single, several = Stray(process(4711), GPU, (A,)), Stray(process(1), GPU, (A, B))
 
-    assert not_used(single).startswith("process 4711 of the host uses GPU-0 for claim default/a")
-    assert "CUDA_MPS_PIPE_DIRECTORY" in not_used(single)
+    said = not_used(single, "gpu-0 (GPU-0)")
+    assert said.startswith("process 4711 of the host uses gpu-0 (GPU-0) for claim default/a")
+    assert "CUDA_MPS_PIPE_DIRECTORY" in said
     assert about(several) == "GPU-0 claims default/a or default/b"
 
 
-# When a pod that is deleted is drained
+def test_a_pod_that_joined_is_told_which_claim_does_not_serve_it_and_why():
+    said = pod_not_served(on(record(A, space())), ["one thing", "another"])
 
-SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
-
-
-def test_a_pod_that_is_not_deleted_does_not_end():
-    assert ending(None, 0.0, ending(5.0, 0.0)) is None
-
-
-@given(ends_at=SECONDS, now=SECONDS)
-def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(ends_at, now):
-    found = ending(ends_at, now)
-    left = max(0.0, ends_at - now)
-
-    assert found is not None
-    assert found.due_at <= ends_at
-    assert found.due_at >= ends_at - LONGEST_MARGIN_SECONDS
-    assert found.due_at - (ends_at - left) >= left / 2 - 1e-9
-    if left >= 2 * LONGEST_MARGIN_SECONDS:
-        assert found.margin == LONGEST_MARGIN_SECONDS
-
-
-@given(ends_at=SECONDS, looks=st.lists(SECONDS, min_size=1))
-def test_later_looks_at_the_same_end_change_nothing(ends_at, looks):
-    first = ending(ends_at, looks[0])
-    found = first
-    for now in looks:
-        found = ending(ends_at, now, found)
-
-    assert found == first
-
-
-def test_an_end_that_comes_nearer_is_another_one():
-    first = ending(100.0, 0.0)
-
-    assert ending(12.0, 10.0, first) == ending(12.0, 10.0)
+    assert str(A) in said
+    assert GPU in said
+    assert said.endswith("does not serve all of it: one thing; another")

@@ -11,13 +11,16 @@ from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin import quantity
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.devices import Version
+from dra_driver.model.inventory import Inventory
 from dra_driver.model.mps import ALL_CORES, Priority
-from dra_driver.model.offer import EXCLUSIVE, Device, Offer, Replica, Sliceable
-from dra_driver.model.profiles import Strategy
+from dra_driver.model.offer import EXCLUSIVE, Device, Keeps, Offer, Replica, Sliceable
+from dra_driver.model.profiles import DEFAULT_PROFILE, Strategy
 from dra_driver.model.steps import SetTimeSlice
 from dra_driver.plan.mps import Grant
+from dra_driver.plan.offer import offer as offer_of
 from dra_driver.plan.prepare import plan_claim
 from dra_driver.plan.sharing import ByMps, TimeSliced
+from tests.fakes.pods import NOBODY
 from tests.fakes.values import (
     MIB,
     POOL,
@@ -45,7 +48,7 @@ def mps(**fields):
 def grants(*allocations, sharing=None, configs=(), at=None) -> tuple[Grant, ...]:
     """What a claim gets; every request of it is one container's."""
     its = (config(sharing=sharing),) if sharing else configs
-    return plan_claim(Claim(ref(), allocations, its), at or offer(4), (), POOL, ()).grants
+    return plan_claim(Claim(ref(), allocations, its), at or offer(4), (), POOL, NOBODY).grants
 
 
 def sharings(*allocations, **fields) -> list[Any]:
@@ -212,8 +215,11 @@ def test_all_that_is_wrong_is_said_at_once_and_once():
 
 def test_mps_on_a_board_before_volta_is_refused_with_the_board():
     old = gpu(0, compute_capability=Version(6, 1), product_name="Tesla P40")
-    node = Offer((replace(offer(1, strategies=ONLY_TURNS).devices[0], gpu=old),))
-    why = "MPS takes compute capability 7.0, and gpu-0 (Tesla P40) has 6.1; remove it"
+    node = offer_of(Inventory((old,)), DEFAULT_PROFILE, Keeps(), {})
+    why = (
+        "gpu-0 (Tesla P40) cannot be shared by MPS: MPS takes compute capability 7.0 and newer; "
+        "remove it"
+    )
 
     assert f"fromclaim.sharing.strategy: {why}" in refusal(fraction(), sharing=MPS, at=node)
     by_cores = refusal(fraction(cores="30"), at=node)
@@ -252,6 +258,29 @@ def test_more_cores_than_one_share_has_are_refused_where_nobody_gets_more_than_o
     )
     assert sharing_of(fraction(cores="25"), at=node) == ByMps(25, 20 * GIB)
     assert sharing_of(fraction(cores="26"), at=offer(1, quarter)) == ByMps(26, 20 * GIB)
+
+
+QUARTER = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4)
+
+
+def test_a_replica_has_its_part_of_the_cores_also_where_its_claim_asks_for_none_of_them():
+    for asked in ("0", "25"):
+        assert sharing_of(fraction(cores=asked), sharing=MPS, at=offer(1, QUARTER)) == ByMps(
+            25, 20 * GIB
+        )
+    two = fraction("40Gi", shares="2", cores="0")
+    assert sharing_of(two, sharing=MPS, at=offer(1, QUARTER)) == ByMps(50, 40 * GIB)
+
+
+def test_cores_that_a_claim_was_given_by_default_are_no_reason_to_refuse_it_later():
+    """Its replica was allocated while the profile shared by MPS; now it takes turns."""
+    taking_turns = offer(1, QUARTER, strategies=ONLY_TURNS)
+
+    assert sharing_of(fraction(cores="25"), at=taking_turns) == TimeSliced(path=".sharing")
+    assert sharing_of(fraction(cores="25"), sharing=TURNS, at=offer(1, QUARTER)) == TimeSliced(
+        path="fromclaim.sharing"
+    )
+    assert "cores: 24 %" in refusal(fraction(cores="24"), at=taking_turns)
 
 
 def test_who_has_no_opinion_on_the_interval_sets_none():

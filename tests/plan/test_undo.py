@@ -17,6 +17,7 @@ from dra_driver.model.steps import (
 from dra_driver.plan.gpu_settings import to_look_up, with_found
 from dra_driver.plan.prepare import plan_claim
 from dra_driver.plan.undo import undoing
+from tests.fakes.pods import NOBODY
 from tests.fakes.values import MIB, POOL, allocation, config, fraction, gpu, offer, pod, ref
 
 GIB = 1024 * MIB
@@ -55,7 +56,7 @@ MPS = config(sharing={"strategy": "MPS"})
 def by_mps(name, *allocations, others=(), **rules):
     """Its record, on GPUs that were in compute mode PROHIBITED before anybody came."""
     asked = Claim(ref(name), allocations or (fraction(),), (MPS,), (pod(),))
-    record = plan_claim(asked, offer(**rules), others, POOL, ()).record
+    record = plan_claim(asked, offer(**rules), others, POOL, NOBODY).record
     found = {mode: ComputeMode.PROHIBITED for mode in to_look_up(record.steps, others)}
     return replace(record, steps=with_found(record.steps, found))
 

@@ -342,18 +342,21 @@ class AnyOrder(RuleBasedStateMachine):
         assert all(cores <= 100 for cores in reserved.values())
 
     @invariant()
-    def a_compute_mode_is_one_servers_alone_or_the_one_found(self):
-        alone = {step.gpu for step in self.steps(SetComputeMode)}
+    def a_compute_mode_is_one_servers_alone_or_bars_nobody(self):
+        changed = {step.gpu for step in self.steps(SetComputeMode)}
         for (gpu, now), found in zip(self.node().modes.items(), FOUND_MODES, strict=True):
-            assert now == (ComputeMode.EXCLUSIVE_PROCESS if gpu in alone else found)
-        for gpu in alone:
-            here = [
-                r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)
-            ]
-            its = [[step.space.gpus for step in served_steps(record)] for record in here]
-            servers = [{gpus for gpus in one if gpu in gpus} for one in its]
-            assert all(servers), "nobody who takes turns is barred"
-            assert len(set().union(*servers)) == 1, "no second server is barred"
+            if gpu not in changed:
+                assert now == found
+            elif now is not ComputeMode.DEFAULT:
+                assert now is ComputeMode.EXCLUSIVE_PROCESS
+                self.assert_nobody_is_barred(gpu)
+
+    def assert_nobody_is_barred(self, gpu):
+        here = [r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)]
+        its = [[step.space.gpus for step in served_steps(record)] for record in here]
+        servers = [{gpus for gpus in one if gpu in gpus} for one in its]
+        assert all(servers), "nobody who takes turns is barred"
+        assert len(set().union(*servers)) == 1, "no second server is barred"
 
     @invariant()
     def every_claim_is_there_with_its_file_or_not_at_all(self):

@@ -274,8 +274,8 @@ def test_pods_that_may_not_be_read_are_named_with_the_claim_that_needs_it(world)
         world.prepare(two_requests(pods="p"))
 
     assert str(refused.value) == (
-        "claim default/claim is shared by MPS, and which container of pod p uses what of it "
-        "cannot be read: pods may not be read"
+        "claim default/claim: which container of pod p uses what cannot be read, and has to be "
+        "known (it is shared by MPS): pods may not be read"
     )
     world.assert_nothing_is_left()
     assert world.prepare(part(pods="p")), "it does not depend on the pod"
@@ -283,12 +283,21 @@ def test_pods_that_may_not_be_read_are_named_with_the_claim_that_needs_it(world)
 
 def test_pods_that_are_gone_and_others_of_their_name_need_nothing(world):
     both = container("x", ("claim", ""))
-    world.run(replace(pod_spec("q", both), uid=PodUid("another one")))
+    world.run(pod_spec("o"), replace(pod_spec("q", both), uid=PodUid("another one")))
 
-    world.prepare(two_requests(pods="pq"))
+    world.prepare(two_requests(pods="opq"))
 
-    assert world.pods.read_names == ["p", "q"]
+    assert world.pods.read_names == ["o", "p", "q"]
     assert len(world.node.spaces) == 2
+
+
+def test_several_requests_wait_for_a_pod_that_is_there(world):
+    for pods in ("p", ""):
+        with pytest.raises(
+            ClaimError, match=r"requests a, b .* is reserved for no pod that is there"
+        ):
+            world.prepare(two_requests(pods=pods))
+        world.assert_nothing_is_left()
 
 
 def test_two_claims_by_mps_of_one_container_are_refused_and_the_first_one_stays(world):
@@ -311,13 +320,72 @@ def test_two_claims_by_mps_of_one_pod_go_together_in_different_containers(world)
     assert world.served == {"uid-a", "uid-b"}
 
 
-def test_a_claim_by_mps_and_one_without_are_not_looked_at_together(world):
-    world.prepare(Claim(ref("a"), (fraction(),), pods=(pod("p"),)))
-    world.prepare(part("b", pods="p"))
-    world.prepare(Claim(ref("c"), (fraction("1Gi"),), pods=(pod("p"),)))
-    world.prepare(part("d", "gpu-1", pods="q"))
+def test_a_claim_that_was_prepared_for_another_pod_is_seen_all_the_same(world):
+    world.run(
+        pod_spec("q", container("x", ("a", ""))),
+        pod_spec("p", container("x", ("a", ""), ("b", ""))),
+    )
+    world.prepare(part("a", pods="q"))  # p has come since
 
+    with pytest.raises(ClaimError, match=r"claim default/b: pod default/p, .* uses claim a too"):
+        world.prepare(part("b", "gpu-1", pods="p"))
+
+    assert world.served == {"uid-a"}
+
+
+def turns(name, device="gpu-0", *, pods="", memory="20Gi", **fields):
+    """A claim without MPS."""
+    return Claim(ref(name), (fraction(memory, device, **fields),), pods=tuple(map(pod, pods)))
+
+
+@pytest.mark.parametrize("first", ["by turns", "by MPS"])
+def test_a_gpu_with_mps_and_one_without_in_one_container_are_refused(world, first):
+    world.run(pod_spec("p", container("x", ("a", ""), ("b", ""))))
+    claims = [turns("a", pods="p"), whole("b", "gpu-1", pods="p")]
+    if first == "by MPS":
+        claims.reverse()
+    world.prepare(claims[0])
+
+    with pytest.raises(ClaimError, match="a program under MPS sees no other GPU"):
+        world.prepare(claims[1])
+
+    assert [record.claim.name for record in world.ledger.records()] == [claims[0].ref.name]
+
+
+def test_a_gpu_with_mps_and_one_without_go_together_in_different_containers(world):
+    world.run(pod_spec("p", container("x", ("a", "")), container("y", ("b", ""))))
+
+    world.prepare(turns("a", pods="p"))
+    world.prepare(part("b", "gpu-1", pods="p"))
+
+    assert world.served == {"uid-b"}
+
+
+def test_pods_are_read_for_claims_without_mps_only_beside_claims_with_it(world):
+    world.run(pod_spec("p", container("x", ("a", ""))), pod_spec("q", container("x", ("b", ""))))
+
+    world.prepare(turns("a", pods="p"))
+    world.prepare(turns("b", pods="q"))
+    elsewhere = replace(ref("far"), namespace="else")
+    world.prepare(replace(part("far", "gpu-1", pods="q"), ref=elsewhere))
+    world.prepare(turns("c", pods="q", memory="1Gi"))
+    looks_on = Claim(ref("d"), (allocation("gpu-0", admin=True),), pods=(pod("p"),))
+    world.prepare(looks_on)
     assert world.pods.read_names == []
+
+    world.prepare(part("e", "gpu-1", pods="p"))
+    world.prepare(turns("f", pods="q", memory="1Gi"))
+    assert world.pods.read_names == ["p", "q"]
+
+
+def test_a_claim_without_mps_whose_pod_may_not_be_read_is_told_why_it_has_to_be(world):
+    world.prepare(part("a"))
+    world.pods.allowed = False
+
+    with pytest.raises(NodeError, match="it or a claim of its namespace is shared by MPS"):
+        world.prepare(turns("b", pods="p"))
+
+    assert world.served == {"uid-a"}
 
 
 class MeetingLedger(Ledger):
@@ -351,11 +419,11 @@ def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_
     for thread in threads:
         thread.join()
 
-    assert [said.partition(": ")[0] for said in sorted(refused)] == [
-        "claim default/a",
-        "claim default/b",
-    ]
-    world.assert_nothing_is_left()
+    kept = [str(record.claim) for record in world.ledger.records()]
+    gone = [said.removeprefix("claim ").partition(": ")[0] for said in refused]
+    assert gone, "one at least sees the other"
+    assert sorted(kept + gone) == ["default/a", "default/b"]
+    assert len(world.served) == len(kept)
 
 
 def test_what_the_agent_does_not_know_any_more_is_served_again_as_it_was(world):

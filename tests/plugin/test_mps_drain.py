@@ -1,8 +1,10 @@
 """Who is still a client shortly before its pod ends is ended by its server, and only they."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.plugin.mps_metrics import MpsMetrics
 from tests.fakes.mps_node import DB, GPU, OTHER, WEB, A, B, World
 from tests.fakes.values import ref
 
@@ -79,7 +81,7 @@ def test_with_protocol_2_the_clients_of_a_pod_are_found_by_their_processes():
     assert world.of_claim("claim_clients", B) == 1.0
 
 
-def test_a_pod_is_read_every_few_seconds_and_only_while_it_has_clients(world):
+def test_a_pod_is_read_a_few_times_in_its_grace_period_and_only_while_it_has_clients(world):
     made = world.claim(A, WEB)
     world.claim(B, DB)
     for _ in range(4):
@@ -87,10 +89,14 @@ def test_a_pod_is_read_every_few_seconds_and_only_while_it_has_clients(world):
     assert world.pods.read_names == []
 
     world.process(1, WEB, of=made)
-    for _ in range(50):
+    for _ in range(60):
         world.look(after=0.5)
-    assert set(world.pods.read_names) == {"web"}
-    assert len(world.pods.read_names) == 5
+    assert world.pods.read_names == ["web"] * 3
+
+    world.end(1)
+    for _ in range(60):
+        world.look(after=0.5)
+    assert world.pods.read_names == ["web"] * 3
 
 
 def test_a_pod_of_the_same_name_that_came_after_it_says_nothing_of_it(world):
@@ -127,8 +133,8 @@ def test_a_deletion_that_is_hurried_up_is_noticed(world):
     world.process(1, WEB, of=made)
     world.delete(WEB, grace=600)
     world.go_on(12)
-    world.delete(WEB, grace=8)
-    world.go_on(6)
+    world.delete(WEB, grace=15)
+    world.go_on(13)
 
     assert world.agent.ended == [(made.name, (1,))]
 
@@ -163,10 +169,10 @@ def test_a_client_that_takes_long_to_end_does_not_hold_up_others(world):
     first, second = world.claim(A, WEB), world.claim(B, DB, gpu=OTHER)
     world.process(1, WEB, GPU, of=first)
     world.process(2, DB, OTHER, of=second)
-    world.later = []
     world.delete(WEB, grace=5)
-    world.go_on(5)
     world.delete(DB, grace=8)
+    world.look(after=0)
+    world.later = []
     world.go_on(8)
 
     assert len(world.later) == 2  # both are under way, each once
@@ -186,6 +192,81 @@ def test_what_was_known_of_a_pod_counts_while_the_api_server_is_away(world, capl
     assert world.agent.ended == [(made.name, (1,))]
     said = [one for one in caplog.messages if "which pods" in one]
     assert len(said) == 1
+
+
+def test_an_api_server_that_takes_its_time_holds_up_nobody_whose_time_has_come(world):
+    first, second = world.claim(A, WEB), world.claim(B, DB, gpu=OTHER)
+    world.process(1, WEB, GPU, of=first)
+    world.delete(WEB, grace=5)
+    world.look(after=0)
+    world.later = []
+    world.process(2, DB, OTHER, of=second)
+    world.look(after=0.5)
+    assert len(world.later) == 1  # it is asked about the new pod, and does not answer
+    world.go_on(3)
+
+    for work in world.later[1:]:
+        work()
+    assert world.agent.ended == [(first.name, (1,))]
+
+
+def test_an_ending_that_is_seen_is_looked_after_at_once(world):
+    woken = []
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    world.drain.on_ending = lambda: woken.append(world.steady)
+    world.look()
+    assert woken == []
+
+    world.delete(WEB, grace=30)
+    world.go_on(12)
+    assert len(woken) == 1
+
+
+def test_an_older_answer_takes_no_deletion_back(world):
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    before = world.pods.pods["default", "web"]
+    world.delete(WEB, grace=30)
+    world.look(after=0)
+    world.pods.pods["default", "web"] = before
+    world.go_on(29)
+
+    assert world.agent.ended == [(made.name, (1,))]
+
+
+def test_who_connects_just_before_its_pods_time_is_ended_too(world):
+    """What the agent says of clients can be a second old."""
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    world.delete(WEB, grace=30)
+    world.go_on(27.0)
+    assert world.agent.ended == [(made.name, (1,))]
+
+    world.process(2, WEB, of=made)  # connected before, and is listed from now on
+    world.go_on(2.0)
+    assert world.agent.ended == [(made.name, (1,)), (made.name, (2,))]
+
+
+def test_of_two_processes_in_a_rolling_update_the_newest_drains_and_tells(world):
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    old = world.watch
+    world.go_on(10)
+    world.newest = False
+    world.delete(WEB, grace=10)
+    world.agent.restart(GPU)
+    world.process(1, WEB, of=made)
+    world.go_on(10)
+    assert (world.agent.ended, world.events) == ([], [])
+
+    world.newest = True
+    world.watch = world.begin(MpsMetrics(CollectorRegistry()))
+    world.delete(WEB, grace=10)
+    world.go_on(10)
+    assert world.agent.ended == [(made.name, (1,))]
+    assert len(world.told("MPSServerRestarted")) == 1
+    assert old is not world.watch
 
 
 def test_where_pods_cannot_be_read_one_is_tried_at_a_time(world):

@@ -25,7 +25,7 @@ def test_a_process_that_does_not_use_mps_is_told_of_once(world, caplog):
         world.look()
     (event,) = world.told("MPSNotUsed")
     assert (event.pod.namespace, event.pod.name, event.pod.uid) == ("default", "web", WEB.uid)
-    assert "process 2 of the host uses GPU-0 for claim default/a" in event.message
+    assert "process 2 of the host uses gpu-0 (GPU-0) for claim default/a" in event.message
     assert world.of_claim("unserved_processes", A) == 1.0
     assert caplog.messages == ["a process of a claim under MPS goes past it"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.node.ledger import SetAside
+from dra_driver.node.ledger_files import SetAside
 from dra_driver.plugin.mps_watch import watch_mps
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, space

@@ -9,7 +9,9 @@ from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PodUid
 from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.steps import ServeMps
 from dra_driver.plugin.pod_limits import PodLimits, claims_of
 from tests.fakes.values import fraction, pod, ref
 
@@ -97,6 +99,45 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
     assert world.asked == []
     assert world.told is None, "nor is anybody woken when pods come"
     assert world.limits.look_for_pods() is None
+
+
+def by_mps(name, *pods, **fields):
+    """Under MPS, and nobody limits its memory."""
+    space = Space(SpaceName(f"c_{name}"), ref(name).uid, (GPU,))
+    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMps(space),))
+
+
+def test_pods_that_join_a_claim_under_mps_are_noticed_though_nobody_limits_its_memory():
+    world = World(by_mps("shared", "first"))
+
+    world.look()
+
+    assert [claim.pods for claim in world.noted] == [(pod("later"),)]
+    assert world.told is not None
+
+
+def test_pods_that_name_a_claim_from_a_template_are_noticed_where_it_is_under_mps():
+    world = World(by_mps("p-gpu-x7k2", "p", pod_claim_name="gpu"))
+
+    world.look()
+
+    assert [claim.pods for claim in world.noted] == [(pod("later"),)]
+    assert world.told is None, "it is not meant for others, and nobody is woken for it"
+    assert world.limits.look_for_pods() is None
+
+
+def test_of_many_claims_from_templates_some_are_read_at_once_and_all_in_turn():
+    names = [f"claim-{number:02}" for number in range(20)]
+    claims = [by_mps(name, "p", pod_claim_name="gpu") for name in names]
+    world = World(*claims, by_mps("shared", "q"))
+
+    world.limits.look_for_pods()
+    assert world.asked == ["shared", *names[:8]]
+    world.limits.look_for_pods()
+    world.records = world.records[1:]  # what comes and goes does not put the others out of turn
+    world.limits.look_for_pods()
+
+    assert sorted(world.asked) == sorted([*names, *names[1:5], *["shared"] * 3])
 
 
 def test_an_api_server_that_is_away_does_not_keep_limits_from_being_looked_after(caplog):

@@ -1,0 +1,185 @@
+"""A claim whose containers use one GPU by requests of their own: each has its own limits there."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cdi
+from cdi import ContainerEdits, Device, Spec
+from dra_driver.cli.claims import Report, document, text
+from dra_driver.cli.mps_usage import MpsUses, Told
+from dra_driver.cli.terminal import Terminal
+from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mps import MpsClient, MpsServer, MpsStatus, Served, SpaceName
+from dra_driver.model.steps import ServeMps
+from dra_driver.plan.mps_edits import mps_edits
+from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, space
+from tests.fakes.values import ref
+
+KIND = "k8s.gpu.nvidia.com/claim"
+POD = Pod("pod", PodUid("pod"))
+BIG = replace(space("big", percent=60, memory=20 * GIB), claim=ref("a").uid)
+SMALL = replace(space("small", percent=10, memory=5 * GIB), claim=ref("a").uid)
+NAMES = ("big", "small")
+
+
+def holding(share, spaces=(BIG, SMALL)):
+    one = spaces[NAMES.index(share)]
+    memory = f"{one.memory_bytes[0] // GIB}Gi"
+    consumed = (("cores", str(one.percent)), ("memory", memory), ("shares", "1"))
+    return Holding(
+        ref("a"),
+        DeviceName(GPU.name),
+        ShareId(share),
+        consumed=consumed,
+        gpu=GPU.uuid,
+        shape=SLICEABLE,
+    )
+
+
+def served(one, protocol=3):
+    """With protocol 2 all spaces of a server have one directory."""
+    return Served(one, protocol, f"/run/mps/{one.name}" if protocol > 2 else "/run/mps/pipe")
+
+
+def edits(one, name):
+    return ContainerEdits(env=(f"REQUEST={name}",)) + mps_edits(one)
+
+
+def claim(spaces=(BIG, SMALL), protocol=3, completed=True):
+    """Two shares of one GPU, each in a space of its own. The steps are the other way round."""
+    begun = Record(
+        ref("a"),
+        tuple(holding(name, spaces) for name in NAMES),
+        steps=tuple(ServeMps(one) for one in reversed(spaces)),
+        pods=(POD,),
+    )
+    if not completed:
+        return begun
+    devices = [
+        Device(name, container_edits=edits(served(one, protocol), name))
+        for name, one in zip(NAMES, spaces, strict=True)
+    ]
+    prepared = tuple(
+        PreparedDevice((name,), "n1", GPU.name, (f"{KIND}={name}",), ShareId(name))
+        for name in NAMES
+    )
+    return replace(begun, prepared=prepared, spec=cdi.to_json(Spec(KIND, devices=tuple(devices))))
+
+
+def status(*clients, spaces=(BIG, SMALL), protocol=3):
+    its = tuple(served(one, protocol) for one in spaces)
+    found = tuple(MpsClient(pid, SpaceName(f"c_{name}") if name else None) for pid, name in clients)
+    return MpsStatus((MpsServer(SERVER, (GPU.uuid,), protocol, True, spaces=its, clients=found),))
+
+
+def report(record, now=None, **fields):
+    return Report((record,), {}, Inventory((GPU,)), MpsUses((record,), Told(now, **fields)))
+
+
+def lines(*args, output="bars", **fields):
+    shown = text(report(*args, **fields), Path("/l"), output, Terminal(width=150))
+    return shown.splitlines()
+
+
+def mps_of_devices(*args, **fields):
+    """The ``mps`` of both devices: percent, limit and clients."""
+    (found,) = document(report(*args, **fields))["claims"]
+    return [
+        device["mps"]
+        and (device["mps"]["percent"], device["mps"]["memoryLimitBytes"], device["mps"]["clients"])
+        for device in found["devices"]
+    ]
+
+
+def test_each_device_has_the_limits_and_clients_of_its_own_space():
+    now = status((7, "big"), (8, "small"), (9, "small"))
+
+    assert mps_of_devices(claim(), now) == [(60, 20 * GIB, [7]), (10, 5 * GIB, [8, 9])]
+
+
+def test_the_bars_have_a_line_for_each():
+    now = status((7, "big"), (8, "small"), (9, "small"))
+
+    _, big, small, _ = lines(claim(), now, used={GPU.uuid: {7: GIB, 8: GIB, 9: 2 * GIB}})
+
+    assert "MPS 60 %, limit 20.0 GiB, 1 client uses 1.0 GiB" in big
+    assert "MPS 10 %, limit 5.0 GiB, 2 clients use 3.0 GiB" in small
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_limits_of_each_are_told_without_the_agent(protocol):
+    assert mps_of_devices(claim(protocol=protocol)) == [
+        (60, 20 * GIB, None),
+        (10, 5 * GIB, None),
+    ]
+
+
+def test_spaces_with_the_same_limits_are_told_apart_by_the_way_that_leads_to_them():
+    twins = (replace(BIG, percent=30), replace(BIG, name=SMALL.name, percent=30))
+    now = status((7, "big"), (8, "small"), spaces=twins)
+
+    assert mps_of_devices(claim(twins), now) == [(30, 20 * GIB, [7]), (30, 20 * GIB, [8])]
+
+
+def test_with_protocol_2_clients_of_a_pod_with_both_spaces_are_known_of_neither():
+    now = status((7, None), protocol=2)
+    found = mps_of_devices(claim(protocol=2), now, pods={7: POD.uid})
+
+    assert found == [(60, 20 * GIB, None), (10, 5 * GIB, None)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(claim(completed=False), id="it is not prepared yet"),
+        pytest.param(replace(claim(), spec="{}"), id="its CDI file says nothing"),
+        pytest.param(
+            replace(claim(), spec=claim((replace(BIG, percent=8), replace(SMALL, percent=9))).spec),
+            id="its CDI file says something else",
+        ),
+    ],
+)
+def test_where_nobody_can_tell_which_device_is_in_which_space_both_are_told(record):
+    assert mps_of_devices(record) == [None, None]
+    _, *both = lines(record)
+    for line in both[:2]:
+        assert "MPS 10 %, limit 5.0 GiB or 60 %, limit 20.0 GiB" in line
+    (found,) = document(report(record))["claims"]
+    assert [(one["space"], one["gpu"], one["percent"]) for one in found["mpsSpaces"]] == [
+        ("c_small", GPU.uuid, 10),
+        ("c_big", GPU.uuid, 60),
+    ]
+
+
+def test_the_spaces_of_a_claim_have_what_devices_have():
+    (found,) = document(report(claim(), status((7, "big"))))["claims"]
+
+    mps = [device["mps"] for device in found["devices"]]
+    assert [
+        {k: v for k, v in one.items() if k not in ("space", "gpu")} for one in found["mpsSpaces"]
+    ] == mps[::-1]
+
+
+def test_the_table_has_both_also_where_their_words_are_the_same():
+    twins = (replace(BIG, percent=30), replace(BIG, name=SMALL.name, percent=30))
+    now = status((7, "big"), (8, "small"), spaces=twins)
+
+    _, row, _ = lines(claim(twins), now, output="table")
+
+    assert row.endswith("30 %, limit 20.0 GiB, 1 client; 30 %, limit 20.0 GiB, 1 client")
+    _, row = lines(claim(), output="table")
+    assert row.endswith("10 %, limit 5.0 GiB; 60 %, limit 20.0 GiB")
+
+
+def test_one_space_that_the_agent_does_not_serve_is_told_of_it_alone():
+    now = status((7, "big"), spaces=(BIG,))
+
+    _, big, small, _ = lines(claim(), now)
+
+    assert "1 client" in big and "not served by the agent" not in big
+    assert "MPS 10 %, limit 5.0 GiB, not served by the agent" in small

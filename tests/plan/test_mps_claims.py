@@ -1,0 +1,132 @@
+"""Which claims one container cannot have together, decided by the records of their claims."""
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import ShareId
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.profiles import Tenants
+from dra_driver.model.steps import ServeMps
+from dra_driver.plan.mps_claims import apart_problems, has_gpus, served_requests, tenants_of
+from tests.fakes.pods import container, pod_spec
+from tests.fakes.values import ref
+
+
+def record(name, *held, namespace="default"):
+    """A claim of (request, minor number, how)."""
+    claim = ref(name, namespace=namespace)
+    holdings = tuple(
+        Holding(
+            claim,
+            DeviceName(f"gpu-{minor}"),
+            ShareId(f"share-{number}"),
+            admin=how == "looks on",
+            gpu=GpuUuid(f"GPU-{minor}"),
+            request=request,
+        )
+        for number, (request, minor, how) in enumerate(held)
+    )
+    under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, how in held if how == "mps")
+    steps = (ServeMps(Space(SpaceName(f"c_{name}"), claim.uid, under)),) if under else ()
+    return Record(claim, holdings, steps)
+
+
+def mps(name, minor=0, **fields):
+    return record(name, ("gpu", minor, "mps"), **fields)
+
+
+def turns(name, minor=1, **fields):
+    return record(name, ("gpu", minor, "turns"), **fields)
+
+
+def said(mine, others, *uses):
+    return apart_problems(mine, others, [pod_spec("p", container("c", *uses))])
+
+
+def test_a_container_that_two_servers_claim_is_named():
+    others = [mps("b"), mps("c"), mps("d", namespace="else")]
+    pods = (
+        pod_spec(
+            "p",
+            container("both", ("a", ""), ("c", "gpu"), ("b", "")),
+            container("one", ("a", "")),
+        ),
+        pod_spec(
+            "q", container("others", ("b", ""), ("c", "")), container("far", ("a", ""), ("d", ""))
+        ),
+    )
+
+    assert apart_problems(mps("a"), others, pods) == [
+        "pod default/p, container 'both' uses claim b, c too, which is also shared by MPS, and a "
+        "program reaches one MPS server; write both as requests of one claim, or use them in "
+        "different containers"
+    ]
+    assert apart_problems(mps("a"), [mps("a")], pods) == []
+
+
+def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first():
+    uses = ("a", ""), ("b", "gpu")
+
+    assert said(mps("a"), [turns("b")], *uses) == [
+        "pod default/p, container 'c' uses claim b too, which is not under MPS: a program under "
+        "MPS sees no other GPU; write both as requests of one claim with the same strategy, or use "
+        "them in different containers"
+    ]
+    assert said(turns("b"), [mps("a")], *uses) == [
+        "pod default/p, container 'c' uses claim a too, which is under MPS: a program under MPS "
+        "sees no other GPU; write both as requests of one claim with the same strategy, or use "
+        "them in different containers"
+    ]
+
+
+def test_a_container_with_all_kinds_of_claims_is_told_of_all():
+    two, one = said(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
+
+    assert "uses claim b too, which is also shared by MPS" in two
+    assert "uses claim c too, which is not under MPS" in one
+
+
+@pytest.mark.parametrize(
+    ("mine", "other"),
+    [
+        pytest.param(turns("a"), turns("b"), id="neither is under MPS"),
+        pytest.param(mps("a"), record("b", ("gpu", 1, "looks on")), id="the other looks on"),
+        pytest.param(record("a", ("gpu", 1, "looks on")), mps("b"), id="it looks on"),
+        pytest.param(mps("a"), turns("b", namespace="else"), id="another claim of this name"),
+    ],
+)
+def test_these_go_together(mine, other):
+    assert said(mine, [other], ("a", ""), ("b", "")) == []
+    assert said(mine, [other], ("a", "")) == []
+
+
+def test_of_a_claim_only_the_requests_count_that_the_container_uses():
+    both = record("a", ("gpu", 0, "mps"), ("rest", 1, "turns"), ("look", 2, "looks on"))
+
+    assert said(both, [turns("b")], ("a", "rest"), ("b", "")) == []
+    assert said(both, [turns("b")], ("a", "look"), ("b", "")) == []
+    assert said(turns("b"), [both], ("a", "rest"), ("b", "")) == []
+    assert len(said(both, [mps("b")], ("a", "rest"), ("b", ""))) == 1
+    assert len(said(both, [turns("b")], ("a", "gpu"), ("b", ""))) == 1
+
+
+def test_what_an_earlier_release_recorded_without_its_request_may_be_any():
+    earlier = record("b", ("", 0, "mps"))
+
+    assert len(said(turns("a"), [earlier], ("a", ""), ("b", "one"))) == 1
+    assert served_requests(earlier) == {""}
+    assert said(turns("a"), [earlier], ("a", "")) == []
+
+
+def test_who_only_looks_on_has_no_gpus():
+    assert has_gpus(turns("a"))
+    assert not has_gpus(record("a", ("gpu", 0, "looks on")))
+
+
+def test_the_strictest_rule_of_what_is_held_is_the_claims():
+    rules = (Tenants.NON_ROOT, Tenants.USER_NAMESPACES, Tenants.ANY)
+    held = tuple(Holding(ref(), DeviceName(f"gpu-{n}"), tenants=one) for n, one in enumerate(rules))
+
+    assert tenants_of(Record(ref(), held)) is Tenants.USER_NAMESPACES
+    assert tenants_of(Record(ref(), ())) is Tenants.ANY

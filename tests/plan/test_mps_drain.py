@@ -1,0 +1,115 @@
+"""When pods are looked at, and when the clients of those that end are ended: values alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.plan.mps_drain import (
+    LONGEST_MARGIN_SECONDS,
+    Budget,
+    Glance,
+    ending,
+    most_urgent,
+    not_seen_yet,
+)
+
+SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
+
+
+def test_a_pod_that_is_not_deleted_does_not_end():
+    assert ending(None, 0.0) is None
+
+
+@given(ends_at=SECONDS, now=SECONDS)
+def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(ends_at, now):
+    found = ending(ends_at, now)
+    left = max(0.0, ends_at - now)
+
+    assert found is not None
+    assert found.due_at <= ends_at
+    assert found.due_at >= ends_at - LONGEST_MARGIN_SECONDS
+    assert found.due_at - (ends_at - left) >= left / 2 - 1e-9
+    if left >= 2 * LONGEST_MARGIN_SECONDS:
+        assert found.margin == LONGEST_MARGIN_SECONDS
+
+
+@given(ends_at=SECONDS, looks=st.lists(SECONDS, min_size=1))
+def test_later_looks_at_the_same_end_change_nothing(ends_at, looks):
+    first = ending(ends_at, looks[0])
+    found = first
+    for now in looks:
+        found = ending(ends_at, now, found)
+
+    assert found == first
+
+
+def test_an_end_that_comes_nearer_is_another_one():
+    first = ending(100.0, 0.0)
+
+    assert ending(12.0, 10.0, first) == ending(12.0, 10.0)
+
+
+def test_what_was_read_before_a_deletion_takes_nothing_back():
+    first = ending(50.0, 0.0)
+
+    assert ending(None, 1.0, first) == first
+    assert ending(600.0, 1.0, first) == first
+
+
+# How often pods are looked at
+
+
+@pytest.mark.parametrize(
+    ("grace", "interval"), [(0, 2), (1, 2), (6, 2), (30, 10), (45, 15), (60, 20), (3600, 20)]
+)
+def test_a_pod_is_looked_at_several_times_in_its_grace_period(grace, interval):
+    glance = Glance(100.0, grace)
+
+    assert glance.interval == interval
+    assert not glance.is_due(99.9 + interval)
+    assert glance.is_due(100.0 + interval)
+
+
+def test_a_look_is_late_when_a_pod_can_have_ended_since_the_last():
+    glance = Glance(0.0, 30)
+    assert not glance.is_late(30.0)
+    assert glance.is_late(30.1)
+    assert not not_seen_yet(0.0).is_late(99.0)  # nobody says how long it has
+    assert not Glance(0.0, 0).is_late(2.0)  # it is not asked to be quicker than that
+
+
+def test_first_is_whose_patience_is_used_up_most():
+    glances = {
+        "short": Glance(80.0, 30),  # 20 of 27 seconds
+        "long": Glance(0.0, 600),  # 100 of 597
+        "new": not_seen_yet(100.0),
+        "seen": Glance(95.0, 30),
+    }
+
+    assert most_urgent(glances, 100.0, 2.0) == ("new", "short", "long")
+
+
+def test_whose_grace_period_is_hopelessly_short_does_not_take_the_turns_of_others():
+    short = {f"short-{number}": Glance(40.0, 1) for number in range(99)}
+    glances = short | {"long": Glance(0.0, 57)}
+
+    assert most_urgent(glances, 50.0, 2.0)[0] == "long"
+
+
+@given(st.lists(st.floats(0, 5), max_size=50), st.floats(0.1, 5), st.integers(1, 10))
+def test_no_more_is_spent_than_there_was_at_once_and_came_since(pauses, a_second, at_once):
+    budget, now, spent = Budget(a_second, at_once, at_once, 0.0), 0.0, 0
+    for pause in pauses:
+        now += pause
+        budget = budget.by(now)
+        while budget.allows:
+            budget = budget.spent()
+            spent += 1
+        assert spent <= at_once + a_second * now + 1e-6
+
+
+def test_a_clock_that_is_behind_gives_nothing():
+    budget = Budget(1.0, 5.0, 0.0, 10.0)
+
+    assert budget.by(9.0).left == 0.0
+    assert budget.by(9.0).by(10.0).left == 0.0

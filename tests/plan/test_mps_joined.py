@@ -1,0 +1,218 @@
+"""What pods that come later can use of a claim under MPS, decided by values alone."""
+
+from dataclasses import replace
+
+import pytest
+
+import cdi
+from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.pods import PodSpec
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.profiles import Tenants
+from dra_driver.model.steps import ServeMps
+from dra_driver.plan.mps_joined import Joined, given, kept_out, not_served, to_look_at
+from tests.fakes.pods import container
+from tests.fakes.values import ref
+
+FIRST, LATER = Pod("first", PodUid("uid-first")), Pod("later", PodUid("uid-later"))
+
+
+def record(name, *devices, pods=(FIRST, LATER), **fields):
+    """A prepared claim of (request, GPU, where its environment leads; "": not under MPS)."""
+    claim = ref(name)
+    prepared, holdings, edits = [], [], []
+    for number, (request, minor, leads, *admin) in enumerate(devices):
+        device, share = f"gpu-{minor}", ShareId(f"share-{number}")
+        id_ = f"k8s.gpu.nvidia.com/claim={name}-{number}"
+        prepared.append(PreparedDevice((request,), "node", device, (id_,), share))
+        holdings.append(
+            Holding(
+                claim,
+                DeviceName(device),
+                share,
+                admin=bool(admin),
+                gpu=GpuUuid(f"GPU-{minor}"),
+                request=request,
+            )
+        )
+        env: tuple[str, ...] = (f"GPU_DEVICE_{minor}_UUID=GPU-{minor}",)
+        if leads:
+            env = (*env, f"CUDA_MPS_PIPE_DIRECTORY={leads}")
+        edits.append(cdi.Device(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
+    under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
+    steps = (ServeMps(Space(SpaceName(f"c_{name}"), claim.uid, under)),) if under else ()
+    spec = cdi.to_json(cdi.Spec("k8s.gpu.nvidia.com/claim", devices=tuple(edits)))
+    values = {"prepared": tuple(prepared), "spec": spec, "pods": tuple(pods)} | fields
+    return Record(claim, tuple(holdings), steps, **values)
+
+
+def tenants(record):
+    """The profile said NonRoot when it was prepared."""
+    held = (replace(one, tenants=Tenants.NON_ROOT) for one in record.holdings)
+    return replace(record, holdings=tuple(held))
+
+
+def spec(*containers, pod=LATER):
+    return PodSpec("default", pod.name, pod.uid, containers)
+
+
+def looked_at(*records):
+    return [(one.record.claim.name, one.pod.name) for one in to_look_at(records)]
+
+
+def said(one, *containers, others=(), pod=LATER):
+    return not_served(Joined(one, pod), spec(*containers, pod=pod), given(one), [one, *others])
+
+
+# Whose spec matters
+
+
+def test_a_pod_that_can_only_use_a_claim_as_a_whole_and_nothing_else_is_not_read():
+    assert looked_at(record("a", ("gpu", 0, "/x"), ("gpu", 1, "/x"))) == []
+
+
+def test_the_pods_of_a_claim_with_several_requests_are():
+    assert looked_at(record("a", ("one", 0, "/x"), ("two", 0, "/y"))) == [
+        ("a", "first"),
+        ("a", "later"),
+    ]
+
+
+@pytest.mark.parametrize("leads", ["/y", ""], ids=["under MPS", "without"])
+def test_a_pod_with_gpus_of_another_claim_is(leads):
+    shared = record("a", ("gpu", 0, "/x"))
+    own = record("own", ("gpu", 1, leads), pods=(LATER,), pod_claim_name="gpu")
+
+    assert looked_at(shared, own) == [("a", "later"), *([("own", "later")] if leads else [])]
+
+
+def test_where_pods_may_have_come_to_another_claim_unnoticed_all_are():
+    whole = record("whole", ("gpu", 1, ""), pods=())
+    elsewhere = replace(whole, claim=ref("whole", namespace="else"))
+    shared = record("a", ("gpu", 0, "/x"))
+
+    assert looked_at(shared, whole) == [("a", "first"), ("a", "later")]
+    for other in (elsewhere, replace(whole, pod_claim_name="gpu")):
+        assert looked_at(shared, other) == []
+
+
+def test_the_pods_of_a_claim_that_is_not_for_everybody_are_though_it_is_from_a_template():
+    mine = tenants(record("a", ("gpu", 0, "/x"), pods=(FIRST,), pod_claim_name="gpu"))
+
+    assert looked_at(mine) == [("a", "first")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(record("b", ("one", 1, "", "admin")), id="it looks on"),
+        pytest.param(
+            record("b", ("one", 1, "/y"), ("two", 2, "/y"), prepared=None, spec=None),
+            id="not prepared yet: it is looked at by who prepares it",
+        ),
+    ],
+)
+def test_other_claims_make_no_difference(other):
+    assert looked_at(record("a", ("gpu", 0, "/x")), other) == []
+
+
+# What it cannot use
+
+
+def test_a_container_with_two_claims_under_mps_is_told_of_one_of_them_once():
+    one, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
+    both = container("main", ("a", ""), ("b", ""))
+
+    (problem,) = said(one, both, others=[two])
+    assert problem.startswith("pod default/later, container 'main' uses claim b too, which is also")
+    assert said(two, both, others=[one]) == ()
+
+
+def test_a_claim_counts_though_nobody_noticed_that_the_pod_came_to_it():
+    one = record("b", ("gpu", 0, "/x"))
+    both = container("main", ("a", ""), ("b", ""))
+
+    (problem,) = said(one, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
+    assert "uses claim a too, which is also shared by MPS" in problem
+    assert said(one, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
+
+
+def test_a_claim_without_mps_is_not_seen_beside_one_with_it():
+    one = record("b", ("gpu", 0, "/x"))
+    both = container("main", ("a", ""), ("b", ""))
+
+    (problem,) = said(one, both, others=[record("a", ("gpu", 1, ""))])
+    assert "uses claim a too, which is not under MPS" in problem
+
+
+def test_a_claim_of_its_own_counts_as_well():
+    shared = record("shared", ("gpu", 0, "/x"))
+    own = record("own", ("gpu", 1, "/y"), pods=(LATER,), pod_claim_name="gpu")
+
+    (problem,) = said(own, container("main", ("shared", ""), ("own", "")), others=[shared])
+    assert "uses claim shared too" in problem
+
+
+def test_whom_the_profile_keeps_out_is_told_and_loses_its_clients():
+    one = tenants(record("a", ("gpu", 0, "/x"), ("rest", 1, "")))
+    root, user = container("main", ("a", "gpu")), container("main", ("a", "gpu"), root=False)
+
+    (problem,) = said(one, root)
+    assert "container 'main' can run as root or become it" in problem
+    assert problem.endswith("; its clients are ended")
+    for harmless in (user, container("main", ("a", "rest")), container("main")):
+        assert said(one, harmless) == ()
+        assert kept_out(Joined(one, LATER), spec(harmless)) == []
+
+
+def test_different_containers_can_have_different_servers():
+    one, two = record("a", ("gpu", 0, "/x")), record("b", ("gpu", 1, "/y"))
+    apart = (container("x", ("a", "")), container("y", ("b", "")), container("z"))
+
+    assert said(one, *apart, others=[two]) == ()
+
+
+def test_requests_that_lead_to_different_servers_are_used_apart():
+    one = record("a", ("one", 0, "/x"), ("two", 1, "/y"))
+
+    assert said(one, container("x", ("a", "one")), container("y", ("a", "two"))) == ()
+    (problem,) = said(one, container("main", ("a", "one"), ("a", "two")))
+    assert "container 'main' uses requests one, two together, which were prepared" in problem
+    assert said(one, container("main", ("a", ""))) == (problem,)
+
+
+def test_one_request_of_a_server_over_more_gpus_sees_gpus_that_it_does_not_have():
+    one = record("a", ("one", 0, "/x"), ("two", 1, "/x"))
+
+    assert said(one, container("main", ("a", ""))) == ()
+    (problem,) = said(one, container("main", ("a", "two")))
+    assert "uses gpu-1 under MPS, and its MPS server is over gpu-0, gpu-1: let all pods" in problem
+
+
+def test_parts_of_one_gpu_on_one_server_go_together_and_alone():
+    one = record("a", ("one", 0, "/x"), ("two", 0, "/x"))
+
+    for uses in (["one"], ["two"], ["one", "two"]):
+        assert said(one, container("main", *(("a", request) for request in uses))) == ()
+
+
+def test_a_gpu_without_mps_is_not_seen_beside_one_with_it():
+    one = record("a", ("one", 0, "/x"), ("two", 1, ""))
+
+    (problem,) = said(one, container("main", ("a", "")))
+    assert "uses gpu-0 under MPS and gpu-1 without: a program under MPS sees no other" in problem
+    assert said(one, container("main", ("a", "two"))) == ()
+
+
+def test_what_looks_on_is_no_gpu_without_mps():
+    one = record("a", ("one", 0, "/x"), ("watch", 1, "", "admin"))
+
+    assert said(one, container("main", ("a", ""))) == ()
+
+
+def test_nothing_is_said_of_a_claim_whose_file_cannot_be_read():
+    one = record("a", ("one", 0, "/x"), ("two", 1, ""), spec="{")
+
+    assert said(one, container("main", ("a", ""))) == ()
