@@ -123,10 +123,13 @@ def new_token() -> str:
 
 
 def new_state(space: Space, protocol: int, mps_dir: str) -> ServerState:
-    """A server over the GPUs of *space*, in which nothing is."""
+    """A server over the GPUs of *space*, in which nothing is.
+
+    It has them in the order of the space: by that its clients count them, in limits too.
+    """
     name = server_name(space.gpus)
-    gpus, directory = tuple(sorted(space.gpus)), f"{mps_dir}/{name}"
-    return ServerState(Daemon(name, gpus, protocol, directory, new_token(), most([space])))
+    daemon = Daemon(name, space.gpus, protocol, f"{mps_dir}/{name}", new_token(), most([space]))
+    return ServerState(daemon)
 
 
 class StateFiles:

@@ -53,7 +53,10 @@ class SpaceUse:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The most that a client can have of this GPU; None: no limit."""
+        """The most that a client can have of this GPU; None: no limit. A server of protocol 3 has
+        one value for all of its GPUs."""
+        if self.served is not None and self.served.protocol > 2:
+            return self.space.allowance.memory_bytes
         limits = dict(zip(self.space.gpus, self.space.memory_bytes, strict=False))
         return limits.get(self.gpu)
 

@@ -68,7 +68,7 @@ def _problems(one: User, mine: _Sides, others: Iterable[_Sides]) -> Iterator[str
     if one.requests(mine.claim, mine.under):
         if under:
             yield (
-                f"{one} uses claim {under} too, which is also shared by MPS, and a program reaches "
+                f"{one} uses claim {under} too: it is under MPS as well, and a program reaches "
                 "one MPS server; write both as requests of one claim, or use them in different "
                 "containers"
             )

@@ -192,4 +192,4 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[GpuUuid]) -> Ite
     known = {*alike, *(str(place) for place in range(len(alike)))}
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
         gpus = ", ".join(f"{place} ({uuid})" for place, uuid in enumerate(alike))
-        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write one of {gpus}"
+        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write an index or UUID: {gpus}"

@@ -8,8 +8,11 @@ from functools import partial
 import pytest
 
 from dra_driver.agent.run import side_by_side
+from dra_driver.agent.state import new_state
 from dra_driver.errors import NodeError, NotAsked, TimedOut
-from dra_driver.model.mps import MpsClient, Priority, SpaceName, server_name
+from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import MpsClient, Priority, Space, SpaceName, server_name
 from tests.agent.conftest import ONE, OVER_ONE, TWO, Host, most, space
 
 NAME = OVER_ONE
@@ -49,7 +52,7 @@ def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_sai
 
     assert {one.gpus: len(one.spaces) for one in agent.status().servers} == {
         (ONE,): 1,
-        (ONE, TWO): 2,
+        (TWO, ONE): 2,  # as the first has them
     }
 
 
@@ -828,3 +831,14 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
     host.pass_time(agent, 5)
 
     assert {one.name: one.restarts for one in agent.status().servers} == {first: 0, other: 1}
+
+
+def test_a_server_has_its_gpus_in_the_order_in_which_containers_see_them():
+    """Limits by index are by that; only its name does not depend on it."""
+    later, earlier = GpuUuid("GPU-b"), GpuUuid("GPU-a")
+    wanted = Space(SpaceName("c_0"), ClaimUid("u"), (later, earlier), 50, (1 << 30, 2 << 30))
+
+    daemon = new_state(wanted, 2, "/run/m").daemon
+
+    assert daemon.gpus == (later, earlier)
+    assert daemon.name == server_name((earlier, later))

@@ -24,8 +24,10 @@ from tests.fakes.simulated import Document, Node, h100
 
 GIB = 1 << 30
 NO_LIMIT = Allowance()
-PATIENT = Patience(start=5.0)
-BRIEF = Patience(start=1.0, unseen=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0)
+PATIENT = Patience(start=5.0, settle=0.0)
+BRIEF = Patience(
+    start=1.0, settle=0.0, unseen=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0
+)
 DRIVERS = {2: ("580.95.05", "13.0"), 3: ("615.71.09", "13.4")}
 
 

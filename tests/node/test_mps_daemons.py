@@ -17,6 +17,7 @@ import pytest
 from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
 from dra_driver.model.mps import Allowance, MpsClient, SpaceName
 from dra_driver.node.commands import run
+from dra_driver.node.mps.control import Patience
 from dra_driver.node.mps.daemons import Daemon, Daemons
 from dra_driver.node.mps.processes import DaemonProcesses
 from dra_driver.node.sim.mps_client import main as client
@@ -467,6 +468,17 @@ def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, ho
     host.change(mps=how)
     with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{said}"):
         host.daemons(BRIEF).start(host.daemon(), [host.space(0)])
+    assert host.left() == []
+
+
+@both
+def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothing(other_host):
+    host = other_host
+    host.change(mps="dies")
+
+    with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
+        host.daemons(Patience(settle=0.5)).start(host.daemon(), [host.space(0)])
+
     assert host.left() == []
 
 

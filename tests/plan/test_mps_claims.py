@@ -58,7 +58,7 @@ def test_a_container_that_two_servers_claim_is_named():
     )
 
     assert apart_problems(mps("a"), others, pods) == [
-        "pod default/p, container 'both' uses claim b, c too, which is also shared by MPS, and a "
+        "pod default/p, container 'both' uses claim b, c too: it is under MPS as well, and a "
         "program reaches one MPS server; write both as requests of one claim, or use them in "
         "different containers"
     ]
@@ -83,7 +83,7 @@ def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first(
 def test_a_container_with_all_kinds_of_claims_is_told_of_all():
     two, one = said(mps("a"), [mps("b"), turns("c")], ("a", ""), ("b", ""), ("c", ""))
 
-    assert "uses claim b too, which is also shared by MPS" in two
+    assert "uses claim b too: it is under MPS as well" in two
     assert "uses claim c too, which is not under MPS" in one
 
 

@@ -126,7 +126,7 @@ def test_a_container_with_two_claims_under_mps_is_told_of_one_of_them_once():
     both = container("main", ("a", ""), ("b", ""))
 
     (problem,) = said(one, both, others=[two])
-    assert problem.startswith("pod default/later, container 'main' uses claim b too, which is also")
+    assert problem.startswith("pod default/later, container 'main' uses claim b too: it is under")
     assert said(two, both, others=[one]) == ()
 
 
@@ -135,7 +135,7 @@ def test_a_claim_counts_though_nobody_noticed_that_the_pod_came_to_it():
     both = container("main", ("a", ""), ("b", ""))
 
     (problem,) = said(one, both, others=[record("a", ("gpu", 1, "/y"), pods=(FIRST,))])
-    assert "uses claim a too, which is also shared by MPS" in problem
+    assert "uses claim a too: it is under MPS as well" in problem
     assert said(one, both, others=[record("a", ("gpu", 1, "/y"), prepared=None)]) == ()
 
 

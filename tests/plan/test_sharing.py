@@ -178,8 +178,8 @@ def test_a_limit_for_a_gpu_that_is_not_of_the_claim_is_refused_and_those_that_ar
     )
 
     assert said == (
-        f"claim default/claim: {PATH}.{PER_DEVICE}[{key}]: is no GPU of the claim; write one of "
-        f"0 ({gpu(0).uuid}), 1 ({gpu(1).uuid})"
+        f"claim default/claim: {PATH}.{PER_DEVICE}[{key}]: is no GPU of the claim; write an index "
+        f"or UUID: 0 ({gpu(0).uuid}), 1 ({gpu(1).uuid})"
     )
 
 

@@ -25,6 +25,7 @@ class Patience:
     """How long a daemon is waited for, in seconds."""
 
     start: float = 7.0  # which leaves some for undoing it
+    settle: float = 0.2  # in which one that cannot live has died, once it was up
     unseen: float = 2.0  # in which a server appears in the list, or never will
     ask: float = 3.0
     drain: float = 4.0  # in which a client finishes what it has in work

@@ -198,6 +198,9 @@ class Daemons:
         ready = self._wait(daemon, spaces, deadline)
         self.shelter(daemon)  # its server is there by now
         self._directories.began(daemon)
+        time.sleep(self._patience.settle)
+        if not self.is_running(daemon):
+            raise NodeError("its control daemon ended as soon as it was up")
         return ready
 
     def _undo(self, daemon: Daemon, again: bool) -> str:
