@@ -113,7 +113,7 @@ def run(command: Command, timeout_seconds: float) -> str:
     except subprocess.TimeoutExpired as e:
         _end(child)
         raise TimedOut(
-            f"{command} was still running after {timeout_seconds:g} s and was killed"
+            f"{command} was still running after {timeout_seconds:.3g} s and was killed"
         ) from e
     except BaseException:
         _end(child)
@@ -151,7 +151,7 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
     except subprocess.TimeoutExpired as e:
         _end(child)
         raise TimedOut(
-            f"{command} had not gone into the background after {timeout_seconds:g} s and was "
+            f"{command} had not gone into the background after {timeout_seconds:.3g} s and was "
             f"killed: {_last_words(_read(output))}"
         ) from e
     except BaseException:

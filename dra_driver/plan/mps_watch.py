@@ -19,7 +19,7 @@ from dra_driver.plan.memory_shares import Share
 from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_clients import Owners, clients_of, owners
 
-NEWS_SECONDS: Final = 600.0  # an older restart is no news for a process that has just started
+NEWS_SECONDS: Final = 120.0  # an older restart is no news for a process that has just started
 CONNECTING_SECONDS: Final = 5.0  # what a process may be on a GPU before its server knows of it
 
 

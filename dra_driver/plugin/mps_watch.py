@@ -229,7 +229,8 @@ class MpsWatch:
         self, spaces: Sequence[ClaimSpace], incidents: Sequence[Incident]
     ) -> None:
         for incident in news(incidents, self._last, self._tools.clock.epoch()):
-            self._its.observer.mps_restarted()
+            if self._last is not None:  # one that an earlier process counted is no new one
+                self._its.observer.mps_restarted()
             facts = {"server": incident.server, "reason": incident.reason}
             log.warning("an MPS server was restarted", extra=facts)
             for one in spaces:

@@ -148,13 +148,14 @@ def test_the_pods_of_a_server_that_was_restarted_are_told_once(world, caplog):
 def test_a_new_process_tells_of_the_last_minutes(world):
     world.claim(A, WEB)
     world.agent.restart(GPU, reason="old")
-    world.wait(601)
+    world.wait(121)
     world.agent.restart(GPU, reason="new")
-    world.wait(599)
+    world.wait(119)
     world.look(after=0)
 
     (event,) = world.told("MPSServerRestarted")
     assert "(new)" in event.message
+    assert world.metric("server_restarts_total") == 0.0, "an earlier process counted it"
 
 
 def test_an_agent_that_counts_anew_is_listened_to(world):
