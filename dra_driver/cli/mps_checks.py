@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dra_driver.cli.disk_checks import Book
 from dra_driver.cli.findings import Finding, fail, ok, some, warn
-from dra_driver.cli.mps_usage import server_words, spaces
+from dra_driver.cli.mps_usage import server_words
 from dra_driver.cli.sight import Ask
 from dra_driver.errors import AgentDown, NodeError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
@@ -63,7 +63,7 @@ class Scene:
     def holders(self) -> tuple[ClaimRef, ...]:
         """The claims under MPS, by the ledger."""
         records = self.book().records.values()
-        return tuple(sorted(r.claim for r in records if next(spaces(r), None)))
+        return tuple(sorted(r.claim for r in records if r.spaces))
 
     @functools.cached_property
     def seen(self) -> Seen | NodeError:
@@ -192,8 +192,8 @@ def of_spaces(seen: Seen) -> Iterator[Finding]:
     """What the ledger and the agent do not agree about."""
     served = {one.space.name: one for one in seen.status.spaces()}
     records = list(seen.settled)
-    lost = [r for r in records if any(s.name not in served for s in spaces(r))]
-    other = [r for r in records if any(_differs(s, served) for s in spaces(r))]
+    lost = [r for r in records if any(s.name not in served for s in r.spaces)]
+    other = [r for r in records if any(_differs(s, served) for s in r.spaces)]
     if lost:
         yield fail(
             SPACES,
@@ -221,7 +221,7 @@ def of_spaces(seen: Seen) -> Iterator[Finding]:
             "start the plugin anew, which ends them",
         )
     if not (lost or other or strays):
-        number = sum(1 for record in records if next(spaces(record), None))
+        number = sum(1 for record in records if record.spaces)
         yield ok(SPACES, f"{number} are prepared, and the agent serves them as the ledger has them")
 
 

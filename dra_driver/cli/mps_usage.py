@@ -20,7 +20,6 @@ from dra_driver.model.mps import (
     SpaceName,
     server_name,
 )
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_clients import clients_of, owners
 
 
@@ -77,14 +76,14 @@ class MpsUses:
         the device's GPU, and nobody can tell in which the device is."""
         if holding.gpu is None or holding.admin:
             return ()
-        there = [space for space in spaces(record) if holding.gpu in space.gpus]
+        there = [space for space in record.spaces if holding.gpu in space.gpus]
         served = {space.name: one for space in there if (one := self._served(space))}
         its = there if len(there) < 2 else spaces_of_device(record, holding, there, served)
         return tuple(self._use(record, space, holding.gpu) for space in its)
 
     def of_claim(self, record: Record) -> Iterator[SpaceUse]:
         """Each of its spaces, once for each GPU."""
-        for space in spaces(record):
+        for space in record.spaces:
             yield from (self._use(record, space, gpu) for gpu in space.gpus)
 
     def claims_of(self, server: MpsServer) -> tuple[str, ...]:
@@ -93,7 +92,7 @@ class MpsUses:
         return tuple(
             str(record.claim)
             for record in self.records
-            if any(space.name in names for space in spaces(record))
+            if any(space.name in names for space in record.spaces)
         )
 
     @property
@@ -104,7 +103,7 @@ class MpsUses:
     def gpus(self) -> frozenset[GpuUuid]:
         """Those that some claim is on under MPS, by the ledger."""
         return frozenset(
-            gpu for record in self.records for space in spaces(record) for gpu in space.gpus
+            gpu for record in self.records for space in record.spaces for gpu in space.gpus
         )
 
     def _use(self, record: Record, space: Space, gpu: GpuUuid) -> SpaceUse:
@@ -124,7 +123,7 @@ class MpsUses:
         return {
             space.name: frozenset(pod.uid for pod in record.pods)
             for record in self.records
-            for space in spaces(record)
+            for space in record.spaces
         }
 
     def _used(self, gpu: GpuUuid, clients: tuple[int, ...] | None) -> int | None:
@@ -136,11 +135,6 @@ class MpsUses:
             return None  # what the GPU lists are other numbers
         known = [size for size in sizes if size is not None]
         return sum(known) if len(known) == len(sizes) else None
-
-
-def spaces(record: Record) -> Iterator[Space]:
-    """What a claim has of MPS, by the ledger."""
-    yield from (step.space for step in served_steps(record))
 
 
 def use_words(use: SpaceUse) -> tuple[str, ...]:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.mps import Space
 from dra_driver.model.offer import EXCLUSIVE, Shape, board
 from dra_driver.model.profiles import Guard, Tenants
-from dra_driver.model.steps import Step
+from dra_driver.model.steps import ServeMps, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,11 @@ class Record:
     @property
     def completed(self) -> bool:
         return self.prepared is not None
+
+    @property
+    def spaces(self) -> tuple[Space, ...]:
+        """What the MPS agent serves for it; empty: it is not under MPS."""
+        return tuple(step.space for step in self.steps if isinstance(step, ServeMps))
 
     @property
     def limited(self) -> bool:

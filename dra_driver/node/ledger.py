@@ -23,7 +23,6 @@ from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held, Holding, Record
 from dra_driver.model.offer import board
-from dra_driver.model.steps import ServeMps
 from dra_driver.node.ledger_files import (
     ASIDE,
     SUFFIX,
@@ -61,7 +60,7 @@ class Ledger:
         with self._lock:
             self._index, self._aside = index, aside
             self._held = _held(index)
-            self._served = frozenset(uid for uid, record in index.items() if _is_served(record))
+            self._served = frozenset(uid for uid, record in index.items() if record.spaces)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process had its turn.
@@ -81,7 +80,7 @@ class Ledger:
         with self._lock:
             self._index, self._aside = index, aside
             self._held = _held(index)
-            self._served = frozenset(uid for uid, record in index.items() if _is_served(record))
+            self._served = frozenset(uid for uid, record in index.items() if record.spaces)
 
     def records(self) -> tuple[Record, ...]:
         """Every record, without the texts of CDI files, by namespace and name.
@@ -192,7 +191,7 @@ class Ledger:
         before = self._index.pop(uid, None)
         if record is not None:
             self._index[uid] = record
-        if record is not None and _is_served(record):
+        if record is not None and record.spaces:
             self._served |= {uid}
         elif uid in self._served:
             self._served -= {uid}
@@ -216,10 +215,6 @@ class Ledger:
 
 def _devices(record: Record | None) -> set[DeviceName]:
     return {holding.device for holding in record.holdings} if record else set()
-
-
-def _is_served(record: Record) -> bool:
-    return any(isinstance(step, ServeMps) for step in record.steps)
 
 
 def _held(index: dict[ClaimUid, Record]) -> dict[DeviceName, tuple[Holding, ...]]:

@@ -7,12 +7,12 @@ claim that is there. A claim that could not be served beside a server that is al
 again: the mode is a further guard, and no reason to refuse anybody.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.profiles import Strategy
-from dra_driver.model.steps import ComputeMode, ServeMps, SetComputeMode
+from dra_driver.model.steps import ComputeMode, SetComputeMode
 from dra_driver.plan.mps import Grant
 
 
@@ -61,11 +61,5 @@ def _computes(gpu: Gpu, record: Record) -> bool:
 
 def _servers(gpu: GpuUuid, records: Iterable[Record]) -> set[frozenset[GpuUuid]]:
     """The MPS servers on *gpu*, each by the GPUs that it is over."""
-    return set(_each_server(gpu, records))
-
-
-def _each_server(gpu: GpuUuid, records: Iterable[Record]) -> Iterator[frozenset[GpuUuid]]:
-    for record in records:
-        for step in record.steps:
-            if isinstance(step, ServeMps) and gpu in step.space.gpus:
-                yield frozenset(step.space.gpus)
+    spaces = (space for record in records for space in record.spaces)
+    return {frozenset(space.gpus) for space in spaces if gpu in space.gpus}

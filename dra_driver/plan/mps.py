@@ -13,7 +13,6 @@ from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Allocation, Claim
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.devices import Gpu
-from dra_driver.model.holdings import Record
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
 from dra_driver.model.offer import Device, Replica, Sliceable
 from dra_driver.model.profiles import Tenants
@@ -98,11 +97,6 @@ def serve_steps(grants: Iterable[Grant]) -> tuple[ServeMps, ...]:
     """One step for each space, however many allocations share it."""
     spaces = {grant.space for grant in grants if grant.space is not None}
     return tuple(ServeMps(space) for space in sorted(spaces, key=lambda one: one.name))
-
-
-def served_steps(record: Record) -> Iterator[ServeMps]:
-    """What the MPS agent does for the record's claim."""
-    return (step for step in record.steps if isinstance(step, ServeMps))
 
 
 def _unknown_problems(pods: Pods | None, ours: Collection[str], tenants: Tenants) -> Iterator[str]:

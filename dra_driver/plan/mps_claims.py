@@ -7,7 +7,6 @@ from dra_driver.kubeletplugin.claims import ClaimRef
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.holdings import Record
 from dra_driver.model.profiles import Tenants
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_containers import User, strictest, users
 
 _HOW = (
@@ -52,7 +51,7 @@ def tenants_of(record: Record) -> Tenants:
 
 
 def _sides(record: Record) -> _Sides:
-    served = {gpu for step in served_steps(record) for gpu in step.space.gpus}
+    served = {gpu for space in record.spaces for gpu in space.gpus}
     taken = [holding for holding in record.holdings if not holding.admin]
     return _Sides(
         record.claim,

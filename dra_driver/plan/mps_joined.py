@@ -15,7 +15,6 @@ from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import board
 from dra_driver.model.profiles import Tenants
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_claims import apart_problems, has_gpus, served_requests, tenants_of
 from dra_driver.plan.mps_containers import tenant_problems
 
@@ -51,7 +50,7 @@ def to_look_at(records: Iterable[Record]) -> tuple[Joined, ...]:
     return tuple(
         Joined(record, pod)
         for record in known
-        if any(served_steps(record))
+        if record.spaces
         for pod in record.pods
         if uses[pod.uid] > 1
         or record.claim.namespace in unnoticed
@@ -62,7 +61,7 @@ def to_look_at(records: Iterable[Record]) -> tuple[Joined, ...]:
 
 def _is_joined_unnoticed(record: Record) -> bool:
     """Nobody looks which pods come to it later (``plugin.pod_limits``)."""
-    return not (record.pod_claim_name or record.limited or any(served_steps(record)))
+    return not (record.pod_claim_name or record.limited or record.spaces)
 
 
 def given(record: Record) -> tuple[Given, ...]:
@@ -95,7 +94,7 @@ def _others(joined: Joined, records: Iterable[Record]) -> Iterator[Record]:
     """The prepared claims that the pod may use, but for those of which it is told of this one."""
     for record in records:
         its = any(one.uid == joined.pod.uid for one in record.pods)
-        told = its and record.claim < joined.record.claim and any(served_steps(record))
+        told = its and record.claim < joined.record.claim and record.spaces
         if record.completed and not told:
             yield record
 

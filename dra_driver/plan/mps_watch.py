@@ -16,7 +16,6 @@ from dra_driver.model.offer import board
 from dra_driver.model.processes import Process
 from dra_driver.plan.memory_look import GpuLook
 from dra_driver.plan.memory_shares import Share
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_clients import Owners, clients_of, owners
 
 NEWS_SECONDS: Final = 120.0  # an older restart is no news for a process that has just started
@@ -71,11 +70,9 @@ class MpsUse:
 def claim_spaces(records: Iterable[Record]) -> tuple[ClaimSpace, ...]:
     """Everything that is to be served; also what is just being prepared."""
     return tuple(
-        ClaimSpace(
-            record.claim, record.pods, step.space, record.completed, _names(record, step.space)
-        )
+        ClaimSpace(record.claim, record.pods, space, record.completed, _names(record, space))
         for record in records
-        for step in served_steps(record)
+        for space in record.spaces
     )
 
 

@@ -6,7 +6,6 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.steps import EndMps, Step
 from dra_driver.plan.gpu_settings import undo_settings
 from dra_driver.plan.limits import undo_limit_steps
-from dra_driver.plan.mps import served_steps
 
 
 def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
@@ -16,7 +15,7 @@ def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
     harm, and others may use them.
     """
     return (
-        *(EndMps(step.space.name) for step in served_steps(record)),
+        *(EndMps(space.name) for space in record.spaces),
         *undo_limit_steps(record, others),
         *undo_settings(record, others),
     )

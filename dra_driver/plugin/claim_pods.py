@@ -7,7 +7,6 @@ from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.holdings import Record
 from dra_driver.node.ledger import Ledger
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_claims import apart_problems, has_gpus
 from dra_driver.plugin.tools import PodSpecs
 
@@ -43,8 +42,7 @@ class ClaimPods:
         if not has_gpus(mine):
             return ()
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
-        under = any(served_steps(mine))
-        candidates = self._ledger.records() if under else self._ledger.served()
+        candidates = self._ledger.records() if mine.spaces else self._ledger.served()
         return [
             one
             for one in candidates

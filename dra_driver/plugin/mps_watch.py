@@ -20,7 +20,6 @@ from dra_driver.model.mps import Incident, MpsStatus, Space, SpaceName
 from dra_driver.model.processes import GpuProcess
 from dra_driver.node.ledger_files import SetAside
 from dra_driver.node.processes import Processes
-from dra_driver.plan.mps import served_steps
 from dra_driver.plan.mps_watch import (
     ClaimSpace,
     Clients,
@@ -147,7 +146,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
     stack.callback(loop.stop)
 
     def claim_changed(record: Record | None) -> None:
-        if record is None or any(served_steps(record)):
+        if record is None or record.spaces:
             loop.soon()
 
     return claim_changed
@@ -198,7 +197,7 @@ class MpsWatch:
         """The ledger gives the same object again where nothing changed."""
         if (records := self._its.ledger.records()) is not self._seen:
             self._seen = records
-            self._wanted = any(any(served_steps(record)) for record in records)
+            self._wanted = any(record.spaces for record in records)
         return self._wanted or self._serves
 
     def _pods(self, status: MpsStatus) -> Mapping[int, PodUid]:

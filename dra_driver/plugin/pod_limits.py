@@ -18,7 +18,6 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.shares import PodShare
 from dra_driver.plan.limits import pod_shares
 from dra_driver.plan.memory_shares import holders, uses
-from dra_driver.plan.mps import served_steps
 
 log = logging.getLogger(__name__)
 
@@ -163,4 +162,4 @@ def _is_joinable(record: Record) -> bool:
     """Whether pods can come to a claim that is prepared already, and it matters which."""
     if not record.completed:
         return False
-    return any(served_steps(record)) or (record.limited and not record.pod_claim_name)
+    return bool(record.spaces) or (record.limited and not record.pod_claim_name)

@@ -25,7 +25,7 @@ from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer, board
-from dra_driver.model.steps import ServeMps, Step
+from dra_driver.model.steps import ServeMps
 from dra_driver.node.ledger_files import SetAside
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
@@ -184,7 +184,7 @@ class Preparer:
         self._ledger.write(record)
         try:
             self._pods.refuse_two_servers(claim)
-            spec = self._render(plan, documents, self._carry_out(record.steps))
+            spec = self._render(plan, documents, self._carry_out(record))
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = answer(plan, self._names.driver)
             self._ledger.write(replace(record, prepared=prepared, spec=text))
@@ -193,13 +193,12 @@ class Preparer:
             raise
         return prepared
 
-    def _carry_out(self, steps: Sequence[Step]) -> Mapping[SpaceName, Served]:
+    def _carry_out(self, record: Record) -> Mapping[SpaceName, Served]:
         """Steps of one kind side by side, MPS last; what its clients can use then."""
-        rest = (step for step in steps if not isinstance(step, ServeMps))
+        rest = (step for step in record.steps if not isinstance(step, ServeMps))
         for _, alike in itertools.groupby(rest, key=type):
             side_by_side(self._node.carry_out, tuple(alike))
-        spaces = [step.space for step in steps if isinstance(step, ServeMps)]
-        return {one.space.name: one for one in side_by_side(self._node.serve, spaces)}
+        return {one.space.name: one for one in side_by_side(self._node.serve, record.spaces)}
 
     def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
         _refuse_unsettled(claim, self._ledger.set_aside())

@@ -9,7 +9,6 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Space
 from dra_driver.model.steps import EndMps
 from dra_driver.plan.limits import limit_steps, undo_limit_steps
-from dra_driver.plan.mps import served_steps
 from dra_driver.plugin.tools import Tools
 from dra_driver.plugin.waits import Wait, Waits
 
@@ -68,8 +67,8 @@ class Upkeep:
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
-            for step in served_steps(record):
-                served = self._node.serve(step.space)
+            for space in record.spaces:
+                served = self._node.serve(space)
                 if served.pipe_directory not in (record.spec or ""):
                     # Containers keep what they were given, and a restarted one gets it again.
                     log.error(
@@ -84,7 +83,7 @@ class Upkeep:
         wait = Wait(self._waits)
         with self._locks.claims.hold([space.claim], wait.left()), self._turn(wait.left()):
             record = self._ledger.known(space.claim)
-            if record is None or space.name not in {s.space.name for s in served_steps(record)}:
+            if record is None or space.name not in {one.name for one in record.spaces}:
                 self._node.restore(EndMps(space.name))
 
     def _change_pods(self, record: Record, claim: Claim) -> None:

@@ -32,7 +32,6 @@ from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.amounts import amount
 from dra_driver.plan.limits import pod_shares
-from dra_driver.plan.mps import served_steps
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.tools import Names, Tools
@@ -168,8 +167,7 @@ class World:
 
     def spaces(self):
         """By the records, what the agent should serve."""
-        steps = [step for record in self.ledger.records() for step in served_steps(record)]
-        return {step.space.name: step.space for step in steps}
+        return {space.name: space for record in self.ledger.records() for space in record.spaces}
 
     def _until_killed(self, act, after):
         self.fuse.left = after
@@ -327,7 +325,7 @@ class AnyOrder(RuleBasedStateMachine):
     def no_space_has_more_than_was_granted(self):
         reserved = defaultdict(int)
         for record in self.records():
-            spaces = [step.space for step in served_steps(record)]
+            spaces = record.spaces
             for gpu in {gpu for space in spaces for gpu in space.gpus}:
                 held = [h for h in record.holdings if h.gpu == gpu and not h.admin]
                 its = [amount(holding.consumed, holding.shape) for holding in held]
@@ -353,7 +351,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def assert_nobody_is_barred(self, gpu):
         here = [r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)]
-        its = [[step.space.gpus for step in served_steps(record)] for record in here]
+        its = [[space.gpus for space in record.spaces] for record in here]
         servers = [{gpus for gpus in one if gpu in gpus} for one in its]
         assert all(servers), "nobody who takes turns is barred"
         assert len(set().union(*servers)) == 1, "no second server is barred"
