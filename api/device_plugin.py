@@ -89,9 +89,7 @@ class GfdFlags(Strict):
 class Flags(Strict):
     """What can be given on the plugin's command line too."""
 
-    mig_strategy: Literal["none", "single", "mixed"] | None = _unused(
-        "whole GPUs and fractions of them are offered, no MIG partitions"
-    )
+    mig_strategy: Literal["none", "single", "mixed"] | None = None
     fail_on_init_error: bool | None = _unused(
         "a node whose GPUs cannot be read keeps running, is not ready and says why"
     )

@@ -13,6 +13,7 @@ CONFIG_VERSION: Final = f"{CONFIG_GROUP}/v1beta1"
 
 # Device types: the value of the attribute "type".
 TYPE_GPU: Final = "gpu"
+TYPE_MIG: Final = "mig"  # a partition
 TYPE_GPU_SHARED: Final = "gpu-shared"  # where a profile renames GPUs that it divides
 TYPE_GPU_MONITOR: Final = "gpu-monitor"  # for admin access only
 
@@ -26,6 +27,8 @@ CUDA_COMPUTE_CAPABILITY: Final = "cudaComputeCapability"
 DRIVER_VERSION: Final = "driverVersion"
 CUDA_DRIVER_VERSION: Final = "cudaDriverVersion"
 ADDRESSING_MODE: Final = "addressingMode"
+PARENT_UUID: Final = "parentUUID"  # of a partition: its GPU
+PROFILE: Final = "profile"  # of a partition: "1g.10gb"
 
 # Attributes of Kubernetes' own domain (KEP-4381, KEP-6072).
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
@@ -38,9 +41,17 @@ NVLINK_PEERS: Final = "nvlinkPeers"  # int: how many other GPUs of this node
 PCIE_SWITCH: Final = "pcieSwitch"  # string: bus id of the nearest port that others share
 TIME_SLICING: Final = "timeSlicing"  # bool: claims can share it by taking turns
 MPS: Final = "mps"  # bool: claims can share it by MPS
+AS_GPU: Final = "asGpu"  # bool, true where it is there: a partition that serves claims for a GPU
 
 # Capacities.
 MEMORY: Final = "memory"
+MULTIPROCESSORS: Final = "multiprocessors"  # this and the next ones: of partitions
+COPY_ENGINES: Final = "copyEngines"
+DECODERS: Final = "decoders"
+ENCODERS: Final = "encoders"
+JPEG_ENGINES: Final = "jpegEngines"
+OFA_ENGINES: Final = "ofaEngines"
+MEMORY_SLICE: Final = "memorySlice"  # with a number: a partition that exists has this one
 CORES: Final = "cores"  # percent of the SMs that are reserved
 SHARES: Final = "shares"  # how many claims at once
 
@@ -53,6 +64,10 @@ MONITOR_TAINT: Final = "gpu.nvidia.com/monitor"
 # Labels of a Node that choose its profile; the first one that has a value counts.
 PROFILE_LABEL: Final = "gpu.nvidia.com/profile"
 DEVICE_PLUGIN_CONFIG_LABEL: Final = "nvidia.com/device-plugin.config"  # as NVIDIA's plugin has it
+
+# Labels of a Node as NVIDIA's MIG manager has them: the layout that is wanted, and how far it is.
+MIG_CONFIG_LABEL: Final = "nvidia.com/mig.config"
+MIG_STATE_LABEL: Final = "nvidia.com/mig.config.state"
 
 # CDI: the kind under which a claim's devices are named, as NVIDIA's driver does.
 CDI_CLASS: Final = "claim"

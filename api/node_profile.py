@@ -10,6 +10,8 @@ The API is ``resource.nvidia.com/v1beta1``::
         - select: {product: ["*L40S*"]}
           replicas: 4
           memoryGuard: {policy: Warn}
+        - select: {product: ["*H100*"]}
+          mig: {mode: Dynamic, profiles: ["1g.10gb", "3g.*"]}
         - fractions: Never
 
 The first entry that selects a GPU holds for it; one without ``select`` selects every GPU, and a
@@ -26,6 +28,7 @@ from api.strict import Strict
 from api.v1beta1 import QUANTITY_PATTERN
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_MIG_PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([-+][a-z.]+)?")
 _DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
 MOST_REPLICAS = 1000
 """Of one GPU. Each is a device of its own where the API server keeps no consumable capacity."""
@@ -53,6 +56,11 @@ def _one_of(*words: str) -> BeforeValidator:
 
 def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _mode_alone(value: Any) -> Any:
+    """``mig: Dynamic`` for ``mig: {mode: Dynamic}``."""
+    return {"mode": value} if isinstance(value, str | bool) else value
 
 
 Name = Annotated[
@@ -97,6 +105,24 @@ class MemoryGuard(Strict):
     grace: Duration | None = None
 
 
+class Mig(Strict):
+    """What becomes of GPUs that can be cut into partitions. Those that exist are always offered."""
+
+    mode: Annotated[Literal["Dynamic", "Off"], _one_of("Dynamic", "Off")] | None = None
+    profiles: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
+        None  # that are cut for claims: patterns as of a shell
+    )
+    layout: Name | None = None  # that is cut once: a name of mig-configs
+    strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = None
+    replicas: (
+        dict[
+            Annotated[str, _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb")],
+            Annotated[int, Field(ge=1, le=MOST_REPLICAS)],
+        ]
+        | None
+    ) = None  # by profile
+
+
 class GpuRules(Strict):
     """What holds for the GPUs that are selected."""
 
@@ -121,6 +147,7 @@ class GpuRules(Strict):
     memory_limit: (
         Annotated[Literal["BestEffort", "Strict"], _one_of("BestEffort", "Strict")] | None
     ) = None
+    mig: Annotated[Mig, BeforeValidator(_mode_alone)] = Mig()
 
 
 class Spec(Strict):

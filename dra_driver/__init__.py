@@ -16,13 +16,19 @@
                                  ``plan.sharing``, ``plan.amounts``, ``plan.mps``)
 5. ``node.ledger``               records *started*: from here on a crash can be undone
 6. ``node.node``                 carries out the steps (``node.time_slices``,
-                                 ``node.memory_limits``, ``node.compute_modes``, ``node.mps.agent``)
+                                 ``node.memory_limits``, ``node.compute_modes``, ``node.mig``,
+                                 ``node.mps.agent``)
 7. ``plan.edits``                what the container gets, as a ``cdi.Spec`` (``plan.mps_edits``);
                                  ``node.claim_files``
 8. ``node.ledger``               records *completed*; the kubelet gets the CDI names
 
 Unprepare is the same road back (``plan.undo``). ``plugin.reconcile`` looks after claims that the
 kubelet forgot.
+
+*Cut.* Where a profile says so, a GPU is offered in partitions of MIG besides: ``plan.mig.offered``
+says which, ``plan.mig.blocks`` what keeps them apart for the scheduler, ``plan.mig.claims`` what a
+claim does to the GPU, and ``node.mig`` does it. ``plugin.mig_keeper`` sees to GPUs that are cut by
+a named layout, and to those that have to be switched before a claim comes. Words: ``model.mig``.
 
 *Enforce.* ``plugin.enforcement``: claims use no more memory than they were given. The GPU's driver
 limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use.

@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         "--without",
         action="append",
         default=[],
-        choices=("consumable-capacity", "taints"),
-        help="what an API server would get that lacks this feature; can be given twice",
+        choices=("consumable-capacity", "taints", "counters"),
+        help="what an API server would get that lacks this feature; can be given more than once",
     )
     devices.set_defaults(command=_devices)
 
@@ -117,10 +117,12 @@ def _mps_agent(arguments: argparse.Namespace) -> int:
 
 def _devices(arguments: argparse.Namespace) -> int:
     from dra_driver.cli.devices import devices
+    from dra_driver.cli.terminal import terminal
 
     settings = DevicesSettings.read(arguments)
     logs.set_up("warning", settings.log_format)
-    print(devices(settings, arguments.output, arguments.without))
+    shown = terminal(sys.stdout, os.environ)
+    print(devices(settings, arguments.output, arguments.without, shown))
     return 0
 
 

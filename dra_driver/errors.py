@@ -7,6 +7,7 @@
     │   ├── UnknownDevice  it was allocated a device that this node does not have
     │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
+    │   ├── Vanished       a MIG instance is not there any more
     │   ├── ProgramFailed  a program ended with an error
     │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
     │   ├── TimedOut       an outside call or a wait did not end in time
@@ -44,6 +45,10 @@ class DeviceHeld(ClaimError):
 
 class NodeError(DriverError):
     """This machine failed us: NVML, driver files, disk, a child process."""
+
+
+class Vanished(NodeError):
+    """A MIG instance is not there any more, or not yet; the GPU itself answers."""
 
 
 class ProgramFailed(NodeError):

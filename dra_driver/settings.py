@@ -150,6 +150,11 @@ class NodeSettings(_Settings):
     def ledger_dir(self) -> Path:
         return self.state / "claims"
 
+    @property
+    def mig_book(self) -> Path:
+        """What was made of GPUs other than for claims."""
+        return self.state / "mig.json"
+
 
 class DevicesSettings(NodeSettings):
     """What `dra-driver devices` needs beyond the node: whose slices it prints."""

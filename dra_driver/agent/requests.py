@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from dra_driver.errors import ClaimError, NodeError
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
+from dra_driver.model.uuids import is_instance
 from dra_driver.node.mps import wire
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")  # what MPS takes for a namespace
@@ -60,6 +61,8 @@ def _check(space: Space) -> None:
     if not space.gpus or len(set(space.gpus)) != len(space.gpus):
         wrong.append(f"its GPUs are none, or one comes twice: {list(space.gpus)}")
     wrong += [f"{gpu!r} is no UUID of a GPU" for gpu in space.gpus if not _GPU.fullmatch(gpu)]
+    if len(space.gpus) > 1 and any(map(is_instance, space.gpus)):
+        wrong.append("a MIG instance has a server of its own")
     if space.memory_bytes and len(space.memory_bytes) != len(space.gpus):
         wrong.append(f"{len(space.memory_bytes)} memory limits for {len(space.gpus)} GPUs")
     sizes = [size for size in space.memory_bytes if size is not None]

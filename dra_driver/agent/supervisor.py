@@ -29,6 +29,7 @@ from dra_driver.model.mps import (
     server_name,
 )
 from dra_driver.node.mps.deadlines import request, within
+from dra_driver.plan.mps_servers import protocol_over
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Supervisor:
                 self._put_right(server)
             if server is not None and not server.gone:
                 return server.serve(space)
-            protocol = self._tools.daemons.protocol()
+            protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
             self._leftovers.take_away(name)
             server = Server(new_state(space, protocol, self._tools.directory), self._tools)
             with self._guard:

@@ -1,9 +1,15 @@
-"""Usage of GPUs as text: a bar for each, below it a line for each claim and MPS server on it."""
+"""Usage of GPUs as text: a bar for each, below it a line for each claim and MPS server on it.
 
-from collections.abc import Sequence
+A GPU that is cut shows its memory units instead, and below it each of its partitions like a GPU.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dra_driver.cli.mig_blocks import Block, blocks
+from dra_driver.cli.mig_picture import letter, unit_width, units
 from dra_driver.cli.mps_usage import MpsUses, SpaceUse, server_words, use_words
+from dra_driver.cli.pens import Pen, pen
 from dra_driver.cli.sizes import GIB, gib
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import Usage, Use
@@ -14,53 +20,61 @@ from dra_driver.model.profiles import GuardPolicy
 _NARROWEST, _WIDEST = 12, 60  # of a bar
 _GAP = "  "
 
-_COLOURS = (36, 33, 35, 32, 34, 31)  # SGR: cyan, yellow, magenta, green, blue, red
-_RESET = "\x1b[0m"
 _NO_MPS = MpsUses()
 
 
 @dataclass(frozen=True, slots=True)
-class Pen:
-    """What a bar is drawn with."""
+class _Row:
+    """A line with a bar, and what stands below it."""
 
-    marks: str  # of the first claim, the second, …, and again from the start
-    free: str
-    onlooker: str
-    colour: bool = False
+    usage: Usage
+    mark: str = ""  # of a partition: which of the units of its GPU are its own
+    blocks: tuple[Block, ...] = ()  # of a GPU that is cut
 
-    def mark(self, place: int, number: int = 1) -> str:
-        """*number* cells of the claim at *place* on its GPU."""
-        return self.coloured(place, self.marks[place % len(self.marks)] * number)
+    @property
+    def title(self) -> str:
+        return f"{_GAP}{self.mark} {self.usage.name}" if self.mark else self.usage.name
 
-    def coloured(self, place: int, text: str) -> str:
-        if not self.colour or not text:
-            return text
-        return f"\x1b[{_COLOURS[place % len(_COLOURS)]}m{text}{_RESET}"
+    @property
+    def indent(self) -> str:
+        return _GAP * 2 if self.mark else ""
 
-
-def pen(terminal: Terminal) -> Pen:
-    if terminal.unicode:
-        return Pen("█▓▒", "·", "○", terminal.colour)
-    return Pen("#=+*%", ".", "o", terminal.colour)
+    @property
+    def product(self) -> str:
+        """Of a GPU; the name of a partition says enough."""
+        usage = self.usage
+        return usage.gpu.product_name if usage.gpu and not self.mark else ""
 
 
 def picture(usages: Sequence[Usage], terminal: Terminal, mps: MpsUses = _NO_MPS) -> str:
     """Every GPU with its bar and its claims; *mps*: which of those are under MPS."""
+    rows = [row for usage in usages for row in _rows(usage)]
     hand = pen(terminal)
-    heads = _heads(usages, terminal)
-    names = _width([str(use.record.claim) for usage in usages for use in usage.uses])
-    amounts = _width([_amount(use) for usage in usages for use in usage.uses])
+    heads = _heads(rows, terminal)
+    names = _width([str(use.record.claim) for row in rows for use in row.usage.uses])
+    amounts = _width([_amount(use) for row in rows for use in row.usage.uses])
     lines = []
-    for usage, head in zip(usages, heads, strict=True):
+    for row, head in zip(rows, heads, strict=True):
+        usage = row.usage
         lines.append(head)
         for place, use in enumerate(usage.uses):
             mark = hand.onlooker if use.holding.admin else hand.mark(place)
             name, amount = str(use.record.claim).ljust(names), _amount(use).rjust(amounts)
             rest = ", ".join(filter(None, _words(use, mps.of(use.record, use.holding))))
-            lines.append(f"{_GAP}{mark} {_GAP.join((name, amount, rest)).rstrip()}")
+            text = _GAP.join((name, amount, rest)).rstrip()
+            lines.append(f"{row.indent}{_GAP}{mark} {text}")
         servers = [server for server in mps.servers if usage.uuid in server.gpus]
-        lines += [f"{_GAP}{_GAP}{server_words(server)}" for server in servers]
+        lines += [f"{row.indent}{_GAP}{_GAP}{server_words(server)}" for server in servers]
     return "\n".join(lines)
+
+
+def _rows(usage: Usage) -> Iterator[_Row]:
+    held = [use.holding for one in (usage, *usage.parts) for use in one.uses]
+    drawn = blocks(usage.gpu, held) if usage.gpu and usage.parts else ()
+    yield _Row(usage, blocks=drawn)
+    for part in usage.parts:
+        place = next((i for i, each in enumerate(drawn) if each.key == part.key), None)
+        yield _Row(part, "-" if place is None else letter(place, drawn[place].claimed))
 
 
 def bar(amounts: Sequence[int], total: int, width: int, hand: Pen) -> str:
@@ -91,20 +105,20 @@ def cells(parts: Sequence[int], width: int) -> list[int]:
     return number
 
 
-def _heads(usages: Sequence[Usage], terminal: Terminal) -> list[str]:
+def _heads(rows: Sequence[_Row], terminal: Terminal) -> list[str]:
     """The lines of the GPUs, all alike; where there is little room without the products, then
     without cores and shares, then without the bars."""
-    plain = [usage.name for usage in usages]
-    products = [usage.gpu.product_name if usage.gpu else "" for usage in usages]
-    both = [f"{name}{_GAP}{product}" for name, product in zip(_even(plain), products, strict=True)]
+    plain = [row.title for row in rows]
+    names = _width([row.title for row in rows if not row.mark])
+    both = [row.title.ljust(names) + _GAP + row.product for row in rows]
     for starts, every in ((both, True), (plain, True), (plain, False)):
-        tails = [summary(usage, every) for usage in usages]
+        tails = [summary(row.usage, every) for row in rows]
         room = terminal.width - _width(starts) - _width(tails) - 2 * len(_GAP) - len("[]")
         if room >= _NARROWEST:
             hand = pen(terminal)
-            bars = [_bar_of(usage, min(room, _WIDEST), hand) for usage in usages]
+            bars = [_bar_of(row, min(room, _WIDEST), hand) for row in rows]
             return _joined(_even(starts), bars, tails)
-    return _joined(_even(plain), [summary(usage, False) for usage in usages])
+    return _joined(_even(plain), [summary(row.usage, False) for row in rows])
 
 
 def _joined(*columns: Sequence[str]) -> list[str]:
@@ -119,7 +133,14 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-def _bar_of(usage: Usage, width: int, hand: Pen) -> str:
+def _bar_of(row: _Row, width: int, hand: Pen) -> str:
+    usage = row.usage
+    number = usage.gpu.mig.units if usage.gpu and usage.gpu.mig else 0
+    if row.blocks and (wide := unit_width(number, width + len("[]"))) > 0:
+        rest = width + len("[]") - (number * (wide + 1) + 1)
+        return units(row.blocks, number, wide, hand) + " " * rest
+    if usage.parts:
+        return " " * (width + len("[]"))
     amounts = [use.amount for use in usage.uses]
     if usage.held.whole:
         shares = [int(each.whole) for each in amounts]
@@ -133,6 +154,8 @@ def _bar_of(usage: Usage, width: int, hand: Pen) -> str:
 def summary(usage: Usage, every: bool = True) -> str:
     """How much of a GPU is held and free, in words; *every*: cores and shares, too."""
     held, total = usage.held, usage.memory_bytes
+    if usage.parts:
+        return _cut(usage, total)
     if held.whole:
         return "all of it held" if total is None else f"all {gib(total)} held"
     if held.shares == 0:
@@ -147,6 +170,15 @@ def summary(usage: Usage, every: bool = True) -> str:
     if usage.shares is not None and every:
         words.append(f"{held.shares} of {usage.shares} shares")
     return ", ".join(words)
+
+
+def _cut(usage: Usage, total: int | None) -> str:
+    """How much of a GPU is in partitions, in words."""
+    number = len(usage.parts)
+    words = "1 partition" if number == 1 else f"{number} partitions"
+    if total is not None and usage.cut_bytes:
+        words += f" with {usage.cut_bytes / GIB:.1f} of {gib(total)}"
+    return f"{words}, and all of it is held" if usage.held.whole else words
 
 
 def _amount(use: Use) -> str:
@@ -166,7 +198,7 @@ def _words(use: Use, mps: Sequence[SpaceUse]) -> tuple[str, ...]:
     part = not amount.whole and not use.holding.admin
     told = any(one.space.percent == amount.cores for one in mps)
     return (
-        name if name != board(name) else "",
+        name if name != board(name) and use.holding.partition is None else "",
         _mps_words(mps),
         f"{amount.cores} % of the cores" if part and amount.cores and not told else "",
         f"{amount.shares} shares" if part and amount.shares != 1 else "",

@@ -9,10 +9,15 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
 ``-o json`` prints one object::
 
     {"gpus": [{"name", "uuid", "product",             of every GPU; null where it is not known
-               "memoryBytes", "heldBytes", "freeBytes",
+               "memoryBytes", "heldBytes",            held: by claims, also of its partitions
+               "freeBytes",                           not held, nor in a partition
                "coresHeld",                           percent, of 100
                "sharesHeld", "shares",                claims at once; shares null: it is not divided
-               "claims": ["namespace/name", ...]}],
+               "claims": ["namespace/name", ...],     also those on its partitions
+               "partitions": [{"name", "uuid",        those that are there or held; uuid null: not
+                               "profile",             cut yet; profile null: not known
+                               "start", "size",       in memory units
+                               ...}]}],               ...: from memoryBytes to claims, as above
      "claims": [{"namespace", "name", "uid",
                  "state",                             "started" or "prepared"
                  "pods": ["name", ...],
@@ -20,6 +25,8 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                               "shape",                "exclusive", "sliceable", "4 replicas", ...
                               "whole",                true: no other claim can be on that GPU
                               "memoryBytes", "cores", "shares",  of a part; else null
+                              "partition",            null, or {"start", "size", "uuid", "cut"};
+                                                      cut: for claims, and goes with the last
                               "interval",             "Long", ...; null: it asked for none
                               "limit",                null, or {"memoryBytes", "strict",
                                                       "guard", "graceSeconds"}
@@ -65,8 +72,9 @@ from dra_driver.cli.table import table
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import Usage, Use, claims_on, usages
 from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.holdings import Limit, Record
+from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import PartitionKey
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger_files import SetAside, read_directory
 from dra_driver.plan.offer import described
@@ -135,6 +143,25 @@ def _gpu(usage: Usage) -> dict[str, Any]:
         "name": usage.name,
         "uuid": usage.uuid,
         "product": usage.gpu.product_name if usage.gpu else None,
+        **_held(usage),
+        "partitions": [_partition(part, part.key) for part in usage.parts if part.key],
+    }
+
+
+def _partition(usage: Usage, key: PartitionKey) -> dict[str, Any]:
+    known = usage.partition
+    return {
+        "name": usage.name,
+        "uuid": usage.uuid,
+        "profile": known.profile.name if known else None,
+        "start": key.start,
+        "size": key.size,
+        **_held(usage),
+    }
+
+
+def _held(usage: Usage) -> dict[str, Any]:
+    return {
         "memoryBytes": usage.memory_bytes,
         "heldBytes": usage.held_bytes,
         "freeBytes": usage.free_bytes,
@@ -171,10 +198,15 @@ def _device(use: Use, mps: MpsUses) -> dict[str, Any]:
         "memoryBytes": amount.memory_bytes or None if part else None,
         "cores": amount.cores if part else None,
         "shares": amount.shares if part else None,
+        "partition": holding.partition and _of_partition(holding, holding.partition),
         "interval": None if use.interval is None else str(use.interval),
         "limit": None if holding.limit is None else _limit(holding.limit),
         "mps": device_document(mps.of(use.record, holding)),
     }
+
+
+def _of_partition(holding: Holding, key: PartitionKey) -> dict[str, Any]:
+    return {"start": key.start, "size": key.size, "uuid": holding.memory_of, "cut": holding.cut}
 
 
 def _limit(limit: Limit) -> dict[str, Any]:

@@ -35,6 +35,11 @@ _WITHOUT: Mapping[str, str] = {
     "are given out whole",
 }
 
+_WITHOUT_COUNTERS = (
+    "without shared counters as Kubernetes 1.35 and newer have them no GPU is cut into MIG "
+    "partitions for claims: instances that exist are offered"
+)
+
 
 class Server(Api, Protocol):
     """An API server that takes parameters; ``dra_driver.cluster.client.ApiServer`` is one."""
@@ -72,14 +77,14 @@ class Right:
 
 
 # Exactly what kubeletplugin/resource_api.py, plugin/node_labels.py and cluster/events.py ask of the
-# API server.
+# API server; nodes are patched where a layout of MIG instances says how far it is.
 NEEDED = (
     *(Right(GROUP, "resourceclaims", verb) for verb in ("get", "list")),
     *(
         Right(GROUP, "resourceslices", verb)
         for verb in ("get", "list", "watch", "create", "update", "delete")
     ),
-    *(Right("", "nodes", verb) for verb in ("get", "list", "watch")),
+    *(Right("", "nodes", verb) for verb in ("get", "list", "watch", "patch")),
     *(Right("", "events", verb) for verb in ("create", "patch")),
 )
 # And kubeletplugin/pod_reader.py: which container of a pod uses which requests of its claim.
@@ -177,6 +182,8 @@ def of_features(kept: Features) -> Iterator[Finding]:
     for field, follows in _WITHOUT.items():
         if not getattr(kept, field):
             yield ok(FEATURES, f"without {_GATES[field][0]} {follows}")
+    if not kept.counters_apart:
+        yield ok(FEATURES, _WITHOUT_COUNTERS)
 
 
 def _denied(server: Server, right: Right) -> str:

@@ -9,6 +9,10 @@ GPU that a claim holds keeps its shape. A ledger that cannot be read is no reaso
 of the Node is not looked at, no API server is asked; what one would get that lacks a feature is
 told with ``--without``.
 
+A board that needs a reset to be switched to MIG mode, which the plugin does while nothing uses it,
+is told of as it is then. GPUs that are cut are drawn, too: whose each memory unit is, and what
+fits.
+
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
 first publication would create them. What is said beside them in a table (GPUs that are not offered,
 changes that wait, notes on the profile) has no place in it.
@@ -17,64 +21,86 @@ changes that wait, notes on the profile) has no place in it.
 import json
 import logging
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import yaml
 
-from dra_driver.cli.sizes import gib
-from dra_driver.cli.table import table
+from dra_driver.cli.device_tables import device_tables
+from dra_driver.cli.mig_layouts import layout_lines
+from dra_driver.cli.mig_picture import Board, boards, mig_picture
+from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import held_by
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.slices import Home, Pool, reconcile, split
-from dra_driver.model.devices import Gpu
+from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held
-from dra_driver.model.mps import ALL_CORES
-from dra_driver.model.offer import (
-    Device,
-    Exclusive,
-    Keeps,
-    Monitor,
-    Offer,
-    Pending,
-    Replica,
-    Shape,
-    Sliceable,
-)
-from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Rules
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.layouts import Book
+from dra_driver.model.offer import Keeps, Offer, Pending
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger_files import read_directory
 from dra_driver.node.machine import open_node
-from dra_driver.plan.offer import described, offer
-from dra_driver.plan.publish import published
+from dra_driver.node.mig_book import MigBook
+from dra_driver.plan.mig.switches import after_switch
+from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published, published_counters
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.settings import DevicesSettings
 
 log = logging.getLogger(__name__)
 
-FEATURES = ("consumable-capacity", "taints")  # that an API server can be without
+FEATURES = ("consumable-capacity", "taints", "counters")  # that an API server can be without
 
-_MIB = 1024**2
-_HEAD = ("DEVICE", "PRODUCT", "SHAPE", "MEMORY", "DEFAULT", "LEAST", "STEP", "SHARES", "CORES")
-_WIDE_HEAD = ("SHARED BY", "PCI BUS", "NUMA", "PCIE SWITCH", "NVLINK")
+_NO_TERMINAL = Terminal()
 
 
-def devices(settings: DevicesSettings, output: str, without: Collection[str] = ()) -> str:
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What there is to tell people."""
+
+    offered: Offer
+    profile: Profile
+    boards: tuple[Board, ...]
+    switched: tuple[DeviceName, ...] = ()  # shown as they are after a reset
+    layouts: tuple[str, ...] = ()  # how far they are
+
+
+def devices(
+    settings: DevicesSettings,
+    output: str,
+    without: Collection[str] = (),
+    terminal: Terminal = _NO_TERMINAL,
+) -> str:
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
     profile = profile_of(settings)  # a wrong one is told before the GPUs are looked at
     with tempfile.TemporaryDirectory() as sim_dir, open_node(settings.place, Path(sim_dir)) as node:
-        inventory = node.refresh()
-    keeps = Keeps(capacity=FEATURES[0] not in without, taints=FEATURES[1] not in without)
-    mps = bool(settings.mps_socket)
-    offered = offer(inventory, profile, keeps, _held(settings), mps=mps)
+        seen = node.refresh()
+    capacity, taints, counters = (name not in without for name in FEATURES)
+    keeps = Keeps(capacity, taints, counters)
+    held = _held(settings)
+    inventory = after_switch(seen, profile, keeps, held)
+    offered = offer(inventory, profile, keeps, held, mps=bool(settings.mps_socket))
     if output in ("table", "wide"):
-        return _text(offered, profile, wide=output == "wide")
+        book = _book(settings)
+        drawn = boards(offered, inventory.gpus, held, book.made)
+        said = tuple(layout_lines(book, inventory.gpus))
+        answer = _Answer(offered, profile, drawn, _switched(seen, inventory), said)
+        return "\n".join(_lines(answer, output == "wide", terminal))
     document = slices_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
     return json.dumps(document, indent=2, sort_keys=True)
+
+
+def _switched(seen: Inventory, after: Inventory) -> tuple[DeviceName, ...]:
+    return tuple(
+        now.name for was, now in zip(seen.gpus, after.gpus, strict=True) if was.mig != now.mig
+    )
 
 
 def _held(settings: DevicesSettings) -> Held:
@@ -86,6 +112,14 @@ def _held(settings: DevicesSettings) -> Held:
     return held_by(records.values())
 
 
+def _book(settings: DevicesSettings) -> Book:
+    try:
+        return MigBook(settings.mig_book, boot_id(settings.host_root)).read()
+    except NodeError as e:
+        log.warning("what layouts made counts as somebody else's: %s", e)
+        return Book()
+
+
 def profile_of(settings: DevicesSettings) -> Profile:
     """The one that is named, else the one called default. SettingsError: there is none, or it is
     wrong."""
@@ -94,7 +128,7 @@ def profile_of(settings: DevicesSettings) -> Profile:
 
 def slices_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
     """The ResourceSlices, in API version v1, that a first publication would create."""
-    pool: Pool = split(settings.node_name, published(offered))
+    pool: Pool = split(settings.node_name, published(offered), published_counters(offered))
     home = Home(settings.driver_name, settings.node_name, node_uid="")
     items = []
     for document in reconcile(pool, (), home).create:
@@ -103,82 +137,26 @@ def slices_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}
 
 
-def _text(offered: Offer, profile: Profile, wide: bool) -> str:
-    head = (*_HEAD, "UUID", *(_WIDE_HEAD if wide else ()))
-    rows = [_row(device, wide) for device in offered.devices]
-    lines = [table(head, rows)] if rows else ["this node has no GPU to offer"]
-    lines += [f"not offered: {found.what}: {found.reason}" for found in offered.withheld]
-    lines += [_pending(change) for change in offered.pending]
-    lines += [f"profile {profile.name}: {note}" for note in profile.notes]
-    lines += offered.notes[len(profile.notes) :]
-    lines.append(f"profile: {profile.name}")
-    return "\n".join(lines)
+def _lines(answer: _Answer, wide: bool, terminal: Terminal) -> Iterable[str]:
+    offered, profile = answer.offered, answer.profile
+    tables = device_tables(offered.devices, wide)
+    yield "\n\n".join(tables) if tables else "this node has no GPU to offer"
+    if answer.boards:
+        yield f"\n{mig_picture(answer.boards, terminal)}\n"
+    if answer.switched:
+        yield (
+            f"shown as after their switch to MIG mode: {', '.join(answer.switched)}; the plugin "
+            "switches them while no claim and no process uses them"
+        )
+    yield from answer.layouts
+    yield from (f"not offered: {found.what}: {found.reason}" for found in offered.withheld)
+    yield from (_pending(change) for change in offered.pending)
+    yield from (f"profile {profile.name}: {note}" for note in profile.notes)
+    yield from offered.notes[len(profile.notes) :]
+    yield f"profile: {profile.name}"
 
 
 def _pending(change: Pending) -> str:
     if change.reason:
         return f"not as the profile says: {change.device}: {change.change}: {change.reason}"
     return f"pending: {change.device} keeps its shape while a claim holds it, then: {change.change}"
-
-
-def _row(device: Device, wide: bool) -> tuple[str, ...]:
-    gpu = device.gpu
-    row = (
-        device.name,
-        gpu.product_name,
-        _shape(device.shape),
-        "?" if gpu.memory_bytes is None else gib(gpu.memory_bytes),
-        *_amounts(device.shape),
-        gpu.uuid,
-    )
-    return (*row, _shared_by(device.rules), *_place(gpu)) if wide else row
-
-
-def _shared_by(rules: Rules) -> str:
-    """The strategies that are possible, the default one first."""
-    others = [each for each in rules.strategies if each is not rules.default_strategy]
-    return ", ".join([rules.default_strategy, *others]) if rules.strategies else "-"
-
-
-def _shape(shape: Shape) -> str:
-    match shape:
-        case Replica(place=place):
-            return f"{place + 1} of {described(shape)}"
-        case Monitor():
-            return f"{described(shape)} (admin access)"
-        case _:
-            return described(shape)
-
-
-def _amounts(shape: Shape) -> Iterator[str]:
-    """Memory by default, least and step; the most shares; the most cores, or those of each."""
-    match shape:
-        case Sliceable(memory_default=default, memory_least=least, memory_step=step):
-            yield from (f"{amount // _MIB}Mi" for amount in (default, least, step))
-            yield str(shape.shares)
-            yield _cores(shape)
-        case Replica(memory_bytes=memory, cores=cores):
-            yield from ("-" if memory is None else f"{memory // _MIB}Mi", "-", "-", "1")
-            yield f"{cores} %" if cores else "-"
-        case Exclusive() | Monitor():
-            yield from "-----"
-        case _:
-            assert_never(shape)
-
-
-def _cores(shape: Sliceable) -> str:
-    if not shape.cores:
-        return "-"
-    each = shape.cores_default
-    return f"{ALL_CORES} % ({each} % each)" if each else f"{ALL_CORES} %"
-
-
-def _place(gpu: Gpu) -> tuple[str, ...]:
-    topology = gpu.topology
-    peers = f"{topology.nvlink_clique} ({topology.nvlink_peers} peers)"
-    return (
-        gpu.pci_bus_id,
-        "-" if topology.numa_node is None else str(topology.numa_node),
-        topology.pcie_switch or "-",
-        peers if topology.nvlink_clique else "-",
-    )

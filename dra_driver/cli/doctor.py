@@ -21,6 +21,8 @@ from dra_driver.cli import (
     cluster_checks,
     disk_checks,
     gpu_checks,
+    mig_checks,
+    mig_layouts,
     mode_checks,
     mps_checks,
     plugin_checks,
@@ -34,7 +36,10 @@ from dra_driver.errors import DriverError, SettingsError
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.node.boot import boot_id
 from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.ledger_files import read_directory
 from dra_driver.node.machine import open_node
+from dra_driver.node.mig_book import MigBook
+from dra_driver.node.node import GpuNode
 from dra_driver.node.place import open_driver
 from dra_driver.node.worker import Worker
 from dra_driver.plan.edits import vendor
@@ -88,6 +93,7 @@ def _examine(settings: PluginSettings, ask: Ask, stack: ExitStack) -> Iterator[F
     cluster = _cluster(settings, stack)
     yield from run_checks(_node_checks(settings, machine))
     yield from run_checks(_disk_checks(settings))
+    yield from run_checks(_mig_checks(settings, machine))
     yield from run_checks(_sharing_checks(settings, machine, cluster))
     yield from run_checks(_mps_checks(settings, machine, driver, ask))
     if isinstance(cluster, Finding):
@@ -108,6 +114,33 @@ def _node_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[
         (gpu_checks.NODES, partial(gpu_checks.device_files, machine)),
         (gpu_checks.HOOK, partial(gpu_checks.hook, machine, settings.nvidia_cdi_hook)),
     ]
+
+
+def _mig_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[Check]:
+    node = machine.node
+    return [
+        (mig_checks.MODES, lambda: mig_checks.modes(node.inventory().gpus)),
+        (
+            mig_checks.INSTANCES,
+            lambda: mig_checks.instances(node.refresh, partial(_book, settings)),
+        ),
+        (
+            mig_checks.FILES,
+            lambda: mig_checks.device_files(node.refresh, node.device_files),
+        ),
+        (mig_layouts.LAYOUTS, partial(_layouts, settings, node)),
+    ]
+
+
+def _layouts(settings: PluginSettings, node: GpuNode) -> Iterator[Finding]:
+    gpus = [gpu for gpu in node.inventory().gpus if gpu.mig is not None]
+    if gpus:
+        book = MigBook(settings.mig_book, boot_id(settings.host_root)).read()
+        yield from mig_layouts.layouts(book, gpus)
+
+
+def _book(settings: PluginSettings) -> disk_checks.Book:
+    return disk_checks.Book(*read_directory(_of_boot(settings)))
 
 
 def _sharing_checks(

@@ -1,13 +1,17 @@
 """What claims can choose from: the devices that are published, and the DeviceClasses."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from api import names
 from dra_driver.cli.selectors import Variables, variables_of
+from dra_driver.kubeletplugin import quantity
 
 Document = Mapping[str, Any]
+Counter = tuple[str, str]  # (counter set, counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +23,40 @@ class Published:
     variables: Variables
 
     @property
+    def name(self) -> str:
+        return str(self.document["name"])
+
+    @property
     def kind(self) -> str:
-        kind = ((self.document.get("attributes") or {}).get(names.TYPE) or {}).get("string")
-        return str(kind or "")
+        return str(self.attribute(names.TYPE) or "")
+
+    @property
+    def profile(self) -> str:
+        """Of a partition."""
+        return str(self.attribute(names.PROFILE) or "")
+
+    @property
+    def takes(self) -> Mapping[Counter, Fraction]:
+        """What keeps it apart from other devices (KEP-4815)."""
+        return {
+            (str(one.get("counterSet")), name): quantity.parse(str(amount["value"]))
+            for one in self.document.get("consumesCounters") or ()
+            for name, amount in (one.get("counters") or {}).items()
+        }
 
     @property
     def capacity(self) -> Mapping[str, Document]:
         return self.document.get("capacity") or {}
 
+    def attribute(self, name: str) -> Any:
+        """Its value, whatever its type. None: it has none. *name*: may be without our domain."""
+        attributes = self.document.get("attributes") or {}
+        value = attributes.get(name) or attributes.get(name.rpartition("/")[2]) or {}
+        return next(iter(value.values()), None)
+
     @property
     def place(self) -> str:
-        return f"{self.document['name']} on {self.node}"
+        return f"{self.name} on {self.node}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +66,30 @@ class Market:
     driver: str
     devices: tuple[Published, ...]
     classes: Mapping[str, Document]  # by name
+    counters: Mapping[str, Mapping[Counter, Fraction]] = field(default_factory=dict)  # by node
 
 
 def market(driver: str, slices: Iterable[Document], classes: Iterable[Document]) -> Market:
     """*slices* (documents of v1) of all drivers and nodes; those of *driver* count."""
+    specs = [spec for each in slices if (spec := each.get("spec") or {}).get("driver") == driver]
     devices = tuple(
-        Published(str(spec.get("nodeName") or "other nodes"), device, variables_of(device, driver))
-        for each in slices
-        if (spec := each.get("spec") or {}).get("driver") == driver
+        Published(_node(spec), device, variables_of(device, driver))
+        for spec in specs
         for device in spec.get("devices") or ()
     )
-    return Market(driver, devices, {each["metadata"]["name"]: each for each in classes})
+    by_name = {each["metadata"]["name"]: each for each in classes}
+    return Market(driver, devices, by_name, _counters(specs))
+
+
+def _node(spec: Document) -> str:
+    return str(spec.get("nodeName") or "other nodes")
+
+
+def _counters(specs: Iterable[Document]) -> Mapping[str, Mapping[Counter, Fraction]]:
+    found: dict[str, dict[Counter, Fraction]] = defaultdict(dict)
+    for spec in specs:
+        for one in spec.get("sharedCounters") or ():
+            for name, amount in (one.get("counters") or {}).items():
+                counter = (str(one.get("name")), name)
+                found[_node(spec)][counter] = quantity.parse(str(amount["value"]))
+    return found

@@ -40,8 +40,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class SpaceUse:
-    """What one claim has on one GPU in one of its spaces: it has several there where containers of
-    its own use it by different requests."""
+    """What one claim has on one GPU, or MIG instance, in one of its spaces: it has several there
+    where containers of its own use it by different requests."""
 
     space: Space
     gpu: GpuUuid
@@ -74,12 +74,13 @@ class MpsUses:
     def of(self, record: Record, holding: Holding) -> tuple[SpaceUse, ...]:
         """Empty: the claim does not use that device under MPS. Several: it has several spaces on
         the device's GPU, and nobody can tell in which the device is."""
-        if holding.gpu is None or holding.admin:
+        gpu = holding.uuid
+        if gpu is None or holding.admin:
             return ()
-        there = [space for space in record.spaces if holding.gpu in space.gpus]
+        there = [space for space in record.spaces if gpu in space.gpus]
         served = {space.name: one for space in there if (one := self._served(space))}
         its = there if len(there) < 2 else spaces_of_device(record, holding, there, served)
-        return tuple(self._use(record, space, holding.gpu) for space in its)
+        return tuple(self._use(record, space, gpu) for space in its)
 
     def of_claim(self, record: Record) -> Iterator[SpaceUse]:
         """Each of its spaces, once for each GPU."""

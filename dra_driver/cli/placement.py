@@ -16,8 +16,10 @@ from typing import Any
 from api import names
 from dra_driver.cli.capacities import fits, lacking
 from dra_driver.cli.market import Market, Published
+from dra_driver.cli.requests import Request, requests_of
 from dra_driver.cli.selectors import may_match, variables_of_others
 from dra_driver.cli.strategies import Asked, strategy_of
+from dra_driver.cli.together import Way, fit_together
 
 Document = Mapping[str, Any]
 
@@ -30,46 +32,17 @@ class Verdict:
     problems: tuple[tuple[str, str], ...]  # (namespace/name, why it can never be served)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One way to serve a request: itself, or one entry of its ``firstAvailable``."""
-
-    path: str
-    asked: Document
-    name: str = ""
-    configs: Sequence[Document] = ()  # of its claim
-
-    @property
-    def class_name(self) -> str:
-        return str(self.asked.get("deviceClassName"))
-
-    @property
-    def selectors(self) -> Sequence[Document]:
-        """Its own, besides those of its class."""
-        return self.asked.get("selectors") or ()
-
-    @property
-    def admin(self) -> bool:
-        return bool(self.asked.get("adminAccess"))
-
-    @property
-    def amounts(self) -> Mapping[str, str]:
-        return {
-            str(name): str(amount)
-            for name, amount in ((self.asked.get("capacity") or {}).get("requests") or {}).items()
-        }
-
-
 def judge(claims: Iterable[Document], market: Market) -> Verdict:
     """What is wrong with those of *claims* (documents of v1) that wait for devices of the driver;
     claims that other drivers could serve are not judged."""
     judged, problems = 0, []
     for claim in claims:
-        ways = _requests(claim) if _is_pending(claim) else []
+        ways = requests_of(claim) if _is_pending(claim) else []
         if not any(_is_ours(way, market) for request in ways for way in request):
             continue
         judged += 1
-        if why := "; ".join(found for request in ways if (found := _hopeless(request, market))):
+        why = "; ".join(found for request in ways if (found := _hopeless(request, market)))
+        if why := why or _crowded(claim, ways, market):
             metadata = claim["metadata"]
             problems.append((f"{metadata.get('namespace', '')}/{metadata['name']}", why))
     return Verdict(judged, tuple(sorted(problems)))
@@ -80,40 +53,48 @@ def _is_pending(claim: Document) -> bool:
     return not gone and not (claim.get("status") or {}).get("allocation")
 
 
-def _requests(claim: Document) -> list[list[_Request]]:
-    """Every request of a claim as the ways to serve it."""
-    found = []
-    devices = (claim.get("spec") or {}).get("devices") or {}
-    configs = devices.get("config") or ()
-    for index, request in enumerate(devices.get("requests") or ()):
-        path, name = f"spec.devices.requests[{index}]", str(request.get("name"))
-        if "exactly" in request:
-            found.append([_Request(f"{path}.exactly", request["exactly"], name, configs)])
-        else:
-            listed = request.get("firstAvailable") or ()
-            found.append(
-                [
-                    _Request(
-                        f"{path}.firstAvailable[{i}]", one, f"{name}/{one.get('name')}", configs
-                    )
-                    for i, one in enumerate(listed)
-                ]
-            )
-    return found
-
-
-def _hopeless(ways: Sequence[_Request], market: Market) -> str:
+def _hopeless(ways: Sequence[Request], market: Market) -> str:
     """Why none of the *ways* to serve a request can be gone; empty: one of them may be."""
     reasons = []
     for way in ways:
-        reason = _is_ours(way, market) and _impossible(way, market)
+        reason = _is_ours(way, market) and _left(way, market)[1]
         if not reason:
             return ""
         reasons.append(reason)
     return "; ".join(reasons)
 
 
-def _is_ours(request: _Request, market: Market) -> bool:
+def _crowded(claim: Document, requests: Sequence[Sequence[Request]], market: Market) -> str:
+    """Why its requests, each of which could be served, cannot be served together.
+
+    Where one is for all devices, for another driver's, or for nothing that counters keep apart,
+    nobody asks; nor where it is one device alone.
+    """
+    if len(requests) == 1 and all(way.count == 1 for way in requests[0]):
+        return ""
+    every = [[_way(way, market) for way in ways if not way.admin] for ways in requests]
+    wanted = [ways for ways in every if ways]
+    flat = [way for ways in wanted for way in ways]
+    if None in flat or not any(d.takes for way in flat if way for d in way.devices):
+        return ""
+    found = [[way for way in ways if way and way.devices] for ways in wanted]
+    constraints = ((claim.get("spec") or {}).get("devices") or {}).get("constraints") or ()
+    if fit_together(found, market.counters, constraints):
+        return ""
+    return (
+        "spec.devices: on no node can it have all of that at once: partitions of one GPU take the "
+        "same memory units, and so does the GPU as a whole; ask for fewer or smaller ones"
+    )
+
+
+def _way(request: Request, market: Market) -> Way | None:
+    if request.every or not _is_ours(request, market):
+        return None
+    devices, why = _left(request, market)
+    return Way(request.name, request.count, () if why else devices)
+
+
+def _is_ours(request: Request, market: Market) -> bool:
     """Whether no device of another driver can serve *request*."""
     found = market.classes.get(request.class_name)
     if found is None:  # the chart's are called like that
@@ -127,27 +108,28 @@ def _selectors(device_class: Document) -> Sequence[Document]:
     return (device_class.get("spec") or {}).get("selectors") or ()
 
 
-def _impossible(request: _Request, market: Market) -> str:
-    """Each step leaves fewer devices; the first that leaves none is the reason."""
+def _left(request: Request, market: Market) -> tuple[Sequence[Published], str]:
+    """The devices that can serve *request*, or why there is none. Each step leaves fewer; the first
+    that leaves none is the reason."""
     if request.class_name not in market.classes:
-        return f"{request.path}.deviceClassName: there is no DeviceClass {request.class_name}"
+        return (), f"{request.path}.deviceClassName: there is no DeviceClass {request.class_name}"
     devices: Sequence[Published] = market.devices
     for left, why in _STEPS:
         fewer = left(request, devices, market)
         if not fewer:
-            return why(request, devices, market)
+            return (), why(request, devices, market)
         devices = fewer
-    return _too_many(request, devices)
+    return devices, _too_many(request, devices)
 
 
 def _of_class(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
     selectors = _selectors(market.classes[request.class_name])
     return [device for device in devices if may_match(selectors, device.variables)]
 
 
-def _no_class(request: _Request, devices: Sequence[Published], market: Market) -> str:
+def _no_class(request: Request, devices: Sequence[Published], market: Market) -> str:
     kinds = ", ".join(sorted({device.kind for device in devices if device.kind}))
     why = (
         f"{request.path}.deviceClassName: no node publishes a device that DeviceClass "
@@ -159,22 +141,24 @@ def _no_class(request: _Request, devices: Sequence[Published], market: Market) -
 
 
 def _selected(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
     return [device for device in devices if may_match(request.selectors, device.variables)]
 
 
-def _none_selected(request: _Request, devices: Sequence[Published], market: Market) -> str:
-    return f"{request.path}.selectors: none of the {len(devices)} devices of its class match them"
+def _none_selected(request: Request, devices: Sequence[Published], market: Market) -> str:
+    why = f"{request.path}.selectors: none of the {len(devices)} devices of its class match them"
+    profiles = sorted({device.profile for device in devices if device.profile})
+    return f"{why}; their MIG profiles are {', '.join(profiles)}" if profiles else why
 
 
 def _permitted(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
     return [d for d in devices if request.admin or d.kind != names.TYPE_GPU_MONITOR]
 
 
-def _not_permitted(request: _Request, devices: Sequence[Published], market: Market) -> str:
+def _not_permitted(request: Request, devices: Sequence[Published], market: Market) -> str:
     return (
         f"{request.path}.adminAccess: only monitor devices match, which are for claims with "
         "adminAccess: true in a namespace with the label "
@@ -183,7 +167,7 @@ def _not_permitted(request: _Request, devices: Sequence[Published], market: Mark
 
 
 def _tolerated(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
     """Other taints come and go with the health of a GPU; a monitor device has its own always."""
     tolerations = request.asked.get("tolerations") or ()
@@ -199,35 +183,51 @@ def _tolerated(
     ]
 
 
-def _not_tolerated(request: _Request, devices: Sequence[Published], market: Market) -> str:
+def _not_tolerated(request: Request, devices: Sequence[Published], market: Market) -> str:
     return (
         f"{request.path}.tolerations: monitor devices have the taint {names.MONITOR_TAINT}; "
         f"add a toleration with key: {names.MONITOR_TAINT} and operator: Exists"
     )
 
 
-def _strategy(request: _Request, market: Market) -> Asked | None:
-    """Who looks on shares nothing, whatever its configuration says."""
+def _strategies(request: Request, market: Market) -> Mapping[bool, Asked]:
+    """What it asks for of partitions (true) and of GPUs (false). Who looks on shares nothing,
+    whatever its configuration says."""
     if request.admin:
-        return None
+        return {}
     device_class = market.classes[request.class_name]
-    return strategy_of(request.name, market.driver, device_class, request.configs)
+    each = {
+        partition: strategy_of(
+            request.name, market.driver, device_class, request.configs, partition
+        )
+        for partition in (False, True)
+    }
+    return {partition: asked for partition, asked in each.items() if asked}
+
+
+def _is_partition(device: Published) -> bool:
+    return device.kind == names.TYPE_MIG
 
 
 def _shared_so(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
-    asked = _strategy(request, market)
-    return devices if asked is None else [d for d in devices if asked.offered_by(d)]
+    asked = _strategies(request, market)
+    return [
+        device
+        for device in devices
+        if (one := asked.get(_is_partition(device))) is None or one.offered_by(device)
+    ]
 
 
-def _not_shared_so(request: _Request, devices: Sequence[Published], market: Market) -> str:
-    asked = _strategy(request, market)
-    return asked.refused(len(devices)) if asked else ""
+def _not_shared_so(request: Request, devices: Sequence[Published], market: Market) -> str:
+    number = Counter(map(_is_partition, devices))
+    asked = _strategies(request, market)
+    return "; ".join(one.refused(number[kind]) for kind, one in asked.items() if number[kind])
 
 
 def _large_enough(
-    request: _Request, devices: Sequence[Published], market: Market
+    request: Request, devices: Sequence[Published], market: Market
 ) -> Sequence[Published]:
     wanted = request.amounts.items()
     return [
@@ -237,7 +237,7 @@ def _large_enough(
     ]
 
 
-def _none_large_enough(request: _Request, devices: Sequence[Published], market: Market) -> str:
+def _none_large_enough(request: Request, devices: Sequence[Published], market: Market) -> str:
     reasons = [
         f"{request.path}.capacity.requests[{name}]: {why}"
         for name, amount in sorted(request.amounts.items())
@@ -249,8 +249,8 @@ def _none_large_enough(request: _Request, devices: Sequence[Published], market: 
     return f"{request.path}.capacity.requests: no one device has all of it ({asked})"
 
 
-_Step = Callable[[_Request, Sequence[Published], Market], Sequence[Published]]
-_Why = Callable[[_Request, Sequence[Published], Market], str]
+_Step = Callable[[Request, Sequence[Published], Market], Sequence[Published]]
+_Why = Callable[[Request, Sequence[Published], Market], str]
 _STEPS: tuple[tuple[_Step, _Why], ...] = (
     (_of_class, _no_class),
     (_selected, _none_selected),
@@ -261,11 +261,11 @@ _STEPS: tuple[tuple[_Step, _Why], ...] = (
 )
 
 
-def _too_many(request: _Request, devices: Sequence[Published]) -> str:
+def _too_many(request: Request, devices: Sequence[Published]) -> str:
     """A claim is served by one node, and a request by different devices of it."""
-    if request.asked.get("allocationMode") == "All":
+    if request.every:
         return ""
-    count = int(request.asked.get("count") or 1)
+    count = request.count
     (node, number) = Counter(device.node for device in devices).most_common(1)[0]
     if count <= number:
         return ""

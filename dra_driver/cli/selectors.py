@@ -11,6 +11,7 @@ comparisons by size, versions) is unknown, and so is whatever depends on it: an 
     path     = name { "." name | "[" or "]" | "(" [ or { "," or } ] ")" }
 """
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,8 @@ def _plain(entry: Document) -> Any:
     return UNKNOWN
 
 
-def _tokens(expression: str) -> list[tuple[str, str]]:
+@functools.lru_cache(maxsize=256)  # a claim's are asked about each device of the cluster
+def _tokens(expression: str) -> tuple[tuple[str, str], ...]:
     found, at = [], 0
     text = expression.rstrip()
     while at < len(text):
@@ -126,13 +128,13 @@ def _tokens(expression: str) -> list[tuple[str, str]]:
             raise _NotUnderstood(text[at:])
         found.append((match.lastgroup, match[match.lastgroup]))
         at = match.end()
-    return found
+    return tuple(found)
 
 
 class _Reader:
     """Reads and evaluates at once, from left to right."""
 
-    def __init__(self, tokens: list[tuple[str, str]], names: Mapping[str, Any]) -> None:
+    def __init__(self, tokens: Sequence[tuple[str, str]], names: Mapping[str, Any]) -> None:
         self._tokens = [*tokens, ("end", "")]
         self._at = 0
         self._depth = 0

@@ -155,8 +155,14 @@ def of_offer(offered: Offer) -> Iterator[Finding]:
     """What the GPUs become, and what cannot be offered as the profile says."""
     shapes: dict[str, list[str]] = {}
     for device in offered.devices:
-        if device.name == device.gpu.name or device.name == f"{device.gpu.name}-0":
-            shapes.setdefault(described(device.shape), []).append(device.gpu.name)
+        if device.partition is not None:
+            what = f"partitions {'cut for claims' if device.cut_for_claims else 'that exist'}"
+        elif device.name in (device.gpu.name, f"{device.gpu.name}-0"):
+            what = described(device.shape)
+        else:
+            continue
+        if device.gpu.name not in (its := shapes.setdefault(what, [])):
+            its.append(device.gpu.name)
     for shape, gpus in sorted(shapes.items()):
         yield ok(SHAPES, f"{shape}: {some(gpus)}")
     for change in offered.pending:
@@ -236,4 +242,5 @@ def unguarded(offered: Offer) -> Iterator[Finding]:
         and not device.rules.strict
     ]
     if names:
-        yield ok(LIMITS, f"by profile, the memory guard does not look at {some(names)}")
+        gpus = some(dict.fromkeys(names))  # partitions follow the rules of their GPU
+        yield ok(LIMITS, f"by profile, the memory guard does not look at {gpus}")

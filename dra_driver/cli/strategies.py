@@ -38,16 +38,21 @@ class Asked:
 
 
 def strategy_of(
-    request: str, driver: str, device_class: Document, claim: Sequence[Document]
+    request: str,
+    driver: str,
+    device_class: Document,
+    claim: Sequence[Document],
+    partition: bool = False,
 ) -> Asked | None:
     """What the configuration that counts for *request* asks for: the last of its class and its
-    *claim* that is for GPUs. None: it asks for nothing."""
+    *claim* that is for GPUs, or for a MIG *partition*. None: it asks for nothing."""
+    kind = "MigDeviceConfig" if partition else "GpuConfig"
     spec = device_class.get("spec") or {}
     name = (device_class.get("metadata") or {}).get("name")
     of_class = _configs(spec.get("config") or (), driver, f"DeviceClass {name}, spec.config")
     of_claim = _configs(claim, driver, "spec.devices.config")
     for config in reversed([*of_class, *of_claim]):
-        if config.concerns(request) and config.parameters.get("kind") == "GpuConfig":
+        if config.concerns(request) and config.parameters.get("kind") == kind:
             strategy = (config.parameters.get("sharing") or {}).get("strategy")
             return Asked(str(strategy), f"{config.path}.sharing.strategy") if strategy else None
     return None

@@ -1,4 +1,4 @@
-"""Who has how much of which GPU: the ledger's records, GPU by GPU."""
+"""Who has how much of which GPU and partition: the ledger's records, GPU by GPU."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
 from dra_driver.model.holdings import Held, Holding, Record
-from dra_driver.model.offer import Replica, Sliceable, board
+from dra_driver.model.mig import Partition, PartitionKey
+from dra_driver.model.offer import Replica, Sliceable, board, partition_name
 from dra_driver.model.steps import Interval, SetTimeSlice
 from dra_driver.plan.amounts import NOTHING, Amount, amount
 
@@ -34,43 +35,66 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """One GPU and who uses it."""
+    """One GPU, or one partition of it, and who uses it."""
 
     name: str
     gpu: Gpu | None  # None: it was not looked at, or is not there any more
-    uses: tuple[Use, ...] = ()
+    uses: tuple[Use, ...] = ()  # of a GPU: of it as a whole
+    key: PartitionKey | None = None  # None: it is a GPU
+    parts: tuple["Usage", ...] = ()  # of a GPU: those that a claim holds, or that are there
 
     @property
     def uuid(self) -> GpuUuid | None:
+        """Of the GPU or of the instance. None: not known, or not cut yet."""
+        if self.key is not None:
+            return self._instance
         if self.gpu is not None:
             return self.gpu.uuid
-        return next((use.holding.gpu for use in self.uses if use.holding.gpu), None)
+        every = (*self.uses, *(use for part in self.parts for use in part.uses))
+        return next((use.holding.gpu for use in every if use.holding.gpu), None)
+
+    @property
+    def partition(self) -> Partition | None:
+        """None: it is a GPU, or nobody knows what the profile is."""
+        known = self.gpu.mig if self.gpu else None
+        return known.partition(self.key) if known and self.key else None
 
     @property
     def memory_bytes(self) -> int | None:
         """All its memory, as far as that is known: of a GPU that was not looked at, what was
         divided among claims."""
-        if self.gpu is not None:
+        if self.partition is not None:
+            return self.partition.profile.memory_bytes
+        if self.gpu is not None and self.key is None:
             return self.gpu.memory_bytes
         return next((parts for use in self.uses if (parts := _divided(use.holding))), None)
 
     @property
     def held(self) -> Amount:
+        """Without what is held of its partitions."""
         return sum((use.amount for use in self.uses), NOTHING)
 
     @property
     def held_bytes(self) -> int | None:
         """None: all of it, and how much that is is not known."""
         held = self.held
-        return self.memory_bytes if held.whole else held.memory_bytes
+        own = self.memory_bytes if held.whole else held.memory_bytes
+        of_parts = [part.held_bytes for part in self.parts]
+        known = [each for each in (own, *of_parts) if each is not None]
+        return sum(known) if len(known) == 1 + len(of_parts) else None
+
+    @property
+    def cut_bytes(self) -> int:
+        """The memory of its partitions, held or not."""
+        return sum(part.memory_bytes or 0 for part in self.parts)
 
     @property
     def free_bytes(self) -> int | None:
-        """None: not known."""
+        """Neither held nor in a partition. None: not known."""
         if self.held.whole:
             return 0
         total = self.memory_bytes
-        return None if total is None else max(0, total - self.held.memory_bytes)
+        return None if total is None else max(0, total - self.held.memory_bytes - self.cut_bytes)
 
     @property
     def shares(self) -> int | None:
@@ -81,20 +105,48 @@ class Usage:
                     return most
         return None
 
+    @property
+    def _instance(self) -> GpuUuid | None:
+        there = self.gpu.mig.instances if self.gpu and self.gpu.mig else ()
+        recorded = (use.holding.instance for use in self.uses)
+        found = next((one for one in (*there, *recorded) if one and one.key == self.key), None)
+        return found.uuid if found else None
+
 
 def usages(records: Iterable[Record], gpus: Iterable[Gpu]) -> tuple[Usage, ...]:
     """The *gpus* of the node, and those that only *records* tell of; by minor number. On each,
     claims by namespace and name, those that look on last."""
     found = {str(gpu.name): gpu for gpu in gpus}
-    uses: dict[str, list[Use]] = defaultdict(list)
+    uses: dict[str, dict[PartitionKey | None, list[Use]]] = defaultdict(lambda: defaultdict(list))
     for record in sorted(records, key=lambda record: record.claim):
         for holding in record.holdings:
-            uses[_name(holding, found)].append(Use(record, holding))
+            uses[_name(holding, found)][holding.partition].append(Use(record, holding))
     names = sorted(found.keys() | uses.keys(), key=_minor)
-    return tuple(
-        Usage(name, found.get(name), tuple(sorted(uses[name], key=lambda use: use.holding.admin)))
-        for name in names
-    )
+    return tuple(_usage(name, found.get(name), uses[name]) for name in names)
+
+
+def _usage(name: str, gpu: Gpu | None, uses: Mapping[PartitionKey | None, list[Use]]) -> Usage:
+    there = [one.key for one in gpu.mig.instances] if gpu and gpu.mig else []
+    keys = sorted({key for key in (*uses, *there) if key is not None}, key=_by_placement)
+    parts = tuple(_part(gpu, key, uses.get(key, [])) for key in keys)
+    return Usage(name, gpu, _onlookers_last(uses.get(None, [])), parts=parts)
+
+
+def _part(gpu: Gpu | None, key: PartitionKey, uses: list[Use]) -> Usage:
+    partition = gpu.mig.partition(key) if gpu and gpu.mig else None
+    if gpu and partition:
+        name = str(partition_name(gpu, partition))
+    else:
+        name = uses[0].holding.device if uses else str(key)
+    return Usage(name, gpu, _onlookers_last(uses), key)
+
+
+def _onlookers_last(uses: Iterable[Use]) -> tuple[Use, ...]:
+    return tuple(sorted(uses, key=lambda use: use.holding.admin))
+
+
+def _by_placement(key: PartitionKey) -> tuple[int, PartitionKey]:
+    return key.start, key
 
 
 def _name(holding: Holding, found: Mapping[str, Gpu]) -> str:
@@ -115,8 +167,9 @@ def held_by(records: Iterable[Record]) -> Held:
 
 
 def claims_on(usage: Usage) -> Iterator[Record]:
-    """Every claim once, who looks on included."""
-    yield from {use.record.claim.uid: use.record for use in usage.uses}.values()
+    """Every claim once, who looks on included, also those on partitions."""
+    every = (*usage.uses, *(use for part in usage.parts for use in part.uses))
+    yield from {use.record.claim.uid: use.record for use in every}.values()
 
 
 def _divided(holding: Holding) -> int:

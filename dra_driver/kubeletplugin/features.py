@@ -66,16 +66,27 @@ def probe(api: Creator, version: str, driver: str, node: str) -> Features:
     )
 
 
-def probe_devices(api: Creator, version: str, driver: str, node: str) -> tuple[bool, bool]:
-    """Whether consumable capacity, and taints, are kept: what a plugin has to know before it
-    publishes, in one request. ClusterError: nothing can be told.
+def probe_devices(api: Creator, version: str, driver: str, node: str) -> tuple[bool, bool, bool]:
+    """Whether consumable capacity, taints, and devices that use counters of another slice, are
+    kept: what a plugin has to know before it publishes.
+
+    One request, or two where such devices are refused (1.33 and 1.34). ClusterError: nothing can be
+    told.
     """
     taints = [{"key": f"{driver}/probe", "effect": "NoSchedule"}]
-    spec = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())
-    _, kept = _dry_run(api, version, _document(spec, driver, node))
+    plain = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())
+    counting = _devices(**{**plain["devices"][0], **_consumer()["devices"][0]})
+    try:
+        _, kept = _dry_run(api, version, _document(counting, driver, node))
+    except Refused:
+        _, kept = _dry_run(api, version, _document(plain, driver, node))
     device: Document = next(iter(kept.get("devices") or ({},)))
     policy = device.get("capacity", {}).get("probe", {}).get("requestPolicy")
-    return bool(device.get("allowMultipleAllocations") and policy), bool(device.get("taints"))
+    return (
+        bool(device.get("allowMultipleAllocations") and policy),
+        bool(device.get("taints")),
+        bool(device.get("consumesCounters")),
+    )
 
 
 def _dry_run(api: Creator, version: str, document: Document) -> tuple[Document, Document]:

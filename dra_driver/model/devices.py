@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import NewType
 
+from dra_driver.model.mig import Mig
+from dra_driver.model.uuids import GpuUuid as GpuUuid
+
 DeviceName = NewType("DeviceName", str)  # as published and allocated: "gpu-0"
-GpuUuid = NewType("GpuUuid", str)  # as NVML prints it: "GPU-…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Gpu:
     memory_bytes: int | None  # None where NVML does not report it
     addressing_mode: str | None = None
     topology: Topology = Topology()
+    pci_id: str = ""  # "0x20B010DE": device and vendor, as nvmlPciInfo_t.pciDeviceId
+    mig: Mig | None = None  # None: it cannot be cut
 
     @property
     def name(self) -> DeviceName:

@@ -5,7 +5,7 @@ which mounts these files, runs on the host.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,3 +69,4 @@ class DeviceFiles:
 
     common: tuple[DeviceFile, ...]
     gpus: Mapping[int, DeviceFile]
+    capabilities: Mapping[str, DeviceFile] = field(default_factory=dict)  # "gpu0/mig/gi1/ci0"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.mig import Instance, PartitionKey, uncut
 from dra_driver.model.mps import Space
 from dra_driver.model.offer import EXCLUSIVE, Shape, board
 from dra_driver.model.profiles import Guard, Tenants
@@ -37,12 +38,35 @@ class Holding:
     limit: Limit | None = None  # None: all of the GPU, or nobody limits it
     request: str = ""  # without its subrequest; empty: an earlier release did not write it
     tenants: Tenants = Tenants.ANY  # whose pods may use it, under MPS
+    partition: PartitionKey | None = None  # of the GPU; None: it is of the GPU as a whole
+    cut: bool = False  # the partition was cut for claims, and goes with the last of them
+    instance: Instance | None = None  # the partition as it was found or cut, once that was done
+    offered: tuple[str, ...] = ()  # the profiles of which the GPU offers partitions to be cut
 
     @property
     def of_gpu(self) -> str:
         """Of which GPU it is, however that is called now: its UUID, or its name where that is all
         that is known."""
         return self.gpu or board(self.device)
+
+    @property
+    def memory_of(self) -> GpuUuid | None:
+        """Whose memory it is a part of: the GPU's, or the instance's; None: not known (yet)."""
+        if self.partition is None:
+            return self.gpu
+        return self.instance.uuid if self.instance else None
+
+    @property
+    def uuid(self) -> GpuUuid | None:
+        """What programs compute on: as ``Device.uuid``, also in the spaces of MPS."""
+        if self.partition is None or self.gpu is None or self.instance is not None:
+            return self.memory_of
+        return uncut(self.gpu, self.partition)
+
+    @property
+    def unit(self) -> str:
+        """The name of what it is a part of: the partition's, or the GPU's."""
+        return self.device if self.partition is not None else board(self.device)
 
 
 Held = Mapping[DeviceName, Sequence[Holding]]

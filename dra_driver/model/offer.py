@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from dra_driver.model.devices import DeviceName, Gpu, Withheld
+from dra_driver.model.devices import DeviceName, Gpu, GpuUuid, Withheld
+from dra_driver.model.mig import Instance, Partition, uncut
 from dra_driver.model.profiles import DEFAULT_RULES, Rules
 
 
@@ -45,8 +46,7 @@ class Monitor:
 
 EXCLUSIVE = Exclusive()
 Shape = Exclusive | Sliceable | Replica | Monitor
-"""A union: partitions join it as further cases, and the type checker then lists every place that
-has to say something about them."""
+"""A union: a new case makes the type checker list every place that has to deal with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,36 @@ class Device:
     gpu: Gpu
     shape: Shape = EXCLUSIVE
     rules: Rules = DEFAULT_RULES
+    partition: Partition | None = None  # None: the GPU as a whole
+    instance: Instance | None = None  # of a partition that exists, and is not ours to remove
+    as_gpu: bool = False  # a partition that claims for a GPU can get (MigRules.single)
+    takes: tuple[tuple[str, int], ...] = ()  # of the counters of its GPU: (name, how much)
+    offered: tuple[str, ...] = ()  # the profiles of which its GPU offers partitions to be cut
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What there is of memory to be shared; None: NVML does not tell."""
+        return self.partition.profile.memory_bytes if self.partition else self.gpu.memory_bytes
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """What programs compute on: the GPU, or the instance; before a partition is cut, a word
+        that stands for the instance."""
+        if self.partition is None:
+            return self.gpu.uuid
+        if self.instance is not None:
+            return self.instance.uuid
+        return uncut(self.gpu.uuid, self.partition.key)
+
+    @property
+    def cut_for_claims(self) -> bool:
+        """Whether it exists only while claims hold it."""
+        return self.partition is not None and self.instance is None
 
     @property
     def name(self) -> DeviceName:
+        if self.partition is not None:
+            return partition_name(self.gpu, self.partition)
         match self.shape:
             case Exclusive() | Sliceable():
                 return self.gpu.name
@@ -68,6 +95,19 @@ class Device:
                 return DeviceName(f"{self.gpu.name}-mon")
             case _:
                 assert_never(self.shape)
+
+
+def partition_name(gpu: Gpu, partition: Partition) -> DeviceName:
+    """As NVIDIA's driver calls it: ``gpu-0-mig-1g5gb-19-0`` (profile, its id, first unit)."""
+    profile = partition.profile
+    plain = profile.name.lower().replace(".", "")
+    word = "".join(c if c.isalnum() else "-" for c in plain)
+    return DeviceName(f"{gpu.name}-mig-{word}-{profile.id}-{partition.placement.start}")
+
+
+def counter_set_name(gpu: Gpu) -> str:
+    """As NVIDIA's driver calls it."""
+    return f"{gpu.name}-counter-set"
 
 
 def board(device: str) -> str:
@@ -85,6 +125,7 @@ class Keeps:
 
     capacity: bool = True  # many claims on one device, each with a part of it (KEP-5075)
     taints: bool = True  # KEP-5055
+    counters: bool = True  # devices that take of counters in another slice (KEP-4815, since 1.35)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +142,14 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class CounterSet:
+    """What keeps the partitions of one GPU apart from each other and from the whole of it."""
+
+    name: str  # "gpu-0-counter-set"
+    counters: tuple[tuple[str, int], ...]  # (name, how much there is), by name
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """What the node publishes and prepares. Devices are in publishing order: the scheduler takes
     the first that fits."""
@@ -109,6 +158,7 @@ class Offer:
     withheld: tuple[Withheld, ...] = ()
     pending: tuple[Pending, ...] = ()
     notes: tuple[str, ...] = ()  # what of the profile has no effect here
+    counter_sets: tuple[CounterSet, ...] = ()  # of the GPUs whose devices take of counters
     by_name: Mapping[DeviceName, Device] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -33,6 +33,21 @@ class Tenants(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class MigRules:
+    """What becomes of a GPU that can be cut into partitions. Those that exist are always offered.
+
+    *profiles*: patterns as of a shell on names of profiles ("1g.10gb", "*+me"); empty: all plain
+    ones, of several with as many compute slices the one with the least memory.
+    """
+
+    dynamic: bool = False  # partitions are cut when a claim needs them
+    profiles: tuple[str, ...] = ()
+    layout: str = ""  # it is cut once, like this named layout; empty: by nobody
+    single: bool = False  # partitions of one kind serve claims for a whole GPU, too
+    replicas: tuple[tuple[str, int], ...] = ()  # by profile: like ``Rules.replicas``
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
     """The memory guard of one claim on one GPU."""
 
@@ -58,6 +73,7 @@ class Rules:
     guard: Guard = Guard(GuardPolicy.KILL)
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
     tenants: Tenants = Tenants.ANY
+    mig: MigRules = MigRules()
     without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 
 

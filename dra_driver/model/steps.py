@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 
 
@@ -79,7 +80,17 @@ class SetComputeMode:
     before: ComputeMode | None = None  # what was found; None: the GPU did not say
 
 
-Setting = SetTimeSlice | SetComputeMode
+@dataclass(frozen=True, slots=True)
+class SetMigMode:
+    """MIG mode is on or off: ``nvmlDeviceSetMigMode``. Only for a GPU that changes it without a
+    reset, or has it already."""
+
+    gpu: GpuUuid
+    on: bool
+    before: bool | None = None  # what was found; None: the GPU did not say
+
+
+Setting = SetTimeSlice | SetComputeMode | SetMigMode
 """What a GPU has one of, and gets back what it was before."""
 
 
@@ -97,5 +108,32 @@ class EndMps:
     space: SpaceName
 
 
-Step = MakeDeviceNodes | SetTimeSlice | LimitMemory | SetComputeMode | ServeMps | EndMps
-"""A union like ``Shape``: partitions join it as further cases."""
+@dataclass(frozen=True, slots=True)
+class CutPartition:
+    """This partition of the GPU exists: a GPU instance at its placement, with a compute instance
+    that fills it."""
+
+    gpu: GpuUuid
+    key: PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePartition:
+    """It does not exist, nor half of it: first the compute instance goes, then the GPU instance."""
+
+    gpu: GpuUuid
+    key: PartitionKey
+
+
+Step = (
+    MakeDeviceNodes
+    | SetTimeSlice
+    | LimitMemory
+    | SetComputeMode
+    | SetMigMode
+    | CutPartition
+    | RemovePartition
+    | ServeMps
+    | EndMps
+)
+"""A union like ``Shape``: a new case makes the type checker list who has to deal with it."""

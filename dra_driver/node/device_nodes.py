@@ -8,8 +8,9 @@ from typing import Final
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles
-from dra_driver.node.commands import Command, Run, in_root, run
+from dra_driver.node.commands import Run, in_root, run
 from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.mig.capabilities import MigCapabilities
 from dra_driver.node.rootfs import RootFs
 
 log = logging.getLogger(__name__)
@@ -66,9 +67,11 @@ class DeviceNodes:
         self._driver = driver
         self._run = run
         self._number = device_number
+        self._capabilities = MigCapabilities(driver, self._look, self._modprobe)
 
-    def files(self, minors: Iterable[int]) -> DeviceFiles:
-        """What the GPUs with these minor numbers need; missing files are made.
+    def files(self, minors: Iterable[int], capabilities: Iterable[str] = ()) -> DeviceFiles:
+        """What the GPUs with these minor numbers need, and these capabilities of MIG; missing files
+        are made.
 
         NodeError: one is missing and could not be made. TimedOut: making it took too long.
         """
@@ -85,6 +88,7 @@ class DeviceNodes:
         return DeviceFiles(
             common=tuple(file for name in names[len(gpus) :] if (file := found[name])),
             gpus={minor: file for minor, file in by_minor.items() if file},
+            capabilities=self._capabilities.files(root, sorted(set(capabilities))),
         )
 
     def _root(self) -> str:
@@ -110,7 +114,7 @@ class DeviceNodes:
         failure: NodeError | None = None
         try:
             for args in modprobe_arguments(missing):
-                self._run(self._modprobe(root, args), _TIMEOUT_SECONDS)
+                self._modprobe(root, args)
         except TimedOut:
             raise
         except NodeError as e:
@@ -132,11 +136,12 @@ class DeviceNodes:
         if self._look(root, "nvidia-modeset"):
             return
         try:
-            self._run(self._modprobe(root, ("-m",)), _TIMEOUT_SECONDS)
+            self._modprobe(root, ("-m",))
         except NodeError as e:
             log.info("no nvidia-modeset on this node: %s", e)
 
-    def _modprobe(self, root: str, args: tuple[str, ...]) -> Command:
+    def _modprobe(self, root: str, args: tuple[str, ...]) -> None:
         driver = self._driver
         tool = driver.tool("nvidia-modprobe")
-        return in_root(driver.host_root, root, tool, driver.files().lib_dir, args)
+        command = in_root(driver.host_root, root, tool, driver.files().lib_dir, args)
+        self._run(command, _TIMEOUT_SECONDS)

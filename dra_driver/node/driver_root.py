@@ -38,6 +38,7 @@ class DriverRoot:
     def __init__(self, root: str | None, host_root: Path, proc: str = "/proc") -> None:
         """*proc*: the host's procfs, a path of the host; a simulated host has one of its own."""
         self.host_root = str(host_root)
+        self.proc = proc
         self._loaded = f"{proc}{_LOADED}"
         self._roots = CANDIDATES if root is None else (root,)
         # Replaced as a whole, so that a reader in another thread sees one look or the other.

@@ -1,10 +1,11 @@
-"""The processes that NVML sees on a GPU, and how much of its memory each uses."""
+"""The processes that NVML sees on a GPU or a MIG instance, and how much memory each uses there."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.processes import GpuProcess
+from dra_driver.model.uuids import is_instance
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.nvml_codes import (
     FUNCTION_NOT_FOUND,
@@ -14,11 +15,14 @@ from dra_driver.node.nvml_codes import (
 )
 from dra_driver.node.nvml_functions import Functions
 
+_NO_INSTANCE: Final = 0xFFFFFFFF  # of a process that computes on the GPU itself
 _NONE_OF_THAT_KIND: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
 
 
 def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
     """Every process on *gpu* that NVML lists, by number.
+
+    A GPU in MIG mode lists those of its instances, too: they are not its own.
 
     A process can be in several of NVML's lists, each time with all that it uses. Where NVML does
     not tell how much (confidential computing, WSL), it says so for each process. NodeError: the
@@ -26,17 +30,23 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
     """
 
     def call(functions: Functions, handle: Any) -> list[Any]:
-        return [
+        listed = [
             *functions.nvmlDeviceGetComputeRunningProcesses(handle),
             *_if_there_are(functions.nvmlDeviceGetGraphicsRunningProcesses, handle),
             *_if_there_are(functions.nvmlDeviceGetMPSComputeRunningProcesses, handle),
         ]
+        return listed if is_instance(gpu) else [one for one in listed if not _of_instance(one)]
 
     used: dict[int, int | None] = {}
     for one in nvml.on_gpu(gpu, "listing its processes", call):
         told = [bytes_ for bytes_ in (used.get(one.pid), one.usedGpuMemory) if bytes_ is not None]
         used[one.pid] = max(told, default=None)
     return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
+
+
+def _of_instance(process: Any) -> bool:
+    """A driver that knows no MIG says nothing of instances."""
+    return getattr(process, "gpuInstanceId", _NO_INSTANCE) != _NO_INSTANCE
 
 
 def _if_there_are(processes: Callable[[Any], list[Any]], handle: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Final
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import Gpu, Topology, Withheld
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig
 from dra_driver.node import withhold
 from dra_driver.node.nvlink import Links, clique, neighbours
 from dra_driver.node.nvml import Nvml
@@ -26,6 +27,7 @@ MakeNodes = Callable[[tuple[int, ...]], None]
 # NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
 # long.
 _LINKS_LAST_SECONDS: Final = 60.0
+_SWITCHES_FROM: Final = 9  # Hopper (NVIDIA's MIG user guide)
 # Making device nodes starts a program; where it failed it is not tried at every look.
 _MAKE_AGAIN_SECONDS: Final = 60.0
 
@@ -111,7 +113,7 @@ class Gpus:
         known = {
             index: self._known[index].facts
             for index, glance in glances.items()
-            if index in self._known and self._known[index].glance.uuid == glance.uuid
+            if index in self._known and _same(self._known[index].glance, glance)
         }
         if missing := glances.keys() - known.keys():
             return {**known, **self._nvml.facts(sorted(missing))}
@@ -157,6 +159,8 @@ class Gpus:
             memory_bytes=facts.memory_bytes,
             addressing_mode=facts.addressing_mode,
             topology=self._topology(facts.pci_bus_id, pci.get(facts.pci_bus_id)),
+            pci_id=facts.pci_id,
+            mig=_mig(one),
         )
 
     def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:
@@ -232,6 +236,26 @@ class _DeviceNodes:
             return stat.S_ISCHR(os.stat(f"{self._directory}/nvidia{minor}").st_mode)
         except OSError:
             return False
+
+
+def _same(before: Glance, now: Glance) -> bool:
+    """Whether what was read of a GPU still holds."""
+    return (before.uuid, before.mig_on) == (now.uuid, now.mig_on)
+
+
+def _mig(one: Seen) -> Mig | None:
+    glance, facts = one.glance, one.facts
+    # Without profiles it cannot be cut; but while the mode is on it cannot be used whole either.
+    if glance.mig_on is None or not (glance.mig_on or facts.mig_profiles):
+        return None
+    return Mig(
+        on=glance.mig_on,
+        pending=glance.mig_pending,
+        switches=facts.compute_capability.major >= _SWITCHES_FROM,
+        profiles=facts.mig_profiles,
+        instances=glance.instances,
+        odd=glance.odd,
+    )
 
 
 def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:

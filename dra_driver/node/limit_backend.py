@@ -130,7 +130,7 @@ class LimitBackend:
         seen = [look for look in looks if not isinstance(look, NodeError)]
         if not seen:
             raise NodeError("no GPU answers")
-        if not (outside := [look.uuid for look in seen if not look.mig]):
+        if not (outside := [look.uuid for look in seen if not look.mig_on]):
             raise NodeError("every GPU is in MIG mode, which the driver limits no cgroup on")
         return outside[0]
 

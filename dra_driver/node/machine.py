@@ -14,6 +14,8 @@ from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mig.holders import Holders
+from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode, Parts
 from dra_driver.node.nvml import Nvml, load_nvml
@@ -61,6 +63,7 @@ def _real(place: Place, claims_of: Uses) -> Parts:
         TimeSlices(driver),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
         ComputeModes(nvml),
+        _partitions(nvml, driver),
         _agent(place),
     )
 
@@ -73,6 +76,7 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
     from dra_driver.node.sim.host import SimulatedHost
     from dra_driver.node.sim.live import LiveNode
     from dra_driver.node.sim.memory_limits import CgroupTree, SimulatedMemoryLimits
+    from dra_driver.node.sim.mig.host_files import kept_on
     from dra_driver.node.sim.nvml import SimulatedNvml
 
     live = LiveNode.named(place.sim)
@@ -85,7 +89,8 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
         mirror = CgroupMirror(Cgroups(cgroup_root(place.host_root)), tree)
         stack.callback(mirror.stop)
     modes = SimulatedComputeModes(sim_dir)
-    nvml = Nvml(lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root), modes))
+    mig = kept_on(sim_dir)
+    nvml = Nvml(lambda: SimulatedNvml(live, SimulatedMemoryLimits(tree.root), modes, mig))
     nodes = DeviceNodes(driver, run_simulated, simulated_device_number)
     cgroups = Cgroups(tree.root, tree.make, tree.remove)
     return Parts(
@@ -96,8 +101,13 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
         TimeSlices(driver, run_simulated),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
         ComputeModes(nvml),
+        _partitions(nvml, driver),
         _agent(place),
     )
+
+
+def _partitions(nvml: Nvml, driver: DriverRoot) -> Partitions:
+    return Partitions(nvml, Holders(nvml), lambda: driver.loaded_version() is not None)
 
 
 def _agent(place: Place) -> MpsAgent | None:

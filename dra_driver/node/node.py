@@ -9,16 +9,20 @@ from dra_driver.errors import AgentDown, NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Served, Space, SpaceName
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
     ComputeMode,
+    CutPartition,
     EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
+    RemovePartition,
     ServeMps,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     Setting,
     Step,
@@ -29,6 +33,7 @@ from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.time_slices import TimeSlices
@@ -45,6 +50,7 @@ class Parts:
     time_slices: TimeSlices
     limits: MemoryLimits
     modes: ComputeModes
+    partitions: Partitions
     mps: MpsAgent | None = None  # None: this node serves nothing by MPS
 
 
@@ -63,6 +69,7 @@ class GpuNode:
         self._modes = parts.modes
         self._looking = threading.Lock()
         self._inventory: Inventory | None = None
+        self.mig: Final = parts.partitions
         self.limits: Final = parts.limits  # what the driver itself enforces of memory
         self.mps: Final = parts.mps  # None: this node serves nothing by MPS
 
@@ -82,17 +89,30 @@ class GpuNode:
     def driver_files(self) -> DriverFiles:
         return self._driver.files()
 
-    def device_files(self, minors: tuple[int, ...]) -> DeviceFiles:
-        """The device files of these GPUs; missing ones are made."""
-        return self._nodes.files(minors)
+    def device_files(
+        self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()
+    ) -> DeviceFiles:
+        """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
+        missing ones are made."""
+        return self._nodes.files(minors, capabilities)
 
-    def found(self, setting: Setting) -> Interval | ComputeMode | None:
+    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
+        """Where *gpu* is cut now, half made instances included."""
+        return self.mig.taken(gpu)
+
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+        """What this partition of *gpu* is now. Vanished: it is not there."""
+        return self.mig.find(gpu, key)
+
+    def found(self, setting: Setting) -> Interval | ComputeMode | bool | None:
         """What the GPU has now of what is to be set; None: it does not say."""
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self._time_slices.read(gpu)
             case SetComputeMode(gpu=gpu):
                 return self.compute_mode(gpu)
+            case SetMigMode(gpu=gpu):
+                return self.mig.mode(gpu)
             case _:
                 assert_never(setting)
 
@@ -105,12 +125,12 @@ class GpuNode:
         match step:
             case MakeDeviceNodes(minors=minors):
                 self._nodes.files(minors)
-            case SetTimeSlice(gpu=gpu, interval=interval):
-                self._time_slices.set(gpu, interval)
+            case SetTimeSlice() | SetComputeMode() | SetMigMode():
+                self._set(step)
             case LimitMemory():
                 self.limits.carry_out(step)
-            case SetComputeMode(gpu=gpu, mode=mode):
-                self._modes.set(gpu, mode)
+            case CutPartition() | RemovePartition():
+                self._partition(step)
             case ServeMps(space=space):
                 self.serve(space)
             case EndMps(space=name):
@@ -125,8 +145,32 @@ class GpuNode:
                 self._time_slices.restore(gpu, interval)
             case SetComputeMode(gpu=gpu, mode=mode):
                 self._modes.restore(gpu, mode)
+            case SetMigMode(gpu=gpu, on=on):
+                self.mig.restore_mode(gpu, on)
+            case CutPartition() | RemovePartition():
+                self._partition(step)
             case MakeDeviceNodes() | LimitMemory() | ServeMps() | EndMps():
                 self.carry_out(step)
+            case _:
+                assert_never(step)
+
+    def _set(self, setting: Setting) -> None:
+        match setting:
+            case SetTimeSlice(gpu=gpu, interval=interval):
+                self._time_slices.set(gpu, interval)
+            case SetComputeMode(gpu=gpu, mode=mode):
+                self._modes.set(gpu, mode)
+            case SetMigMode(gpu=gpu, on=on):
+                self.mig.set_mode(gpu, on)
+            case _:
+                assert_never(setting)
+
+    def _partition(self, step: CutPartition | RemovePartition) -> None:
+        match step:
+            case CutPartition(gpu=gpu, key=key):
+                self.mig.cut(gpu, key)
+            case RemovePartition(gpu=gpu, key=key):
+                self.mig.remove(gpu, key)
             case _:
                 assert_never(step)
 

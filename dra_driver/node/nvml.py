@@ -11,10 +11,11 @@ from typing import Any, Final, TypeVar
 import pynvml
 
 from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
+from dra_driver.model.uuids import GpuUuid
 from dra_driver.node import nvml_readers
 from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.nvml_listing import Listing, named, not_listed
 from dra_driver.node.nvml_values import Facts, Glance, System
 from dra_driver.node.versions import cuda_version, driver_version
 from dra_driver.node.worker import Pending, Worker
@@ -96,7 +97,7 @@ class Nvml:
         self._stale = False
         self._system = Worker("nvml-system")
         self._workers: list[Worker] = []
-        self._indices: dict[GpuUuid, int] = {}  # of this session, as far as it was looked at
+        self._listing = Listing()  # of this session
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
     def system(self) -> System:
@@ -138,31 +139,50 @@ class Nvml:
 
     def glances(self, indices: Iterable[int]) -> Mapping[int, Glance | NodeError]:
         """For each NVML index what can change, or why it could not be read."""
-        session = self._session
-        seen = self._each(indices, "reading its state", nvml_readers.glance)
+        listing = self._listing
+
+        def read(functions: Functions, handle: Any) -> Glance:
+            return nvml_readers.glance(functions, handle, listing.geometries)
+
+        seen = self._each(indices, "reading its state", read)
         with self._gate:
-            if session == self._session:  # else these may be the indices of other GPUs by now
+            if listing is self._listing:  # else these may be the indices of other GPUs by now
                 for index, one in seen.items():
                     if not isinstance(one, NodeError):
-                        self._indices[one.uuid] = index
+                        listing.seen(index, one)
         return seen
 
     def facts(self, indices: Iterable[int]) -> Mapping[int, Facts | NodeError]:
         """For each NVML index what stays, or why it could not be read."""
-        return self._each(indices, "reading its properties", nvml_readers.facts)
+        listing = self._listing
+
+        def read(functions: Functions, handle: Any) -> Facts:
+            return nvml_readers.facts(functions, handle, listing.geometries)
+
+        return self._each(indices, "reading its properties", read)
 
     def links(self, indices: Iterable[int]) -> Mapping[int, Links | NodeError]:
         """For each NVML index its active NVLinks, or why they could not be read."""
         return self._each(indices, "reading its NVLinks", nvml_readers.links)
 
-    def on_gpu(self, gpu: GpuUuid, doing: str, call: Callable[[Functions, Any], T]) -> T:
-        """What *call* answers for *gpu*, on its thread. NodeError: also where it is not listed."""
-        pending = self._submit_by_uuid(gpu, doing, call)
+    def on_gpu(
+        self,
+        gpu: GpuUuid,
+        doing: str,
+        call: Callable[[Functions, Any], T],
+        seconds: float | None = None,
+    ) -> T:
+        """What *call* answers for *gpu*, or a MIG instance of one, on its GPU's thread.
+
+        It has *seconds*, where it takes longer than reading; what is read meanwhile waits for it.
+        NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
+        """
+        pending = self._submit_by_uuid(gpu, doing, call, seconds)
         if pending is None:
             self.glances(range(self.system().gpus))
-            pending = self._submit_by_uuid(gpu, doing, call)
+            pending = self._submit_by_uuid(gpu, doing, call, seconds)
         if pending is None:
-            raise NodeError(f"GPU {gpu}, {doing}: NVML does not list it")
+            raise not_listed(gpu, doing)
         try:
             return pending.result()
         except NodeError as error:
@@ -170,7 +190,11 @@ class Nvml:
             raise
 
     def _submit_by_uuid(
-        self, gpu: GpuUuid, doing: str, call: Callable[[Functions, Any], T]
+        self,
+        gpu: GpuUuid,
+        doing: str,
+        call: Callable[[Functions, Any], T],
+        seconds: float | None,
     ) -> Pending[T] | None:
         """None: it is not known where NVML lists *gpu* since it was started."""
 
@@ -178,8 +202,12 @@ class Nvml:
             return call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
 
         with self._gate:
-            index = self._indices.get(gpu)
-            return None if index is None else self._submit(index, f"GPU {gpu}, {doing}", by_uuid)
+            if (index := self._listing.index(gpu)) is None:
+                return None
+            pending = self._submit(index, f"{named(gpu)}, {doing}", by_uuid, seconds)
+            if seconds is not None:
+                self._listing.changes(index, pending)
+            return pending
 
     def _each(
         self, indices: Iterable[int], doing: str, read: Callable[[Functions, Any], T]
@@ -200,7 +228,13 @@ class Nvml:
                 answers[index] = error
         return dict(sorted(answers.items()))
 
-    def _submit(self, index: int, doing: str, read: Callable[[Functions, Any], T]) -> Pending[T]:
+    def _submit(
+        self,
+        index: int,
+        doing: str,
+        read: Callable[[Functions, Any], T],
+        seconds: float | None = None,
+    ) -> Pending[T]:
         functions = self._functions
         if functions is None:
             raise NodeError(f"GPU {index}, {doing}: NVML is not running")
@@ -211,7 +245,9 @@ class Nvml:
             with nvml_errors(doing):
                 return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
-        return self._workers[index].submit(doing, call, self._deadline_seconds)
+        if seconds is None:
+            seconds = self._deadline_seconds + self._listing.busy_seconds(index)
+        return self._workers[index].submit(doing, call, seconds)
 
     def _start(self) -> None:
         """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
@@ -230,7 +266,7 @@ class Nvml:
         ).result()
         self._session += 1
         self._stale = False
-        self._indices = {}
+        self._listing = Listing()
         log.info("NVML started", extra={"session": self._session})
 
     def _read_system(self) -> System:

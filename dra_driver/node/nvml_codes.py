@@ -5,6 +5,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
+UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
@@ -13,6 +14,16 @@ DRIVER_NOT_LOADED: Final = 9
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13  # the driver is older than the question
 GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
+LIB_RM_VERSION_MISMATCH: Final = 18
+IN_USE: Final = 19
+INSUFFICIENT_RESOURCES: Final = 23
+ARGUMENT_VERSION_MISMATCH: Final = 25
+
+# Said of the GPU or the driver, whatever was asked.
+SESSION_IS_OVER: Final = (UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH)
+# A GPU that is gone, and a driver that is not loaded any more, keep nothing of what was set.
+NOTHING_IS_KEPT: Final = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST)
 
 
 def code(error: BaseException) -> int | None:

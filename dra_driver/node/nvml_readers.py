@@ -6,6 +6,9 @@ Boards, drivers and NVML libraries differ in what they can be asked; what cannot
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid, Version
+from dra_driver.model.mig import MigProfile
+from dra_driver.node.mig.geometry import Geometries
+from dra_driver.node.mig.instances import instances
 from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_codes import (
     FUNCTION_NOT_FOUND,
@@ -24,22 +27,33 @@ LINK_TO_SWITCH: Final = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 MIG_ENABLED: Final = 1  # NVML_DEVICE_MIG_ENABLE
 
 
-def glance(nvml: Functions, handle: Any) -> Glance:
-    """What can change."""
-    return Glance(GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mig=_mig_mode(nvml, handle))
+def glance(nvml: Functions, handle: Any, geometries: Geometries) -> Glance:
+    """What can change. What is cut is only looked for where MIG mode is on."""
+    uuid = GpuUuid(nvml.nvmlDeviceGetUUID(handle))
+    mode = mig_mode(nvml, handle)
+    if mode is None:
+        return Glance(uuid)
+    on, pending = mode
+    if not on:
+        return Glance(uuid, on, pending)
+    cut, odd = instances(nvml, handle, geometries.of(nvml, handle, uuid, on))
+    return Glance(uuid, on, pending, cut, odd)
 
 
-def facts(nvml: Functions, handle: Any) -> Facts:
+def facts(nvml: Functions, handle: Any, geometries: Geometries) -> Facts:
     """What stays."""
+    place = nvml.nvmlDeviceGetPciInfo(handle)
     return Facts(
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
-        pci_bus_id=bus_id(nvml.nvmlDeviceGetPciInfo(handle).busId),
+        pci_bus_id=bus_id(place.busId),
+        pci_id=f"0x{int(place.pciDeviceId):08X}",
         product_name=nvml.nvmlDeviceGetName(handle),
         brand=brand(nvml.nvmlDeviceGetBrand(handle)),
         architecture=architecture(nvml.nvmlDeviceGetArchitecture(handle)),
         compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_bytes=_memory_bytes(nvml, handle),
         addressing_mode=_addressing_mode(nvml, handle),
+        mig_profiles=_mig_profiles(nvml, handle, geometries),
     )
 
 
@@ -63,11 +77,19 @@ def links(nvml: Functions, handle: Any) -> Links:
     return Links(switch, frozenset(peers))
 
 
-def _mig_mode(nvml: Functions, handle: Any) -> bool:
+def mig_mode(nvml: Functions, handle: Any) -> tuple[bool, bool] | None:
+    """Whether MIG mode is on, and will be after the next reset; None: it has no such mode."""
     mode = unless_refused(
         lambda: nvml.nvmlDeviceGetMigMode(handle), NOT_SUPPORTED, FUNCTION_NOT_FOUND
     )
-    return mode is not None and mode[0] == MIG_ENABLED
+    return None if mode is None else (mode[0] == MIG_ENABLED, mode[1] == MIG_ENABLED)
+
+
+def _mig_profiles(nvml: Functions, handle: Any, geometries: Geometries) -> tuple[MigProfile, ...]:
+    mode = mig_mode(nvml, handle)
+    if mode is None:
+        return ()
+    return geometries.of(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
 
 
 def _memory_bytes(nvml: Functions, handle: Any) -> int | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.model.devices import GpuUuid, Version
+from dra_driver.model.mig import Instance, MigProfile, OddInstance
 
 # Numbers of nvml.h (NVML_BRAND_*, NVML_DEVICE_ARCH_*, NVML_DEVICE_ADDRESSING_MODE_*): a driver may
 # know more of them than the pynvml it is read with. The words are those of NVIDIA's driver (go-
@@ -68,21 +69,27 @@ class Glance:
     """What can change about a GPU from one look to the next."""
 
     uuid: GpuUuid
-    mig: bool
+    mig_on: bool | None = None  # MIG mode; None: it has none
+    mig_pending: bool = False  # what the mode will be after the next reset
+    instances: tuple[Instance, ...] = ()
+    odd: tuple[OddInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What stays the same about a GPU as long as the driver does."""
+    """What stays the same about a GPU as long as its driver and its MIG mode do: a change of the
+    mode can change its minor number too (nvml.h, nvmlDeviceSetMigMode)."""
 
     minor: int
     pci_bus_id: str
+    pci_id: str
     product_name: str
     brand: str
     architecture: str
     compute_capability: Version
     memory_bytes: int | None
     addressing_mode: str | None
+    mig_profiles: tuple[MigProfile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

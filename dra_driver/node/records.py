@@ -20,27 +20,30 @@ from dra_driver.kubeletplugin.claims import (
 )
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
 from dra_driver.model.profiles import Guard, GuardPolicy, Tenants
 from dra_driver.model.steps import Step
 from dra_driver.node.step_records import (
     STEP_KEYS,
     UnreadableRecord,
+    decode_key,
     decode_step,
+    encode_key,
     encode_step,
     readable_from,
     step_key,
     text,
 )
 
-VERSION = 3  # 1: whole GPUs only; 2: no MPS
+VERSION = 4  # 1: whole GPUs only; 2: no MPS; 3: no partitions
 
 
 def encode_record(record: Record) -> bytes:
     """The document of *record*: the same bytes for the same record."""
     document: dict[str, Any] = {
         "version": VERSION,
-        "readableFrom": readable_from(record.steps),
+        "readableFrom": _readable_from(record),
         "claim": {
             "namespace": record.claim.namespace,
             "name": record.claim.name,
@@ -112,11 +115,25 @@ def _encode_holding(holding: Holding) -> dict[str, Any]:
             "graceSeconds": limit.guard.grace_seconds,
             "strict": limit.strict,
         }
+    if holding.partition is not None:
+        document["partition"] = encode_key(holding.partition)
+        document["cut"] = holding.cut
+    if (instance := holding.instance) is not None:
+        document["instance"] = {"gi": instance.gi, "ci": instance.ci, "uuid": instance.uuid}
+    if holding.offered:
+        document["offered"] = list(holding.offered)
     return document
+
+
+def _readable_from(record: Record) -> int:
+    """An older release would take a holding of a partition for one of the whole GPU."""
+    partition = any(holding.partition is not None for holding in record.holdings)
+    return VERSION if partition else readable_from(record.steps)
 
 
 def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:
     share, gpu, limit = document["share"], document.get("gpu"), document.get("limit")
+    partition = decode_key(document["partition"]) if "partition" in document else None
     return Holding(
         claim=claim,
         device=DeviceName(text(document["device"])),
@@ -128,7 +145,20 @@ def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:
         limit=_decode_limit(limit) if limit is not None else None,
         request=text(document.get("request", "")),
         tenants=Tenants(document.get("tenants", Tenants.ANY)),
+        partition=partition,
+        cut=bool(document.get("cut", False)),
+        instance=_decode_instance(partition, document.get("instance")),
+        offered=tuple(text(profile) for profile in document.get("offered", ())),
     )
+
+
+def _decode_instance(
+    partition: PartitionKey | None, document: Mapping[str, Any] | None
+) -> Instance | None:
+    if partition is None or document is None:
+        return None
+    uuid = GpuUuid(text(document["uuid"]))
+    return Instance(partition, int(document["gi"]), int(document["ci"]), uuid)
 
 
 def _decode_limit(document: Mapping[str, Any]) -> Limit:

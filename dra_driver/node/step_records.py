@@ -6,23 +6,29 @@ from typing import Any, Final, TypeVar, assert_never
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.steps import (
     ComputeMode,
+    CutPartition,
     EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    RemovePartition,
     ServeMps,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
+    Setting,
     Step,
 )
 from dra_driver.node.mps import wire
 
-STEP_KEYS: Final = ("steps", "sharing", "serving")
-"""Where the steps stand that version 1, 2 and 3 of the format brought."""
+STEP_KEYS: Final = ("steps", "partitions", "sharing", "serving")
+"""Where the steps stand that version 1, 4, 2 and 3 of the format brought: in the order in which
+they are carried out."""
 
 
 class UnreadableRecord(ValueError):
@@ -42,9 +48,11 @@ def step_key(step: Step) -> str:
         case MakeDeviceNodes():
             return STEP_KEYS[0]
         case SetTimeSlice() | LimitMemory():
-            return STEP_KEYS[1]
-        case SetComputeMode() | ServeMps() | EndMps():
             return STEP_KEYS[2]
+        case SetComputeMode() | ServeMps() | EndMps():
+            return STEP_KEYS[3]
+        case SetMigMode() | CutPartition() | RemovePartition():
+            return STEP_KEYS[1]
         case _:
             assert_never(step)
 
@@ -53,9 +61,10 @@ def readable_from(steps: Iterable[Step]) -> int:
     """The oldest version that can read a record with *steps* and take its claim back.
 
     What is set for MPS outlives a claim that is taken back without knowing of it: the compute mode
-    of a GPU, and a server.
+    of a GPU, and a server. So do a partition and the MIG mode.
     """
-    return 3 if any(step_key(step) == STEP_KEYS[2] for step in steps) else 1
+    keys = {step_key(step) for step in steps}
+    return 4 if STEP_KEYS[1] in keys else 3 if STEP_KEYS[3] in keys else 1
 
 
 def encode_step(step: Step) -> dict[str, Any]:
@@ -63,13 +72,13 @@ def encode_step(step: Step) -> dict[str, Any]:
     match step:
         case MakeDeviceNodes(minors=minors):
             return {"step": "MakeDeviceNodes", "minors": list(minors)}
-        case SetTimeSlice(gpu=gpu, interval=interval, before=before):
-            return {"step": "SetTimeSlice", "gpu": gpu, "interval": interval, "before": before}
+        case SetTimeSlice() | SetComputeMode() | SetMigMode():
+            return _encode_setting(step)
         case LimitMemory(gpu=gpu, pods=pods, strict=strict):
             limits = [{"pod": one.pod, "memoryBytes": one.memory_bytes} for one in pods]
             return {"step": "LimitMemory", "gpu": gpu, "pods": limits, "strict": strict}
-        case SetComputeMode(gpu=gpu, mode=mode, before=before):
-            return {"step": "SetComputeMode", "gpu": gpu, "mode": mode, "before": before}
+        case CutPartition(gpu=gpu, key=key) | RemovePartition(gpu=gpu, key=key):
+            return {"step": type(step).__name__, "gpu": gpu, "partition": encode_key(key)}
         case ServeMps(space=space):
             return {"step": "ServeMps", "space": wire.encode(space)}
         case EndMps(space=name):
@@ -80,27 +89,60 @@ def encode_step(step: Step) -> dict[str, Any]:
 
 def decode_step(document: Mapping[str, Any]) -> Step:
     """The step in *document*. UnreadableRecord, KeyError, TypeError or ValueError: it is none."""
-    match document["step"]:
-        case "MakeDeviceNodes":
-            return MakeDeviceNodes(tuple(int(minor) for minor in document["minors"]))
-        case "SetTimeSlice":
-            interval, before = Interval(document["interval"]), document["before"]
-            return SetTimeSlice(_gpu(document), interval, _unless_none(Interval, before))
-        case "LimitMemory":
-            pods = tuple(
-                PodLimit(PodUid(text(one["pod"])), _unless_none(int, one["memoryBytes"]))
-                for one in document["pods"]
-            )
-            return LimitMemory(_gpu(document), pods, bool(document["strict"]))
-        case "SetComputeMode":
-            mode, before = ComputeMode(document["mode"]), document["before"]
-            return SetComputeMode(_gpu(document), mode, _unless_none(ComputeMode, before))
-        case "ServeMps":
-            return ServeMps(_space(document["space"]))
-        case "EndMps":
-            return EndMps(SpaceName(text(document["space"])))
-        case other:
-            raise UnreadableRecord(f"its step {other!r} is unknown")
+    kind = text(document["step"])
+    if kind not in _DECODERS:
+        raise UnreadableRecord(f"its step {kind!r} is unknown")
+    return _DECODERS[kind](document)
+
+
+def _encode_setting(step: Setting) -> dict[str, Any]:
+    match step:
+        case SetTimeSlice(gpu=gpu, interval=interval, before=before):
+            return {"step": "SetTimeSlice", "gpu": gpu, "interval": interval, "before": before}
+        case SetComputeMode(gpu=gpu, mode=mode, before=before):
+            return {"step": "SetComputeMode", "gpu": gpu, "mode": mode, "before": before}
+        case SetMigMode(gpu=gpu, on=on, before=before):
+            return {"step": "SetMigMode", "gpu": gpu, "on": on, "before": before}
+        case _:
+            assert_never(step)
+
+
+def _time_slice(document: Mapping[str, Any]) -> Step:
+    interval, before = Interval(document["interval"]), document["before"]
+    return SetTimeSlice(_gpu(document), interval, _unless_none(Interval, before))
+
+
+def _memory(document: Mapping[str, Any]) -> Step:
+    pods = tuple(
+        PodLimit(PodUid(text(one["pod"])), _unless_none(int, one["memoryBytes"]))
+        for one in document["pods"]
+    )
+    return LimitMemory(_gpu(document), pods, bool(document["strict"]))
+
+
+def _compute_mode(document: Mapping[str, Any]) -> Step:
+    mode, before = ComputeMode(document["mode"]), document["before"]
+    return SetComputeMode(_gpu(document), mode, _unless_none(ComputeMode, before))
+
+
+def _mig_mode(document: Mapping[str, Any]) -> Step:
+    before = _unless_none(bool, document["before"])
+    return SetMigMode(_gpu(document), bool(document["on"]), before)
+
+
+def encode_key(key: PartitionKey) -> dict[str, int]:
+    """The document of *key*."""
+    return {
+        "profile": key.profile_id,
+        "start": key.start,
+        "size": key.size,
+        "slices": key.slices,
+    }
+
+
+def decode_key(document: Mapping[str, Any]) -> PartitionKey:
+    """The key in *document*. KeyError, TypeError or ValueError: it is none."""
+    return PartitionKey(*(int(document[one]) for one in ("profile", "start", "size", "slices")))
 
 
 def _gpu(document: Mapping[str, Any]) -> GpuUuid:
@@ -119,3 +161,16 @@ _Value = TypeVar("_Value")
 
 def _unless_none(kind: Callable[[Any], _Value], value: Any) -> _Value | None:
     return None if value is None else kind(value)
+
+
+_DECODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
+    "MakeDeviceNodes": lambda one: MakeDeviceNodes(tuple(int(minor) for minor in one["minors"])),
+    "SetTimeSlice": _time_slice,
+    "LimitMemory": _memory,
+    "SetComputeMode": _compute_mode,
+    "SetMigMode": _mig_mode,
+    "CutPartition": lambda one: CutPartition(_gpu(one), decode_key(one["partition"])),
+    "RemovePartition": lambda one: RemovePartition(_gpu(one), decode_key(one["partition"])),
+    "ServeMps": lambda one: ServeMps(_space(one["space"])),
+    "EndMps": lambda one: EndMps(SpaceName(text(one["space"]))),
+}

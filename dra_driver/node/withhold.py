@@ -36,11 +36,6 @@ def _refusal(one: Seen, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int])
             f"another one; "
             "reload the NVIDIA kernel modules or reboot"
         )
-    if one.glance.mig:
-        return (
-            "MIG mode is on, and partitions are not offered; turn it off with "
-            f"nvidia-smi -i {facts.pci_bus_id} -mig 0"
-        )
     return None
 
 

@@ -10,7 +10,6 @@ from typing import assert_never
 
 from api import names
 from dra_driver.kubeletplugin import quantity
-from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Holding
 from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Shape, Sliceable
@@ -62,14 +61,15 @@ def taken(holdings: Iterable[Holding]) -> Amount:
     return sum((amount(h.consumed, h.shape) for h in holdings if not h.admin), NOTHING)
 
 
-def lacking(wanted: Amount, held: Amount, gpu: Gpu, shape: Shape) -> str:
-    """Why *wanted* does not fit beside what is *held* of *gpu*; empty: it fits."""
+def lacking(wanted: Amount, held: Amount, memory_bytes: int | None, shape: Shape) -> str:
+    """Why *wanted* does not fit beside what is *held* of a GPU, or of a partition, with so much
+    memory (None: not known); empty: it fits."""
     if held != NOTHING and (held.whole or wanted.whole):
         return "all of it" if wanted.whole else "it, all of which is taken"
     both = wanted + held
-    total = gpu.memory_bytes or 0
+    total = memory_bytes or 0
     found = []
-    if both.memory_bytes > total and gpu.memory_bytes is not None:
+    if both.memory_bytes > total and memory_bytes is not None:
         free = max(0, total - held.memory_bytes)
         found.append(f"{wanted.memory_bytes >> 20}Mi of memory, of which {free >> 20}Mi are free")
     if both.cores > ALL_CORES:

@@ -7,10 +7,14 @@ from dra_driver.kubeletplugin.claims import PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import Served, SpaceName
+from dra_driver.model.offer import Monitor
 from dra_driver.plan.amounts import NOTHING, Amount
 from dra_driver.plan.edits import Granted, device_id
+from dra_driver.plan.mps import Grant
 from dra_driver.plan.prepare import Plan
 from dra_driver.plan.sharing import told
+
+MONITOR_CAPABILITY = "mig/monitor"
 
 
 def granted(
@@ -27,7 +31,7 @@ def granted(
     claim = plan.claim.pod_claim_name or plan.claim.ref.name
     together: dict[tuple[GpuUuid, str], Amount] = defaultdict(lambda: NOTHING)
     for grant in plan.grants:
-        together[grant.device.gpu.uuid, grant.allocation.base_request] += grant.amount
+        together[grant.device.uuid, grant.allocation.base_request] += grant.amount
     return tuple(
         Granted(
             grant.device.gpu,
@@ -38,12 +42,30 @@ def granted(
             f"{claim}-{grant.allocation.base_request}",
             told(
                 grant.allocation,
-                together[grant.device.gpu.uuid, grant.allocation.base_request],
+                together[grant.device.uuid, grant.allocation.base_request],
             ),
             served[grant.space.name] if grant.space else None,
+            grant.instance,
+            capabilities(grant),
         )
         for grant in plan.grants
     )
+
+
+def capabilities(grant: Grant) -> tuple[str, ...]:
+    """What of the driver's capabilities a container needs for *grant*: names below
+    ``/proc/driver/nvidia/capabilities``.
+
+    An instance takes those of its GPU instance and its compute instance; to look on where
+    instances are takes the one to monitor them.
+    """
+    device, instance = grant.device, grant.instance
+    if instance is not None:
+        gi = f"gpu{device.gpu.minor}/mig/gi{instance.gi}"
+        return (gi, f"{gi}/ci{instance.ci}")
+    if isinstance(device.shape, Monitor) and device.gpu.mig is not None:
+        return (MONITOR_CAPABILITY,)
+    return ()
 
 
 def answer(plan: Plan, driver: str) -> tuple[PreparedDevice, ...]:

@@ -18,7 +18,7 @@ from dra_driver.plan.mps import Grant
 
 def mode_steps(grants: Sequence[Grant], others: Sequence[Record]) -> tuple[SetComputeMode, ...]:
     """The GPUs that are the server's alone from now on, and those that are no longer."""
-    grants = [grant for grant in grants if not grant.allocation.admin]
+    grants = [g for g in grants if not g.allocation.admin and g.device.partition is None]
     mine = {frozenset(grant.space.gpus) for grant in grants if grant.space is not None}
     found: dict[GpuUuid, ComputeMode] = {}
     for grant in grants:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from api.decode import ConfigError, decode
-from api.names import CONFIG_VERSION, TYPE_GPU
-from api.v1beta1 import Config, GpuConfig, VfioDeviceConfig
+from api.names import CONFIG_VERSION
+from api.v1beta1 import Config, GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig
 
@@ -29,7 +29,7 @@ class Decoded:
 class Chosen:
     """The configuration that applies to a device, and where it stands; empty: the default."""
 
-    config: GpuConfig = DEFAULT
+    config: GpuConfig | MigDeviceConfig = DEFAULT
     path: str = ""
 
 
@@ -48,22 +48,26 @@ def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
     return tuple(decoded)
 
 
-def config_of(allocation: Allocation, configs: Sequence[Decoded]) -> Chosen:
-    """The configuration of a GPU, or a part of one, that was allocated for *allocation*'s
-    request."""
+def config_of(
+    allocation: Allocation, configs: Sequence[Decoded], partition: bool = False
+) -> Chosen:
+    """The configuration of what was allocated for *allocation*'s request: a GPU or a part of one,
+    or a MIG *partition*."""
+    kind = MigDeviceConfig if partition else GpuConfig
     for decoded in reversed(configs):
         if not decoded.origin.concerns(allocation.request):
             continue
         config = decoded.config
-        if isinstance(config, GpuConfig):
+        if isinstance(config, kind):
             return Chosen(config, decoded.origin.path)
         if decoded.origin.requests:
-            raise ClaimError(_wrong_type(config, decoded.origin, allocation))
+            raise ClaimError(_wrong_type(config, decoded.origin, allocation, kind.__name__))
     return Chosen()
 
 
-def _wrong_type(config: Config, origin: OpaqueConfig, allocation: Allocation) -> str:
+def _wrong_type(config: Config, origin: OpaqueConfig, allocation: Allocation, right: str) -> str:
     what = f"{origin.path}: a {config.kind} for request {allocation.request!r}"
     if isinstance(config, VfioDeviceConfig):
         return f"{what}: passthrough to virtual machines is not offered by this driver; remove it"
-    return f"{what}, but {allocation.device} is of type {TYPE_GPU!r}: write a GpuConfig"
+    kind = "a MIG partition" if right == MigDeviceConfig.__name__ else "a GPU"
+    return f"{what}, but {allocation.device} is {kind}: write a {right}"

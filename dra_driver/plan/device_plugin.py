@@ -1,6 +1,8 @@
 """What a configuration of NVIDIA's device plugin means for the GPUs of this node."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from api.device_plugin import (
@@ -14,6 +16,7 @@ from dra_driver.model.profiles import (
     Entry,
     Guard,
     GuardPolicy,
+    MigRules,
     Profile,
     Rules,
     Selection,
@@ -24,6 +27,8 @@ _PREFIX = "nvidia.com/"
 _GPU = f"{_PREFIX}gpu"
 _PARTITION = f"{_PREFIX}mig-"
 _TIME_SLICING, _MPS = "sharing.timeSlicing", "sharing.mps"
+_STRATEGY = "flags.migStrategy"
+_ANY = "*"  # a pattern for every profile
 
 
 def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
@@ -46,16 +51,12 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
     if problems:
         raise ConfigError(problems)
     notes = [f"{path}: has no meaning here: {why}" for path, why in unused(config)]
-    notes += _partition_notes(sharing.time_slicing, _TIME_SLICING)
-    notes += _partition_notes(sharing.mps, _MPS)
-    return Profile(
-        name,
-        (
-            *_entries(sharing.time_slicing, _TIME_SLICING, _time_slicing),
-            *_entries(sharing.mps, _MPS, _mps),
-        ),
-        tuple(notes),
+    notes += _partition_notes(config)
+    entries = (
+        *_entries(sharing.time_slicing, _TIME_SLICING, _time_slicing),
+        *_entries(sharing.mps, _MPS, _mps),
     )
+    return Profile(name, _with_partitions(entries, config), tuple(notes))
 
 
 def _time_slicing(said: ReplicatedResources, replicas: int) -> Rules:
@@ -91,29 +92,64 @@ def _entries(
     )
 
 
+def _with_partitions(entries: tuple[Entry, ...], config: DevicePluginConfig) -> tuple[Entry, ...]:
+    """*entries*, with what the file says of partitions; where it says nothing else, that alone."""
+    said = config.sharing.time_slicing
+    single = config.flags.mig_strategy == "single"
+    parts = sorted(_partitions(said, _TIME_SLICING), key=lambda part: _profile(part[1]))
+    replicas = tuple((_profile(one), one.replicas) for _, one in parts)
+    if single:  # then pods know every partition as a GPU
+        found = _resources(said, _TIME_SLICING)
+        replicas += tuple((_ANY, one.replicas) for _, one in found if _full_name(one) == _GPU)
+    rules = MigRules(single=single, replicas=replicas)
+    if rules == MigRules():
+        return entries
+    if not entries:
+        alone = _time_slicing(said, 1) if said else Rules()
+        entries = (Entry(Selection(), alone, parts[0][0] if parts else _STRATEGY),)
+    return tuple(replace(one, rules=replace(one.rules, mig=rules)) for one in entries)
+
+
 def _resource_problems(said: ReplicatedResources | None, path: str) -> list[str]:
     problems: list[str] = []
-    first = ""
+    seen: dict[str, str] = {}
     for where, resource in _resources(said, path):
         name = _full_name(resource)
-        if name == _GPU and first:
-            problems.append(
-                f"{where}.name: {_GPU} is in {first} already; a NodeProfile can divide GPUs of one "
-                "node differently"
-            )
-        elif name == _GPU:
-            first = where
-        elif not name.startswith(_PARTITION):
+        if name != _GPU and not name.startswith(_PARTITION):
             problems.append(f"{where}.name: {show(resource.name)} is not known here; write {_GPU}")
+        elif name in seen:
+            problems.append(
+                f"{where}.name: {name} is in {seen[name]} already; a NodeProfile can divide GPUs "
+                "of one node differently"
+            )
+        else:
+            seen[name] = where
     return problems
 
 
-def _partition_notes(said: ReplicatedResources | None, path: str) -> list[str]:
-    return [
-        f"{where}.name: {show(resource.name)} has no meaning here: no MIG partitions are offered"
-        for where, resource in _resources(said, path)
-        if _full_name(resource).startswith(_PARTITION)
+def _partition_notes(config: DevicePluginConfig) -> list[str]:
+    notes = [
+        f"{where}.name: {show(resource.name)} has no meaning here: as with NVIDIA's plugin, no "
+        "partition is divided for MPS; claims share one by MPS as they ask for it"
+        for where, resource in _partitions(config.sharing.mps, _MPS)
     ]
+    if config.flags.mig_strategy == "none":
+        notes.append(f"{_STRATEGY}: has no meaning here: partitions that exist are always offered")
+    return notes
+
+
+def _partitions(
+    said: ReplicatedResources | None, path: str
+) -> list[tuple[str, ReplicatedResource]]:
+    """The resources that are partitions."""
+    found = _resources(said, path)
+    return [(where, each) for where, each in found if _full_name(each).startswith(_PARTITION)]
+
+
+def _profile(resource: ReplicatedResource) -> str:
+    """As the board calls it: names of resources have a dot for the plus of ``1g.10gb+me``."""
+    name = _full_name(resource).removeprefix(_PARTITION)
+    return re.sub(r"^(\d+g\.\d+gb)\.", r"\1+", name)
 
 
 def _resources(

@@ -28,6 +28,11 @@ Environment of the workload, for each GPU it holds (N: the minor number, as in `
     GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
     GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
 
+Of a MIG partition, N is the minor number with the partition, as its device is called:
+``GPU_DEVICE_0_MIG_1G10GB_19_0_UUID=MIG-…``. It is given with the GPU's own device file, through
+which nothing can be done without the capabilities of an instance; those are given of this one
+only.
+
 What is shared by MPS has the variables of ``plan.mps_edits`` besides.
 
 They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
@@ -58,6 +63,7 @@ from dra_driver.model.driver_files import (
     HostFile,
     Library,
 )
+from dra_driver.model.mig import Instance
 from dra_driver.model.mps import Served
 from dra_driver.plan.mps_edits import mps_edits
 
@@ -100,6 +106,8 @@ class Granted:
     request: str = ""  # with its claim, as the pod knows them: "gpu-cache"
     requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
     served: Served | None = None  # by an MPS server
+    instance: Instance | None = None  # of the GPU, which is all that is granted of it
+    capabilities: tuple[str, ...] = ()  # of the driver, as ``Host.nodes`` names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +171,26 @@ def device_id(
 
 
 def _of_device(claim: ClaimRef, one: Granted, nodes: DeviceFiles) -> ContainerEdits:
-    prefix = f"GPU_DEVICE_{one.gpu.minor}"
+    prefix = f"GPU_DEVICE_{_called(one)}"
     shares = (f"{prefix}_{_variable(name)}={quantity}" for name, quantity in sorted(one.consumed))
     requested = (
         f"{prefix}_{_variable(name)}_{_variable(one.request)}={quantity}"
         for name, quantity in sorted(one.requested)
     )
+    uuid = one.instance.uuid if one.instance else one.gpu.uuid
+    # A driver without MIG has nothing to monitor it with.
+    capabilities = [nodes.capabilities[c] for c in one.capabilities if c in nodes.capabilities]
     return ContainerEdits(
-        env=(f"{prefix}_UUID={one.gpu.uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
-        device_nodes=(_node(nodes.gpus[one.gpu.minor]),),
+        env=(f"{prefix}_UUID={uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
+        device_nodes=(_node(nodes.gpus[one.gpu.minor]), *map(_node, capabilities)),
     )
+
+
+def _called(one: Granted) -> str:
+    """In the names of variables: the minor number, with the partition where it is one."""
+    if one.instance is None or one.device is None:
+        return str(one.gpu.minor)
+    return _variable(one.device.removeprefix("gpu-"))
 
 
 def _served(same: Iterable[Granted]) -> ContainerEdits:

@@ -14,6 +14,7 @@ from dra_driver.model.steps import (
     ComputeMode,
     Interval,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     Setting,
     Step,
@@ -32,7 +33,7 @@ def taken_over(steps: Iterable[Step], others: Iterable[Record]) -> tuple[Step, .
 
     def told(step: Step) -> Step:
         match step:
-            case SetTimeSlice() | SetComputeMode() if _key(step) in found:
+            case SetTimeSlice() | SetComputeMode() | SetMigMode() if _key(step) in found:
                 return _with_before(step, found[_key(step)].before)
             case _:
                 return step
@@ -52,9 +53,7 @@ def to_look_up(steps: Iterable[Step], others: Iterable[Record]) -> tuple[Setting
 def with_found(steps: Iterable[Step], found: Mapping[Setting, int | None]) -> tuple[Step, ...]:
     """*steps*, told what was *found* of those that had to be looked up."""
     return tuple(
-        _with_before(step, found[step])
-        if isinstance(step, SetTimeSlice | SetComputeMode) and step in found
-        else step
+        _with_before(step, found[step]) if isinstance(step, Setting) and step in found else step
         for step in steps
     )
 
@@ -76,6 +75,8 @@ def _back(step: Setting) -> Setting:
             return SetTimeSlice(gpu, Interval.DEFAULT if before is None else before)
         case SetComputeMode(gpu=gpu, before=before):
             return SetComputeMode(gpu, ComputeMode.DEFAULT if before is None else before)
+        case SetMigMode(gpu=gpu, before=before):
+            return SetMigMode(gpu, bool(before))
         case _:
             assert_never(step)
 
@@ -86,6 +87,8 @@ def _with_before(step: Setting, before: int | None) -> Setting:
             return replace(step, before=None if before is None else Interval(before))
         case SetComputeMode():
             return replace(step, before=None if before is None else ComputeMode(before))
+        case SetMigMode():
+            return replace(step, before=None if before is None else bool(before))
         case _:
             assert_never(step)
 
@@ -99,4 +102,4 @@ def _key(step: Setting) -> _Key:
 
 
 def _settings(steps: Iterable[Step]) -> Iterator[Setting]:
-    return (step for step in steps if isinstance(step, SetTimeSlice | SetComputeMode))
+    return (step for step in steps if isinstance(step, Setting))

@@ -78,7 +78,7 @@ def _by_gpu(record: Record) -> Mapping[GpuUuid, list[Holding]]:
     release without fractions: it holds a whole GPU, and nobody else does."""
     found: dict[GpuUuid, list[Holding]] = {}
     for holding in record.holdings:
-        if holding.gpu is not None and not holding.admin:
+        if holding.gpu is not None and holding.partition is None and not holding.admin:
             found.setdefault(holding.gpu, []).append(holding)
     return found
 

@@ -1,4 +1,7 @@
-"""How much of each GPU's memory each claim may use, and for which claims a process uses it."""
+"""How much of each GPU's memory each claim may use, and for which claims a process uses it.
+
+A MIG instance has memory of its own: it is looked at like a GPU, under its own UUID.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,13 +62,23 @@ def shares(records: Sequence[Record]) -> Mapping[GpuUuid, tuple[Share, ...]]:
     pods = {record.claim: frozenset(pod.uid for pod in record.pods) for record in records}
     for record in records:
         for holding in record.holdings:
-            if holding.gpu is not None:
-                held[holding.gpu][record.claim].append(holding)
+            if (memory := holding.memory_of) is not None:
+                held[memory][record.claim].append(holding)
     found = {
         gpu: tuple(_share(claim, pods[claim], its) for claim, its in sorted(claims.items()))
         for gpu, claims in sorted(held.items())
     }
     return {gpu: its for gpu, its in found.items() if any(map(_is_guarded, its))}
+
+
+def known_as(records: Iterable[Record]) -> Mapping[GpuUuid, str]:
+    """The instances that claims hold, each as people know it: its UUID says nothing to them."""
+    return {
+        holding.instance.uuid: f"{holding.unit} ({holding.instance.uuid})"
+        for record in records
+        for holding in record.holdings
+        if holding.instance is not None
+    }
 
 
 def holders(records: Iterable[Record]) -> Mapping[PodUid, Holder]:

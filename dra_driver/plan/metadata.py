@@ -22,11 +22,16 @@ def documents_of(plan: Plan, driver: str, directory: str) -> tuple[Document, ...
             grant.allocation.request,
             grant.allocation.pool,
             grant.allocation.device,
-            {**attributes_of(grant.device), **_share(grant)},
+            {**attributes_of(grant.device), **_instance(grant), **_share(grant)},
         )
         for grant in plan.grants
     )
     return documents(plan.claim, devices, driver, directory)
+
+
+def _instance(grant: Grant) -> dict[str, dict[str, Any]]:
+    """A partition that was cut for claims is published without a UUID."""
+    return {names.UUID: {"string": grant.instance.uuid}} if grant.instance else {}
 
 
 def _share(grant: Grant) -> dict[str, dict[str, Any]]:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Allocation, Claim
 from dra_driver.kubeletplugin.pods import PodSpec
-from dra_driver.model.devices import Gpu
+from dra_driver.model.mig import Instance
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
 from dra_driver.model.offer import Device, Replica, Sliceable
 from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import ServeMps
+from dra_driver.model.uuids import GpuUuid
 from dra_driver.plan.amounts import Amount
 from dra_driver.plan.mps_containers import (
     mixed_problems,
@@ -43,6 +44,7 @@ class Grant:
     amount: Amount
     sharing: Sharing
     space: Space | None = None  # of what is shared by MPS
+    instance: Instance | None = None  # of a partition, once it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class Part:
     sharing: ByMps
 
     @property
-    def gpu(self) -> Gpu:
-        return self.grant.device.gpu
+    def device(self) -> Device:
+        return self.grant.device
 
     @property
     def request(self) -> str:
@@ -82,7 +84,8 @@ def with_spaces(claim: Claim, grants: Sequence[Grant], pods: Pods | None) -> tup
         *_joinable_problems(claim, tenants),
         *(said for pod in pods or () for said in tenant_problems(tenants, claim.ref, pod, ours)),
         *mixed_problems(claim.ref, used, ours, everything),
-        *split_problems(claim.ref, used, groups, _gpus(parts)),
+        *split_problems(claim.ref, used, groups, _computed_on(parts)),
+        *_partition_problems(groups, parts),
     ]
     if problems:
         raise ClaimError(f"claim {claim.ref}: " + "; ".join(dict.fromkeys(problems)))
@@ -125,11 +128,27 @@ def _joinable_problems(claim: Claim, tenants: Tenants) -> Iterator[str]:
         )
 
 
-def _gpus(parts: Iterable[Part]) -> Mapping[str, set[str]]:
-    """The names of the GPUs of each request."""
+def _partition_problems(groups: Iterable[set[str]], parts: Sequence[Part]) -> Iterator[str]:
+    """A program computes on one MIG partition, and a server is over that one."""
+    for group in groups:
+        devices = {part.device.uuid: part.device for part in parts if part.request in group}
+        if len(devices) > 1 and any(device.partition for device in devices.values()):
+            names = ", ".join(sorted(device.name for device in devices.values()))
+            yield (
+                f"requests {', '.join(sorted(group))}: {names} under MPS in one container: a "
+                "program under MPS computes on one partition; ask for one, use different "
+                "containers, or strategy TimeSlicing"
+            )
+
+
+def _computed_on(parts: Iterable[Part]) -> Mapping[str, set[str]]:
+    """The names of the GPUs and partitions of each request."""
     found: dict[str, set[str]] = {}
     for part in parts:
-        found.setdefault(part.request, set()).add(part.gpu.name)
+        device = part.device
+        found.setdefault(part.request, set()).add(
+            device.name if device.partition else device.gpu.name
+        )
     return found
 
 
@@ -146,10 +165,10 @@ def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]
 
 def _space(claim: Claim, parts: Sequence[Part]) -> Space:
     """The limits are the claim's on each GPU: parts of one GPU that are used together add up."""
-    by_gpu: dict[Gpu, list[ByMps]] = {}
-    for part in sorted(parts, key=lambda one: one.gpu.minor):
-        by_gpu.setdefault(part.gpu, []).append(part.sharing)
-    gpus = tuple(gpu.uuid for gpu in by_gpu)
+    by_gpu: dict[GpuUuid, list[ByMps]] = {}
+    for part in sorted(parts, key=lambda one: one.device.gpu.minor):
+        by_gpu.setdefault(part.device.uuid, []).append(part.sharing)
+    gpus = tuple(by_gpu)
     requests = sorted({part.request for part in parts})
     digest = hashlib.sha256(",".join((claim.ref.uid, *requests, *gpus)).encode()).hexdigest()
     percents = [min(ALL_CORES, sum(one.percent for one in its)) for its in by_gpu.values()]

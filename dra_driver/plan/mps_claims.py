@@ -19,7 +19,8 @@ _HOW = (
 class _Sides:
     """The requests of a claim, but for those that look on.
 
-    Of a GPU that a claim has parts of both under MPS and without, all count as under MPS.
+    Of a GPU, or a MIG partition, that a claim has parts of both under MPS and without, all count as
+    under MPS.
     """
 
     claim: ClaimRef
@@ -55,8 +56,8 @@ def _sides(record: Record) -> _Sides:
     taken = [holding for holding in record.holdings if not holding.admin]
     return _Sides(
         record.claim,
-        frozenset(one.request for one in taken if one.gpu in served),
-        frozenset(one.request for one in taken if one.gpu not in served),
+        frozenset(one.request for one in taken if one.uuid in served),
+        frozenset(one.request for one in taken if one.uuid not in served),
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import cdi
 from dra_driver.kubeletplugin.claims import Pod
 from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import board
 from dra_driver.model.profiles import Tenants
@@ -34,7 +35,7 @@ class Given:
     """A device of a claim, as a container gets it with its requests."""
 
     requests: tuple[str, ...]
-    gpu: str
+    gpu: str  # or the MIG partition
     mps: tuple[str, ...]  # the variables that lead to a server; empty: it is not under MPS
 
 
@@ -105,7 +106,7 @@ def _requests(container: ContainerSpec, claim: str) -> frozenset[str]:
 
 
 def _given(record: Record) -> Iterator[Given]:
-    admin = {(holding.device, holding.share) for holding in record.holdings if holding.admin}
+    holdings = {(holding.device, holding.share): holding for holding in record.holdings}
     try:
         spec = cdi.from_text(record.spec or "")
     except cdi.CdiError:  # it is written anew when the claim is prepared
@@ -114,9 +115,10 @@ def _given(record: Record) -> Iterator[Given]:
     for one in record.prepared or ():
         names = [cdi.parse_name(id_).device for id_ in one.cdi_ids]
         env = [entry for name in names if name in edits for entry in edits[name].env]
-        if (one.device, one.share) not in admin:
+        holding = holdings.get((DeviceName(one.device), one.share))
+        if holding is None or not holding.admin:
             mps = tuple(sorted(entry for entry in env if entry.startswith(_OURS)))
-            yield Given(one.requests, board(one.device), mps)
+            yield Given(one.requests, holding.unit if holding else board(one.device), mps)
 
 
 def _problems(given: Sequence[Given], requests: frozenset[str]) -> Iterator[str]:

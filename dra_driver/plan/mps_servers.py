@@ -4,8 +4,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
+from dra_driver.model.uuids import GpuUuid, is_instance
 
 _MIB = 1 << 20
+_OF_INSTANCES = 2
+
+
+def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
+    """What a server over *gpus* speaks where the driver's *newest* protocol is this one.
+
+    Protocol 3 is not said to work where MIG is on: an instance is served with protocol 2.
+    """
+    return min(newest, _OF_INSTANCES) if any(map(is_instance, gpus)) else newest
 
 
 def most(spaces: Iterable[Space]) -> Allowance:

@@ -11,8 +11,8 @@ from typing import Final
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance
 from dra_driver.model.mps import ALL_CORES, Incident, MpsServer, MpsStatus, Space, SpaceName
-from dra_driver.model.offer import board
 from dra_driver.model.processes import Process
 from dra_driver.plan.memory_look import GpuLook
 from dra_driver.plan.memory_shares import Share
@@ -30,7 +30,8 @@ class ClaimSpace:
     pods: tuple[Pod, ...]
     space: Space
     completed: bool
-    names: tuple[str, ...]  # of the GPUs of the space, in its order: "gpu-0"
+    names: tuple[str, ...]  # of the GPUs or MIG partitions of the space, in its order: "gpu-0"
+    over: tuple[GpuUuid, Instance] | None = None  # the MIG instance that it is over, of which GPU
 
     @property
     def known_as(self) -> Mapping[GpuUuid, str]:
@@ -70,15 +71,28 @@ class MpsUse:
 def claim_spaces(records: Iterable[Record]) -> tuple[ClaimSpace, ...]:
     """Everything that is to be served; also what is just being prepared."""
     return tuple(
-        ClaimSpace(record.claim, record.pods, space, record.completed, _names(record, space))
+        ClaimSpace(
+            record.claim,
+            record.pods,
+            space,
+            record.completed,
+            _names(record, space),
+            _over(record, space),
+        )
         for record in records
         for space in record.spaces
     )
 
 
 def _names(record: Record, space: Space) -> tuple[str, ...]:
-    names = {holding.of_gpu: board(holding.device) for holding in record.holdings}
+    names = {holding.uuid: holding.unit for holding in record.holdings}
     return tuple(names.get(gpu, "a GPU") for gpu in space.gpus)
+
+
+def _over(record: Record, space: Space) -> tuple[GpuUuid, Instance] | None:
+    held = ((one.gpu, one.instance) for one in record.holdings)
+    found = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
+    return next((one for one in found if one[1].uuid in space.gpus), None)
 
 
 def lacking(spaces: Iterable[ClaimSpace], status: MpsStatus) -> tuple[ClaimUid, ...]:
@@ -169,8 +183,8 @@ def gpu_shares(
     for record in records:
         its: dict[GpuUuid, list[Holding]] = {}
         for holding in record.holdings:
-            if holding.gpu in gpus:
-                its.setdefault(holding.gpu, []).append(holding)
+            if (gpu := holding.uuid) in gpus:
+                its.setdefault(gpu, []).append(holding)
         pods = frozenset(pod.uid for pod in record.pods)
         for gpu, holdings in its.items():
             admin = all(holding.admin for holding in holdings)

@@ -1,20 +1,20 @@
-"""What becomes of each GPU: in which shape it is offered, and by which rules.
+"""What becomes of each GPU: in which shape it is offered, in which parts, and by which rules.
 
-A GPU keeps its shape as long as a claim holds it, since the scheduler counts what is left by what
-is published.
+A GPU keeps its shape and its parts as long as a claim holds it, since the scheduler counts what is
+left by what is published.
 """
 
-from dataclasses import replace
-from typing import assert_never
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from dra_driver.model.devices import Gpu, Withheld
 from dra_driver.model.holdings import Held
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mps import ALL_CORES
 from dra_driver.model.offer import (
     EXCLUSIVE,
+    CounterSet,
     Device,
-    Exclusive,
     Keeps,
     Monitor,
     Offer,
@@ -23,74 +23,181 @@ from dra_driver.model.offer import (
     Shape,
     Sliceable,
 )
-from dra_driver.model.profiles import Profile, Rules, Strategy
-from dra_driver.plan.profiles import CUDA_CONTEXT_BYTES, rules_by_gpu
-from dra_driver.plan.strategies import clients, possible
+from dra_driver.model.profiles import Profile, Rules
+from dra_driver.plan.mig import cutting
+from dra_driver.plan.mig.cutting import Cutting
+from dra_driver.plan.mig.devices import Board, Parts, parts
+from dra_driver.plan.mig.notes import as_gpus, notes, odd_ones, without_partitions
+from dra_driver.plan.mig.offered import Hold, Ours, foreign, made
+from dra_driver.plan.profiles import rules_by_gpu
+from dra_driver.plan.shapes import described as described
+from dra_driver.plan.shapes import devices_of, kept, same, shape_of
 from dra_driver.plan.strategies import notes as strategy_notes
-
-_MIB = 1024 * 1024
-_MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
+from dra_driver.plan.strategies import possible
 
 
-def offer(
-    inventory: Inventory, profile: Profile, keeps: Keeps, held: Held, mps: bool = True
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """All that decides what becomes of one GPU."""
+
+    gpu: Gpu
+    rules: Rules
+    profile: str  # its name
+    where: str  # in it the rules stand, for messages
+    keeps: Keeps
+    mps: bool
+    holds: tuple[Hold, ...]
+    ours: Ours
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What becomes of one GPU."""
+
+    whole: tuple[Device, ...] = ()
+    partitions: tuple[Device, ...] = ()
+    monitors: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    withheld: tuple[Withheld, ...] = ()
+    pending: tuple[Pending, ...] = ()
+
+
+def offer(  # noqa: PLR0913 - the node in four parts, and what one of them does not say
+    inventory: Inventory,
+    profile: Profile,
+    keeps: Keeps,
+    held: Held,
+    mps: bool = True,
+    *,
+    ours: Ours = frozenset(),
 ) -> Offer:
-    """The devices of the node, in publishing order: GPUs by minor number, then monitors.
+    """The devices of the node, in publishing order: GPUs by minor number, then partitions, first
+    of GPUs that cannot be taken whole, then monitors.
 
     No GPU's rules can spoil the others': what cannot be published as the profile says is published
     whole, and ``pending`` says why. *mps*: the node has an MPS agent; without one no GPU is shared
-    by MPS. The rules of a device allow only strategies that work on it.
+    by MPS. The rules of a device allow only strategies that work on it. *ours*: the partitions that
+    claims had when the inventory was looked at, beside those of *held*.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
-    shapes = _held_shapes(held)
-    devices: list[Device] = []
-    monitors: list[Device] = []
-    withheld = list(inventory.withheld)
-    pending: list[Pending] = []
-    for gpu in inventory.gpus:
-        its, problem = possible(gpu, rules[gpu.uuid], mps)
-        now = shapes.get(gpu.uuid) or shapes.get(gpu.name)
-        if not its.include and now is None:
-            withheld.append(_left_out(gpu, profile))
-            continue
-        wanted, problem = (EXCLUSIVE, problem) if problem else _shape(gpu, its, keeps)
-        shape = wanted if now is None else _kept(now, its)
-        if _one(shape) != _one(wanted) or not its.include:
-            pending.append(Pending(gpu.name, described(wanted) if its.include else "left out"))
-        elif problem:
-            where = _where(profile, rules[gpu.uuid])
-            pending.append(Pending(gpu.name, described(wanted), f"{where}{problem}"))
-        devices += [Device(gpu, each, its) for each in _all(shape)]
-        if isinstance(shape, Sliceable) and keeps.taints:
-            monitors.append(Device(gpu, Monitor(), its))
-    notes = (*profile.notes, *idle, *strategy_notes(profile, inventory.gpus, rules, mps))
-    devices.sort(key=_place)
-    return Offer((*devices, *monitors), tuple(withheld), tuple(pending), notes)
-
-
-def described(shape: Shape) -> str:
-    """What becomes of a GPU of this *shape*, in a few words, for people."""
-    match shape:
-        case Exclusive():
-            return "exclusive"
-        case Sliceable(replicas=1):
-            return "sliceable"
-        case Sliceable(replicas=number, renamed=renamed, cores_default=cores):
-            return _replicas(number, renamed, cores)
-        case Replica(of=number, renamed=renamed, cores=cores):
-            return _replicas(number, renamed, cores)
-        case Monitor():
-            return "monitor"
-        case _:
-            assert_never(shape)
-
-
-def _replicas(number: int, renamed: bool, cores: int) -> str:
-    more = [
-        *(["gpu-shared"] if renamed else []),
-        *([f"MPS, {cores} % of the cores each"] if cores else []),
+    holds, known = _by_gpu(held), ours | made(held)
+    found = [
+        _of_gpu(
+            _Asked(
+                gpu,
+                rules[gpu.uuid],
+                profile.name,
+                _where(profile, rules[gpu.uuid]),
+                keeps,
+                mps,
+                (*holds.get(gpu.uuid, ()), *holds.get(gpu.name, ())),
+                frozenset(one for one in known if one[0] == gpu.uuid),
+            )
+        )
+        for gpu in inventory.gpus
     ]
-    return f"{number} replicas ({', '.join(more)})" if more else f"{number} replicas"
+    cut_first = sorted(found, key=lambda one: bool(one.whole))
+    partitions, single = as_gpus([device for one in cut_first for device in one.partitions])
+    return Offer(
+        (
+            *sorted((device for one in found for device in one.whole), key=_place),
+            *partitions,
+            *(device for one in found for device in one.monitors),
+        ),
+        (*inventory.withheld, *(each for one in found for each in one.withheld)),
+        tuple(each for one in found for each in one.pending),
+        (
+            *profile.notes,
+            *idle,
+            *strategy_notes(profile, inventory.gpus, rules, mps),
+            *notes(profile, inventory.gpus, rules),
+            *single,
+        ),
+        tuple(each for one in found for each in one.counter_sets),
+    )
+
+
+def _by_gpu(held: Held) -> dict[str, dict[Hold, None]]:
+    """What is held by claims that do more than look on, each once."""
+    found: dict[str, dict[Hold, None]] = {}
+    for one in (each for holdings in held.values() for each in holdings if not each.admin):
+        hold = Hold(one.shape, one.partition, one.cut, one.offered)
+        found.setdefault(one.of_gpu, {})[hold] = None
+    return found
+
+
+@functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most
+def _of_gpu(asked: _Asked) -> _Found:
+    gpu, keeps = asked.gpu, asked.keeps
+    its, problem = possible(gpu, asked.rules, asked.mps)
+    if not its.include and not asked.holds:
+        return _Found(withheld=(_left_out(gpu, asked.profile),))
+    board = Board(gpu, its, keeps, asked.holds, foreign(gpu, asked.ours))
+    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, keeps)
+    wanted = _Look(shape, cutting.wanted(gpu, its.mig, shape, keeps, board.there))
+    now = _kept(board, wanted)
+    found = parts(board, now.cutting)
+    whole = _whole(board, now, found)
+    odd = odd_ones(gpu, board.there)
+    if not whole and not found.devices:
+        return _Found(withheld=(without_partitions(gpu, wanted.cutting.problem), *odd))
+    problems = [each for each in (problem, wanted.cutting.problem, *found.problems) if each]
+    said = f"{asked.where}{'; '.join(problems)}" if problems else ""
+    return _Found(
+        whole,
+        found.devices,
+        _monitors(board, now, found),
+        found.counter_sets,
+        odd,
+        tuple(_pending(board, wanted, now, said)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a GPU is offered: the shape of it as a whole, and its partitions."""
+
+    shape: Shape
+    cutting: Cutting
+
+    def looks_like(self, other: "_Look") -> bool:
+        return same(self.shape, other.shape) and self.cutting.names == other.cutting.names
+
+
+def _kept(board: Board, wanted: _Look) -> _Look:
+    """*wanted*, as far as no claim holds the GPU."""
+    if not board.holds:
+        return wanted
+    whole = next((h.shape for h in board.holds if h.partition is None), None)
+    shape = wanted.shape if whole is None else kept(whole, board.rules)
+    mig = board.gpu.mig
+    if mig is None:
+        return _Look(shape, Cutting())
+    return _Look(shape, cutting.kept(mig, board.holds, board.keeps, board.there))
+
+
+def _whole(board: Board, now: _Look, found: Parts) -> tuple[Device, ...]:
+    if not now.cutting.whole:
+        return ()
+    device = Device(board.gpu, rules=board.rules, takes=found.of_whole, offered=now.cutting.names)
+    return tuple(replace(device, shape=shape) for shape in devices_of(now.shape))
+
+
+def _monitors(board: Board, now: _Look, found: Parts) -> tuple[Device, ...]:
+    """One, where its other devices would refuse who only looks on: they can be used up."""
+    shared = now.cutting.whole and isinstance(now.shape, Sliceable)
+    if not board.keeps.taints or not (shared or found.devices):
+        return ()
+    return (Device(board.gpu, Monitor(), board.rules, offered=now.cutting.names),)
+
+
+def _pending(board: Board, wanted: _Look, now: _Look, problem: str) -> Iterator[Pending]:
+    name, include = board.gpu.name, board.rules.include
+    text = cutting.described(wanted.cutting, described(wanted.shape)) if include else "left out"
+    if not now.looks_like(wanted) or not include:
+        yield Pending(name, text)
+    elif problem:
+        yield Pending(name, text, problem)
 
 
 def _where(profile: Profile, rules: Rules) -> str:
@@ -99,115 +206,14 @@ def _where(profile: Profile, rules: Rules) -> str:
     return f"profile {profile.name!r}, {paths[0]}: " if paths else ""
 
 
-def _held_shapes(held: Held) -> dict[str, Shape]:
-    """The shape of every GPU that a claim holds; all claims on a GPU saw the same one."""
-    shapes: dict[str, Shape] = {}
-    for holdings in held.values():
-        holding = next((h for h in holdings if not h.admin), None)
-        if holding is not None:
-            shapes[holding.of_gpu] = holding.shape
-    return shapes
-
-
-def _kept(shape: Shape, rules: Rules) -> Shape:
-    """The *shape* of a GPU that a claim holds, for the next claim: where MPS is not possible any
-    more, no cores are reserved for a claim that does not ask for them, or it would be refused."""
-    if Strategy.MPS in rules.strategies:
-        return shape
-    match shape:
-        case Sliceable():
-            return replace(shape, cores_default=0)
-        case Replica():
-            return replace(shape, cores=0)
-        case _:
-            return shape
-
-
-def _shape(gpu: Gpu, rules: Rules, keeps: Keeps) -> tuple[Shape, str]:
-    """How *gpu* is to be offered, and what keeps it from being offered as *rules* say."""
-    if not rules.fractions:
-        return Exclusive(), ""
-    total = gpu.memory_bytes
-    if rules.default_strategy is Strategy.MPS and rules.replicas > (most := clients(gpu)):
-        return Exclusive(), (
-            f"{rules.replicas} replicas share by MPS, which takes {most} clients on this GPU; "
-            f"lower replicas to {most} at most, or let TimeSlicing be the default strategy"
-        )
-    if not keeps.capacity:
-        if rules.replicas == 1:
-            return Exclusive(), ""
-        if rules.replicas > _MOST_REPLICAS:
-            return Exclusive(), (
-                f"{rules.replicas} replicas would be as many devices, because the API server keeps "
-                f"no consumable capacity; lower replicas to {_MOST_REPLICAS} at most"
-            )
-        part = None if total is None else total // rules.replicas // _MIB * _MIB
-        return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""
-    if total is None:
-        return Exclusive(), "NVML does not report its memory, so no part of it can be given out"
-    return _sliceable(gpu, total, rules)
-
-
-def _sliceable(gpu: Gpu, total: int, rules: Rules) -> tuple[Shape, str]:
-    step = rules.memory_step
-    default = total // rules.replicas // step * step
-    least = min(-(-rules.memory_least // step) * step, default)
-    if default == 0:
-        return Exclusive(), (
-            f"one of {rules.replicas} replicas of its {total // _MIB}Mi is less than a step of "
-            f"{step // _MIB}Mi; lower replicas or memory.step"
-        )
-    if least + step > total:  # validateRequestPolicy wants room for one step
-        return Exclusive(), (
-            f"the least share of {least // _MIB}Mi leaves no room for another in its "
-            f"{total // _MIB}Mi; lower memory.least"
-        )
-    if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:
-        return Exclusive(), (
-            f"one of {rules.replicas} replicas has {default // _MIB}Mi, less than a CUDA context "
-            f"takes ({CUDA_CONTEXT_BYTES // _MIB}Mi); lower replicas"
-        )
-    return (
-        Sliceable(
-            memory_default=default,
-            memory_least=least,
-            memory_step=step,
-            shares=rules.replicas if rules.replicas > 1 else rules.shares or clients(gpu),
-            cores=Strategy.MPS in rules.strategies,
-            replicas=rules.replicas,
-            renamed=rules.rename and rules.replicas > 1,
-            cores_default=_cores(rules),
-        ),
-        "",
-    )
-
-
-def _cores(rules: Rules) -> int:
-    """What is reserved for a claim that names none, in percent: replicas that share by MPS divide
-    the cores as they divide the memory."""
-    by_mps = rules.replicas > 1 and rules.default_strategy is Strategy.MPS
-    return ALL_CORES // rules.replicas if by_mps else 0
-
-
-def _all(shape: Shape) -> tuple[Shape, ...]:
-    """The devices that make up a GPU of this shape."""
-    if isinstance(shape, Replica):
-        return tuple(replace(shape, place=place) for place in range(shape.of))
-    return (shape,)
-
-
 def _place(device: Device) -> int:
     """Replicas stand by place and then by GPU: two of one request are of different GPUs, as long as
     there are some."""
     return device.shape.place if isinstance(device.shape, Replica) else 0
 
 
-def _one(shape: Shape) -> Shape:
-    return replace(shape, place=0) if isinstance(shape, Replica) else shape
-
-
-def _left_out(gpu: Gpu, profile: Profile) -> Withheld:
+def _left_out(gpu: Gpu, profile: str) -> Withheld:
     return Withheld(
         f"GPU {gpu.pci_bus_id} ({gpu.uuid})",
-        f"profile {profile.name} leaves it out; remove include: false to offer it",
+        f"profile {profile} leaves it out; remove include: false to offer it",
     )

@@ -1,24 +1,31 @@
 """A claim, what the node offers and what others hold become a Plan, or a complete refusal."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
-from dra_driver.kubeletplugin.claims import Allocation, Claim, ClaimRef
+from dra_driver.errors import ClaimError, UnknownDevice
+from dra_driver.kubeletplugin.claims import Allocation, Claim
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.offer import Device, Monitor, Offer, Replica, Sliceable
 from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import MakeDeviceNodes, SetTimeSlice, Step
-from dra_driver.plan.amounts import NOTHING, Amount, amount, lacking, taken
+from dra_driver.plan.amounts import NOTHING, Amount, amount
 from dra_driver.plan.compute_modes import mode_steps
 from dra_driver.plan.configs import Chosen, Decoded, config_of, decode_configs
 from dra_driver.plan.gpu_settings import taken_over
 from dra_driver.plan.limits import limit_steps
+from dra_driver.plan.mig.claims import (
+    Instances,
+    mig_steps,
+    others_at,
+    settled_grants,
+    settled_steps,
+)
 from dra_driver.plan.mps import Grant, Pods, serve_steps, with_spaces
+from dra_driver.plan.others import refuse_held
 from dra_driver.plan.sharing import TimeSliced, cores_of_share, limit_of, sharing_of
-from dra_driver.plan.time_slices import clashing
 
 _MOST_NAMES_SHOWN = 16
 
@@ -45,6 +52,13 @@ class Plan:
             pod_claim_name=self.claim.pod_claim_name,
         )
 
+    def settled(self, instances: Instances) -> "Plan":
+        """The same, told what its partitions are, now that they are there."""
+        if not instances:
+            return self
+        steps = settled_steps(self.steps, self.grants, instances)
+        return replace(self, grants=settled_grants(self.grants, instances), steps=steps)
+
 
 def plan_claim(
     claim: Claim, offer: Offer, others: Sequence[Record], pool: str, pods: Pods | None = None
@@ -63,11 +77,12 @@ def plan_claim(
     _refuse_misuse(claim, devices, amounts)
     grants = with_spaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
-    _refuse_held(claim, grants, others, intervals)
+    refuse_held(claim, grants, others, intervals)
     wanted = Plan(claim, grants, ())
     minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
         MakeDeviceNodes(tuple(minors)),
+        *mig_steps(grants),
         *(step for _, step in sorted(intervals.items())),
         *limit_steps(wanted.record, others),
         *mode_steps(grants, others),
@@ -84,6 +99,11 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[Allocation, Device]:
         if allocation.pool != pool:
             problems.append(
                 f"{allocation.device!r} of pool {allocation.pool!r}, but this node serves {pool!r}"
+            )
+        elif device is None and (there := others_at(allocation.device, offer)):
+            problems.append(
+                f"{allocation.device!r}, but {', '.join(there)} is in its place now, made by "
+                "somebody else"
             )
         elif device is None:
             problems.append(f"{allocation.device!r}, but this node has: {_names(offer)}")
@@ -134,6 +154,11 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
                 f"{where}, capacity.requests.cores: {its.cores} % is more than one share, which "
                 f"this node's profile refuses (failRequestsGreaterThanOne); ask for {most} or less"
             )
+        if device.partition and device.rules.strict and not (its.whole or allocation.admin):
+            problems.append(
+                f"{where}: the driver does not limit parts of a MIG partition, and this node's "
+                f"profile wants that it does (memoryLimit: Strict); ask for all of {device.name}"
+            )
         several = asked[allocation.base_request] > 1 or its.shares > 1
         if _is_one_share(device) and several and not allocation.admin:
             problems.append(
@@ -171,14 +196,15 @@ def _grants(
     chosen: dict[Allocation, Chosen] = {}
     for allocation in claim.allocations:
         try:
-            chosen[allocation] = config_of(allocation, configs)
+            partition = devices[allocation].partition is not None
+            chosen[allocation] = config_of(allocation, configs, partition)
         except ClaimError as e:
             problems.append(str(e))
     for allocation, config in chosen.items():
         device = devices[allocation]
         its = NOTHING if allocation.admin else amounts[allocation]
         same = (a for a, other in chosen.items() if other.path == config.path and not a.admin)
-        alike = {devices[one].gpu.uuid for one in same}
+        alike = {devices[one].uuid for one in same}
         sharing, found = sharing_of(allocation, device, its, config, sorted(alike))
         grants.append(Grant(allocation, device, its, sharing))
         problems += found
@@ -204,64 +230,6 @@ def _intervals(claim: Claim, grants: Iterable[Grant]) -> dict[GpuUuid, SetTimeSl
     return found
 
 
-def _refuse_held(
-    claim: Claim,
-    grants: Sequence[Grant],
-    others: Sequence[Record],
-    intervals: Mapping[GpuUuid, SetTimeSlice],
-) -> None:
-    """The last guard against a GPU in too many hands, whatever the scheduler said."""
-    holdings = defaultdict(list)
-    for holding in (h for record in others for h in record.holdings if not h.admin):
-        holdings[holding.of_gpu].append(holding)
-    problems = []
-    mine: dict[str, Amount] = defaultdict(lambda: NOTHING)
-    for grant in (one for one in grants if not one.allocation.admin):
-        device = grant.device
-        gpu = device.gpu
-        its = [*holdings[gpu.uuid], *holdings[gpu.name]]
-        if lack := lacking(grant.amount, mine[gpu.name], gpu, device.shape):
-            what = f"{gpu.name} twice" if mine[gpu.name] != NOTHING else f"too much of {gpu.name}"
-            raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
-        mine[gpu.name] += grant.amount
-        twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in its)
-        lack = lacking(mine[gpu.name], taken(its), gpu, device.shape)
-        if twice or lack:
-            lack = lack or "all of it"
-            problems.append(f"{device.name} is held by claim {_holders(its)}, and it needs {lack}")
-    problems += _clashes(grants, clashing(intervals, others))
-    if problems:
-        raise DeviceHeld(
-            f"claim {claim.ref} cannot have its devices yet: "
-            + "; ".join(dict.fromkeys(problems))
-            + "; it is served once the pod that uses that claim has ended on this node"
-        )
-
-
-def _clashes(
-    grants: Iterable[Grant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]]
-) -> list[str]:
-    """Intervals that this claim asks for where another one has set a different one."""
-    set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
-    found = []
-    for grant in grants:
-        sharing, gpu = grant.sharing, grant.device.gpu
-        if not isinstance(sharing, TimeSliced) or sharing.interval is None:
-            continue
-        if gpu.uuid in set_by_others:
-            interval, holder = set_by_others[gpu.uuid]
-            found.append(
-                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "
-                f"claim {holder} (UID {holder.uid}) has set {interval}; write {interval}, or leave "
-                "timeSlicingConfig out, which fits any"
-            )
-    return found
-
-
-def _holders(holdings: Iterable[Holding]) -> str:
-    return ", ".join(sorted({f"{h.claim} (UID {h.claim.uid})" for h in holdings}))
-
-
 def _holding(claim: Claim, grant: Grant) -> Holding:
     allocation, device = grant.allocation, grant.device
     return Holding(
@@ -275,4 +243,8 @@ def _holding(claim: Claim, grant: Grant) -> Holding:
         limit=None if allocation.admin else limit_of(device, grant.amount),
         request=allocation.base_request,
         tenants=device.rules.tenants if grant.space else Tenants.ANY,
+        partition=device.partition.key if device.partition else None,
+        cut=device.cut_for_claims and not allocation.admin,
+        instance=grant.instance,
+        offered=device.offered,
     )

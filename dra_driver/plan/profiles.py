@@ -23,6 +23,7 @@ from dra_driver.model.profiles import (
     Tenants,
 )
 from dra_driver.plan.device_plugin import from_device_plugin
+from dra_driver.plan.mig.rules import mig_problems, mig_rules
 
 CUDA_CONTEXT_BYTES = 256 * 1024 * 1024
 """What a process takes of a GPU before it allocates anything: 200 to 500 MiB, by board, driver and
@@ -124,6 +125,7 @@ def _problems(entry: GpuRules, path: str) -> Iterator[str]:
     yield from _without_effect(entry, path)
     yield from _strategy_problems(entry, path)
     yield from _memory_problems(entry, path)
+    yield from mig_problems(entry, f"{path}.mig")
     grace = entry.memory_guard.grace
     if grace and _seconds(grace) > _LONGEST_GRACE_SECONDS:
         yield (
@@ -223,6 +225,7 @@ def _rules(entry: GpuRules) -> Rules:
         "memory_step": _bytes(entry.memory.step),
         "guard": _guard(entry.memory_guard),
         "strict": entry.memory_limit and entry.memory_limit == "Strict",
+        "mig": mig_rules(entry.mig),
     }
     return replace(Rules(), **{key: value for key, value in said.items() if value is not None})
 

@@ -1,15 +1,31 @@
 """What a node offers as the scheduler sees it, in the v1 shape of ResourceSlices."""
 
+from collections.abc import Iterable
 from typing import Any, assert_never
 
 from api import names
-from dra_driver.model.devices import Gpu, Version
+from dra_driver.model.devices import Version
 from dra_driver.model.mps import ALL_CORES
-from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
+from dra_driver.model.offer import (
+    Device,
+    Exclusive,
+    Monitor,
+    Offer,
+    Replica,
+    Sliceable,
+    counter_set_name,
+)
 from dra_driver.model.profiles import Strategy
+from dra_driver.plan.mig.capacity import engines, memory_slices
 
 _MIB = 1024 * 1024
 _LONGEST_STRING = 64  # bytes: DeviceAttributeMaxValueLength of resource.k8s.io
+_MOST_NAMES = (
+    32  # attributes and capacities of a device: ResourceSliceMaxAttributesAndCapacities...
+)
+_NAMES_THAT_MATTER_LEAST = (names.PCIE_SWITCH, names.NVLINK_CLIQUE, names.NVLINK_PEERS)
+
+_Named = dict[str, dict[str, Any]]
 
 
 def published(offer: Offer) -> tuple[dict[str, Any], ...]:
@@ -17,14 +33,27 @@ def published(offer: Offer) -> tuple[dict[str, Any], ...]:
     return tuple(_document(device) for device in offer.devices)
 
 
-def attributes_of(device: Device) -> dict[str, dict[str, Any]]:
+def published_counters(offer: Offer) -> tuple[dict[str, Any], ...]:
+    """The counters that its devices take of, which go into slices of their own."""
+    return tuple(
+        {"name": one.name, "counters": _counters(one.counters)} for one in offer.counter_sets
+    )
+
+
+def attributes_of(device: Device) -> _Named:
     """What CEL and the workload can know of *device*."""
-    gpu = device.gpu
+    gpu, partition = device.gpu, device.partition
     topology = gpu.topology
     strategies = device.rules.strategies
+    whole = partition is None
+    instance = device.instance.uuid if device.instance else None
+    # An instance has no NVLink; who asks for a GPU may look at how many peers it has.
+    peers = topology.nvlink_peers if whole else 0 if device.as_gpu else None
     values: dict[str, str | int | Version | None] = {
         names.TYPE: type_of(device),
-        names.UUID: gpu.uuid,
+        names.UUID: gpu.uuid if whole else instance,
+        names.PARENT_UUID: None if whole else gpu.uuid,
+        names.PROFILE: partition.profile.name if partition else None,
         names.PRODUCT_NAME: gpu.product_name,
         names.BRAND: gpu.brand,
         names.ARCHITECTURE: gpu.architecture,
@@ -36,16 +65,19 @@ def attributes_of(device: Device) -> dict[str, dict[str, Any]]:
         names.PCIE_ROOT: topology.pcie_root,
         names.NUMA_NODE: topology.numa_node,
         names.PCIE_SWITCH: topology.pcie_switch,
-        names.NVLINK_CLIQUE: topology.nvlink_clique,
-        names.NVLINK_PEERS: topology.nvlink_peers,
+        names.NVLINK_CLIQUE: topology.nvlink_clique if whole else None,
+        names.NVLINK_PEERS: peers,
         names.TIME_SLICING: Strategy.TIME_SLICING in strategies,
         names.MPS: Strategy.MPS in strategies,
+        names.AS_GPU: device.as_gpu or None,
     }
     return {name: _attribute(values[name]) for name in sorted(values) if values[name] is not None}
 
 
 def type_of(device: Device) -> str:
     """The attribute "type", on which DeviceClasses select."""
+    if device.partition is not None:
+        return names.TYPE_MIG
     match device.shape:
         case Exclusive():
             return names.TYPE_GPU
@@ -58,11 +90,9 @@ def type_of(device: Device) -> str:
 
 
 def _document(device: Device) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "name": device.name,
-        "attributes": attributes_of(device),
-        "capacity": _capacity(device),
-    }
+    attributes = attributes_of(device)
+    document: dict[str, Any] = {"name": device.name}
+    document |= _as_many_as_fit(device, attributes, _capacity(device))
     match device.shape:
         case Sliceable():
             document["allowMultipleAllocations"] = True
@@ -72,39 +102,52 @@ def _document(device: Device) -> dict[str, Any]:
             pass
         case _:
             assert_never(device.shape)
+    if device.takes:
+        taken = {"counterSet": counter_set_name(device.gpu), "counters": _counters(device.takes)}
+        document["consumesCounters"] = [taken]
     return document
 
 
-def _capacity(device: Device) -> dict[str, dict[str, Any]]:
-    gpu = device.gpu
+def _as_many_as_fit(device: Device, attributes: _Named, capacity: _Named) -> dict[str, _Named]:
+    """*attributes* and *capacity* without those that matter least, where there are too many."""
+    left = len(attributes) + len(capacity) - _MOST_NAMES
+    slices = memory_slices(device)
+    for name in _NAMES_THAT_MATTER_LEAST:
+        if left + len(slices) > 0 and name in attributes:
+            attributes = {key: value for key, value in attributes.items() if key != name}
+            left -= 1
+    if left + len(slices) <= 0:  # some of them would say that the others are not there
+        capacity |= {name: _amount(number, device) for name, number in slices.items()}
+    return {"attributes": attributes, "capacity": dict(sorted(capacity.items()))}
+
+
+def _capacity(device: Device) -> _Named:
     match device.shape:
         case Sliceable() as shape:
-            return _policies(gpu, shape)
+            found = _policies(device, shape)
         case Replica(memory_bytes=memory, cores=cores):
             reserved = {names.CORES: {"value": str(cores)}} if cores else {}
-            part = {} if memory is None else {names.MEMORY: {"value": quantity(memory)}}
-            return reserved | part
+            found = reserved | _memory(memory)
         case Monitor():
             # Every name that its GPU may have: a selector on a missing one aborts the scheduling.
             everything = {names.CORES: {"value": str(ALL_CORES)}, names.SHARES: {"value": "1"}}
-            return everything | _memory(gpu)
+            found = everything | _memory(device.memory_bytes)
         case Exclusive():
-            return _memory(gpu)
+            found = _memory(device.memory_bytes)
         case _:
             assert_never(device.shape)
+    return found | {name: _amount(number, device) for name, number in engines(device).items()}
 
 
-def _memory(gpu: Gpu) -> dict[str, dict[str, Any]]:
-    if gpu.memory_bytes is None:
-        return {}
-    return {names.MEMORY: {"value": quantity(gpu.memory_bytes)}}
+def _memory(size: int | None) -> _Named:
+    return {} if size is None else {names.MEMORY: {"value": quantity(size)}}
 
 
-def _policies(gpu: Gpu, shape: Sliceable) -> dict[str, dict[str, Any]]:
+def _policies(device: Device, shape: Sliceable) -> _Named:
     """Each with a default, since a capacity without one goes to the first claim as a whole."""
     capacity = {
         names.MEMORY: {
-            "value": quantity(gpu.memory_bytes or shape.memory_default),
+            "value": quantity(device.memory_bytes or shape.memory_default),
             "requestPolicy": {
                 "default": quantity(shape.memory_default),
                 "validRange": {
@@ -118,7 +161,13 @@ def _policies(gpu: Gpu, shape: Sliceable) -> dict[str, dict[str, Any]]:
     }
     if shape.cores:
         capacity[names.CORES] = _counted(ALL_CORES, default=shape.cores_default, least=0)
-    return dict(sorted(capacity.items()))
+    return capacity
+
+
+def _amount(number: int, device: Device) -> dict[str, Any]:
+    """What all claims on *device* use together: none of them takes it from the others."""
+    shared = isinstance(device.shape, Sliceable)
+    return _counted(number, default=0, least=0) if shared else {"value": str(number)}
 
 
 def _counted(most: int, default: int, least: int) -> dict[str, Any]:
@@ -133,6 +182,10 @@ def _counted(most: int, default: int, least: int) -> dict[str, Any]:
         "value": str(most),
         "requestPolicy": {"default": str(default), "validRange": ranged},
     }
+
+
+def _counters(amounts: Iterable[tuple[str, int]]) -> dict[str, dict[str, str]]:
+    return {name: {"value": str(number)} for name, number in amounts}
 
 
 def _attribute(value: str | int | Version | None) -> dict[str, Any]:

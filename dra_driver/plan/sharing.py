@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from api import names
-from api.v1beta1 import Mps, MpsConfig, TimeSlicing
+from api.v1beta1 import MigTimeSlicing, Mps, MpsConfig, TimeSlicing
 from dra_driver.kubeletplugin import quantity as quantities
 from dra_driver.kubeletplugin.claims import Allocation
 from dra_driver.model.devices import GpuUuid
@@ -84,7 +84,7 @@ def sharing_of(
     if isinstance(asked, TimeSlicing) or wanted is Strategy.TIME_SLICING:
         config = asked.time_slicing_config if isinstance(asked, TimeSlicing) else None
         return TimeSliced(_INTERVALS[config.interval] if config else None, path), problems
-    limits = asked.mps_config if asked else MpsConfig()
+    limits = asked.mps_config if isinstance(asked, Mps) else MpsConfig()
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
 
@@ -117,7 +117,7 @@ def limit_of(device: Device, amount: Amount) -> Limit | None:
 
 
 def _strategy(
-    asked: TimeSlicing | Mps | None, device: Device, amount: Amount, reserves: str
+    asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device, amount: Amount, reserves: str
 ) -> Strategy:
     if asked is not None:
         return Strategy(asked.strategy)
@@ -157,7 +157,7 @@ def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[G
     """Of what the claim was given and what its configuration says, the smaller counts."""
     reserved = amount.cores or cores_of_share(device.shape) * amount.shares
     percents = [min(ALL_CORES, reserved), config.default_active_thread_percentage or 0]
-    sizes = [_pinned(config, device.gpu.uuid, alike)]
+    sizes = [_pinned(config, device.uuid, alike)]
     if not amount.whole and device.rules.limited:
         sizes.append(amount.memory_bytes)
     return ByMps(

@@ -6,6 +6,7 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.steps import EndMps, Step
 from dra_driver.plan.gpu_settings import undo_settings
 from dra_driver.plan.limits import undo_limit_steps
+from dra_driver.plan.mig.claims import remove_steps
 
 
 def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
@@ -16,6 +17,7 @@ def undoing(record: Record, others: Sequence[Record]) -> tuple[Step, ...]:
     """
     return (
         *(EndMps(space.name) for space in record.spaces),
+        *remove_steps(record, others),
         *undo_limit_steps(record, others),
         *undo_settings(record, others),
     )

@@ -28,7 +28,7 @@ from dra_driver.plan.guard import (
     decide,
 )
 from dra_driver.plan.memory_look import ClaimUse, Use, claim_uses
-from dra_driver.plan.memory_shares import Holder, Share, holders, shares
+from dra_driver.plan.memory_shares import Holder, Share, holders, known_as, shares
 from dra_driver.plan.outliers import Group
 from dra_driver.plugin.memory_use import Seen
 
@@ -88,6 +88,7 @@ class _Shared:
         self.records = records
         self.shares = shares(records)
         self.pods = holders(records)
+        self.names = known_as(records)
 
 
 class MemoryGuard:
@@ -112,29 +113,29 @@ class MemoryGuard:
         seen = self._tools.use.look(shared.shares, shared.pods) if shared.shares else _NOTHING
         self._excursions, actions = decide(seen.looks, self._excursions, self._tools.clock())
         for action in actions:
-            self._do(action, shared.pods)
+            self._do(action, shared)
         if seen != self._told:
             uses = [use for look in seen.looks for use in claim_uses(look)]
             self._tools.observer.memory_used(uses, len(seen.blind))
         self._told, self._watched = seen, bool(shared.shares)
 
-    def _do(self, action: Action, pods: Mapping[PodUid, Holder]) -> None:
+    def _do(self, action: Action, shared: _Shared) -> None:
         match action:
             case Began():
                 self._tools.observer.memory_excursion()
             case Warn(group):
-                self._warn(group, pods)
+                self._warn(group, shared)
             case Terminate(group, use):
                 if self._signal(group, use, signal.SIGTERM):
                     self._tools.observer.memory_kill()
-                    self._tell_of_end(group, use, signal.SIGTERM, pods)
+                    self._tell_of_end(group, use, signal.SIGTERM, shared)
             case Kill(group, use):
                 if self._signal(group, use, signal.SIGKILL):
-                    self._tell_of_end(group, use, signal.SIGKILL, pods)
+                    self._tell_of_end(group, use, signal.SIGKILL, shared)
             case _:
                 assert_never(action)
 
-    def _warn(self, group: Group, pods: Mapping[PodUid, Holder]) -> None:
+    def _warn(self, group: Group, shared: _Shared) -> None:
         log.warning("a claim uses more GPU memory than its share", extra=_facts(group))
         then = (
             f"; if it stays so for {group.guard.grace_seconds:g} s, its largest process is ended"
@@ -142,23 +143,24 @@ class MemoryGuard:
             else ""
         )
         for pod in sorted({use.process.pod for use in group.uses}):
-            about, message = _about(group), f"{_above(group)}{then}"
-            self._tools.events.tell(Event(_ref(pod, pods), "GPUMemoryAboveShare", about, message))
+            about, message = _about(group), f"{_above(group, shared)}{then}"
+            ref = _ref(pod, shared.pods)
+            self._tools.events.tell(Event(ref, "GPUMemoryAboveShare", about, message))
 
     def _tell_of_end(
         self,
         group: Group,
         use: Use,
         number: signal.Signals,
-        pods: Mapping[PodUid, Holder],
+        shared: _Shared,
     ) -> None:
         message = (
             f"process {use.process.pid} of the host, which used {_gib(use.memory_bytes)} of it, "
-            f"{_DONE[number]}: {_above(group)}"
+            f"{_DONE[number]}: {_above(group, shared)}"
         )
         # Each signal is an event of its own: the same one told again so soon would only count.
         about = f"{_about(group)} {number.name}"
-        pod = _ref(use.process.pod, pods)
+        pod = _ref(use.process.pod, shared.pods)
         self._tools.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))
 
     def _signal(self, group: Group, use: Use, number: signal.Signals) -> bool:
@@ -186,10 +188,11 @@ def _ref(pod: PodUid, pods: Mapping[PodUid, Holder]) -> PodRef:
     return PodRef(pods[pod].namespace, pods[pod].name, pod)
 
 
-def _above(group: Group) -> str:
+def _above(group: Group, shared: _Shared) -> str:
     claims = "claim" if len(group.claims) == 1 else "claims (told apart by nothing)"
     return (
-        f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of {group.gpu}, "
+        f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of "
+        f"{shared.names.get(group.gpu, group.gpu)}, "
         f"but has a share of {_gib(group.limit_bytes)}"
     )
 

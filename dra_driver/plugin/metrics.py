@@ -38,6 +38,9 @@ class Metrics:
         self.pending_devices = self._gauge(
             "pending_devices", "GPUs that are not offered as their profile says."
         )
+        self.mig_problems = self._gauge(
+            "mig_problems", "GPUs that are not cut, or not in the MIG mode, that is wanted."
+        )
         self._profile_problems = self._gauge(
             "profile_problems", "1 while the profile that is wanted cannot be used."
         )

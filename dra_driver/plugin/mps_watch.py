@@ -5,7 +5,7 @@ pods they have, and what runs on the GPUs.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -33,11 +33,12 @@ from dra_driver.plan.mps_watch import (
     uses,
 )
 from dra_driver.plan.mps_words import agent_down, restarted
-from dra_driver.plugin import gpu_users, mps_drain, mps_joined
+from dra_driver.plugin import gpu_users, mps_drain, mps_instances, mps_joined
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
 from dra_driver.plugin.errands import Errand, Errands
 from dra_driver.plugin.gpu_users import GpuUsers
 from dra_driver.plugin.mps_drain import Clock, MpsDrain, PodClients
+from dra_driver.plugin.mps_instances import MpsInstances
 from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_strays import Events, MpsStrays
 from dra_driver.plugin.tools import Changed
@@ -50,7 +51,7 @@ _AGAIN_SECONDS: Final = 30.0  # before a claim that could not be served again is
 _DOWN_SECONDS: Final = 60.0  # an agent that is replaced is back sooner
 
 
-class Agent(mps_drain.Agent, Protocol):
+class Agent(mps_drain.Agent, mps_instances.Agent, Protocol):
     """Who serves; ``dra_driver.node.mps.agent``."""
 
     def status(self) -> MpsStatus: ...
@@ -75,7 +76,7 @@ class Pods(mps_drain.Pods, mps_joined.Pods, Protocol):
     """Where pods are read from; ``dra_driver.kubeletplugin.pod_reader``."""
 
 
-class Node(Protocol):
+class Node(mps_instances.Node, Protocol):
     """The GPUs of this machine; ``dra_driver.node.node``."""
 
     def processes(self, gpu: GpuUuid) -> Sequence[GpuProcess]: ...
@@ -112,6 +113,7 @@ class Tools:
     strays: MpsStrays
     drain: MpsDrain
     joined: MpsJoined
+    instances: MpsInstances
     errands: Errands
     clock: Clock
 
@@ -136,6 +138,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
         MpsStrays(users, its.events),
         MpsDrain(its.pods, its.agent, errands, its.observer, clock),
         MpsJoined(its.ledger, its.pods, its.events, errands, clock.steady),
+        MpsInstances(its.node, its.agent, its.events, errands),
         errands,
         clock,
     )
@@ -184,7 +187,8 @@ class MpsWatch:
         found = clients(spaces, status, self._pods(status))
         by_pod = _by_pod(spaces, found)
         soon = self._tools.drain.look(by_pod)
-        self._put_right(spaces, status)
+        gone = self._tools.instances.look(spaces, status)
+        self._put_right(spaces, gone, status)
         self._tell_of_restarts(spaces, status.incidents)
         joined = self._tools.joined
         joined.look(records)
@@ -210,12 +214,14 @@ class MpsWatch:
         found = ((pid, processes.find(pid)) for pid in sorted(pids))
         return {pid: process.pod for pid, process in found if process is not None}
 
-    def _put_right(self, spaces: Sequence[ClaimSpace], status: MpsStatus) -> None:
+    def _put_right(
+        self, spaces: Sequence[ClaimSpace], gone: Collection[SpaceName], status: MpsStatus
+    ) -> None:
         preparer = self._its.preparer
         unreadable = {aside.uid for aside in self._its.ledger.set_aside()}
         errands = [
             Errand(f"serve claim {uid} again", partial(preparer.serve_again, uid), _AGAIN_SECONDS)
-            for uid in lacking(spaces, status)
+            for uid in lacking((one for one in spaces if one.space.name not in gone), status)
         ]
         errands += [
             Errand(f"end space {space.name}", partial(preparer.end_unknown, space), _AGAIN_SECONDS)

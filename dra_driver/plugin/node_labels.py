@@ -53,7 +53,7 @@ class NodeLabels:
         self._labels: Labels | None = None
         self._error: DriverError = ClusterError(f"the labels of node {node} were not read yet")
         self._logged = ""
-        self._on_change: Callable[[], None] = lambda: None
+        self._listeners: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
         self._watch: Watch | None = None
         self._tried = threading.Event()
@@ -63,10 +63,12 @@ class NodeLabels:
     def start(self, on_change: Callable[[], None], wait_seconds: float) -> None:
         """Begin, and wait until they were read or could not be; at most so long.
 
-        *on_change* is called in our thread after every change.
+        *on_change* is called in our thread after every change. Who comes later joins.
         """
-        self._on_change = on_change
-        self._thread.start()
+        with self._lock:
+            self._listeners = (*self._listeners, on_change)
+            if self._thread.ident is None:
+                self._thread.start()
         self._tried.wait(wait_seconds)
 
     def stop(self, timeout_seconds: float = 1.0) -> bool:
@@ -146,7 +148,11 @@ class NodeLabels:
         self._logged = ""
         self._tried.set()
         if changed:
-            self._on_change()
+            self._tell()
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def _failed(self, error: DriverError) -> None:
         """An outage is logged when it begins, not with every try."""
@@ -157,4 +163,4 @@ class NodeLabels:
         self._error = error
         self._tried.set()
         if news:
-            self._on_change()
+            self._tell()

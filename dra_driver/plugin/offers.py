@@ -11,6 +11,7 @@ from dra_driver.model.holdings import Held
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps, Offer
 from dra_driver.model.profiles import Profile
+from dra_driver.plan.mig.offered import Ours, made
 from dra_driver.plan.offer import offer
 
 log = logging.getLogger(__name__)
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 _ASK_AGAIN_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while we run
 
 
-_Parts = tuple[Inventory, Profile, Keeps, Held]
+_Parts = tuple[Inventory, Profile, Keeps, Held, Ours]
 
 
 class Node(Protocol):
@@ -50,23 +51,46 @@ class Offers:
         self._held = held
         self._mps = mps
         self._last: tuple[_Parts, Offer] | None = None
+        self._looked: tuple[Inventory | None, Ours] = (None, frozenset())
 
     def now(self) -> Offer:
         """What is offered of what the last look found; the first call looks."""
-        return self._of(self._node.inventory())
+        return self._of(self._node.inventory, again=False)
 
     def refresh(self) -> Offer:
         """Look at the GPUs again."""
-        return self._of(self._node.refresh())
+        return self._of(self._node.refresh, again=True)
 
-    def _of(self, inventory: Inventory) -> Offer:
-        parts = (inventory, self._profile(), self._keeps(), self._held())
+    def _of(self, look: Callable[[], Inventory], again: bool) -> Offer:
+        inventory, ours = self._seen(look, again)
+        held = self._held()
+        parts = (inventory, self._profile(), self._keeps(), held, ours)
         last = self._last
         if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
             return last[1]
-        found = offer(*parts, mps=self._mps)
+        found = offer(inventory, parts[1], parts[2], held, mps=self._mps, ours=ours)
         self._last = (parts, found)
         return found
+
+    def _seen(self, look: Callable[[], Inventory], again: bool) -> tuple[Inventory, Ours]:
+        """What a look finds, and which partitions of it were cut for claims.
+
+        A claim comes, or goes, while we look: its partition may be among what was found, and is
+        nobody else's. Of a look that somebody else began only its end is known, so what counted at
+        the one before counts too.
+        """
+        before = self._held()
+        inventory = look()
+        known, ours = self._looked
+        if inventory is known and not again:
+            return inventory, ours
+        found = made(before) | made(self._held())
+        if not again:
+            found |= ours
+        if found != ours:
+            ours = found
+        self._looked = (inventory, ours)
+        return inventory, ours
 
 
 class Keeping:

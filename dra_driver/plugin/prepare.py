@@ -5,7 +5,7 @@ Killed at any instruction, the next start (``recover``) finds a claim either pre
 
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -26,7 +26,6 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer, board
 from dra_driver.model.steps import ServeMps
-from dra_driver.node.ledger_files import SetAside
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.gpu_settings import to_look_up, with_found
@@ -34,9 +33,11 @@ from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.mps import PodsNeeded
 from dra_driver.plan.prepare import Plan, plan_claim
 from dra_driver.plan.undo import undoing
+from dra_driver.plugin.claim_partitions import ClaimPartitions
 from dra_driver.plugin.claim_pods import ClaimPods
 from dra_driver.plugin.side_by_side import side_by_side
 from dra_driver.plugin.tools import Names, Tools
+from dra_driver.plugin.unsettled import refuse_unsettled
 from dra_driver.plugin.upkeep import Locks, Upkeep
 from dra_driver.plugin.waits import Wait, Waits
 
@@ -58,6 +59,7 @@ class Preparer:
         self._turn = tools.turn
         self._changed = tools.changed
         self._pods = ClaimPods(tools.pods, tools.ledger)
+        self._partitions = ClaimPartitions(tools.node)
         self._waits = waits or Waits()
         self._locks = Locks()
         self.upkeep: Final = Upkeep(tools, self._locks, self._waits)
@@ -172,41 +174,55 @@ class Preparer:
 
     def _prepare(self, claim: Claim, wanted: Collection[str]) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
-        same = known is not None and _is_of(known, claim)
-        if same and (done := self._completed(claim.ref)) is not None:
-            return done
+        if known is not None and _is_of(known, claim) and not self._partitions.vanished(known):
+            done = self._completed(claim.ref)
+            if done is not None:
+                return done
         offer = self._offer(claim)  # while the claim holds its GPU, that is offered as it was
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
         plan = self._plan(claim, offer, wanted)
-        documents = documents_of(plan, self._names.driver, self._files.metadata_directory)
+        documents = self._documents(plan)  # they may be refused: before anything is done
         record = plan.record
         self._ledger.write(record)
         try:
             self._pods.refuse_two_servers(claim)
-            spec = self._render(plan, documents, self._carry_out(record))
+            self._carry_out(record)
+            if instances := self._partitions.of(plan):
+                plan = plan.settled(instances)
+                documents = self._documents(plan)
+            spec = self._render(plan, documents, self._serve(plan.record))
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = answer(plan, self._names.driver)
-            self._ledger.write(replace(record, prepared=prepared, spec=text))
+            self._ledger.write(replace(plan.record, prepared=prepared, spec=text))
         except DriverError:
             self._quietly(record, partial(self._take_back, record))  # the first error is reported
             raise
         return prepared
 
-    def _carry_out(self, record: Record) -> Mapping[SpaceName, Served]:
-        """Steps of one kind side by side, MPS last; what its clients can use then."""
+    def _documents(self, plan: Plan) -> Sequence[Document]:
+        return documents_of(plan, self._names.driver, self._files.metadata_directory)
+
+    def _carry_out(self, record: Record) -> None:
+        """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
         rest = (step for step in record.steps if not isinstance(step, ServeMps))
         for _, alike in itertools.groupby(rest, key=type):
             side_by_side(self._node.carry_out, tuple(alike))
+
+    def _serve(self, record: Record) -> Mapping[SpaceName, Served]:
+        """What the clients of MPS can use."""
         return {one.space.name: one for one in side_by_side(self._node.serve, record.spaces)}
 
     def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
-        _refuse_unsettled(claim, self._ledger.set_aside())
+        refuse_unsettled(claim, self._ledger.set_aside())
         others = self._ledger.neighbours(claim.ref.uid, wanted)
         try:
             plan = self._planned(claim, offer, others)
         except UnknownDevice:
             # It may have appeared since the last look: the scheduler saw another process's slice.
+            plan = self._planned(claim, self._offers.refresh(), others)
+        if self._partitions.are_taken(plan, others):
+            # By somebody else, since the last look: what is there now may do, or says who it is.
             plan = self._planned(claim, self._offers.refresh(), others)
         settings = to_look_up(plan.steps, others)
         found = dict(zip(settings, side_by_side(self._node.found, settings), strict=True))
@@ -240,8 +256,10 @@ class Preparer:
         self, plan: Plan, documents: Sequence[Document], served: Mapping[SpaceName, Served]
     ) -> Spec:
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
-        host = Host(self._node.driver_files(), self._node.device_files(minors), self._names.hook)
         gets = granted(plan, documents, served)
+        capabilities = tuple(sorted({name for one in gets for name in one.capabilities}))
+        nodes = self._node.device_files(minors, capabilities)
+        host = Host(self._node.driver_files(), nodes, self._names.hook)
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
     def _take_back(self, record: Record) -> None:
@@ -269,18 +287,6 @@ def _is_of(record: Record, claim: Claim) -> bool:
     """Whether *record* is of what *claim* is allocated now; a claim can be allocated anew."""
     recorded = {(h.device, h.share, h.admin) for h in record.holdings}
     return recorded == {(a.device, a.share, a.admin) for a in claim.allocations}
-
-
-def _refuse_unsettled(claim: Claim, set_aside: Iterable[SetAside]) -> None:
-    """A damaged record may be of any device that it names, or of any at all if it names none."""
-    wanted = {allocation.device for allocation in claim.allocations if not allocation.admin}
-    for aside in set_aside:
-        if aside.uid != claim.ref.uid and any(map(aside.may_hold, wanted)):
-            raise NodeError(
-                f"claim {claim.ref} has to wait: its device may be held by the claim with UID "
-                f"{aside.uid}, whose record {aside.path} cannot be read ({aside.reason}); "
-                "it is settled as soon as the API server can be asked about that claim"
-            )
 
 
 def _facts(record: Record, error: DriverError | None = None) -> dict[str, str]:

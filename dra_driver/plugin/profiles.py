@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
 from dra_driver.errors import SettingsError
 from dra_driver.model.profiles import Profile
@@ -87,6 +88,8 @@ def bundled() -> Mapping[str, Profile]:
 def _by_name(contents: Contents) -> dict[str, tuple[_Read, ...]]:
     found: dict[str, tuple[_Read, ...]] = {}
     for document in contents.documents:
+        if is_mig_parted(document.content):  # ``plugin.layouts`` reads those
+            continue
         name = named(document.content, document.stem)
         found[name] = (*found.get(name, ()), _read(document, name))
     return found

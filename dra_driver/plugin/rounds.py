@@ -9,7 +9,7 @@ from dra_driver.kubeletplugin.slices import Pool, split
 from dra_driver.model.devices import ALL_GPUS, Withheld
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import Offer, Pending
-from dra_driver.plan.publish import published
+from dra_driver.plan.publish import published, published_counters
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.process.loops import Loop
@@ -25,6 +25,15 @@ class Offers(Protocol):
     def refresh(self) -> Offer: ...
 
 
+class Keeper(Protocol):
+    """Who makes of the GPUs what is wanted, before they are looked at."""
+
+    @property
+    def waiting(self) -> bool: ...  # until a claim is given back
+
+    def look(self) -> None: ...
+
+
 class Watcher:
     """Looks at the node and says what is to be published when that changed."""
 
@@ -36,6 +45,7 @@ class Watcher:
         self._want = want
         self._metrics = metrics
         self._last: Offer | None = None
+        self.keeper: Keeper | None = None
         self.error: str | None = None  # why the last look failed
 
     @property
@@ -50,6 +60,8 @@ class Watcher:
         Answers with seconds where the next look should be soon: an API server that is away comes
         back.
         """
+        if self.keeper is not None:
+            self.keeper.look()
         try:
             offer = self._offers.refresh()
         except SettingsError as e:  # no pod should come here until somebody mends the profile
@@ -67,7 +79,8 @@ class Watcher:
     @property
     def pending(self) -> bool:
         """Whether a GPU changes its shape as soon as no claim holds it any more."""
-        return bool(self._last and self._last.pending)
+        waiting = self.keeper is not None and self.keeper.waiting
+        return waiting or bool(self._last and self._last.pending)
 
     def _tell(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
@@ -84,7 +97,7 @@ class Watcher:
                 log.warning("part of the profile has no effect", extra={"note": note})
         self._metrics.withheld_devices.set(len(offer.withheld))
         self._metrics.pending_devices.set(len(offer.pending))
-        self._want(split(self._pool, published(offer)))
+        self._want(split(self._pool, published(offer), published_counters(offer)))
         self._last = offer
 
 

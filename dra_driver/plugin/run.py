@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from api.names import MIG_CONFIG_LABEL
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.cluster.events import PodEvents
@@ -26,6 +27,7 @@ from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
 from dra_driver.model.holdings import Record
+from dra_driver.model.layouts import Book
 from dra_driver.model.offer import Keeps
 from dra_driver.node.boot import boot_id
 from dra_driver.node.claim_files import ClaimFiles
@@ -34,12 +36,16 @@ from dra_driver.node.last_profile import LastProfile
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.machine import open_node
 from dra_driver.node.metadata_files import MetadataFiles
+from dra_driver.node.mig_book import MigBook
 from dra_driver.node.node import GpuNode
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
 from dra_driver.plugin.enforcement import Enforced, enforce
+from dra_driver.plugin.layouts import Layouts
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.mig_keeper import MigKeeper, Sources
+from dra_driver.plugin.mig_state import MigState
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_watch import Watched, watch_mps
 from dra_driver.plugin.node_labels import NodeLabels
@@ -102,11 +108,11 @@ def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
-    in_charge = instances.is_newest
-    parts = _Parts(settings, api, ResourceApi(api), node, ledger, in_charge, metrics)
+    parts = _Parts(settings, api, ResourceApi(api), node, ledger, instances.is_newest, metrics)
     publishing = _publish(parts, stack)
     listeners: list[Changed] = []
     preparer = _preparer(parts, publishing.offers, listeners)
+    _first_look(publishing, _mig_keeper(parts, publishing, preparer, stack), stack)
     rounds = _rounds(parts, publishing, preparer, stack)
     listeners += [rounds.claim_changed, *_look_after(parts, preparer, kubelet, stack)]
     plugin = _serve(parts, Service(preparer, metrics), ending, stack)
@@ -130,18 +136,22 @@ class _Publishing:
     watcher: Watcher
     publisher: Publisher
     profile: ProfileChoice
+    labels: NodeLabels
+    keeps: Keeping
 
 
 def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
-    """Publish what the first look finds, as long as this process is the newest."""
+    """What publishes what looks find, as long as this process is the newest."""
     settings = parts.settings
     try:
         parts.ledger.peek()  # a GPU that a claim holds keeps its shape from the first look on
     except NodeError as e:  # prepare and readiness will say so, too
         log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
-    chooser = settings.profile or NodeLabels(parts.api, settings.node_name)
+    labels = NodeLabels(parts.api, settings.node_name)
+    labels.start(lambda: None, _LABELS_SECONDS)
+    stack.callback(labels.stop)
     last = LastProfile(settings.state / "profile.json")
-    profile = ProfileChoice(Profiles(settings.profiles), chooser, last=last)
+    profile = ProfileChoice(Profiles(settings.profiles), settings.profile or labels, last=last)
     profile.start(_LABELS_SECONDS)
     stack.callback(profile.stop)
     parts.metrics.judge_profile(lambda: profile.error)
@@ -151,17 +161,14 @@ def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.in_charge, parts.metrics)
     watcher = Watcher(offers, settings.node_name, publisher.want, parts.metrics)
-    watcher.look()
-    publisher.start()
-    stack.callback(publisher.stop)
-    return _Publishing(offers, watcher, publisher, profile)
+    return _Publishing(offers, watcher, publisher, profile, labels, keeps)
 
 
 def _keeps(parts: _Parts) -> Keeps:
     settings, version = parts.settings, parts.resources.version
     asked = (parts.api, version, settings.driver_name, settings.node_name)
-    capacity, taints = probe_devices(*asked)
-    return Keeps(capacity, taints)
+    capacity, taints, counters = probe_devices(*asked)
+    return Keeps(capacity, taints, counters)
 
 
 def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Preparer:
@@ -191,12 +198,47 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Pr
     return preparer
 
 
+def _first_look(publishing: _Publishing, keeper: MigKeeper, stack: ExitStack) -> None:
+    """Publish what is there once GPUs are cut as they are to be."""
+    publishing.watcher.keeper = keeper
+    publishing.watcher.look()
+    publishing.publisher.start()
+    stack.callback(publishing.publisher.stop)
+
+
+def _mig_keeper(
+    parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: ExitStack
+) -> MigKeeper:
+    """What cuts GPUs as layouts say, and tells of it."""
+    settings, labels = parts.settings, publishing.labels
+    state = MigState(parts.api, settings.node_name, labels.now)
+    state.start()
+    stack.callback(state.stop)
+    labels.start(state.look_soon, 0.0)
+
+    def tell(book: Book) -> None:
+        state.tell(book.state)
+        parts.metrics.mig_problems.set(book.failures)
+
+    sources = Sources(
+        lambda: labels.now().get(MIG_CONFIG_LABEL, ""),
+        Layouts(settings.profiles),
+        publishing.profile.current,
+        publishing.keeps,
+        parts.ledger.held,
+        parts.in_charge,
+    )
+    book = MigBook(settings.mig_book, boot_id(settings.host_root))
+    return MigKeeper(parts.node, sources, preparer.upkeep.while_free, book, tell)
+
+
 def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: ExitStack) -> Rounds:
     """The loops that look at the node and at its claims."""
     settings = parts.settings
     reconciler = Reconciler(parts.ledger, parts.claims, preparer, settings.node_name)
     rounds = Rounds(publishing.watcher, reconciler, preparer, parts.in_charge, parts.metrics)
     publishing.profile.on_change = rounds.look_soon
+    publishing.labels.start(rounds.look_soon, 0.0)
     rounds.start(settings.look_interval, settings.reconcile_interval)
     stack.callback(rounds.stop)
     return rounds

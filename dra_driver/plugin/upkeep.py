@@ -1,12 +1,14 @@
 """What changes about claims while they are prepared: their pods, and what serves them."""
 
 import logging
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from dra_driver.kubeletplugin.claims import Claim, ClaimUid
 from dra_driver.kubeletplugin.named_locks import NamedLocks
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Space
+from dra_driver.model.offer import board
 from dra_driver.model.steps import EndMps
 from dra_driver.plan.limits import limit_steps, undo_limit_steps
 from dra_driver.plugin.tools import Tools
@@ -85,6 +87,23 @@ class Upkeep:
             record = self._ledger.known(space.claim)
             if record is None or space.name not in {one.name for one in record.spaces}:
                 self._node.restore(EndMps(space.name))
+
+    def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
+        """Have *act* done to these GPUs, each said by its name and its UUID, while no claim can
+        come to them. False: nothing was done, because a claim holds one, or may by a record that
+        cannot be read.
+
+        Who only looks on is no reason to wait.
+        """
+        wait = Wait(self._waits)
+        with self._turn(wait.left()), self._locks.gpus.hold(gpus, wait.left()):
+            holdings = (h for record in self._ledger.records() for h in record.holdings)
+            if any(not h.admin and {h.of_gpu, board(h.device)} & set(gpus) for h in holdings):
+                return False
+            if any(aside.may_hold(gpu) for aside in self._ledger.set_aside() for gpu in gpus):
+                return False
+            act()
+        return True
 
     def _change_pods(self, record: Record, claim: Claim) -> None:
         """Record, act, record: a pod that leaves is forgotten once its limit is gone."""

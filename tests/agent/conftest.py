@@ -17,6 +17,7 @@ from tests.fakes.mps_daemons import MIB, FakeDaemons, Fate
 
 ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
 OVER_ONE = server_name([ONE])
+INSTANCE = GpuUuid("MIG-1")
 
 
 class DyingFiles(StateFiles):

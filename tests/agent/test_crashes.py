@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dra_driver.errors import NodeError
 from dra_driver.model.mps import server_name
 from dra_driver.plan.mps_servers import exceeds
-from tests.agent.conftest import ONE, TWO, Host, most, space
+from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, space
 from tests.fakes.mps_daemons import KINDS, Killed
 
 SPACES = [
@@ -22,6 +22,8 @@ SPACES = [
     space("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
     space("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
     space("c_5", ONE, percent=10, most=most(80)),
+    space("c_6", INSTANCE, percent=40, mib=2048, most=most(80, 4096)),
+    space("c_7", INSTANCE, percent=60, mib=1024, most=most(80, 4096)),
 ]
 ANY = st.sampled_from(SPACES)
 SERVERS = sorted({server_name(one.gpus) for one in SPACES})
@@ -170,7 +172,8 @@ class Node(RuleBasedStateMachine):
         for server in status.servers:
             daemon = running[server.name]
             asked = {one.space.name: one.space.allowance for one in server.spaces}
-            if self.newest > 2:
+            assert daemon.daemon.protocol == server.protocol
+            if server.protocol > 2:
                 granted = self.host.granted(self.agent, server.name)
                 spare = granted.pop("a spare", None)
                 assert granted == asked
@@ -232,6 +235,38 @@ def survives(host, dies_in):
         agent.release(one.name)
     assert host.left() == []
     return killed
+
+
+def an_instance_that_is_cut_and_removed(host, agent):
+    """While claims share it, and one beside them its GPU's neighbour."""
+    first, second = SPACES[6:]
+    agent.serve(first)
+    agent.serve(SPACES[0])
+    agent.serve(second)
+    agent.release(first.name)
+    agent.release(second.name)
+
+
+def test_killed_at_any_point_an_instance_is_free_once_its_spaces_were_released():
+    """The next agent is asked again, as whoever was not told that it is done does."""
+    for dies_in in itertools.count():
+        with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:
+            host = Host(Path(directory))
+            agent = host.agent()
+            host.fate.dies_in = dies_in
+            killed = False
+            try:
+                an_instance_that_is_cut_and_removed(host, agent)
+            except Killed:
+                killed, agent = True, host.agent()
+            host.fate.dies_in = None
+            for one in SPACES[6:]:
+                agent.release(one.name)
+            assert not any(one.daemon.gpus == (INSTANCE,) for one in host.daemons.running.values())
+            if not killed:
+                break
+
+    assert dies_in > 15
 
 
 @pytest.mark.parametrize("newest", [2, 3])

@@ -15,7 +15,7 @@ from dra_driver.errors import AgentDown, ClaimError, NodeError, SettingsError
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import Allowance, server_name
 from dra_driver.node.mps.agent import MpsAgent
-from tests.agent.conftest import ONE, space
+from tests.agent.conftest import INSTANCE, ONE, space
 
 SECONDS = 5
 
@@ -87,6 +87,9 @@ def test_a_bug_is_an_answer_too(host, agent):
         (replace(space(), gpus=()), "its GPUs are none"),
         (space("c_1", ONE, ONE), "comes twice"),
         (space("c_1", GpuUuid('GPU"\n')), "is no UUID of a GPU"),
+        (space("c_1", INSTANCE, ONE), "a MIG instance has a server of its own"),
+        (space("c_1", INSTANCE, GpuUuid("MIG-2")), "a MIG instance has a server of its own"),
+        (space("c_1", GpuUuid("GPU-1/19/0")), "'GPU-1/19/0' is no UUID of a GPU"),
         (space(percent=0), "0 % of the multiprocessors is not 1 to 100"),
         (space(percent=101), "101 % of the multiprocessors is not 1 to 100"),
         (replace(space(), memory_bytes=(1,)), "a memory limit of 1 bytes"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import strict
-from api.node_profile import MOST_REPLICAS, Duration, NodeProfile
+from api.node_profile import MOST_REPLICAS, Duration, Mig, NodeProfile
 from api.strict import ConfigError, Strict, validated
 
 HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
@@ -37,6 +37,13 @@ FULL = {
     "memory": {"least": "2Gi", "step": "512Mi"},
     "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
     "memoryLimit": "Strict",
+    "mig": {
+        "mode": "Dynamic",
+        "profiles": ["1g.10gb", "*+me"],
+        "layout": "all-balanced",
+        "strategy": "Single",
+        "replicas": {"1g.10gb": 4, "1g.10gb+me.all": 1},
+    },
 }
 
 
@@ -71,6 +78,8 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"mpsTenants": "any"}, "mps_tenants", "Any"),
         ({"mpsTenants": "userNamespaces"}, "mps_tenants", "UserNamespaces"),
         ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
+        ({"mig": "dynamic"}, "mig", Mig(mode="Dynamic")),
+        ({"mig": {"strategy": "single"}}, "mig", Mig(strategy="Single")),
     ],
 )
 def test_words_are_read_in_any_case(entry, field, meant):
@@ -81,6 +90,13 @@ def test_off_which_yaml_takes_for_false_is_off():
     (entry,) = read({"memoryGuard": {"policy": False}}).spec.gpus
 
     assert entry.memory_guard.policy == "Off"
+
+
+@pytest.mark.parametrize("said", [False, "Off", "off", {"mode": False}, {"mode": "OFF"}])
+def test_partitions_that_are_not_cut_are_off(said):
+    (entry,) = read({"mig": said}).spec.gpus
+
+    assert entry.mig == Mig(mode="Off")
 
 
 def test_an_amount_of_memory_may_be_a_number_of_bytes():
@@ -140,6 +156,22 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
         ),
         pytest.param({"colour": 4}, "colour: unknown field; remove it", id="unknown"),
         pytest.param({"select": []}, "select: [] should be a mapping", id="no mapping"),
+        pytest.param(
+            {"mig": "Static"}, "mig.mode: 'Static' should be 'Dynamic' or 'Off'", id="no mode"
+        ),
+        pytest.param({"mig": True}, "mig.mode: True should be", id="on"),
+        pytest.param({"mig": 7}, "mig: 7 should be a mapping", id="a number"),
+        pytest.param({"mig": {"profiles": []}}, "mig.profiles: is empty", id="no profiles"),
+        pytest.param({"mig": {"profiles": [""]}}, "mig.profiles[0]: ''", id="an empty profile"),
+        pytest.param({"mig": {"layout": "a b"}}, "mig.layout: 'a b' is no name", id="no layout"),
+        pytest.param(
+            {"mig": {"replicas": {"1g.10gb": 0}}}, "mig.replicas.1g.10gb: 0", id="none of them"
+        ),
+        pytest.param(
+            {"mig": {"replicas": {"gpu": 2}}},
+            "mig.replicas.gpu.[key]: 'gpu' is no MIG profile; write for example 1g.10gb",
+            id="no profile",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_with_its_path(entry, problem):

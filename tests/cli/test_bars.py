@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli.bars import bar, cells, pen, picture, summary
+from dra_driver.cli.bars import bar, cells, picture, summary
+from dra_driver.cli.pens import pen
 from dra_driver.cli.terminal import Terminal, terminal
 from dra_driver.cli.usage import usages
 from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice

@@ -244,7 +244,7 @@ class TestCluster:
 
     def test_all_rights_are_one_line(self):
         assert levels(cluster_checks.of_rights({})) == [Level.OK]
-        assert len(NEEDED) == len(set(NEEDED)) == 13
+        assert len(NEEDED) == len(set(NEEDED)) == 14
 
     def test_features_that_are_off_are_named_with_their_gate_and_are_no_fault(self):
         kept = Features(
@@ -278,3 +278,18 @@ class TestCluster:
         _, follows = cluster_checks.of_features(kept)
 
         assert follows.found.startswith("without device taints there are no monitor devices")
+
+    def test_counters_of_older_servers_are_not_enough_to_cut_gpus(self):
+        kept = Features(
+            device_taints=True,
+            consumable_capacity=True,
+            shared_counters=True,
+            counters_apart=False,
+            counters_beside=True,
+            list_attributes=True,
+        )
+
+        _, follows = cluster_checks.of_features(kept)
+
+        assert follows.level is Level.OK
+        assert "no GPU is cut into MIG partitions for claims" in follows.found

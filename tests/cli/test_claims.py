@@ -168,6 +168,7 @@ def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
         "sharesHeld": 1,
         "shares": 48,
         "claims": ["default/notebook"],
+        "partitions": [],
     }
     assert len(document["gpus"]) == 8
     assert document["claims"] == [
@@ -188,6 +189,7 @@ def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
                     "memoryBytes": 10 * GIB,
                     "cores": 25,
                     "shares": 1,
+                    "partition": None,
                     "interval": "Long",
                     "limit": {
                         "memoryBytes": 10 * GIB,
@@ -234,6 +236,7 @@ def test_from_the_ledger_alone_json_says_what_it_does_not_know(claims, ledger):
         "sharesHeld": 1,
         "shares": None,
         "claims": ["default/training"],
+        "partitions": [],
     }
 
 

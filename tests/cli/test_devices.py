@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from importlib import resources
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import yaml
 from dra_driver.cli.devices import devices
 from dra_driver.kubeletplugin.slice_limits import check
 from dra_driver.kubeletplugin.slices import Pool, SliceContent
-from dra_driver.model.devices import DeviceName
+from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.layouts import Book, Outcome, State
+from dra_driver.model.mig import PartitionKey
 from dra_driver.model.offer import Exclusive, Sliceable
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger
+from dra_driver.node.mig_book import MigBook
 from dra_driver.settings import DevicesSettings
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
@@ -386,3 +390,131 @@ def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
     assert below == [
         "pending: gpu-0 keeps its shape while a claim holds it, then: 4 replicas (gpu-shared)"
     ]
+
+
+def partitions_of(answer):
+    return [
+        device["name"]
+        for item in json.loads(answer.out)["items"]
+        for device in item["spec"].get("devices", ())
+        if device["attributes"]["type"] == {"string": "mig"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"),
+    [
+        pytest.param("a100-40x1", {"gpu-0": 14}, id="a100-40x1"),
+        pytest.param("a100x8", {f"gpu-{minor}": 14 for minor in range(8)}, id="a100x8"),
+        pytest.param("h100x8", {f"gpu-{minor}": 14 for minor in range(8)}, id="h100x8"),
+        pytest.param("mixed", {f"gpu-{minor}": 14 for minor in (0, 1, 5)}, id="mixed"),
+    ],
+)
+def test_the_bundled_profile_mig_lists_partitions_by_gpu_profile_and_first_unit(
+    type_in, name, gpus
+):
+    answer = type_in("devices", "--sim", name, "--profile", "mig", "-o", "json")
+
+    found = partitions_of(answer)
+    assert all(re.fullmatch(r"gpu-\d+-mig-\d+g\d+gb-\d+-\d+", each) for each in found)
+    assert Counter(each.partition("-mig-")[0] for each in found) == gpus
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_partitions_of_every_bundled_node_are_slices_that_an_api_server_takes(type_in, name):
+    words = ("devices", "--sim", name, "--node-name", "n1", "--profile", "mig", "-o", "json")
+
+    specs = [item["spec"] for item in json.loads(type_in(*words).out)["items"]]
+
+    slices = [SliceContent(s.get("devices", ()), s.get("sharedCounters", ())) for s in specs]
+    assert check(Pool("n1", tuple(slices)), "gpu.nvidia.com") == ()
+
+
+def test_the_bundled_profile_mig_draws_each_board_and_says_that_it_will_be_switched(type_in):
+    lines = type_in("devices", "--sim", "a100-40x1", "--profile", "mig").out.splitlines()
+
+    (drawn,) = (line for line in lines if line.startswith("gpu-0  NVIDIA A100"))
+    assert drawn.endswith("8 free of 8")
+    room = lines[lines.index(drawn) + 1]
+    assert room.startswith("  ·  room for 7 x 1g.5gb or 3 x 2g.10gb or 2 x 3g.20gb or 1 x 4g.20gb")
+    assert [line for line in lines if line.startswith("shown as after")] == [
+        "shown as after their switch to MIG mode: gpu-0; the plugin switches them while no claim "
+        "and no process uses them"
+    ]
+    assert not any("keeps its shape" in line for line in lines)
+
+
+def test_a_board_that_needs_no_reset_is_offered_whole_and_in_partitions(type_in):
+    lines = type_in("devices", "--sim", "h100x2-mig", "--profile", "mig").out.splitlines()
+
+    assert sum(line.startswith("gpu-0 ") for line in lines) == 2, "a row and a picture"
+    assert not any("switch" in line for line in lines)
+    assert any(line.endswith("or all of it") for line in lines)
+
+
+def test_without_a_profile_for_it_nothing_is_drawn(type_in):
+    assert "free of" not in type_in("devices", "--sim", "a100x8").out
+
+
+def test_without_counters_nothing_is_cut_and_the_reason_is_told(type_in):
+    words = ("devices", "--sim", "a100-40x1", "--profile", "mig", "--without", "counters")
+
+    assert partitions_of(type_in(*words, "-o", "json")) == []
+    out = type_in(*words).out
+    assert "not as the profile says: gpu-0: sliceable" in out and "KEP-4815" in out
+
+
+def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
+    node = tmp_path / "node.yaml"
+    there = [{"profile": "1g.5gb", "start": start} for start in (0, 1)]
+    board = {"product": "A100-40-SXM", "bus_id": "0000:00:04.0"}
+    node.write_text(yaml.safe_dump({"gpus": [{**board, "mig": True, "instances": there}]}))
+    words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
+    holding = Holding(
+        ref("training"),
+        DeviceName("gpu-0-mig-3g20gb-9-4"),
+        gpu=parent(type_in(*words, "-o", "json")),
+        partition=PartitionKey(9, 4, 4, 3),
+        cut=True,
+        offered=("1g.5gb", "3g.20gb"),
+    )
+    ledger = Ledger(tmp_path / "claims", boot_id(Path("/")))
+    ledger.write(Record(ref("training"), (holding,)))
+    assert holding.gpu is not None
+    waits = Outcome("all-1g.5gb", State.PENDING, "claim default/training holds it")
+    book = MigBook(tmp_path / "mig.json", boot_id(Path("/")))
+    book.write(Book({holding.gpu: (PartitionKey(19, 1, 1, 1),)}, outcomes={holding.gpu: waits}))
+
+    lines = type_in(*words).out.splitlines()
+
+    at = next(i for i, line in enumerate(lines) if line.endswith("2 free of 8"))
+    assert re.search(r"\[(a+)│(b+)│(·+)│(·+)│(C+)\]", lines[at])
+    assert [line[:13] for line in lines[at + 1 : at + 3]] == ["  a  1g.5gb  ", "  b  1g.5gb  "]
+    assert [line.rpartition("  ")[2] for line in lines[at + 1 : at + 3]] == [
+        "not made by this driver",
+        "made by a layout",
+    ]
+    assert lines[at + 3] == "  C  3g.20gb  default/training  not cut yet"
+    assert lines[at + 4] == "  ·  room for 2 x 1g.5gb"
+    assert "layout all-1g.5gb on gpu-0: pending: claim default/training holds it" in lines
+
+
+def test_a_book_of_layouts_that_cannot_be_read_is_a_warning(tmp_path, caplog):
+    settings = DevicesSettings.model_validate({"sim": "a100-40x1", "state_dir": tmp_path})
+    (tmp_path / "mig.json").write_text("[]")
+
+    assert devices(settings, "table").endswith("profile: default")
+
+    (warning,) = (line for line in caplog.messages if line.startswith("what layouts made counts"))
+    assert str(tmp_path / "mig.json") in warning
+
+
+def parent(answer):
+    """The UUID of the one GPU that has partitions."""
+    (found,) = {
+        GpuUuid(device["attributes"]["parentUUID"]["string"])
+        for item in json.loads(answer.out)["items"]
+        for device in item["spec"].get("devices", ())
+        if "parentUUID" in device["attributes"]
+    }
+    return found

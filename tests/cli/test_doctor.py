@@ -19,10 +19,12 @@ from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.resource_api import ResourceApi
 from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths
+from dra_driver.model.layouts import Book
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.boot import boot_id
+from dra_driver.node.mig_book import MigBook
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published
 from dra_driver.settings import DoctorSettings
@@ -343,7 +345,7 @@ def test_pods_need_to_be_read_only_where_there_is_mps(client):
     assert "may not get pods" in failed.found
     assert 'verb "get" on "pods" in API group ""' in failed.mend
     (without,) = of(examine(client, missing, mps=False), "rights")
-    assert (without.level, without.found) == (Level.OK, "all 13 that the plugin uses")
+    assert (without.level, without.found) == (Level.OK, "all 14 that the plugin uses")
 
 
 def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
@@ -661,6 +663,31 @@ def test_a_ledger_that_cannot_be_made_is_found(world):
     assert answer.code == 1
     assert "[FAIL] ledger" in answer.out
     assert "cannot be made" in answer.out
+
+
+def test_a_board_that_is_cut_is_looked_at_with_its_instances_and_its_layout(world):
+    board = h100("1b") | {"mig": True, "instances": [{"profile": "1g.10gb", "start": 0}]}
+    world.node_file.write_text(yaml.safe_dump({"gpus": [board]}))
+    book = MigBook(world.home / "state/mig.json", boot_id(Path("/")))
+    book.write(Book(problem="there is no layout 'x'"))
+
+    answer = world.ask()
+
+    assert [line for line in answer.out.splitlines() if "] " in line and " MIG " in line] == [
+        "[ok]   MIG mode: on: gpu-0",
+        "[ok]   MIG instances: not cut for claims, offered and left as they are: "
+        "gpu-0-mig-1g10gb-19-0",
+        "[ok]   MIG device files: 2 that the instances need",
+        "[FAIL] MIG layouts: there is no layout 'x'",
+    ]
+    assert "[ok]   GPUs as offered: partitions that exist: gpu-0" in answer.out
+
+
+def test_nothing_is_said_of_mig_where_no_gpu_can_be_cut(world):
+    world.node_file.write_text(yaml.safe_dump({"gpus": [h100("1b") | {"product": "L40S"}]}))
+    (world.home / "state/mig.json").write_text("not for us")
+
+    assert " MIG " not in world.ask().out
 
 
 def test_who_may_not_look_is_told_to_ask_as_root_and_of_no_fault_of_ours(world):

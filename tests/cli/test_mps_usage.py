@@ -13,9 +13,10 @@ from dra_driver.cli.mps_usage import MpsUses, Told, server_words
 from dra_driver.cli.terminal import Terminal
 from dra_driver.errors import AgentDown
 from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import DeviceName
+from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.offer import Monitor
 from dra_driver.node.boot import boot_id
@@ -345,3 +346,27 @@ def test_where_mps_was_switched_off_since_it_is_said_so(settings):
     assert claims(off, "bars", Terminal()).endswith(
         "not known: --mps-socket is empty: there is no MPS agent to ask"
     )
+
+
+def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
+    uuid = GpuUuid("MIG-0")
+    one, other = (
+        Holding(
+            ref("a"),
+            DeviceName(f"gpu-0-mig-1g10gb-19-{start}"),
+            gpu=GPU.uuid,
+            partition=PartitionKey(19, start, 1, 1),
+            instance=Instance(PartitionKey(19, start, 1, 1), 7 + start, 0, GpuUuid(f"MIG-{start}")),
+        )
+        for start in (0, 1)
+    )
+    steps = tuple(
+        replace(step, space=replace(step.space, gpus=(uuid,))) for step in claim("a").steps
+    )
+    record = replace(claim("a"), holdings=(one, other), steps=steps)
+    uses = MpsUses([record], told(server(record, clients=(7,), protocol=2), used={uuid: {7: GIB}}))
+
+    (use,) = uses.of(record, one)
+    assert (use.gpu, use.clients, use.used_bytes, use.lost) == (uuid, (7,), GIB, False)
+    assert uses.of(record, other) == ()
+    assert uses.gpus == {uuid}

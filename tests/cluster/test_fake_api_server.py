@@ -231,3 +231,33 @@ def test_its_log_of_requests_says_what_was_asked(server, api):
     assert server.count("GET", "nodes") == 1
     server.forget_requests()
     assert server.requests == ()
+
+
+@pytest.mark.parametrize("value", ["a" * 64, "-a", "a/b", "a b"])
+def test_a_value_that_no_label_can_have_is_refused(server, api, value):
+    server.put(node(a="1"))
+
+    with pytest.raises(Refused, match=r"metadata\.labels"):
+        api.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"b": value}}})
+    assert api.get("/api/v1/nodes/n1")["metadata"]["labels"] == {"a": "1"}
+
+
+@pytest.mark.parametrize("value", [1, True])
+def test_the_value_of_a_label_is_text(server, api, value):
+    server.put(node())
+
+    with pytest.raises(Refused, match="cannot unmarshal"):
+        api.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"b": value}}})
+
+
+def test_a_patch_of_a_label_leaves_the_others_and_null_takes_one_away(server, api):
+    server.put(node(a="1", b="2"))
+
+    api.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"b": None, "c": "3"}}})
+
+    assert api.get("/api/v1/nodes/n1")["metadata"]["labels"] == {"a": "1", "c": "3"}
+
+
+def test_a_node_that_is_not_there_cannot_be_patched(api):
+    with pytest.raises(NotFound):
+        api.patch("/api/v1/nodes/n9", {"metadata": {"labels": {"b": "1"}}})

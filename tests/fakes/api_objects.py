@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tests.fakes.label_rules import label_problem
 from tests.fakes.slice_rules import as_stored, refuse_slice
 
 Object = dict[str, Any]
@@ -149,6 +150,7 @@ class Objects:
             metadata["generation"] = 1
             made["kind"] = known.kind
             made.pop("apiVersion", None)  # an object has one in every version it is shown in
+            refuse_labels(known, made)
             if resource == "resourceslices":
                 made = self._checked_slice(made, None)
             return self._store(key, None, made, dry)
@@ -167,6 +169,7 @@ class Objects:
             metadata = {**made["metadata"], **fixed}
             made = {**made, "metadata": metadata, "kind": RESOURCES[key[0]].kind}
             made.pop("apiVersion", None)
+            refuse_labels(RESOURCES[key[0]], made)
             if key[0] == "resourceslices":
                 made = self._checked_slice(made, before)
             if made.get("spec") != before.get("spec"):
@@ -251,6 +254,13 @@ class Objects:
 def matches(each: Object, selector: Mapping[str, str]) -> bool:
     """Whether the field *selector* selects the object."""
     return all(_field(each, path) == value for path, value in selector.items())
+
+
+def refuse_labels(resource: Resource, made: Object) -> None:
+    metadata = made["metadata"]
+    if problem := label_problem(metadata.get("labels") or {}):
+        name = f'{resource.kind} "{metadata["name"]}" is invalid: metadata.labels'
+        raise Refusal(422, "Invalid", f"{name}: {problem}")
 
 
 def refuse_selector(resource: Resource, selector: Mapping[str, str]) -> None:

@@ -17,6 +17,7 @@ from dra_driver.model.mps import (
     SpaceName,
     server_name,
 )
+from dra_driver.plan.mps_servers import protocol_over
 
 _LEGAL = re.compile("[a-z0-9_]{1,64}")
 
@@ -42,14 +43,15 @@ class FakeMpsAgent:
         if not _LEGAL.fullmatch(space.name):
             raise NodeError(f"{space.name!r} is no name of a space: [a-z0-9_]{{1,64}}")
         name = server_name(space.gpus)
-        server = self._servers.get(name, MpsServer(name, space.gpus, self.protocol, ready=True))
+        protocol = protocol_over(space.gpus, self.protocol)
+        server = self._servers.get(name, MpsServer(name, space.gpus, protocol, ready=True))
         for served in server.spaces:
             if served.space.name == space.name:
                 if served.space != space:
                     raise NodeError(f"space {space.name} exists already with other limits")
                 return served
-        directory = f"/run/mps/{name}/pipe" + (f"/gpu/{space.name}" if self.protocol > 2 else "")
-        made = Served(space, self.protocol, directory)
+        directory = f"/run/mps/{name}/pipe" + (f"/gpu/{space.name}" if protocol > 2 else "")
+        made = Served(space, protocol, directory)
         self._servers[name] = replace(server, spaces=(*server.spaces, made))
         return made
 
@@ -83,7 +85,7 @@ class FakeMpsAgent:
         server = self._servers.get(server_name(space.gpus))
         if server is None or space.name not in {one.space.name for one in server.spaces}:
             raise NodeError(f"space {space.name} is not served")
-        client = MpsClient(pid, space.name if self.protocol > 2 else None)
+        client = MpsClient(pid, space.name if server.protocol > 2 else None)
         kept = (one for one in server.clients if one.pid != pid)
         self._servers[server.name] = replace(server, clients=(*kept, client))
 

@@ -63,6 +63,7 @@ class FakeDaemons:
         self.trimmed: list[str] = []  # servers whose logs were cut
         self.sheltered = True  # what is started is safe from the end of the agent's container
         self.unaskable = ""  # why no program can be run
+        self.stuck: set[GpuUuid] = set()  # what runs on one of them does not end
 
     # As tests see them
 
@@ -166,6 +167,8 @@ class FakeDaemons:
 
     def end(self, daemon: Daemon) -> None:
         self._begin("end", daemon)
+        if daemon.token in self.running and self.stuck & set(daemon.gpus):
+            raise TimedOut(f"processes of MPS server {daemon.name} do not end")
         self.running.pop(daemon.token, None)
         self.fate.point()
 

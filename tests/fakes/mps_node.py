@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from dra_driver.errors import NodeError, Unreachable
+from dra_driver.errors import NodeError, Unreachable, Vanished
 from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.kubeletplugin.pods import ClaimName, ListedPod, PodSpec
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.processes import GpuProcess, Process
 from dra_driver.model.steps import ServeMps
@@ -15,6 +16,7 @@ from dra_driver.plugin.errands import Errands
 from dra_driver.plugin.gpu_users import GpuUsers
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mps_drain import Clock, MpsDrain
+from dra_driver.plugin.mps_instances import MpsInstances
 from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_strays import MpsStrays
@@ -27,6 +29,7 @@ GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
 SECONDS = 10.0
+INSTANCE = Instance(PartitionKey(9, 4, 4, 3), 1, 0, GpuUuid("MIG-0"))
 
 
 def space(claim, gpu=GPU, percent=30):
@@ -58,6 +61,7 @@ class World:
         self.on_gpus: dict[
             GpuUuid, tuple[int, ...] | None
         ] = {}  # numbers by GPU; None: it does not answer
+        self.instances = {}  # by the key of a partition of GPU; an error is raised
         self.pods = FailingPods()
         self.kubelet_pods = {}
         self.sees = True
@@ -81,7 +85,8 @@ class World:
         self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock)
         self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
         strays = MpsStrays(users, self, clock.steady)
-        tools = Tools(self, strays, self.drain, self.joined, errands, clock)
+        instances = MpsInstances(self, self.agent, self, errands)
+        tools = Tools(self, strays, self.drain, self.joined, instances, errands, clock)
         return MpsWatch(self.watched(), tools)
 
     def watched(self):
@@ -144,6 +149,12 @@ class World:
             raise NodeError(f"{gpu} is lost")
         return [GpuProcess(pid, 1 << 30) for pid in pids]
 
+    def instance(self, gpu, key):
+        found = self.instances.get(key, Vanished(f"there is no instance of {key} on {gpu}"))
+        if isinstance(found, NodeError):
+            raise found
+        return found
+
     def sees_pods(self):
         return self.sees
 
@@ -168,6 +179,23 @@ class World:
         """A claim under MPS is prepared for these pods."""
         made = space(claim, gpu, percent)
         holding = Holding(claim, DeviceName("gpu-0" if gpu == GPU else "gpu-1"), gpu=gpu)
+        self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
+        if served:
+            self.agent.serve(made)
+        return made
+
+    def partition(self, claim, *pods, instance=INSTANCE, served=True):
+        """As ``claim``, of a partition of GPU."""
+        made = space(claim, instance.uuid)
+        self.instances[instance.key] = instance
+        holding = Holding(
+            claim,
+            DeviceName("gpu-0-mig-3g20gb-9-4"),
+            gpu=GPU,
+            partition=instance.key,
+            cut=True,
+            instance=instance,
+        )
         self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
         if served:
             self.agent.serve(made)

@@ -7,20 +7,26 @@ from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Served, Space, SpaceName
 from dra_driver.model.shares import PodShare
 from dra_driver.model.steps import (
     ComputeMode,
+    CutPartition,
     EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    RemovePartition,
     ServeMps,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
+    Setting,
     Step,
 )
+from tests.fakes.mig import FakeMig
 
 FILES = DriverFiles(
     version="580.95.05",
@@ -49,6 +55,7 @@ class FakeNode:
         self.agent = True  # whether there is one
         self.protocol = 3
         self.offers_limits = True
+        self.mig = FakeMig(inventory)
 
     def inventory(self) -> Inventory:
         return self.looked
@@ -57,12 +64,14 @@ class FakeNode:
         self.looked = self.now
         return self.looked
 
-    def found(self, setting: SetTimeSlice | SetComputeMode) -> Interval | ComputeMode | None:
+    def found(self, setting: Setting) -> Interval | ComputeMode | bool | None:
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self.intervals.get(gpu)
             case SetComputeMode(gpu=gpu):
                 return self.modes.get(gpu)
+            case SetMigMode(gpu=gpu):
+                return self.mig.modes.get(gpu)
 
     def carry_out(self, step: Step) -> None:
         self.before_step(step)
@@ -79,24 +88,47 @@ class FakeNode:
         if self.undo_fails:
             raise NodeError("it cannot be undone now")
         self.before_step(step)
-        self._do(step)
+        if isinstance(step, SetMigMode):  # a mode that cannot be restored stays
+            self.mig.set_mode(step.gpu, step.on, quietly=True)
+        else:
+            self._do(step)
         self.undone.append(step)
+
+    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
+        return self.mig.on(gpu)
+
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+        return self.mig.find(gpu, key)
 
     def _do(self, step: Step) -> None:
         match step:
             case MakeDeviceNodes(minors=minors):
-                have = {gpu.minor for gpu in self.now.gpus}
-                if not set(minors) <= have:
-                    raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
+                self._make(minors)
             case SetTimeSlice() | SetComputeMode():
                 self._set(step)
             case LimitMemory(gpu=gpu, pods=pods, strict=strict):
                 self._limit(gpu, pods, strict)
+            case SetMigMode() | CutPartition() | RemovePartition():
+                self._cut(step)
             case ServeMps(space=space):
                 self._serve(space)
             case EndMps(space=name):
                 if self.agent:
                     self.spaces.pop(name, None)
+
+    def _make(self, minors: tuple[int, ...]) -> None:
+        have = {gpu.minor for gpu in self.now.gpus}
+        if not set(minors) <= have:
+            raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
+
+    def _cut(self, step: SetMigMode | CutPartition | RemovePartition) -> None:
+        match step:
+            case SetMigMode(gpu=gpu, on=on):
+                self.mig.set_mode(gpu, on)
+            case CutPartition(gpu=gpu, key=key):
+                self.mig.cut(gpu, key)
+            case RemovePartition(gpu=gpu, key=key):
+                self.mig.remove(gpu, key)
 
     def _set(self, setting: SetTimeSlice | SetComputeMode) -> None:
         match setting:
@@ -139,8 +171,15 @@ class FakeNode:
         self.before_files()
         return FILES
 
-    def device_files(self, minors: tuple[int, ...]) -> DeviceFiles:
+    def device_files(
+        self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()
+    ) -> DeviceFiles:
         return DeviceFiles(
             common=(DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255),),
             gpus={m: DeviceFile(f"/dev/nvidia{m}", f"/dev/nvidia{m}", 195, m) for m in minors},
+            capabilities={
+                name: DeviceFile(path, path, 240, number)
+                for number, name in enumerate(capabilities, start=1)
+                for path in [f"/dev/nvidia-caps/{name.replace('/', '-')}"]
+            },
         )

@@ -10,10 +10,12 @@ import yaml
 
 from dra_driver.errors import NodeError
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig, MigProfile
 from dra_driver.node.gpus import Gpus, MakeNodes
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.sim.host import SimulatedHost
 from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.mig.state import MigStates
 from dra_driver.node.sim.nvml import SimulatedNvml
 from dra_driver.node.topology import PciTree
 
@@ -43,7 +45,8 @@ class Node:
         self.write()
         self.root = directory / "root"
         self.live = LiveNode(self.file)
-        self.functions = SimulatedNvml(self.live)
+        self.mig = MigStates(is_root=lambda: True)  # without a host: kept as long as this
+        self.functions = SimulatedNvml(self.live, mig=self.mig)
         self.nvml = Nvml(lambda: self.functions, deadline_seconds)
 
     @cached_property
@@ -80,7 +83,25 @@ def as_yaml(inventory: Inventory) -> str:
         fields = asdict(device)
         for key in ("compute_capability", "driver_version", "cuda_driver_version"):
             fields[key] = str(getattr(device, key))
+        fields["mig"] = _mig(device.mig) if device.mig else None
         devices.append({"name": str(device.name), **shown(fields)})
     withheld = [f"{one.what}: {one.reason}" for one in inventory.withheld]
     document = {"devices": devices, "withheld": withheld}
     return yaml.safe_dump(document, sort_keys=False, width=1000)
+
+
+def _mig(mig: Mig) -> dict[str, Any]:
+    """How a GPU can be cut, a line for each profile."""
+    cut = [f"{one.key} as GPU instance {one.gi}" for one in mig.instances]
+    modes = {"on": mig.on, "pending": mig.pending, "switches": mig.switches}
+    return {**modes, "profiles": [_profile(one) for one in mig.profiles], "instances": cut}
+
+
+def _profile(profile: MigProfile) -> str:
+    starts = ", ".join(str(place.start) for place in profile.placements)
+    engines = ", ".join(f"{count} {name}" for name, count in asdict(profile.engines).items())
+    most, mebibytes = profile.most, profile.memory_bytes >> 20
+    return (
+        f"{profile.name}: id {profile.id}, {most} at most, {mebibytes} MiB, "
+        f"{profile.size} from {starts}; {engines}"
+    )

@@ -27,7 +27,9 @@ def test_every_gpu_is_offered_or_said_to_be_withheld(node, document):
     said = " ".join(one.what for one in inventory.withheld)
     for gpu in document.gpus:
         assert (gpu.uuid in offered) != (gpu.uuid in said), gpu
-        assert (gpu.uuid in offered) == (gpu.mig != "Enabled"), gpu
+    modes = {gpu.uuid: gpu.mig for gpu in document.gpus}
+    for ours in inventory.gpus:
+        assert bool(ours.mig and ours.mig.on) == (modes[ours.uuid] == "Enabled"), ours
 
 
 def test_every_field_is_what_nvidia_smi_says(node, document, ask_smi):

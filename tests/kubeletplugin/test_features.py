@@ -7,7 +7,7 @@ import pytest
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.errors import Forbidden, Refused
-from dra_driver.kubeletplugin.features import Features, probe
+from dra_driver.kubeletplugin.features import Features, probe, probe_devices
 from tests.fakes import api_server
 
 DRIVER, NODE = "driver.example", "n1"
@@ -132,3 +132,34 @@ def test_who_may_not_create_slices_is_told_so(client, server):
 def test_a_plain_slice_that_is_refused_tells_nothing_about_features():
     with pytest.raises(Refused):
         probe(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
+
+
+def test_what_a_plugin_has_to_know_is_found_in_one_request(client, server):
+    assert probe_devices(client, "v1", DRIVER, NODE) == (True, True, True)
+    assert len([one for one in server.requests if one.method == "POST"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("gate", "found"),
+    [
+        ("DRAConsumableCapacity", (False, True, True)),
+        ("DRADeviceTaints", (True, False, True)),
+        ("DRAPartitionableDevices", (True, True, False)),
+    ],
+)
+def test_a_gate_that_is_off_costs_devices_its_feature_only(client, server, gate, found):
+    server.disable(gate)
+
+    assert probe_devices(client, "v1", DRIVER, NODE) == found
+
+
+def test_counters_that_have_to_lie_beside_their_devices_are_none_for_us():
+    def apart(spec):
+        return any("consumesCounters" in device for device in spec["devices"])
+
+    assert probe_devices(Older(refuses=apart), "v1", DRIVER, NODE) == (True, True, False)
+
+
+def test_an_api_server_that_takes_no_devices_tells_nothing_about_them():
+    with pytest.raises(Refused):
+        probe_devices(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)

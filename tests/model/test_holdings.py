@@ -1,7 +1,10 @@
 """A record is completed when it has an answer, even an empty one."""
 
+from dataclasses import replace
+
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mig import Instance, PartitionKey, uncut
 from dra_driver.model.profiles import Guard, GuardPolicy
 from tests.fakes.values import ref
 
@@ -28,3 +31,21 @@ def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
 
     assert Record(ref(), (whole, part)).limited
     assert not Record(ref(), (whole,)).limited
+
+
+def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:
+    one = Holding(ref(), DeviceName("gpu-0-2"), gpu=GpuUuid("GPU-a"))
+    of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
+
+    assert (one.uuid, one.memory_of, one.unit) == ("GPU-a", "GPU-a", "gpu-0")
+    assert (of_an_older_release.uuid, of_an_older_release.unit) == (None, "gpu-1")
+
+
+def test_a_partition_has_a_word_for_its_instance_until_it_is_cut() -> None:
+    key, gpu = PartitionKey(19, 3, 1, 1), GpuUuid("GPU-a")
+    name = DeviceName("gpu-0-mig-1g5gb-19-3")
+    before = Holding(ref(), name, gpu=gpu, partition=key)
+    after = replace(before, instance=Instance(key, 9, 0, GpuUuid("MIG-a")))
+
+    assert (before.uuid, before.memory_of, before.unit) == (uncut(gpu, key), None, name)
+    assert (after.uuid, after.memory_of, after.unit) == ("MIG-a", "MIG-a", name)

@@ -1,6 +1,7 @@
 """Every process on a GPU is found once, with what it uses."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,48 @@ def test_a_process_that_allocates_between_two_lists_uses_the_most_that_was_told(
     nvml = Nvml(lambda: functions)
     assert gpu_processes(nvml, GPU) == (GpuProcess(4, used),)
     nvml.stop()
+
+
+MIG = GpuUuid("MIG-22222222-0000-0000-0000-000000000000")
+NO_INSTANCE = 0xFFFFFFFF
+
+
+class Listed:
+    """NVML, asked about whatever; all that it lists of processes is *processes*."""
+
+    def __init__(self, *processes):
+        self.processes = processes
+        self.asked = []
+
+    def on_gpu(self, gpu, doing, call):
+        self.asked.append(gpu)
+        return call(self, "handle")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        return [SimpleNamespace(**one) for one in self.processes]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):  # noqa: N802
+        return []
+
+    nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses  # noqa: N815
+
+
+def listed(pid, *instance):
+    """None of *instance*: a driver that says nothing of instances."""
+    return {"pid": pid, "usedGpuMemory": pid} | ({"gpuInstanceId": instance[0]} if instance else {})
+
+
+def test_the_processes_of_instances_are_not_those_of_the_whole_gpu():
+    nvml: Any = Listed(listed(1, 0), listed(2, NO_INSTANCE), listed(3), listed(4, 9))
+
+    assert gpu_processes(nvml, GPU) == (GpuProcess(2, 2), GpuProcess(3, 3))
+
+
+def test_an_instance_is_asked_about_by_its_uuid_and_has_all_that_nvml_lists_there():
+    nvml: Any = Listed(listed(1, 9), listed(2, 9))
+
+    assert gpu_processes(nvml, MIG) == (GpuProcess(1, 1), GpuProcess(2, 2))
+    assert nvml.asked == [MIG]
 
 
 def test_what_nvml_does_not_tell_is_not_known(node):

@@ -98,7 +98,6 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ({"mig": True}, "MIG mode is on"),
         ({"fails": "GPU_IS_LOST"}, "reading its state: NVML says GPU is lost"),
         ({"fails": {"nvmlDeviceGetName": "UNKNOWN"}}, "reading its properties: NVML says Unknown"),
         ({"driver": "vfio-pci"}, "bound to vfio-pci"),

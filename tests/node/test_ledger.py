@@ -19,18 +19,22 @@ from dra_driver.errors import ClaimError, NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Allowance, Priority, Space, SpaceName
 from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
 from dra_driver.model.profiles import Guard, GuardPolicy, Tenants
 from dra_driver.model.steps import (
     ComputeMode,
+    CutPartition,
     EndMps,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    RemovePartition,
     ServeMps,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
 )
 from dra_driver.node.ledger import Ledger
@@ -297,7 +301,23 @@ SHAPES = st.one_of(
     st.builds(Replica, SIZES, SIZES, st.none() | SIZES, st.booleans()),
 )
 GUARDS = st.builds(Guard, st.sampled_from(GuardPolicy), st.floats(0, 1e6))
-HOLDINGS = st.builds(
+KEYS = st.builds(
+    PartitionKey, *[st.integers(0, 99), st.integers(0, 11), st.integers(1, 12), st.integers(1, 7)]
+)
+
+
+@st.composite
+def parts(draw):
+    """What a holding says of a partition, if it is of one."""
+    key = draw(st.none() | KEYS)
+    if key is None:
+        return {}
+    number = st.integers(0, 20)
+    instance = st.builds(Instance, st.just(key), number, number, NAMES.map(GpuUuid))
+    return {"partition": key, "cut": draw(st.booleans()), "instance": draw(st.none() | instance)}
+
+
+PLAIN_HOLDINGS = st.builds(
     Holding,
     claim=st.just(ref()),
     device=NAMES.map(DeviceName),
@@ -309,7 +329,9 @@ HOLDINGS = st.builds(
     limit=st.none() | st.builds(Limit, SIZES, GUARDS, st.booleans()),
     request=NAMES | st.just(""),
     tenants=st.sampled_from(Tenants),
+    offered=st.lists(NAMES, max_size=2).map(tuple),
 )
+HOLDINGS = st.builds(lambda holding, part: replace(holding, **part), PLAIN_HOLDINGS, parts())
 PODS = st.builds(Pod, NAMES, NAMES.map(PodUid))
 SPACES = st.builds(
     Space,
@@ -341,6 +363,9 @@ STEPS = st.one_of(
         st.sampled_from(ComputeMode),
         st.none() | st.sampled_from(ComputeMode),
     ),
+    st.builds(SetMigMode, NAMES.map(GpuUuid), st.booleans(), st.none() | st.booleans()),
+    st.builds(CutPartition, NAMES.map(GpuUuid), KEYS),
+    st.builds(RemovePartition, NAMES.map(GpuUuid), KEYS),
     st.builds(ServeMps, SPACES),
     st.builds(EndMps, NAMES.map(SpaceName)),
 )
@@ -397,6 +422,19 @@ def test_a_claim_under_mps_is_for_releases_that_know_of_it_and_any_other_is_not(
     assert [step["step"] for step in document["serving"]] == ["SetComputeMode", "ServeMps"]
     older = json.loads(encode_record(replace(completed(), steps=steps[:2])))
     assert older["readableFrom"] == 1
+
+
+KEY = PartitionKey(19, 0, 1, 1)
+
+
+def test_a_claim_for_a_partition_is_for_releases_that_know_of_it():
+    """An older one would leave the instance, and take it for all of the GPU."""
+    cut = (MakeDeviceNodes((0,)), SetMigMode(GPU, True), CutPartition(GPU, KEY))
+    (holding,) = completed().holdings
+    found = replace(completed(), holdings=(replace(holding, partition=KEY),))
+
+    assert json.loads(encode_record(replace(completed(), steps=cut)))["readableFrom"] == 4
+    assert json.loads(encode_record(found))["readableFrom"] == 4
 
 
 @given(SPACES)

@@ -2,6 +2,7 @@
 
 import doctest
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -177,6 +178,12 @@ def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for():
         "set_default_active_thread_percentage 50\n"
         "get_default_active_thread_percentage\n"
     )
+
+
+def test_a_mig_instance_is_the_first_device_of_its_server():
+    over = replace(daemon(Allowance(50, 2 * GIB), 2), gpus=(GpuUuid("MIG-1"),))
+
+    assert limits_text(over).splitlines()[0] == "set_default_device_pinned_mem_limit 0 2048M"
 
 
 def test_without_a_limit_protocol_2_is_told_the_percentage_alone():

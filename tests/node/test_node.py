@@ -4,15 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError
+from dra_driver.errors import ClaimError, NodeError, Vanished
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import Partition
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
+    CutPartition,
     Interval,
     LimitMemory,
     MakeDeviceNodes,
     PodLimit,
+    RemovePartition,
+    SetMigMode,
     SetTimeSlice,
 )
 from dra_driver.node.machine import open_node
@@ -106,3 +110,41 @@ def test_it_tells_what_computes_on_a_gpu(tmp_path):
 def test_as_long_as_nothing_changes_it_is_the_same_inventory(opened):
     with opened() as node:
         assert node.refresh() is node.refresh() is node.inventory()
+
+
+def first_partition(node):
+    gpu = node.inventory().gpus[0]
+    profile = gpu.mig.profiles[0]
+    return Partition(profile, profile.placements[-1]).key
+
+
+def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
+    with opened() as node:
+        gpu, key = gpu_of(node), first_partition(node)
+        assert node.found(SetMigMode(gpu, True)) is False
+        for step in (SetMigMode(gpu, True), CutPartition(gpu, key)) * 2:
+            node.carry_out(step)
+        made = node.instance(gpu, key)
+        names = (f"gpu0/mig/gi{made.gi}", f"gpu0/mig/gi{made.gi}/ci{made.ci}")
+        assert list(node.device_files((0,), names).capabilities) == list(names)
+        assert node.refresh().gpus[0].mig.instances == (made,)
+        assert node.processes(made.uuid) == ()
+
+        for undone in (RemovePartition(gpu, key), SetMigMode(gpu, False)) * 2:
+            node.restore(undone)
+        assert node.found(SetMigMode(gpu, True)) is False
+        with pytest.raises(Vanished):
+            node.instance(gpu, key)
+        with pytest.raises(NodeError, match="vanished"):
+            node.device_files((0,), names)
+
+
+def test_what_was_cut_outlives_who_cut_it(opened):
+    with opened() as node:
+        gpu, key = gpu_of(node), first_partition(node)
+        node.carry_out(SetMigMode(gpu, True))
+        node.carry_out(CutPartition(gpu, key))
+    with opened() as node:
+        assert [one.key for one in node.inventory().gpus[0].mig.instances] == [key]
+        node.carry_out(RemovePartition(gpu, key))
+        assert node.refresh().gpus[0].mig.instances == ()

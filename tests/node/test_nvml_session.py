@@ -63,7 +63,7 @@ def test_an_index_that_nvml_does_not_have_is_an_error_for_that_index_alone(node)
 def test_a_gpu_that_hangs_does_not_keep_the_others_from_answering(hung):
     answers = hung.nvml.glances([0, 1])
     assert isinstance(answers[0], TimedOut)
-    assert answers[1] == Glance(hung.live.current().gpus[1].uuid, mig=False)
+    assert answers[1] == Glance(hung.live.current().gpus[1].uuid, mig_on=False)
 
 
 def test_many_gpus_that_hang_cost_one_deadline_together(tmp_path):
@@ -231,7 +231,7 @@ def test_a_driver_older_than_a_question_leaves_its_answer_out(node):
     node.change(gpu=0, fails=functions | {"nvmlDeviceGetMigMode": "NVML_ERROR_FUNCTION_NOT_FOUND"})
     node.nvml.system()
     assert node.nvml.facts([0])[0].addressing_mode is None
-    assert node.nvml.glances([0])[0].mig is False
+    assert node.nvml.glances([0])[0].mig_on is None
 
 
 def test_numbers_that_we_have_no_word_for_are_unknown():

@@ -11,7 +11,10 @@ from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.node import bundled, node_file, read_node, serial
 from tests.fakes.simulated import Document, h100, two_gpus
 
-KNOWN = "a100-40x1, a100x8, b200x8, h100x2-615, h100x8, h200x8, l40sx4, mixed, none, t4x1"
+KNOWN = (
+    "a100-40x1, a100x16, a100x8, a30x1, b200x8, h100x2-615, h100x2-mig, h100x8, h200x8, l40sx4, "
+    "mixed, none, rtxpro6000x1, t4x1"
+)
 
 
 @pytest.fixture
@@ -23,6 +26,11 @@ def write(tmp_path):
         return path
 
     return write
+
+
+def cut(profile, start, **more):
+    """A GPU of which somebody else cut this."""
+    return h100("1b", instances=[{"profile": profile, "start": start, **more}])
 
 
 def problems(path) -> str:
@@ -86,6 +94,10 @@ def test_every_problem_is_told_at_once_with_its_place(write):
             {"gpus": [{"product": "T4", "bus_id": "0000:01:00.0", "mig": True}]},
             "T4 has no MIG mode",
         ),
+        ({"gpus": [cut("2g.20gb", 1)]}, "instances: H100-80-SXM has no 2g.20gb at 1"),
+        ({"gpus": [cut("2g.10gb", 0)]}, "instances: H100-80-SXM has no 2g.10gb at 0"),
+        ({"gpus": [cut("2g.20gb", 0, compute=[2, 1])]}, "[2, 1] do not fit into 2g.20gb"),
+        ({"gpus": [cut("4g.40gb", 0, compute=[3])]}, "[3] do not fit into 4g.40gb"),
         ({"gpus": [h100("1b"), h100("1b")]}, "bus_id: 0000:1b:00.0 is there more than once"),
         ({"gpus": [h100("1b")], "nvlink": [[0, 1]]}, "nvlink: [0, 1] are not two of the 1 GPUs"),
         ({"gpus": [h100("1b")], "nvlink": [[0, 0]]}, "nvlink: [0, 0] are not two of the 1 GPUs"),

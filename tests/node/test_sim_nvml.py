@@ -9,7 +9,7 @@ from dra_driver.node.nvml_functions import Functions
 from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
-OURS = sorted(name for name in vars(SimulatedNvml) if name.startswith("nvml"))
+OURS = sorted(name for name in dir(SimulatedNvml) if name.startswith("nvml"))
 
 
 @pytest.fixture

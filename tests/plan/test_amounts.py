@@ -77,25 +77,25 @@ def test_who_looks_on_takes_nothing():
     ],
 )
 def test_what_is_lacking_is_said_with_what_is_free(wanted, held, expected):
-    assert lacking(wanted, held, gpu(0), SLICEABLE) == expected
+    assert lacking(wanted, held, gpu(0).memory_bytes, SLICEABLE) == expected
 
 
 def test_replicas_of_a_gpu_are_counted():
     shape = Replica(0, 2, None)
 
-    assert lacking(Amount(), Amount(), gpu(0, memory_bytes=None), shape) == ""
-    assert "shares" in lacking(Amount(), Amount(shares=2), gpu(0, memory_bytes=None), shape)
+    assert lacking(Amount(), Amount(), None, shape) == ""
+    assert "shares" in lacking(Amount(), Amount(shares=2), None, shape)
 
 
 def test_an_exclusive_gpu_has_no_second_share():
-    assert "shares" in lacking(Amount(), Amount(), gpu(0), Exclusive())
+    assert "shares" in lacking(Amount(), Amount(), gpu(0).memory_bytes, Exclusive())
 
 
 @given(st.lists(st.builds(part, st.integers(1, 80), st.integers(0, 100)), max_size=10))
 def test_what_is_let_in_one_by_one_is_never_more_than_the_gpu_has(wanted):
     held = NOTHING
     for one in wanted:
-        if not lacking(one, held, gpu(0), SLICEABLE):
+        if not lacking(one, held, gpu(0).memory_bytes, SLICEABLE):
             held += one
 
     assert held.memory_bytes <= 81559 * MIB or held.shares == 1

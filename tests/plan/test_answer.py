@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from cdi.apply import apply_edits
 from dra_driver.kubeletplugin import quantity
 from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig, ShareId
+from dra_driver.model.devices import DeviceName
 from dra_driver.model.mps import Served, SpaceName
+from dra_driver.model.offer import Device, Monitor, Offer
 from dra_driver.model.steps import ServeMps
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.prepare import Plan, plan_claim
+from tests.fakes.mig import ONE, instance, mig_gpu, mig_offer
 from tests.fakes.node import FILES, FakeNode
 from tests.fakes.values import POOL, allocation, config, fraction, inventory, offer, ref
 
@@ -188,3 +191,47 @@ def test_the_shares_that_a_container_is_told_of_are_the_shares_that_it_was_given
         assert given_bytes == sum(
             quantity.whole(value) for name, value in told.items() if name.startswith(prefix)
         )
+
+
+def test_an_instance_takes_the_capabilities_of_itself_and_of_no_other():
+    wanted = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
+    plan = plan_claim(wanted, mig_offer(), (), POOL)
+    cut = instance(ONE, 2, gi=9)
+
+    (one,) = granted(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
+
+    assert (one.instance, one.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
+
+
+def test_who_looks_on_may_monitor_instances_where_a_gpu_can_have_some():
+    looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
+    boards = {True: mig_gpu(), False: inventory(1).gpus[0]}
+    plans = {
+        can: plan_claim(looking_on, Offer((Device(gpu, Monitor()),)), (), POOL)
+        for can, gpu in boards.items()
+    }
+
+    assert [granted(plans[can], (), {})[0].capabilities for can in (True, False)] == [
+        ("mig/monitor",),
+        (),
+    ]
+
+
+def test_a_driver_without_mig_gives_a_monitor_its_gpu_all_the_same():
+    looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
+    plan = plan_claim(looking_on, Offer((Device(mig_gpu(), Monitor()),)), (), POOL)
+
+    spec = claim_spec(plan.claim.ref, granted(plan, (), {}), HOST)
+
+    (device,) = spec.devices
+    assert [node.path for node in device.container_edits.device_nodes] == ["/dev/nvidia0"]
+
+
+def test_a_container_is_told_its_instance_by_the_name_of_the_partition():
+    wanted = Claim(ref(), (allocation("gpu-0-mig-1g10gb-19-2"),))
+    plan = plan_claim(wanted, mig_offer(), (), POOL)
+    cut = instance(ONE, 2, name="x")
+
+    found = environment([(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), {"gpu"})])
+
+    assert found["GPU_DEVICE_0_MIG_1G10GB_19_2_UUID"] == "MIG-x"

@@ -46,7 +46,7 @@ def test_a_config_for_one_subrequest_does_not_count_for_another():
 
 
 def test_a_config_of_another_type_is_refused_when_it_names_the_request():
-    with pytest.raises(ClaimError, match="a MigDeviceConfig for request 'gpu', but gpu-0 is of"):
+    with pytest.raises(ClaimError, match="a MigDeviceConfig for request 'gpu', but gpu-0 is a GPU"):
         chosen(config("MigDeviceConfig", "gpu"))
 
 

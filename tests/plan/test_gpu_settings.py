@@ -1,4 +1,4 @@
-"""Interval and compute mode of a GPU: what was found comes back when the last claim goes."""
+"""Interval and modes of a GPU: what was found comes back when the last claim goes."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +14,7 @@ from dra_driver.model.steps import (
     Interval,
     MakeDeviceNodes,
     SetComputeMode,
+    SetMigMode,
     Setting,
     Step,
 )
@@ -88,6 +89,11 @@ def test_what_was_found_comes_back_newest_first_and_only_where_nobody_needs_the_
     assert undo_settings(mine, [other]) == (Slice(A, MEDIUM),)
 
 
+def test_mig_mode_is_off_again_where_the_gpu_did_not_say():
+    assert undo_settings(record("mine", SetMigMode(A, True)), []) == (SetMigMode(A, False),)
+    assert undo_settings(record("mine", SetMigMode(A, False, True)), []) == (SetMigMode(A, True),)
+
+
 def test_a_gpu_that_did_not_say_gets_back_what_its_driver_sets_up():
     mine = record("mine", Slice(A, SHORT, None), mode(B, ALONE, None))
 
@@ -102,11 +108,17 @@ Values = dict[tuple[type[Setting], GpuUuid], int]
 
 
 def value(step: Setting) -> int:
-    return step.interval if isinstance(step, Slice) else step.mode
+    match step:
+        case Slice():
+            return step.interval
+        case SetComputeMode():
+            return step.mode
+        case SetMigMode():
+            return step.on
 
 
 def settings(steps: Iterable[Step]) -> Iterator[Setting]:
-    return (step for step in steps if isinstance(step, Slice | SetComputeMode))
+    return (step for step in steps if isinstance(step, Setting))
 
 
 @dataclass
@@ -173,7 +185,11 @@ class World:
 
 
 NAMES = ("one", "two", "three")
-KINDS = {Slice: st.sampled_from(Interval), SetComputeMode: st.sampled_from(ComputeMode)}
+KINDS = {
+    Slice: st.sampled_from(Interval),
+    SetComputeMode: st.sampled_from(ComputeMode),
+    SetMigMode: st.booleans(),
+}
 KEYS = [(kind, gpu) for gpu in (A, B) for kind in KINDS]
 GPUS = st.fixed_dictionaries({(kind, gpu): KINDS[kind] for kind, gpu in KEYS})
 

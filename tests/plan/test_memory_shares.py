@@ -6,9 +6,19 @@ from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.processes import Process
 from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.plan.memory_shares import Share, Uses, holders, mildest, owners, shares, uses
+from dra_driver.plan.memory_shares import (
+    Share,
+    Uses,
+    holders,
+    known_as,
+    mildest,
+    owners,
+    shares,
+    uses,
+)
 from tests.fakes.values import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -62,6 +72,35 @@ def test_a_gpu_whose_guards_are_all_off_needs_no_look():
 
 def test_a_holding_of_a_release_that_did_not_write_the_gpu_is_not_guarded():
     assert shares([record(A, holding(A, gpu=None))]) == {}
+
+
+def partition(claim, start, uuid="", **fields):
+    """A part of a partition, which is *uuid* once it was cut."""
+    key = PartitionKey(19, start, 1, 1)
+    instance = Instance(key, start + 7, 0, GpuUuid(uuid)) if uuid else None
+    limit = Limit(10, KILL)
+    name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
+    return Holding(claim, name, gpu=GPU, limit=limit, partition=key, instance=instance, **fields)
+
+
+def test_a_mig_instance_has_memory_of_its_own_apart_from_its_gpu_and_from_others():
+    records = [
+        record(A, partition(A, 0, "MIG-0"), partition(A, 1, "MIG-1")),
+        record(B, partition(B, 1, "MIG-1")),
+        record(M, holding(M, memory=None, admin=True)),
+    ]
+
+    assert shares(records) == {"MIG-0": (share(A),), "MIG-1": (share(A), share(B))}
+
+
+def test_a_partition_that_is_not_cut_yet_is_not_looked_at():
+    assert shares([record(A, partition(A, 0))]) == {}
+
+
+def test_an_instance_is_known_by_its_partition_and_a_gpu_by_its_uuid():
+    records = [record(A, partition(A, 0, "MIG-0")), record(B), record(C, partition(C, 1))]
+
+    assert known_as(records) == {"MIG-0": "gpu-0-mig-1g5gb-19-0 (MIG-0)"}
 
 
 def test_the_neighbours_of_a_guarded_claim_are_known_too():

@@ -5,6 +5,7 @@ import pytest
 from dra_driver.kubeletplugin.claims import ShareId
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance, PartitionKey, uncut
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import ServeMps
@@ -130,3 +131,33 @@ def test_the_strictest_rule_of_what_is_held_is_the_claims():
 
     assert tenants_of(Record(ref(), held)) is Tenants.USER_NAMESPACES
     assert tenants_of(Record(ref(), ())) is Tenants.ANY
+
+
+def on_partitions(name, *held, cut=True):
+    """A claim of (request, where its partition of gpu-0 begins, how)."""
+    claim, holdings, under = ref(name), [], []
+    for request, start, how in held:
+        key = PartitionKey(19, start, 1, 1)
+        instance = Instance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if cut else None
+        device = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
+        gpu = GpuUuid("GPU-0")
+        holdings.append(
+            Holding(claim, device, gpu=gpu, request=request, partition=key, instance=instance)
+        )
+        if how == "mps":
+            under.append(instance.uuid if instance else uncut(gpu, key))
+    steps = tuple(
+        ServeMps(Space(SpaceName(f"c_{name}_{number}"), claim.uid, (gpu,)))
+        for number, gpu in enumerate(under)
+    )
+    return Record(claim, tuple(holdings), steps)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "not cut yet"])
+def test_of_the_partitions_of_one_gpu_those_under_mps_are_told_from_the_others(cut):
+    both = on_partitions("a", ("one", 0, "mps"), ("two", 1, "turns"), cut=cut)
+
+    assert served_requests(both) == {"one"}
+    assert said(both, [turns("b")], ("a", "two"), ("b", "")) == []
+    (problem,) = said(both, [turns("b")], ("a", "one"), ("b", ""))
+    assert "uses claim b too, which is not under MPS" in problem

@@ -9,6 +9,7 @@ from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice, ShareId
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.profiles import Tenants
 from dra_driver.model.steps import ServeMps
@@ -216,3 +217,26 @@ def test_nothing_is_said_of_a_claim_whose_file_cannot_be_read():
     one = record("a", ("one", 0, "/x"), ("two", 1, ""), spec="{")
 
     assert said(one, container("main", ("a", ""))) == ()
+
+
+def on_partitions(*devices):
+    """As ``record``, of partitions of gpu-0, one for each: (request, where it begins, …)."""
+    one = record("a", *((request, 0, leads) for request, _, leads in devices))
+    held, prepared = [], []
+    for (_, start, _), holding, given_ in zip(
+        devices, one.holdings, one.prepared or (), strict=True
+    ):
+        key = PartitionKey(19, start, 1, 1)
+        instance = Instance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
+        name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
+        held.append(replace(holding, device=name, partition=key, instance=instance))
+        prepared.append(replace(given_, device=name))
+    return replace(one, holdings=tuple(held), prepared=tuple(prepared))
+
+
+def test_partitions_of_one_gpu_are_told_apart_by_their_names():
+    one = on_partitions(("one", 0, "/x"), ("two", 1, ""))
+
+    assert {each.gpu for each in given(one)} == {"gpu-0-mig-1g5gb-19-0", "gpu-0-mig-1g5gb-19-1"}
+    (problem,) = said(one, container("main", ("a", "")))
+    assert "uses gpu-0-mig-1g5gb-19-0 under MPS and gpu-0-mig-1g5gb-19-1 without" in problem

@@ -7,7 +7,15 @@ import pytest
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import Allowance, Space, SpaceName
-from dra_driver.plan.mps_servers import Strays, exceeds, most, needed, said, strays
+from dra_driver.plan.mps_servers import (
+    Strays,
+    exceeds,
+    most,
+    needed,
+    protocol_over,
+    said,
+    strays,
+)
 
 GIB = 1 << 30
 
@@ -77,3 +85,9 @@ def test_a_size_that_is_written_rounded_is_no_other():
 def test_it_is_said_in_percent_and_mib():
     assert said(Allowance(30, None)) == "30 % and all memory"
     assert said(Allowance(30, 5 * GIB)) == "30 % and 5120 MiB"
+
+
+@pytest.mark.parametrize("newest", [2, 3])
+def test_a_mig_instance_is_served_with_protocol_2_and_a_gpu_with_the_newest(newest):
+    assert protocol_over([GpuUuid("MIG-1")], newest) == 2
+    assert protocol_over([GpuUuid("GPU-1"), GpuUuid("GPU-2")], newest) == newest

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance, PartitionKey, uncut
 from dra_driver.model.mps import (
     Incident,
     MpsClient,
@@ -37,7 +38,14 @@ from dra_driver.plan.mps_watch import (
     unknown,
     uses,
 )
-from dra_driver.plan.mps_words import about, agent_down, not_used, pod_not_served, restarted
+from dra_driver.plan.mps_words import (
+    about,
+    agent_down,
+    instance_gone,
+    not_used,
+    pod_not_served,
+    restarted,
+)
 from tests.fakes.values import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -357,6 +365,60 @@ def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
     records = [record(A, space(), completed=False), record(B, holdings=())]
 
     assert gpu_shares(records, claim_spaces(records)) == {}
+
+
+# MIG instances
+
+KEY = PartitionKey(19, 2, 1, 1)
+INSTANCE = Instance(KEY, 7, 0, GpuUuid("MIG-0"))
+
+
+def partition(claim=A, instance=INSTANCE, start=2):
+    key = PartitionKey(19, start, 1, 1)
+    name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
+    return Holding(claim, name, gpu=GPU, partition=key, instance=instance)
+
+
+def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_of_it():
+    other = Instance(PartitionKey(19, 3, 1, 1), 8, 0, GpuUuid("MIG-1"))
+    looks_on = Holding(C, DeviceName("gpu-0-mon"), gpu=GPU, admin=True)
+    records = [
+        record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(A),)),
+        record(B, holdings=(partition(B), partition(B, other, 3)), pods=(DB,)),
+        record(C, holdings=(looks_on, partition(C, None, 4))),
+    ]
+
+    assert gpu_shares(records, claim_spaces(records)) == {
+        INSTANCE.uuid: (
+            Share(A, frozenset({WEB.uid}), None),
+            Share(B, frozenset({DB.uid}), None),
+        )
+    }
+
+
+def test_a_space_knows_which_instance_it_is_over_once_that_is_cut():
+    before = record(
+        A,
+        space(gpus=(uncut(GPU, KEY),)),
+        holdings=(partition(instance=None),),
+        completed=False,
+    )
+    after = record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
+    (first, second) = claim_spaces([before, after])
+
+    assert (first.names, first.over) == (("gpu-0-mig-1g5gb-19-2",), None)
+    assert (second.names, second.over) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
+    assert second.known_as == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
+    assert [one.over for one in on(record(A, space()))] == [None]
+
+
+def test_a_pod_whose_instance_is_gone_reads_what_to_do():
+    (one,) = claim_spaces([record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(),))])
+
+    said = instance_gone(one)
+    assert said.startswith("gpu-0-mig-1g5gb-19-2 (MIG-0) is not there any more")
+    assert "Claim default/a has nothing to compute on" in said
+    assert "delete the pod" in said
 
 
 # What is counted

@@ -16,6 +16,7 @@ from dra_driver.model.profiles import (
     Entry,
     Guard,
     GuardPolicy,
+    MigRules,
     Profile,
     Rules,
     Selection,
@@ -77,6 +78,12 @@ def test_every_field_becomes_a_rule():
         memory={"least": "2Gi", "step": "512Mi"},
         memoryGuard={"policy": "Warn", "grace": "1m30.5s"},
         memoryLimit="Strict",
+        mig={
+            "mode": "Dynamic",
+            "profiles": ["3g.*", "1g.10gb", "3g.*"],
+            "strategy": "Single",
+            "replicas": {"3g.40gb": 2, "1g.10gb": 4},
+        },
     ) == Rules(
         replicas=4,
         rename=True,
@@ -86,7 +93,22 @@ def test_every_field_becomes_a_rule():
         memory_step=GIB // 2,
         guard=Guard(GuardPolicy.WARN, 90.5),
         strict=True,
+        mig=MigRules(
+            dynamic=True,
+            profiles=("3g.*", "1g.10gb"),
+            single=True,
+            replicas=(("1g.10gb", 4), ("3g.40gb", 2)),
+        ),
     )
+
+
+def test_a_layout_of_partitions_is_a_rule():
+    assert rules(mig={"layout": "all-balanced"}).mig == MigRules(layout="all-balanced")
+
+
+@pytest.mark.parametrize("said", ["Off", {"strategy": "Mixed"}, {"mode": "Off"}])
+def test_without_a_word_for_it_nothing_is_cut_for_claims(said):
+    assert rules(mig=said).mig == MigRules()
 
 
 def test_a_most_of_claims_at_once_is_a_rule():
@@ -138,6 +160,32 @@ def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
             {"select": {}},
             ["spec.gpus[0].select: is empty; say which GPUs are meant, or leave it out for all"],
             id="selects nothing",
+        ),
+        pytest.param(
+            {"mig": {"profiles": ["1g.5gb"]}},
+            [
+                "spec.gpus[0].mig.profiles: has no effect without mode: Dynamic; add it, or "
+                "remove this"
+            ],
+            id="profiles of partitions that are not cut",
+        ),
+        pytest.param(
+            {"mig": {"mode": "Dynamic", "layout": "all-1g.5gb"}},
+            [
+                "spec.gpus[0].mig.layout: has no effect with mode: Dynamic, which cuts what claims "
+                "need; remove one of them"
+            ],
+            id="a layout of what claims need",
+        ),
+        pytest.param(
+            {"fractions": "Never", "mig": {"replicas": {"1g.5gb": 2}}},
+            ["spec.gpus[0].mig.replicas: has no effect with fractions: Never; remove one of them"],
+            id="replicas of exclusive partitions",
+        ),
+        pytest.param(
+            {"include": False, "mig": {"profiles": ["1g.5gb"]}},
+            ["spec.gpus[0].mig: has no effect with include: false; remove one of them"],
+            id="partitions of what is not offered",
         ),
         pytest.param(
             {"include": False, "replicas": 2, "memory": {}},
@@ -300,10 +348,7 @@ def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
                 "sharing.timeSlicing.resources[0]",
             ),
         ),
-        (
-            "flags.migStrategy: has no meaning here: whole GPUs and fractions of them are "
-            "offered, no MIG partitions",
-        ),
+        ("flags.migStrategy: has no meaning here: partitions that exist are always offered",),
     )
 
 
@@ -327,15 +372,50 @@ def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
     assert entry.rules == Rules(replicas=2, rename=True, default_strategy=Strategy.MPS)
 
 
-def test_partitions_in_a_file_are_told_to_have_no_meaning_here():
+def test_partitions_in_a_file_are_divided_as_it_says():
     found = device_plugin("mixed-partitions")
 
-    assert [entry.rules.replicas for entry in found.entries] == [2]
-    assert [note.partition(":")[0] for note in found.notes] == [
-        "flags.migStrategy",
-        "sharing.timeSlicing.resources[1].name",
-        "sharing.timeSlicing.resources[2].name",
-    ]
+    (entry,) = found.entries
+    mig = MigRules(replicas=(("1g.10gb", 3), ("2g.20gb", 5)))
+    assert entry.rules == Rules(replicas=2, mig=mig, **WITHOUT_LIMIT)
+    assert found.notes == ()
+
+
+def test_a_file_about_partitions_alone_limits_nothing_either():
+    given = shared("timeSlicing", resource("nvidia.com/mig-1g.10gb.me", replicas=4))
+
+    (entry,) = decoded(given, "p").entries
+    assert entry.rules == Rules(mig=MigRules(replicas=(("1g.10gb+me", 4),)), **WITHOUT_LIMIT)
+    assert entry.path == "sharing.timeSlicing.resources[0]"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "entries"),
+    [
+        ("single", (Entry(Selection(), Rules(mig=MigRules(single=True)), "flags.migStrategy"),)),
+        ("mixed", ()),
+        ("none", ()),
+    ],
+)
+def test_the_strategy_for_partitions_says_whether_they_serve_claims_for_gpus(strategy, entries):
+    assert decoded({"flags": {"migStrategy": strategy}}, "p").entries == entries
+
+
+def test_under_single_what_divides_gpus_divides_every_partition():
+    given = shared("timeSlicing", resource(replicas=4)) | {"flags": {"migStrategy": "single"}}
+
+    (entry,) = decoded(given, "p").entries
+    assert entry.rules.mig == MigRules(single=True, replicas=(("*", 4),))
+    assert entry.rules.replicas == 4
+
+
+def test_no_partition_is_divided_for_mps():
+    given = shared("mps", resource("nvidia.com/mig-1g.10gb"))
+
+    found = decoded(given, "p")
+    assert found.entries == ()
+    (note,) = found.notes
+    assert note.startswith("sharing.mps.resources[0].name: 'nvidia.com/mig-1g.10gb' has no meaning")
 
 
 def test_a_file_that_shares_nothing_changes_nothing():
@@ -349,9 +429,10 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
     found = device_plugin("everything")
 
     (entry,) = found.entries
-    assert entry.rules == Rules(replicas=4, **WITHOUT_LIMIT)
+    mig = MigRules(single=True, replicas=(("*", 4),))
+    assert entry.rules == Rules(replicas=4, mig=mig, **WITHOUT_LIMIT)
     paths = [note.partition(":")[0] for note in found.notes]
-    assert len(paths) == len(set(paths)) == 34
+    assert len(paths) == len(set(paths)) == 33
     assert all(": has no meaning here: " in note for note in found.notes)
 
 

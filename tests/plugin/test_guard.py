@@ -20,6 +20,8 @@ from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.kubeletplugin.pod_resources import PodResources
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.model.processes import GpuProcess
 from dra_driver.model.profiles import Guard, GuardPolicy
 from dra_driver.node.containers import Containers
 from dra_driver.node.gpu_processes import gpu_processes
@@ -68,7 +70,8 @@ class World:
             Containers(self.host_root), PodResources(kubelet_dir, 1.0), lambda: self.now
         )
         self.processes = Processes(self.proc.path)
-        use = MemoryUse(lambda gpu: gpu_processes(self.node.nvml, gpu), self.processes, self.uses)
+        self.on_instances = {}  # what each lists
+        use = MemoryUse(self.listed_on, self.processes, self.uses)
         self.tools = Tools(use, self, self, self.metrics, lambda: self.now)
         self.rewire(self)
 
@@ -76,6 +79,11 @@ class World:
         """A guard that signals in another way."""
         tools = replace(self.tools, signals=signals)
         self.guard = MemoryGuard(self.ledger, tools)
+
+    def listed_on(self, gpu):
+        if gpu in self.on_instances:
+            return self.on_instances[gpu]
+        return gpu_processes(self.node.nvml, gpu)
 
     def ledger(self):
         """Another object only where something changed, as the ledger does it."""
@@ -353,6 +361,56 @@ def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
         "a claim uses more GPU memory than its share"
     ]
     assert caplog.records[-1].claim == "default/a"
+
+
+def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_partition(world):
+    key = PartitionKey(9, 4, 4, 3)
+    instance = Instance(key, 2, 0, GpuUuid("MIG-1"))
+    for claim, pod in ((A, WEB), (B, DB)):
+        holding = Holding(
+            claim,
+            DeviceName("gpu-0-mig-3g40gb-9-4"),
+            gpu=GPU,
+            limit=Limit(10 * GIB, KILL),
+            partition=key,
+            cut=True,
+            instance=instance,
+        )
+        world.records.append(Record(claim, (holding,), pods=(pod,)))
+    world.pod(WEB, main=[A])
+    world.pod(DB, store=[B])
+    above, within = world.start(WEB, "main", 0), world.start(DB, "store", 0)
+    world.on_instances[instance.uuid] = [
+        GpuProcess(above.pid, 11 * GIB),
+        GpuProcess(within.pid, 10 * GIB),
+    ]
+    world.look()
+    world.look(after=10)
+
+    assert world.signals == [(above.pid, signal.SIGTERM)]
+    assert "uses 11.00 GiB of gpu-0-mig-3g40gb-9-4 (MIG-1), but" in world.events[0].message
+    labels = {"namespace": "default", "uuid": instance.uuid}
+    assert world.metric("claim_memory_used_bytes", claim="a", **labels) == 11 * GIB
+    assert world.metric("claim_memory_share_bytes", claim="b", **labels) == 10 * GIB
+    assert world.metric("claim_memory_used_bytes", claim="a", namespace="default", uuid=GPU) is None
+
+
+def test_an_instance_that_does_not_answer_leaves_the_guard_blind_for_it_alone(world, caplog):
+    key = PartitionKey(19, 0, 1, 1)
+    instance = Instance(key, 2, 0, GpuUuid("MIG-9"))  # nobody lists it
+    name = DeviceName("gpu-0-mig-1g10gb-19-0")
+    limit = Limit(GIB, KILL)
+    holding = Holding(B, name, gpu=GPU, limit=limit, partition=key, instance=instance)
+    world.records.append(Record(B, (holding,), pods=(DB,)))
+    world.claim(A, WEB)
+    world.pod(WEB, main=[A])
+    above = world.start(WEB, "main", 12)
+    world.look()
+    world.look(after=10)
+
+    assert world.signals == [(above.pid, signal.SIGTERM)]
+    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert [one.gpu for one in caplog.records if "not guarded" in one.message] == ["MIG-9"]
 
 
 def test_whoever_is_ended_is_told_why(world):

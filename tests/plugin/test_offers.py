@@ -3,12 +3,14 @@
 import pytest
 
 from dra_driver.errors import ClusterError, Unreachable
+from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
+from dra_driver.model.offer import Keeps, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Strategy
 from dra_driver.plugin.offers import Keeping, Offers
 from tests.fakes.node import FakeNode
-from tests.fakes.values import gpu, inventory
+from tests.fakes.values import gpu, inventory, ref
+from tests.plan.mig_boards import cut, dynamic, instance, mig, partition
 
 
 class World:
@@ -18,6 +20,43 @@ class World:
         self.keeps = Keeps()
         self.held = {}
         self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, lambda: self.held)
+
+
+H100 = "h100-80-sxm"
+ONE = instance(mig(H100), "1g.10gb", 0)
+IDLE, CUT = cut(H100), cut(H100, on=True, pending=True, instances=(ONE,))
+
+
+class Cutting(FakeNode):
+    """A node that has one partition, and while it looks something happens."""
+
+    def __init__(self, gpu, meanwhile=lambda: None):
+        super().__init__(Inventory((gpu,)))
+        self.meanwhile = meanwhile
+
+    def refresh(self):
+        self.meanwhile()
+        return super().refresh()
+
+
+def holds():
+    """What a claim holds whose partition was cut."""
+    name = partition_name(IDLE, partition(mig(H100), "1g.10gb", 0))
+    held = Holding(ref(), name, gpu=IDLE.uuid, partition=ONE.key, cut=True, offered=("1g.10gb",))
+    return {name: (held,)}
+
+
+def foreign(found):
+    """The partitions that somebody else cut."""
+    return [str(one.name) for one in found.devices if one.instance is not None]
+
+
+def cutting(node):
+    world = World()
+    world.node = node
+    world.profile = dynamic("1g.10gb")
+    world.offers = Offers(node, lambda: world.profile, lambda: world.keeps, lambda: world.held)
+    return world
 
 
 def names(found):
@@ -66,6 +105,57 @@ def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
     found = {Strategy.MPS in device.rules.strategies for device in offers.now().devices}
 
     assert found == {mps}
+
+
+def test_a_partition_of_a_claim_that_ends_while_we_look_is_nobody_elses():
+    world = cutting(Cutting(CUT))
+    world.held = holds()
+    world.node.meanwhile = lambda: setattr(world, "held", {})
+
+    offered = world.offers.refresh()
+
+    assert foreign(offered) == []
+    assert foreign(world.offers.now()) == []  # of the same look
+
+
+def test_a_partition_of_a_claim_that_begins_while_we_look_is_nobody_elses():
+    world = cutting(Cutting(CUT))
+    world.node.meanwhile = lambda: setattr(world, "held", holds())
+
+    world.offers.refresh()
+    world.held = {}
+
+    assert foreign(world.offers.now()) == []
+
+
+def test_a_partition_that_is_there_after_its_claim_went_is_somebody_elses_at_the_next_look():
+    world = cutting(Cutting(CUT))
+    world.held = holds()
+    world.offers.refresh()
+    world.held = {}
+
+    assert foreign(world.offers.now()) == []
+    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+
+
+def test_what_was_ours_counts_for_a_look_that_somebody_else_began():
+    world = cutting(Cutting(IDLE))
+    world.held = holds()
+    world.offers.refresh()
+    world.held = {}
+    world.node.now = Inventory((CUT,))
+
+    world.node.refresh()
+
+    assert foreign(world.offers.now()) == []
+    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+
+
+def test_an_offer_with_partitions_is_the_same_as_long_as_nothing_changes():
+    world = cutting(Cutting(CUT))
+    world.held = holds()
+
+    assert world.offers.now() is world.offers.refresh() is world.offers.now()
 
 
 def test_the_api_server_is_asked_once():

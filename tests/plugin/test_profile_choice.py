@@ -220,7 +220,7 @@ def test_an_unknown_profile_leaves_the_last_one_in_force_and_is_said(label, serv
     assert running.choice.current().name == "a"
     assert running.choice.error == (
         f"label {LABEL} of node {NODE}: no profile 'x' in {running.directory}; there are: "
-        "a, b, c, default, exclusive; profile 'a' stays in force"
+        "a, b, c, default, exclusive, mig; profile 'a' stays in force"
     )
     label(new="b")
     assert running.is_in_force("b")

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.errors import SettingsError
-from dra_driver.model.profiles import DEFAULT_PROFILE, Rules
+from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules, Rules
 from dra_driver.plan.profiles import rules_by_gpu
 from dra_driver.plugin.profiles import Profiles, bundled
 from tests.fakes.values import gpu
@@ -30,14 +30,16 @@ def refused(profiles, name):
     return str(caught.value)
 
 
-def test_two_profiles_come_with_the_driver():
-    assert list(bundled()) == ["default", "exclusive"]
+def test_three_profiles_come_with_the_driver():
+    assert list(bundled()) == ["default", "exclusive", "mig"]
     gpus = [gpu(0), gpu(1)]
 
     usual, idle = rules_by_gpu(bundled()["default"], gpus)
     assert usual == rules_by_gpu(DEFAULT_PROFILE, gpus)[0]
     assert idle == ()
     assert set(rules_by_gpu(bundled()["exclusive"], gpus)[0].values()) == {Rules(fractions=False)}
+    dynamic = {Rules(mig=MigRules(dynamic=True))}
+    assert set(rules_by_gpu(bundled()["mig"], gpus)[0].values()) == dynamic
 
 
 def test_without_files_there_are_the_bundled_ones():
@@ -45,7 +47,7 @@ def test_without_files_there_are_the_bundled_ones():
 
     assert profiles.named("exclusive").name == "exclusive"
     assert refused(profiles, "fast") == (
-        "no profile 'fast' and no --profiles to look for it; there are: default, exclusive"
+        "no profile 'fast' and no --profiles to look for it; there are: default, exclusive, mig"
     )
 
 
@@ -57,7 +59,7 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(tmp_path):
 
     assert [number(profiles.named(name)) for name in "bcd"] == [2, 3, 4]
     assert refused(profiles, "a") == (
-        f"no profile 'a' in {tmp_path}; there are: b, c, d, default, exclusive"
+        f"no profile 'a' in {tmp_path}; there are: b, c, d, default, exclusive, mig"
     )
 
 

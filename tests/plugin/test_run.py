@@ -104,6 +104,41 @@ def test_from_start_to_sigterm(
     assert not [p for p in (home / "kubelet").rglob("*") if p.is_socket()]
 
 
+def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that_is(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process]
+) -> None:
+    def label(layout: str) -> None:
+        labels = {"nvidia.com/mig.config": layout}
+        server.put({"kind": "Node", "metadata": {"name": POOL, "labels": labels}})
+
+    def state() -> str | None:
+        (node,) = server.objects("nodes")
+        found: str | None = node["metadata"]["labels"].get("nvidia.com/mig.config.state")
+        return found
+
+    def partitions() -> list[str]:
+        devices = [
+            d for s in server.objects("resourceslices") for d in s["spec"].get("devices", ())
+        ]
+        return sorted(d["name"] for d in devices if "-mig-" in d["name"])
+
+    label("all-3g.20gb")
+    start(sim="a100-40x1", profile="default")
+    kubelet.wait_for_plugin(DRIVER)
+    halves = ["gpu-0-mig-3g20gb-9-0", "gpu-0-mig-3g20gb-9-4"]
+    assert server.wait(lambda: (state(), partitions()) == ("success", halves))
+
+    holder = put(server, halves[0])
+    kubelet.prepare([holder])
+    label("all-7g.40gb")
+    assert server.wait(lambda: (state(), partitions()) == ("pending", halves))
+    kubelet.unprepare([holder])
+    assert server.wait(lambda: (state(), partitions()) == ("success", ["gpu-0-mig-7g40gb-0-0"]))
+
+    label("all-sevens")
+    assert server.wait(lambda: state() == "failed")
+
+
 @pytest.mark.point(34, 46)
 def test_a_bad_claim_is_told_why_and_its_neighbour_served(
     server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process]

@@ -121,3 +121,33 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     rounds.stop()
     assert scene.names() == ["gpu-0"]
     assert scene.metric("dra_driver_pending_devices") == 0
+
+
+class Keeper:
+    """Changes a GPU before it is looked at."""
+
+    def __init__(self, scene):
+        self.scene = scene
+        self.waiting = False
+
+    def look(self):
+        self.scene.node.now = inventory(2)
+
+
+def test_what_is_made_of_gpus_before_a_look_is_published_by_it():
+    scene = Scene()
+    scene.watcher.keeper = Keeper(scene)
+
+    scene.watcher.look()
+
+    assert "gpu-1" in scene.names()
+
+
+def test_who_waits_for_a_claim_to_go_is_woken_then():
+    scene = Scene()
+    scene.watcher.keeper = keeper = Keeper(scene)
+    scene.watcher.look()
+    assert not scene.watcher.pending
+
+    keeper.waiting = True
+    assert scene.watcher.pending

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from typing import Final, assert_never
 from dra_driver.errors import SettingsError
 from dra_driver.node.sim.files import CharacterDevice, Directory, Entry, File, Link
 from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.mig.host_files import mig_lines
 from dra_driver.node.sim.node import Node
 from dra_driver.node.sim.tools import SETTINGS, settings
 from dra_driver.node.sim.tree import host_tree
@@ -39,10 +41,10 @@ class SimulatedHost:
 
     def materialise(self, node: Node) -> None:
         """Make the directory the host of *node*. Doing it again changes nothing."""
-        tree = host_tree(node)
         try:
             with self._lock:
                 before = self._open()
+                tree = host_tree(node, mig_lines(self._directory, node))
                 self._inside.clear()
                 # Written down before it is done: after a crash the next one still knows what is its
                 # own.
@@ -123,6 +125,8 @@ class SimulatedHost:
         for place in (self._directory / "dev").glob("nvidia[0-9]*"):
             if place.name not in there:
                 place.unlink()
+        if not ready:
+            shutil.rmtree(self._directory / "dev/nvidia-caps", ignore_errors=True)
 
     def _forget_settings(self, node: Node) -> None:
         kept = {self._directory / path for path in settings(node)}

@@ -74,6 +74,7 @@ def question(options: argparse.Namespace, seen: Program | None) -> dict[str, Any
         "command": seen.command,
         "environ": environ,
         "minors": seen.minors(),
+        "capabilities": seen.capabilities(),
         "shm": seen.shared_memory(),
         "memory": options.memory,
         "percent": options.percent,

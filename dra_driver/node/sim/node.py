@@ -15,7 +15,10 @@
         bus_id: "0000:1b:00.0"    # in quotes: YAML reads 10:20 as a number
         below: pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0
         numa_node: 0
-        mig: true                 # faults follow; each can come and go while the driver runs
+        mig: true                 # mode at the start, and from each change of it on
+        instances: [{profile: 1g.10gb, start: 0}]    # what somebody else cut
+        processes: [{pid: 7, memory_bytes: 1024, gi: 1}]    # in that GPU instance
+        mig_reset: impossible     # faults follow; each can come and go while the driver runs
     devices:                      # other PCI devices
       - {bus_id: "0000:19:00.0", below: ..., vendor: "0x15b3", device: "0x1021", class: "0x020700"}
 """
@@ -37,12 +40,16 @@ import yaml
 
 from dra_driver.errors import SettingsError
 from dra_driver.node.sim.boards import Board, boards
+from dra_driver.node.sim.mig.geometry import Geometry, geometry
+from dra_driver.node.sim.mig.rules import compute_instances_fit
 
 _ERRORS: Mapping[str, int] = {
     name.removeprefix("NVML_ERROR_"): getattr(pynvml, name)
     for name in dir(pynvml)
     if name.startswith("NVML_ERROR_")
 }
+KILLED = "KILLED"
+KILLED_AFTER = "KILLED_AFTER"
 _NAMESPACE = uuid.UUID("6f3b3c52-0c3e-5d0b-9d7f-6a1f5a0d9c11")  # any fixed one
 
 BusId = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")]
@@ -65,6 +72,16 @@ class Process(_Model):
     pid: int = pydantic.Field(gt=0)
     memory_bytes: int | None = pydantic.Field(ge=0)  # null: NVML does not tell
     kinds: tuple[Literal["compute", "graphics", "mps"], ...] = ("compute",)
+    gi: int | None = pydantic.Field(default=None, ge=0)  # the GPU instance that it is in
+
+
+class ForeignInstance(_Model):
+    """A GPU instance that somebody else cut. It is there while MIG mode is on, from when its place
+    is free."""
+
+    profile: str
+    start: int = pydantic.Field(ge=0)
+    compute: tuple[int, ...] | None = None  # slices of each compute instance; None: one fills it
 
 
 class SimulatedGpu(_Model):
@@ -82,8 +99,12 @@ class SimulatedGpu(_Model):
     driver: Literal["nvidia", "vfio-pci", "nouveau", "none"] = "nvidia"
     device_nodes: bool = True  # false: nobody made /dev/nvidiaN yet
     mig: bool = False
+    instances: tuple[ForeignInstance, ...] = ()
+    mig_reset: Literal["works", "impossible"] = "works"  # impossible: as in a virtual machine
     hangs: bool = False  # calls for it return only when this is false again
-    fails: Mapping[str, str] = {}  # function, "compute-policy", or "*" for all -> NVML error
+    # Function, "compute-policy", or "*" for all -> NVML error. KILLED: whoever calls it dies before
+    # anything was done, and KILLED_AFTER, where it changes what is cut, when that was done.
+    fails: Mapping[str, str] = {}
 
     @pydantic.field_validator("fails", mode="before")
     @classmethod
@@ -93,7 +114,8 @@ class SimulatedGpu(_Model):
     @pydantic.field_validator("fails")
     @classmethod
     def _known_errors(cls, fails: Mapping[str, str]) -> Mapping[str, str]:
-        unknown = sorted({name for name in fails.values() if _error_key(name) not in _ERRORS})
+        known = {*_ERRORS, KILLED, KILLED_AFTER}
+        unknown = sorted({name for name in fails.values() if _error_key(name) not in known})
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: no NVML error; one is GPU_IS_LOST")
         return fails
@@ -109,7 +131,18 @@ class SimulatedGpu(_Model):
     def _mig_where_there_is_mig(self) -> "SimulatedGpu":
         if self.mig and not self.board.mig:
             raise ValueError(f"mig: {self.product} has no MIG mode")
+        for one in self.instances:
+            profile = self.geometry.named(one.profile) if self.geometry else None
+            if profile is None or one.start not in [place.start for place in profile.placements]:
+                raise ValueError(f"instances: {self.product} has no {one.profile} at {one.start}")
+            if one.compute and not compute_instances_fit(profile.slices, one.compute):
+                raise ValueError(f"instances: {list(one.compute)} do not fit into {one.profile}")
         return self
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """How it can be cut."""
+        return geometry(self.product)
 
     @property
     def board(self) -> Board:
@@ -122,8 +155,14 @@ class SimulatedGpu(_Model):
 
     def error(self, function: str) -> int | None:
         """The NVML error with which *function* fails on it."""
-        name = self.fails.get(function) or self.fails.get("*")
-        return _ERRORS[_error_key(name)] if name else None
+        return _ERRORS.get(_error_key(self._fault(function)))
+
+    def kills(self, function: str, when: str) -> bool:
+        """Whether who calls *function* dies: *when* it is called, or has done its work."""
+        return self._fault(function) == when
+
+    def _fault(self, function: str) -> str:
+        return self.fails.get(function) or self.fails.get("*") or ""
 
 
 class PciDevice(_Model):

@@ -4,30 +4,28 @@
 
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pynvml
 
 from dra_driver.node.sim.compute_modes import DEFAULT_MODE, SimulatedComputeModes
+from dra_driver.node.sim.handles import Handle, MigHandle, Pointers, die
+from dra_driver.node.sim.handles import fail as _fail
 from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.memory_limits import SimulatedMemoryLimits
-from dra_driver.node.sim.node import Node, SimulatedGpu, serial
+from dra_driver.node.sim.mig.compute_functions import ComputeFunctions, MigDevice, mig_devices
+from dra_driver.node.sim.mig.functions import Seen
+from dra_driver.node.sim.mig.profile_info import device_name
+from dra_driver.node.sim.mig.state import MigStates
+from dra_driver.node.sim.mig.uuids import PREFIX
+from dra_driver.node.sim.node import KILLED, Node, Process, SimulatedGpu, serial
 
 _HANG_LOOKS_AGAIN_SECONDS = 0.02
 _NO_INSTANCE = 0xFFFFFFFF  # NVML's gpuInstanceId of a process outside MIG
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """What stands for nvmlDevice_t: good until NVML is shut down."""
-
-    session: int
-    bus_id: str
-
-
-class SimulatedNvml:
+class SimulatedNvml(ComputeFunctions):
     """Stands where the module pynvml stands.
 
     As NVML does, it lists the GPUs that the driver had when it was initialised: one that leaves is
@@ -37,14 +35,22 @@ class SimulatedNvml:
 
     c_nvmlSetMemoryLimits_v1_t = pynvml.c_nvmlSetMemoryLimits_v1_t
     c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
+    c_nvmlGpuInstance_t = pynvml.c_nvmlGpuInstance_t
+    c_nvmlComputeInstance_t = pynvml.c_nvmlComputeInstance_t
+    c_nvmlGpuInstancePlacement_t = pynvml.c_nvmlGpuInstancePlacement_t
 
     def __init__(
         self,
         live: LiveNode,
         limits: SimulatedMemoryLimits | None = None,
         modes: SimulatedComputeModes | None = None,
+        mig: MigStates | None = None,
     ) -> None:
         self._live = live
+        self._mig = mig or MigStates()
+        self._mig.follow(live.current())
+        live.on_change(self._mig.follow)
+        self._pointers = Pointers()
         self._modes = modes  # None: without a host that could keep them, nothing can be set
         self._limits = limits or SimulatedMemoryLimits(Path("/nonexistent"))  # without cgroups
         self._limits.follow(live.current())
@@ -93,17 +99,24 @@ class SimulatedNvml:
         self._gpu(handle, "nvmlDeviceGetHandleByIndex")
         return handle
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle | MigHandle:
         node = self._node()
         for bus_id in self._listed:
-            if (gpu := node.on_bus(bus_id)) and gpu.uuid == uuid:
-                handle = Handle(self._session, bus_id)
+            gpu, handle = node.on_bus(bus_id), Handle(self._session, bus_id)
+            if gpu and uuid.startswith(PREFIX) and gpu.geometry:
+                seen = Seen(handle, gpu, gpu.geometry, self._mig.read(node, gpu))
+                for device in mig_devices(seen):
+                    if device.uuid == uuid:
+                        self._gpu(handle, "nvmlDeviceGetHandleByUUID")
+                        return device.handle
+            if gpu and gpu.uuid == uuid:
                 self._gpu(handle, "nvmlDeviceGetHandleByUUID")
                 return handle
         _fail(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        return str(self._gpu(handle, "nvmlDeviceGetUUID").uuid)
+        gpu, mig = self._device(handle, "nvmlDeviceGetUUID")
+        return mig.uuid if mig else str(gpu.uuid)
 
     def nvmlDeviceGetSerial(self, handle: Any) -> str:
         return serial(self._gpu(handle, "nvmlDeviceGetSerial"))
@@ -119,7 +132,9 @@ class SimulatedNvml:
         return place
 
     def nvmlDeviceGetName(self, handle: Any) -> str:
-        return self._gpu(handle, "nvmlDeviceGetName").board.name
+        gpu, mig = self._device(handle, "nvmlDeviceGetName")
+        inside = f" {device_name(mig.profile, mig.compute.slices)}" if mig else ""
+        return f"{gpu.board.name}{inside}"
 
     def nvmlDeviceGetBrand(self, handle: Any) -> int:
         return self._gpu(handle, "nvmlDeviceGetBrand").board.brand
@@ -131,21 +146,15 @@ class SimulatedNvml:
         return self._gpu(handle, "nvmlDeviceGetCudaComputeCapability").board.compute_capability
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = None) -> pynvml.c_nvmlMemory_t:
-        gpu = self._gpu(handle, "nvmlDeviceGetMemoryInfo")
+        gpu, mig = self._device(handle, "nvmlDeviceGetMemoryInfo")
         memory = pynvml.c_nvmlMemory_v2_t() if version else pynvml.c_nvmlMemory_t()
-        memory.total = gpu.board.memory_bytes
-        memory.used = sum(process.memory_bytes or 0 for process in gpu.processes)
+        memory.total = mig.profile.memory_bytes if mig else gpu.board.memory_bytes
+        memory.used = sum(process.memory_bytes or 0 for process in _users(gpu, mig))
         memory.free = memory.total - memory.used
         return memory
 
     def nvmlDeviceGetAddressingMode(self, device: Any) -> int:
         return self._gpu(device, "nvmlDeviceGetAddressingMode").board.addressing_mode
-
-    def nvmlDeviceGetMigMode(self, device: Any) -> list[int]:
-        gpu = self._gpu(device, "nvmlDeviceGetMigMode")
-        if not gpu.board.mig:
-            _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return [int(gpu.mig), int(gpu.mig)]  # current, pending
 
     def nvmlDeviceGetComputeMode(self, handle: Any) -> int:
         gpu = self._gpu(handle, "nvmlDeviceGetComputeMode")
@@ -158,24 +167,24 @@ class SimulatedNvml:
         self._modes.set(self._node(), gpu, mode)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        gpu = self._gpu(handle, "nvmlDeviceGetComputeRunningProcesses")
-        return _processes(gpu, "compute")
+        gpu, mig = self._device(handle, "nvmlDeviceGetComputeRunningProcesses")
+        return _processes(gpu, mig, "compute")
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]:
-        gpu = self._gpu(handle, "nvmlDeviceGetGraphicsRunningProcesses")
-        return _processes(gpu, "graphics")
+        gpu, mig = self._device(handle, "nvmlDeviceGetGraphicsRunningProcesses")
+        return _processes(gpu, mig, "graphics")
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Any) -> list[Any]:
-        gpu = self._gpu(handle, "nvmlDeviceGetMPSComputeRunningProcesses")
-        return _processes(gpu, "mps")
+        gpu, mig = self._device(handle, "nvmlDeviceGetMPSComputeRunningProcesses")
+        return _processes(gpu, mig, "mps")
 
     def nvmlDeviceSetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
         gpu = self._gpu(device, "nvmlDeviceSetMemoryLimits_v1")
-        self._limits.set(self._node(), gpu, limits)
+        self._limits.set(self._node(), self._in_its_mode(gpu), limits)
 
     def nvmlDeviceGetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
         gpu = self._gpu(device, "nvmlDeviceGetMemoryLimits_v1")
-        self._limits.get(self._node(), gpu, limits)
+        self._limits.get(self._node(), self._in_its_mode(gpu), limits)
 
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
         return int(self._link(device, link, "nvmlDeviceGetNvLinkState") is not None)
@@ -192,6 +201,11 @@ class SimulatedNvml:
         if not end:  # inactive, or a switch, whose address the simulation does not have
             _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return _pci_info(end)
+
+    def _in_its_mode(self, gpu: SimulatedGpu) -> SimulatedGpu:
+        """With the MIG mode that it has now."""
+        on = gpu.geometry is not None and self._mig.read(self._node(), gpu).on
+        return gpu.model_copy(update={"mig": on})
 
     def _link(self, handle: Any, link: int, function: str) -> str | None:
         """Where *link* leads: a bus id, "" for an NVSwitch, None where it is inactive."""
@@ -226,22 +240,29 @@ class SimulatedNvml:
             gpu = self._live.current().on_bus(handle.bus_id)
         if gpu is None or not gpu.listed:
             _fail(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if gpu.kills(function, KILLED):
+            die()
         if (error := gpu.error(function)) is not None:
             _fail(error)
         return gpu
 
 
-def _processes(gpu: SimulatedGpu, kind: str) -> list[Any]:
+def _users(gpu: SimulatedGpu, mig: MigDevice | None) -> list[Process]:
+    """Those of the GPU, or of an instance of it."""
+    return [one for one in gpu.processes if mig is None or one.gi == mig.cut.gi]
+
+
+def _processes(gpu: SimulatedGpu, mig: MigDevice | None, kind: str) -> list[Any]:
     return [
         pynvml.nvmlFriendlyObject(
             {
                 "pid": process.pid,
                 "usedGpuMemory": process.memory_bytes,
-                "gpuInstanceId": _NO_INSTANCE,
-                "computeInstanceId": _NO_INSTANCE,
+                "gpuInstanceId": _NO_INSTANCE if process.gi is None else process.gi,
+                "computeInstanceId": _NO_INSTANCE if process.gi is None else 0,
             }
         )
-        for process in gpu.processes
+        for process in _users(gpu, mig)
         if kind in process.kinds
     ]
 
@@ -253,7 +274,3 @@ def _pci_info(bus_id: str) -> pynvml.nvmlPciInfo_t:
     place.busId = f"{place.domain:08X}:{place.bus:02X}:{place.device:02X}.0"
     place.busIdLegacy = f"{place.domain:04X}:{place.bus:02X}:{place.device:02X}.0"
     return place
-
-
-def _fail(error: int) -> NoReturn:
-    raise pynvml.NVMLError(error)

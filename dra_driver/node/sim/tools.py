@@ -2,6 +2,9 @@
 
 import json
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -15,7 +18,10 @@ from dra_driver.node.sim.node import Node, SimulatedGpu, serial
 
 SETTINGS: Final = "run/nvidia-simulated"  # <driver version>/<UUID>: the interval that was set
 COMPUTE_MODE: Final = ".compute-mode"  # <driver version>/<UUID>.compute-mode
-UVM_MAJOR: Final = 511  # the kernel gives nvidia-uvm a free one; /proc/devices says which
+MIG: Final = ".mig"  # <driver version>/<UUID>.mig: mode and instances
+MIG_MODE: Final = "inforom/{}.mig-mode"  # of a board that keeps its mode without a driver
+CAPS_MAJOR: Final = 510  # of nvidia-caps and nvidia-uvm: the kernel gives them free ones, and
+UVM_MAJOR: Final = 511  # /proc/devices says which
 _SLICES_FROM: Final = (7, 0)  # NVIDIA's documents; a Tesla P4 (6.1) was seen to refuse
 _MPS: Final = "nvidia-cuda-mps-control"
 _PROTOCOL_3_FROM: Final = 615
@@ -29,30 +35,51 @@ _OTHERS: Final = (
 )
 
 
-def tools(node: Node) -> Tree:
-    """Scripts below ``usr/bin`` that know the node's GPUs."""
+NVIDIA_SMI: Final = "usr/bin/nvidia-smi"
+
+
+@dataclass(frozen=True, slots=True)
+class MigLines:
+    """What nvidia-smi says of MIG for one GPU."""
+
+    on: bool
+    pending: bool
+    lines: tuple[str, ...]  # of each instance, as the script reads them
+
+
+def tools(node: Node, mig: Mapping[str, MigLines]) -> Tree:
+    """Scripts below ``usr/bin`` that know the node's GPUs. *mig*: by UUID."""
     tree: Tree = {f"usr/bin/{name}": _script("other") for name in _OTHERS}
     if node.mps == "missing":
         del tree["usr/bin/nvidia-cuda-mps-server"]
     else:
         tree |= _mps(node)
-    tree["usr/bin/nvidia-smi"] = _script(
-        "nvidia-smi",
-        DRIVER_VERSION=node.driver_version,
-        CUDA_VERSION=node.cuda_version,
-        SETTINGS=SETTINGS,
-        COMPUTE_MODE=COMPUTE_MODE,
-        GPUS="\n".join(
-            _line(gpu) for gpu in sorted(node.gpus, key=lambda gpu: gpu.bus_id) if gpu.listed
-        ),
-    )
+    tree[NVIDIA_SMI] = text(nvidia_smi(node, mig), 0o755)
     if node.nvidia_modprobe != "missing":
         tree["usr/bin/nvidia-modprobe"] = _script(
             "nvidia-modprobe",
             WORKS="yes" if node.nvidia_modprobe == "works" else "no",
             UVM_MAJOR=str(UVM_MAJOR),
+            CAPS_MAJOR=str(CAPS_MAJOR),
         )
     return tree
+
+
+def nvidia_smi(node: Node, mig: Mapping[str, MigLines]) -> str:
+    """The script. It holds what it says, and so it says in a container what was so when that was
+    made: what nvidia-smi there is given besides."""
+    gpus = [gpu for gpu in sorted(node.gpus, key=lambda gpu: gpu.bus_id) if gpu.listed]
+    return _filled(
+        "nvidia-smi",
+        DRIVER_VERSION=node.driver_version,
+        CUDA_VERSION=node.cuda_version,
+        SETTINGS=SETTINGS,
+        COMPUTE_MODE=COMPUTE_MODE,
+        GPUS="\n".join(_line(gpu, mig.get(str(gpu.uuid))) for gpu in gpus),
+        MIG="\n".join(
+            line for gpu in gpus if str(gpu.uuid) in mig for line in mig[str(gpu.uuid)].lines
+        ),
+    )
 
 
 def _mps(node: Node) -> Tree:
@@ -91,31 +118,59 @@ def _facts(place: int, gpu: SimulatedGpu) -> dict[str, object]:
         "memory_bytes": gpu.board.memory_bytes,
         "capability": gpu.board.compute_capability,
         "multiprocessors": gpu.board.multiprocessors,
+        "mig": _mig_facts(gpu),
     }
 
 
+def _mig_facts(gpu: SimulatedGpu) -> list[dict[str, object]]:
+    """What an instance of each profile has; the daemon learns which one it is by its UUID."""
+    board = gpu.geometry
+    if board is None:
+        return []
+    return [
+        {
+            "number": profile.number,
+            "name": f"MIG {profile.name}",
+            "memory_bytes": profile.memory_bytes,
+            "multiprocessors": profile.engines.multiprocessors,
+            "part": [profile.slices, board.slices],
+        }
+        for profile in board.profiles
+    ]
+
+
 def _script(name: str, **values: str) -> File:
-    script = resources.files(__package__).joinpath("tools", name).read_text()
+    return text(_filled(name, **values), 0o755)
+
+
+def _filled(name: str, **values: str) -> str:
+    script = _template(name)
     for key, value in values.items():
         script = script.replace(f"@{key}@", value)
-    return text(script, 0o755)
+    return script
+
+
+@cache
+def _template(name: str) -> str:
+    return resources.files(__package__).joinpath("tools", name).read_text()
 
 
 def settings(node: Node) -> frozenset[str]:
     """Where settings of the GPUs are kept that the loaded driver has now: with the driver, or with
-    a GPU, its settings go."""
+    a GPU, its settings go, besides what the board itself keeps."""
+    own = frozenset(f"{SETTINGS}/{MIG_MODE.format(gpu.uuid)}" for gpu in node.gpus)
     if node.driver != "ready":
-        return frozenset()
-    return frozenset(
+        return own
+    return own | frozenset(
         f"{SETTINGS}/{node.driver_version}/{gpu.uuid}{kind}"
         for gpu in node.gpus
         if gpu.listed
-        for kind in ("", COMPUTE_MODE)
+        for kind in ("", COMPUTE_MODE, MIG)
     )
 
 
-def _line(gpu: SimulatedGpu) -> str:
-    mig = "[N/A]" if not gpu.board.mig else "Enabled" if gpu.mig else "Disabled"
+def _line(gpu: SimulatedGpu, mig: MigLines | None) -> str:
+    mode, pending = (mig.on, mig.pending) if mig else (gpu.mig, gpu.mig)
     used = sum(process.memory_bytes or 0 for process in gpu.processes)
     return "|".join(
         (
@@ -125,7 +180,8 @@ def _line(gpu: SimulatedGpu) -> str:
             serial(gpu),
             str(gpu.board.memory_bytes >> 20),
             str(used >> 20),
-            mig,
+            _mode(gpu, mode),
+            _mode(gpu, pending),
             "NVIDIA",
             architecture(gpu.board.architecture),
             "{}.{}".format(*gpu.board.compute_capability),
@@ -135,6 +191,10 @@ def _line(gpu: SimulatedGpu) -> str:
             gpu.board.name,
         )
     )
+
+
+def _mode(gpu: SimulatedGpu, on: bool) -> str:
+    return "[N/A]" if not gpu.board.mig else "Enabled" if on else "Disabled"
 
 
 def _refusal(gpu: SimulatedGpu) -> str:

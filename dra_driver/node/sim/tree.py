@@ -1,12 +1,14 @@
 """The host of a simulated node as a tree of files: /dev, /sys, /proc and the driver."""
 
 import os
+from collections.abc import Mapping
 from typing import Final
 
 from dra_driver.node.sim.files import CharacterDevice, Directory, Link, Tree, text
 from dra_driver.node.sim.libraries import libraries
+from dra_driver.node.sim.mig.capabilities import of_driver
 from dra_driver.node.sim.node import Node, PciDevice, SimulatedGpu
-from dra_driver.node.sim.tools import SETTINGS, UVM_MAJOR, tools
+from dra_driver.node.sim.tools import CAPS_MAJOR, SETTINGS, UVM_MAJOR, MigLines, tools
 
 _NVIDIA_MAJOR: Final = 195  # of nvidiaN, nvidiactl and nvidia-modeset (Linux, devices.txt)
 _DISPLAY: Final = "0x030200"  # a 3D controller: boards without a display connector
@@ -14,14 +16,15 @@ _BRIDGE: Final = "0x060400"
 _DEVICES: Final = "sys/bus/pci/devices"
 
 
-def host_tree(node: Node) -> Tree:
-    """Every file of the host, by its path below the host's root."""
+def host_tree(node: Node, mig: Mapping[str, MigLines]) -> Tree:
+    """Every file of the host, by its path below the host's root. *mig*: what nvidia-smi says of it,
+    by UUID of the GPU."""
     tree: Tree = {"dev": Directory(), _DEVICES: Directory()}
     tree |= _pci(node)
     if node.driver != "no-library":
-        tree |= libraries(node.driver_version) | tools(node)
+        tree |= libraries(node.driver_version) | tools(node, mig)
     if node.driver == "ready":
-        tree |= _device_nodes(node) | _proc(node)
+        tree |= _device_nodes(node) | _proc(node) | of_driver(node)
         tree[f"{SETTINGS}/{node.driver_version}"] = Directory()
     return tree
 
@@ -50,7 +53,7 @@ def _proc(node: Node) -> Tree:
         "proc/devices": text(
             "Character devices:\n  1 mem\n"
             f"{_NVIDIA_MAJOR} nvidia\n{_NVIDIA_MAJOR} nvidia-modeset\n{_NVIDIA_MAJOR} nvidiactl\n"
-            f"{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n259 blkext\n"
+            f"{CAPS_MAJOR} nvidia-caps\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n259 blkext\n"
         ),
     }
     for gpu in node.gpus:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dra_driver.node.sim.mig.minors import capabilities
 from dra_driver.node.sim.mps.control import Control, Place
 from dra_driver.node.sim.mps.facts import Gpu
 from dra_driver.node.sim.mps.limits import Limits, granted
@@ -46,9 +47,9 @@ def _client(control: Control, limits: Limits, server: Server, ask: Mapping[str, 
     gpus = _seen(server.gpus, ask)
     if not gpus:
         raise Refused("CUDA_ERROR_NO_DEVICE")
-    most = control.facts().max_clients
+    facts = control.facts()
     for gpu in gpus:
-        if len(control.on(gpu, besides=pid)) >= most:
+        if len(control.on(gpu, besides=pid)) >= facts.most_clients(gpu):
             raise Refused("CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
     given = granted(limits, gpus, ask["environ"], control.options.protocol)
     size = int(ask["memory"])
@@ -76,8 +77,7 @@ def shown(server: Server, namespace: Namespace, client: Client) -> dict[str, Any
 
 def _seen(gpus: tuple[Gpu, ...], ask: Mapping[str, Any]) -> tuple[Gpu, ...]:
     """Those of the server's GPUs that a process has, in its order."""
-    minors = ask["minors"]
-    here = [gpu for gpu in gpus if minors is None or gpu.minor in minors]
+    here = [gpu for gpu in gpus if _has(ask, gpu)]
     wanted = ask["environ"].get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return tuple(here)
@@ -89,3 +89,12 @@ def _seen(gpus: tuple[Gpu, ...], ask: Mapping[str, Any]) -> tuple[Gpu, ...]:
             break  # as CUDA does: what follows a wrong one is not seen either
         found += match
     return tuple(found)
+
+
+def _has(ask: Mapping[str, Any], gpu: Gpu) -> bool:
+    """Whether a process has the device nodes of *gpu*; an instance has two capabilities besides."""
+    minors = ask["minors"]
+    if minors is None:
+        return True
+    caps = () if gpu.instance is None else capabilities(gpu.minor, *gpu.instance)
+    return gpu.minor in minors and {*caps} <= {*ask.get("capabilities", ())}

@@ -125,6 +125,11 @@ class Control:
 
     def _barred(self, server: Server) -> str:
         """Why a server cannot be on these GPUs."""
+        instances = [gpu for gpu in server.gpus if gpu.instance]
+        if instances and self.options.protocol == 3:
+            return f"{instances[0].uuid}: MIG is served by protocol 2 alone"
+        if instances and len(server.gpus) > 1:
+            return f"{instances[0].uuid}: a MIG device is served alone"
         for gpu in server.gpus:
             if gpu.mode == PROHIBITED:
                 return f"{gpu.uuid}: compute mode is PROHIBITED"
@@ -134,8 +139,8 @@ class Control:
 
     def status(self, server: Server) -> str:
         """In its own word: a server whose GPU is lost is faulty."""
-        there = {gpu.uuid for gpu in self.facts().gpus}
-        whole = all(gpu.uuid in there for gpu in server.gpus)
+        facts = self.facts()
+        whole = all(facts.find(gpu.uuid) for gpu in server.gpus)
         return server.status if whole or server.status != READY else FAULT
 
     def started(self, server: Server) -> None:

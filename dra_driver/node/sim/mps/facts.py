@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from dra_driver.node.sim.mig.uuids import PREFIX, read
 
 FACTS: Final = "usr/share/nvidia-simulated/mps.json"  # below the root of the simulated host
 EXCLUSIVE_PROCESS: Final = "3"
@@ -24,6 +26,28 @@ class Gpu:
     capability: tuple[int, int]
     multiprocessors: int
     mode: str  # the number of its compute mode
+    mig: tuple[Mapping[str, Any], ...] = ()  # what an instance of each profile has
+    part: tuple[int, int] = (1, 1)  # compute slices of an instance, and of its board
+    instance: tuple[int, int] | None = None  # numbers of GPU and compute instance; None: a GPU
+
+    def cut(self, name: str) -> "Gpu | None":
+        """Its instance with this UUID, as a device."""
+        said = read(name)
+        if said is None or said.minor != self.minor or not said.is_of(self.uuid):
+            return None
+        for one in self.mig:
+            if one["number"] == said.number:
+                return replace(
+                    self,
+                    uuid=name,
+                    name=f"{self.name} {one['name']}",
+                    memory_bytes=one["memory_bytes"],
+                    multiprocessors=one["multiprocessors"],
+                    mig=(),
+                    part=tuple(one["part"]),
+                    instance=(said.gi, said.ci),
+                )
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +58,19 @@ class Facts:
     gpus: tuple[Gpu, ...]
 
     def find(self, name: str) -> Gpu | None:
-        """A GPU by its index or UUID."""
+        """A GPU by its index or UUID, or a MIG instance by its UUID.
+
+        Whether that instance is there now, only the host can say on which it was cut.
+        """
+        if name.startswith(PREFIX):
+            return next(filter(None, (gpu.cut(name) for gpu in self.gpus)), None)
         return next((gpu for gpu in self.gpus if name in (str(gpu.index), gpu.uuid)), None)
+
+    def most_clients(self, gpu: Gpu) -> int:
+        """Of an instance: as many of the board's as it has of its compute slices (MIG user
+        guide)."""
+        slices, all_slices = gpu.part
+        return self.max_clients * slices // all_slices
 
 
 def read_facts(root: Path) -> Facts:
@@ -52,4 +87,5 @@ def _gpu(said: Mapping[str, object], settings: Path) -> Gpu:
         mode = "0"
     fields = dict(said)
     fields["capability"] = tuple(fields["capability"])  # type: ignore[arg-type]
+    fields["mig"] = tuple(fields["mig"])  # type: ignore[arg-type]
     return Gpu(**fields, mode=mode)  # type: ignore[arg-type]

@@ -44,6 +44,11 @@ class Program:
         numbers = sorted(int(name[6:]) for name in names if name[6:].isdecimal())
         return numbers or None
 
+    def capabilities(self) -> list[int]:
+        """The instances of MIG whose device nodes it has, by minor number."""
+        names = [path.name for path in (self.root / "dev/nvidia-caps").glob("nvidia-cap[0-9]*")]
+        return sorted(int(name[10:]) for name in names if name[10:].isdecimal())
+
     def shared_memory(self) -> list[str]:
         return sorted(path.name for path in (self.root / "dev/shm").glob("cuda.shm.*"))
 

@@ -1,0 +1,153 @@
+"""Can the GPUs be cut that should be, and is what was cut of them whole and in use?
+
+Where no GPU of the node can be cut there is nothing to tell.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from dra_driver.cli.disk_checks import Book
+from dra_driver.cli.findings import Finding, fail, ok, skip, some, warn
+from dra_driver.cli.mig_blocks import odd_words, profile_name
+from dra_driver.errors import DriverError
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.driver_files import DeviceFiles
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig, OddInstance, PartitionKey
+from dra_driver.model.offer import partition_name
+
+MODES, INSTANCES, FILES = "MIG mode", "MIG instances", "MIG device files"
+
+_MONITOR = "mig/monitor"  # the optional one: for who looks at all instances
+
+Files = Callable[[tuple[int, ...], tuple[str, ...]], DeviceFiles]
+"""The device files of GPUs (minor numbers) and of capabilities. DriverError: one is missing."""
+
+
+def modes(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    on: list[str] = []
+    off: list[str] = []
+    for gpu, mig in _cuttable(gpus):
+        if mig.on != mig.pending:
+            yield _of_pending(gpu, mig)
+        else:
+            (on if mig.on else off).append(gpu.name)
+    said = [f"{word}: {some(names)}" for word, names in (("on", on), ("off", off)) if names]
+    if said:
+        yield ok(MODES, "; ".join(said))
+
+
+def instances(look: Callable[[], Inventory], book: Callable[[], Book]) -> Iterator[Finding]:
+    """*book* reads the ledger, before and after the *look* at the GPUs: claims come and go."""
+    before = book().records
+    gpus = look().gpus
+    after = book().records
+    both = [record for uid, record in after.items() if record == before.get(uid)]
+    yield from of_instances(gpus, both, [*before.values(), *after.values()])
+
+
+def of_instances(
+    gpus: Sequence[Gpu], steady: Iterable[Record], known: Iterable[Record]
+) -> Iterator[Finding]:
+    """*steady*: records that were the same all the time; *known*: all that there were."""
+    ours = {(h.gpu, h.partition) for record in known for h in record.holdings if h.cut}
+    for gpu, mig in _cuttable(gpus):
+        for one in mig.odd:
+            if (gpu.uuid, one.key) not in ours:
+                yield _of_odd(gpu, mig, one)
+    held = [
+        (record, holding)
+        for record in steady
+        for holding in record.holdings
+        if record.completed and holding.partition is not None and not holding.admin
+    ]
+    yield from _of_vanished(gpus, held)
+    foreign = [
+        _name(gpu, mig, one.key)
+        for gpu, mig in _cuttable(gpus)
+        for one in mig.instances
+        if (gpu.uuid, one.key) not in ours
+    ]
+    if foreign:
+        yield ok(INSTANCES, f"not cut for claims, offered and left as they are: {some(foreign)}")
+    if ours:
+        yield ok(INSTANCES, f"cut for claims: {len(ours)}")
+
+
+def device_files(look: Callable[[], Inventory], files: Files) -> Iterator[Finding]:
+    """What a container needs beside the file of its GPU, for every instance that there is; where
+    MIG mode is off everywhere, nothing is looked for."""
+    if not any(mig.on for _, mig in _cuttable(look().gpus)):
+        return
+    try:
+        try:
+            yield from _of_files(look().gpus, files)
+        except DriverError:  # an instance can have gone since the look, with its claim
+            yield from _of_files(look().gpus, files)
+    except DriverError as e:
+        yield fail(
+            FILES,
+            str(e),
+            "on the host: grep nvidia-caps /proc/devices (else modprobe nvidia), and is "
+            "nvidia-modprobe there?",
+        )
+
+
+def _of_files(gpus: Sequence[Gpu], files: Files) -> list[Finding]:
+    found = list(_cuttable(gpus))
+    names = tuple(
+        f"gpu{gpu.minor}/mig/gi{one.gi}{rest}"
+        for gpu, mig in found
+        for one in mig.instances
+        for rest in ("", f"/ci{one.ci}")
+    )
+    there = files(tuple(gpu.minor for gpu, _ in found), (*names, _MONITOR)).capabilities
+    said = [ok(FILES, f"{len(names)} that the instances need" if names else "none is needed now")]
+    if _MONITOR not in there:
+        said.append(skip(FILES, f"this driver has no {_MONITOR}: who looks on sees no instances"))
+    return said
+
+
+def _cuttable(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Mig]]:
+    return ((gpu, gpu.mig) for gpu in gpus if gpu.mig is not None)
+
+
+def _of_pending(gpu: Gpu, mig: Mig) -> Finding:
+    now, then = ("on", "off") if mig.on else ("off", "on")
+    return warn(
+        MODES,
+        f"{gpu.name}: it is {now}, and goes {then} with the next reset of the GPU",
+        f"free it of every process, then on the host: nvidia-smi --gpu-reset -i {gpu.pci_bus_id}; "
+        "or reboot the node",
+    )
+
+
+def _of_odd(gpu: Gpu, mig: Mig, one: OddInstance) -> Finding:
+    at = f"-i {gpu.pci_bus_id} -gi {one.gi}"
+    fill = "" if one.cis else f"give it one (nvidia-smi mig {at} -cci), or "
+    first = f"nvidia-smi mig {at} -dci, then " if one.cis else ""
+    return warn(
+        INSTANCES,
+        f"{gpu.name}, {profile_name(mig, one.key)} at {one.key.start}: {odd_words(one)}",
+        f"{fill}remove it: {first}nvidia-smi mig {at} -dgi",
+    )
+
+
+def _of_vanished(gpus: Sequence[Gpu], held: Iterable[tuple[Record, Holding]]) -> Iterator[Finding]:
+    there: dict[GpuUuid | None, set[PartitionKey]] = {
+        gpu.uuid: {one.key for one in mig.instances} for gpu, mig in _cuttable(gpus)
+    }
+    for record, holding in held:
+        if holding.gpu in there and holding.partition not in there[holding.gpu]:
+            yield fail(
+                INSTANCES,
+                f"claim {record.claim} has {holding.device}, which is not there any more: somebody "
+                "else removed it",
+                "delete the pods of the claim, so that it is given back; and see who runs "
+                "nvidia-smi mig -dgi here",
+            )
+
+
+def _name(gpu: Gpu, mig: Mig, key: PartitionKey) -> str:
+    partition = mig.partition(key)
+    return partition_name(gpu, partition) if partition else f"{gpu.name}, {key}"

@@ -1,0 +1,111 @@
+"""Named layouts: how the GPUs of a node are cut once, for claims to find."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import PartitionKey
+
+Counts = tuple[tuple[str, int], ...]
+"""How many partitions of each profile, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutEntry:
+    """What becomes of the GPUs that it selects."""
+
+    on: bool  # MIG mode
+    counts: Counts = ()
+    minors: frozenset[int] | None = None  # None: whichever there are
+    pci_ids: frozenset[int] = frozenset()  # device and vendor; empty: any
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Of the entries that select a GPU the last one holds for it, as mig-parted would leave it. A
+    GPU that none selects stays as it is."""
+
+    name: str
+    entries: tuple[LayoutEntry, ...]
+    where: str = "built in"  # which file it is from
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one GPU should look like, and why."""
+
+    layout: str
+    on: bool
+    counts: Counts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a GPU looked like before a change of it began."""
+
+    on: bool
+    keys: tuple[PartitionKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What makes of a GPU what is wanted, in this order."""
+
+    gpu: GpuUuid
+    remove: tuple[PartitionKey, ...] = ()
+    switch: bool | None = None  # to which MIG mode; None: it has it
+    cut: tuple[PartitionKey, ...] = ()
+    keep: tuple[PartitionKey, ...] = ()  # of those that layouts made or took over
+
+    @property
+    def made(self) -> tuple[PartitionKey, ...]:
+        """What layouts have made or taken over, once it is done."""
+        return tuple(sorted({*self.keep, *self.cut}))
+
+    @property
+    def is_nothing(self) -> bool:
+        return not self.remove and not self.cut and self.switch is None
+
+
+class State(StrEnum):
+    """How far a layout is; the values of the label ``nvidia.com/mig.config.state``."""
+
+    PENDING = "pending"  # it waits until nothing uses the GPU
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of the layout of one GPU."""
+
+    layout: str
+    state: State
+    reason: str = ""  # what it waits for, or why it failed
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """What has to be remembered of what was made of GPUs other than for claims."""
+
+    made: Mapping[GpuUuid, tuple[PartitionKey, ...]] = field(default_factory=dict)
+    before: Mapping[GpuUuid, Before] = field(default_factory=dict)  # of changes that are under way
+    switched: tuple[GpuUuid, ...] = ()  # boards that were put into MIG mode to offer partitions
+    outcomes: Mapping[GpuUuid, Outcome] = field(default_factory=dict)
+    boards: Mapping[GpuUuid, str] = field(default_factory=dict)  # what else is not as it should be
+    problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
+    state: State | None = None  # of all layouts together; None: none is wanted
+
+    @property
+    def failures(self) -> int:
+        """How much is not as it should be, and does not just wait."""
+        failed = [one for one in self.outcomes.values() if one.state is State.FAILED]
+        return len(failed) + len(self.boards) + bool(self.problem)
+
+
+def state_of(outcomes: Iterable[Outcome]) -> State:
+    """All of them together: the worst counts."""
+    states = {outcome.state for outcome in outcomes}
+    order = (State.FAILED, State.PENDING)
+    return next((state for state in order if state in states), State.SUCCESS)

@@ -1,0 +1,96 @@
+"""The device files that let a container use a MIG instance, or look at all of them.
+
+A capability is a file below ``/proc/driver/nvidia/capabilities`` that names a minor number; whoever
+can open ``/dev/nvidia-caps/nvidia-cap<minor>`` has it (NVIDIA's MIG user guide, "Device nodes").
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.driver_files import DeviceFile
+from dra_driver.node.driver_root import DriverRoot
+
+log = logging.getLogger(__name__)
+
+MONITOR: Final = "mig/monitor"  # to look at instances that are somebody else's
+_OPTIONAL: Final = (MONITOR,)  # a driver without MIG has none, and its GPUs can be looked at
+_CAPABILITIES: Final = "driver/nvidia/capabilities"
+_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
+
+Look = Callable[[str, str], DeviceFile | None]
+"""The device file of a name below /dev of a root; None: there is none."""
+Modprobe = Callable[[str, tuple[str, ...]], None]
+"""Runs nvidia-modprobe for a root."""
+
+
+class MigCapabilities:
+    """The capabilities of the driver in *driver*."""
+
+    def __init__(self, driver: DriverRoot, look: Look, modprobe: Modprobe) -> None:
+        self._driver = driver
+        self._look = look
+        self._modprobe = modprobe
+
+    def files(self, root: str, names: Iterable[str]) -> Mapping[str, DeviceFile]:
+        """The device file of each capability, below /dev of *root*; missing ones are made.
+
+        NodeError: the driver has no such capability, or its file could not be made.
+        """
+        devices = {name: self._device(name) for name in names}
+        wanted = {name: device for name, device in devices.items() if device}
+        missing = [name for name, device in wanted.items() if self._look(root, device) is None]
+        failure = self._make(root, missing) if missing else None
+        files = {name: self._look(root, device) for name, device in wanted.items()}
+        left = [f"/dev/{wanted[name]} ({name})" for name, file in files.items() if file is None]
+        if left:
+            raise NodeError(
+                f"device files of MIG are missing in {root} and were not made: {', '.join(left)} "
+                f"({failure or 'nvidia-modprobe reported success'}); make them with "
+                f"nvidia-modprobe -f {_in_proc(missing[0])}"
+            ) from failure
+        return {name: file for name, file in files.items() if file}
+
+    def _device(self, name: str) -> str:
+        """Its name below /dev. Empty: the driver has no such capability, and that is no harm."""
+        path = Path(self._driver.here(f"{self._driver.proc}/{_below_proc(name)}"))
+        try:
+            said = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            if name in _OPTIONAL:
+                return ""
+            raise NodeError(
+                f"the driver has no capability {name}: {path}: {error.strerror}; the MIG instance "
+                "vanished, or /proc/driver/nvidia/capabilities is not that of the host"
+            ) from error
+        if (match := _MINOR.search(said)) is None:
+            raise NodeError(f"{path} names no DeviceFileMinor: {said.strip()!r}")
+        return f"nvidia-caps/nvidia-cap{match[1]}"
+
+    def _make(self, root: str, names: list[str]) -> NodeError | None:
+        """What counts is whether the files are there then; the error is for those that are not."""
+        args = tuple(part for name in names for part in ("-f", _in_proc(name)))
+        try:
+            self._modprobe(root, args)
+        except TimedOut:
+            raise
+        except NodeError as error:
+            return error
+        log.info("device files of MIG made", extra={"root": root, "capabilities": names})
+        return None
+
+
+def _below_proc(name: str) -> str:
+    """
+    >>> _below_proc("mig/monitor"), _below_proc("gpu0/mig/gi1")
+    ('driver/nvidia/capabilities/mig/monitor', 'driver/nvidia/capabilities/gpu0/mig/gi1/access')
+    """
+    return f"{_CAPABILITIES}/{name}" + ("/access" if name.startswith("gpu") else "")
+
+
+def _in_proc(name: str) -> str:
+    """As nvidia-modprobe is told of it."""
+    return f"/proc/{_below_proc(name)}"

@@ -1,0 +1,180 @@
+"""How a GPU can be cut, as its driver says: profiles and where they can be placed."""
+
+import ctypes
+import logging
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import Engines, MigProfile, Placement
+from dra_driver.node.nvml_codes import (
+    ARGUMENT_VERSION_MISMATCH,
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    SESSION_IS_OVER,
+    code,
+    unless_refused,
+)
+from dra_driver.node.nvml_functions import Functions
+
+log = logging.getLogger(__name__)
+
+# nvml.h knows the profiles below NVML_GPU_INSTANCE_PROFILE_COUNT, 18 in driver 615; a driver may
+# know more of them than the pynvml it is read with, and refuses what it does not know.
+PROFILE_NUMBERS: Final = range(24)
+_NOT_ON_THIS_BOARD: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
+_NOT_IN_THIS_LIBRARY: Final = (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
+_MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
+_EIGHTHS: Final = 8  # a name counts a board's memory in eighths, rounded up
+_SUFFIXES: Final = {
+    **dict.fromkeys((7, 8), "+me"),  # NVML_GPU_INSTANCE_PROFILE_n_SLICE_REV1: media engines
+    **dict.fromkeys((10, 11, 12, 17), "+gfx"),
+    **dict.fromkeys((13, 14), "-me"),
+    **dict.fromkeys((15, 16), "+me.all"),
+}
+
+
+def geometry(functions: Functions, handle: Any) -> tuple[MigProfile, ...]:
+    """The profiles of the GPU behind *handle*, by number. They do not change while its driver is
+    loaded and its MIG mode stays.
+
+    Drivers make mistakes here (NVIDIA's own tool for layouts trusts none of what they say of an
+    A30), so what cannot be is not believed: a profile without a placement or without an instance is
+    left out, and so is one that has the id of an earlier one, since an id is all that creates it; a
+    name that an earlier profile has gets the suffix that its number stands for; and a profile has
+    no more instances than there is room for.
+    """
+    found: list[MigProfile] = []
+    for number in PROFILE_NUMBERS:
+        profile = _profile(functions, handle, number)
+        if profile is None or profile.id in [one.id for one in found]:
+            continue
+        found.append(profile)
+    return tuple(_told_apart(found))
+
+
+class Geometries:
+    """The geometry of each GPU of one session of NVML, read once as long as its MIG mode stays.
+
+    Used by the threads of several GPUs, each for its own.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
+
+    def of(
+        self, functions: Functions, handle: Any, gpu: GpuUuid, on: bool
+    ) -> tuple[MigProfile, ...]:
+        """Empty: it cannot be read, which is logged. The GPU is as good as any other but for
+        that."""
+        if (gpu, on) not in self._read:
+            self._read.pop((gpu, not on), None)
+            self._read[gpu, on] = self._ask(functions, handle, gpu)
+        return self._read[gpu, on]
+
+    def _ask(self, functions: Functions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
+        try:
+            return geometry(functions, handle)
+        except Exception as error:
+            if code(error) is None or code(error) in SESSION_IS_OVER:
+                raise
+            log.warning("MIG profiles not read: %s", error, extra={"gpu": gpu})
+            return ()
+
+
+def _profile(functions: Functions, handle: Any, number: int) -> MigProfile | None:
+    """None: the board has no such profile."""
+    told = unless_refused(lambda: _info(functions, handle, number), *_NOT_ON_THIS_BOARD)
+    if told is None or not told.instanceCount:
+        return None
+    places = unless_refused(
+        lambda: _placements(functions, handle, int(told.id)), *_NOT_ON_THIS_BOARD
+    )
+    if not places:
+        return None
+    memory_bytes = int(told.memorySizeMB) * _MIB  # "MB" there, MiB in fact
+    return MigProfile(
+        name=_name(functions, handle, number, told),
+        id=int(told.id),
+        number=number,
+        slices=int(told.sliceCount),
+        most=min(int(told.instanceCount), _room(places)),
+        memory_bytes=memory_bytes,
+        engines=_engines(told),
+        placements=places,
+    )
+
+
+def _info(functions: Functions, handle: Any, number: int) -> Any:
+    """With the name, unless the library is older than that (driver 515)."""
+    try:
+        return functions.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, 2)
+    except Exception as error:
+        if code(error) not in _NOT_IN_THIS_LIBRARY:
+            raise
+        return functions.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, 1)
+
+
+def _placements(functions: Functions, handle: Any, profile_id: int) -> tuple[Placement, ...]:
+    """By start. NVML says how many there are before it says which."""
+    count = ctypes.c_uint(0)
+    functions.nvmlDeviceGetGpuInstancePossiblePlacements(
+        handle, profile_id, None, ctypes.byref(count)
+    )
+    if not count.value:
+        return ()
+    array = (functions.c_nvmlGpuInstancePlacement_t * count.value)()
+    functions.nvmlDeviceGetGpuInstancePossiblePlacements(
+        handle, profile_id, ctypes.byref(array), ctypes.byref(count)
+    )
+    told = {Placement(int(one.start), int(one.size)) for one in array[: count.value]}
+    return tuple(sorted(place for place in told if place.size))
+
+
+def _room(places: tuple[Placement, ...]) -> int:
+    """How many of *places* can be taken at once."""
+    taken, end = 0, 0
+    for place in sorted(places, key=lambda place: place.end):
+        if place.start >= end:
+            taken, end = taken + 1, place.end
+    return taken
+
+
+def _engines(told: Any) -> Engines:
+    return Engines(
+        multiprocessors=int(told.multiprocessorCount),
+        copy=int(told.copyEngineCount),
+        decoders=int(told.decoderCount),
+        encoders=int(told.encoderCount),
+        jpeg=int(told.jpegCount),
+        ofa=int(told.ofaCount),
+    )
+
+
+def _name(functions: Functions, handle: Any, number: int, told: Any) -> str:
+    """As nvidia-smi prints it. Where the library does not say, it is made as the driver makes it:
+    slices, then the part of the board's memory in whole eighths."""
+    said = getattr(told, "name", "")
+    said = said.decode() if isinstance(said, bytes) else said
+    if name := said.strip().removeprefix("MIG ").strip():
+        return str(name)
+    board_bytes = int(functions.nvmlDeviceGetMemoryInfo(handle).total)
+    part = int(told.memorySizeMB) * _MIB / board_bytes
+    eighths = min(math.ceil(part * _EIGHTHS), _EIGHTHS)
+    gigabytes = math.floor(math.ceil(board_bytes / _GIB) * eighths / _EIGHTHS + 0.5)
+    return f"{int(told.sliceCount)}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
+
+
+def _told_apart(profiles: list[MigProfile]) -> list[MigProfile]:
+    """Each with a name of its own; where that cannot be, the first one of a name."""
+    named: dict[str, MigProfile] = {}
+    for one in profiles:
+        suffix = _SUFFIXES.get(one.number, "")
+        name = one.name + suffix if one.name in named else one.name
+        if name not in named:
+            named[name] = replace(one, name=name)
+    return list(named.values())

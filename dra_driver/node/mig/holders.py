@@ -1,0 +1,113 @@
+"""Who holds a board: the processes that keep it from being cut, switched or reset."""
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.errors import NodeError
+from dra_driver.model.devices import GpuUuid
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.nvml_codes import (
+    FUNCTION_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    unless_refused,
+)
+from dra_driver.node.nvml_functions import Functions
+
+_NOT_LISTED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
+_MOST_NAMED: Final = 8  # in a message
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A process, by its number on the host."""
+
+    pid: int
+    command: str  # empty: it is not seen from here
+
+    def __str__(self) -> str:
+        return f"{self.command or 'process'} ({self.pid})"
+
+
+class Holders:
+    """Asks NVML, and looks who has the device file open. *proc*: where the host's processes are
+    seen."""
+
+    def __init__(self, nvml: Nvml, proc: Path = Path("/proc")) -> None:
+        self._nvml = nvml
+        self._proc = proc
+
+    def of(self, gpu: GpuUuid, gi: int | None = None) -> tuple[Holder, ...]:
+        """Who holds *gpu*, or its GPU instance *gi*, by number; as far as can be seen.
+
+        Whoever only has the device file open is not in an instance, so it is told of the whole GPU
+        alone.
+        """
+        try:
+            minor, pids = self._nvml.on_gpu(gpu, "listing its processes", _asked(gi))
+        except NodeError:
+            return ()
+        if gi is None:
+            pids |= set(self._with_open(f"nvidia{minor}"))
+        return tuple(Holder(pid, self._command(pid)) for pid in sorted(pids))
+
+    def _with_open(self, device: str) -> Iterator[int]:
+        """Processes other than this one with */dev/device* open, wherever their /dev is."""
+        own = self._read_link("self")
+        for directory in self._proc.glob("[0-9]*"):
+            if directory.name != own and self._has_open(directory / "fd", device):
+                yield int(directory.name)
+
+    def _has_open(self, directory: Path, device: str) -> bool:
+        try:
+            files = os.listdir(directory)
+        except OSError:  # it ended, or is not ours to look at
+            return False
+        pattern = re.compile(rf"(?:^|/)dev/{device}$")
+        return any(pattern.search(self._read_link(directory / file)) for file in files)
+
+    def _read_link(self, link: Path | str) -> str:
+        try:
+            return os.readlink(self._proc / link)
+        except OSError:
+            return ""
+
+    def _command(self, pid: int) -> str:
+        try:
+            return (self._proc / str(pid) / "comm").read_text(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def in_words(holders: tuple[Holder, ...]) -> str:
+    """Names them, the first of them where they are many.
+
+    >>> in_words((Holder(7, "dcgm"), Holder(9, "")))
+    'held by dcgm (7), process (9)'
+    """
+    if not holders:
+        return "by nobody that can be seen from here"
+    named = ", ".join(map(str, holders[:_MOST_NAMED]))
+    more = len(holders) - _MOST_NAMED
+    return f"held by {named}" + (f" and {more} more" if more > 0 else "")
+
+
+def _asked(gi: int | None) -> Any:
+    def call(functions: Functions, handle: Any) -> tuple[int, set[int]]:
+        lists = (
+            functions.nvmlDeviceGetComputeRunningProcesses,
+            functions.nvmlDeviceGetGraphicsRunningProcesses,
+            functions.nvmlDeviceGetMPSComputeRunningProcesses,
+        )
+        listed = [
+            one for ask in lists for one in unless_refused(partial(ask, handle), *_NOT_LISTED) or []
+        ]
+        pids = {int(one.pid) for one in listed if gi is None or one.gpuInstanceId == gi}
+        return int(functions.nvmlDeviceGetMinorNumber(handle)), pids
+
+    return call

@@ -1,0 +1,271 @@
+"""pynvml's functions for compute instances and MIG devices over a simulated node."""
+
+# ruff: noqa: N802, N803 - the functions and their parameters keep NVML's names
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pynvml
+
+from dra_driver.model.mig import MigProfile, Placement
+from dra_driver.node.sim.handles import (
+    Handle,
+    InstanceHandle,
+    MigHandle,
+    fail,
+    fill,
+    pointed,
+)
+from dra_driver.node.sim.mig import profile_info
+from dra_driver.node.sim.mig.functions import MigFunctions, Seen
+from dra_driver.node.sim.mig.rules import compute_placements
+from dra_driver.node.sim.mig.state import BoardState, Compute, Cut
+from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
+from dra_driver.node.sim.node import SimulatedGpu
+
+_CI: Final = pynvml.c_nvmlComputeInstance_t
+_SLICES: Final = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}  # by NVML_COMPUTE_INSTANCE_PROFILE_*
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A compute instance as a device."""
+
+    seen: Seen
+    cut: Cut
+    compute: Compute
+
+    @property
+    def profile(self) -> MigProfile:
+        return self.cut.partition(self.seen.board).profile
+
+    @property
+    def uuid(self) -> str:
+        return uuid_of(self.seen.gpu, self.profile, self.cut, self.compute)
+
+    @property
+    def handle(self) -> MigHandle:
+        parent = self.seen.handle
+        compute = self.compute
+        return MigHandle(parent.session, parent.bus_id, self.cut.gi, compute.ci, compute.born)
+
+
+def uuid_of(gpu: SimulatedGpu, profile: MigProfile, cut: Cut, compute: Compute) -> str:
+    """Of a MIG device."""
+    minor, uuid = int(gpu.minor or 0), str(gpu.uuid)
+    return mig_uuid(Said(minor, profile.number, cut.start, cut.gi, compute.ci, tag(uuid)))
+
+
+class ComputeFunctions(MigFunctions):
+    """Compute instances, and MIG devices."""
+
+    def nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        self, device: Any, profile: int, engProfile: int, version: int = 2
+    ) -> Any:
+        """*device*: the GPU instance; pynvml calls it so."""
+        suffix = "V" if version == 2 else ""
+        name = f"nvmlGpuInstanceGetComputeInstanceProfileInfo{suffix}"
+        seen, cut = self._instance(device, name)
+        in_range = 0 <= profile < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+        if not in_range or engProfile != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
+            fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        whole = cut.partition(seen.board).profile
+        return profile_info.compute_instance_profile(
+            whole, profile, _slices(whole, profile), version
+        )
+
+    def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
+        self, gpuInstance: Any, profileId: int
+    ) -> int:
+        name = "nvmlGpuInstanceGetComputeInstanceRemainingCapacity"
+        seen, cut = self._instance(gpuInstance, name)
+        whole = cut.partition(seen.board).profile
+        return len(_free(cut, compute_placements(whole.slices, _slices(whole, profileId))))
+
+    def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
+        self, gpuInstance: Any, profileId: int, placementsRef: Any, countRef: Any
+    ) -> int:
+        name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
+        seen, cut = self._instance(gpuInstance, name)
+        whole = cut.partition(seen.board).profile
+        places = compute_placements(whole.slices, _slices(whole, profileId))
+        kind = pynvml.c_nvmlComputeInstancePlacement_t
+        fill([profile_info.placement(one, kind) for one in places], placementsRef, countRef)
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlGpuInstanceCreateComputeInstance(self, gpuInstance: Any, profileId: int) -> Any:
+        seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceCreateComputeInstance")
+        whole = cut.partition(seen.board).profile
+        places = compute_placements(whole.slices, _slices(whole, profileId))
+        return self._compute(seen, cut, places)
+
+    def nvmlGpuInstanceCreateComputeInstanceWithPlacement(
+        self, gpuInstance: Any, profileId: int, placement: Any
+    ) -> Any:
+        name = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
+        seen, cut = self._instance(gpuInstance, name)
+        whole = cut.partition(seen.board).profile
+        said = pointed(placement)
+        place = None if said is None else Placement(int(said.start), int(said.size))
+        if place not in compute_placements(whole.slices, _slices(whole, profileId)):
+            fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return self._compute(seen, cut, (place,))
+
+    def nvmlComputeInstanceDestroy(self, computeInstance: Any) -> int:
+        seen, cut, compute = self._computing(computeInstance, "nvmlComputeInstanceDestroy")
+        self._refuse_user(seen)
+        if any(one.gi == cut.gi for one in seen.gpu.processes):
+            fail(pynvml.NVML_ERROR_IN_USE)
+
+        def destroy(state: BoardState) -> BoardState:
+            found = state.cut(cut.gi)
+            if found is None or compute not in found.computes:
+                fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            rest = tuple(one for one in found.computes if one != compute)
+            return state.with_cut(replace(found, computes=rest))
+
+        self._change(seen, destroy)
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlGpuInstanceGetComputeInstances(
+        self, gpuInstance: Any, profileId: int, computeInstancesRef: Any, countRef: Any
+    ) -> int:
+        seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetComputeInstances")
+        slices = _slices(cut.partition(seen.board).profile, profileId)
+        if pointed(computeInstancesRef) is None:
+            fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        found = [
+            self._compute_pointer(seen, cut, one) for one in cut.computes if one.slices == slices
+        ]
+        fill(found, computeInstancesRef, countRef)
+        return int(pynvml.NVML_SUCCESS)
+
+    def nvmlGpuInstanceGetComputeInstanceById(
+        self, gpuInstance: Any, computeInstanceId: int
+    ) -> Any:
+        seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetComputeInstanceById")
+        for compute in cut.computes:
+            if compute.ci == computeInstanceId:
+                return self._compute_pointer(seen, cut, compute)
+        fail(pynvml.NVML_ERROR_NOT_FOUND)
+
+    def nvmlComputeInstanceGetInfo_v2(self, computeInstance: Any) -> Any:
+        """Without the field *device*: the simulation's handles are no pointers."""
+        seen, cut, compute = self._computing(computeInstance, "nvmlComputeInstanceGetInfo_v2")
+        info = pynvml.c_nvmlComputeInstanceInfo_t()
+        info.gpuInstance = self._pointer(seen, cut)
+        info.id, info.profileId = compute.ci, compute.number
+        kind = pynvml.c_nvmlComputeInstancePlacement_t
+        info.placement = profile_info.placement(compute.placement, kind)
+        return info
+
+    def nvmlComputeInstanceGetInfo(self, computeInstance: Any) -> Any:
+        return self.nvmlComputeInstanceGetInfo_v2(computeInstance)
+
+    def nvmlDeviceIsMigDeviceHandle(self, device: Any) -> ctypes.c_uint:
+        self._device(device, "nvmlDeviceIsMigDeviceHandle")
+        return ctypes.c_uint(isinstance(device, MigHandle))
+
+    def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
+        return self._mig_device(device, "nvmlDeviceGetGpuInstanceId").cut.gi
+
+    def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
+        return self._mig_device(device, "nvmlDeviceGetComputeInstanceId").compute.ci
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
+        gpu = self._gpu(device, "nvmlDeviceGetMaxMigDeviceCount")
+        on = gpu.geometry is not None and self._mig.read(self._node(), gpu).on
+        return gpu.geometry.slices if gpu.geometry and on else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> MigHandle:
+        seen = self._in_mig_mode(device, "nvmlDeviceGetMigDeviceHandleByIndex")
+        if not 0 <= index < seen.board.slices:
+            fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        found = mig_devices(seen)
+        if index >= len(found):
+            fail(pynvml.NVML_ERROR_NOT_FOUND)
+        return found[index].handle
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Any) -> Handle:
+        name = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
+        return self._mig_device(migDevice, name).seen.handle
+
+    def nvmlDeviceGetAttributes_v2(self, device: Any) -> Any:
+        found = self._mig_device(device, "nvmlDeviceGetAttributes_v2")
+        return profile_info.device_attributes(found.profile, found.compute.slices)
+
+    def nvmlDeviceGetAttributes(self, device: Any) -> Any:
+        return self.nvmlDeviceGetAttributes_v2(device)
+
+    def _device(self, handle: Any, function: str) -> tuple[SimulatedGpu, MigDevice | None]:
+        """What a handle leads to that may be of a MIG device."""
+        if isinstance(handle, MigHandle):
+            found = self._mig_device(handle, function)
+            return found.seen.gpu, found
+        return self._gpu(handle, function), None
+
+    def _mig_device(self, handle: Any, function: str) -> MigDevice:
+        if not isinstance(handle, MigHandle):
+            self._gpu(handle, function)
+            fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        seen = self._cuttable(Handle(handle.session, handle.bus_id), function)
+        for found in mig_devices(seen):
+            if found.handle == handle:
+                return found
+        fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def _compute(self, seen: Seen, cut: Cut, places: tuple[Placement, ...]) -> Any:
+        """At the first of *places* that is free."""
+        made: Compute | None = None
+
+        def create(state: BoardState) -> BoardState:
+            nonlocal made
+            found = state.cut(cut.gi)
+            if found is None or found.born != cut.born:
+                fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            free = _free(found, places)
+            if not free:
+                fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
+            used = {one.ci for one in found.computes}
+            ci = next(number for number in range(len(used) + 1) if number not in used)
+            made = Compute(ci, free[0].start, free[0].size, state.born + 1)
+            computes = tuple(sorted([*found.computes, made], key=lambda one: one.ci))
+            return state.with_cut(replace(found, computes=computes))
+
+        self._change(seen, create)
+        assert made is not None
+        return self._compute_pointer(seen, cut, made)
+
+    def _compute_pointer(self, seen: Seen, cut: Cut, compute: Compute) -> Any:
+        parent = seen.handle
+        handle = InstanceHandle(parent.session, parent.bus_id, cut.gi, compute.born, compute.ci)
+        return self._pointers.to(handle, _CI)
+
+    def _computing(self, pointer: Any, function: str) -> tuple[Seen, Cut, Compute]:
+        """What a pointer to a compute instance leads to, as long as it is there."""
+        handle = self._pointers.read(pointer, _CI)
+        seen, cut = self._there(handle, function)
+        for compute in cut.computes:
+            if (compute.ci, compute.born) == (handle.ci, handle.born):
+                return seen, cut, compute
+        fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def mig_devices(seen: Seen) -> list[MigDevice]:
+    """Of a board, in the order of their indices."""
+    return [MigDevice(seen, cut, one) for cut in seen.state.cuts for one in cut.computes]
+
+
+def _slices(whole: MigProfile, number: int) -> int:
+    """Of the compute instances of a profile; NOT_SUPPORTED: there are none such in *whole*."""
+    slices = _SLICES.get(number, 0)
+    if not compute_placements(whole.slices, slices):
+        fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return slices
+
+
+def _free(cut: Cut, places: tuple[Placement, ...]) -> list[Placement]:
+    return [
+        place for place in places if not any(place.overlaps(one.placement) for one in cut.computes)
+    ]

@@ -1,0 +1,97 @@
+"""Which named layouts there are, and what each says of a GPU."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from api.mig_parted import MigConfig
+from api.mig_parted import layouts as read
+from dra_driver.model.devices import Gpu
+from dra_driver.model.layouts import Counts, Layout, LayoutEntry, Wanted
+from dra_driver.model.mig import Mig, MigProfile
+
+_OFF, _ON, _BALANCED = "all-disabled", "all-enabled", "all-balanced"
+_BALANCE: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2: 1}}
+"""By the compute slices of the board: how many partitions of how many slices."""
+
+
+def layouts_of(document: Mapping[str, Any], where: str) -> dict[str, Layout | tuple[str, ...]]:
+    """The layouts in a file of mig-parted by name, or everything that is wrong with one.
+
+    ConfigError: something is wrong with all of them.
+    """
+    return {
+        name: said if isinstance(said, tuple) else Layout(name, tuple(map(_entry, said)), where)
+        for name, said in read(document).items()
+    }
+
+
+def built_in(gpus: Iterable[Gpu]) -> dict[str, Layout]:
+    """The layouts that these GPUs have without a file, as mig-parted calls them."""
+    entries: dict[str, list[LayoutEntry]] = {_BALANCED: [], _OFF: [], _ON: []}
+    for gpu in gpus:
+        for name, entry in _own(gpu):
+            entries.setdefault(name, []).append(entry)
+    return {name: Layout(name, tuple(found)) for name, found in sorted(entries.items())}
+
+
+def wanted(layout: Layout, gpu: Gpu) -> Wanted | None:
+    """What *layout* says of *gpu*; None: nothing.
+
+    What it says of all GPUs is not meant for those that cannot be cut, as with mig-parted.
+    """
+    entry = next((one for one in reversed(layout.entries) if _selects(one, gpu)), None)
+    if entry is None:
+        return None
+    if gpu.mig is None and (entry.minors is None or not entry.on):
+        return None
+    return Wanted(layout.name, entry.on, entry.counts)
+
+
+def shown(counts: Counts) -> str:
+    """As people read it: ``2x 1g.10gb, 1x 3g.40gb``."""
+    return ", ".join(f"{count}x {name}" for name, count in counts) or "no partitions"
+
+
+def _entry(said: MigConfig) -> LayoutEntry:
+    counts = sorted((said.mig_devices or {}).items())
+    return LayoutEntry(
+        said.mig_enabled,
+        tuple((name, count) for name, count in counts if count),
+        None if said.devices == "all" else frozenset(said.devices),
+        frozenset(int(each, 16) for each in said.device_filter),
+    )
+
+
+def _selects(entry: LayoutEntry, gpu: Gpu) -> bool:
+    """mig-parted counts GPUs by their places on the bus, as the driver gives out minor numbers;
+    those stay when a GPU drops out."""
+    if entry.minors is not None and gpu.minor not in entry.minors:
+        return False
+    return not entry.pci_ids or (bool(gpu.pci_id) and int(gpu.pci_id, 16) in entry.pci_ids)
+
+
+def _own(gpu: Gpu) -> Iterator[tuple[str, LayoutEntry]]:
+    """The built-in layouts of one GPU."""
+    if gpu.mig is None:
+        return
+    only = frozenset([gpu.minor])
+    yield _OFF, LayoutEntry(on=False, minors=only)
+    yield _ON, LayoutEntry(on=True, minors=only)
+    for profile in gpu.mig.profiles:
+        name = f"all-{profile.name.replace('+', '.')}"
+        yield name, LayoutEntry(True, ((profile.name, profile.most),), only)
+    if counts := _balanced(gpu.mig):
+        yield _BALANCED, LayoutEntry(True, counts, only)
+
+
+def _balanced(mig: Mig) -> Counts:
+    slices = max((profile.slices for profile in mig.profiles), default=0)
+    shares = _BALANCE.get(slices, {})
+    found = {number: _usual(mig.profiles, number) for number in shares}
+    return tuple((one.name, shares[number]) for number, one in found.items() if one)
+
+
+def _usual(profiles: Sequence[MigProfile], slices: int) -> MigProfile | None:
+    """Of the plain profiles with so many compute slices, the one with the least memory."""
+    plain = [one for one in profiles if one.is_plain and one.slices == slices]
+    return min(plain, key=lambda one: (one.memory_bytes, one.number), default=None)

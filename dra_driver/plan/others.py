@@ -1,0 +1,122 @@
+"""What other claims hold that keeps a claim from its devices: the driver's own account.
+
+The last guard against a GPU in too many hands, whatever the scheduler said.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+
+from dra_driver.errors import ClaimError, DeviceHeld
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import PartitionKey
+from dra_driver.model.offer import Device, Replica
+from dra_driver.model.steps import SetTimeSlice
+from dra_driver.plan.amounts import NOTHING, Amount, lacking, taken
+from dra_driver.plan.mps import Grant
+from dra_driver.plan.sharing import TimeSliced
+from dra_driver.plan.time_slices import clashing
+
+
+def refuse_held(
+    claim: Claim,
+    grants: Sequence[Grant],
+    others: Sequence[Record],
+    intervals: Mapping[GpuUuid, SetTimeSlice],
+) -> None:
+    """ClaimError: *claim* was allocated more than there is. DeviceHeld: others hold it."""
+    holdings = defaultdict(list)
+    for holding in (h for record in others for h in record.holdings if not h.admin):
+        holdings[holding.of_gpu].append(holding)
+    mine: dict[DeviceName, Amount] = defaultdict(lambda: NOTHING)
+    problems: list[str] = []
+    taking = [grant for grant in grants if not grant.allocation.admin]
+    _refuse_overlaps(claim, [grant.device for grant in taking])
+    for grant in taking:
+        device = grant.device
+        its = [*holdings[device.gpu.uuid], *holdings[device.gpu.name]]
+        unit = _unit(device)
+        if lack := lacking(grant.amount, mine[unit], device.memory_bytes, device.shape):
+            what = f"{unit} twice" if mine[unit] != NOTHING else f"too much of {unit}"
+            raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
+        mine[unit] += grant.amount
+        problems += _held(device, mine[unit], its)
+    problems += _clashes(grants, clashing(intervals, others))
+    if problems:
+        raise DeviceHeld(
+            f"claim {claim.ref} cannot have its devices yet: "
+            + "; ".join(dict.fromkeys(problems))
+            + "; it is served once the pod that uses that claim has ended on this node"
+        )
+
+
+def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
+    """Two devices of one claim that cannot exist together."""
+    for one, other in combinations(sorted(set(devices), key=lambda each: each.name), 2):
+        same = one.gpu.uuid == other.gpu.uuid
+        if same and _excludes(_key(one), _key(other)):
+            raise ClaimError(
+                f"claim {claim.ref} was allocated {one.name} and {other.name}, which are the same "
+                "part of one GPU; delete the pod (and a claim that is not from a template) to have "
+                "it allocated anew"
+            )
+
+
+def _held(device: Device, wanted: Amount, its: Sequence[Holding]) -> Iterator[str]:
+    """Why *wanted* of *device* is not to be had beside what others hold of its GPU."""
+    key = _key(device)
+    over = [h for h in its if _excludes(h.partition, key)]
+    if over:
+        parts = ", ".join(sorted({h.device for h in over}))
+        yield f"{device.name} overlaps {parts}, held by claim {_holders(over)}"
+        return
+    same = [h for h in its if h.partition == key]
+    twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in same)
+    lack = lacking(wanted, taken(same), device.memory_bytes, device.shape)
+    if twice or lack:
+        yield (
+            f"{device.name} is held by claim {_holders(same)}, and it needs {lack or 'all of it'}"
+        )
+
+
+def _key(device: Device) -> PartitionKey | None:
+    return device.partition.key if device.partition else None
+
+
+def _unit(device: Device) -> DeviceName:
+    """What amounts are of: a partition, or the GPU with all of its replicas."""
+    return device.name if device.partition else device.gpu.name
+
+
+def _excludes(one: PartitionKey | None, other: PartitionKey | None) -> bool:
+    """Whether two parts of one GPU, None being all of it, cannot be in use together. What is the
+    same part can be shared."""
+    if one == other:
+        return False
+    return one is None or other is None or one.placement.overlaps(other.placement)
+
+
+def _clashes(
+    grants: Iterable[Grant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]]
+) -> list[str]:
+    """Intervals that this claim asks for where another one has set a different one."""
+    set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
+    found = []
+    for grant in grants:
+        sharing, gpu = grant.sharing, grant.device.gpu
+        if not isinstance(sharing, TimeSliced) or sharing.interval is None:
+            continue
+        if gpu.uuid in set_by_others:
+            interval, holder = set_by_others[gpu.uuid]
+            found.append(
+                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "
+                f"claim {holder} (UID {holder.uid}) has set {interval}; write {interval}, or leave "
+                "timeSlicingConfig out, which fits any"
+            )
+    return found
+
+
+def _holders(holdings: Iterable[Holding]) -> str:
+    return ", ".join(sorted({f"{h.claim} (UID {h.claim.uid})" for h in holdings}))

@@ -1,0 +1,229 @@
+"""Configuration files of mig-parted are read as they are, strictly, and one layout at a time."""
+
+import pytest
+import yaml
+
+from api.mig_parted import MigConfig, is_mig_parted, layouts
+from api.strict import ConfigError
+
+FILE = """
+version: v1
+mig-configs:
+  all-off:
+    - devices: all
+      mig-enabled: false
+  all-on:
+    - devices: all
+      mig-enabled: true
+      mig-devices: {}
+  mixed-boards:
+    - device-filter: ["0x20B010DE", "0x20b110de"]
+      devices: all
+      mig-enabled: true
+      mig-devices:
+        "1g.5gb": 2
+        "2g.10gb": 1
+        "3g.20gb": 1
+    - device-filter: "0x20B710DE"
+      devices: all
+      mig-enabled: true
+      mig-devices: {"1g.6gb+me": 1, "1g.6gb": 2}
+  halves:
+    - devices: [0, 1, 2, 3]
+      mig-enabled: false
+    - device-filter: ""
+      devices: [4, 5, 6, 7]
+      mig-enabled: true
+      mig-devices: {"1c.1g.10gb": 7, "1g.24gb-me": 1, "1g.24gb+me.all": 1, "7g.80gb": 0}
+"""
+
+
+def one(**fields):
+    """The only entry of a layout with these fields."""
+    (found,) = entries({"version": "v1", "mig-configs": {"x": [dashed(fields)]}}, "x")
+    return found
+
+
+def entries(document, name):
+    found = layouts(document)[name]
+    assert isinstance(found, list), found
+    assert all(isinstance(each, MigConfig) for each in found)
+    return found
+
+
+def problems(**fields):
+    """What is wrong with a layout that has this entry."""
+    found = layouts({"version": "v1", "mig-configs": {"x": [dashed(fields)]}})["x"]
+    assert isinstance(found, tuple)
+    return found
+
+
+def dashed(fields):
+    return {key.replace("_", "-"): value for key, value in fields.items()}
+
+
+def refused(**document):
+    with pytest.raises(ConfigError) as error:
+        layouts(dashed(document))
+    return error.value.problems
+
+
+def test_every_shape_of_a_file_is_read():
+    found = layouts(yaml.safe_load(FILE))
+
+    assert {name: len(entries) for name, entries in found.items()} == {
+        "all-off": 1,
+        "all-on": 1,
+        "halves": 2,
+        "mixed-boards": 2,
+    }
+    first, second = entries(yaml.safe_load(FILE), "mixed-boards")
+    assert first.device_filter == ["0x20B010DE", "0x20b110de"]
+    assert first.mig_devices == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    assert second.device_filter == ["0x20B710DE"]
+    assert second.devices == "all"
+
+
+def test_an_empty_filter_filters_nothing_and_full_compute_instances_need_no_saying():
+    _, entry = entries(yaml.safe_load(FILE), "halves")
+
+    assert entry.device_filter == []
+    assert entry.devices == [4, 5, 6, 7]
+    assert entry.mig_devices == {
+        "1g.10gb": 7,
+        "1g.24gb-me": 1,
+        "1g.24gb+me.all": 1,
+        "7g.80gb": 0,
+    }
+
+
+def test_mig_mode_that_is_off_needs_no_devices():
+    assert one(devices="all", mig_enabled=False).mig_devices is None
+    assert one(devices="all", mig_enabled=False, mig_devices={}).mig_devices == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "is_one"),
+    [
+        (yaml.safe_load(FILE), True),
+        ({"mig-configs": None}, True),
+        ({"version": "v1", "sharing": {}}, False),
+        (None, False),
+        ("mig-configs", False),
+    ],
+)
+def test_such_a_file_is_known_by_what_it_has(document, is_one):
+    assert is_mig_parted(document) is is_one
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"mig_enabled": False}, "mig-configs.x[0].devices: missing"),
+        ({"devices": "all"}, "mig-configs.x[0].mig-enabled: missing"),
+        (
+            {"devices": "some", "mig_enabled": False},
+            "mig-configs.x[0].devices: 'some' should be all, or a list of the numbers of GPUs",
+        ),
+        (
+            {"devices": [True], "mig_enabled": False},
+            "mig-configs.x[0].devices: [True] should be all, or a list of the numbers of GPUs",
+        ),
+        (
+            {"devices": [-1], "mig_enabled": False},
+            "mig-configs.x[0].devices: [-1] should be all, or a list of the numbers of GPUs",
+        ),
+        (
+            {"devices": "all", "mig_enabled": "yes"},
+            "mig-configs.x[0].mig-enabled: 'yes' should be a valid boolean",
+        ),
+        (
+            {"devices": "all", "mig_enabled": False, "device_filter": 0x20B010DE},
+            "mig-configs.x[0].device-filter: 548409566 is a number to YAML; write it in quotes: "
+            '"0x20B010DE"',
+        ),
+        (
+            {"devices": "all", "mig_enabled": False, "device_filter": ["A100"]},
+            "mig-configs.x[0].device-filter: ['A100'] has what is no PCI ID of device and vendor; "
+            "write for example 0x20B010DE",
+        ),
+        (
+            {"devices": "all", "mig_enabled": False, "device_filter": True},
+            "mig-configs.x[0].device-filter: True should be a valid list",
+        ),
+        (
+            {"devices": "all", "mig_enabled": True, "mig_devices": {"1g": 2}},
+            "mig-configs.x[0].mig-devices: {'1g': 2} has '1g', which is no profile; write for "
+            "example 1g.10gb",
+        ),
+        (
+            {"devices": "all", "mig_enabled": True, "mig_devices": {"1c.3g.20gb": 2}},
+            "mig-configs.x[0].mig-devices: {'1c.3g.20gb': 2} has '1c.3g.20gb': compute instances "
+            "that do not fill their GPU instance are nothing that claims can have; write 3g.20gb",
+        ),
+        (
+            {"devices": "all", "mig_enabled": True, "mig_devices": {"1g.5gb": -1}},
+            "mig-configs.x[0].mig-devices.1g.5gb: -1 should be greater than or equal to 0",
+        ),
+        (
+            {"devices": "all", "mig_enabled": False, "mig-devise": {}},
+            "mig-configs.x[0].mig-devise: unknown field; did you mean mig-devices?",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_layout_is_said_with_its_path(fields, problem):
+    assert problems(**fields) == (problem,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"mig_enabled": True}, "has mig-enabled: true and no mig-devices; write {} for none"),
+        (
+            {"mig_enabled": False, "mig_devices": {"1g.5gb": 1}},
+            "has mig-devices and mig-enabled: false; remove one of them",
+        ),
+    ],
+)
+def test_partitions_and_the_mode_have_to_fit_together(fields, words):
+    (problem,) = problems(devices="all", **fields)
+
+    assert problem.startswith("mig-configs.x[0]: ")
+    assert problem.endswith(words)
+
+
+def test_a_layout_is_a_list_with_something_in_it():
+    file = {"version": "v1", "mig-configs": {"a": [], "b": {}, "c": "all"}}
+
+    assert layouts(file) == {
+        "a": ("mig-configs.a: is empty; say what is meant, or leave it out",),
+        "b": ("mig-configs.b: {} should be a valid list",),
+        "c": ("mig-configs.c: 'all' should be a valid list",),
+    }
+
+
+def test_one_broken_layout_spoils_no_other():
+    file = {
+        "version": "v1",
+        "mig-configs": {
+            "good": [{"devices": "all", "mig-enabled": False}],
+            "bad": [{"devices": "all"}],
+        },
+    }
+
+    found = layouts(file)
+
+    assert found["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
+    assert isinstance(found["good"], list)
+
+
+def test_what_is_wrong_with_the_file_is_wrong_with_all_of_it():
+    assert refused(mig_configs={"x": []}) == ("version: missing",)
+    assert refused(version="v2", mig_configs={"x": []}) == ("version: 'v2' should be 'v1'",)
+    assert refused(version="v1") == ("mig-configs: missing",)
+    assert refused(version="v1", mig_configs={}) == (
+        "mig-configs: is empty; say what is meant, or leave it out",
+    )
+    assert refused(version="v1", mig_configs={"x": []}, flags={}) == (
+        "flags: unknown field; remove it",
+    )

@@ -1,0 +1,97 @@
+"""GPUs that can be cut, and claims for what is cut of them."""
+
+from typing import Any
+
+from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
+from dra_driver.model.holdings import Holding
+from dra_driver.model.mig import (
+    Engines,
+    Instance,
+    Mig,
+    MigProfile,
+    OddInstance,
+    Partition,
+    PartitionKey,
+    Placement,
+)
+from dra_driver.model.offer import CounterSet, Device, Offer, counter_set_name, partition_name
+from tests.fakes.values import gpu, ref
+
+MIB = 1024 * 1024
+
+
+def _profile(name: str, numbers: tuple[int, int], mib: int, size: int, *starts: int) -> MigProfile:
+    slices = int(name.partition("g")[0])
+    placements = tuple(Placement(start, size) for start in starts)
+    engines = Engines(multiprocessors=14 * slices, copy=slices)
+    return MigProfile(name, *numbers, slices, len(starts), mib * MIB, engines, placements)
+
+
+PROFILES = {
+    one.name: one
+    for one in (
+        _profile("1g.5gb", (19, 0), 4864, 1, *range(7)),
+        _profile("2g.10gb", (14, 1), 9856, 2, 0, 2, 4),
+        _profile("3g.20gb", (9, 2), 19968, 4, 0, 4),
+        _profile("7g.40gb", (0, 4), 40192, 8, 0),
+    )
+}
+
+
+def partition(name: str, start: int) -> Partition:
+    profile = PROFILES[name]
+    return Partition(profile, Placement(start, profile.size))
+
+
+def key(name: str, start: int) -> PartitionKey:
+    return partition(name, start).key
+
+
+def instance(name: str, start: int, number: int = 1) -> Instance:
+    uuid = GpuUuid(f"MIG-00000000-0000-0000-0000-{number:012}")
+    return Instance(key(name, start), number, 0, uuid)
+
+
+def odd(name: str, start: int, cis: int = 0, number: int = 9) -> OddInstance:
+    return OddInstance(key(name, start), number, cis)
+
+
+def a100(minor: int = 0, *instances: Instance, **fields: Any) -> Gpu:
+    """An A100 in MIG mode, unless *fields* of ``Mig`` say otherwise."""
+    values: dict[str, Any] = {"on": True, "pending": True, "switches": False}
+    mig = Mig(**values | fields, profiles=tuple(PROFILES.values()), instances=instances)
+    return gpu(minor, product_name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB, mig=mig)
+
+
+def holding(claim: str, name: str = "", start: int = 0, minor: int = 0, **fields: Any) -> Holding:
+    """What *claim* of namespace team-a has: a partition that was cut for it, or a whole GPU."""
+    board = a100(minor)
+    values: dict[str, Any] = {"device": board.name, "gpu": board.uuid}
+    if name:
+        device = partition_name(board, partition(name, start))
+        values |= {"device": device, "partition": key(name, start), "cut": True}
+    return Holding(ref(claim, namespace="team-a"), **values | fields)
+
+
+def held(*holdings: Holding) -> dict[DeviceName, list[Holding]]:
+    found: dict[DeviceName, list[Holding]] = {}
+    for one in holdings:
+        found.setdefault(one.device, []).append(one)
+    return found
+
+
+def offered(*gpus: Gpu, whole: bool = False) -> Offer:
+    """Every partition of *gpus*, kept apart slice by slice; *whole*: the GPUs as a whole, too."""
+    devices: list[Device] = []
+    sets = []
+    for board in gpus:
+        assert board.mig is not None
+        slices = [f"memory-slice-{unit}" for unit in range(board.mig.units)]
+        sets.append(CounterSet(counter_set_name(board), tuple((name, 1) for name in slices)))
+        if whole:
+            devices.append(Device(board, takes=tuple((name, 1) for name in slices)))
+        for profile in board.mig.profiles:
+            for place in profile.placements:
+                takes = tuple((f"memory-slice-{unit}", 1) for unit in range(place.start, place.end))
+                devices.append(Device(board, partition=Partition(profile, place), takes=takes))
+    return Offer(tuple(devices), counter_sets=tuple(sets))

@@ -1,0 +1,163 @@
+"""What doctor says of GPUs that can be cut, each with what to do about it."""
+
+from dra_driver.cli import mig_checks
+from dra_driver.cli.disk_checks import Book
+from dra_driver.cli.findings import Level
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import PreparedDevice
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles
+from dra_driver.model.holdings import Record
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig
+from tests.cli.mig import a100, holding, instance, odd
+from tests.fakes.values import gpu
+
+ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
+
+
+def record(name, *where, completed=True, **fields):
+    one = holding(name, *where, **fields)
+    prepared = (PreparedDevice(("gpu",), "n1", one.device, ()),)
+    return Record(one.claim, (one,), prepared=prepared if completed else None)
+
+
+def seen(*gpus, before=(), after=None):
+    """What is said of instances; the ledger has *before* and then *after*."""
+    books = iter([before, before if after is None else after])
+    return list(
+        mig_checks.instances(
+            lambda: Inventory(gpus), lambda: Book({one.claim.uid: one for one in next(books)}, {})
+        )
+    )
+
+
+def files(*names):
+    def of(minors, capabilities):
+        if missing := set(capabilities) - {*names, "mig/monitor"}:
+            raise NodeError(f"there is no capability {sorted(missing)[0]}")
+        found = {name: DeviceFile(f"/dev/{name}", f"/dev/{name}", 240, 1) for name in names}
+        return DeviceFiles((), {}, found)
+
+    return of
+
+
+def test_nothing_is_said_where_no_gpu_can_be_cut():
+    assert list(mig_checks.modes([gpu(0)])) == []
+    assert seen(gpu(0)) == []
+    assert list(mig_checks.device_files(lambda: Inventory((gpu(0),)), files())) == []
+
+
+def test_no_file_is_looked_for_while_mig_mode_is_off():
+    off = a100(0, on=False, pending=False)
+
+    assert list(mig_checks.device_files(lambda: Inventory((off,)), files())) == []
+
+
+def test_modes_are_one_line_while_none_waits_for_a_reset():
+    (found,) = mig_checks.modes([a100(0), a100(1, on=False, pending=False), gpu(2), a100(3)])
+
+    assert (found.level, found.found) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
+
+
+def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
+    first, second = mig_checks.modes([a100(0, on=False), a100(1, pending=False)])
+
+    assert first.level is second.level is Level.WARN
+    assert first.found == "gpu-0: it is off, and goes on with the next reset of the GPU"
+    assert second.found == "gpu-1: it is on, and goes off with the next reset of the GPU"
+    assert "nvidia-smi --gpu-reset -i 0000:18:00.0" in first.mend
+
+
+def test_instances_are_told_apart_by_who_made_them():
+    ours = record("a", "1g.5gb", 0)
+
+    foreign, cut = seen(a100(0, ONE, THREE), before=[ours])
+
+    assert foreign.level is cut.level is Level.OK
+    assert foreign.found.endswith("left as they are: gpu-0-mig-3g20gb-9-4")
+    assert cut.found == "cut for claims: 1"
+
+
+def test_an_instance_of_an_unknown_profile_is_named_all_the_same():
+    bare = gpu(0, mig=Mig(True, True, False, (), (ONE,)))
+
+    (foreign,) = seen(bare)
+
+    assert foreign.found.endswith("gpu-0, profile 19 at 0")
+
+
+def test_an_instance_that_is_no_partition_says_how_to_mend_it():
+    empty, full = seen(a100(odd=(odd("3g.20gb", 4), odd("1g.5gb", 0, cis=2, number=3))))
+
+    assert empty.level is full.level is Level.WARN
+    assert empty.found.startswith("gpu-0, 3g.20gb at 4: GPU instance 9 without a compute instance")
+    assert "-gi 9 -cci), or remove it: nvidia-smi mig" in empty.mend
+    assert full.mend == (
+        "remove it: nvidia-smi mig -i 0000:18:00.0 -gi 3 -dci, then "
+        "nvidia-smi mig -i 0000:18:00.0 -gi 3 -dgi"
+    )
+
+
+def test_an_instance_that_is_just_being_cut_is_no_trouble():
+    begun = record("a", "3g.20gb", 4, completed=False)
+
+    (found,) = seen(a100(odd=(odd("3g.20gb", 4),)), before=[], after=[begun])
+
+    assert found.level is Level.OK
+
+
+def test_a_partition_that_vanished_under_its_claim_fails():
+    failed, _ = seen(a100(), before=[record("a", "1g.5gb", 0)])
+
+    assert failed.level is Level.FAIL
+    assert failed.found.startswith("claim team-a/a has gpu-0-mig-1g5gb-19-0, which is not there")
+    assert "delete the pods" in failed.mend
+
+
+def test_a_claim_that_came_or_went_meanwhile_says_nothing():
+    one = record("a", "1g.5gb", 0)
+
+    assert [each.level for each in seen(a100(), before=[one], after=[])] == [Level.OK]
+    assert [each.level for each in seen(a100(), before=[], after=[one])] == [Level.OK]
+
+
+def test_nothing_vanished_that_is_not_prepared_or_is_of_a_gpu_that_is_gone():
+    begun = record("a", "1g.5gb", 0, completed=False)
+    elsewhere = record("b", "1g.5gb", 0, minor=5)
+    watcher = record("c", "1g.5gb", 1, admin=True, cut=False)
+
+    said = seen(a100(), before=[begun, elsewhere, watcher])
+
+    assert [each.level for each in said] == [Level.OK]
+
+
+def test_every_instance_has_the_files_of_its_capabilities():
+    board = a100(0, ONE)
+    its = ("gpu0/mig/gi1", "gpu0/mig/gi1/ci0")
+
+    (found,) = mig_checks.device_files(lambda: Inventory((board,)), files(*its, "mig/monitor"))
+
+    assert (found.level, found.found) == (Level.OK, "2 that the instances need")
+
+
+def test_a_driver_without_the_file_for_who_looks_on_is_no_fault():
+    found, absent = mig_checks.device_files(lambda: Inventory((a100(),)), files())
+
+    assert (found.level, found.found) == (Level.OK, "none is needed now")
+    assert absent.level is Level.SKIP
+
+
+def test_a_capability_without_its_file_fails_and_says_where_to_look():
+    (found,) = mig_checks.device_files(lambda: Inventory((a100(0, ONE),)), files())
+
+    assert found.level is Level.FAIL
+    assert found.found == "there is no capability gpu0/mig/gi1"
+    assert "nvidia-caps" in found.mend
+
+
+def test_an_instance_that_goes_while_its_files_are_looked_at_is_no_fault():
+    looks = iter([a100(0, ONE), a100(0, ONE), a100()])
+
+    found = list(mig_checks.device_files(lambda: Inventory((next(looks),)), files("mig/monitor")))
+
+    assert [each.level for each in found] == [Level.OK]

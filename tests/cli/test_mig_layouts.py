@@ -1,0 +1,49 @@
+"""How far layouts are, as people read it."""
+
+from dra_driver.cli.findings import Level
+from dra_driver.cli.mig_layouts import layout_lines, layouts
+from dra_driver.model.layouts import Book, Outcome, State
+from tests.cli.mig import a100
+
+GPUS = tuple(a100(minor) for minor in range(4))
+FREE, SAME, BUSY, WRONG = GPUS
+
+BOOK = Book(
+    outcomes={
+        FREE.uuid: Outcome("all-1g.5gb", State.SUCCESS),
+        SAME.uuid: Outcome("all-1g.5gb", State.SUCCESS),
+        BUSY.uuid: Outcome("all-1g.5gb", State.PENDING, "claim team-a/a holds it"),
+        WRONG.uuid: Outcome("odd", State.FAILED, "it has no profile 1g.99gb"),
+    },
+    boards={FREE.uuid: "MIG mode could not be put back"},
+)
+
+
+def test_gpus_that_are_equally_far_are_one_line():
+    assert list(layout_lines(BOOK, GPUS)) == [
+        "layout all-1g.5gb on gpu-0, gpu-1: success",
+        "layout all-1g.5gb on gpu-2: pending: claim team-a/a holds it",
+        "layout odd on gpu-3: failed: it has no profile 1g.99gb",
+        "gpu-0: MIG mode could not be put back",
+    ]
+
+
+def test_a_layout_that_there_is_not_is_told_without_any_gpu():
+    book = Book(problem="there is no layout 'x'")
+
+    assert list(layout_lines(book, GPUS)) == ["layout: there is no layout 'x'"]
+    (found,) = layouts(book, GPUS)
+    assert found.level is Level.FAIL
+    assert "nvidia.com/mig.config" in found.mend
+
+
+def test_doctor_fails_where_a_layout_failed_and_warns_where_it_waits():
+    found = list(layouts(BOOK, GPUS))
+
+    assert [one.level for one in found] == [Level.OK, Level.WARN, Level.FAIL, Level.WARN]
+    assert all(one.mend for one in found[1:3])
+
+
+def test_gpus_that_are_gone_are_not_told_of():
+    assert list(layout_lines(BOOK, ())) == list(layouts(BOOK, ())) == []
+    assert list(layouts(Book(), GPUS)) == []

@@ -1,0 +1,172 @@
+"""GPUs in memory that layouts can cut; they refuse what hardware refuses, and fail or die where a
+test says so."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from dra_driver.errors import NodeError
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Instance, Mig, OddInstance, Partition, PartitionKey
+from dra_driver.model.processes import GpuProcess
+from dra_driver.node.sim.mig.geometry import Geometry, geometry
+from dra_driver.node.sim.mig.rules import fits
+from tests.fakes.values import gpu
+
+AMPERE, HOPPER = "A100-40-SXM", "H100-80-SXM"
+
+
+def table(product: str) -> Geometry:
+    """What the board can be cut into."""
+    found = geometry(product)
+    assert found is not None
+    return found
+
+
+def part(product: str, name: str, start: int) -> PartitionKey:
+    """The partition of this profile that begins there."""
+    profile = table(product).named(name)
+    assert profile is not None
+    place = next(one for one in profile.placements if one.start == start)
+    return Partition(profile, place).key
+
+
+@dataclass
+class Board:
+    """One GPU."""
+
+    product: str
+    minor: int = 0
+    on: bool = False
+    there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
+    used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
+
+    @property
+    def uuid(self) -> GpuUuid:
+        return GpuUuid(f"GPU-{self.minor}")
+
+    @property
+    def switches(self) -> bool:
+        """Without a reset."""
+        return self.product == HOPPER
+
+    def instance(self, key: PartitionKey) -> Instance:
+        number = 1 + 10 * key.profile_id + key.start
+        return Instance(key, number, 0, GpuUuid(f"MIG-{self.minor}-{number}"))
+
+    @property
+    def gpu(self) -> Gpu:
+        whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
+        odd = [OddInstance(key, 99, 0) for key in sorted(self.there) if not self.there[key]]
+        profiles = table(self.product).profiles
+        mig = Mig(self.on, self.on, self.switches, profiles, tuple(whole), tuple(odd))
+        return gpu(self.minor, uuid=self.uuid, product_name=self.product, mig=mig)
+
+    def partition(self, key: PartitionKey) -> Partition:
+        profile = table(self.product).profile(key.profile_id)
+        assert profile is not None
+        return Partition(profile, key.placement)
+
+
+class Boards:
+    """The node that a keeper works on: what it looks at, and what it changes."""
+
+    def __init__(self, *boards: Board, plain: tuple[Gpu, ...] = ()) -> None:
+        """*plain*: GPUs that cannot be cut."""
+        self.boards = {board.uuid: board for board in boards}
+        self._plain = plain
+        self._seen: Inventory | None = None
+        self.step: Callable[[str], None] = lambda what: None  # before and after every effect
+        self.done: list[str] = []  # effects
+        self.gone: set[GpuUuid] = set()  # that cannot be seen
+
+    @property
+    def mig(self) -> "Boards":
+        return self
+
+    def inventory(self) -> Inventory:
+        return self._seen or self.refresh()
+
+    def refresh(self) -> Inventory:
+        cut = [one.gpu for one in self.boards.values() if one.uuid not in self.gone]
+        gpus = sorted((*cut, *self._plain), key=lambda one: one.minor)
+        self._seen = Inventory(tuple(gpus))
+        return self._seen
+
+    def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
+        """Of a GPU those of the GPU as a whole, of an instance its own."""
+        for board in self.boards.values():
+            for key, pid in board.used.items():
+                if gpu == (board.uuid if key is None else board.instance(key).uuid):
+                    return (GpuProcess(pid, 0),)
+        return ()
+
+    def set_mode(self, gpu: GpuUuid, on: bool) -> None:
+        board = self.boards[gpu]
+        assert board.switches, "it needs a reset"
+        self._switch(board, on)
+
+    def reset_mode(self, gpu: GpuUuid, on: bool) -> None:
+        board = self.boards[gpu]
+        assert not board.switches, "it needs no reset"
+        self._switch(board, on)
+
+    def cut(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+        board = self.boards[gpu]
+        if not board.on:
+            raise NodeError(f"{gpu}: MIG mode is off")
+        if key not in board.there:
+            others = [board.partition(one) for one in board.there]
+            if not fits(table(board.product), others, board.partition(key)):
+                raise NodeError(f"{gpu}: {key} does not fit")
+            with_gi = f"GI {key}"
+            self.step(with_gi)
+            board.there[key] = False
+            self._did(with_gi)
+        if not board.there[key]:
+            self.step(f"CI {key}")
+            board.there[key] = True
+            self._did(f"CI {key}")
+        return board.instance(key)
+
+    def remove(self, gpu: GpuUuid, key: PartitionKey) -> None:
+        board = self.boards[gpu]
+        if not board.on or key not in board.there:
+            return
+        if board.used.get(key):
+            raise NodeError(f"{gpu}: {key} is in use")
+        if board.there[key]:
+            self.step(f"no CI {key}")
+            board.there[key] = False
+            self._did(f"no CI {key}")
+        self.step(f"no GI {key}")
+        del board.there[key]
+        self._did(f"no GI {key}")
+
+    def _switch(self, board: Board, on: bool) -> None:
+        if board.on == on:
+            return
+        if board.there or board.used:
+            raise NodeError(f"{board.uuid}: it is in use")
+        self.step(f"mode {on}")
+        board.on = on
+        self._did(f"mode {on}")
+
+    def _did(self, what: str) -> None:
+        self.done.append(what)
+        self.step(what)
+
+
+class Claims:
+    """Which GPUs claims hold: what ``Upkeep.while_free`` knows."""
+
+    def __init__(self) -> None:
+        self.holding: set[str] = set()
+        self.asked: list[frozenset[str]] = []
+
+    def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
+        self.asked.append(frozenset(gpus))
+        if self.holding & set(gpus):
+            return False
+        act()
+        return True

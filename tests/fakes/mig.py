@@ -1,0 +1,127 @@
+"""GPUs that can be cut, in memory; they refuse what hardware refuses."""
+
+from dataclasses import replace
+
+from dra_driver.errors import NodeError, Vanished
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import (
+    Engines,
+    Instance,
+    Mig,
+    MigProfile,
+    Partition,
+    PartitionKey,
+    Placement,
+)
+from dra_driver.model.offer import Device, Offer, Shape, Sliceable
+from tests.fakes.values import MIB, SLICEABLE, gpu
+
+GIB = 1024 * MIB
+
+
+def profile(name: str, id_: int, number: int, slices: int, size: int, *starts: int) -> MigProfile:
+    gigabytes = int(name.split(".")[1].split("gb")[0])
+    engines = Engines(multiprocessors=16 * slices, copy=slices)
+    placements = tuple(Placement(start, size) for start in starts)
+    return MigProfile(name, id_, number, slices, len(starts), gigabytes * GIB, engines, placements)
+
+
+ONE = profile("1g.10gb", 19, 0, 1, 1, 0, 1, 2, 3, 4, 5, 6)
+TWO = profile("2g.20gb", 14, 1, 2, 2, 0, 2, 4)
+THREE = profile("3g.40gb", 9, 2, 3, 4, 0, 4)
+FOUR = profile("4g.40gb", 5, 3, 4, 4, 0)
+SEVEN = profile("7g.80gb", 0, 4, 7, 8, 0)
+H100 = (ONE, TWO, THREE, FOUR, SEVEN)
+
+
+def mig_gpu(minor: int = 0, *, on: bool = False, switches: bool = True, **fields) -> Gpu:
+    """An H100 that can be cut; with *switches* false it behaves as an A100 does."""
+    return gpu(minor, mig=Mig(on, on, switches, H100), **fields)
+
+
+def partition(of: MigProfile = ONE, start: int = 0) -> Partition:
+    return Partition(of, next(place for place in of.placements if place.start == start))
+
+
+def instance(of: MigProfile = ONE, start: int = 0, gi: int = 1, name: str = "") -> Instance:
+    key = partition(of, start).key
+    return Instance(key, gi, 0, GpuUuid(f"MIG-{name or f'{key.profile_id}-{start}'}"))
+
+
+def sliceable(of: MigProfile) -> Sliceable:
+    return replace(SLICEABLE, memory_default=of.memory_bytes)
+
+
+def cut_device(
+    of: MigProfile = ONE,
+    start: int = 0,
+    on: Gpu | None = None,
+    shape: Shape | None = None,
+    **fields,
+) -> Device:
+    """A partition that is cut when a claim needs it."""
+    offered = tuple(one.name for one in H100)
+    made = Device(
+        on or mig_gpu(),
+        shape or sliceable(of),
+        partition=partition(of, start),
+        offered=offered,
+    )
+    return replace(made, **fields)
+
+
+def mig_offer(*gpus: Gpu) -> Offer:
+    """Each GPU as a whole, and every partition of it."""
+    its = gpus or (mig_gpu(),)
+    offered = tuple(one.name for one in H100)
+    whole = [Device(one, SLICEABLE, offered=offered) for one in its]
+    parts = [
+        cut_device(of, place.start, one) for one in its for of in H100 for place in of.placements
+    ]
+    return Offer((*whole, *parts))
+
+
+class FakeMig:
+    """The partitions of the GPUs of a node, and their MIG modes."""
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.modes = {one.uuid: one.mig.on for one in inventory.gpus if one.mig}
+        self.instances: dict[tuple[GpuUuid, PartitionKey], Instance] = {}
+        self._next = 1
+
+    def set_mode(self, uuid: GpuUuid, on: bool, *, quietly: bool = False) -> None:
+        if uuid not in self.modes:
+            raise NodeError(f"{uuid} has no MIG mode")
+        if not on and self.on(uuid):
+            if quietly:
+                return
+            raise NodeError(f"{uuid}: MIG mode stays on: it has instances")
+        self.modes[uuid] = on
+
+    def on(self, uuid: GpuUuid) -> tuple[PartitionKey, ...]:
+        return tuple(sorted(key for its, key in self.instances if its == uuid))
+
+    def cut(self, uuid: GpuUuid, key: PartitionKey) -> None:
+        if (uuid, key) in self.instances:
+            return
+        if not self.modes.get(uuid):
+            raise NodeError(f"{uuid}: MIG mode is off")
+        if any(key.placement.overlaps(other.placement) for other in self.on(uuid)):
+            raise NodeError(f"{uuid}: {key} overlaps an instance that is there")
+        self.add(uuid, key)
+
+    def add(self, uuid: GpuUuid, key: PartitionKey, name: str = "") -> Instance:
+        """An instance that somebody makes."""
+        number, self._next = self._next, self._next + 1
+        found = Instance(key, number, 0, GpuUuid(f"MIG-{name or number}"))
+        self.instances[uuid, key] = found
+        return found
+
+    def remove(self, uuid: GpuUuid, key: PartitionKey) -> None:
+        self.instances.pop((uuid, key), None)
+
+    def find(self, uuid: GpuUuid, key: PartitionKey) -> Instance:
+        if (uuid, key) not in self.instances:
+            raise Vanished(f"{uuid}: there is no instance with {key}")
+        return self.instances[uuid, key]

@@ -1,0 +1,90 @@
+"""A simulated node whose GPUs are cut through our own door to NVML."""
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import MigProfile, Partition, PartitionKey
+from dra_driver.node.mig.holders import Holders
+from dra_driver.node.mig.partitions import Partitions
+from dra_driver.node.nvml import Nvml
+from dra_driver.node.nvml_values import Facts, Glance
+from dra_driver.node.sim.mig.state import MigStates
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.simulated import Document, Node
+
+BUS = "0000:1b:00.0"
+
+
+def board(product: str = "H100-80-SXM", bus: str = BUS, **more: Any) -> Document:
+    """One GPU of a node file."""
+    return {"product": product, "bus_id": bus, **more}
+
+
+class MigNode(Node):
+    """A node with one GPU, unless *gpus* says more, and what is cut of the first."""
+
+    def __init__(
+        self, directory: Path, *gpus: Document, patience: float = 0.0, deadline: float = 5.0
+    ) -> None:
+        self.proc = directory / "proc"  # nobody is there
+        super().__init__(directory, {"gpus": list(gpus) or [board(mig=True)]}, deadline)
+        self.patience, self.deadline = patience, deadline
+        self.partitions = self.through(self.functions)
+
+    def through(self, functions: Any) -> Partitions:
+        """A process that has only now come, which asks *functions*."""
+        self.nvml.stop()
+        self.nvml = Nvml(lambda: functions, self.deadline)
+        loaded: Callable[[], bool] = lambda: self.live.current().driver == "ready"  # noqa: E731
+        return Partitions(self.nvml, Holders(self.nvml, self.proc), loaded, self.patience)
+
+    @property
+    def gpu(self) -> GpuUuid:
+        return GpuUuid(str(self.live.current().gpus[0].uuid))
+
+    @property
+    def glance(self) -> Glance:
+        self.nvml.system()
+        seen = self.nvml.glances([0])[0]
+        assert isinstance(seen, Glance), seen
+        return seen
+
+    @property
+    def facts(self) -> Facts:
+        self.nvml.system()
+        found = self.nvml.facts([0])[0]
+        assert isinstance(found, Facts), found
+        return found
+
+    @cached_property
+    def profiles(self) -> tuple[MigProfile, ...]:
+        """As they were found first."""
+        return self.facts.mig_profiles
+
+    def profile(self, name: str) -> MigProfile:
+        return next(one for one in self.facts.mig_profiles if one.name == name)
+
+    def key(self, name: str, start: int = 0) -> PartitionKey:
+        """The partition of this profile from *start* on."""
+        profile = next(one for one in self.profiles if one.name == name)
+        place = next(one for one in profile.placements if one.start == start)
+        return Partition(profile, place).key
+
+    @property
+    def cut(self) -> list[str]:
+        """What is cut of the GPU, whole: "1g.10gb at 0"."""
+        return [self.named(one.key) for one in self.glance.instances]
+
+    def named(self, key: PartitionKey) -> str:
+        name = next(one.name for one in self.profiles if one.id == key.profile_id)
+        return f"{name} at {key.start}"
+
+    def fresh(self) -> SimulatedNvml:
+        """The same boards, with nothing cut of them but what the file says."""
+        self.mig = MigStates(is_root=lambda: True)
+        self.functions = SimulatedNvml(self.live, mig=self.mig)
+        self.partitions = self.through(self.functions)
+        return self.functions

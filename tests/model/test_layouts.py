@@ -1,0 +1,29 @@
+"""What is remembered of layouts, and what is told of it."""
+
+import pytest
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.layouts import Book, Outcome, State, state_of
+
+
+def outcome(state):
+    return Outcome("all-balanced", state, "")
+
+
+@pytest.mark.parametrize(
+    ("states", "together"),
+    [
+        ((), State.SUCCESS),
+        ((State.SUCCESS, State.PENDING), State.PENDING),
+        ((State.PENDING, State.FAILED, State.SUCCESS), State.FAILED),
+    ],
+)
+def test_the_worst_state_of_a_gpu_is_the_state_of_the_node(states, together):
+    assert state_of(map(outcome, states)) is together
+
+
+def test_what_waits_has_not_failed():
+    outcomes = {GpuUuid("a"): outcome(State.PENDING), GpuUuid("b"): outcome(State.FAILED)}
+
+    assert Book(outcomes=outcomes).failures == 1
+    assert Book(boards={GpuUuid("a"): "in use"}, problem="no such layout").failures == 2

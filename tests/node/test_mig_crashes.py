@@ -1,0 +1,126 @@
+"""Wherever a change of a GPU ends too early, it is done again or undone."""
+
+import pytest
+
+from dra_driver.errors import NodeError
+from tests.fakes.mig_node import MigNode, board
+
+
+class Killed(Exception):
+    """The process is gone: nothing that it meant to do any more is done."""
+
+
+class Mortal:
+    """The functions of NVML, until one of the calls, which kills the process."""
+
+    def __init__(self, functions, at, carried_out):
+        self._functions, self._at, self._carried_out = functions, at, carried_out
+        self.calls = 0
+
+    def __getattr__(self, name):
+        found = getattr(self._functions, name)
+        if not name.startswith("nvml") or name in ("nvmlInit", "nvmlShutdown"):
+            return found
+
+        def call(*args):
+            self.calls += 1
+            if self.calls == self._at and not self._carried_out:
+                raise Killed(name)
+            answer = found(*args)
+            if self.calls == self._at:
+                raise Killed(name)
+            return answer
+
+        return call
+
+
+FOREIGN = {"profile": "1g.10gb", "start": 6}
+
+
+@pytest.fixture
+def node(tmp_path):
+    return MigNode(tmp_path, board(mig=True, instances=[FOREIGN]))
+
+
+def killed_at_each(node, prepare, change):
+    """Each time that *change* can be killed at a call of NVML, after *prepare*."""
+    for carried_out in (False, True):
+        at, died = 0, True
+        while died:
+            at += 1
+            node.fresh()
+            prepare(node.partitions)
+            mortal = Mortal(node.functions, at, carried_out)
+            try:
+                change(node.through(mortal))
+                died = False
+            except Killed:
+                node.partitions = node.through(node.functions)
+                yield f"{'after' if carried_out else 'before'} call {at}"
+    assert at > 10  # it was killed more than now and then
+
+
+def nothing(partitions):
+    """There is nothing to prepare."""
+
+
+def whole(node):
+    assert node.glance.odd == ()
+    return node.cut
+
+
+def test_what_was_cut_by_half_can_be_removed(node):
+    gpu, key = node.gpu, node.key("3g.40gb")
+    for where in killed_at_each(node, nothing, lambda partitions: partitions.cut(gpu, key)):
+        node.partitions.remove(gpu, key)
+        assert whole(node) == ["1g.10gb at 6"], where
+
+
+def test_what_was_cut_by_half_can_be_cut(node):
+    gpu, key = node.gpu, node.key("3g.40gb")
+    for where in killed_at_each(node, nothing, lambda partitions: partitions.cut(gpu, key)):
+        made = node.partitions.cut(gpu, key)
+        assert node.partitions.find(gpu, key) == made
+        assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
+
+
+def test_what_was_removed_by_half_can_be_removed_or_cut(node):
+    gpu, key = node.gpu, node.key("3g.40gb")
+
+    def cut(partitions):
+        partitions.cut(gpu, key)
+
+    for where in killed_at_each(node, cut, lambda partitions: partitions.remove(gpu, key)):
+        node.partitions.cut(gpu, key)
+        assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
+        node.partitions.remove(gpu, key)
+        assert whole(node) == ["1g.10gb at 6"], where
+
+
+def test_a_mode_that_was_switched_by_half_can_be_switched_back(tmp_path):
+    node = MigNode(tmp_path, board())
+    gpu = node.gpu
+    seen = set()
+    for where in killed_at_each(node, nothing, lambda partitions: partitions.set_mode(gpu, True)):
+        seen.add(node.partitions.mode(gpu))
+        node.partitions.restore_mode(gpu, False)
+        assert not node.glance.mig_on, where
+        node.partitions.set_mode(gpu, True)
+        assert node.glance.mig_on, where
+    assert seen == {False, True}
+
+
+def test_a_change_that_waits_for_a_reset_since_a_crash_is_taken_back(tmp_path):
+    node = MigNode(tmp_path, board("A100-40-SXM", mig_reset="impossible"))
+    gpu = node.gpu
+
+    def change(partitions):
+        with pytest.raises(NodeError):
+            partitions.reset_mode(gpu, True)
+
+    pending = set()
+    for where in killed_at_each(node, nothing, change):
+        pending.add(node.glance.mig_pending)
+        node.partitions.reset_mode(gpu, False)
+        assert not node.glance.mig_pending, where
+    assert pending == {False, True}

@@ -1,0 +1,122 @@
+"""How a board can be cut is what its driver says, as far as that can be."""
+
+import logging
+
+import pytest
+
+from dra_driver.model.mig import Engines, Placement
+from dra_driver.node.sim.boards import boards
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.mig_node import MigNode, board
+
+CUTTABLE = sorted(name for name, its in boards().items() if its.mig)
+OLD = {"nvmlDeviceGetGpuInstanceProfileInfoV": "FUNCTION_NOT_FOUND"}
+
+
+def profiles(node):
+    return node.facts.mig_profiles
+
+
+class Told(SimulatedNvml):
+    """A driver that says something else of one profile, by its number."""
+
+    def __init__(self, live, number, **said):
+        super().__init__(live)
+        self.number, self.said = number, said
+
+    def nvmlDeviceGetGpuInstanceProfileInfo(self, device, profile, version=2):  # noqa: N802
+        told = super().nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version)
+        if profile == self.number:
+            for field, value in self.said.items():
+                setattr(told, field, value)
+        return told
+
+
+def told(node, number, **said):
+    """The profiles of an A30 whose driver says this of one of them."""
+    node.through(Told(node.live, number, **said))
+    return [one.name for one in profiles(node)]
+
+
+@pytest.fixture
+def a30(tmp_path):
+    return MigNode(tmp_path, board("A30"))
+
+
+def test_a_profile_is_all_that_is_said_of_it(tmp_path):
+    node = MigNode(tmp_path, board("A100-40-SXM"))
+    media = node.profile("1g.5gb+me")
+    assert (media.id, media.number, media.slices, media.most) == (20, 7, 1, 1)
+    assert media.memory_bytes == 4864 << 20
+    assert media.engines == Engines(14, copy=1, decoders=1, encoders=0, jpeg=1, ofa=1)
+    assert media.placements == tuple(Placement(start, 1) for start in range(7))
+    assert [one.number for one in profiles(node)] == sorted(one.number for one in profiles(node))
+
+
+def test_the_mode_does_not_matter(tmp_path):
+    node = MigNode(tmp_path, board(mig=True))
+    on = profiles(node)
+    node.partitions.set_mode(node.gpu, False)
+    assert profiles(node) == on
+
+
+@pytest.mark.parametrize("name", CUTTABLE)
+def test_a_library_that_names_no_profiles_gets_the_names_of_one_that_does(tmp_path, name):
+    names = {one.id: one.name for one in profiles(MigNode(tmp_path, board(name)))}
+    old = {one.id: one.name for one in profiles(MigNode(tmp_path, board(name, fails=OLD)))}
+    assert old == names
+
+
+def test_a_library_too_old_for_the_question_cuts_nothing(tmp_path):
+    fails = {"nvmlDeviceGetMigMode": "FUNCTION_NOT_FOUND"}
+    node = MigNode(tmp_path, board(fails=fails))
+    assert (node.glance.mig_on, profiles(node)) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        pytest.param({"instanceCount": 0}, 4, id="no instance"),
+        pytest.param({"id": 14}, 4, id="the id of another"),
+        pytest.param({"id": 9999}, 4, id="no placement"),
+    ],
+)
+def test_a_profile_that_cannot_be_is_left_out(a30, said, left):
+    names = told(a30, 7, **said)
+    assert len(names) == left
+    assert "1g.6gb+me" not in names
+
+
+def test_a_name_that_another_profile_has_gets_what_its_number_stands_for(a30):
+    assert sorted(told(a30, 7, name=b"MIG 1g.6gb")) == [
+        "1g.6gb",
+        "1g.6gb+me",
+        "2g.12gb",
+        "2g.12gb+me",
+        "4g.24gb",
+    ]
+
+
+def test_of_two_that_cannot_be_told_apart_there_is_one(a30):
+    assert told(a30, 1, name=b"MIG 1g.6gb").count("1g.6gb") == 1
+
+
+def test_there_are_no_more_instances_than_there_is_room_for(a30):
+    told(a30, 1, instanceCount=7)
+    assert a30.profile("2g.12gb").most == 2
+
+
+def test_profiles_that_cannot_be_read_are_logged_and_the_gpu_is_there_all_the_same(
+    tmp_path, caplog
+):
+    fails = {"nvmlDeviceGetGpuInstancePossiblePlacements": "NO_PERMISSION"}
+    node = MigNode(tmp_path, board(fails=fails))
+    with caplog.at_level(logging.WARNING):
+        assert profiles(node) == profiles(node) == ()
+    assert caplog.text.count("MIG profiles not read") == 1
+
+
+def test_a_gpu_that_is_lost_is_an_error(tmp_path):
+    node = MigNode(tmp_path, board(fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "GPU_IS_LOST"}))
+    node.nvml.system()
+    assert "GPU is lost" in str(node.nvml.facts([0])[0])

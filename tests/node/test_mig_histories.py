@@ -1,0 +1,57 @@
+"""Whatever is cut and removed, in whatever order: there is what was asked for, and no more."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dra_driver.errors import NodeError
+from dra_driver.model.mig import free_of
+from tests.fakes.mig_node import MigNode, board
+
+THEIRS = (("1g.10gb", 2), ("2g.20gb", 4))  # the second is not whole
+MEDIA = "1g.10gb+me"  # there is one at most
+PARTITIONS = [
+    ("1g.10gb", 0),
+    ("1g.10gb", 1),
+    (MEDIA, 0),
+    (MEDIA, 3),
+    ("1g.10gb", 6),
+    ("1g.20gb", 6),
+    ("2g.20gb", 0),
+    ("3g.40gb", 4),
+    ("3g.40gb", 0),
+    ("7g.80gb", 0),
+]
+STEPS = st.lists(st.tuples(st.booleans(), st.sampled_from(PARTITIONS)), max_size=12)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS, foreign=st.booleans())
+def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
+    tmp_path, steps, foreign
+):
+    instances = [
+        {"profile": name, "start": start, "compute": [1]} for name, start in THEIRS if foreign
+    ]
+    node = MigNode(tmp_path, board(mig=True, instances=instances))
+    theirs = {node.key(*one) for one in THEIRS if foreign}
+    ours = set()
+    for cut, partition in steps:
+        key = node.key(*partition)
+        if cut:
+            try:
+                node.partitions.cut(node.gpu, key)
+            except NodeError:
+                # Not for nothing: it lies over another, or takes the engines that another has.
+                media = partition[0] == MEDIA and key.profile_id in [one.profile_id for one in ours]
+                assert media or not free_of(key.placement, ours | theirs)
+            else:
+                ours.add(key)
+        else:
+            node.partitions.remove(node.gpu, key)
+            ours.discard(key)
+        glance = node.glance
+        whole = {one.key for one in glance.instances}
+        assert whole | {one.key for one in glance.odd} == ours | theirs
+        assert ours <= whole

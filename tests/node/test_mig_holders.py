@@ -1,0 +1,65 @@
+"""Who holds a board is named, by NVML's lists and by who has its device file open."""
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.node.mig import holders
+from dra_driver.node.mig.holders import Holder, Holders, in_words
+from tests.fakes.mig_node import MigNode, board
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """A process that has the first GPU's device file open, as it calls it."""
+    device = tmp_path / "dev/nvidia0"
+    device.parent.mkdir()
+    device.touch()
+    (tmp_path / "dev/nvidia01").touch()
+    with device.open() as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+            stdin=file,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout
+        process.stdout.readline()
+        yield process
+        process.kill()
+        process.communicate()
+
+
+def test_whoever_has_the_device_file_open_is_named_but_for_ourselves(tmp_path, opened):
+    node = MigNode(tmp_path)
+    with (tmp_path / "dev/nvidia0").open():
+        found = Holders(node.nvml).of(node.gpu)
+    assert [(one.pid, bool(one.command)) for one in found] == [(opened.pid, True)]
+
+
+def test_what_nvml_lists_is_named_once(tmp_path):
+    process = {"pid": 4_000_000_001, "memory_bytes": 1, "kinds": ["compute", "graphics"]}
+    node = MigNode(tmp_path, board(processes=[process]))
+    assert Holders(node.nvml).of(node.gpu) == (Holder(4_000_000_001, ""),)
+
+
+def test_of_an_instance_only_those_in_it_are_named(tmp_path, opened):
+    processes = [{"pid": 4_000_000_000 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
+    node = MigNode(tmp_path, board(mig=True, processes=processes))
+    assert [one.pid for one in Holders(node.nvml).of(node.gpu, 8)] == [4_000_000_008]
+
+
+def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
+    assert Holders(MigNode(tmp_path).nvml).of(GpuUuid("GPU-x")) == ()
+
+
+def test_many_are_not_all_named():
+    assert in_words(()) == "by nobody that can be seen from here"
+    many = in_words(tuple(Holder(pid, "python3") for pid in range(1, 12)))
+    assert many.endswith("python3 (8) and 3 more")
+
+
+def test_the_doc_is_true():
+    assert doctest.testmod(holders).failed == 0

@@ -1,0 +1,77 @@
+"""What others cut is seen as it is: what can be given to somebody, and what is in the way."""
+
+import pynvml
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.mig_node import MigNode, board
+
+
+def foreign(profile, start, compute=None):
+    said = {"profile": profile, "start": start}
+    return said if compute is None else said | {"compute": compute}
+
+
+def made(tmp_path, *instances, **fields):
+    return MigNode(tmp_path, board(mig=True, instances=list(instances), **fields))
+
+
+def test_instances_come_by_profile_and_place(tmp_path):
+    node = made(tmp_path, foreign("1g.10gb", 5), foreign("3g.40gb", 0), foreign("1g.10gb", 4))
+    assert node.cut == ["3g.40gb at 0", "1g.10gb at 4", "1g.10gb at 5"]
+    assert len({one.uuid for one in node.glance.instances}) == 3
+
+
+def test_they_come_and_go_with_those_who_cut_them(tmp_path):
+    node = made(tmp_path)
+    assert node.cut == []
+    node.change(gpu=0, instances=[foreign("1g.10gb", 2)])
+    assert node.cut == ["1g.10gb at 2"]
+    node.change(gpu=0, instances=[])
+    assert node.cut == []
+
+
+@pytest.mark.parametrize("compute", [[], [1], [1, 1, 1], [2, 1]])
+def test_one_that_is_not_whole_is_odd(tmp_path, compute):
+    node = made(tmp_path, foreign("3g.40gb", 4, compute), foreign("1g.10gb", 0))
+    assert node.cut == ["1g.10gb at 0"]
+    (odd,) = node.glance.odd
+    assert (node.named(odd.key), odd.cis) == ("3g.40gb at 4", len(compute))
+
+
+def test_nothing_is_asked_for_while_the_mode_is_off(tmp_path):
+    class Silent(SimulatedNvml):
+        def nvmlDeviceGetMaxMigDeviceCount(self, device):  # noqa: N802
+            raise AssertionError("asked")
+
+    node = MigNode(tmp_path, board())
+    node.through(Silent(node.live, mig=node.mig))
+    assert (node.glance.mig_on, node.glance.instances) == (False, ())
+
+
+def test_an_instance_of_a_profile_that_the_driver_does_not_list_is_in_the_way(tmp_path):
+    class Forgetful(SimulatedNvml):
+        def nvmlDeviceGetGpuInstanceProfileInfo(self, device, profile, version=2):  # noqa: N802
+            if profile == 2:  # of three slices
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return super().nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version)
+
+    node = made(tmp_path, foreign("3g.40gb", 4))
+    key = node.key("3g.40gb", 4)
+    partitions = node.through(Forgetful(node.live, mig=node.mig))
+    (odd,) = node.glance.odd
+    assert (odd.key.profile_id, odd.key.placement) == (key.profile_id, key.placement)
+    with pytest.raises(NodeError, match="profile 9 at 4"):
+        partitions.cut(node.gpu, node.key("1g.10gb", 4))
+
+
+def test_one_that_goes_while_it_is_looked_at_is_left_out(tmp_path):
+    class Racing(SimulatedNvml):
+        def nvmlGpuInstanceGetInfo(self, gpuInstance):  # noqa: N802, N803
+            node.change(gpu=0, instances=[])
+            return super().nvmlGpuInstanceGetInfo(gpuInstance)
+
+    node = made(tmp_path, foreign("1g.10gb", 0), foreign("2g.20gb", 4))
+    node.through(Racing(node.live, mig=node.mig))
+    assert (node.glance.instances, node.glance.odd) == ((), ())

@@ -1,0 +1,225 @@
+"""GPUs are cut where it was asked for and nowhere else, and what is cut goes again."""
+
+import threading
+import time
+
+import pynvml
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut, Vanished
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import PartitionKey
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.mig_node import MigNode, board
+
+
+@pytest.fixture
+def node(tmp_path):
+    return MigNode(tmp_path)
+
+
+def after(seconds, act):
+    """Has *act* happen a little later."""
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    return timer
+
+
+def test_a_partition_is_cut_where_it_was_asked_for(node):
+    made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4))
+    assert node.glance.instances == (made,)
+    assert made.key == PartitionKey(14, 4, 2, 2)
+    assert made.uuid.startswith("MIG-")
+
+
+def test_cutting_twice_is_cutting_once(node):
+    key = node.key("1g.10gb", 3)
+    assert node.partitions.cut(node.gpu, key) == node.partitions.cut(node.gpu, key)
+    assert node.cut == ["1g.10gb at 3"]
+
+
+def test_a_partition_that_is_half_made_is_completed(node):
+    key = node.key("3g.40gb", 4)
+    _gpu_instance_alone(node, key)
+    assert [one.cis for one in node.glance.odd] == [0]
+    node.partitions.cut(node.gpu, key)
+    assert (node.cut, node.glance.odd) == (["3g.40gb at 4"], ())
+
+
+def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
+    first, second = node.key("1g.10gb", 0), node.key("1g.10gb", 1)
+    for key in (first, second):
+        node.partitions.cut(node.gpu, key)
+    for _ in range(2):
+        node.partitions.remove(node.gpu, first)
+        assert (node.cut, node.glance.odd) == (["1g.10gb at 1"], ())
+
+
+def test_half_a_partition_is_removed_too(node):
+    key = node.key("1g.10gb", 5)
+    _gpu_instance_alone(node, key)
+    node.partitions.remove(node.gpu, key)
+    assert (node.cut, node.glance.odd) == ([], ())
+
+
+def test_every_board_can_be_filled(tmp_path):
+    for name, profile, count in (
+        ("A30", "1g.6gb", 4),
+        ("A100-40-SXM", "1g.5gb", 7),
+        ("RTX-PRO-6000", "1g.24gb", 4),
+    ):
+        directory = tmp_path / name
+        directory.mkdir()
+        node = MigNode(directory, board(name, mig=True))
+        places = node.profile(profile).placements
+        for place in places:
+            node.partitions.cut(node.gpu, node.key(profile, place.start))
+        assert len(node.cut) == len(places) == count
+
+
+def test_what_is_in_the_way_is_named_and_stays(tmp_path):
+    foreign = {"profile": "1g.10gb", "start": 5}
+    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
+    with pytest.raises(NodeError, match=r"has no room for profile 9 at 4: 1g\.10gb at 5 \(GPU"):
+        node.partitions.cut(node.gpu, node.key("3g.40gb", 4))
+    assert node.cut == ["1g.10gb at 5"]
+
+
+def test_where_engines_are_used_up_what_uses_them_is_named(node):
+    node.partitions.cut(node.gpu, node.key("1g.10gb+me", 0))
+    with pytest.raises(NodeError, match=r"engines or its memory are used up \(1g\.10gb\+me at 0"):
+        node.partitions.cut(node.gpu, node.key("1g.10gb+me", 1))
+
+
+def test_without_mig_mode_nothing_is_cut(tmp_path):
+    node = MigNode(tmp_path, board())
+    with pytest.raises(NodeError, match="MIG mode is off"):
+        node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    node.partitions.remove(node.gpu, node.key("1g.10gb"))
+
+
+def test_who_divided_a_partition_is_told_how_to_mend_it(tmp_path):
+    foreign = {"profile": "2g.20gb", "start": 0, "compute": [1]}
+    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
+    with pytest.raises(NodeError, match="somebody else divided GPU instance"):
+        node.partitions.cut(node.gpu, node.key("2g.20gb"))
+
+
+def test_what_uses_a_partition_is_named(node):
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    process = {"pid": 4242, "memory_bytes": 1, "gi": made.gi}
+    other = {"pid": 4343, "memory_bytes": 1, "gi": made.gi + 1}
+    node.change(gpu=0, processes=[process, other])
+    with pytest.raises(NodeError, match=r"in use, held by process \(4242\); end what") as raised:
+        node.partitions.remove(node.gpu, made.key)
+    assert "4343" not in str(raised.value)
+    assert node.cut == ["1g.10gb at 0"]
+
+
+def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
+    node = MigNode(tmp_path, patience=5.0)
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    node.change(gpu=0, processes=[{"pid": 4242, "memory_bytes": 1, "gi": made.gi}])
+    timer = after(0.1, lambda: node.change(gpu=0, processes=[]))
+    node.partitions.remove(node.gpu, made.key)
+    timer.join()
+    assert node.cut == []
+
+
+def test_one_that_vanished_is_said(node):
+    key = node.key("1g.10gb")
+    with pytest.raises(Vanished, match="the instance of profile 19 at 0 vanished"):
+        node.partitions.find(node.gpu, key)
+    made = node.partitions.cut(node.gpu, key)
+    assert node.partitions.find(node.gpu, key) == made
+
+
+def test_who_may_not_cut_is_told_so(node):
+    node.change(gpu=0, fails={"nvmlDeviceCreateGpuInstanceWithPlacement": "NO_PERMISSION"})
+    with pytest.raises(NodeError, match=r"cutting profile 19 at 0: NVML says .*run this as root"):
+        node.partitions.cut(node.gpu, node.key("1g.10gb"))
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param({"gpus": []}, id="the GPU was pulled out"),
+        pytest.param({"driver": "not-loaded"}, id="the driver was unloaded"),
+        pytest.param({"driver": "no-library"}, id="the driver was removed"),
+    ],
+)
+def test_with_a_gpu_or_a_driver_what_was_cut_is_gone(node, gone):
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    gpu = node.gpu
+    node.change(**gone)
+    node.partitions.remove(gpu, made.key)
+    node.partitions.restore_mode(gpu, False)
+    with pytest.raises(NodeError):
+        node.partitions.cut(gpu, made.key)
+
+
+def test_what_nvml_refuses_is_no_reason_to_believe_it_gone(node):
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "UNKNOWN"})
+    with pytest.raises(NodeError, match="removing profile 19 at 0: NVML says Unknown"):
+        node.partitions.remove(node.gpu, made.key)
+    assert node.cut == ["1g.10gb at 0"]
+
+
+def test_claims_that_come_at_once_cut_one_after_the_other(node):
+    keys = [node.key("1g.10gb", start) for start in range(7)]
+    threads = [threading.Thread(target=node.partitions.cut, args=(node.gpu, key)) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(node.cut) == 7
+
+
+def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
+    class Slow(SimulatedNvml):
+        begun = threading.Event()
+
+        def nvmlDeviceCreateGpuInstanceWithPlacement(self, *args):  # noqa: N802
+            self.begun.set()
+            time.sleep(0.4)
+            return super().nvmlDeviceCreateGpuInstanceWithPlacement(*args)
+
+    node = MigNode(tmp_path, deadline=0.2)
+    key, functions = node.key("1g.10gb"), Slow(node.live, mig=node.mig)
+    partitions = node.through(functions)
+    cutting = threading.Thread(target=partitions.cut, args=(node.gpu, key))
+    cutting.start()
+    assert functions.begun.wait(5)
+    assert not isinstance(node.nvml.glances([0])[0], TimedOut)
+    cutting.join(10)
+
+
+def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+
+    def instance(functions, handle):
+        return functions.nvmlDeviceGetUUID(handle)
+
+    assert node.nvml.on_gpu(made.uuid, "asking", instance) == made.uuid
+    node.partitions.remove(node.gpu, made.key)
+    assert node.cut == []
+    with pytest.raises(Vanished, match=f"^{made.uuid}, asking: NVML does not list it"):
+        node.nvml.on_gpu(made.uuid, "asking", instance)
+
+
+def test_what_a_gpu_that_is_not_listed_is_asked_is_an_error(node):
+    with pytest.raises(NodeError, match="NVML does not list it"):
+        node.partitions.mode(GpuUuid("GPU-x"))
+
+
+def _gpu_instance_alone(node, key):
+    """As a crash leaves it that comes between the two."""
+
+    def make(functions, handle):
+        place = pynvml.c_nvmlGpuInstancePlacement_t(key.start, key.size)
+        functions.nvmlDeviceCreateGpuInstanceWithPlacement(
+            handle, key.profile_id, pynvml.byref(place)
+        )
+
+    node.nvml.on_gpu(node.gpu, "making half of it", make)

@@ -1,0 +1,78 @@
+"""A daemon over a MIG instance: of protocol 2, on a driver that knows a newer one, too."""
+
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mps import Allowance, MpsClient, server_name
+from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
+from tests.fakes.daemon_host import GIB, DaemonHost
+
+pytestmark = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounting is not permitted here",
+)
+
+
+@pytest.fixture(params=[2, 3], ids=["an older driver", "a newer driver"])
+def host(request):
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        made = DaemonHost(Path(directory), request.param)
+        yield made
+        made.close()
+
+
+def instance(host, gi=1, start=0):
+    """A 1g instance of the host's first GPU."""
+    said = Said(minor=0, number=0, start=start, gi=gi, ci=0, tag=tag(host.gpus[0]))
+    return GpuUuid(mig_uuid(said))
+
+
+def over(host, uuid, most):
+    daemon, name = host.daemon(most=most), server_name([uuid])
+    directory = f"{host.mps_dir}/{name}"
+    return replace(daemon, name=name, gpus=(uuid,), protocol=2, directory=directory)
+
+
+def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instance(host):
+    daemons, uuid = host.daemons(), instance(host)
+    daemon = over(host, uuid, Allowance(50, 2 * GIB))
+    space = replace(host.space(memory=GIB), gpus=(uuid,))
+    try:
+        served = daemons.start(daemon, [space])
+        pid = host.attach(daemon, served[space.name])
+
+        assert daemons.look(daemon).clients == (MpsClient(pid),)
+        server = host.ask(daemon, stdin="get_server_list\n").strip()
+        said = host.ask(daemon, stdin=f"get_device_pinned_mem_limit {server} 0\n")
+        assert said.strip() in ("2G", "2048M", "2.00G")
+        assert len(DaemonProcesses().of(daemon.token)) > 1  # itself, and its server
+    finally:
+        daemons.stop(daemon)  # while the client is there
+
+    assert DaemonProcesses().of(daemon.token) == ()
+    assert host.left() == []
+
+
+def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes(host):
+    daemons, limits = host.daemons(), Allowance(50, GIB)
+    one, other = (over(host, instance(host, gi, gi), limits) for gi in (1, 2))
+    spaces = [replace(host.space(gi, GIB), gpus=one.gpus) for gi in (1, 2)]
+    try:
+        daemons.start(one, spaces[:1])
+        directory = daemons.start(other, spaces[1:])[spaces[1].name]
+        pid = host.attach(other, directory)
+        daemons.stop(one)
+
+        assert not daemons.is_running(one)
+        assert daemons.look(other).clients == (MpsClient(pid),)
+    finally:
+        daemons.stop(one)
+        daemons.stop(other)
+
+    assert host.left() == []

@@ -1,0 +1,392 @@
+"""Simulated MIG has pynvml's functions and refuses what hardware refuses."""
+
+from ctypes import POINTER, byref, c_uint, cast, pointer
+
+import pynvml
+import pytest
+
+from dra_driver.node.sim.mig.state import MigStates
+from dra_driver.node.sim.mig.uuids import Said, read, tag
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.simulated import Node, h100
+
+A100 = {"product": "A100-40-SXM", "bus_id": "0000:43:00.0"}
+GIB = 1 << 30
+OLD_CI = 8  # NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE_NVL: in nvml.h, and on no board
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path, {"gpus": [h100("1b"), dict(A100, mig=True)]})
+
+
+@pytest.fixture
+def nvml(node):
+    node.functions.nvmlInit()
+    return node.functions
+
+
+@pytest.fixture
+def hopper(nvml):
+    """MIG mode is off."""
+    return nvml.nvmlDeviceGetHandleByIndex(0)
+
+
+@pytest.fixture
+def ampere(nvml):
+    """MIG mode is on."""
+    return nvml.nvmlDeviceGetHandleByIndex(1)
+
+
+def at(start, size):
+    return byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size))
+
+
+def cut(nvml, device, profile, start, size):
+    return nvml.nvmlDeviceCreateGpuInstanceWithPlacement(device, profile, at(start, size))
+
+
+def refused(error, ask, *arguments):
+    with pytest.raises(getattr(pynvml, f"NVMLError_{error}")):
+        ask(*arguments)
+
+
+def listed(ask, owner, number, kind, most=7):
+    found, count = (kind * most)(), c_uint()
+    ask(owner, number, found, byref(count))
+    return list(found[: count.value])
+
+
+def test_profiles_are_told_by_number_with_the_id_that_creates_them(nvml, ampere):
+    info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(ampere, 7)
+    assert (info.name, info.id, info.sliceCount, info.instanceCount) == ("MIG 1g.5gb+me", 20, 1, 1)
+    assert (info.memorySizeMB, info.multiprocessorCount, info.copyEngineCount) == (4864, 14, 1)
+    assert (info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount) == (1, 0, 1, 1)
+    first = nvml.nvmlDeviceGetGpuInstanceProfileInfo(ampere, 7, version=1)
+    assert isinstance(first, pynvml.c_nvmlGpuInstanceProfileInfo_t)
+    assert (first.id, first.memorySizeMB) == (20, 4864)
+    ask = nvml.nvmlDeviceGetGpuInstanceProfileInfo
+    refused("NotSupported", ask, ampere, pynvml.NVML_GPU_INSTANCE_PROFILE_8_SLICE)
+    refused("InvalidArgument", ask, ampere, pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
+    refused("FunctionNotFound", ask, ampere, 0, 3)
+
+
+def test_an_old_library_does_not_know_the_names(node, nvml, ampere):
+    node.change(
+        gpu=1, fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "NVML_ERROR_FUNCTION_NOT_FOUND"}
+    )
+    refused("FunctionNotFound", nvml.nvmlDeviceGetGpuInstanceProfileInfo, ampere, 0)
+    assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(ampere, 0, version=1).id == 19
+
+
+def test_placements_are_told_whether_the_mode_is_on_or_off(nvml, hopper, ampere):
+    ask, kind = nvml.nvmlDeviceGetGpuInstancePossiblePlacements, pynvml.c_nvmlGpuInstancePlacement_t
+    for device in (hopper, ampere):
+        count = c_uint()
+        assert ask(device, 14, None, byref(count)) == pynvml.NVML_SUCCESS
+        places = (kind * count.value)()
+        ask(device, 14, places, byref(count))
+        assert [(one.start, one.size) for one in places] == [(0, 2), (2, 2), (4, 2)]
+    first = (kind * 3)()
+    ask(hopper, 14, cast(first, POINTER(kind)), pointer(c_uint()))
+    assert [one.start for one in first] == [0, 2, 4]
+    refused("InsufficientSize", ask, hopper, 14, (kind * 2)(), byref(c_uint()))
+    refused("NotSupported", ask, hopper, 3, None, byref(c_uint()))
+    refused("InvalidArgument", ask, hopper, 14, None, None)
+    refused("InvalidArgument", ask, hopper, 14, 5, byref(c_uint()))
+
+
+def test_an_instance_is_cut_filled_found_and_destroyed_again(nvml, ampere):
+    made = cut(nvml, ampere, 9, 4, 4)
+    info = nvml.nvmlGpuInstanceGetInfo(made)
+    assert (info.profileId, info.placement.start, info.placement.size) == (9, 4, 4)
+    compute = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 2, 0)
+    assert (compute.id, compute.sliceCount, compute.multiprocessorCount) == (2, 3, 42)
+    assert compute.name == "MIG 3g.20gb"
+    filled = nvml.nvmlGpuInstanceCreateComputeInstance(made, compute.id)
+
+    kind = pynvml.c_nvmlGpuInstance_t
+    [found] = listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)
+    assert nvml.nvmlGpuInstanceGetInfo(found).id == info.id
+    assert nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(ampere, info.id)).id == 1
+    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 5, kind) == []
+    ask, kind = nvml.nvmlGpuInstanceGetComputeInstances, pynvml.c_nvmlComputeInstance_t
+    [inside] = listed(ask, found, 2, kind)
+    about = nvml.nvmlComputeInstanceGetInfo_v2(inside)
+    assert (about.id, about.profileId, about.placement.size) == (0, 2, 3)
+    assert nvml.nvmlGpuInstanceGetInfo(about.gpuInstance).id == info.id
+
+    assert nvml.nvmlComputeInstanceDestroy(filled) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlGpuInstanceDestroy(found) == pynvml.NVML_SUCCESS
+    for ask in (nvml.nvmlGpuInstanceGetInfo, nvml.nvmlGpuInstanceDestroy):
+        refused("InvalidArgument", ask, made)
+    refused("InvalidArgument", nvml.nvmlComputeInstanceDestroy, filled)
+    refused("NotFound", nvml.nvmlDeviceGetGpuInstanceById, ampere, info.id)
+
+
+def test_what_is_cut_again_at_the_same_place_is_another_instance(nvml, ampere):
+    first = cut(nvml, ampere, 19, 3, 1)
+    nvml.nvmlGpuInstanceDestroy(first)
+    second = cut(nvml, ampere, 19, 3, 1)
+    assert nvml.nvmlGpuInstanceGetInfo(second).id == 7
+    refused("InvalidArgument", nvml.nvmlGpuInstanceGetInfo, first)
+
+
+@pytest.mark.parametrize(
+    ("profile", "start", "size"),
+    [(19, 7, 1), (19, 0, 2), (14, 1, 2), (9, 2, 4), (3, 0, 4), (999, 0, 1)],
+    ids=["beyond", "another size", "between", "a half across", "a number, no id", "no profile"],
+)
+def test_a_place_that_a_profile_does_not_have_is_invalid(nvml, ampere, profile, start, size):
+    refused("InvalidArgument", cut, nvml, ampere, profile, start, size)
+
+
+def test_a_placement_that_is_no_pointer_is_invalid(nvml, ampere):
+    create = nvml.nvmlDeviceCreateGpuInstanceWithPlacement
+    place = pynvml.c_nvmlGpuInstancePlacement_t(0, 1)
+    refused("InvalidArgument", create, ampere, 19, place)
+    refused("InvalidArgument", create, ampere, 19, None)
+    assert create(ampere, 19, pointer(place))
+
+
+def test_without_a_placement_the_first_free_one_is_taken(nvml, ampere):
+    cut(nvml, ampere, 14, 0, 2)
+    made = nvml.nvmlDeviceCreateGpuInstance(ampere, 14)
+    assert nvml.nvmlGpuInstanceGetInfo(made).placement.start == 2
+    refused("InsufficientResources", nvml.nvmlDeviceCreateGpuInstance, ampere, 5)
+
+
+def test_nothing_is_cut_while_the_mode_is_off(nvml, hopper):
+    refused("NotSupported", cut, nvml, hopper, 19, 0, 1)
+    kind = pynvml.c_nvmlGpuInstance_t
+    refused("NotSupported", listed, nvml.nvmlDeviceGetGpuInstances, hopper, 19, kind)
+    refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, hopper, 19)
+    refused("NotSupported", nvml.nvmlDeviceGetMigDeviceHandleByIndex, hopper, 0)
+    assert nvml.nvmlDeviceGetMaxMigDeviceCount(hopper) == 0
+
+
+def test_no_compute_instance_is_there_before_its_gpu_instance_and_none_outlives_it(nvml, ampere):
+    create = nvml.nvmlGpuInstanceCreateComputeInstance
+    refused("InvalidArgument", create, pynvml.c_nvmlGpuInstance_t(), 0)
+    refused("InvalidArgument", create, None, 0)
+    made = cut(nvml, ampere, 19, 0, 1)
+    inside = create(made, 0)
+    refused("InvalidArgument", create, inside, 0)
+    refused("InUse", nvml.nvmlGpuInstanceDestroy, made)
+    nvml.nvmlComputeInstanceDestroy(inside)
+    nvml.nvmlGpuInstanceDestroy(made)
+    refused("InvalidArgument", create, made, 0)
+
+
+def test_compute_instances_share_what_their_gpu_instance_has(nvml, ampere):
+    made = cut(nvml, ampere, 5, 0, 4)
+    two = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 1, 0)
+    assert (two.name, two.instanceCount, two.multiprocessorCount) == ("MIG 2c.4g.20gb", 2, 28)
+    first = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(made, 1, 0, version=1)
+    assert (first.id, first.sharedCopyEngineCount) == (1, 4)
+    place = pynvml.c_nvmlComputeInstancePlacement_t(2, 2)
+    create = nvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
+    assert create(made, 1, byref(place))
+    refused("InsufficientResources", create, made, 1, byref(place))
+    refused("InsufficientResources", nvml.nvmlGpuInstanceCreateComputeInstance, made, 3)
+    assert nvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(made, 0) == 2
+    places, count = (pynvml.c_nvmlComputeInstancePlacement_t * 4)(), c_uint()
+    nvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(made, 0, places, byref(count))
+    assert [one.start for one in places[: count.value]] == [0, 1, 2, 3]
+    place.start = 1
+    refused("InvalidArgument", create, made, 1, byref(place))
+
+
+@pytest.mark.parametrize(
+    ("number", "engine", "error"),
+    [
+        (2, 0, "NotSupported"),
+        (4, 0, "NotSupported"),
+        (OLD_CI, 0, "NotSupported"),
+        (9, 0, "InvalidArgument"),
+        (0, 1, "InvalidArgument"),
+    ],
+)
+def test_a_four_slice_instance_has_no_compute_instances_of_other_kinds(
+    nvml, ampere, number, engine, error
+):
+    made = cut(nvml, ampere, 5, 0, 4)
+    ask = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    refused(error, ask, made, number, engine)
+
+
+def test_a_mig_device_is_a_device_with_what_its_instance_has(node, nvml, ampere):
+    nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 2, 2), 1)
+    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
+    uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(ampere)
+    assert read(uuid) == Said(minor=1, number=1, start=2, gi=3, ci=0, tag=tag(parent))
+    assert nvml.nvmlDeviceGetHandleByUUID(uuid) == device
+    assert nvml.nvmlDeviceGetName(device) == "NVIDIA A100-SXM4-40GB MIG 2g.10gb"
+    assert nvml.nvmlDeviceGetMemoryInfo(device).total == 9856 << 20
+    attributes = nvml.nvmlDeviceGetAttributes(device)
+    assert (attributes.multiprocessorCount, attributes.memorySizeMB) == (28, 9856)
+    assert (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount) == (2, 2)
+    assert nvml.nvmlDeviceGetGpuInstanceId(device) == 3
+    assert nvml.nvmlDeviceGetComputeInstanceId(device) == 0
+    assert nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(device) == ampere
+    assert [bool(nvml.nvmlDeviceIsMigDeviceHandle(one)) for one in (device, ampere)] == [
+        True,
+        False,
+    ]
+    assert nvml.nvmlDeviceGetMaxMigDeviceCount(ampere) == 7
+    refused("NotFound", nvml.nvmlDeviceGetMigDeviceHandleByIndex, ampere, 1)
+    refused("InvalidArgument", nvml.nvmlDeviceGetMigDeviceHandleByIndex, ampere, 7)
+    refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceId, ampere)
+    for ask in (nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetMinorNumber):
+        refused("InvalidArgument", ask, device)
+
+
+def test_the_handle_of_a_mig_device_dies_with_it(nvml, ampere):
+    made = cut(nvml, ampere, 19, 0, 1)
+    inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
+    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
+    uuid = nvml.nvmlDeviceGetUUID(device)
+    nvml.nvmlComputeInstanceDestroy(inside)
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
+    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, uuid)
+    nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
+    assert nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByUUID(uuid)) == uuid
+
+
+def test_an_instance_with_a_process_stays_and_lists_it_as_the_gpu_does(node, nvml, ampere):
+    made = cut(nvml, ampere, 19, 0, 1)
+    inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
+    cut(nvml, ampere, 19, 1, 1)
+    node.change(gpu=1, processes=[{"pid": 42, "memory_bytes": GIB, "gi": 7}])
+    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
+    for handle in (device, ampere):
+        [process] = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        assert (process.pid, process.usedGpuMemory) == (42, GIB)
+        assert (process.gpuInstanceId, process.computeInstanceId) == (7, 0)
+        assert nvml.nvmlDeviceGetMemoryInfo(handle).used == GIB
+    refused("InUse", nvml.nvmlComputeInstanceDestroy, inside)
+    refused("InUse", nvml.nvmlGpuInstanceDestroy, made)
+    node.change(gpu=1, processes=[{"pid": 42, "memory_bytes": GIB, "gi": 8}])
+    assert nvml.nvmlDeviceGetComputeRunningProcesses(device) == []
+    nvml.nvmlComputeInstanceDestroy(inside)
+    nvml.nvmlGpuInstanceDestroy(made)
+
+
+def test_since_hopper_the_mode_changes_at_once_or_not_at_all(node, nvml, hopper):
+    assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
+    cut(nvml, hopper, 0, 0, 8)
+    refused("InUse", nvml.nvmlDeviceSetMigMode, hopper, 0)
+    assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
+    nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceGetGpuInstanceById(hopper, 0))
+    nvml.nvmlDeviceSetMigMode(hopper, 0)
+    node.change(gpu=0, processes=[{"pid": 1, "memory_bytes": 0}])
+    refused("InUse", nvml.nvmlDeviceSetMigMode, hopper, 1)
+    assert nvml.nvmlDeviceGetMigMode(hopper) == [0, 0]
+    refused("InvalidArgument", nvml.nvmlDeviceSetMigMode, hopper, 2)
+
+
+def test_before_hopper_the_mode_waits_for_a_reset_where_the_board_is_used(node, nvml, ampere):
+    node.change(gpu=1, processes=[{"pid": 1, "memory_bytes": 0}])
+    assert nvml.nvmlDeviceSetMigMode(ampere, 0) == pynvml.NVML_ERROR_IN_USE
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 0]
+    node.change(gpu=1, processes=[])
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 0]
+    assert nvml.nvmlDeviceSetMigMode(ampere, 0) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [0, 0]
+
+
+def test_a_mode_that_is_pending_can_be_taken_back(node, nvml, ampere):
+    node.change(gpu=1, mig_reset="impossible")
+    assert nvml.nvmlDeviceSetMigMode(ampere, 0) == pynvml.NVML_ERROR_RESET_REQUIRED
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 0]
+    assert nvml.nvmlDeviceSetMigMode(ampere, 1) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 1]
+
+
+def test_only_root_may_change_anything_and_everybody_may_look(tmp_path):
+    node = Node(
+        tmp_path, {"gpus": [dict(A100, mig=True, instances=[{"profile": "2g.10gb", "start": 0}])]}
+    )
+    nvml = SimulatedNvml(node.live, mig=MigStates(is_root=lambda: False))
+    nvml.nvmlInit()
+    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    there = nvml.nvmlDeviceGetGpuInstanceById(device, 3)
+    inside = nvml.nvmlGpuInstanceGetComputeInstanceById(there, 0)
+    refused("NoPermission", nvml.nvmlDeviceSetMigMode, device, 0)
+    refused("NoPermission", cut, nvml, device, 19, 4, 1)
+    refused("NoPermission", nvml.nvmlGpuInstanceDestroy, there)
+    refused("NoPermission", nvml.nvmlComputeInstanceDestroy, inside)
+    assert nvml.nvmlDeviceGetMigMode(device) == [1, 1]
+
+
+def test_a_board_without_mig_supports_none_of_it(tmp_path):
+    nvml = Node(tmp_path, {"gpus": [{"product": "T4", "bus_id": "0000:00:1e.0"}]}).functions
+    nvml.nvmlInit()
+    device = nvml.nvmlDeviceGetHandleByIndex(0)
+    refused("NotSupported", nvml.nvmlDeviceSetMigMode, device, 1)
+    refused("NotSupported", nvml.nvmlDeviceGetGpuInstanceProfileInfo, device, 0)
+    refused("NotSupported", cut, nvml, device, 19, 0, 1)
+    assert nvml.nvmlDeviceGetMaxMigDeviceCount(device) == 0
+
+
+def test_instances_of_others_come_and_go_with_the_node_file(node, nvml, ampere):
+    node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
+    device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
+    assert nvml.nvmlDeviceGetName(device).endswith("MIG 3g.20gb")
+    refused("InsufficientResources", cut, nvml, ampere, 14, 4, 2)
+    node.change(gpu=1, instances=[])
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
+    assert cut(nvml, ampere, 14, 4, 2)
+
+
+def test_an_instance_of_others_has_to_wait_until_its_place_is_free(node, nvml, ampere):
+    made = cut(nvml, ampere, 14, 4, 2)
+    node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
+    kind = pynvml.c_nvmlGpuInstance_t
+    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind) == []
+    nvml.nvmlGpuInstanceDestroy(made)
+    assert len(listed(nvml.nvmlDeviceGetGpuInstances, ampere, 9, kind)) == 1
+
+
+def test_an_instance_of_others_that_is_destroyed_does_not_come_back_by_itself(node, nvml, ampere):
+    node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4, "compute": []}])
+    nvml.nvmlGpuInstanceDestroy(nvml.nvmlDeviceGetGpuInstanceById(ampere, 1))
+    node.change(gpu=0, numa_node=1)
+    refused("NotFound", nvml.nvmlDeviceGetGpuInstanceById, ampere, 1)
+
+
+def test_an_instance_of_others_can_have_any_compute_instances(node, nvml, ampere):
+    node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 0, "compute": [2, 1]}])
+    names = [
+        nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, index))
+        for index in (0, 1)
+    ]
+    assert [name.rpartition(" ")[2] for name in names] == ["2c.3g.20gb", "1c.3g.20gb"]
+
+
+def test_the_node_file_switches_the_mode_as_somebody_else_would(node, nvml, hopper, ampere):
+    cut(nvml, ampere, 19, 0, 1)
+    node.change(gpu=1, mig=False)
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [0, 0]
+    node.change(gpu=1, mig=True)
+    kind = pynvml.c_nvmlGpuInstance_t
+    assert listed(nvml.nvmlDeviceGetGpuInstances, ampere, 19, kind) == []
+    nvml.nvmlDeviceSetMigMode(hopper, 1)
+    node.change(gpu=0, numa_node=1)
+    assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
+
+
+def test_pointers_of_an_earlier_session_are_invalid(nvml, ampere):
+    made = cut(nvml, ampere, 19, 0, 1)
+    nvml.nvmlShutdown()
+    nvml.nvmlInit()
+    refused("InvalidArgument", nvml.nvmlGpuInstanceGetInfo, made)
+
+
+def test_a_fault_can_concern_one_function_of_an_instance(node, nvml, ampere):
+    made = cut(nvml, ampere, 19, 0, 1)
+    node.change(gpu=1, fails={"nvmlGpuInstanceCreateComputeInstance": "UNKNOWN"})
+    refused("Unknown", nvml.nvmlGpuInstanceCreateComputeInstance, made, 0)
+    assert nvml.nvmlGpuInstanceDestroy(made) == pynvml.NVML_SUCCESS

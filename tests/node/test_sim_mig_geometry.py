@@ -1,0 +1,157 @@
+"""The table of what boards can be cut into is consistent, and says what of it was never seen."""
+
+import doctest
+import itertools
+import re
+
+import pynvml
+import pytest
+
+from dra_driver.model.mig import Engines
+from dra_driver.node.sim.boards import boards
+from dra_driver.node.sim.mig import minors, uuids
+from dra_driver.node.sim.mig.geometry import COLUMNS, documents, geometry
+from dra_driver.node.sim.mig.rules import COMPUTE_SLICES, compute_placements
+from dra_driver.node.sim.mig.uuids import Said, mig_uuid, read, tag
+
+FAMILIES = sorted(documents())
+NUMBERS = {
+    getattr(pynvml, name): name.removeprefix("NVML_GPU_INSTANCE_PROFILE_")
+    for name in dir(pynvml)
+    if name.startswith("NVML_GPU_INSTANCE_PROFILE_") and not name.endswith("_COUNT")
+}
+SUFFIXES = {"": "", "REV1": "+me", "GFX": "+gfx", "ALL_ME": "+me.all", "NO_ME": "-me", "REV2": ""}
+
+
+def board(family):
+    found = geometry(documents()[family]["products"][0])
+    assert found is not None
+    return found
+
+
+def rows(family):
+    """Its profiles as columns by name."""
+    return {
+        name: dict(zip(COLUMNS, row, strict=True))
+        for name, row in documents()[family]["profiles"].items()
+    }
+
+
+def assumed(family):
+    """Which cells of a family nobody has seen."""
+    for column, names in documents()[family].get("assumed", {}).items():
+        for name in rows(family) if names == "all" else names:
+            yield column, name
+
+
+def largest(family):
+    return max(rows(family).values(), key=lambda row: row["size"] * 100 + row["slices"])
+
+
+def test_every_product_with_a_mig_mode_has_a_geometry_and_no_other():
+    with_mode = {product for product, one in boards().items() if one.mig}
+    products = [one for entry in documents().values() for one in entry["products"]]
+    assert sorted(products) == sorted(with_mode)
+    assert geometry("T4") is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_placement_lies_on_the_board_and_the_largest_covers_it(family):
+    found = board(family)
+    places = [place for profile in found.profiles for place in profile.placements]
+    assert all(place.start >= 0 and place.end <= found.units for place in places)
+    assert max(place.size for place in places) == found.units
+    assert max(profile.slices for profile in found.profiles) == found.slices
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_most_instances_of_a_profile_are_the_largest_set_that_does_not_overlap(family):
+    found = board(family)
+    for profile in found.profiles:
+        apart = max(
+            len(chosen)
+            for count in range(len(profile.placements) + 1)
+            for chosen in itertools.combinations(profile.placements, count)
+            if not any(a.overlaps(b) for a, b in itertools.combinations(chosen, 2))
+        )
+        with_media = "+me" in profile.name
+        assert profile.most == (1 if with_media else apart), profile.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_most_instances_of_a_profile_fit_into_the_boards_engines_slices_and_memory(family):
+    found = board(family)
+    memory = max(profile.memory_bytes for profile in found.profiles)
+    assert memory <= boards()[documents()[family]["products"][0]].memory_bytes
+    for profile in found.profiles:
+        assert profile.most * profile.slices <= found.slices
+        assert profile.most * profile.memory_bytes <= memory
+        for name in Engines.__slots__:
+            used = profile.most * getattr(profile.engines, name)
+            assert used <= getattr(found.engines, name), (profile.name, name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_numbers_are_nvmls_and_ids_are_told_apart(family):
+    found = board(family)
+    assert len({profile.id for profile in found.profiles}) == len(found.profiles)
+    assert len({profile.number for profile in found.profiles}) == len(found.profiles)
+    for profile in found.profiles:
+        slices, _, kind = NUMBERS[profile.number].partition("_SLICE")
+        assert int(slices) == profile.slices
+        suffix = re.escape(SUFFIXES[kind.removeprefix("_")])
+        assert re.fullmatch(rf"{profile.slices}g\.\d+gb{suffix}", profile.name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
+    entry = documents()[family]
+    cells = list(assumed(family))
+    if not cells:
+        return
+    sister = {row["number"]: row for row in rows(entry["sister"]).values()}
+    plain = {row["slices"]: row for row in rows(entry["sister"]).values() if row["number"] < 7}
+    own_memory, her_memory = (largest(one)["memory_mib"] for one in (family, entry["sister"]))
+    own_board, her_board = (
+        boards()[documents()[one]["products"][0]].memory_bytes for one in (family, entry["sister"])
+    )
+    for column, name in cells:
+        row = rows(family)[name]
+        hers = sister.get(row["number"]) or plain[row["slices"]]
+        if column != "memory_mib":
+            assert row[column] == hers[column], (name, column)
+        elif row["size"] == entry["units"]:
+            assert abs(row[column] - hers[column] * own_board / her_board) < 1
+        else:
+            assert abs(row[column] - hers[column] * own_memory / her_memory) < 1, name
+
+
+def test_the_profile_that_creates_is_not_asked_for_by_its_id():
+    found = board("A100-40")
+    assert found.profile(19) == found.numbered(0) == found.named("1g.5gb")
+    assert found.profile(4) is found.numbered(5) is found.named("8g") is None
+
+
+@pytest.mark.parametrize("slices", COMPUTE_SLICES)
+def test_a_gpu_instance_can_be_filled_by_one_compute_instance(slices):
+    (place,) = compute_placements(slices, slices)
+    assert (place.start, place.size) == (0, slices)
+    assert compute_placements(4, 3) == compute_placements(slices, 8) == ()
+
+
+def test_a_uuid_says_what_it_is_and_nothing_else_is_taken_for_one():
+    said = Said(minor=300, number=17, start=11, gi=14, ci=7, tag=tag("GPU-a"))
+    text = mig_uuid(said)
+    assert read(text) == said
+    assert said.is_of("GPU-a")
+    assert not said.is_of("GPU-b")
+    changed = text[:-1] + ("0" if text[-1] != "0" else "1")
+    odd = text.replace("-8", "-8 ", 1)[: len(text)]
+    for other in ("", "GPU-a", text.upper(), changed, odd, "MIG-" + "x" * 36):
+        assert read(other) is None
+    foreign = "MIG-ecec8837-aaaa-5002-8401-00000001fd68"
+    assert read(foreign) is None
+
+
+def test_the_documentation_is_true():
+    assert doctest.testmod(uuids).failed == doctest.testmod(minors).failed == 0

@@ -1,0 +1,103 @@
+"""Boards that can be cut, as values: all that are known, and GPUs with one of them."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dra_driver.model.devices import Gpu, GpuUuid, Version
+from dra_driver.model.mig import (
+    Engines,
+    Instance,
+    Mig,
+    MigProfile,
+    OddInstance,
+    Partition,
+    PartitionKey,
+    Placement,
+)
+from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
+from tests.fakes.values import gpu
+
+MIB = 1024 * 1024
+_FILE = Path(__file__).parents[1] / "data/mig-boards.yaml"
+_RESET = ("a30", "a100")  # boards that change their mode with a reset only
+
+
+@functools.cache
+def boards() -> Mapping[str, tuple[MigProfile, ...]]:
+    """The profiles of every board, by its name."""
+    documents = yaml.safe_load(_FILE.read_text())
+    return {
+        board: tuple(sorted((_profile(*each) for each in rows.items()), key=lambda p: p.number))
+        for board, rows in documents.items()
+    }
+
+
+def _profile(name: str, row: list[Any]) -> MigProfile:
+    number, id_, slices, most, starts, size, mib, *engines = row
+    placements = tuple(Placement(start, size) for start in starts)
+    return MigProfile(name, id_, number, slices, most, mib * MIB, Engines(*engines), placements)
+
+
+def mig(board: str = "a100-40", **fields: Any) -> Mig:
+    switches = not board.startswith(_RESET)
+    usual: dict[str, Any] = {"on": False, "pending": False, "switches": switches}
+    return Mig(**usual | {"profiles": boards()[board]} | fields)
+
+
+def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
+    """A GPU with this board; *fields* of its MIG."""
+    ampere = {"architecture": "Ampere", "compute_capability": Version(8, 0)}
+    more = ampere if board.startswith(_RESET) else {}
+    return gpu(minor, product_name=f"NVIDIA {board}", mig=mig(board, **fields), **more)
+
+
+def partition(its: Mig, name: str, start: int) -> Partition:
+    """One of *its* partitions."""
+    profile = next(one for one in its.profiles if one.name == name)
+    place = next(one for one in profile.placements if one.start == start)
+    return Partition(profile, place)
+
+
+def instance(its: Mig, name: str, start: int, gi: int = 1) -> Instance:
+    key = partition(its, name, start).key
+    return Instance(key, gi, 0, GpuUuid(f"MIG-{key.profile_id}-{start}"))
+
+
+def odd(its: Mig, name: str, start: int, gi: int = 9, cis: int = 0) -> OddInstance:
+    return OddInstance(partition(its, name, start).key, gi, cis)
+
+
+def key(its: Mig, name: str, start: int) -> PartitionKey:
+    return partition(its, name, start).key
+
+
+def profile(**fields: Any) -> Profile:
+    """A node profile with these rules for every GPU."""
+    return Profile("p", (Entry(Selection(), Rules(**fields), "spec.gpus[0]"),))
+
+
+def dynamic(*profiles: str, **fields: Any) -> Profile:
+    """A node profile that has partitions cut for claims; *fields* of its rules."""
+    of_mig = {key: fields.pop(key) for key in ("single", "replicas") if key in fields}
+    return profile(mig=MigRules(dynamic=True, profiles=profiles, **of_mig), **fields)
+
+
+def legal(its: Mig, partitions: Iterable[Partition]) -> bool:
+    """Whether a board takes these *partitions* at once: written from NVIDIA's guide, and by no
+    counters."""
+    chosen = list(partitions)
+    units = [unit for one in chosen for unit in range(one.placement.start, one.placement.end)]
+    if len(set(units)) != len(units):
+        return False
+    ids = [one.profile.id for one in chosen]
+    if any(ids.count(one.profile.id) > one.profile.most for one in chosen):
+        return False
+    board = max(its.profiles, key=lambda one: (one.placements[0].size, one.memory_bytes))
+    return all(
+        sum(getattr(one.profile.engines, kind) for one in chosen) <= getattr(board.engines, kind)
+        for kind in Engines.__dataclass_fields__
+    )

@@ -1,0 +1,322 @@
+"""What a claim does to a GPU that can be cut: partitions come with it, and go with the last."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
+from dra_driver.kubeletplugin.claims import Claim
+from dra_driver.model.devices import GpuUuid, Withheld
+from dra_driver.model.holdings import Record
+from dra_driver.model.mig import Instance
+from dra_driver.model.offer import Device, Monitor, Offer
+from dra_driver.model.profiles import Rules
+from dra_driver.model.steps import (
+    CutPartition,
+    EndMps,
+    MakeDeviceNodes,
+    RemovePartition,
+    ServeMps,
+    SetComputeMode,
+    SetMigMode,
+)
+from dra_driver.plan.gpu_settings import to_look_up, with_found
+from dra_driver.plan.limits import limit_steps
+from dra_driver.plan.mig.claims import cuts, in_the_way, new_cuts
+from dra_driver.plan.prepare import plan_claim
+from dra_driver.plan.undo import undoing
+from tests.fakes.mig import (
+    FOUR,
+    GIB,
+    ONE,
+    SEVEN,
+    THREE,
+    cut_device,
+    instance,
+    mig_gpu,
+    mig_offer,
+    partition,
+)
+from tests.fakes.values import POOL, SLICEABLE, allocation, claim, config, fraction, pod, ref
+
+GPU = mig_gpu().uuid
+FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"
+WHOLE_SIDE, OTHER_SIDE = "gpu-0-mig-3g40gb-9-0", "gpu-0-mig-3g40gb-9-4"
+FOUR_AT_0 = "gpu-0-mig-4g40gb-5-0"
+MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
+
+
+def planned(*devices, name="claim", at=None, others=(), **fields):
+    return plan_claim(claim(*devices, name=name, **fields), at or mig_offer(), others, POOL)
+
+
+def prepared(*devices, name="other", others=(), at=None, **fields):
+    """The record of a claim that was prepared: what it found, and what its partitions are."""
+    plan = planned(*devices, name=name, others=others, at=at, **fields)
+    found = {step: False for step in to_look_up(plan.steps, others)}
+    plan = replace(plan, steps=with_found(plan.steps, found))
+    return plan.settled(instances_of(plan)).record
+
+
+def instances_of(plan):
+    partitions = {g.device.name: g.device.partition for g in plan.grants if g.device.partition}
+    return {
+        name: Instance(one.key, 3, 0, GpuUuid(f"MIG-{one.key.profile_id}-{one.placement.start}"))
+        for name, one in partitions.items()
+    }
+
+
+def test_a_partition_is_cut_after_mig_mode_is_on():
+    steps = planned(FIRST).steps
+
+    assert steps == (
+        MakeDeviceNodes((0,)),
+        SetMigMode(GPU, on=True),
+        CutPartition(GPU, partition(ONE, 0).key),
+    )
+
+
+def test_two_partitions_of_one_gpu_need_one_mode_and_two_cuts():
+    steps = planned(FIRST, OTHER_SIDE).steps
+
+    assert steps.count(SetMigMode(GPU, on=True)) == 1
+    assert [step.key for step in steps if isinstance(step, CutPartition)] == [
+        partition(THREE, 4).key,
+        partition(ONE, 0).key,
+    ]
+
+
+def test_on_a_board_that_needs_a_reset_the_mode_is_left_alone():
+    ampere = mig_offer(mig_gpu(on=True, switches=False))
+
+    steps = planned(FIRST, at=ampere).steps
+
+    assert not any(isinstance(step, SetMigMode) for step in steps)
+    assert any(isinstance(step, CutPartition) for step in steps)
+
+
+@pytest.mark.parametrize("allocated", [allocation("gpu-0"), fraction("20Gi", "gpu-0")])
+def test_the_gpu_as_a_whole_and_a_share_of_it_find_the_mode_off(allocated):
+    plan = plan_claim(Claim(ref(), (allocated,)), mig_offer(), (), POOL)
+
+    assert SetMigMode(GPU, on=False) in plan.steps
+
+
+def test_a_gpu_that_offers_no_partitions_keeps_its_mode():
+    plain = Offer((Device(mig_gpu(), SLICEABLE),))
+
+    assert planned("gpu-0", at=plain).steps == (MakeDeviceNodes((0,)),)
+
+
+def test_an_instance_that_exists_is_neither_cut_nor_removed():
+    there = cut_device(ONE, 0, instance=instance(ONE, 0))
+
+    plan = planned(FIRST, at=Offer((there,)))
+
+    assert plan.steps == (MakeDeviceNodes((0,)),)
+    assert not plan.record.holdings[0].cut
+    assert undoing(plan.record, ()) == ()
+
+
+def test_the_record_says_which_partition_and_then_what_it_is():
+    plan = planned(FIRST)
+
+    (before,) = plan.record.holdings
+    (after,) = plan.settled(instances_of(plan)).record.holdings
+
+    assert (before.partition, before.cut, before.instance) == (partition(ONE, 0).key, True, None)
+    assert before.memory_of is None
+    assert before.offered == ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
+    assert after.memory_of == "MIG-19-0"
+
+
+def test_the_last_claim_removes_its_partition_and_restores_the_mode():
+    record = prepared(FIRST)
+
+    assert undoing(record, ()) == (
+        RemovePartition(GPU, partition(ONE, 0).key),
+        SetMigMode(GPU, on=False),
+    )
+
+
+def test_a_claim_that_is_not_the_last_on_its_gpu_leaves_the_mode_on():
+    first = prepared(FIRST, name="first")
+    second = prepared(SECOND, name="second", others=(first,))
+
+    assert undoing(first, (second,)) == (RemovePartition(GPU, partition(ONE, 0).key),)
+    assert undoing(second, ())[-1] == SetMigMode(GPU, on=False)
+
+
+def test_a_mode_that_was_on_before_the_first_claim_stays_on():
+    plan = planned(FIRST)
+    was_on = replace(plan, steps=with_found(plan.steps, {SetMigMode(GPU, on=True): True}))
+
+    assert undoing(was_on.record, ())[-1] == SetMigMode(GPU, on=True)
+
+
+def share(name, device=WHOLE_SIDE, memory="10Gi", **capacity):
+    return Claim(ref(name), (fraction(memory, device, **capacity),), pods=(pod(name),))
+
+
+def test_claims_that_share_a_partition_remove_it_with_the_last():
+    first = plan_claim(share("first"), mig_offer(), (), POOL).record
+    second = plan_claim(share("second"), mig_offer(), (first,), POOL).record
+
+    assert not any(isinstance(s, RemovePartition) for s in undoing(first, (second,)))
+    assert RemovePartition(GPU, partition(THREE, 0).key) in undoing(second, ())
+
+
+def test_shares_of_a_partition_add_up_to_its_memory():
+    first = plan_claim(share("first", memory="30Gi"), mig_offer(), (), POOL).record
+
+    with pytest.raises(DeviceHeld, match=r"20480Mi of memory, of which 10240Mi are free"):
+        plan_claim(share("second", memory="20Gi"), mig_offer(), (first,), POOL)
+    assert plan_claim(share("third", memory="10Gi"), mig_offer(), (first,), POOL).grants
+
+
+def test_the_driver_limits_no_pod_on_a_partition():
+    record = plan_claim(share("first"), mig_offer(), (), POOL).record
+
+    assert record.limited
+    assert limit_steps(record, ()) == ()
+
+
+def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
+    strict = Offer((cut_device(THREE, 0, rules=Rules(strict=True)),))
+
+    with pytest.raises(ClaimError, match="does not limit parts of a MIG partition"):
+        plan_claim(share("first"), strict, (), POOL)
+    assert planned(WHOLE_SIDE, at=strict).grants
+
+
+@pytest.mark.parametrize("held", ["gpu-0", WHOLE_SIDE, FOUR_AT_0, "gpu-0-mig-7g80gb-0-0"])
+def test_a_partition_waits_for_whatever_overlaps_it(held):
+    with pytest.raises(DeviceHeld, match=f"{FIRST} overlaps {held}, held by claim default/other"):
+        planned(FIRST, others=(prepared(held),))
+
+
+def test_the_gpu_as_a_whole_waits_for_every_partition():
+    with pytest.raises(DeviceHeld, match=f"gpu-0 overlaps {SECOND}, held by claim default/other"):
+        planned("gpu-0", others=(prepared(SECOND),))
+
+
+def test_partitions_beside_each_other_do_not_wait():
+    assert planned(FIRST, others=(prepared(SECOND), prepared(OTHER_SIDE, name="third"))).grants
+
+
+def test_a_partition_is_held_as_a_whole_by_who_asked_for_no_share():
+    with pytest.raises(DeviceHeld, match=f"{FIRST} is held by claim default/other"):
+        planned(FIRST, others=(prepared(FIRST),))
+
+
+@pytest.mark.parametrize("other", [FOUR_AT_0, "gpu-0", FIRST])
+def test_a_claim_with_two_devices_that_overlap_is_refused(other):
+    with pytest.raises(ClaimError, match="the same part of one GPU"):
+        planned(WHOLE_SIDE, other)
+
+
+def test_partitions_of_different_gpus_do_not_overlap():
+    node = mig_offer(mig_gpu(0), mig_gpu(1))
+
+    assert planned(WHOLE_SIDE, "gpu-1-mig-4g40gb-5-0", at=node).grants
+
+
+def test_a_monitor_looks_on_beside_partitions():
+    monitor = Device(mig_gpu(), Monitor())
+    looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
+
+    plan = plan_claim(looking_on, Offer((monitor,)), (prepared(FIRST),), POOL)
+
+    assert plan.steps == (MakeDeviceNodes((0,)),)
+
+
+def test_under_mps_the_server_is_over_the_instance():
+    plan = planned(WHOLE_SIDE, configs=(MPS,))
+
+    (before,) = (step.space for step in plan.steps if isinstance(step, ServeMps))
+    (after,) = plan.settled(instances_of(plan)).record.spaces
+
+    assert before.gpus == (f"{GPU}/9/0",)
+    assert after == replace(before, gpus=(GpuUuid("MIG-9-0"),))
+    assert not any(isinstance(step, SetComputeMode) for step in plan.steps)
+
+
+def test_the_server_ends_before_its_instance_goes():
+    record = prepared(WHOLE_SIDE, configs=(MPS,))
+
+    assert [type(step) for step in undoing(record, ())] == [EndMps, RemovePartition, SetMigMode]
+
+
+def test_cores_of_a_partition_are_reserved_under_mps():
+    asked = share("first", memory="20Gi", cores="50")
+
+    (grant,) = plan_claim(asked, mig_offer(), (), POOL).grants
+
+    assert grant.space is not None
+    assert (grant.space.percent, grant.space.memory_bytes) == (50, (20 * GIB,))
+
+
+def test_two_partitions_under_mps_in_one_container_are_refused():
+    both = Claim(ref(), (allocation(FIRST), allocation(SECOND)), (MPS,))
+
+    with pytest.raises(ClaimError, match="a program under MPS computes on one partition"):
+        plan_claim(both, mig_offer(), (), POOL)
+
+
+def test_time_slicing_in_a_partition_is_accepted_and_changes_nothing():
+    slicing = config("MigDeviceConfig", sharing={"strategy": "TimeSlicing"})
+
+    assert planned(FIRST, configs=(slicing,)).steps == planned(FIRST).steps
+
+
+def test_a_config_for_gpus_does_not_fit_a_partition():
+    gpu_config = config("GpuConfig", "gpu", sharing={"strategy": "MPS"})
+
+    with pytest.raises(ClaimError, match=f"{FIRST} is a MIG partition: write a MigDeviceConfig"):
+        planned(FIRST, configs=(gpu_config,))
+
+
+def test_only_what_no_claim_of_ours_cut_is_in_the_way():
+    ours = prepared(SECOND)
+    cut = CutPartition(GPU, partition(FOUR, 0).key)
+    foreign = partition(ONE, 2).key
+    there = (partition(ONE, 1).key, foreign, partition(ONE, 6).key)
+
+    assert in_the_way(cut, there, (ours,)) == (foreign,)
+
+
+def test_a_partition_that_a_claim_shares_already_is_no_new_cut():
+    first = plan_claim(share("first"), mig_offer(), (), POOL).record
+    second = plan_claim(share("second"), mig_offer(), (first,), POOL)
+
+    assert new_cuts(second.steps, (first,)) == ()
+    assert new_cuts(second.steps, ()) == tuple(cuts([second.record]))
+
+
+def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
+    node = Offer((cut_device(SEVEN, 0),), (Withheld("GPU", "reason"),))
+
+    with pytest.raises(ClaimError, match="this node has: gpu-0-mig-7g80gb-0-0"):
+        planned(FIRST, at=node)
+
+
+def test_records_without_partitions_cut_nothing():
+    assert tuple(cuts([Record(ref(), ())])) == ()
+
+
+@pytest.mark.parametrize("name", ["gpu-0", FIRST, FOUR_AT_0])
+def test_who_is_in_the_place_of_what_was_allocated_is_named(name):
+    there = cut_device(THREE, 0, instance=instance(THREE, 0))
+    node = Offer((there, cut_device(THREE, 4, instance=instance(THREE, 4)), cut_device(ONE, 3)))
+    its = "gpu-0-mig-3g40gb-9-0, gpu-0-mig-3g40gb-9-4" if name == "gpu-0" else there.name
+
+    with pytest.raises(UnknownDevice, match=f"'{name}', but {its} is in its place now"):
+        planned(name, at=node)
+
+
+@pytest.mark.parametrize("name", ["gpu-0-mig-9g90gb-77-0", "gpu-1", OTHER_SIDE])
+def test_nobody_is_in_the_place_of_what_is_not_there_for_another_reason(name):
+    node = Offer((cut_device(THREE, 0, instance=instance(THREE, 0)), cut_device(ONE, 3)))
+
+    with pytest.raises(UnknownDevice, match=f"'{name}', but this node has: gpu-0-mig-3g40gb-9-0"):
+        planned(name, at=node)

@@ -1,0 +1,517 @@
+"""Layouts become places on a board: exactly what they say, or nothing and why."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.layouts import Change, Layout, LayoutEntry, Wanted
+from dra_driver.model.mig import Instance, Mig, OddInstance, Partition, PartitionKey
+from dra_driver.node.sim.mig.geometry import geometry
+from dra_driver.node.sim.mig.rules import fits
+from dra_driver.plan.mig.changes import Misfit, decide
+from dra_driver.plan.mig.layouts import built_in, layouts_of, shown, wanted
+from dra_driver.plan.mig.placing import place, profiles_of, too_much
+from tests.fakes.values import gpu
+
+A100, A30, H100, B200, RTX = "A100-40-SXM", "A30", "H100-80-SXM", "B200", "RTX-PRO-6000"
+BOARDS = (A100, A30, H100, B200, RTX)
+
+
+def table(product):
+    """What the board can be cut into."""
+    found = geometry(product)
+    assert found is not None
+    return found
+
+
+def changing(*given):
+    """What ``decide`` finds to be done."""
+    found = decide(*given)
+    assert isinstance(found, Change), found
+    return found
+
+
+def refusing(*given):
+    """Why ``decide`` finds nothing to be done."""
+    found = decide(*given)
+    assert isinstance(found, Misfit), found
+    return found
+
+
+def mig(product=A100, *, on=True, switches=False, there=(), odd=()):
+    profiles = table(product).profiles
+    return Mig(
+        on,
+        on,
+        switches,
+        profiles,
+        tuple(
+            Instance(key, number, 0, GpuUuid(f"MIG-{number}")) for number, key in enumerate(there)
+        ),
+        tuple(OddInstance(key, 99, 0) for key in odd),
+    )
+
+
+def board(product=A100, minor=0, **fields):
+    return gpu(minor, product_name=f"NVIDIA {product}", mig=mig(product, **fields))
+
+
+def key(name, start, product=A100):
+    profile = table(product).named(name)
+    assert profile is not None
+    place = next(one for one in profile.placements if one.start == start)
+    return Partition(profile, place).key
+
+
+def asked(*, on=True, **counts):
+    """What a layout wants: ``g1_5gb=2`` is two 1g.5gb."""
+    named = {name[1:].replace("_", "."): count for name, count in counts.items()}
+    said = tuple((f"{name[0]}g.{name.partition('.')[2]}", count) for name, count in named.items())
+    return Wanted("x", on, said)
+
+
+ONES = [key("1g.5gb", start) for start in range(7)]
+
+
+def names(keys, product=A100):
+    profiles = {one.id: one.name for one in table(product).profiles}
+    return Counter(profiles[one.profile_id] for one in keys)
+
+
+# What each layout says
+
+
+def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no_other():
+    file = yaml.safe_load("""
+        version: v1
+        mig-configs:
+          good:
+            - device-filter: "0x20B010DE"
+              devices: [0, 2]
+              mig-enabled: true
+              mig-devices: {"2g.10gb": 0, "3g.20gb": 1, "1g.5gb": 2}
+            - devices: all
+              mig-enabled: false
+          bad:
+            - devices: all
+    """)
+
+    found = layouts_of(file, "mig.yaml")
+
+    assert found["good"] == Layout(
+        "good",
+        (
+            LayoutEntry(
+                True, (("1g.5gb", 2), ("3g.20gb", 1)), frozenset({0, 2}), frozenset({0x20B010DE})
+            ),
+            LayoutEntry(False),
+        ),
+        "mig.yaml",
+    )
+    assert found["bad"] == ("mig-configs.bad[0].mig-enabled: missing",)
+
+
+def layout(*entries):
+    return Layout("x", entries)
+
+
+def test_the_last_entry_that_selects_a_gpu_holds_for_it():
+    halves = layout(
+        LayoutEntry(True, (("1g.5gb", 7),)),
+        LayoutEntry(False, minors=frozenset({1})),
+    )
+
+    assert wanted(halves, board(minor=0)) == Wanted("x", True, (("1g.5gb", 7),))
+    assert wanted(halves, board(minor=1)) == Wanted("x", False)
+
+
+def test_a_gpu_that_no_entry_selects_stays_as_it_is():
+    only = layout(LayoutEntry(True, minors=frozenset({1})))
+
+    assert wanted(only, board(minor=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "is_meant"),
+    [("0x20B010DE", True), ("0x20b010de", True), ("0x20B110DE", False), ("", False)],
+)
+def test_a_filter_is_compared_with_the_pci_id_of_the_gpu(pci_id, is_meant):
+    filtered = layout(LayoutEntry(True, pci_ids=frozenset({0x20B010DE})))
+
+    assert (wanted(filtered, replace(board(), pci_id=pci_id)) is not None) is is_meant
+
+
+def test_what_is_said_of_all_gpus_is_not_meant_for_those_that_cannot_be_cut():
+    assert wanted(layout(LayoutEntry(True)), gpu()) is None
+    assert wanted(layout(LayoutEntry(False, minors=frozenset({0}))), gpu()) is None
+    assert wanted(layout(LayoutEntry(True, minors=frozenset({0}))), gpu()) == Wanted("x", True)
+
+
+def test_built_in_layouts_are_called_as_mig_parted_calls_them():
+    found = built_in([board(A100), board(A30, minor=1), gpu(2)])
+
+    assert set(found) == {
+        "all-1g.10gb",
+        "all-1g.5gb",
+        "all-1g.5gb.me",
+        "all-1g.6gb",
+        "all-1g.6gb.me",
+        "all-2g.10gb",
+        "all-2g.12gb",
+        "all-2g.12gb.me",
+        "all-3g.20gb",
+        "all-4g.20gb",
+        "all-4g.24gb",
+        "all-7g.40gb",
+        "all-balanced",
+        "all-disabled",
+        "all-enabled",
+    }
+
+
+def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
+    ampere, small = board(A100), board(A30, minor=1)
+    found = built_in([ampere, small])
+
+    assert wanted(found["all-1g.5gb"], ampere) == Wanted("all-1g.5gb", True, (("1g.5gb", 7),))
+    assert wanted(found["all-1g.5gb"], small) is None
+    me = wanted(found["all-1g.5gb.me"], ampere)
+    assert me == Wanted("all-1g.5gb.me", True, (("1g.5gb+me", 1),))
+    assert wanted(found["all-balanced"], ampere) == Wanted(
+        "all-balanced", True, (("1g.5gb", 2), ("2g.10gb", 1), ("3g.20gb", 1))
+    )
+    assert wanted(found["all-balanced"], small) == Wanted(
+        "all-balanced", True, (("1g.6gb", 2), ("2g.12gb", 1))
+    )
+    assert wanted(found["all-disabled"], small) == Wanted("all-disabled", False)
+    assert wanted(found["all-enabled"], ampere) == Wanted("all-enabled", True)
+
+
+def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
+    one = board(A30)
+    profiles = tuple(each for each in one.mig.profiles if each.slices < 4)
+    odd = replace(one, mig=replace(one.mig, profiles=profiles))
+
+    assert wanted(built_in([odd])["all-balanced"], odd) is None
+
+
+@pytest.mark.parametrize("product", BOARDS)
+def test_every_built_in_layout_fits_on_the_boards_that_it_is_for(product):
+    one = board(product)
+
+    for found in built_in([one]).values():
+        meant = wanted(found, one)
+        assert meant is not None
+        assert isinstance(decide(one, meant, ()), Change), found.name
+
+
+def test_a_layout_is_shown_as_people_read_it():
+    assert shown((("1g.5gb", 2), ("3g.20gb", 1))) == "2x 1g.5gb, 1x 3g.20gb"
+    assert shown(()) == "no partitions"
+
+
+# Where the partitions go
+
+board_and_counts = st.sampled_from(BOARDS).flatmap(
+    lambda product: st.tuples(
+        st.just(product),
+        st.dictionaries(
+            st.sampled_from([one.name for one in table(product).profiles]),
+            st.integers(1, 4),
+            max_size=3,
+        ),
+    )
+)
+
+
+def is_legal(product, keys):
+    """As the board takes them, one after the other."""
+    its, there = table(product), []
+    for one in keys:
+        profile = its.profile(one.profile_id)
+        assert profile is not None
+        part = Partition(profile, one.placement)
+        assert one.placement in profile.placements
+        if not fits(its, there, part):
+            return False
+        there.append(part)
+    return True
+
+
+def possible(product, profiles):
+    """Whether some places for all of *profiles* are legal, by trying every one."""
+    its = table(product)
+
+    def search(left, there):
+        if not left:
+            return True
+        for spot in left[0].placements:
+            part = Partition(left[0], spot)
+            if fits(its, there, part) and search(left[1:], [*there, part]):
+                return True
+        return False
+
+    return search(list(profiles), [])
+
+
+@given(board_and_counts)
+def test_places_that_are_found_are_legal_and_exactly_what_was_asked_for(case):
+    product, counts = case
+    its = mig(product)
+    profiles, unknown = profiles_of(its, tuple(counts.items()))
+    assert unknown == ()
+    assume(len(profiles) <= 8)
+
+    found = None if too_much(its, profiles) else place(its, profiles)
+
+    assert (found is not None) == possible(product, profiles)
+    if found is not None:
+        assert is_legal(product, found)
+        assert names(found, product) == Counter(counts)
+
+
+@given(
+    st.sets(st.sampled_from(ONES), max_size=5),
+    st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(1, 3)),
+)
+def test_what_is_there_stays_where_it_is(there, counts):
+    its = mig(A100)
+    profiles, _ = profiles_of(its, tuple(counts.items()))
+
+    found = place(its, profiles, there)
+
+    if found is not None:
+        assert is_legal(A100, [*there, *found])
+        assert names(found) == Counter(counts)
+
+
+def test_more_than_the_board_has_engines_for_is_refused_before_a_place_is_looked_for():
+    its = mig(A30)
+    profiles, _ = profiles_of(its, (("1g.6gb+me", 1), ("2g.12gb+me", 1)))
+
+    words = too_much(its, profiles)
+    assert words == "they need 2 ofa-engines together, and the board has 1"
+
+
+def test_more_of_a_profile_than_a_board_can_have_is_refused():
+    its = mig(A100)
+    profiles, _ = profiles_of(its, (("1g.5gb+me", 2),))
+
+    assert too_much(its, profiles) == "there can be 1 of 1g.5gb+me"
+
+
+# What has to be done
+
+
+def test_an_empty_gpu_is_cut_as_the_layout_says():
+    change = changing(board(on=False), asked(g1_5gb=2, g2_10gb=1, g3_20gb=1), ())
+
+    assert (change.remove, change.switch, change.keep) == ((), True, ())
+    assert names(change.cut) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    assert change.made == change.cut
+    assert not change.is_nothing
+
+
+def test_a_gpu_that_looks_as_wanted_is_left_alone_and_taken_over():
+    one = board(there=ONES)
+
+    change = changing(one, asked(g1_5gb=7), ())
+
+    assert change.is_nothing
+    assert change.made == tuple(ONES)
+
+
+def test_what_somebody_else_added_to_our_layout_is_not_taken_over():
+    one = board(there=ONES)
+
+    assert changing(one, asked(g1_5gb=7), ONES[:6]).made == tuple(ONES[:6])
+
+
+def test_what_is_gone_is_no_longer_ours():
+    one = board(there=[key("3g.20gb", 4)])
+
+    change = changing(one, asked(g3_20gb=1), [key("3g.20gb", 0), key("3g.20gb", 4)])
+
+    assert change.is_nothing
+    assert change.made == (key("3g.20gb", 4),)
+
+
+def test_what_an_earlier_layout_made_is_removed_unless_it_can_stay():
+    made = [key("3g.20gb", 4), key("1g.5gb", 0)]
+
+    change = changing(board(there=made), asked(g3_20gb=1, g2_10gb=2), made)
+
+    assert change == Change(
+        board().uuid,
+        remove=(key("1g.5gb", 0),),
+        cut=(key("2g.10gb", 0), key("2g.10gb", 2)),
+        keep=(key("3g.20gb", 4),),
+    )
+
+
+def test_what_was_made_moves_where_the_layout_has_no_place_otherwise():
+    made = [key("1g.5gb", 1), key("1g.5gb", 5)]  # no half is free between them
+
+    change = changing(board(there=made), asked(g3_20gb=1, g1_5gb=2), made)
+
+    assert change.remove == tuple(made)
+    assert names(change.cut) == {"3g.20gb": 1, "1g.5gb": 2}
+
+
+def test_a_foreign_instance_that_the_layout_wants_stays_and_the_rest_is_cut_around_it():
+    foreign = key("2g.10gb", 2)
+
+    change = changing(board(there=[foreign]), asked(g1_5gb=2, g2_10gb=1, g3_20gb=1), ())
+
+    assert change.remove == ()
+    assert names(change.cut) == {"1g.5gb": 2, "3g.20gb": 1}
+    assert is_legal(A100, [foreign, *change.cut])
+    assert foreign not in change.made
+
+
+@pytest.mark.parametrize(
+    "want",
+    [
+        pytest.param(asked(g1_5gb=7), id="the layout wants none of it"),
+        pytest.param(asked(on=False), id="MIG mode is to be off"),
+        pytest.param(Wanted("x", True), id="no partitions at all"),
+    ],
+)
+def test_a_foreign_instance_in_the_way_is_named_and_nothing_is_done(want):
+    found = refusing(board(there=[key("2g.10gb", 2), *ONES[:1]]), want, ONES[:1])
+
+    assert not found.always
+    assert found.reason.startswith(
+        "gpu-0 (NVIDIA A100-40-SXM) has instances that this driver did not make and that are in "
+        "the way of layout 'x': 2g.10gb at 2; remove them"
+    )
+
+
+def test_a_foreign_instance_that_is_one_of_too_many_is_in_the_way():
+    found = refusing(board(there=ONES[:3]), asked(g1_5gb=2), ())
+
+    assert "1g.5gb at 2" in found.reason
+
+
+def test_a_foreign_instance_at_the_wrong_place_is_in_the_way():
+    there = [key("1g.5gb", 1), key("1g.5gb", 5)]
+
+    found = refusing(board(there=there), asked(g1_5gb=2, g3_20gb=1), ())
+
+    assert "1g.5gb at 1, 1g.5gb at 5" in found.reason
+
+
+def test_a_foreign_instance_of_an_unknown_profile_is_called_by_its_number():
+    strange = PartitionKey(77, 0, 1, 1)
+
+    assert "profile 77 at 0" in refusing(board(there=[strange]), asked(g1_5gb=2), ()).reason
+
+
+def test_half_an_instance_of_somebody_else_is_in_the_way_and_half_a_one_of_ours_is_cut_anew():
+    half = ONES[0]
+    one = board(odd=[half])
+
+    assert refusing(one, asked(g1_5gb=7), ())
+    change = changing(one, asked(g1_5gb=7), [half])
+    assert change.remove == (half,)
+    assert change.cut == tuple(ONES)
+
+
+def test_an_instance_of_ours_in_which_somebody_made_compute_instances_is_in_the_way():
+    one = board()
+    used = OddInstance(ONES[0], 1, 2)
+
+    found = refusing(replace(one, mig=replace(one.mig, odd=(used,))), asked(on=False), ONES[:1])
+
+    assert "1g.5gb at 0" in found.reason
+
+
+def test_what_is_cut_for_claims_is_no_business_of_the_layout():
+    claimed = key("3g.20gb", 4)
+    one = board(there=[ONES[0], claimed])
+
+    change = changing(one, asked(g1_5gb=1), ONES[:1], [claimed])
+
+    assert change.is_nothing
+    assert change.made == tuple(ONES[:1])
+
+
+def test_mig_mode_goes_off_once_what_layouts_made_is_removed():
+    change = changing(board(there=ONES[:2]), asked(on=False), ONES[:2])
+
+    assert change == Change(board().uuid, remove=tuple(ONES[:2]), switch=False)
+    assert change.made == ()
+
+
+def test_mig_mode_that_is_off_stays_off():
+    assert changing(board(on=False), asked(on=False), ()).is_nothing
+
+
+def test_mig_mode_alone_can_be_wanted():
+    assert decide(board(on=False), Wanted("x", True), ()) == Change(board().uuid, switch=True)
+    assert changing(board(), Wanted("x", True), ()).is_nothing
+
+
+@pytest.mark.parametrize(
+    ("want", "words"),
+    [
+        (
+            asked(g1_10gb=2, g2_99gb=1),
+            "gpu-0 (NVIDIA A100-40-SXM) has no profile 2g.99gb, which layout 'x' has; it has: "
+            "1g.5gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb, 1g.5gb+me, 1g.10gb",
+        ),
+        (
+            asked(g3_20gb=3),
+            "layout 'x' does not fit on gpu-0 (NVIDIA A100-40-SXM): 3x 3g.20gb: there can be 2 of "
+            "3g.20gb",
+        ),
+        (
+            asked(g3_20gb=2, g1_5gb=1),
+            "layout 'x' does not fit on gpu-0 (NVIDIA A100-40-SXM): 2x 3g.20gb, 1x 1g.5gb: there "
+            "is no place for all of them at once",
+        ),
+    ],
+)
+def test_a_layout_that_the_board_cannot_have_changes_nothing_whatever_is_on_it(want, words):
+    found = refusing(board(there=ONES[:2]), want, ONES[:2])
+
+    assert found == Misfit(words, always=True)
+
+
+def test_a_gpu_without_mig_can_have_no_layout():
+    assert decide(gpu(), asked(g1_5gb=7), ()) == Misfit(
+        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions", always=True
+    )
+
+
+def test_a_board_whose_geometry_is_not_known_has_no_profiles():
+    one = replace(board(), mig=Mig(True, True, False))
+
+    assert refusing(one, asked(g1_5gb=7), ()).reason.endswith("it has: none")
+
+
+@given(
+    st.sets(st.sampled_from(ONES), max_size=7),
+    st.sets(st.sampled_from(ONES), max_size=7),
+    st.dictionaries(st.sampled_from(["1g.5gb", "2g.10gb", "3g.20gb"]), st.integers(1, 7)),
+)
+def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, counts):
+    one = board(there=sorted(there))
+    want = Wanted("x", True, tuple(counts.items()))
+
+    change = decide(one, want, made)
+
+    if isinstance(change, Change):
+        left = there - set(change.remove)
+        assert set(change.remove) <= made & there
+        assert left.isdisjoint(change.cut)
+        assert is_legal(A100, [*sorted(left), *change.cut])
+        assert names([*left, *change.cut]) == Counter(counts)
+        again = decide(board(there=sorted(left | set(change.cut))), want, change.made)
+        assert isinstance(again, Change)
+        assert again.is_nothing

@@ -1,0 +1,590 @@
+"""What becomes of GPUs that can be cut: as a whole, in partitions, or in both."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig
+from dra_driver.model.offer import (
+    Exclusive,
+    Keeps,
+    Monitor,
+    Pending,
+    Sliceable,
+    partition_name,
+)
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    Entry,
+    MigRules,
+    Profile,
+    Rules,
+    Selection,
+    Strategy,
+)
+from dra_driver.plan.mig.offered import allowed, made
+from dra_driver.plan.offer import offer
+from tests.fakes.values import MIB, SLICEABLE, gpu, ref
+from tests.plan.mig_boards import (
+    cut,
+    dynamic,
+    instance,
+    key,
+    mig,
+    odd,
+    partition,
+    profile,
+)
+
+PLAIN = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
+HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
+ON: dict[str, Any] = {"on": True, "pending": True}
+
+
+def found(*gpus, its=DEFAULT_PROFILE, keeps=None, held=None, **fields):
+    return offer(Inventory(gpus), its, keeps or Keeps(), held or {}, **fields)
+
+
+def names(offered):
+    return [str(device.name).replace("gpu-0-mig-", "") for device in offered.devices]
+
+
+def kinds(offered):
+    """The profiles of the partitions that are offered, each once."""
+    return {one.partition.profile.name for one in offered.devices if one.partition}
+
+
+def holding(device, **fields):
+    """What a claim holds that was prepared of *device*."""
+    its: dict[str, Any] = {
+        "gpu": device.gpu.uuid,
+        "shape": device.shape,
+        "offered": device.offered,
+        "partition": device.partition and device.partition.key,
+        "cut": device.cut_for_claims,
+    }
+    return {device.name: (Holding(ref("holder"), device.name, **its | fields),)}
+
+
+def of(offered, part, start):
+    """The device of one partition of the first GPU that has it."""
+    return next(
+        one
+        for one in offered.devices
+        if one.partition
+        and (one.partition.profile.name, one.partition.placement.start) == (part, start)
+    )
+
+
+# Which profiles are allowed.
+
+
+@pytest.mark.parametrize(
+    ("patterns", "expected"),
+    [
+        pytest.param((), set(PLAIN), id="plain ones, of two with one slice the smaller"),
+        pytest.param(("1g.10gb",), {"1g.10gb"}, id="the one with double memory by its name"),
+        pytest.param(("1g.*", "3g.20gb"), {"1g.5gb", "1g.5gb+me", "1g.10gb", "3g.20gb"}, id="some"),
+        pytest.param(("9g.*",), set(), id="none of this board"),
+    ],
+)
+def test_a_profile_allows_partitions_by_patterns(patterns, expected):
+    assert {one.name for one in allowed(mig(), MigRules(True, patterns))} == expected
+
+
+def test_a_profile_without_a_place_is_not_offered():
+    its = mig()
+    nowhere = replace(its.profiles[0], placements=())
+
+    assert "1g.5gb" not in {
+        one.name
+        for one in allowed(replace(its, profiles=(nowhere, *its.profiles[1:])), MigRules(True))
+    }
+
+
+def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is():
+    node = (cut("a100-40", 0), cut("a100-80", 1), gpu(2))
+
+    notes = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).notes
+
+    assert notes[0] == "profile 'p', spec.gpus[0]: mig has no effect on gpu-2, which cannot be cut"
+    assert notes[1].startswith(
+        "profile 'p', spec.gpus[0].mig.profiles: '9g.*' matches no profile of NVIDIA a100-40, "
+        "NVIDIA a100-80; there are: 1g.5gb, "
+    )
+    assert len(notes) == 2
+
+
+def test_where_no_gpu_can_be_cut_patterns_are_not_told():
+    (note,) = found(gpu(0), its=dynamic("9g.*")).notes
+
+    assert "cannot be cut" in note
+
+
+# Boards that change their mode without a reset.
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_now(on):
+    offered = found(cut(**HOPPER | {"on": on}), its=dynamic())
+
+    assert names(offered) == [
+        "gpu-0",
+        *(f"1g10gb-19-{start}" for start in range(7)),
+        *("2g20gb-14-0", "2g20gb-14-2", "2g20gb-14-4"),
+        *("3g40gb-9-4", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"),
+        "gpu-0-mon",
+    ]
+    (counters,) = offered.counter_sets
+    assert counters.name == "gpu-0-counter-set"
+    whole, *partitions, monitor = offered.devices
+    assert whole.takes == (("block-0-4", 4), ("block-4-4", 4))
+    assert all(one.takes and one.cut_for_claims for one in partitions)
+    assert monitor.takes == ()
+    assert {one.offered for one in offered.devices} == {
+        ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
+    }
+    assert offered.pending == ()
+
+
+def test_without_a_profile_that_says_so_nothing_is_cut_for_claims():
+    offered = found(cut(**HOPPER))
+
+    assert names(offered) == ["gpu-0", "gpu-0-mon"]
+    assert offered.counter_sets == ()
+    assert {one.offered for one in offered.devices} == {()}
+
+
+def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
+    gpus = [cut(**HOPPER | {"minor": minor}) for minor in range(3)]
+    gpus[1] = cut("h100-80-sxm", 1, instances=(instance(mig("h100-80-sxm"), "1g.10gb", 0),))
+
+    offered = found(*gpus, its=dynamic("7g.*"))
+
+    assert names(offered) == [
+        "gpu-0",
+        "gpu-2",
+        "gpu-1-mig-1g10gb-19-0",
+        "7g80gb-0-0",
+        "gpu-2-mig-7g80gb-0-0",
+        "gpu-0-mon",
+        "gpu-1-mon",
+        "gpu-2-mon",
+    ]
+
+
+# Boards that need a reset for it.
+
+
+def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
+    offered = found(cut(**ON), its=dynamic("3g.*", "7g.*"))
+
+    assert names(offered) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
+    assert offered.pending == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        pytest.param({}, "MIG mode is off, and changes with a reset only", id="off"),
+        pytest.param(
+            {"pending": True},
+            "MIG mode goes on with its next reset; free it of every process and run "
+            "nvidia-smi --gpu-reset -i 0000:18:00.0",
+            id="pending",
+        ),
+    ],
+)
+def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
+    offered = found(cut(**fields), its=dynamic())
+
+    assert names(offered) == ["gpu-0", "gpu-0-mon"]
+    (pending,) = offered.pending
+    assert pending.change == "sliceable"
+    assert pending.reason.startswith(f"profile 'p', spec.gpus[0]: {reason}")
+
+
+# What keeps partitions from being cut.
+
+
+@pytest.mark.parametrize(
+    ("its", "keeps", "reason"),
+    [
+        pytest.param(dynamic(), Keeps(counters=False), "keeps no counters (KEP-4815", id="api"),
+        pytest.param(dynamic("9g.*"), Keeps(), "none of the profiles that are allowed", id="none"),
+        pytest.param(
+            profile(mig=MigRules(True), replicas=2),
+            Keeps(capacity=False),
+            "its 2 replicas are devices of their own",
+            id="replicas",
+        ),
+    ],
+)
+@pytest.mark.parametrize("board", ["h100-80-sxm", "a100-40"])
+def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, keeps, reason):
+    offered = found(cut(board), its=its, keeps=keeps)
+
+    assert kinds(offered) == set()
+    assert offered.counter_sets == ()
+    assert any(reason in one.reason for one in offered.pending)
+
+
+def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
+    plain, cannot = (
+        found(cut(**ON), its=its, keeps=Keeps(counters=False)).withheld
+        for its in (DEFAULT_PROFILE, dynamic())
+    )
+
+    assert "let a profile do that (mig: Dynamic)" in plain[0].reason
+    assert plain[0].what == f"GPU 0000:18:00.0 ({gpu(0).uuid})"
+    assert "the API server keeps no counters" in cannot[0].reason
+
+
+# What somebody else cut.
+
+
+def with_instances(board="h100-80-sxm", *parts, **fields):
+    its = mig(board)
+    instances = tuple(instance(its, *part) for part in parts)
+    return cut(board, instances=instances, **ON | fields)
+
+
+def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
+    its = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
+
+    offered = found(its, keeps=Keeps(counters=False))
+
+    assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
+    first, *_ = offered.devices
+    assert first.instance == its.mig.instances[0]
+    assert not first.cut_for_claims
+    assert {one.takes for one in offered.devices} == {()}
+    assert (offered.withheld, offered.pending) == ((), ())
+
+
+def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it():
+    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
+
+    offered = found(its, its=dynamic())
+
+    static = of(offered, "2g.20gb", 0)
+    assert static.instance == its.mig.instances[0]
+    assert [one.name for one in offered.devices].count(static.name) == 1
+    assert "gpu-0" not in names(offered)
+    hidden = {"1g10gb-19-0", "1g10gb-19-1", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"}
+    assert not hidden & set(names(offered))
+    assert {"1g10gb-19-2", "2g20gb-14-2", "3g40gb-9-4"} <= set(names(offered))
+
+
+def test_an_instance_of_a_claim_is_no_instance_of_somebody_else():
+    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
+    ours = frozenset({(its.uuid, its.mig.instances[0].key)})
+    other = frozenset({(gpu(1).uuid, its.mig.instances[0].key)})
+
+    while_looking = found(its, its=dynamic(), ours=ours)
+    held = found(its, its=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
+
+    assert of(while_looking, "2g.20gb", 0).cut_for_claims
+    assert names(held) == names(while_looking) == names(found(cut(**HOPPER), its=dynamic()))
+    assert not of(found(its, its=dynamic(), ours=other), "2g.20gb", 0).cut_for_claims
+
+
+def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_elses():
+    its = with_instances("h100-80-sxm", ("2g.20gb", 0))
+    static = of(found(its, its=dynamic()), "2g.20gb", 0)
+
+    offered = found(its, its=dynamic(), held=holding(static))
+
+    assert not of(offered, "2g.20gb", 0).cut_for_claims
+    assert made(holding(static)) == frozenset()
+
+
+def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
+    strange = odd(mig("h100-80-sxm"), "3g.40gb", 4)
+
+    offered = found(cut("h100-80-sxm", odd=(strange,), **ON), its=dynamic())
+
+    assert {one.partition.placement.end <= 4 for one in offered.devices if one.partition} == {True}
+    assert "gpu-0" not in names(offered)
+    (withheld,) = offered.withheld
+    assert withheld.what.startswith("GPU instance 9 of GPU 0000:18:00.0")
+    assert withheld.reason.startswith("it has no compute instances, and none that fills it; ")
+
+
+def test_an_odd_instance_that_is_being_cut_for_a_claim_is_nobodys_fault():
+    strange = odd(mig("h100-80-sxm"), "3g.40gb", 4)
+    its = cut("h100-80-sxm", odd=(strange,), **ON)
+
+    offered = found(its, its=dynamic(), ours=frozenset({(its.uuid, strange.key)}))
+
+    assert names(offered) == names(found(cut(**HOPPER), its=dynamic()))
+    assert offered.withheld == ()
+
+
+def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
+    its = mig("h100-80-sxm")
+    strange = instance(its, "1g.10gb", 0)
+    strange = replace(strange, key=replace(strange.key, profile_id=77))
+
+    offered = found(cut("h100-80-sxm", instances=(strange,), **ON))
+
+    assert offered.devices == ()
+    assert "it has 1 compute instance, and none that fills it" in offered.withheld[1].reason
+
+
+# Shapes.
+
+
+def test_partitions_are_sliceable_within_their_own_memory():
+    shape = of(found(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
+
+    assert shape == Sliceable(10000 * MIB, 1024 * MIB, MIB, shares=48)
+
+
+def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
+    its = dynamic(replicas=(("1g.10gb", 4),))
+    more = replace(its.entries[0].rules, replicas=2, rename=True)
+
+    offered = found(cut(**HOPPER), its=Profile("p", (replace(its.entries[0], rules=more),)))
+
+    one, two = of(offered, "1g.10gb", 0).shape, of(offered, "2g.20gb", 0).shape
+    assert (one.memory_default, one.shares, one.replicas) == (2500 * MIB, 4, 4)
+    assert (two.replicas, two.renamed, one.renamed) == (1, False, False)
+    assert offered.devices[0].shape.replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("its", "keeps"),
+    [
+        pytest.param(dynamic(fractions=False), Keeps(), id="fractions-never"),
+        pytest.param(dynamic(), Keeps(capacity=False), id="no-capacity"),
+    ],
+)
+def test_partitions_are_exclusive_where_gpus_are(its, keeps):
+    offered = found(cut(**HOPPER), its=its, keeps=keeps)
+
+    shapes = {type(one.shape) for one in offered.devices}
+    assert shapes == {Exclusive, Monitor}  # counters refuse who looks on at what is in use
+    assert offered.pending == ()
+
+
+@pytest.mark.parametrize(
+    ("its", "keeps", "reason"),
+    [
+        pytest.param(
+            dynamic("1g.10gb", replicas=(("1g.10gb", 4),)),
+            Keeps(capacity=False),
+            "partitions 1g.10gb: replicas of a partition need consumable capacity",
+            id="no-capacity",
+        ),
+        pytest.param(
+            dynamic("1g.10gb", memory_least=40 * 1024 * MIB),
+            Keeps(),
+            "partitions 1g.10gb: the least share of 10000Mi leaves no room",
+            id="least",
+        ),
+        pytest.param(
+            dynamic("1g.10gb", replicas=(("1g.10gb", 49),), default_strategy=Strategy.MPS),
+            Keeps(),
+            "partitions 1g.10gb: 49 replicas share by MPS",
+            id="clients",
+        ),
+    ],
+)
+def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(its, keeps, reason):
+    offered = found(cut(**HOPPER), its=its, keeps=keeps)
+
+    assert of(offered, "1g.10gb", 0).shape == Exclusive()
+    (pending,) = offered.pending
+    assert pending.reason.startswith(f"profile 'p', spec.gpus[0]: {reason}")
+    assert "and partitions cut for claims (1g.10gb)" in pending.change
+
+
+def test_monitors_need_taints():
+    assert "gpu-0-mon" not in names(found(cut(**ON), its=dynamic(), keeps=Keeps(taints=False)))
+
+
+# While claims hold it.
+
+
+def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
+    before = found(cut(**HOPPER), its=dynamic("1g.10gb", "3g.40gb"))
+    held = holding(of(before, "3g.40gb", 4))
+
+    offered = found(cut(**HOPPER), its=dynamic("2g.20gb"), held=held)
+
+    assert names(offered) == names(before)
+    assert offered.counter_sets == before.counter_sets
+    assert offered.pending == (
+        Pending(DeviceName("gpu-0"), "sliceable and partitions cut for claims (2g.20gb)"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("its", "change"),
+    [
+        pytest.param(DEFAULT_PROFILE, "sliceable", id="off"),
+        pytest.param(profile(include=False), "left out", id="left out"),
+    ],
+)
+def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(its, change):
+    before = found(cut(**HOPPER), its=dynamic())
+
+    offered = found(cut(**HOPPER), its=its, held=holding(before.devices[0]))
+
+    assert names(offered) == names(before)
+    assert offered.pending == (Pending(DeviceName("gpu-0"), change),)
+
+
+def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
+    before = found(cut(**HOPPER))
+
+    offered = found(cut(**HOPPER), its=dynamic("1g.*"), held=holding(before.devices[0]))
+
+    assert names(offered) == ["gpu-0", "gpu-0-mon"]
+    assert offered.pending[0].change.startswith("sliceable and partitions cut for claims (1g.10gb,")
+
+
+def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_profile():
+    before = found(cut(**HOPPER), its=dynamic())
+    held = holding(of(before, "1g.10gb", 0))
+
+    offered = found(cut(**HOPPER), its=dynamic(fractions=False), held=held)
+
+    assert of(offered, "1g.10gb", 0).shape == of(before, "1g.10gb", 0).shape
+    assert of(offered, "1g.10gb", 1).shape == Exclusive()
+
+
+def test_without_mps_a_held_partition_reserves_no_cores_for_the_next_claim():
+    its = dynamic(replicas=(("1g.10gb", 4),), default_strategy=Strategy.MPS)
+    before = of(found(cut(**HOPPER), its=its), "1g.10gb", 0)
+
+    offered = found(cut(**HOPPER), its=its, held=holding(before), mps=False)
+
+    assert before.shape.cores_default == 25
+    assert of(offered, "1g.10gb", 0).shape == replace(before.shape, cores_default=0)
+
+
+def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
+    before = found(cut(**HOPPER), its=dynamic())
+    partition_held = holding(of(before, "3g.40gb", 4))
+    whole_held = holding(before.devices[0])
+    lost = Keeps(counters=False)
+
+    one = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=partition_held)
+    whole = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=whole_held)
+
+    assert names(one) == ["3g40gb-9-4", "gpu-0-mon"]
+    assert names(whole) == ["gpu-0", "gpu-0-mon"]
+    assert (one.counter_sets, whole.counter_sets) == ((), ())
+
+
+def test_a_held_partition_stays_where_somebody_elses_instance_is_now():
+    before = found(cut(**HOPPER), its=dynamic())
+    held = holding(of(before, "1g.10gb", 0))
+
+    offered = found(with_instances("h100-80-sxm", ("2g.20gb", 0)), its=dynamic(), held=held)
+
+    assert {"1g10gb-19-0", "2g20gb-14-0"} <= set(names(offered))
+    assert "gpu-0" not in names(offered)
+    assert "block-0-2" in dict(of(offered, "1g.10gb", 0).takes)
+    assert ("block-0-2", 2) in of(offered, "2g.20gb", 0).takes
+
+
+def test_a_whole_gpu_that_is_held_stays_and_takes_all_beside_what_somebody_else_cut():
+    before = found(cut(**HOPPER), its=dynamic())
+
+    offered = found(
+        with_instances("h100-80-sxm", ("2g.20gb", 0)),
+        its=dynamic(),
+        held=holding(before.devices[0]),
+    )
+
+    assert names(offered)[0] == "gpu-0"
+    assert of(offered, "2g.20gb", 0).takes
+
+
+def test_without_counters_a_whole_gpu_that_is_held_hides_what_somebody_else_cut():
+    before = found(cut(**HOPPER))
+
+    offered = found(with_instances("h100-80-sxm", ("2g.20gb", 0)), held=holding(before.devices[0]))
+
+    assert names(offered) == ["gpu-0", "gpu-0-mon"]
+
+
+def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
+    before = found(cut(**ON), its=dynamic())
+    held = holding(of(before, "1g.5gb", 0))
+
+    assert names(found(cut(), its=dynamic(), held=held)) == names(before)
+    assert "gpu-0" not in names(found(cut(), its=dynamic(), keeps=Keeps(counters=False), held=held))
+
+
+def test_who_only_looks_on_keeps_nothing_as_it_is():
+    before = found(cut(**HOPPER), its=dynamic())
+    held = holding(before.devices[-1], admin=True)
+
+    assert names(found(cut(**HOPPER), held=held)) == ["gpu-0", "gpu-0-mon"]
+
+
+def test_a_held_partition_of_a_gpu_that_cannot_be_cut_any_more_is_gone():
+    before = found(cut(**HOPPER), its=dynamic())
+
+    offered = found(gpu(0), its=dynamic(), held=holding(of(before, "1g.10gb", 0)))
+
+    assert names(offered) == ["gpu-0", "gpu-0-mon"]
+    assert offered.devices[0].shape == SLICEABLE
+
+
+# Partitions that serve claims for a GPU.
+
+
+def test_partitions_of_one_kind_serve_claims_for_a_gpu_where_the_profile_says_so():
+    offered = found(cut(**ON), cut(minor=1, **ON), its=dynamic("3g.20gb", single=True))
+
+    assert {one.as_gpu for one in offered.devices if one.partition} == {True}
+    assert {one.as_gpu for one in offered.devices if not one.partition} == {False}
+    assert offered.notes == ()
+
+
+def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
+    offered = found(cut(**ON), its=dynamic("1g.5gb", "3g.20gb", single=True))
+
+    assert not any(one.as_gpu for one in offered.devices)
+    assert offered.notes == (
+        "mig.strategy: Single has no effect, since partitions of several kinds are offered: "
+        "1g.5gb, 3g.20gb; allow one profile only",
+    )
+
+
+def test_gpus_with_other_rules_do_not_count_for_that():
+    entries = (
+        Entry(
+            Selection(minors=frozenset({0})),
+            Rules(mig=MigRules(True, ("3g.20gb",), single=True)),
+            "spec.gpus[0]",
+        ),
+        Entry(Selection(), Rules(mig=MigRules(True)), "spec.gpus[1]"),
+    )
+
+    offered = found(cut(**ON), cut(minor=1, **ON), its=Profile("p", entries))
+
+    assert {str(one.gpu.name) for one in offered.devices if one.as_gpu} == {"gpu-0"}
+
+
+def test_the_names_of_partitions_are_those_of_nvidias_driver():
+    its = mig("rtx-pro-6000-96")
+    two = partition(its, "1g.24gb+me.all", 3)
+
+    assert partition_name(gpu(3), two) == "gpu-3-mig-1g24gb-meall-65-3"
+    assert partition_name(gpu(0), partition(mig(), "1g.5gb", 6)) == "gpu-0-mig-1g5gb-19-6"
+
+
+def test_keys_find_their_partition_again():
+    its: Mig = mig()
+
+    assert its.partition(key(its, "3g.20gb", 4)) == partition(its, "3g.20gb", 4)

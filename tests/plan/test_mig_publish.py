@@ -1,0 +1,216 @@
+"""What the scheduler sees of partitions, in the words of NVIDIA's driver."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.kubeletplugin.slice_limits import check
+from dra_driver.kubeletplugin.slices import MAX_COUNTER_SETS, split
+from dra_driver.model.devices import GpuUuid, Topology
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Device, Keeps, Monitor, Offer
+from dra_driver.model.profiles import MigRules
+from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published, published_counters
+from tests.fakes.slice_rules import refuse_slice
+from tests.fakes.values import MIB, SLICEABLE
+from tests.plan.mig_boards import boards, cut, dynamic, instance, mig, partition, profile
+from tests.plan.profiles import any_rules
+
+EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
+
+
+def document(board="a100-40", name="3g.20gb", start=4, **fields):
+    """Of one partition."""
+    its = cut(board)
+    gpu_fields = {key: fields.pop(key) for key in ("topology",) if key in fields}
+    device = Device(
+        replace(its, **gpu_fields), partition=partition(mig(board), name, start), **fields
+    )
+    (found,) = published(Offer((device,)))
+    return found
+
+
+def test_a_partition_that_is_cut_for_claims_has_the_names_of_nvidias_driver():
+    found = document(topology=EVERYWHERE, takes=(("block-4-4", 4),))
+
+    assert found == {
+        "name": "gpu-0-mig-3g20gb-9-4",
+        "attributes": {
+            "architecture": {"string": "Ampere"},
+            "brand": {"string": "Nvidia"},
+            "cudaComputeCapability": {"version": "8.0.0"},
+            "cudaDriverVersion": {"version": "13.0.0"},
+            "driverVersion": {"version": "580.95.5"},
+            "mps": {"bool": True},
+            "parentUUID": {"string": "GPU-00000000-0000-0000-0000-000000000000"},
+            "pcieSwitch": {"string": "0000:16:00.0"},
+            "productName": {"string": "NVIDIA a100-40"},
+            "profile": {"string": "3g.20gb"},
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "resource.kubernetes.io/pciBusID": {"string": "0000:18:00.0"},
+            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
+            "timeSlicing": {"bool": True},
+            "type": {"string": "mig"},
+        },
+        "capacity": {
+            "copyEngines": {"value": "3"},
+            "decoders": {"value": "2"},
+            "encoders": {"value": "0"},
+            "jpegEngines": {"value": "0"},
+            "memory": {"value": "19968Mi"},
+            "multiprocessors": {"value": "42"},
+            "ofaEngines": {"value": "0"},
+        },
+        "consumesCounters": [
+            {"counterSet": "gpu-0-counter-set", "counters": {"block-4-4": {"value": "4"}}}
+        ],
+    }
+
+
+def test_an_instance_that_exists_also_says_who_it_is_and_where():
+    found = document(instance=instance(mig(), "3g.20gb", 4))
+
+    assert found["attributes"]["uuid"] == {"string": "MIG-9-4"}
+    assert {name for name in found["capacity"] if name.startswith("memorySlice")} == {
+        f"memorySlice{unit}" for unit in (4, 5, 6, 7)
+    }
+    assert found["capacity"]["memorySlice4"] == {"value": "1"}
+    assert "consumesCounters" not in found
+
+
+def test_of_a_shared_partition_a_claim_takes_nothing_that_it_does_not_name():
+    shape = replace(SLICEABLE, memory_default=19968 * MIB)
+
+    found = document(shape=shape, instance=instance(mig(), "3g.20gb", 4))
+
+    assert found["allowMultipleAllocations"] is True
+    assert found["capacity"]["memory"]["requestPolicy"]["default"] == "19968Mi"
+    assert found["capacity"]["cores"]["value"] == "100"
+    for name in ("multiprocessors", "copyEngines", "ofaEngines", "memorySlice4"):
+        policy = found["capacity"][name]["requestPolicy"]
+        assert policy["default"] == "0"
+        assert policy.get("validRange", {}).get("min") == "0" or policy["validValues"] == ["0"]
+
+
+def test_a_partition_that_serves_claims_for_a_gpu_says_so_and_has_no_peers():
+    found = document(as_gpu=True, topology=EVERYWHERE)
+
+    assert found["attributes"]["asGpu"] == {"bool": True}
+    assert found["attributes"]["nvlinkPeers"] == {"int": 0}
+    assert "nvlinkClique" not in found["attributes"]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "kept"),
+    [
+        pytest.param("1g.5gb", 0, {"pcieSwitch", "memorySlice0"}, id="all"),
+        pytest.param("3g.20gb", 4, {"memorySlice4", "memorySlice7"}, id="not its switch"),
+        pytest.param("7g.40gb", 0, set(), id="not its slices"),
+    ],
+)
+def test_of_too_many_names_those_that_matter_least_go_first(name, start, kept):
+    found = document(
+        name=name,
+        start=start,
+        shape=SLICEABLE,
+        instance=instance(mig(), name, start),
+        topology=EVERYWHERE,
+        as_gpu=True,
+    )
+
+    names = {*found["attributes"], *found["capacity"]}
+    assert len(names) <= 32
+    assert kept <= names
+    least = {"pcieSwitch", "nvlinkPeers"} | {n for n in names if n.startswith("memorySlice")}
+    assert names & least >= kept
+    assert {"asGpu", "ofaEngines", "shares", "parentUUID", "timeSlicing"} <= names
+    assert bool(kept) is any(n.startswith("memorySlice") for n in names)
+
+
+def test_counters_are_published_by_gpu():
+    offered = offer(Inventory((cut("h100-80-sxm"),)), dynamic("1g.10gb"), Keeps(), {})
+
+    assert published_counters(offered) == (
+        {"name": "gpu-0-counter-set", "counters": {"block-0-8": {"value": "8"}}},
+    )
+
+
+def test_a_monitor_of_a_gpu_that_is_cut_takes_of_no_counter():
+    offered = offer(Inventory((cut("h100-80-sxm"),)), dynamic(), Keeps(), {})
+
+    monitor = published(offered)[-1]
+    assert monitor["attributes"]["type"] == {"string": "gpu-monitor"}
+    assert "consumesCounters" not in monitor
+    assert monitor["capacity"]["memory"] == {"value": "81559Mi"}
+
+
+def refused(pool):
+    """What the API server would say of its slices."""
+    place = {"name": "node-1", "resourceSliceCount": len(pool.slices), "generation": 1}
+    for part in pool.slices:
+        spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "pool": place}
+        if part.devices:
+            spec["devices"] = list(part.devices)
+        if part.shared_counters:
+            spec["sharedCounters"] = list(part.shared_counters)
+        yield refuse_slice(spec, None)
+
+
+def pool_of(offered):
+    return split("node-1", published(offered), published_counters(offered))
+
+
+@pytest.mark.parametrize("profiles", [(), ("*",)])
+@pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "rtx-pro-6000-96"])
+def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
+    gpus = tuple(
+        replace(
+            cut(board, minor, on=True, pending=True),
+            uuid=GpuUuid(f"GPU-{minor}"),
+            topology=EVERYWHERE,
+        )
+        for minor in range(16)
+    )
+
+    pool = pool_of(offer(Inventory(gpus), dynamic(*profiles), Keeps(), {}))
+
+    assert check(pool, "gpu.nvidia.com") == ()
+    assert set(refused(pool)) == {""}
+    sets = [part for part in pool.slices if part.shared_counters]
+    assert [len(part.shared_counters) for part in sets] == [MAX_COUNTER_SETS] * 2
+    assert pool.slices[: len(sets)] == tuple(sets)  # the scheduler wants all of them anyway
+
+
+@given(
+    rules=any_rules(),
+    board=st.sampled_from(sorted(boards())),
+    patterns=st.lists(st.sampled_from(["1g*", "2g*", "*+me", "*", "9g"]), max_size=2),
+    keeps=st.builds(Keeps),
+    single=st.booleans(),
+    number=st.integers(1, 60),
+    taken=st.booleans(),
+)
+def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
+    rules, board, patterns, keeps, single, number, taken
+):
+    first = boards()[board][0].name
+    of_mig = MigRules(True, tuple(patterns), single=single, replicas=((first, number),))
+    instances = (instance(mig(board), first, 0),) if taken else ()
+    node = Inventory(
+        (cut(board, on=True, pending=True, instances=instances), cut(board, 1, on=False))
+    )
+    everything = profile(
+        **{field: getattr(rules, field) for field in rules.__dataclass_fields__ if field != "mig"},
+        mig=of_mig,
+    )
+
+    offered = offer(node, everything, keeps, {})
+
+    pool = pool_of(offered)
+    assert check(pool, "gpu.nvidia.com") == ()
+    assert set(refused(pool)) <= {""}
+    assert keeps.counters or not offered.counter_sets
+    assert all(isinstance(one.shape, Monitor) or one.rules.mig == of_mig for one in offered.devices)

@@ -1,0 +1,80 @@
+"""Which boards are switched to MIG mode before anything is cut: idle ones that need a reset."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.model.holdings import Holding
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules
+from dra_driver.plan.mig.switches import after_switch, to_switch
+from dra_driver.plan.offer import offer
+from tests.fakes.values import gpu, ref
+from tests.plan.mig_boards import cut, dynamic, profile
+
+
+def chosen(*gpus, its=None, keeps=None, held=None):
+    found = to_switch(Inventory(gpus), its or dynamic(), keeps or Keeps(), held or {})
+    assert all(one.startswith("GPU-") for one in found)
+    return [one.minor for one in gpus if one.uuid in found]
+
+
+def holding(one, **fields):
+    return {one.name: (Holding(ref(), one.name, gpu=one.uuid, **fields),)}
+
+
+def test_an_idle_board_that_needs_a_reset_is_switched():
+    assert chosen(cut("a100-40"), cut("a30-24", 1)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("one", "more"),
+    [
+        pytest.param(cut("h100-80-sxm"), {}, id="it switches when a claim needs it"),
+        pytest.param(gpu(0), {}, id="it cannot be cut"),
+        pytest.param(cut(on=True, pending=True), {}, id="it is on"),
+        pytest.param(cut(pending=True), {}, id="it waits for its reset"),
+        pytest.param(cut(), {"its": DEFAULT_PROFILE}, id="nobody wants it"),
+        pytest.param(
+            cut(), {"its": profile(include=False, mig=MigRules(True))}, id="it is left out"
+        ),
+        pytest.param(cut(), {"its": dynamic("9g.*")}, id="it has no such profile"),
+        pytest.param(cut(), {"keeps": Keeps(counters=False)}, id="the API server has no counters"),
+        pytest.param(
+            cut(),
+            {"its": profile(mig=MigRules(True), replicas=2), "keeps": Keeps(capacity=False)},
+            id="its replicas are devices",
+        ),
+        pytest.param(cut(), {"held": holding(cut())}, id="a claim holds it"),
+        pytest.param(
+            cut(), {"held": holding(replace(cut(), minor=7))}, id="a claim holds it by its UUID"
+        ),
+    ],
+)
+def test_any_other_board_is_left_as_it_is(one, more):
+    assert chosen(one, **more) == []
+
+
+def test_a_claim_that_only_looks_on_does_not_keep_a_board_from_being_switched():
+    assert chosen(cut(), held=holding(cut(), admin=True)) == [0]
+
+
+def test_a_claim_keeps_only_its_own_board_from_being_switched():
+    assert chosen(cut(), cut(minor=1), held=holding(cut())) == [1]
+
+
+@pytest.mark.parametrize("fields", [{}, {"pending": True}])
+def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
+    node = Inventory((cut(**fields), cut("h100-80-sxm", 1), gpu(2), cut(minor=3)))
+    everything: Any = (dynamic(), Keeps(), holding(node.gpus[3]))
+
+    after = after_switch(node, *everything)
+
+    assert after.gpus[0] == cut(on=True, pending=True)
+    assert after.gpus[1:] == node.gpus[1:]
+    names = {str(device.name) for device in offer(after, *everything).devices}
+    assert "gpu-0" not in names
+    assert {"gpu-0-mig-7g40gb-0-0", "gpu-1", "gpu-2", "gpu-3"} <= names
+    assert to_switch(after, *everything) == ()

@@ -1,0 +1,199 @@
+"""Boards that need a reset for it are in MIG mode as long as their profile cuts them for claims."""
+
+import pytest
+
+from dra_driver.errors import ClusterError, NodeError
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
+from tests.plugin.mig import Scene, profile
+
+DYNAMIC = profile(dynamic=True)
+
+
+@pytest.fixture
+def board():
+    return Board(AMPERE)
+
+
+@pytest.fixture
+def scene(board, tmp_path):
+    return Scene(Boards(board), tmp_path, profile=DYNAMIC)
+
+
+def refusing(what):
+    raise NodeError("GPU-0 is used by pid 12")
+
+
+def test_a_board_is_switched_at_the_first_look_and_then_left_alone(scene, board):
+    book = scene.look()
+
+    assert board.on
+    assert book.switched == (board.uuid,)
+    assert book.state is None
+    scene.look()
+    assert scene.boards.done == ["mode True"]
+
+
+def test_a_board_that_needs_no_reset_is_not_switched_before_a_claim_needs_it(tmp_path):
+    board = Board(HOPPER)
+
+    assert Scene(Boards(board), tmp_path, profile=DYNAMIC).look().switched == ()
+    assert not board.on
+
+
+def test_a_board_that_somebody_uses_is_not_reset_and_that_is_told(scene, board, caplog):
+    board.used = {None: 4711}
+
+    book = scene.look()
+
+    why = "MIG mode of gpu-0 is not turned on yet: processes use it: 4711"
+    assert book.boards == {board.uuid: why}
+    assert book.failures == 1
+    assert why in caplog.text
+    board.used = {}
+    assert scene.look().boards == {}
+    assert board.on
+
+
+def test_a_reset_that_failed_is_not_tried_again_until_the_profile_or_the_process_is_another(
+    scene, board
+):
+    tried = []
+
+    def step(what):
+        tried.append(what)
+        raise NodeError("GPU-0 is used by pid 12")
+
+    scene.boards.step = step
+    book = scene.look()
+    scene.look()
+    why = "MIG mode of gpu-0 could not be turned on: GPU-0 is used by pid 12"
+    assert (book.boards, book.switched) == ({board.uuid: why}, ())
+    assert len(tried) == 1
+
+    scene.change_profile(dynamic=True, single=True)
+    scene.look()
+    scene.start().look()
+    assert len(tried) == 3
+    assert scene.book.read().boards == {board.uuid: why}
+
+
+def test_a_board_is_switched_back_once_its_profile_cuts_it_no_more(scene, board):
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+
+    book = scene.look()
+
+    assert not board.on
+    assert book.switched == ()
+
+
+def test_it_is_switched_back_after_a_restart_and_a_reboot_too(scene, board):
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+    scene.boot = "next"
+
+    scene.start().look()
+
+    assert not board.on
+
+
+@pytest.mark.parametrize("claims", [{"GPU-0"}, set()])
+def test_it_is_not_switched_back_while_something_is_on_it(scene, board, claims):
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+    scene.claims.holding = claims
+    if not claims:
+        board.there = {part(AMPERE, "1g.5gb", 0): True}
+        scene.boards.refresh()
+
+    book = scene.look()
+
+    assert board.on
+    assert book.switched == (board.uuid,)
+
+
+def test_an_instance_that_somebody_makes_just_then_keeps_it_in_mig_mode(scene, board):
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+    board.there = {part(AMPERE, "1g.5gb", 0): True}  # since the last look
+
+    book = scene.look()
+
+    assert board.on
+    assert book.switched == (board.uuid,)
+
+
+def test_somebody_else_may_switch_it_too(scene, board):
+    board.on = True  # since the last look
+    scene.boards.inventory()
+    board.on = False
+    scene.boards.refresh()
+    board.on = True
+
+    assert scene.look().switched == ()
+
+    board.on = False
+    scene.boards.refresh()
+    scene.look()
+    board.on = False
+    scene.boards.refresh()
+    scene.profile = DEFAULT_PROFILE
+    assert scene.look().switched == ()
+    assert scene.boards.done == ["mode True"]
+
+
+def test_what_somebody_else_switched_stays_so(scene, board):
+    board.on = True
+    scene.profile = DEFAULT_PROFILE
+
+    scene.look()
+
+    assert board.on
+
+
+def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_back(scene, board):
+    scene.look()
+    scene.keeps = Keeps(counters=False)
+
+    scene.look()
+
+    assert not board.on
+
+
+def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene, board):
+    scene.keeps = ClusterError("no answer")
+
+    assert scene.look().boards == {}
+    assert not board.on
+
+
+def test_a_layout_says_more_than_the_profile(scene, board):
+    scene.label = "all-disabled"
+    scene.look()
+    assert not board.on
+
+    scene.label = "all-1g.5gb"
+    scene.look()
+    assert len(board.there) == 7
+    assert scene.book.read().switched == ()
+
+
+def test_while_it_is_not_known_what_a_layout_says_the_board_stays_as_it_is(scene, board):
+    scene.label = "no such layout"
+
+    scene.look()
+
+    assert not board.on
+
+
+def test_a_board_that_cannot_be_switched_back_is_told(scene, board):
+    scene.look()
+    scene.profile = DEFAULT_PROFILE
+    scene.boards.step = refusing
+
+    book = scene.look()
+
+    assert book.switched == (board.uuid,)
+    assert book.boards[board.uuid].startswith("MIG mode of gpu-0 could not be turned off: ")

@@ -1,0 +1,153 @@
+"""How far its layout is stands on the own Node, as a label, and on no other."""
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.errors import ClusterError
+from dra_driver.model.layouts import State
+from dra_driver.plugin.mig_state import MigState
+from dra_driver.plugin.node_labels import NodeLabels, Pace
+from tests.fakes.api_server import ApiServer
+
+NODE, LABEL = "n1", "nvidia.com/mig.config.state"
+OTHERS = {"kubernetes.io/hostname": NODE}
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        for name in (NODE, "n2"):
+            metadata = {"name": name, "labels": OTHERS}
+            running.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        yield running
+
+
+@pytest.fixture
+def state(server, tmp_path):
+    """The labels are read anew each time, not watched."""
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    yield MigState(client, NODE, lambda: labels_of(server))
+    client.close()
+
+
+def labels_of(server, name=NODE):
+    nodes = {each["metadata"]["name"]: each for each in server.objects("nodes")}
+    return nodes[name]["metadata"].get("labels", {})
+
+
+def patches(server):
+    return server.count("PATCH", "nodes")
+
+
+def test_the_state_is_a_label_of_the_own_node_beside_the_others(server, state):
+    state.tell(State.SUCCESS)
+    state.write()
+
+    assert labels_of(server) == {**OTHERS, LABEL: "success"}
+    assert labels_of(server, "n2") == OTHERS
+
+
+def test_it_is_written_only_when_it_changes(server, state):
+    for each in (State.PENDING, State.PENDING, State.FAILED, State.FAILED):
+        state.tell(each)
+        state.write()
+
+    assert labels_of(server)[LABEL] == "failed"
+    assert patches(server) == 2
+
+
+def test_what_is_there_already_is_not_written_after_a_restart(server, state):
+    server.put(node({**OTHERS, LABEL: "success"}))
+
+    state.tell(State.SUCCESS)
+    state.write()
+
+    assert patches(server) == 0
+
+
+def test_it_comes_back_with_a_node_that_registered_again(server, state):
+    state.tell(State.SUCCESS)
+    state.write()
+    server.put(node(OTHERS))
+
+    state.write()
+
+    assert labels_of(server)[LABEL] == "success"
+
+
+def test_without_a_layout_what_we_wrote_goes(server, state):
+    state.tell(State.SUCCESS)
+    state.write()
+    state.tell(None)
+    state.write()
+
+    assert labels_of(server) == OTHERS
+
+
+def test_without_a_layout_what_somebody_else_wrote_stays(server, state):
+    server.put(node({**OTHERS, LABEL: "rebooting"}))
+
+    state.tell(None)
+    state.write()
+
+    assert labels_of(server)[LABEL] == "rebooting"
+    assert patches(server) == 0
+
+
+def test_an_api_server_that_is_away_is_asked_again_and_that_is_told_once(server, state, caplog):
+    state.tell(State.FAILED)
+    server.fail(503, "PATCH", times=2)
+    state.write()
+    state.write()
+    assert LABEL not in labels_of(server)
+    assert caplog.text.count("the state of the layout is not on the Node") == 1
+
+    state.write()
+    assert labels_of(server)[LABEL] == "failed"
+
+
+def test_a_right_that_is_missing_is_told(server, state, caplog):
+    server.deny("patch", "nodes")
+
+    state.tell(State.FAILED)
+    state.write()
+
+    assert "nodes is forbidden" in caplog.text
+
+
+def test_nothing_is_written_while_the_labels_are_not_known(server, tmp_path):
+    def unknown():
+        raise ClusterError("not read yet")
+
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    state = MigState(client, NODE, unknown)
+
+    state.tell(State.SUCCESS)
+    state.write()
+
+    assert patches(server) == 0
+    client.close()
+
+
+def test_its_thread_writes_soon_after_it_is_told(server, tmp_path):
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    labels = NodeLabels(client, NODE, Pace(watch=60, first_retry=0.01))
+    state = MigState(client, NODE, labels.now)
+    labels.start(lambda: None, 5.0)
+    labels.start(state.look_soon, 0.0)
+    state.start()
+
+    state.tell(State.PENDING)
+    assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")
+    server.put(node(OTHERS))
+    assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")
+
+    state.stop()
+    labels.stop()
+    client.close()
+
+
+def node(labels):
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE, "labels": labels}}
