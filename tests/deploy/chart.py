@@ -15,6 +15,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 GOLDEN = REPOSITORY / "tests/data/golden/chart/default.yaml"
 MPS_AGENT = "mps-agent"  # the component
+NODE_POLICY = "node ValidatingAdmissionPolicy"
 RENDER_GOLDEN = (
     *("template", "dra-driver-gpu", str(CHART)),
     *("--namespace", "dra-driver-gpu", "--kube-version", DEFAULT_VERSION),
@@ -33,7 +34,8 @@ def schema() -> dict[str, Any]:
 
 def objects(rendered: str) -> dict[str, Any]:
     """Rendered objects by kind, of which the chart has at most one for the plugin; those of the MPS
-    agent by component and kind, as in ``mps-agent DaemonSet``; DeviceClasses by name."""
+    agent by component and kind, as in ``mps-agent DaemonSet``, and likewise the policy on nodes,
+    with its binding; DeviceClasses by name."""
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     found = {_key(document): document for document in documents}
     assert len(found) == len(documents)
@@ -44,7 +46,8 @@ def _key(document: dict[str, Any]) -> str:
     kind, name = str(document["kind"]), str(document["metadata"]["name"])
     if kind == "DeviceClass":
         return name
-    return f"{MPS_AGENT} {kind}" if name.endswith(f"-{MPS_AGENT}") else kind
+    part = next((part for part in (MPS_AGENT, "node") if name.endswith(f"-{part}")), "")
+    return f"{part} {kind}".lstrip()
 
 
 def helm(*arguments: str, kubeconfig: str = "") -> subprocess.CompletedProcess[str]:

@@ -18,18 +18,21 @@ IMAGES = ("ubuntu:24.04", "python:3.12-slim")
 
 _NEEDS = re.compile(
     r"Needs (\d+) GPUs? on one node and Kubernetes 1\.(\d+)"
-    r"(?:, with the profile ([\w-]+\.yaml))?(?:: .+)?\."
+    r"(?:, with the profile ([\w-]+(?:\.yaml)?)(?: and the layouts ([\w-]+\.yaml))?)?(?:: .+)?\."
 )
+_SIMULATED = re.compile(r"Simulated as ([\w-]+)\.")
 _USES = re.compile(r"Uses (\d+)Gi of GPU memory: pod/(\S+) in (\S+)\.")
 _EXPECT = re.compile(r"Expect pod/(\S+) in (\S+): (Succeeded|Running|Failed), (.+)")
 _LOG = r"log(?: of (?P<container>[\w-]+))?"
 _OTHER = r"(?:pod/(?P<pod>\S+) in (?P<namespace>\S+)|(?P<sibling>[\w-]+))"
-_COUNT = re.compile(_LOG + r" shows (?P<count>\d+) GPUs?")
+_WHAT = r"(?P<what>GPU|partition)"
+_COUNT = re.compile(_LOG + r" shows (?P<count>\d+) " + _WHAT + "s?")
 _TEXT = re.compile(_LOG + r' contains "(?P<text>[^"]+)"')
-_SAME = re.compile(_LOG + r" shows the GPUs of " + _OTHER)
-_APART = re.compile(_LOG + r" shows other GPUs than " + _OTHER)
+_SAME = re.compile(_LOG + r" shows the " + _WHAT + "s of " + _OTHER)
+_APART = re.compile(_LOG + r" shows other " + _WHAT + "s than " + _OTHER)
 _EVENTS = re.compile(r'events contain "(?P<text>[^"]+)"')
-_UUID = re.compile(r"GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_KINDS = {"GPU": "GPU", "partition": "MIG"}  # how their UUIDs begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Events:
 class ShowsCount:
     log: Log
     count: int
+    what: str = "GPU"  # or "partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,14 @@ class Contains:
 class ShowsGpusOf:
     log: Log
     other: Log
+    what: str = "GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class ShowsOtherGpusThan:
     log: Log
     other: Log
+    what: str = "GPU"
 
 
 Check = ShowsCount | Contains | ShowsGpusOf | ShowsOtherGpusThan
@@ -115,6 +121,9 @@ class Example:
     expectations: tuple[Expectation, ...]
     profile: Path | None = None  # that has to hold on the node
     uses: tuple[Uses, ...] = ()
+    bundled: str = ""  # the profile that has to hold, where it comes with the driver
+    layouts: Path | None = None  # of mig-parted, of which the profile names one
+    simulated: str = ""  # a node that will do; empty: any with so many GPUs
 
     def objects(self) -> list[dict[str, Any]]:
         return list(yaml.safe_load_all(self.manifest.read_text()))
@@ -146,14 +155,20 @@ def read(folder: Path) -> Example:
     needs = [_must(_NEEDS, s) for s in sentences if s.startswith("Needs ")]
     if len(needs) != 1:
         raise ValueError(f"{manifest}: one line must say what it Needs, not {len(needs)}")
+    gpus, minor, profile, layouts = needs[0].groups()
+    is_file = bool(profile) and profile.endswith(".yaml")
+    nodes = [_must(_SIMULATED, s)[1] for s in sentences if s.startswith("Simulated ")]
     return Example(
         name=folder.name,
         manifest=manifest,
-        gpus=int(needs[0][1]),
-        minor=int(needs[0][2]),
+        gpus=int(gpus),
+        minor=int(minor),
         expectations=tuple(expectation(s) for s in sentences if s.startswith("Expect ")),
-        profile=folder / needs[0][3] if needs[0][3] else None,
+        profile=folder / profile if is_file else None,
         uses=tuple(_use(s) for s in sentences if s.startswith("Uses ")),
+        bundled="" if is_file else profile or "",
+        layouts=folder / layouts if layouts else None,
+        simulated=nodes[0] if nodes else "",
     )
 
 
@@ -186,16 +201,18 @@ def expectation(sentence: str) -> Expectation:
 
 def _check(part: str, namespace: str, pod: str) -> Check:
     if found := _COUNT.fullmatch(part):
-        return ShowsCount(Log(namespace, pod, found["container"]), int(found["count"]))
+        log = Log(namespace, pod, found["container"])
+        return ShowsCount(log, int(found["count"]), found["what"])
     if found := _TEXT.fullmatch(part):
         return Contains(Log(namespace, pod, found["container"]), found["text"])
     if found := _EVENTS.fullmatch(part):
         return Contains(Events(namespace, pod), found["text"])
     if found := _SAME.fullmatch(part):
-        return ShowsGpusOf(Log(namespace, pod, found["container"]), _other(found, namespace, pod))
+        log = Log(namespace, pod, found["container"])
+        return ShowsGpusOf(log, _other(found, namespace, pod), found["what"])
     found = _must(_APART, part)
     log = Log(namespace, pod, found["container"])
-    return ShowsOtherGpusThan(log, _other(found, namespace, pod))
+    return ShowsOtherGpusThan(log, _other(found, namespace, pod), found["what"])
 
 
 def _other(found: re.Match[str], namespace: str, pod: str) -> Log:
@@ -208,24 +225,24 @@ def wrong(check: Check, read: Callable[[Log | Events], str]) -> str | None:
     """What contradicts *check* in what *read* finds, in words; None if nothing does."""
     seen = read(check.log)
     match check:
-        case ShowsCount(count=count):
-            found = len(gpus(seen))
-            told = None if found == count else f"shows {found} GPUs instead of {count}"
+        case ShowsCount(count=count, what=what):
+            found = len(uuids(seen, what))
+            told = None if found == count else f"shows {found} {what}s instead of {count}"
         case Contains(text=text):
             told = None if text in seen else f"lacks {text!r}"
-        case ShowsGpusOf(other=other):
-            theirs = gpus(read(other))
-            missing = sorted(theirs - gpus(seen))
+        case ShowsGpusOf(other=other, what=what):
+            theirs = uuids(read(other), what)
+            missing = sorted(theirs - uuids(seen, what))
             told = f"lacks {missing} of {other}" if missing else None
-            told = told if theirs else f"cannot be compared: {other} shows no GPU"
-        case ShowsOtherGpusThan(other=other):
-            common = sorted(gpus(seen) & gpus(read(other)))
+            told = told if theirs else f"cannot be compared: {other} shows no {what}"
+        case ShowsOtherGpusThan(other=other, what=what):
+            common = sorted(uuids(seen, what) & uuids(read(other), what))
             told = f"shows {common} as {other} does" if common else None
         case _:
             assert_never(check)
     return f"{check.log} {told}; it is:\n{seen}" if told else None
 
 
-def gpus(log: str) -> frozenset[str]:
-    """The UUIDs of the GPUs in what ``nvidia-smi -L`` printed."""
-    return frozenset(_UUID.findall(log))
+def uuids(log: str, what: str = "GPU") -> frozenset[str]:
+    """The UUIDs of the GPUs, or of the partitions, in what ``nvidia-smi -L`` printed."""
+    return frozenset(found[0] for found in _UUID.finditer(log) if found[1] == _KINDS[what])

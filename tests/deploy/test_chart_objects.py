@@ -15,13 +15,14 @@ from api.v1beta1 import GpuConfig, Mps, TimeSlicing
 from dra_driver.cli.cluster_checks import NEEDED, Right
 from dra_driver.cli.selectors import evaluate, variables_of
 from dra_driver.settings import AgentSettings, PluginSettings
-from tests.deploy.chart import GOLDEN, MPS_AGENT, objects
+from tests.deploy.chart import GOLDEN, MPS_AGENT, NODE_POLICY, objects, values
 
 CHART = objects(GOLDEN.read_text())
 POD = CHART["DaemonSet"]["spec"]["template"]["spec"]
 PLUGIN = POD["containers"][0]
 AGENT_POD = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
 AGENT = AGENT_POD["containers"][0]
+MIG_STATE_LABEL = "nvidia.com/mig.config.state"  # as NVIDIA's MIG manager writes it
 
 
 def mounts() -> dict[str, dict[str, Any]]:
@@ -72,7 +73,7 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
             "resources": ["deviceclasses"],
             "verbs": ["get", "list"],
         },
-        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]},
     ]
@@ -99,11 +100,13 @@ def test_rights_token_and_policy_are_those_of_the_account_that_the_pods_run_as()
     assert (
         CHART["ClusterRoleBinding"]["roleRef"]["name"] == CHART["ClusterRole"]["metadata"]["name"]
     )
-    [condition] = CHART["ValidatingAdmissionPolicy"]["spec"]["matchConditions"]
     user = f"system:serviceaccount:{account['namespace']}:{account['name']}"
-    assert condition["expression"] == f"request.userInfo.username == '{user}'"
-    binding = CHART["ValidatingAdmissionPolicyBinding"]["spec"]
-    assert binding["policyName"] == CHART["ValidatingAdmissionPolicy"]["metadata"]["name"]
+    for policy in ("ValidatingAdmissionPolicy", NODE_POLICY):
+        [condition] = CHART[policy]["spec"]["matchConditions"]
+        assert condition["expression"] == f"request.userInfo.username == '{user}'"
+        binding = CHART[f"{policy}Binding"]["spec"]
+        assert binding["policyName"] == CHART[policy]["metadata"]["name"]
+        assert binding["validationActions"] == ["Deny"]
 
 
 def test_the_only_token_is_bound_to_the_pod_and_ends_within_an_hour() -> None:
@@ -126,18 +129,106 @@ def expression(name: str) -> str:
     return str(selector["cel"]["expression"])
 
 
+def takes(name: str, kind: str, **attributes: Any) -> bool:
+    """Whether a class selects a device of this type with these attributes besides."""
+    device = {
+        "attributes": {
+            names.TYPE: {"string": kind},
+            **{
+                each: {"bool": value} if isinstance(value, bool) else {"string": value}
+                for each, value in attributes.items()
+            },
+        }
+    }
+    found = evaluate(expression(name), variables_of(device, names.DRIVER))
+    assert isinstance(found, bool)
+    return found
+
+
 @pytest.mark.parametrize(
-    ("name", "selected", "resource"),
+    ("name", "resource"),
     [
-        pytest.param(names.DRIVER, names.TYPE_GPU, "nvidia.com/gpu", id="GPUs"),
+        pytest.param(names.DRIVER, "nvidia.com/gpu", id="GPUs"),
+        pytest.param(f"shared.{names.DRIVER}", "nvidia.com/gpu.shared", id="replicas"),
+        pytest.param(f"mig-1g-5gb.{names.DRIVER}", "nvidia.com/mig-1g.5gb", id="partitions"),
         pytest.param(
-            f"shared.{names.DRIVER}", names.TYPE_GPU_SHARED, "nvidia.com/gpu.shared", id="replicas"
+            f"mig-1g-5gb-me.{names.DRIVER}",
+            "nvidia.com/mig-1g.5gb.me",
+            id="partitions with media engines",
         ),
     ],
 )
-def test_a_class_with_an_old_name_selects_one_type(name: str, selected: str, resource: str) -> None:
-    assert expression(name) == type_is(selected)
+def test_a_class_has_the_name_that_device_plugins_serve(name: str, resource: str) -> None:
     assert CHART[name]["spec"]["extendedResourceName"] == resource
+
+
+def test_no_two_classes_have_one_old_name() -> None:
+    specs = [each["spec"] for each in CHART.values() if each["kind"] == "DeviceClass"]
+    found = [spec["extendedResourceName"] for spec in specs if "extendedResourceName" in spec]
+    assert len(found) == len(set(found)) == len(values()["mig"]["profiles"]) + 2
+
+
+def test_the_shared_class_selects_one_type() -> None:
+    assert expression(f"shared.{names.DRIVER}") == type_is(names.TYPE_GPU_SHARED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "taken"),
+    [
+        pytest.param(names.TYPE_GPU, {}, True, id="a GPU"),
+        pytest.param(names.TYPE_GPU_SHARED, {}, False, id="a renamed one"),
+        pytest.param(names.TYPE_GPU_MONITOR, {}, False, id="a monitor"),
+        pytest.param(names.TYPE_MIG, {}, False, id="a partition"),
+        pytest.param(names.TYPE_MIG, {names.AS_GPU: True}, True, id="one that serves as a GPU"),
+        pytest.param(names.TYPE_MIG, {names.AS_GPU: False}, False, id="one that says it does not"),
+    ],
+)
+def test_the_class_for_gpus_takes(kind: str, attributes: dict[str, bool], taken: bool) -> None:
+    assert takes(names.DRIVER, kind, **attributes) is taken
+
+
+@pytest.mark.parametrize("name", [f"mig.{names.DRIVER}", "mig.nvidia.com"])
+def test_partitions_of_every_kind_have_a_class_and_one_that_nvidias_driver_names(name: str) -> None:
+    assert expression(name) == type_is(names.TYPE_MIG)
+    assert "extendedResourceName" not in CHART[name]["spec"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile", "taken"),
+    [
+        pytest.param(names.TYPE_MIG, "1g.10gb", True, id="a partition of its profile"),
+        pytest.param(names.TYPE_MIG, "1g.10gb+me", False, id="one with media engines"),
+        pytest.param(names.TYPE_MIG, "2g.10gb", False, id="one of another size"),
+        pytest.param(names.TYPE_GPU, None, False, id="a GPU, which has no profile"),
+    ],
+)
+def test_the_class_of_a_profile_takes(kind: str, profile: str | None, taken: bool) -> None:
+    attributes = {names.PROFILE: profile} if profile else {}
+    assert takes(f"mig-1g-10gb.{names.DRIVER}", kind, **attributes) is taken
+
+
+@pytest.mark.parametrize("which", ["mps", "time-sliced", "shared", "monitor"])
+def test_a_class_that_brings_a_way_of_sharing_gpus_takes_no_partition(which: str) -> None:
+    served = {names.MPS: True, names.TIME_SLICING: True, names.AS_GPU: True}
+    assert not takes(f"{which}.{names.DRIVER}", names.TYPE_MIG, **served)
+
+
+def test_every_profile_has_a_class_that_selects_it() -> None:
+    for profile in values()["mig"]["profiles"]:
+        word = profile.replace(".", "-").replace("+", "-")
+        assert takes(f"mig-{word}.{names.DRIVER}", names.TYPE_MIG, profile=profile)
+
+
+def test_the_plugin_may_change_one_label_of_one_node() -> None:
+    policy = CHART[NODE_POLICY]["spec"]
+    assert policy["failurePolicy"] == "Fail"
+    [rule] = policy["matchConstraints"]["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["nodes"], ["UPDATE"])
+    checked = [each["expression"] for each in policy["validations"]]
+    assert "object.metadata.name == variables.tokenNode" in checked
+    assert "variables.otherLabels.size() == 0" in checked
+    [others] = [v["expression"] for v in policy["variables"] if v["name"] == "otherLabels"]
+    assert others.endswith(f".filter(k, k != '{MIG_STATE_LABEL}')")
 
 
 def test_the_time_sliced_class_brings_a_configuration_that_the_driver_reads() -> None:

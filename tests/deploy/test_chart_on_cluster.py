@@ -5,6 +5,7 @@ In the pod runs a stand-in that answers the probes: the chart is tested here, no
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tests.deploy.installed import (
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
+STATE_LABEL = "nvidia.com/mig.config.state"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,7 @@ def installed(
         "driverName": DRIVER,
         "extendedResourceName": "chart.test/gpu",
         "sharedExtendedResourceName": "chart.test/gpu.shared",
+        "mig.extendedResourcePrefix": "chart.test/mig-",
         "sim": "h100x8",
         "kubeletDir": str(cluster.kubelet_dir),
         "cdiDir": str(cluster.cdi_dir),
@@ -190,6 +193,90 @@ def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
     assert "this token belongs to no node" in answer.stderr
 
 
+@pytest.fixture
+def watched(installed: Installed) -> Iterator[Installed]:
+    """The chart, once the API server has taken notice of its policy on nodes; afterwards the node
+    has no label of these tests."""
+    node = installed.cluster.node_name
+
+    def denies() -> bool:
+        label = ["label", "node", node, "chart.test/probe=yes", "--dry-run=server"]
+        return installed.kubectl(*label, kubeconfig=installed.token).returncode != 0
+
+    wait_for("the admission policy on nodes to take effect", denies, timeout_seconds=30)
+    yield installed
+    removed = [f"{STATE_LABEL}-", "chart.test/mine-"]
+    assert installed.kubectl("label", "node", node, *removed).returncode == 0
+
+
+def patched(
+    installed: Installed, change: dict[str, Any], node: str = "", kubeconfig: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """What becomes of a change that the plugin makes to a node: as a rule, to its own."""
+    return installed.kubectl(
+        *("patch", "node", node or installed.cluster.node_name),
+        *("--type=merge", f"--patch={json.dumps(change)}"),
+        kubeconfig=kubeconfig or installed.token,
+    )
+
+
+def labels(**found: str | None) -> dict[str, Any]:
+    return {"metadata": {"labels": {STATE_LABEL: "success", **found}}}
+
+
+def test_the_plugin_says_how_far_the_layout_of_its_own_node_is(watched: Installed) -> None:
+    for state in ("pending", "failed", "failed", None):
+        answer = patched(watched, {"metadata": {"labels": {STATE_LABEL: state}}})
+        assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param(labels(**{"chart.test/mine": "x"}), "changes chart.test/mine", id="a label"),
+        pytest.param(
+            labels(**{"kubernetes.io/hostname": None}), "changes kubernetes.io/hostname", id="less"
+        ),
+        pytest.param(
+            labels(**{"kubernetes.io/hostname": "x"}), "changes kubernetes.io/hostname", id="other"
+        ),
+        pytest.param({"spec": {"unschedulable": True}}, "changes something else", id="its use"),
+        pytest.param(
+            {"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}},
+            "changes something else",
+            id="a taint",
+        ),
+        pytest.param(
+            {"metadata": {"annotations": {"a": "b"}}}, "changes something else", id="an annotation"
+        ),
+        pytest.param(
+            {"metadata": {"finalizers": ["chart.test/a"]}}, "changes something else", id="its end"
+        ),
+    ],
+)
+def test_anything_else_of_a_node_is_not_the_plugins_to_change(
+    watched: Installed, change: dict[str, Any], said: str
+) -> None:
+    answer = patched(watched, change)
+    assert answer.returncode != 0
+    assert said in answer.stderr
+
+
+def test_the_plugin_says_nothing_of_another_node(watched: Installed) -> None:
+    other = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "chart-test-other"}}
+    assert watched.kubectl("create", "-f-", stdin=other).returncode == 0
+    try:
+        answer = patched(watched, labels(), "chart-test-other")
+        assert "a plugin writes to its own node" in answer.stderr
+    finally:
+        watched.kubectl("delete", "node", "chart-test-other")
+
+
+def test_a_token_without_a_node_says_nothing_of_any(watched: Installed) -> None:
+    answer = patched(watched, labels(), kubeconfig=watched.nobody)
+    assert "this token belongs to no node" in answer.stderr
+
+
 @pytest.mark.point(102)
 @pytest.mark.parametrize(
     ("allowed", "what"),
@@ -198,7 +285,12 @@ def test_a_token_without_a_node_writes_no_slice(enforced: Installed) -> None:
         pytest.param("yes", "watch resourceslices", id="slices may be watched"),
         pytest.param("yes", "get nodes", id="the node may be read"),
         pytest.param("yes", "watch nodes", id="the node's labels may be watched"),
-        pytest.param("no", "update nodes", id="but not written"),
+        pytest.param("yes", "patch nodes", id="and one of them written"),
+        pytest.param("no", "update nodes", id="but not the node as a whole"),
+        pytest.param(
+            "no", "patch nodes --subresource=status", id="nor what the kubelet says of it"
+        ),
+        pytest.param("no", "delete nodes", id="nor may one be removed"),
         pytest.param("yes", "create events", id="events may be told"),
         pytest.param("no", "list events", id="but not read"),
         pytest.param("no", "update resourceclaims", id="claims may not be written"),
@@ -257,7 +349,11 @@ def test_the_agents_pod_has_no_token(installed: Installed) -> None:
 
 @pytest.mark.parametrize(
     ("name", "resource"),
-    [(DRIVER, "chart.test/gpu"), (f"shared.{DRIVER}", "chart.test/gpu.shared")],
+    [
+        (DRIVER, "chart.test/gpu"),
+        (f"shared.{DRIVER}", "chart.test/gpu.shared"),
+        (f"mig-1g-10gb-me.{DRIVER}", "chart.test/mig-1g.10gb.me"),
+    ],
 )
 def test_a_class_with_an_old_name_is_stored_as_it_is_written(
     installed: Installed, name: str, resource: str

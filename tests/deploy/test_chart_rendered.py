@@ -12,12 +12,24 @@ import yaml
 
 from api import names
 from tests.conftest import Golden
-from tests.deploy.chart import CHART, MPS_AGENT, RENDER_GOLDEN, helm, refusal, render
+from tests.deploy.chart import (
+    CHART,
+    MPS_AGENT,
+    NODE_POLICY,
+    RENDER_GOLDEN,
+    helm,
+    refusal,
+    render,
+    values,
+)
 
 CLASSES = (
     names.DRIVER,
-    *(f"{which}.{names.DRIVER}" for which in ("time-sliced", "mps", "shared", "monitor")),
+    *(f"{which}.{names.DRIVER}" for which in ("time-sliced", "mps", "shared", "monitor", "mig")),
+    "mig.nvidia.com",
 )
+PROFILES = len(values()["mig"]["profiles"])  # of MIG, each of which has a class besides
+OLD_NAMES = "extendedResourceName=,sharedExtendedResourceName=,mig.extendedResourcePrefix="
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # helm is built on first use
 
 
@@ -49,6 +61,9 @@ def test_the_classes_are_of_the_newest_version_that_the_cluster_has(
     assert {each["apiVersion"] for each in classes.values()} == {f"resource.k8s.io/{version}"}
     named = {name for name, each in classes.items() if "extendedResourceName" in each["spec"]}
     assert named == ({"gpu.nvidia.com", "shared.gpu.nvidia.com"} if version == "v1" else set())
+    of_a_profile = found["mig-7g-80gb.gpu.nvidia.com"]
+    assert of_a_profile["apiVersion"] == f"resource.k8s.io/{version}"
+    assert ("extendedResourceName" in of_a_profile["spec"]) is (version == "v1")
 
 
 @pytest.mark.parametrize(
@@ -124,9 +139,39 @@ def test_a_cluster_that_is_too_old_is_refused() -> None:
 
 
 def test_the_extended_resources_can_be_left_to_a_device_plugin() -> None:
-    options = "extendedResourceName=,sharedExtendedResourceName="
-    found = render("--set", options)
-    assert not any("extendedResourceName" in found[name]["spec"] for name in CLASSES)
+    found = render("--set", OLD_NAMES)
+    assert not any("extendedResourceName" in each.get("spec", {}) for each in found.values())
+
+
+@pytest.mark.parametrize(
+    ("profile", "name", "resource"),
+    [
+        pytest.param("1g.10gb", "mig-1g-10gb", "nvidia.com/mig-1g.10gb", id="a plain one"),
+        pytest.param("1g.10gb+me", "mig-1g-10gb-me", "nvidia.com/mig-1g.10gb.me", id="with media"),
+        pytest.param(
+            "1g.24gb+me.all", "mig-1g-24gb-me-all", "nvidia.com/mig-1g.24gb.me.all", id="with all"
+        ),
+        pytest.param(
+            "1g.24gb-me", "mig-1g-24gb-no-me", "nvidia.com/mig-1g.24gb-me", id="without any"
+        ),
+    ],
+)
+def test_a_profile_of_mig_has_the_class_and_the_resource(
+    profile: str, name: str, resource: str
+) -> None:
+    found = render("--set", f"mig.profiles={{{profile}}}")
+    spec = found[f"{name}.{names.DRIVER}"]["spec"]
+    assert spec["extendedResourceName"] == resource
+    [selector] = spec["selectors"]
+    assert selector["cel"]["expression"].endswith(f".profile == '{profile}'")
+
+
+def test_partitions_have_the_class_of_nvidias_driver_only_where_the_driver_has_its_name() -> None:
+    classes = render("--set", "driverName=gpu.example.com")
+    assert {"mig.gpu.example.com", "mig.example.com"} <= classes.keys()
+    classes = render("--set", "driverName=other.example.com")
+    assert "mig.other.example.com" in classes
+    assert "mig.nvidia.com" not in classes
 
 
 def profiles(values: Path, *arguments: str) -> dict[str, Any]:
@@ -149,6 +194,22 @@ def test_profiles_arrive_as_they_are_written(tmp_path: Path) -> None:
     found = profiles(values)
     assert yaml.safe_load(found.pop("default")) == written["default"]
     assert found == {"by-four": written["by-four"]}
+
+
+def test_layouts_of_mig_parted_arrive_beside_the_profiles(tmp_path: Path) -> None:
+    """As a file of it, with ``--set-file``, or as values."""
+    layouts = {
+        "version": "v1",
+        "mig-configs": {
+            "small": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.5gb": 7}}]
+        },
+    }
+    file, values = tmp_path / "layouts.yaml", tmp_path / "values.yaml"
+    file.write_text(f"# from elsewhere\n{yaml.safe_dump(layouts)}")
+    values.write_text(yaml.safe_dump({"profiles": {"other": layouts}}))
+    found = profiles(values, "--set-file", f"profiles.layouts={file}")
+    assert found["layouts"] == file.read_text()
+    assert yaml.safe_load(found["other"]) == layouts
 
 
 def test_other_profiles_restart_nothing(tmp_path: Path) -> None:
@@ -203,6 +264,15 @@ def test_profiles_can_come_from_a_configmap_that_is_there() -> None:
             [f"mps.dir=/{'m' * 33}"], "can have 33", id="an MPS directory too long for a socket"
         ),
         pytest.param(["mps.dir=run/mps"], "/mps/dir", id="a relative MPS directory"),
+        pytest.param(["mig.profiles={10gb}"], "/mig/profiles/0", id="no profile of MIG"),
+        pytest.param(
+            ["mig.profiles={1g.10gb,1g.10gb}"], "/mig/profiles", id="a profile of MIG twice"
+        ),
+        pytest.param(
+            ["mig.extendedResourcePrefix=mig-"],
+            "/mig/extendedResourcePrefix",
+            id="a resource of no domain",
+        ),
         pytest.param(["mps.enable=false"], "'enable' not allowed", id="a misspelt value of MPS"),
         pytest.param(
             ["hostNetwork=true", "mps.httpPort=8080"], "are both 8080", id="one port for two"
@@ -261,7 +331,9 @@ def test_without_mps_there_is_no_agent_no_class_of_it_and_no_pod_is_read() -> No
     found = render("--set", "mps.enabled=false")
     assert not any(key.startswith(MPS_AGENT) for key in found)
     classes = {name for name, each in found.items() if each["kind"] == "DeviceClass"}
-    assert classes == set(CLASSES) - {f"mps.{names.DRIVER}"}
+    assert {name for name in classes if not name.startswith("mig-")} == set(CLASSES) - {
+        f"mps.{names.DRIVER}"
+    }
     assert not any("pods" in rule["resources"] for rule in found["ClusterRole"]["rules"])
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     assert {"name": "MPS_SOCKET", "value": ""} in pod["containers"][0]["env"]
@@ -355,9 +427,10 @@ def test_other_directories_are_the_same_inside_and_out() -> None:
 
 def test_another_driver_name_is_followed_everywhere() -> None:
     found = render("--set", "driverName=gpu.example.com")
-    classes = {name: found[name] for name in found if name.endswith("gpu.example.com")}
-    assert len(classes) == len(CLASSES)
-    for each in (*classes.values(), found["ValidatingAdmissionPolicy"], found["DaemonSet"]):
+    classes = {name: found[name] for name in found if name.endswith("example.com")}
+    assert len(classes) == len(CLASSES) + PROFILES
+    policies = found["ValidatingAdmissionPolicy"], found[NODE_POLICY]
+    for each in (*classes.values(), *policies, found["DaemonSet"]):
         assert "gpu.nvidia.com" not in str(each)
     policy = str(found["MutatingAdmissionPolicy"]["spec"]).replace(names.MONITOR_TAINT, "")
     assert "gpu.nvidia.com" not in policy

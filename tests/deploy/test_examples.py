@@ -10,6 +10,8 @@ import yaml
 
 from api import names
 from api.decode import decode
+from dra_driver.node.sim.node import node_file
+from dra_driver.plan.mig.layouts import layouts_of
 from dra_driver.plan.profiles import decoded
 from tests.deploy.chart import GOLDEN, REPOSITORY, objects
 from tests.deploy.examples import (
@@ -46,6 +48,7 @@ CLASSES = {
 }
 FIRST = "GPU-11111111-1111-1111-1111-111111111111"
 SECOND = "GPU-22222222-2222-2222-2222-222222222222"
+CUT = "MIG-33333333-3333-3333-3333-333333333333"
 
 
 def of_kind(example: Example, *kinds: str) -> list[dict[str, Any]]:
@@ -226,8 +229,42 @@ def test_a_profile_that_an_example_needs_is_one_that_the_driver_reads(
     name: str, profile: Path
 ) -> None:
     assert decoded(yaml.safe_load(profile.read_text()), "default").entries
-    option = f"--set-file profiles.default={profile.relative_to(REPOSITORY)}\n"
-    assert option in (EXAMPLES / name / "README.md").read_text()
+    option = f"--set-file profiles.default={profile.relative_to(REPOSITORY)}"
+    assert re.search(rf"{option}( \\)?\n", (EXAMPLES / name / "README.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "profile"), [(each.name, each.bundled) for each in examples() if each.bundled]
+)
+def test_a_profile_without_a_file_comes_with_the_driver_and_is_chosen_by_label(
+    name: str, profile: str
+) -> None:
+    assert (REPOSITORY / f"dra_driver/profiles/{profile}.yaml").is_file()
+    text = (EXAMPLES / name / "README.md").read_text()
+    assert f"\nkubectl label node NODE gpu.nvidia.com/profile={profile}\n" in text
+    assert "\nkubectl label node NODE gpu.nvidia.com/profile-\n" in text
+
+
+@pytest.mark.parametrize("example", [each for each in examples() if each.layouts])
+def test_layouts_that_an_example_needs_are_ones_that_the_driver_reads(example: Example) -> None:
+    assert example.layouts
+    assert example.profile
+    found = layouts_of(yaml.safe_load(example.layouts.read_text()), "layouts")
+    profile = decoded(yaml.safe_load(example.profile.read_text()), "default")
+    named = {entry.rules.mig.layout for entry in profile.entries}
+    assert named <= found.keys()
+    assert not any(isinstance(layout, tuple) for layout in found.values())
+    option = f"--set-file profiles.layouts={example.layouts.relative_to(REPOSITORY)}\n"
+    assert option in (EXAMPLES / example.name / "README.md").read_text()
+
+
+@pytest.mark.parametrize("example", ALL)
+def test_an_example_that_not_every_node_can_run_names_a_simulated_one(example: Example) -> None:
+    asks_for_mig = any("mig" in text for text in (example.bundled, example.name))
+    assert bool(example.simulated) is asks_for_mig
+    if example.simulated:
+        node = yaml.safe_load(node_file(example.simulated).read_text())
+        assert len(node["gpus"]) >= example.gpus
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -247,7 +284,9 @@ def test_the_list_of_examples_is_complete() -> None:
 def test_a_sentence_becomes_the_checks_it_says() -> None:
     said = (
         'Expect pod/a in b: Running, log shows 1 GPU, log of c contains "x, y", '
-        'log shows the GPUs of pod/d in e, log of c shows other GPUs than f, events contain "g"'
+        "log shows the GPUs of pod/d in e, log of c shows other GPUs than f, "
+        "log shows 2 partitions, log of c shows other partitions than f, "
+        'log shows the partitions of f, events contain "g"'
     )
     assert expectation(said) == Expectation(
         "b",
@@ -258,6 +297,9 @@ def test_a_sentence_becomes_the_checks_it_says() -> None:
             Contains(Log("b", "a", "c"), "x, y"),
             ShowsGpusOf(Log("b", "a"), Log("e", "d")),
             ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f")),
+            ShowsCount(Log("b", "a"), 2, "partition"),
+            ShowsOtherGpusThan(Log("b", "a", "c"), Log("b", "a", "f"), "partition"),
+            ShowsGpusOf(Log("b", "a"), Log("b", "a", "f"), "partition"),
             Contains(Events("b", "a"), "g"),
         ),
     )
@@ -281,6 +323,27 @@ def test_what_an_example_needs_and_uses_is_read_from_its_comment(tmp_path: Path)
         (Expectation("b", "a", "Failed", (ShowsCount(Log("b", "a"), 1),)),),
         folder / "other.yaml",
         (Uses("b", "a", 3 << 30),),
+    )
+
+
+def test_a_profile_that_comes_with_the_driver_has_a_name_only_and_layouts_are_a_file(
+    tmp_path: Path,
+) -> None:
+    for name, said in (
+        ("a", "with the profile mig"),
+        ("b", "with the profile own.yaml and the layouts cuts.yaml: idle"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = f"# Needs 1 GPU on one node and Kubernetes 1.36, {said}.\n# Simulated as a30x1.\n"
+        folder.joinpath(f"{name}.yaml").write_text(lines)
+    found = read(tmp_path / "a")
+    assert (found.bundled, found.profile, found.layouts) == ("mig", None, None)
+    found = read(tmp_path / "b")
+    assert (found.bundled, found.simulated) == ("", "a30x1")
+    assert (found.profile, found.layouts) == (
+        tmp_path / "b/own.yaml",
+        tmp_path / "b/cuts.yaml",
     )
 
 
@@ -316,6 +379,24 @@ def test_a_sentence_of_another_form_is_refused(sentence: str) -> None:
             "shows the GPUs of pod/b in n", FIRST, "", "shows no GPU", id="nothing to compare with"
         ),
         pytest.param("shows other GPUs than pod/b in n", FIRST, SECOND, None, id="others"),
+        pytest.param("shows 1 partition", f"{FIRST} {CUT}", "", None, id="one partition"),
+        pytest.param(
+            "shows 1 GPU", f"{FIRST} {CUT}", "", None, id="the GPU of a partition is one GPU"
+        ),
+        pytest.param(
+            "shows the partitions of pod/b in n",
+            f"{FIRST} {CUT}",
+            FIRST,
+            "shows no partition",
+            id="no partition to compare with",
+        ),
+        pytest.param(
+            "shows other partitions than pod/b in n",
+            f"{FIRST} {CUT}",
+            f"{FIRST} {CUT}",
+            f"shows ['{CUT}']",
+            id="the same partition",
+        ),
         pytest.param(
             "shows other GPUs than pod/b in n", FIRST, FIRST, f"shows ['{FIRST}']", id="the same"
         ),

@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from api import names
 from dra_driver.agent.metrics import registry
 from dra_driver.model.mps import MpsStatus
+from dra_driver.model.profiles import MigRules
 from dra_driver.plan.profiles import decoded
 from dra_driver.plugin.mps_metrics import MpsMetrics
-from tests.deploy.chart import CHART, REPOSITORY, helm
+from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
 
 README = (REPOSITORY / "README.md").read_text()
@@ -47,19 +48,30 @@ def test_its_profiles_are_values_that_the_chart_takes(tmp_path: Any) -> None:
 
 def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
     claims = [block for block in BLOCKS if "deviceClassName" in block]
-    assert len(claims) == 3
-    for block in claims:
-        assert set(re.findall(r"deviceClassName: ([\w.-]+)", block)) == {names.DRIVER}
-    requests = [request for block in claims[1:] for request in yaml.safe_load(block)]
+    named = [re.findall(r"deviceClassName: ([\w.-]+)", block) for block in claims]
+    assert named == [*[[names.DRIVER]] * 3, [f"mig-1g-10gb.{names.DRIVER}"]]
+    assert {name for each in named for name in each} <= objects(GOLDEN.read_text()).keys()
+    requests = [request for block in claims[1:3] for request in yaml.safe_load(block)]
     asked = [request["exactly"]["capacity"]["requests"].keys() for request in requests]
     assert asked == [{names.MEMORY}, {names.CORES, names.MEMORY}]
+
+
+def test_what_it_says_of_partitions_in_a_profile_is_what_the_driver_reads() -> None:
+    [block] = [block for block in BLOCKS if block.startswith("mig:")]
+    spec = {"gpus": [yaml.safe_load(block)]}
+    document = {"apiVersion": names.CONFIG_VERSION, "kind": "NodeProfile", "spec": spec}
+    [entry] = decoded(document, "default").entries
+    assert entry.rules.mig == MigRules(
+        dynamic=True, profiles=("1g.*", "3g.*"), replicas=(("1g.10gb", 2),)
+    )
 
 
 def test_it_leads_to_examples_that_there_are() -> None:
     named = set(re.findall(r"\]\(deploy/examples/([\w-]+)/\)", README))
     assert named <= {example.name for example in examples()}
     assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
-    assert {each.name for each in examples() if each.name.startswith("mps-")} <= named
+    families = ("mps-", "mig-")
+    assert {each.name for each in examples() if each.name.startswith(families)} <= named
 
 
 def test_its_metrics_of_mps_are_those_that_agent_and_plugin_serve() -> None:

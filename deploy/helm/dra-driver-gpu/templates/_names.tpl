@@ -86,6 +86,12 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* CEL: whether a device is a MIG partition. */}}
+{{- define "dra-driver-gpu.is-partition" -}}
+device.driver == '{{ .Values.driverName }}' &&
+device.attributes['{{ .Values.driverName }}'].type == 'mig'
+{{- end -}}
+
 {{/* Where the pods of both DaemonSets run, and what they are there: the same nodes, so that each plugin has its agent. */}}
 {{- define "dra-driver-gpu.placement" -}}
 {{- with .Values.priorityClassName }}
