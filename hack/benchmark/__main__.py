@@ -9,7 +9,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import DriverError
-from hack.benchmark import fleet, idles, machine, mps, pods, prepares, starts
+from hack.benchmark import (
+    fleet,
+    idles,
+    machine,
+    mps,
+    partitions,
+    pods,
+    prepares,
+    publishing,
+    starts,
+)
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import FIGURES, FLEET_FIGURES, Measured, Results, document, table
 from hack.benchmark.sizes import FULL, FULL_FLEET, QUICK, QUICK_FLEET, Sizes
@@ -79,11 +89,21 @@ def _parts(sizes: Sizes) -> Sequence[Part]:
         with tempfile.TemporaryDirectory(prefix="dra-bench-mps-") as directory:
             return mps.measure(there, sizes, Path(directory))
 
+    def cut(there: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="dra-bench-mig-") as directory:
+            return partitions.measure(there, sizes, Path(directory))
+
+    def sixteen(there: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="dra-bench-node-") as directory:
+            return publishing.measure(there, sizes.starts, Path(directory))
+
     return (
         ("starts of the plugin", lambda there: starts.measure(there, sizes.starts)),
         ("prepare and unprepare", lambda there: prepares.measure(there, sizes)),
         (f"prepare with {sizes.held} claims held", held),
         ("prepare under MPS", by_mps),
+        ("prepare partitions", cut),
+        (f"publish {publishing.GPUS} MIG GPUs", sixteen),
         ("an idle plugin", lambda there: idles.measure(there, sizes.idle_seconds)),
         ("starts of pods", lambda there: pods.measure(there, sizes.pods)),
     )

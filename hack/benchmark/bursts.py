@@ -1,7 +1,7 @@
 """A burst of pods with a claim each: how fast the scheduler places them."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.e2e.kube import PATHS, wait
 
 _CHART = Path(__file__).parents[2] / "tests/data/golden/chart/default.yaml"  # as helm renders it
 _NAMESPACE = "default"
-_NAME = "burst"
+_PARTITIONS = "mig.nvidia.com"  # the class
 _PODS = PATHS["Pod"].format(namespace=_NAMESPACE)
 _CLAIMS = PATHS["ResourceClaim"].format(namespace=_NAMESPACE)
 _TEMPLATES = PATHS["ResourceClaimTemplate"].format(namespace=_NAMESPACE)
@@ -27,6 +27,11 @@ _BURST_SECONDS = 180
 _GONE_SECONDS = 120
 
 Document = dict[str, Any]
+Mix = Mapping[str, int]
+"""Of so many pods together, how many claim what: ``GPU``, or a partition of this profile."""
+
+GPU = "gpu"
+WHOLE: Mix = {GPU: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +43,33 @@ class Burst:
 
 
 class Bursts:
-    """Pods, each with a whole GPU of its own by the chart's class."""
+    """Pods, each with a claim of its own by the chart's classes."""
 
-    def __init__(self, api: ApiServer) -> None:
+    def __init__(self, api: ApiServer, mixes: Iterable[Mix] = (WHOLE,)) -> None:
+        """*mixes*: all that there will be bursts of."""
         self._api = api
-        api.create(PATHS["DeviceClass"], _device_class())
-        api.create(_TEMPLATES, _template())
+        kinds = {kind for mix in mixes for kind in mix}
+        for name in sorted({_class_of(kind) for kind in kinds}):
+            api.create(PATHS["DeviceClass"], _device_class(name))
+        for kind in sorted(kinds):
+            api.create(_TEMPLATES, _template(kind))
 
-    def burst(self, count: int, scheduler: int) -> Burst:
+    def burst(self, mix: Mix, count: int, scheduler: int) -> Burst:
         """*count* pods at once, from the first placed to the last, and none of them afterwards.
 
         *scheduler*: its process.
         """
         since = self._api.list(_PODS)["metadata"]["resourceVersion"]
         before = cpu_seconds(scheduler)
+        counts = parts(mix, count)
         try:
-            # The controller manager creates them faster than we could.
-            self._api.create(_REPLICA_SETS, _replica_set(count))
+            # The controller manager creates them faster than we could, and all kinds at once.
+            for kind in counts:
+                self._api.create(_REPLICA_SETS, _replica_set(kind, counts[kind]))
             placed = self._placed(count, since)
             spent = cpu_seconds(scheduler) - before
         finally:
-            self._clear()
+            self._clear(counts)
         return Burst((count - 1) / (max(placed) - min(placed)), spent / count * 1000)
 
     def _placed(self, count: int, since: str) -> Collection[float]:
@@ -79,8 +90,9 @@ class Bursts:
             raise BenchError(f"{len(placed)} of {count} pods were placed in {_BURST_SECONDS} s")
         return placed.values()
 
-    def _clear(self) -> None:
-        self._api.delete(f"{_REPLICA_SETS}/{_NAME}")
+    def _clear(self, kinds: Iterable[str]) -> None:
+        for kind in kinds:
+            self._api.delete(f"{_REPLICA_SETS}/{_name(kind)}")
         wait("the pods to go", self._none_of(_PODS), _GONE_SECONDS)
         wait("their claims to go", self._none_of(_CLAIMS), _GONE_SECONDS)
 
@@ -88,38 +100,58 @@ class Bursts:
         return lambda: not self._api.get(path, {"limit": "1"})["items"]
 
 
-def _device_class() -> Document:
+def parts(mix: Mix, count: int) -> dict[str, int]:
+    """*count* pods by what they claim, as near to *mix* as whole pods can be.
+
+    >>> parts({"gpu": 6, "1g.10gb": 1, "3g.40gb": 1}, 12)
+    {'gpu': 9, '1g.10gb': 1, '3g.40gb': 2}
+    """
+    total, done, found = sum(mix.values()), 0, {}
+    for kind, share in mix.items():
+        found[kind] = (done + share) * count // total - done * count // total
+        done += share
+    return {kind: number for kind, number in found.items() if number}
+
+
+def _name(kind: str) -> str:
+    return f"burst-{kind.replace('.', '-')}"
+
+
+def _class_of(kind: str) -> str:
+    return names.DRIVER if kind == GPU else _PARTITIONS
+
+
+def _device_class(name: str) -> Document:
     documents = yaml.safe_load_all(_CHART.read_text())
     found: Document = next(
         each
         for each in documents
-        if each["kind"] == "DeviceClass" and each["metadata"]["name"] == names.DRIVER
+        if each["kind"] == "DeviceClass" and each["metadata"]["name"] == name
     )
     return found
 
 
-def _template() -> Document:
+def _template(kind: str) -> Document:
+    exactly: Document = {"deviceClassName": _class_of(kind)}
+    if kind != GPU:
+        profile = f"device.attributes['{names.DRIVER}'].profile == '{kind}'"
+        exactly["selectors"] = [{"cel": {"expression": profile}}]
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
-        "metadata": {"name": _NAME},
-        "spec": {
-            "spec": {
-                "devices": {
-                    "requests": [{"name": "gpu", "exactly": {"deviceClassName": names.DRIVER}}]
-                }
-            }
-        },
+        "metadata": {"name": _name(kind)},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
     }
 
 
-def _replica_set(count: int) -> Document:
-    labels = {"app": _NAME}
+def _replica_set(kind: str, count: int) -> Document:
+    name = _name(kind)
+    labels = {"app": name}
     container = {"name": "main", "image": "none", "resources": {"claims": [{"name": "gpu"}]}}
     return {
         "apiVersion": "apps/v1",
         "kind": "ReplicaSet",
-        "metadata": {"name": _NAME},
+        "metadata": {"name": name},
         "spec": {
             "replicas": count,
             "selector": {"matchLabels": labels},
@@ -129,7 +161,7 @@ def _replica_set(count: int) -> Document:
                     "automountServiceAccountToken": False,
                     "terminationGracePeriodSeconds": 0,  # nobody is there who would end it
                     "containers": [container],
-                    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": _NAME}],
+                    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": name}],
                 },
             },
         },

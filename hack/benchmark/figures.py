@@ -85,6 +85,22 @@ FIGURES = (
         times(1.5, "mps_whole_prepare_p50_ms"),
     ),
     Figure("mps_agent_rss_mib", "resident memory of the MPS agent, idle", no_aim),
+    Figure("mig_whole_prepare_p50_ms", "one GPU, in turns with the next figure", no_aim),
+    Figure(
+        "mig_prepare_p50_ms",
+        "a partition that is cut for its claim, on a GPU with another one",
+        no_aim,
+    ),
+    Figure(
+        "publish_16_mig_gpus_ms",
+        "process start until all slices of sixteen MIG GPUs are there, p50",
+        no_aim,
+    ),
+    Figure(
+        "republish_16_mig_gpus_ms",
+        "after a change of one of them, from the first slice written to the last, p50",
+        no_aim,
+    ),
     Figure("unprepare_p50_ms", "NodeUnprepareResources, one GPU", no_aim),
     Figure("rss_mib", "resident memory, idle, after 40 claims", at_most(70)),
     Figure("cpu_idle_percent", "of one core, slices published, kubelet connected", at_most(0.05)),
@@ -119,6 +135,22 @@ FLEET_FIGURES = (
         "fleet_unthrottled_pods_per_second",
         "the same without limits on requests",
         times(0.75, "fleet_unthrottled_plain_pods_per_second"),
+        is_least=True,
+    ),
+    Figure(
+        "fleet_mig_plain_pods_per_second",
+        "as many pods, each with a whole GPU, and one exclusive device a GPU",
+        no_aim,
+    ),
+    Figure(
+        "fleet_mig_nvidia_shape_pods_per_second",
+        "the pods of the next figure, as NVIDIA's driver publishes the fleet",
+        no_aim,
+    ),
+    Figure(
+        "fleet_mig_pods_per_second",
+        "a quarter of the pods with partitions, which 20 of the nodes offer, without limits",
+        times(2, "fleet_mig_nvidia_shape_pods_per_second"),
         is_least=True,
     ),
 )

@@ -1,26 +1,23 @@
 """What our shape of a GPU costs the scheduler, in turns with one plain device a GPU."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.model.devices import Gpu
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Keeps, Offer
-from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
-from hack.benchmark.bursts import Burst, Bursts
+from hack.benchmark.bursts import GPU, WHOLE, Burst, Bursts, Mix
 from hack.benchmark.figures import Measured, Results
-from hack.benchmark.fleet_nodes import Document, Fleet, Shape
+from hack.benchmark.fleet_nodes import Fleet, Shape, nodes
+from hack.benchmark.fleet_nvidia import nvidia_cut
+from hack.benchmark.fleet_shapes import ours, ours_cut, plain
 from hack.benchmark.sizes import FleetSizes
 from hack.testbed.components import Flags
 from hack.testbed.control_plane import ControlPlane, control_plane
 
 Progress = Callable[[str], None]
 
-_WARM_UP = 10  # pods
+_WARM_UP = 16  # pods
 _READ_SECONDS = 60.0  # deleting hundreds of objects is one request
 _LIFTED = ("--kube-api-qps=10000", "--kube-api-burst=10000")
 _FLAGS: Flags = {
@@ -36,33 +33,44 @@ _FLAGS: Flags = {
 }
 
 
-def ours(gpus: Sequence[Gpu]) -> Sequence[Document]:
-    """What a node without a profile publishes."""
-    return published(offer(Inventory(tuple(gpus)), DEFAULT_PROFILE, Keeps(), {}))
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is published, and what the pods of a burst claim."""
+
+    shape: Shape
+    mix: Mix
 
 
-def plain(gpus: Sequence[Gpu]) -> Sequence[Document]:
-    """One exclusive device for each GPU, with the same attributes."""
-    return published(Offer(tuple(Device(gpu) for gpu in gpus)))
+# A quarter of the pods want partitions, which a tenth of the nodes have. NVIDIA's driver publishes
+# every profile, ours by default one of each size; these are of both.
+PARTITIONS: Mix = {GPU: 6, "1g.10gb": 1, "3g.40gb": 1}
+_CASES = {"pods_per_second": Case(ours, WHOLE), "plain_pods_per_second": Case(plain, WHOLE)}
+_CUT = {
+    "mig_pods_per_second": Case(ours_cut, PARTITIONS),
+    "mig_nvidia_shape_pods_per_second": Case(nvidia_cut, PARTITIONS),
+    "mig_plain_pods_per_second": Case(plain, WHOLE),
+}
 
 
 def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
-    """All four figures: with the scheduler's default client limits, then without limits."""
-    shapes = {"pods_per_second": ours, "plain_pods_per_second": plain}
+    """All figures: with the scheduler's default client limits, then without limits, and then with
+    partitions."""
     with control_plane(version, _FLAGS, progress) as there:
         api = ApiServer(kubeconfig(there.kubeconfig), Timeouts(read=_READ_SECONDS))
-        fleet, bursts = Fleet(api, sizes.nodes), Bursts(api)
+        fleet = Fleet(api, nodes(sizes.nodes, sizes.cut_nodes))
+        bursts = Bursts(api, (WHOLE, PARTITIONS))
         course = Course(there, fleet, bursts, progress)
-        limited = course.run(shapes, sizes.limited_pods, sizes.rounds)
+        limited = course.run(_CASES, sizes.limited_pods, sizes.rounds)
         there.restart("scheduler", {"scheduler": _LIFTED})
-        lifted = course.run(shapes, sizes.lifted_pods, sizes.rounds)
+        lifted = course.run(_CASES, sizes.lifted_pods, sizes.rounds)
+        cut = course.run(_CUT, sizes.cut_pods, sizes.rounds)
         api.close()
-    found = {f"fleet_{name}": measured for name, measured in limited.items()}
+    found = {f"fleet_{name}": measured for name, measured in (limited | cut).items()}
     return found | {f"fleet_unthrottled_{name}": measured for name, measured in lifted.items()}
 
 
 class Course:
-    """Rounds of bursts, each shape once a round."""
+    """Rounds of bursts, each case once a round."""
 
     def __init__(
         self, there: ControlPlane, fleet: Fleet, bursts: Bursts, progress: Progress
@@ -72,12 +80,12 @@ class Course:
         self._bursts = bursts
         self._progress = progress
 
-    def run(self, shapes: Mapping[str, Shape], pods: int, rounds: int) -> Results:
-        """The median of *rounds* for each of *shapes*; another one is first each time."""
-        found: dict[str, list[Burst]] = {name: [] for name in shapes}
+    def run(self, cases: Mapping[str, Case], pods: int, rounds: int) -> dict[str, Measured]:
+        """The median of *rounds* for each of *cases*; another one is first each time."""
+        found: dict[str, list[Burst]] = {name: [] for name in cases}
         for turn in range(rounds):
-            for name in list(shapes)[:: -1 if turn % 2 else 1]:
-                burst = self._burst(shapes[name], pods)
+            for name in list(cases)[:: -1 if turn % 2 else 1]:
+                burst = self._burst(cases[name], pods)
                 found[name].append(burst)
                 self._progress(
                     f"round {turn + 1}: {name} {burst.pods_per_second:.1f}, "
@@ -85,11 +93,11 @@ class Course:
                 )
         return {name: _measured(each) for name, each in found.items()}
 
-    def _burst(self, shape: Shape, pods: int) -> Burst:
-        self._fleet.publish(shape)
-        # Some pods before: the scheduler has seen the slices, and the class's CEL is compiled.
-        self._bursts.burst(_WARM_UP, self._there.pid("scheduler"))
-        return self._bursts.burst(pods, self._there.pid("scheduler"))
+    def _burst(self, case: Case, pods: int) -> Burst:
+        self._fleet.publish(case.shape)
+        # Some pods before: the scheduler has seen the slices, and the classes' CEL is compiled.
+        self._bursts.burst(case.mix, _WARM_UP, self._there.pid("scheduler"))
+        return self._bursts.burst(case.mix, pods, self._there.pid("scheduler"))
 
 
 def _measured(bursts: Sequence[Burst]) -> Measured:

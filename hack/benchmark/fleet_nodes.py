@@ -1,39 +1,65 @@
-"""A fleet of nodes that nobody runs, and what our own code publishes for their GPUs."""
+"""A fleet of nodes that nobody runs, each with eight H100s."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from api import names
 from dra_driver.cluster.client import ApiServer
 from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import Home, reconcile, split
+from dra_driver.kubeletplugin.slices import Home, Pool, reconcile
 from dra_driver.model.devices import Gpu, GpuUuid, Topology, Version
+from dra_driver.model.mig import Mig
+from dra_driver.node.sim.mig.geometry import geometry
 from hack.benchmark.errors import BenchError
 from tests.e2e.kube import PATHS, wait
 
-NODES = 200
 GPUS = 8
 
+_PRODUCT = "H100-80-SXM"
 _AT_ONCE = 8
 _NODES = "/api/v1/nodes"
 _SLICES = PATHS["ResourceSlice"]
 _OURS = {"fieldSelector": f"spec.driver={names.DRIVER}"}
 
 Document = dict[str, Any]
-Shape = Callable[[tuple[Gpu, ...]], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetNode:
+    """One of them, and what there is to be published. *cut*: its GPUs are offered in partitions, by
+    a shape that knows any."""
+
+    name: str
+    cut: bool = False
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The H100s of a usual board, with everything that NVML and PCI say of them."""
+        return tuple(_gpu(self.name, minor) for minor in range(GPUS))
+
+
+Shape = Callable[[FleetNode], Pool]
 """What is published for the GPUs of one node."""
 
 
-class Fleet:
-    """Nodes with H100s, which are published in one shape at a time."""
+def nodes(count: int, cut: int) -> tuple[FleetNode, ...]:
+    """*count* nodes; *cut* of them, spread evenly, are offered in partitions."""
+    chosen = {index * count // cut for index in range(cut)}
+    return tuple(FleetNode(f"fleet-{index:03}", index in chosen) for index in range(count))
 
-    def __init__(self, api: ApiServer, count: int = NODES) -> None:
+
+class Fleet:
+    """Nodes in the API server, which are published in one shape at a time."""
+
+    def __init__(self, api: ApiServer, there: Sequence[FleetNode]) -> None:
         """Makes the nodes. Without kubelets they stay as they are made."""
         self._api = api
+        self._nodes = there
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            made = threads.map(lambda i: api.create(_NODES, _node(i)), range(count))
+            made = threads.map(lambda node: api.create(_NODES, _document(node)), there)
             self._uids = {each["metadata"]["name"]: each["metadata"]["uid"] for each in made}
 
     def publish(self, shape: Shape) -> None:
@@ -41,40 +67,34 @@ class Fleet:
         self._api.delete(_SLICES)
         wait("the slices to go", lambda: not self._api.get(_SLICES, {"limit": "1"})["items"])
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for _ in threads.map(lambda node: self._publish(node, shape), self._uids):
-                pass
+            made = sum(threads.map(lambda node: self._publish(node, shape(node)), self._nodes))
         there = self._api.list(_SLICES, _OURS)["items"]
-        if len(there) < len(self._uids):
-            raise BenchError(f"{len(there)} slices are there for {len(self._uids)} nodes")
+        if len(there) != made:
+            raise BenchError(f"{len(there)} slices are there, not {made}")
 
-    def _publish(self, node: str, shape: Shape) -> None:
-        pool = split(node, shape(gpus_of(node)))
+    def _publish(self, node: FleetNode, pool: Pool) -> int:
         if problems := check(pool, names.DRIVER):
             raise BenchError("; ".join(problems))
-        home = Home(names.DRIVER, node, self._uids[node])
-        for document in reconcile(pool, (), home).create:
+        home = Home(names.DRIVER, node.name, self._uids[node.name])
+        documents = reconcile(pool, (), home).create
+        for document in documents:
             self._api.create(_SLICES, dict(document))
+        return len(documents)
 
 
-def _node(index: int) -> Document:
+def _document(node: FleetNode) -> Document:
     """As a kubelet would describe it; it says itself that it is Ready."""
     amounts = {"cpu": "128", "memory": "1Ti", "pods": "110"}
-    name = f"fleet-{index:03}"
     return {
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "metadata": {"name": node.name, "labels": {"kubernetes.io/hostname": node.name}},
         "status": {
             "capacity": amounts,
             "allocatable": amounts,
             "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
         },
     }
-
-
-def gpus_of(node: str) -> tuple[Gpu, ...]:
-    """The eight H100s of a usual board, with everything that NVML and PCI say of them."""
-    return tuple(_gpu(node, minor) for minor in range(GPUS))
 
 
 def _gpu(node: str, minor: int) -> Gpu:
@@ -98,4 +118,12 @@ def _gpu(node: str, minor: int) -> Gpu:
             nvlink_clique=f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, node)}",
             nvlink_peers=GPUS - 1,
         ),
+        pci_id="0x233010DE",
+        mig=_mig(),
     )
+
+
+def _mig() -> Mig | None:
+    """How it can be cut, in MIG mode as soon as a claim needs that."""
+    found = geometry(_PRODUCT)
+    return Mig(False, False, True, found.profiles) if found else None

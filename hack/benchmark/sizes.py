@@ -22,10 +22,12 @@ QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4)
 @dataclass(frozen=True, slots=True)
 class FleetSizes:
     nodes: int  # of eight GPUs
+    cut_nodes: int  # of these, whose GPUs are offered in partitions where any are
     rounds: int  # of one burst of each shape
     limited_pods: int  # a burst, with the scheduler's default client limits
     lifted_pods: int  # without
+    cut_pods: int  # with partitions
 
 
-FULL_FLEET = FleetSizes(200, 4, 200, 400)
-QUICK_FLEET = FleetSizes(200, 2, 200, 200)
+FULL_FLEET = FleetSizes(200, 20, 4, 200, 400, 200)
+QUICK_FLEET = FleetSizes(200, 20, 2, 200, 200, 96)

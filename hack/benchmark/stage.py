@@ -49,16 +49,24 @@ class Stage:
     def slices_query(self) -> dict[str, str]:
         return {"fieldSelector": f"spec.driver={DRIVER}"}
 
+    def slices(self) -> list[Document]:
+        """The driver's, as they are."""
+        return list(self.kube.api.list(_SLICES, self.slices_query())["items"])
+
+    def slices_version(self) -> str:
+        """The resource version from which to watch for changes of them."""
+        found = self.kube.api.list(_SLICES, self.slices_query())
+        return str(found["metadata"]["resourceVersion"])
+
     def delete_slices(self) -> str:
         """Delete the driver's slices; the resource version from which to watch for new ones."""
-        for found in self.kube.api.list(_SLICES, self.slices_query())["items"]:
+        for found in self.slices():
             self.kube.api.delete(f"{_SLICES}/{found['metadata']['name']}")
-        left = self.kube.api.list(_SLICES, self.slices_query())
-        return str(left["metadata"]["resourceVersion"])
+        return self.slices_version()
 
     def launch(self, **flags: str) -> None:
         """Start the plugin; it may not be ready yet."""
-        self.driver.start(ready=False, **_FLAGS, **flags)
+        self.driver.start(ready=False, **(_FLAGS | flags))
 
     @contextmanager
     def plugin(self, **flags: str) -> Iterator[Calls]:

@@ -94,6 +94,7 @@ def test_an_aim_can_follow_from_what_else_was_measured(name, other, factor, more
             "fleet_unthrottled_plain_pods_per_second",
             0.75,
         ),
+        ("fleet_mig_pods_per_second", "fleet_mig_nvidia_shape_pods_per_second", 2),
     ],
 )
 def test_a_rate_misses_its_aim_below_it(name, other, share):

@@ -1,21 +1,43 @@
-"""The fleet: what its nodes publish, in our shape and as plain devices."""
+"""The fleet: what its nodes publish, in our shape, in NVIDIA's, and as plain devices."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from api import names
 from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import split
-from hack.benchmark.fleet import ours, plain
-from hack.benchmark.fleet_nodes import GPUS, gpus_of
+from hack.benchmark.bursts import parts
+from hack.benchmark.fleet import PARTITIONS
+from hack.benchmark.fleet_nodes import GPUS, FleetNode, nodes
+from hack.benchmark.fleet_nvidia import nvidia_cut
+from hack.benchmark.fleet_shapes import ours, ours_cut, plain
+
+NODE = FleetNode("fleet-000")
+CUT = FleetNode("fleet-000", cut=True)
+MIXES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1)
 
 
 def exclusive(device):
     return not device.get("allowMultipleAllocations") and "taints" not in device
 
 
-def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
-    gpus = gpus_of("fleet-000")
+def named(pool):
+    return {device["name"]: device for device in pool.devices}
 
-    shared = {device["name"]: device for device in ours(gpus)}
-    alone = {device["name"]: device for device in plain(gpus)}
+
+def profile(device):
+    return device["attributes"].get("profile", {}).get("string")
+
+
+def taken(device):
+    (consumed,) = device["consumesCounters"]
+    return {name: one["value"] for name, one in consumed["counters"].items()}
+
+
+def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
+    shared, alone = named(ours(NODE)), named(plain(NODE))
 
     assert len(alone) == GPUS
     assert all(exclusive(device) for device in alone.values())
@@ -26,15 +48,90 @@ def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
         assert device["capacity"] == {names.MEMORY: {"value": value}}
 
 
-def test_the_api_server_takes_both():
-    gpus = gpus_of("fleet-000")
+@pytest.mark.parametrize("shape", [ours, ours_cut, nvidia_cut, plain])
+@pytest.mark.parametrize("node", [NODE, CUT])
+def test_the_api_server_takes_every_shape(shape, node):
+    assert check(shape(node), names.DRIVER) == ()
 
-    for shape in (ours, plain):
-        assert check(split("fleet-000", shape(gpus)), names.DRIVER) == ()
+
+@pytest.mark.parametrize("shape", [ours_cut, nvidia_cut])
+def test_partitions_are_offered_by_nodes_that_are_cut_and_by_no_other(shape):
+    wanted = {profile for profile in PARTITIONS if profile != "gpu"}
+
+    assert wanted <= {profile(device) for device in shape(CUT).devices}
+    assert {profile(device) for device in shape(NODE).devices} == {None}
+    assert not any("consumesCounters" in device for device in shape(NODE).devices)
+
+
+def test_other_nodes_of_a_fleet_with_partitions_publish_as_without():
+    assert ours_cut(NODE) == ours(NODE) == ours(CUT)
+
+
+def test_nvidias_driver_publishes_every_placement_in_a_slice_for_each_gpu():
+    counters, *slices = nvidia_cut(CUT).slices
+
+    assert len(counters.shared_counters) == len(slices) == GPUS
+    assert {len(each.devices) for each in slices} == {26}
+    assert {len(each["counters"]) for each in counters.shared_counters} == {15}
+
+
+def test_in_nvidias_shape_a_whole_gpu_leaves_nothing_for_a_partition():
+    pool = nvidia_cut(CUT)
+    everything = {
+        each["name"]: {name: one["value"] for name, one in each["counters"].items()}
+        for each in pool.slices[0].shared_counters
+    }
+
+    assert taken(named(pool)["gpu-3"]) == everything["gpu-3-counter-set"]
+
+
+def test_in_nvidias_shape_two_partitions_share_a_unit_of_memory_where_they_overlap():
+    found = {
+        (profile(device), *sorted(name for name in taken(device) if "-slice-" in name))
+        for device in nvidia_cut(CUT).slices[1].devices
+    }
+    first_half = tuple(f"memory-slice-{unit}" for unit in range(4))
+
+    assert ("3g.40gb", *first_half) in found
+    assert ("1g.10gb", "memory-slice-3") in found
+    assert ("1g.10gb", "memory-slice-7") not in found
+
+
+def test_ours_has_fewer_devices_and_fewer_counters():
+    mine, theirs = ours_cut(CUT), nvidia_cut(CUT)
+    most = [
+        max(len(taken(device)) for device in pool.devices if "consumesCounters" in device)
+        for pool in (mine, theirs)
+    ]
+
+    assert len(mine.devices) < len(theirs.devices)
+    assert len(mine.slices) < len(theirs.slices)
+    assert most[0] < most[1]
 
 
 def test_no_two_gpus_of_the_fleet_are_the_same():
-    gpus = [*gpus_of("fleet-000"), *gpus_of("fleet-001")]
+    gpus = [gpu for node in nodes(2, 1) for gpu in node.gpus]
 
     assert len({gpu.uuid for gpu in gpus}) == 2 * GPUS
     assert len({gpu.pci_bus_id for gpu in gpus}) == GPUS
+
+
+@given(st.integers(1, 60), st.data())
+def test_as_many_nodes_as_wanted_are_cut_and_they_are_spread(count, data):
+    cut = data.draw(st.integers(1, count))
+
+    places = [index for index, node in enumerate(nodes(count, cut)) if node.cut]
+
+    assert len(places) == cut
+    gaps = {after - before for before, after in itertools.pairwise(places)}
+    assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+@given(MIXES, st.integers(1, 400))
+def test_a_burst_is_of_as_many_pods_as_wanted_each_kind_by_its_share(mix, count):
+    found = parts(mix, count)
+
+    assert sum(found.values()) == count
+    assert set(found) <= set(mix)
+    for kind, share in mix.items():
+        assert abs(found.get(kind, 0) - count * share / sum(mix.values())) < 1

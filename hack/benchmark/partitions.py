@@ -1,0 +1,78 @@
+"""What it takes to prepare a partition that is cut for its claim, beside a whole GPU.
+
+The board is simulated: a real one takes far longer to cut, and the files that the simulated driver
+makes for an instance are a part of what is measured here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from api import names
+from dra_driver.kubeletplugin.claims import ClaimRef
+from hack.benchmark.errors import BenchError
+from hack.benchmark.figures import Results, median_of, percentile
+from hack.benchmark.sizes import Sizes
+from hack.benchmark.stage import Stage
+
+_NODE = "h100x8"
+_CUT, _WHOLE = "gpu-0", "gpu-1"
+_PROFILE = "1g.10gb"
+_NEXT = 18
+
+Document = Mapping[str, Any]
+
+
+def measure(stage: Stage, sizes: Sizes, cdi_dir: Path) -> Results:
+    """In each round the first partition of a GPU, whose MIG mode it turns on, and then next ones
+    beside it, in turns with claims for another GPU as a whole. In a CDI directory of its own, as
+    ``prepares.measure_held`` says why."""
+    first: list[float] = []
+    following: list[float] = []
+    removed: list[float] = []
+    whole: list[float] = []
+    try:
+        with stage.plugin(sim=_NODE, profile="mig", cdi_dir=str(cdi_dir)) as calls:
+            there, memory = partitions(stage.slices(), _CUT, _PROFILE)
+            for _ in range(sizes.rounds):
+                kept, *others = _claims(stage, there, memory)
+                wholes = stage.claims.on([_WHOLE] * _NEXT)
+                first.append(calls.prepare(kept))
+                for one, other in zip(others, wholes, strict=True):
+                    whole.append(calls.prepare(other))
+                    calls.unprepare(other)
+                    following.append(calls.prepare(one))
+                    removed.append(calls.unprepare(one))
+                calls.unprepare(kept)
+    finally:
+        stage.claims.delete()
+    p95, undone = percentile(following, 0.95) * 1000, percentile(removed, 0.5) * 1000
+    where = (
+        f"p95 {p95:.3g}; unprepare {undone:.3g}; "
+        f"the first of a GPU, with its MIG mode, {percentile(first, 0.5) * 1000:.3g}"
+    )
+    return {
+        "mig_whole_prepare_p50_ms": median_of(whole),
+        "mig_prepare_p50_ms": median_of(following, where),
+    }
+
+
+def partitions(slices: Iterable[Document], gpu: str, profile: str) -> tuple[list[str], str]:
+    """The devices of *gpu* that are partitions of *profile*, and how much memory each has."""
+    found = {
+        device["name"]: device["capacity"][names.MEMORY]["value"]
+        for each in slices
+        for device in each["spec"].get("devices") or ()
+        if device["name"].startswith(f"{gpu}-mig-")
+        and device["attributes"]["profile"]["string"] == profile
+    }
+    if not found:
+        raise BenchError(f"{gpu} is published without partitions {profile}")
+    return sorted(found), next(iter(found.values()))
+
+
+def _claims(stage: Stage, there: Sequence[str], memory: str) -> list[ClaimRef]:
+    """One on the first partition, and then on the others in turns."""
+    others = there[1:]
+    devices = [there[0], *(others[turn % len(others)] for turn in range(_NEXT))]
+    return stage.claims.on(devices, memory=memory)
