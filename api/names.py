@@ -41,7 +41,7 @@ NVLINK_PEERS: Final = "nvlinkPeers"  # int: how many other GPUs of this node
 PCIE_SWITCH: Final = "pcieSwitch"  # string: bus id of the nearest port that others share
 TIME_SLICING: Final = "timeSlicing"  # bool: claims can share it by taking turns
 MPS: Final = "mps"  # bool: claims can share it by MPS
-AS_GPU: Final = "asGpu"  # bool, true where it is there: a partition that serves claims for a GPU
+AS_GPU: Final = "asGpu"  # bool, true where it is there: one that serves claims for a GPU
 
 # Capacities.
 MEMORY: Final = "memory"

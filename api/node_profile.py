@@ -113,7 +113,9 @@ class Mig(Strict):
         None  # that are cut for claims: patterns as of a shell
     )
     layout: Name | None = None  # that is cut once: a name of mig-configs
-    strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = None
+    strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = (
+        None  # Single: partitions that exist, all of one kind, serve claims for a GPU, too
+    )
     replicas: (
         dict[
             Annotated[str, _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb")],

@@ -97,13 +97,16 @@ class Store:
         return None if text is None else from_text(text)
 
     def remove(self, transient_id: str) -> None:
-        """Remove the spec with this id; that there is none is success."""
+        """Remove the spec with this id, and what killed writers left of it; that there is none is
+        success."""
         path = self.path(transient_id)
         with self._errors(f"remove {path.name}"):
-            if self._own_text(path) is None:
-                return
-            path.unlink(missing_ok=True)
-            self._sync_directory()
+            there = self._own_text(path) is not None
+            for name in self._half_written(path):
+                (self.directory / name).unlink(missing_ok=True)
+            if there:
+                path.unlink(missing_ok=True)
+                self._sync_directory()
 
     def ids(self) -> tuple[str, ...]:
         """Give the ids of all specs here, sorted; unreadable files with our name are ours too."""
@@ -136,6 +139,14 @@ class Store:
                 path = self.path(transient_id)
                 if entry.name == path.name and self._own_text(path) is not None:
                     yield transient_id
+
+    def _half_written(self, path: Path) -> Iterator[str]:
+        """The temporary files of *path*; not of one whose name begins like its name."""
+        before, after = f".{path.name}.", ".tmp"
+        for name in (entry.name for entry in self._entries()):
+            is_its = name.startswith(before) and name.endswith(after)
+            if is_its and "." not in name[len(before) : -len(after)]:
+                yield name
 
     def _entries(self) -> list[os.DirEntry[str]]:
         try:

@@ -1,10 +1,10 @@
 """A Dynamic Resource Allocation driver for NVIDIA GPUs. This is the map.
 
-``dra-driver kubelet-plugin`` runs on every node with GPUs. It does three things:
+``dra-driver kubelet-plugin`` runs on every node with GPUs. It does four things:
 
 *Publish.* ``plugin.rounds`` looks at the node (``node.gpus``, through ``node.nvml``),
-``plan.offer`` says in which shape each GPU is offered (by the node's profile,
-``plugin.profile_choice``), ``plan.publish`` how the scheduler should see it, and
+``plan.offer`` says what is offered of each GPU, and in which shape (``plan.shapes``; by the node's
+profile, ``plugin.profile_choice``), ``plan.publish`` how the scheduler should see it, and
 ``kubeletplugin.publisher`` keeps the ResourceSlices so.
 
 *Prepare.* One claim, from gRPC request to CDI file:
@@ -25,14 +25,16 @@
 Unprepare is the same road back (``plan.undo``). ``plugin.reconcile`` looks after claims that the
 kubelet forgot.
 
-*Cut.* Where a profile says so, a GPU is offered in partitions of MIG besides: ``plan.mig.offered``
-says which, ``plan.mig.blocks`` what keeps them apart for the scheduler, ``plan.mig.claims`` what a
-claim does to the GPU, and ``node.mig`` does it. ``plugin.mig_keeper`` sees to GPUs that are cut by
-a named layout, and to those that have to be switched before a claim comes. Words: ``model.mig``.
+*Cut.* Where a profile says so, a GPU is offered in partitions of MIG besides: ``plan.mig.cutting``
+says when, ``plan.mig.offered`` which, ``plan.mig.blocks`` what keeps them apart for the scheduler,
+``plan.mig.claims`` what a claim does to the GPU, and ``node.mig`` does it. ``plugin.mig`` sees to
+GPUs that are cut by a named layout, and to those that have to be switched before a claim comes.
+Words: ``model.mig``.
 
 *Enforce.* ``plugin.enforcement``: claims use no more memory than they were given. The GPU's driver
 limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use.
-``plugin.mps_watch``: what a claim has of MPS goes on as it was granted.
+``plugin.mps_watch``: what a claim has of MPS goes on as it was granted. ``plugin.gone_instances``
+tells pods whose MIG instance somebody removed.
 
 ``dra-driver mps-agent`` runs beside the plugin and outlives it: ``agent.service`` is asked by the
 plugin (``node.mps.agent``), ``agent.supervisor`` keeps a server of CUDA's Multi-Process Service for

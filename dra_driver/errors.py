@@ -8,6 +8,7 @@
     │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
     │   ├── Vanished       a MIG instance is not there any more
+    │   ├── Taken          a partition was not cut: somebody else's instance is there
     │   ├── ProgramFailed  a program ended with an error
     │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
     │   ├── TimedOut       an outside call or a wait did not end in time
@@ -49,6 +50,10 @@ class NodeError(DriverError):
 
 class Vanished(NodeError):
     """A MIG instance is not there any more, or not yet; the GPU itself answers."""
+
+
+class Taken(NodeError):
+    """A partition was not cut, since somebody else's MIG instance is in its place."""
 
 
 class ProgramFailed(NodeError):

@@ -100,6 +100,15 @@ def test_every_module_opens_with_a_sentence_on_one_line_that_says_what_it_is_for
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+def test_the_map_names_modules_that_there_are():
+    text = (REPOSITORY / "dra_driver/__init__.py").read_text()
+    named = set(re.findall(r"``([a-z_]+(?:\.[a-z_]+)+)``", text)) - {"pyproject.toml"}
+    there = {one.removesuffix(".py").removesuffix("/__init__") for one in MODULES}
+
+    assert {one for one in named if f"dra_driver/{one.replace('.', '/')}" not in there} == set()
+    assert len(named) > 30
+
+
 def test_a_module_fits_in_a_readers_head():
     sizes = {module: len(lines(module)) for module in MODULES}
     large = [f"{module}: {size} lines" for module, size in sizes.items() if size > AIM]

@@ -46,8 +46,14 @@ def of_verdict(verdict: Verdict) -> Iterator[Finding]:
         )
     if (more := len(verdict.problems) - _MOST_TOLD) > 0:
         yield warn(CLAIMS, f"{more} more can never be served", "mend those first, then ask again")
-    rest = verdict.judged - len(verdict.problems)
-    if rest or not verdict.problems:
+    for name, why in verdict.risks[:_MOST_TOLD]:
+        yield warn(
+            CLAIMS,
+            f"{name} may not be served although it could be: {why}",
+            "who made it has to delete it and make another with such a selector",
+        )
+    rest = verdict.judged - len(verdict.problems) - len(verdict.risks)
+    if rest or not (verdict.problems or verdict.risks):
         yield ok(CLAIMS, f"{rest} wait, and nothing is known that they could not get ({_NOTE})")
 
 

@@ -107,7 +107,7 @@ def claims(
     records, aside = read_directory(settings.ledger_dir / boot_id(settings.host_root))
     ordered = tuple(sorted(records.values(), key=lambda record: record.claim))
     looks = output != "table" and not ledger_only  # the table tells nothing of the GPUs
-    sight = look(settings.place, MpsUses(ordered).gpus) if looks else Sight()
+    sight = look(settings, MpsUses(ordered).gpus) if looks else Sight()
     told = Told() if ledger_only else told_by(ask, settings.mps_socket)
     uses = MpsUses(ordered, replace(told, used=sight.used))
     report = Report(ordered, aside, sight.inventory, uses)

@@ -20,10 +20,8 @@ changes that wait, notes on the profile) has no place in it.
 
 import json
 import logging
-import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -31,6 +29,7 @@ import yaml
 from dra_driver.cli.device_tables import device_tables
 from dra_driver.cli.mig_layouts import layout_lines
 from dra_driver.cli.mig_picture import Board, boards, mig_picture
+from dra_driver.cli.simulated_host import host_directory
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import held_by
 from dra_driver.errors import NodeError
@@ -78,7 +77,7 @@ def devices(
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
     profile = profile_of(settings)  # a wrong one is told before the GPUs are looked at
-    with tempfile.TemporaryDirectory() as sim_dir, open_node(settings.place, Path(sim_dir)) as node:
+    with host_directory(settings) as sim_dir, open_node(settings.place, sim_dir) as node:
         seen = node.refresh()
     capacity, taints, counters = (name not in without for name in FEATURES)
     keeps = Keeps(capacity, taints, counters)

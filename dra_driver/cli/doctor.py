@@ -1,7 +1,7 @@
 """``dra-driver doctor``: looks at everything that a pod with a claim needs on this node.
 
-Nothing is changed, but for device files of the driver that are missing, which are made as they
-would be for a claim, and an empty cgroup in which a memory limit is tried for a moment.
+Nothing is changed, but for device files of GPUs that are missing, which are made as they would be
+for a claim, and an empty cgroup in which a memory limit is tried for a moment.
 
 One line for each finding (``[ok]``, ``[warn]``, ``[FAIL]``, ``[skip]``, what was looked at, what
 was found), with a second one that says what to do, where something is to do; the last line counts
@@ -10,7 +10,6 @@ be placed, are for who wrote those.
 """
 
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -30,6 +29,7 @@ from dra_driver.cli import (
 )
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary
 from dra_driver.cli.sight import Ask, ask_agent
+from dra_driver.cli.simulated_host import host_directory
 from dra_driver.cluster.access import Access, in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
 from dra_driver.errors import DriverError, SettingsError
@@ -86,7 +86,7 @@ def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 
 def _examine(settings: PluginSettings, ask: Ask, stack: ExitStack) -> Iterator[Finding]:
-    sim_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    sim_dir = stack.enter_context(host_directory(settings))
     node = stack.enter_context(open_node(settings.place, sim_dir))
     driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
     machine = gpu_checks.Machine(node, sim_dir if settings.sim else settings.host_root)
@@ -126,7 +126,7 @@ def _mig_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[C
         ),
         (
             mig_checks.FILES,
-            lambda: mig_checks.device_files(node.refresh, node.device_files),
+            lambda: mig_checks.device_files(node.refresh, node.capability_files),
         ),
         (mig_layouts.LAYOUTS, partial(_layouts, settings, node)),
     ]

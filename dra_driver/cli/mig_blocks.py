@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Held, Holding
+from dra_driver.model.layouts import Made
 from dra_driver.model.mig import Instance, Mig, OddInstance, PartitionKey, Placement
 
 WHOLE = "the whole GPU"
@@ -22,9 +23,7 @@ class Block:
     key: PartitionKey | None = None  # None: of no partition that can be used
 
 
-def blocks(
-    gpu: Gpu, holdings: Iterable[Holding], laid: Collection[PartitionKey] = ()
-) -> tuple[Block, ...]:
+def blocks(gpu: Gpu, holdings: Iterable[Holding], laid: Collection[Made] = ()) -> tuple[Block, ...]:
     """What of *gpu* is taken, by placement. *holdings*: of this GPU; *laid*: instances that a
     layout made. Empty for a GPU that cannot be cut."""
     if gpu.mig is None:
@@ -55,14 +54,16 @@ def _held(mig: Mig, key: PartitionKey | None, holdings: Collection[Holding]) -> 
     claims = ", ".join(dict.fromkeys(str(holding.claim) for holding in holdings))
     if key is None:
         return Block(Placement(0, mig.units), WHOLE, claims, claimed=True)
-    there = {one.key: one.uuid for one in mig.instances}
+    there = {one.key: one.uuid for one in mig.instances}.get(key)
     known = next((one.instance.uuid for one in holdings if one.instance), None)
-    state = there.get(key, "not cut yet" if known is None else f"{known} vanished")
+    state = there if known in (None, there) else f"{known} vanished"
+    state = state or "not cut yet"
     return Block(key.placement, profile_name(mig, key), f"{claims}  {state}", claimed=True, key=key)
 
 
-def _free(mig: Mig, one: Instance, laid: Collection[PartitionKey]) -> Block:
-    maker = "made by a layout" if one.key in laid else "not made by this driver"
+def _free(mig: Mig, one: Instance, laid: Collection[Made]) -> Block:
+    by_layout = any(made.key == one.key and made.uuid in ("", one.uuid) for made in laid)
+    maker = "made by a layout" if by_layout else "not made by this driver"
     name = profile_name(mig, one.key)
     return Block(one.key.placement, name, f"{one.uuid}  {maker}", key=one.key)
 

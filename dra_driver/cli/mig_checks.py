@@ -3,25 +3,27 @@
 Where no GPU of the node can be cut there is nothing to tell.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from dra_driver.cli.disk_checks import Book
 from dra_driver.cli.findings import Finding, fail, ok, skip, some, warn
 from dra_driver.cli.mig_blocks import odd_words, profile_name
 from dra_driver.errors import DriverError
-from dra_driver.model.devices import Gpu, GpuUuid
-from dra_driver.model.driver_files import DeviceFiles
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.devices import Gpu
+from dra_driver.model.driver_files import DeviceFile
+from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Mig, OddInstance, PartitionKey
 from dra_driver.model.offer import partition_name
+from dra_driver.plan.mig.gone import lost
 
 MODES, INSTANCES, FILES = "MIG mode", "MIG instances", "MIG device files"
 
 _MONITOR = "mig/monitor"  # the optional one: for who looks at all instances
 
-Files = Callable[[tuple[int, ...], tuple[str, ...]], DeviceFiles]
-"""The device files of GPUs (minor numbers) and of capabilities. DriverError: one is missing."""
+Files = Callable[[tuple[str, ...]], Mapping[str, DeviceFile | None]]
+"""The device files of capabilities, as they are; None: not there yet. DriverError: there is no such
+capability."""
 
 
 def modes(gpus: Sequence[Gpu]) -> Iterator[Finding]:
@@ -55,13 +57,7 @@ def of_instances(
         for one in mig.odd:
             if (gpu.uuid, one.key) not in ours:
                 yield _of_odd(gpu, mig, one)
-    held = [
-        (record, holding)
-        for record in steady
-        for holding in record.holdings
-        if record.completed and holding.partition is not None and not holding.admin
-    ]
-    yield from _of_vanished(gpus, held)
+    yield from _of_vanished(gpus, steady)
     foreign = [
         _name(gpu, mig, one.key)
         for gpu, mig in _cuttable(gpus)
@@ -75,8 +71,8 @@ def of_instances(
 
 
 def device_files(look: Callable[[], Inventory], files: Files) -> Iterator[Finding]:
-    """What a container needs beside the file of its GPU, for every instance that there is; where
-    MIG mode is off everywhere, nothing is looked for."""
+    """What a container needs beside the file of its GPU, for every instance that there is. None is
+    made; where MIG mode is off everywhere, none is looked for."""
     if not any(mig.on for _, mig in _cuttable(look().gpus)):
         return
     try:
@@ -88,8 +84,7 @@ def device_files(look: Callable[[], Inventory], files: Files) -> Iterator[Findin
         yield fail(
             FILES,
             str(e),
-            "on the host: grep nvidia-caps /proc/devices (else modprobe nvidia), and is "
-            "nvidia-modprobe there?",
+            "on the host: ls /proc/driver/nvidia/capabilities; is --host-root the host's /?",
         )
 
 
@@ -101,8 +96,11 @@ def _of_files(gpus: Sequence[Gpu], files: Files) -> list[Finding]:
         for one in mig.instances
         for rest in ("", f"/ci{one.ci}")
     )
-    there = files(tuple(gpu.minor for gpu, _ in found), (*names, _MONITOR)).capabilities
-    said = [ok(FILES, f"{len(names)} that the instances need" if names else "none is needed now")]
+    there = files((*names, _MONITOR))
+    absent = [name for name in names if there.get(name) is None]
+    later = f", {len(absent)} of them made when a claim does" if absent else ""
+    need = f"{len(names)} that the instances need{later}" if names else "none is needed now"
+    said = [ok(FILES, need)]
     if _MONITOR not in there:
         said.append(skip(FILES, f"this driver has no {_MONITOR}: who looks on sees no instances"))
     return said
@@ -133,12 +131,9 @@ def _of_odd(gpu: Gpu, mig: Mig, one: OddInstance) -> Finding:
     )
 
 
-def _of_vanished(gpus: Sequence[Gpu], held: Iterable[tuple[Record, Holding]]) -> Iterator[Finding]:
-    there: dict[GpuUuid | None, set[PartitionKey]] = {
-        gpu.uuid: {one.key for one in mig.instances} for gpu, mig in _cuttable(gpus)
-    }
-    for record, holding in held:
-        if holding.gpu in there and holding.partition not in there[holding.gpu]:
+def _of_vanished(gpus: Sequence[Gpu], steady: Iterable[Record]) -> Iterator[Finding]:
+    for record in steady:
+        for holding in lost(record, gpus):
             yield fail(
                 INSTANCES,
                 f"claim {record.claim} has {holding.device}, which is not there any more: somebody "

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from api.names import MIG_CONFIG_LABEL
 from dra_driver.cli.findings import Finding, fail, ok, some, warn
 from dra_driver.model.devices import Gpu
 from dra_driver.model.layouts import Book, State
@@ -50,14 +51,18 @@ def layouts(book: Book, gpus: Iterable[Gpu]) -> Iterator[Finding]:
         yield fail(
             LAYOUTS,
             book.problem,
-            "mend that: nvidia.com/mig.config of the Node, else the profile's mig.layout, names it",
+            f"mend that: {MIG_CONFIG_LABEL} of the Node, else the profile's mig.layout, names it",
         )
     for one in progress(book, listed):
         match one.state:
             case State.SUCCESS:
                 yield ok(LAYOUTS, str(one))
             case State.PENDING:
-                yield warn(LAYOUTS, str(one), "nothing: it is done once nothing uses the GPU")
+                yield warn(
+                    LAYOUTS,
+                    str(one),
+                    "nothing, or end what it waits for: it is done once nothing uses the GPU",
+                )
             case State.FAILED:
                 yield fail(LAYOUTS, str(one), "mend that, or choose another layout")
     for gpu in listed:

@@ -20,7 +20,7 @@ from dra_driver.cli.pens import Pen, pen
 from dra_driver.cli.terminal import Terminal
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.holdings import Held
-from dra_driver.model.mig import PartitionKey
+from dra_driver.model.layouts import Made
 from dra_driver.model.offer import Offer
 
 _WIDEST = 4  # characters of one unit
@@ -52,7 +52,7 @@ def boards(
     offered: Offer,
     gpus: Iterable[Gpu],
     held: Held,
-    laid: Mapping[GpuUuid, Collection[PartitionKey]],
+    laid: Mapping[GpuUuid, Collection[Made]],
 ) -> tuple[Board, ...]:
     """Those of *gpus* on which there is something to see: MIG mode is on, or partitions are
     offered. *laid*: what layouts made."""
@@ -152,7 +152,7 @@ def _room_words(found: Room) -> str:
     each = [_FIRM.join((str(number), "x", name)) for name, number in found.partitions]
     if found.whole:
         each.append(_FIRM.join(("all", "of", "it")))
-    return f"room for {' or '.join(each)}" if each else ""
+    return f"room{_FIRM}for{_FIRM}{f' or{_FIRM}'.join(each)}" if each else ""
 
 
 def _even(texts: Sequence[str]) -> list[str]:

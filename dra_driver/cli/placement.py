@@ -9,13 +9,14 @@ driver's, which refuses such claims when they are prepared.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from api import names
 from dra_driver.cli.capacities import fits, lacking
 from dra_driver.cli.market import Market, Published
+from dra_driver.cli.missing_keys import missing_key
 from dra_driver.cli.requests import Request, requests_of
 from dra_driver.cli.selectors import may_match, variables_of_others
 from dra_driver.cli.strategies import Asked, strategy_of
@@ -26,26 +27,38 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of the pending claims, how many were judged, and what is wrong with which."""
+    """Of the pending claims, how many were judged, and what is wrong with which: its namespace and
+    name, and what it is."""
 
     judged: int
-    problems: tuple[tuple[str, str], ...]  # (namespace/name, why it can never be served)
+    problems: tuple[tuple[str, str], ...]  # why it can never be served
+    risks: tuple[tuple[str, str], ...] = ()  # why it may not be, though it could
 
 
 def judge(claims: Iterable[Document], market: Market) -> Verdict:
     """What is wrong with those of *claims* (documents of v1) that wait for devices of the driver;
     claims that other drivers could serve are not judged."""
-    judged, problems = 0, []
+    judged = 0
+    problems, risks = [], []
     for claim in claims:
         ways = requests_of(claim) if _is_pending(claim) else []
         if not any(_is_ours(way, market) for request in ways for way in request):
             continue
         judged += 1
         why = "; ".join(found for request in ways if (found := _hopeless(request, market)))
+        name = f"{claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
         if why := why or _crowded(claim, ways, market):
-            metadata = claim["metadata"]
-            problems.append((f"{metadata.get('namespace', '')}/{metadata['name']}", why))
-    return Verdict(judged, tuple(sorted(problems)))
+            problems.append((name, why))
+        elif risk := "; ".join(_risks((way for request in ways for way in request), market)):
+            risks.append((name, risk))
+    return Verdict(judged, tuple(sorted(problems)), tuple(sorted(risks)))
+
+
+def _risks(ways: Iterable[Request], market: Market) -> Iterator[str]:
+    for way in ways:
+        if way.class_name in market.classes:
+            found = missing_key(way, _of_class(way, market.devices, market))
+            yield from (found,) if found else ()
 
 
 def _is_pending(claim: Document) -> bool:
@@ -149,7 +162,8 @@ def _selected(
 def _none_selected(request: Request, devices: Sequence[Published], market: Market) -> str:
     why = f"{request.path}.selectors: none of the {len(devices)} devices of its class match them"
     profiles = sorted({device.profile for device in devices if device.profile})
-    return f"{why}; their MIG profiles are {', '.join(profiles)}" if profiles else why
+    kinds = f"their MIG profiles are {', '.join(profiles)}" if profiles else ""
+    return "; ".join(part for part in (why, kinds, missing_key(request, devices)) if part)
 
 
 def _permitted(

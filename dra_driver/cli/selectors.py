@@ -220,7 +220,7 @@ class _Reader:
         while sign := self._take(".", "[", "("):
             if sign == "(":
                 self._list(")")
-                value = UNKNOWN
+                value = ERROR if value is ERROR else UNKNOWN
             elif sign == "[":
                 value = _below(value, self._or())
                 self._expect("]")

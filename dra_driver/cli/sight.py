@@ -1,11 +1,11 @@
 """What a command learns of this node by looking: its GPUs, and what its MPS agent tells."""
 
-import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dra_driver.cli.mps_usage import Told
+from dra_driver.cli.simulated_host import host_directory
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
@@ -14,9 +14,9 @@ from dra_driver.model.mps import MpsStatus
 from dra_driver.node.machine import open_node
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode
-from dra_driver.node.place import Place
 from dra_driver.node.processes import Processes
 from dra_driver.plan.mps_clients import untold
+from dra_driver.settings import NodeSettings
 
 Ask = Callable[[Path], MpsStatus]
 """Asks the MPS agent at a socket. NodeError: it does not answer."""
@@ -30,11 +30,11 @@ class Sight:
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)
 
 
-def look(place: Place, used_of: Collection[GpuUuid] = ()) -> Sight:
+def look(settings: NodeSettings, used_of: Collection[GpuUuid] = ()) -> Sight:
     """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
     listed."""
     try:
-        with tempfile.TemporaryDirectory() as sim_dir, open_node(place, Path(sim_dir)) as node:
+        with host_directory(settings) as sim_dir, open_node(settings.place, sim_dir) as node:
             return Sight(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
     except NodeError as e:
         return Sight(Inventory(withheld=(Withheld(ALL_GPUS, str(e)),)))

@@ -1,5 +1,8 @@
 """Claims, read live from the API server: a copy kept here might be older than the allocation."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from dra_driver.errors import ClaimError, NotFound
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, read_claim
 from dra_driver.kubeletplugin.resource_api import ResourceApi
@@ -50,3 +53,19 @@ class ClaimReader:
             return None
         found = document["metadata"]
         return read_claim(document, ClaimRef(found["namespace"], found["name"], uid), self._driver)
+
+    def allocated(self) -> frozenset[str]:
+        """The devices of this node that claims were allocated, whether they were prepared or not;
+        without those that only look on. Looked for among all claims of the cluster."""
+        return frozenset(
+            result["device"]
+            for claim in self._resources.claims()
+            for result in _results(claim)
+            if (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
+            and not result.get("adminAccess")
+        )
+
+
+def _results(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or ()

@@ -134,6 +134,15 @@ class ResourceApi:
         found = self._call(find)
         return claim_from(found) if found else None
 
+    def claims(self) -> list[Document]:
+        """Every claim of the cluster; needs the right to list them."""
+
+        def read(base: str) -> list[Document]:
+            pages = self._api.pages(f"{base}/resourceclaims")
+            return [claim_from(item) for page in pages for item in page.get("items") or ()]
+
+        return self._call(read)
+
     def _call(self, ask: Callable[[str], Answer]) -> Answer:
         """*ask*'s answer for ``/apis/<group>/<version>``, again where the version had changed."""
         version = self.version

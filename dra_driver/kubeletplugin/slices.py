@@ -8,7 +8,8 @@ whole, or all move to a new generation and the pool is incomplete until the last
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -84,11 +85,16 @@ class Writes:
 
 
 def split(name: str, devices: Sequence[Document], shared_counters: Sequence[Document] = ()) -> Pool:
-    """A pool of *devices* and counter sets, as many to a slice as the API server takes."""
+    """A pool of *devices* and counter sets, as many to a slice as the API server takes.
+
+    Where there are counter sets, slices end where the devices of one do, if that makes few slices
+    more: then a change of these devices alone is one update, and the pool stays whole.
+    """
     most = MAX_DEVICES_ADVANCED if any(map(is_advanced, devices)) else MAX_DEVICES
+    by_devices = _by_counter_set(devices, most) if shared_counters else _parts(devices, most)
     slices = [
         *(SliceContent(shared_counters=part) for part in _parts(shared_counters, MAX_COUNTER_SETS)),
-        *(SliceContent(devices=part) for part in _parts(devices, most)),
+        *(SliceContent(devices=part) for part in by_devices),
     ]
     return Pool(name, tuple(slices) or (SliceContent(),))
 
@@ -143,6 +149,56 @@ def reconcile(
 
 def _parts(items: Sequence[Document], most: int) -> list[tuple[Document, ...]]:
     return [tuple(items[start : start + most]) for start in range(0, len(items), most)]
+
+
+def _by_counter_set(devices: Sequence[Document], most: int) -> list[tuple[Document, ...]]:
+    """Slices of complete groups, where those are not many more than there have to be.
+
+    Each group has as much room as the largest one needs, whatever it needs itself, so that what
+    becomes of one does not move those behind it.
+    """
+    groups = _groups(devices)
+    number = Counter(_counter_sets(group[0]) for group in groups)
+    largest = max(map(len, groups), default=0)
+    least = _parts(devices, most)
+    if largest > most:
+        return least
+    found: list[list[Document]] = []
+    left = 0
+    for group in groups:
+        # A device apart from the rest of its counter sets, or of none, comes in between.
+        sets = _counter_sets(group[0])
+        between = len(group) == 1 and not (sets and number[sets] == 1)
+        needed = 1 if between else largest
+        if needed > left:
+            found.append([])
+            left = most
+        found[-1].extend(group)
+        left -= needed
+    too_many = len(found) > len(least) + max(1, len(least) // 3)
+    return least if too_many else [tuple(part) for part in found]
+
+
+def _groups(devices: Iterable[Document]) -> list[list[Document]]:
+    """Devices side by side that take of the same counter sets, with those in between that take of
+    none; each other one of these alone."""
+    found: list[list[Document]] = []
+    of_none: list[Document] = []
+    for device in devices:
+        sets = _counter_sets(device)
+        if not sets:
+            of_none.append(device)
+        elif found and _counter_sets(found[-1][0]) == sets:
+            found[-1] += [*of_none, device]
+            of_none = []
+        else:
+            found += [*([one] for one in of_none), [device]]
+            of_none = []
+    return [*found, *([one] for one in of_none)]
+
+
+def _counter_sets(device: Document) -> tuple[str, ...]:
+    return tuple(each["counterSet"] for each in device.get("consumesCounters") or ())
 
 
 def _specs(wanted: Pool, home: Home) -> list[dict[str, Any]]:

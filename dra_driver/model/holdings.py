@@ -98,6 +98,15 @@ class Record:
         return tuple(step.space for step in self.steps if isinstance(step, ServeMps))
 
     @property
+    def cut(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:
+        """The partitions that are there for it."""
+        return frozenset(
+            (one.gpu, one.partition)
+            for one in self.holdings
+            if one.cut and one.gpu is not None and one.partition is not None
+        )
+
+    @property
     def limited(self) -> bool:
         """Whether somebody sees to how much memory it uses."""
         return any(holding.limit is not None for holding in self.holdings)

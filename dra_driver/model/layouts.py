@@ -17,8 +17,9 @@ class LayoutEntry:
 
     on: bool  # MIG mode
     counts: Counts = ()
-    minors: frozenset[int] | None = None  # None: whichever there are
+    indexes: frozenset[int] | None = None  # places in the order of the PCI bus; None: any
     pci_ids: frozenset[int] = frozenset()  # device and vendor; empty: any
+    gpus: frozenset[GpuUuid] | None = None  # None: whichever there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,16 @@ class Wanted:
     layout: str
     on: bool
     counts: Counts = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Made:
+    """An instance that a layout made or took over, and what it is known by: another one can come to
+    its place."""
+
+    key: PartitionKey
+    gi: int | None = None  # GPU instance id; None: it is being made
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class Change:
 
 
 class State(StrEnum):
-    """How far a layout is; the values of the label ``nvidia.com/mig.config.state``."""
+    """How far a layout is; the values of the label ``names.MIG_STATE_LABEL``."""
 
     PENDING = "pending"  # it waits until nothing uses the GPU
     SUCCESS = "success"
@@ -89,13 +100,20 @@ class Outcome:
 class Book:
     """What has to be remembered of what was made of GPUs other than for claims."""
 
-    made: Mapping[GpuUuid, tuple[PartitionKey, ...]] = field(default_factory=dict)
+    made: Mapping[GpuUuid, tuple[Made, ...]] = field(default_factory=dict)
     before: Mapping[GpuUuid, Before] = field(default_factory=dict)  # of changes that are under way
     switched: tuple[GpuUuid, ...] = ()  # boards that were put into MIG mode to offer partitions
+    left_on: tuple[GpuUuid, ...] = ()  # those that a claim put into MIG mode, until they leave it
     outcomes: Mapping[GpuUuid, Outcome] = field(default_factory=dict)
     boards: Mapping[GpuUuid, str] = field(default_factory=dict)  # what else is not as it should be
     problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
     state: State | None = None  # of all layouts together; None: none is wanted
+    labelled: bool = False  # whether the state on the Node may be one that we wrote
+
+    @property
+    def keys(self) -> Mapping[GpuUuid, tuple[PartitionKey, ...]]:
+        """Where layouts made something."""
+        return {gpu: tuple(one.key for one in made) for gpu, made in self.made.items()}
 
     @property
     def failures(self) -> int:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from dra_driver.model.devices import DeviceName, Gpu, GpuUuid, Withheld
-from dra_driver.model.mig import Instance, Partition, uncut
+from dra_driver.model.mig import Instance, Partition, PartitionKey, uncut
 from dra_driver.model.profiles import DEFAULT_RULES, Rules
 
 
@@ -58,7 +58,7 @@ class Device:
     rules: Rules = DEFAULT_RULES
     partition: Partition | None = None  # None: the GPU as a whole
     instance: Instance | None = None  # of a partition that exists, and is not ours to remove
-    as_gpu: bool = False  # a partition that claims for a GPU can get (MigRules.single)
+    as_gpu: bool = False  # an instance that claims for a GPU can get (MigRules.single)
     takes: tuple[tuple[str, int], ...] = ()  # of the counters of its GPU: (name, how much)
     offered: tuple[str, ...] = ()  # the profiles of which its GPU offers partitions to be cut
 
@@ -76,6 +76,16 @@ class Device:
         if self.instance is not None:
             return self.instance.uuid
         return uncut(self.gpu.uuid, self.partition.key)
+
+    @property
+    def key(self) -> PartitionKey | None:
+        """Which partition of its GPU it is; None: the GPU as a whole."""
+        return self.partition.key if self.partition else None
+
+    @property
+    def unit(self) -> DeviceName:
+        """The name of what amounts of it are of: a partition, or the GPU with all its replicas."""
+        return self.name if self.partition else self.gpu.name
 
     @property
     def cut_for_claims(self) -> bool:

@@ -43,7 +43,7 @@ class MigRules:
     dynamic: bool = False  # partitions are cut when a claim needs them
     profiles: tuple[str, ...] = ()
     layout: str = ""  # it is cut once, like this named layout; empty: by nobody
-    single: bool = False  # partitions of one kind serve claims for a whole GPU, too
+    single: bool = False  # those that exist, all of one kind, serve claims for a GPU, too
     replicas: tuple[tuple[str, int], ...] = ()  # by profile: like ``Rules.replicas``
 
 

@@ -3,7 +3,7 @@
 What undoes a step depends on what other claims still need: ``plan.undo`` says it, as steps again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from dra_driver.kubeletplugin.claims import PodUid
@@ -111,18 +111,28 @@ class EndMps:
 @dataclass(frozen=True, slots=True)
 class CutPartition:
     """This partition of the GPU exists: a GPU instance at its placement, with a compute instance
-    that fills it."""
+    that fills it.
+
+    *new*: no other claim has it, so what is there already is somebody else's, and not to be used.
+    That is not recorded, since what was begun before a crash is removed and not gone on with.
+    """
 
     gpu: GpuUuid
     key: PartitionKey
+    new: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class RemovePartition:
-    """It does not exist, nor half of it: first the compute instance goes, then the GPU instance."""
+    """It does not exist, nor half of it: first the compute instance goes, then the GPU instance.
+
+    *uuid*: of the instance that was cut; another one in its place is somebody else's, and stays.
+    None: it is not known, since a crash came between cutting it and recording it.
+    """
 
     gpu: GpuUuid
     key: PartitionKey
+    uuid: GpuUuid | None = None
 
 
 Step = (

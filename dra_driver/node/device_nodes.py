@@ -3,7 +3,7 @@
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from dra_driver.errors import NodeError, TimedOut
@@ -90,6 +90,15 @@ class DeviceNodes:
             gpus={minor: file for minor, file in by_minor.items() if file},
             capabilities=self._capabilities.files(root, sorted(set(capabilities))),
         )
+
+    def make_capability(self, name: str) -> None:
+        """The device file of this capability of MIG exists. NodeError: it could not be made."""
+        self._capabilities.files(self._root(), (name,))
+
+    def seen(self, capabilities: Iterable[str]) -> Mapping[str, DeviceFile | None]:
+        """What is there of the files of these capabilities of MIG, while nothing is made; None: it
+        is not. NodeError: the driver has no such capability."""
+        return self._capabilities.seen(self._root(), sorted(set(capabilities)))
 
     def _root(self) -> str:
         """The root, a directory of the host, whose ``/dev`` counts."""

@@ -4,7 +4,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from dra_driver.model.mig import Mig
 from dra_driver.node import withhold
 from dra_driver.node.nvlink import Links, clique, neighbours
 from dra_driver.node.nvml import Nvml
+from dra_driver.node.nvml_changes import UnderChange
 from dra_driver.node.nvml_values import Facts, Glance, Seen, System
 from dra_driver.node.topology import PciGpu, PciTree
 
@@ -28,6 +29,7 @@ MakeNodes = Callable[[tuple[int, ...]], None]
 # long.
 _LINKS_LAST_SECONDS: Final = 60.0
 _SWITCHES_FROM: Final = 9  # Hopper (NVIDIA's MIG user guide)
+HIDDEN: Final = "no partitions of a GPU in MIG mode: what is cut of it is told to root alone"
 # Making device nodes starts a program; where it failed it is not tried at every look.
 _MAKE_AGAIN_SECONDS: Final = 60.0
 
@@ -54,6 +56,7 @@ class Gpus:
             None  # what the nvidia driver had when NVML was started
         )
         self._known: dict[int, Seen] = {}  # by NVML index, of this session
+        self._failed: dict[int, str] = {}  # those that could not be read at the last look
         self._links: Mapping[str, Links] = {}  # by bus id
         self._reached: Mapping[str, frozenset[str]] = {}
         self._links_until = 0.0
@@ -61,8 +64,9 @@ class Gpus:
     def look(self) -> Inventory:
         """What there is now; devices by minor number.
 
-        Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. A node
-        without NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
+        Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
+        being changed, or has to wait for that, is what it was at the last look. A node without
+        NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
         """
         if self._bound is None:  # before NVML is started: what comes after is seen as a change
             self._bound = _bound_to_nvidia(self._pci.gpus())
@@ -79,7 +83,8 @@ class Gpus:
 
     def _look_at(self, system: System, pci: Mapping[str, PciGpu]) -> Inventory:
         if system.session != self._session:
-            self._session, self._known, self._links_until = system.session, {}, 0.0
+            self._session, self._links_until = system.session, 0.0
+            self._known, self._failed = {}, {}
         failed = self._learn(system)
         seen = {index: one for index, one in self._known.items() if index not in failed}
         failed |= self._refresh_links(seen)
@@ -95,29 +100,40 @@ class Gpus:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
         failed: dict[int, str] = {}
         glances: dict[int, Glance] = {}
-        for index, glance in self._nvml.glances(range(system.gpus)).items():
+        known = self._known.keys() | self._failed.keys()
+        for index, glance in self._nvml.glances(range(system.gpus), known).items():
             if isinstance(glance, NodeError):
-                failed[index] = withhold.unreadable(glance)
+                failed |= self._failure(index, glance)
             else:
                 glances[index] = glance
-        facts = self._facts(glances)
+        facts = self._facts(glances, known)
         for index, glance in glances.items():
             its = facts[index]
             if isinstance(its, NodeError):
-                failed[index] = withhold.unreadable(its)
+                failed |= self._failure(index, its)
             else:
+                _tell_hidden(self._known.get(index), glance)
                 self._known[index] = Seen(glance, its)
-        return failed
+        self._failed = failed
+        return dict(failed)
 
-    def _facts(self, glances: Mapping[int, Glance]) -> Mapping[int, Facts | NodeError]:
-        known = {
+    def _failure(self, index: int, error: NodeError) -> dict[int, str]:
+        """Why a GPU cannot be read, if that is so, by its index."""
+        if not isinstance(error, UnderChange):
+            return {index: withhold.unreadable(error)}
+        return {index: self._failed[index]} if index in self._failed else {}
+
+    def _facts(
+        self, glances: Mapping[int, Glance], known: Set[int]
+    ) -> Mapping[int, Facts | NodeError]:
+        current = {
             index: self._known[index].facts
             for index, glance in glances.items()
-            if index in self._known and _same(self._known[index].glance, glance)
+            if index in self._known and _holds(self._known[index], glance)
         }
-        if missing := glances.keys() - known.keys():
-            return {**known, **self._nvml.facts(sorted(missing))}
-        return known
+        if missing := glances.keys() - current.keys():
+            return {**current, **self._nvml.facts(sorted(missing), known)}
+        return current
 
     def _refresh_links(self, seen: Mapping[int, Seen]) -> dict[int, str]:
         """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
@@ -131,9 +147,13 @@ class Gpus:
         hung: dict[int, str] = {}
         listed = {one.facts.pci_bus_id for one in self._known.values()}
         links = {bus_id: its for bus_id, its in self._links.items() if bus_id in listed}
-        for index, its in self._nvml.links(sorted(seen)).items():
+        known = {index for index, one in seen.items() if one.facts.pci_bus_id in links}
+        until = time.monotonic() + _LINKS_LAST_SECONDS
+        for index, its in self._nvml.links(sorted(seen), known).items():
             bus_id = seen[index].facts.pci_bus_id
-            if isinstance(its, NodeError):
+            if isinstance(its, UnderChange):
+                until = 0.0
+            elif isinstance(its, NodeError):
                 log.warning("NVLinks not read: %s", its, extra={"gpu": bus_id})
                 links.setdefault(bus_id, Links())
                 if isinstance(its, TimedOut):
@@ -141,7 +161,7 @@ class Gpus:
             else:
                 links[bus_id] = its
         self._links, self._reached = links, neighbours(links)
-        self._links_until = time.monotonic() + _LINKS_LAST_SECONDS
+        self._links_until = until
         return hung
 
     def _gpu(self, one: Seen, system: System, pci: Mapping[str, PciGpu]) -> Gpu:
@@ -238,9 +258,15 @@ class _DeviceNodes:
             return False
 
 
-def _same(before: Glance, now: Glance) -> bool:
+def _tell_hidden(before: Seen | None, now: Glance) -> None:
+    """Once, not at every look."""
+    if now.mig_hidden and not (before and before.glance.mig_hidden):
+        log.warning(HIDDEN, extra={"gpu": now.uuid})
+
+
+def _holds(known: Seen, now: Glance) -> bool:
     """Whether what was read of a GPU still holds."""
-    return (before.uuid, before.mig_on) == (now.uuid, now.mig_on)
+    return (known.glance.uuid, known.facts.mig_on) == (now.uuid, now.mig_on)
 
 
 def _mig(one: Seen) -> Mig | None:
@@ -252,7 +278,7 @@ def _mig(one: Seen) -> Mig | None:
         on=glance.mig_on,
         pending=glance.mig_pending,
         switches=facts.compute_capability.major >= _SWITCHES_FROM,
-        profiles=facts.mig_profiles,
+        profiles=() if glance.mig_hidden else facts.mig_profiles,  # who knows what is free?
         instances=glance.instances,
         odd=glance.odd,
     )

@@ -5,7 +5,8 @@ boot, so the records of other boots are void as a whole. For the same reason not
 fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot.
 
 A record that cannot be read is set aside as ``<claim UID>.unreadable`` with its reason; what it may
-hold is kept from others until its claim is written or forgotten.
+hold is kept from others until its claim is written or forgotten. What was cut of GPUs for it is
+known all the same (``ledger_cuts``).
 """
 
 import bisect
@@ -23,6 +24,7 @@ from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held, Holding, Record
 from dra_driver.model.offer import board
+from dra_driver.node.ledger_cuts import CutFiles, CutHistory, Cuts
 from dra_driver.node.ledger_files import (
     ASIDE,
     SUFFIX,
@@ -52,15 +54,15 @@ class Ledger:
         self._sorted: tuple[Held, tuple[Record, ...]] = (self._held, ())
         self._aside: dict[ClaimUid, SetAside] = {}
         self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
+        self._cut_files = CutFiles(self._directory)
+        self._leftovers: dict[ClaimUid, Record] = {}  # of claims whose records are set aside
+        self._cut_history = CutHistory()
 
     def peek(self) -> None:
         """Look at the disk and leave it as it is: before this process has its first turn."""
         with disk_errors(self._directory):
             index, aside = read_directory(self._directory)
-        with self._lock:
-            self._index, self._aside = index, aside
-            self._held = _held(index)
-            self._served = frozenset(uid for uid, record in index.items() if record.spaces)
+        self._found(index, aside)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process had its turn.
@@ -77,9 +79,16 @@ class Ledger:
                 if not self._path(uid).exists():  # set aside by a release that could not read it
                     os.replace(self._path(uid).with_suffix(ASIDE), self._path(uid))
             aside = {uid: put_aside(found) for uid, found in aside.items()}
+            self._cut_files.keep((*index, *aside))
+        self._found(index, aside)
+
+    def _found(self, index: dict[ClaimUid, Record], aside: dict[ClaimUid, SetAside]) -> None:
+        read = ((uid, self._cut_files.read(uid)) for uid in aside)
+        leftovers = {uid: found for uid, found in read if found is not None}
         with self._lock:
-            self._index, self._aside = index, aside
-            self._held = _held(index)
+            self._cut_history.let_go(self._cut())
+            self._index, self._aside, self._leftovers = index, aside, leftovers
+            self._held = _held({**index, **leftovers})
             self._served = frozenset(uid for uid, record in index.items() if record.spaces)
 
     def records(self) -> tuple[Record, ...]:
@@ -98,6 +107,11 @@ class Ledger:
         with self._lock:
             return self._index.get(uid)
 
+    def leftover(self, uid: ClaimUid) -> Record | None:
+        """What was cut of GPUs for a claim whose record cannot be read, as one that was begun."""
+        with self._lock:
+            return self._leftovers.get(uid)
+
     def record(self, uid: ClaimUid) -> Record | None:
         """The whole record of a claim, read from its file."""
         known = self.known(uid)
@@ -115,9 +129,24 @@ class Ledger:
         with self._lock:
             return self._held
 
+    def mark(self) -> int:
+        """This moment, for :meth:`cut_since`."""
+        with self._lock:
+            return self._cut_history.now
+
+    def cut_since(self, mark: int) -> Cuts:
+        """The partitions that were there for claims at *mark* or at any time since."""
+        with self._lock:
+            return self._cut().union(self._cut_history.since(mark))
+
+    def _cut(self) -> Cuts:
+        records = (*self._index.values(), *self._leftovers.values())
+        return frozenset(one for record in records for one in record.cut)
+
     def neighbours(self, uid: ClaimUid, gpus: Collection[str]) -> tuple[Record, ...]:
         """The records of other claims that hold any part of *gpus*, each said by its UUID, by its
-        name (``gpu-0``), or by both: a GPU can get another name within a boot."""
+        name (``gpu-0``), or by both: a GPU can get another name within a boot. Of those that cannot
+        be read, what was cut for them."""
         with self._lock:
             uids = {
                 holding.claim.uid
@@ -125,7 +154,8 @@ class Ledger:
                 for holding in holdings
                 if holding.of_gpu in gpus or board(device) in gpus
             }
-            return tuple(self._index[one] for one in sorted(uids - {uid}))
+            known = {**self._leftovers, **self._index}
+            return tuple(known[one] for one in sorted(uids - {uid}))
 
     def served(self) -> tuple[Record, ...]:
         """The records of claims that are shared by MPS."""
@@ -149,15 +179,16 @@ class Ledger:
                 self._aside[uid] = replace(found, mentions=frozenset(devices), known=True)
 
     def write(self, record: Record) -> None:
-        """Replace the record of a claim, atomically. NodeError: the disk did not take it."""
+        """Replace the record of a claim, atomically, after what it says of partitions. NodeError:
+        the disk did not take it."""
         uid = record.claim.uid
         text = encode_record(record)
         with disk_errors(self._directory):
             try:
-                self._put(uid, text)
+                self._put(record, text)
             except FileNotFoundError:  # somebody removed the directory
                 self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-                self._put(uid, text)
+                self._put(record, text)
         with self._lock:
             self._replace(uid, replace(record, spec=None))
             aside = self._aside.pop(uid, None)
@@ -170,12 +201,15 @@ class Ledger:
         with disk_errors(self._directory):
             self._path(uid).unlink(missing_ok=True)
             self._path(uid).with_suffix(ASIDE).unlink(missing_ok=True)
+            self._cut_files.remove(uid)
         with self._lock:
             self._aside.pop(uid, None)
             self._replace(uid, None)
 
-    def _put(self, uid: ClaimUid, text: bytes) -> None:
+    def _put(self, record: Record, text: bytes) -> None:
+        uid = record.claim.uid
         path = self._path(uid)
+        self._cut_files.write(record)
         temporary = self._directory / f".{uid}{TEMPORARY}"
         try:
             temporary.write_bytes(text)
@@ -188,13 +222,14 @@ class Ledger:
     def _replace(self, uid: ClaimUid, record: Record | None) -> None:
         """Only the devices of the one claim are looked at: the cost must not grow with the
         others."""
-        before = self._index.pop(uid, None)
+        before = self._index.pop(uid, None) or self._leftovers.pop(uid, None)
+        if before is not None:
+            self._cut_history.let_go(before.cut)
         if record is not None:
             self._index[uid] = record
-        if record is not None and record.spaces:
-            self._served |= {uid}
-        elif uid in self._served:
-            self._served -= {uid}
+        served = record is not None and bool(record.spaces)
+        if served != (uid in self._served):
+            self._served ^= {uid}
         held = dict(self._held)
         for device in _devices(before) | _devices(record):
             holdings = [h for h in held.get(device, ()) if h.claim.uid != uid]

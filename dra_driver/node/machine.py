@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
@@ -14,6 +15,7 @@ from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mig.capabilities import CONFIG
 from dra_driver.node.mig.holders import Holders
 from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.mps.agent import MpsAgent
@@ -63,7 +65,7 @@ def _real(place: Place, claims_of: Uses) -> Parts:
         TimeSlices(driver),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
         ComputeModes(nvml),
-        _partitions(nvml, driver),
+        _partitions(nvml, driver, nodes),
         _agent(place),
     )
 
@@ -101,13 +103,16 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
         TimeSlices(driver, run_simulated),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
         ComputeModes(nvml),
-        _partitions(nvml, driver),
+        _partitions(nvml, driver, nodes),
         _agent(place),
     )
 
 
-def _partitions(nvml: Nvml, driver: DriverRoot) -> Partitions:
-    return Partitions(nvml, Holders(nvml), lambda: driver.loaded_version() is not None)
+def _partitions(nvml: Nvml, driver: DriverRoot, nodes: DeviceNodes) -> Partitions:
+    def loaded() -> bool:
+        return driver.loaded_version() is not None
+
+    return Partitions(nvml, Holders(nvml), loaded, allow=partial(nodes.make_capability, CONFIG))
 
 
 def _agent(place: Place) -> MpsAgent | None:

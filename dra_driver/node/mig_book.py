@@ -2,10 +2,14 @@
 
 What layouts cut does not outlive a boot, so that the book of another boot says nothing of it: an
 instance that is there now was made by somebody else. MIG mode of boards before Hopper does outlive
-it.
+it, and so does a label of the Node.
 """
 
+import logging
 import os
+import secrets
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +18,8 @@ import pydantic
 
 from dra_driver.errors import NodeError
 from dra_driver.model.layouts import Book
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,19 @@ class _Kept:
 _FORM: pydantic.TypeAdapter[_Kept] = pydantic.TypeAdapter(_Kept)
 
 
+class _Damaged(NodeError):
+    """What is there is no book."""
+
+
 class MigBook:
     """Kept in *path*. One process at a time may write it: the one that has the turn."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
         self._boot = boot_id
+        # Two processes in two containers can have the same number.
+        self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        self._lock = threading.Lock()
 
     def read(self) -> Book:
         """What was kept; an empty one where nothing was. NodeError: it cannot be told."""
@@ -43,24 +56,77 @@ class MigBook:
         except OSError as e:
             raise NodeError(f"{self._path} cannot be read: {e.strerror}") from e
         except ValueError as e:
-            raise NodeError(
+            raise _Damaged(
                 f"{self._path} cannot be understood, so it is not known which MIG instances "
-                f"layouts made: {str(e).splitlines()[0]}; remove it, and remove by hand what they "
-                "made (nvidia-smi mig -lgi)"
+                f"layouts made: {str(e).splitlines()[0]}"
             ) from e
-        return kept.book if kept.boot == self._boot else Book(switched=kept.book.switched)
+        if kept.boot == self._boot:
+            return kept.book
+        return Book(switched=kept.book.switched, labelled=kept.book.labelled)
+
+    def change(self, edit: Callable[[Book], Book]) -> Book:
+        """Keep what *edit* makes of the book, and answer with it. One edit at a time.
+
+        A book that is damaged is set aside, for whoever wants to look, and an empty one is edited.
+        NodeError: it cannot be read or kept.
+        """
+        with self._lock:
+            try:
+                before: Book | None = self.read()
+            except _Damaged as e:
+                self._set_aside(e)
+                before = None
+            after = edit(before or Book())
+            if after != before:
+                self._write(after)
+        return after
 
     def write(self, book: Book) -> None:
-        """Keep *book* instead; a reader sees the one or the other. NodeError: it cannot be kept."""
-        temporary = self._path.with_suffix(".tmp")
+        """Keep *book* instead. NodeError: it cannot be kept."""
+        with self._lock:
+            self._write(book)
+
+    def _set_aside(self, error: NodeError) -> None:
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        try:
+            os.replace(self._path, aside)
+        except OSError as e:
+            raise NodeError(f"{error}; it cannot be set aside: {e.strerror}; remove it") from e
+        log.error(
+            "what layouts made counts as somebody else's from now on; where that is in their way, "
+            "remove it by hand (nvidia-smi mig -lgi): %s",
+            error,
+            extra={"kept": str(aside)},
+        )
+
+    def _write(self, book: Book) -> None:
+        """A reader sees the one or the other, and so does who comes after a power cut."""
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            temporary.write_bytes(_FORM.dump_json(_Kept(self._boot, book), indent=2))
-            os.replace(temporary, self._path)
+            self._sweep()
+            with self._temporary.open("wb") as file:
+                file.write(_FORM.dump_json(_Kept(self._boot, book), indent=2))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self._path)
+            _sync(self._path.parent)
         except OSError as e:
             with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+                self._temporary.unlink(missing_ok=True)
             raise NodeError(
                 f"{self._path} cannot be written: {e.strerror}; let this process write there, or "
                 "give another --state-dir"
             ) from e
+
+    def _sweep(self) -> None:
+        """What a process that was killed left; nobody else writes now."""
+        for left in self._path.parent.glob(f"{self._path.name}.*.tmp"):
+            left.unlink()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,12 +2,13 @@
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
 from dra_driver.errors import AgentDown, NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.driver_files import DeviceFiles, DriverFiles
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Served, Space, SpaceName
@@ -96,6 +97,10 @@ class GpuNode:
         missing ones are made."""
         return self._nodes.files(minors, capabilities)
 
+    def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
+        """What is there of the device files of these capabilities of MIG; nothing is made."""
+        return self._nodes.seen(names)
+
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         """Where *gpu* is cut now, half made instances included."""
         return self.mig.taken(gpu)
@@ -167,10 +172,10 @@ class GpuNode:
 
     def _partition(self, step: CutPartition | RemovePartition) -> None:
         match step:
-            case CutPartition(gpu=gpu, key=key):
-                self.mig.cut(gpu, key)
-            case RemovePartition(gpu=gpu, key=key):
-                self.mig.remove(gpu, key)
+            case CutPartition(gpu=gpu, key=key, new=new):
+                self.mig.cut(gpu, key, new)
+            case RemovePartition(gpu=gpu, key=key, uuid=uuid):
+                self.mig.remove(gpu, key, uuid)
             case _:
                 assert_never(step)
 

@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -13,15 +13,21 @@ import pynvml
 from dra_driver.errors import NodeError
 from dra_driver.model.uuids import GpuUuid
 from dra_driver.node import nvml_readers
+from dra_driver.node.mig.geometry import Geometries
 from dra_driver.node.nvlink import Links
+from dra_driver.node.nvml_changes import UnderChange
+from dra_driver.node.nvml_codes import NEW_SESSION, code
 from dra_driver.node.nvml_functions import Functions
 from dra_driver.node.nvml_listing import Listing, named, not_listed
+from dra_driver.node.nvml_threads import Threads
 from dra_driver.node.nvml_values import Facts, Glance, System
-from dra_driver.node.versions import cuda_version, driver_version
-from dra_driver.node.worker import Pending, Worker
+from dra_driver.node.worker import Pending
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+FactsByIndex = Mapping[int, Facts | NodeError]
+LinksByIndex = Mapping[int, Links | NodeError]
 
 _MENDS: Final[Mapping[int, str]] = {
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel driver; nvidia-smi has to work",
@@ -33,14 +39,6 @@ _MENDS: Final[Mapping[int, str]] = {
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: "its infoROM is damaged: replace the board",
     pynvml.NVML_ERROR_NO_PERMISSION: "run this as root with access to the device nodes",
 }
-# After these, nothing that NVML said before holds: start it again.
-_NEW_SESSION: Final = frozenset(
-    {
-        pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-    }
-)
 
 
 def load_nvml(library: Path | None) -> Functions:
@@ -90,25 +88,25 @@ class Nvml:
 
     def __init__(self, load: Callable[[], Functions], deadline_seconds: float = 5.0) -> None:
         self._load = load
-        self._deadline_seconds = deadline_seconds
         self._functions: Functions | None = None
         self._initialised: Functions | None = None  # belongs to the system's thread
         self._session = 0
         self._stale = False
-        self._system = Worker("nvml-system")
-        self._workers: list[Worker] = []
+        self._threads = Threads(deadline_seconds)
         self._listing = Listing()  # of this session
+        self._known: System | None = None  # of this session
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
     def system(self) -> System:
         """Driver and number of GPUs; starts NVML if need be. NodeError: the driver is not ready."""
         with self._gate:
-            if self._functions is None or (self._stale and self._all_idle()):
+            if self._functions is None or (self._stale and self._threads.idle):
                 self._start()
-            pending = self._system.submit(
-                "reading the driver", self._read_system, self._deadline_seconds
-            )
+            known = self._known
+            pending = self._threads.read_system("reading the driver", self._read_system)
         try:
+            if known and not pending.wait(self._threads.behind()):
+                return known
             return pending.result()
         except NodeError as error:
             self._judge(error)
@@ -117,7 +115,7 @@ class Nvml:
     def restart(self) -> bool:
         """Have the next ``system`` start NVML again. False: not now, a call is under way."""
         with self._gate:
-            idle = self._all_idle()
+            idle = self._threads.idle
             self._stale = self._stale or idle
             return idle
 
@@ -128,23 +126,29 @@ class Nvml:
             return
         try:
             self._functions = None
-            self._system.submit("stopping NVML", self._shut_down, _STOP_SECONDS).result()
+            self._threads.run_system("stopping NVML", self._shut_down, _STOP_SECONDS)
         except NodeError as error:
             log.warning("NVML is not stopped: %s", error)
         finally:
-            for worker in (self._system, *self._workers):
-                worker.stop()
-            self._system, self._workers = Worker("nvml-system"), []
+            self._threads.stop()
             self._gate.release()
 
-    def glances(self, indices: Iterable[int]) -> Mapping[int, Glance | NodeError]:
-        """For each NVML index what can change, or why it could not be read."""
+    @property
+    def geometries(self) -> Geometries:
+        """How GPUs can be cut, as was read in this session."""
+        return self._listing.geometries
+
+    def glances(
+        self, indices: Iterable[int], known: Container[int] = ()
+    ) -> Mapping[int, Glance | NodeError]:
+        """For each NVML index what can change, or why it could not be read. UnderChange: it is
+        *known* from an earlier look, and not now, since a GPU is being changed."""
         listing = self._listing
 
         def read(functions: Functions, handle: Any) -> Glance:
             return nvml_readers.glance(functions, handle, listing.geometries)
 
-        seen = self._each(indices, "reading its state", read)
+        seen = self._each(indices, "reading its state", read, known)
         with self._gate:
             if listing is self._listing:  # else these may be the indices of other GPUs by now
                 for index, one in seen.items():
@@ -152,18 +156,18 @@ class Nvml:
                         listing.seen(index, one)
         return seen
 
-    def facts(self, indices: Iterable[int]) -> Mapping[int, Facts | NodeError]:
-        """For each NVML index what stays, or why it could not be read."""
+    def facts(self, indices: Iterable[int], known: Container[int] = ()) -> FactsByIndex:
+        """Like :meth:`glances`, what stays."""
         listing = self._listing
 
         def read(functions: Functions, handle: Any) -> Facts:
             return nvml_readers.facts(functions, handle, listing.geometries)
 
-        return self._each(indices, "reading its properties", read)
+        return self._each(indices, "reading its properties", read, known)
 
-    def links(self, indices: Iterable[int]) -> Mapping[int, Links | NodeError]:
-        """For each NVML index its active NVLinks, or why they could not be read."""
-        return self._each(indices, "reading its NVLinks", nvml_readers.links)
+    def links(self, indices: Iterable[int], known: Container[int] = ()) -> LinksByIndex:
+        """Like :meth:`glances`, the active NVLinks."""
+        return self._each(indices, "reading its NVLinks", nvml_readers.links, known)
 
     def on_gpu(
         self,
@@ -174,7 +178,8 @@ class Nvml:
     ) -> T:
         """What *call* answers for *gpu*, or a MIG instance of one, on its GPU's thread.
 
-        It has *seconds*, where it takes longer than reading; what is read meanwhile waits for it.
+        *seconds*: it is a change, which may take so long; nothing that is read meanwhile is late by
+        it, of whichever GPU, since the driver may serve one after another.
         NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
         """
         pending = self._submit_by_uuid(gpu, doing, call, seconds)
@@ -204,24 +209,30 @@ class Nvml:
         with self._gate:
             if (index := self._listing.index(gpu)) is None:
                 return None
-            pending = self._submit(index, f"{named(gpu)}, {doing}", by_uuid, seconds)
-            if seconds is not None:
-                self._listing.changes(index, pending)
-            return pending
+            return self._submit(index, f"{named(gpu)}, {doing}", by_uuid, seconds)
 
     def _each(
-        self, indices: Iterable[int], doing: str, read: Callable[[Functions, Any], T]
+        self,
+        indices: Iterable[int],
+        doing: str,
+        read: Callable[[Functions, Any], T],
+        known: Container[int],
     ) -> Mapping[int, T | NodeError]:
         answers: dict[int, T | NodeError] = {}
         pending: dict[int, Pending[T]] = {}
         with self._gate:
             for index in indices:
                 try:
+                    if index in known and self._threads.changes.under_way(index):
+                        raise UnderChange(f"GPU {index}, {doing}: it is being changed")
                     pending[index] = self._submit(index, doing, read)
                 except NodeError as error:
                     answers[index] = error
+        behind = self._threads.behind()
         for index, answer in pending.items():
             try:
+                if index in known and not answer.wait(behind):
+                    raise UnderChange(f"GPU {index}, {doing}: another GPU is being changed")
                 answers[index] = answer.result()
             except NodeError as error:
                 self._judge(error)
@@ -235,19 +246,16 @@ class Nvml:
         read: Callable[[Functions, Any], T],
         seconds: float | None = None,
     ) -> Pending[T]:
-        functions = self._functions
-        if functions is None:
+        if (functions := self._functions) is None:
             raise NodeError(f"GPU {index}, {doing}: NVML is not running")
-        while len(self._workers) <= index:
-            self._workers.append(Worker(f"nvml-gpu-{len(self._workers)}"))
 
         def call() -> T:
             with nvml_errors(doing):
                 return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
         if seconds is None:
-            seconds = self._deadline_seconds + self._listing.busy_seconds(index)
-        return self._workers[index].submit(doing, call, seconds)
+            return self._threads.read(index, doing, call)
+        return self._threads.change(index, doing, call, seconds)
 
     def _start(self) -> None:
         """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
@@ -261,40 +269,28 @@ class Nvml:
             return functions
 
         self._functions = None
-        self._functions = self._system.submit(
-            "starting NVML", call, self._deadline_seconds
-        ).result()
+        self._functions = self._threads.run_system("starting NVML", call)
         self._session += 1
         self._stale = False
         self._listing = Listing()
+        self._known = None
         log.info("NVML started", extra={"session": self._session})
 
     def _read_system(self) -> System:
-        functions = self._functions
-        if functions is None:
+        if (functions := self._functions) is None:
             raise NodeError("reading the driver: NVML is not running")
         with nvml_errors("reading the driver"):
-            return System(
-                session=self._session,
-                driver_version=driver_version(functions.nvmlSystemGetDriverVersion()),
-                cuda_driver_version=cuda_version(functions.nvmlSystemGetCudaDriverVersion_v2()),
-                gpus=functions.nvmlDeviceGetCount(),
-            )
-
-    def _all_idle(self) -> bool:
-        return all(worker.idle for worker in (self._system, *self._workers))
+            self._known = found = nvml_readers.system(functions, self._session)
+        return found
 
     def _judge(self, error: NodeError) -> None:
-        cause = error.__cause__
-        if isinstance(cause, pynvml.NVMLError) and cause.value in _NEW_SESSION:
-            self._stale = True
+        self._stale = self._stale or code(error) in NEW_SESSION
 
     def _shut_down(self) -> None:
         """Undo the last nvmlInit, also one that ended when nobody waited for it any more."""
         functions, self._initialised = self._initialised, None
-        if functions is None:
-            return
         try:
-            functions.nvmlShutdown()
+            if functions is not None:
+                functions.nvmlShutdown()
         except pynvml.NVMLError as error:
             log.info("NVML was stopped already: %s", error)  # its driver went before it

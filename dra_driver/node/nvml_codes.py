@@ -20,6 +20,8 @@ IN_USE: Final = 19
 INSUFFICIENT_RESOURCES: Final = 23
 ARGUMENT_VERSION_MISMATCH: Final = 25
 
+# After these, nothing that NVML said before holds: start it again.
+NEW_SESSION: Final = (UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH)
 # Said of the GPU or the driver, whatever was asked.
 SESSION_IS_OVER: Final = (UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH)
 # A GPU that is gone, and a driver that is not loaded any more, keep nothing of what was set.

@@ -1,23 +1,20 @@
 """What was learned of GPUs since NVML was started, and holds until it is started again."""
 
-import time
-from typing import Any
-
 from dra_driver.errors import NodeError, Vanished
 from dra_driver.model.uuids import GpuUuid, is_instance
 from dra_driver.node.mig.geometry import Geometries
 from dra_driver.node.nvml_values import Glance
-from dra_driver.node.worker import Pending
 
 
 class Listing:
-    """Where NVML lists GPUs and their MIG instances, as far as they were looked at, and which of
-    them is being changed. Only for whoever holds NVML's gate."""
+    """Where NVML lists GPUs and their MIG instances, as far as they were looked at.
+
+    Only for whoever holds NVML's gate.
+    """
 
     def __init__(self) -> None:
         self.geometries = Geometries()
         self._indices: dict[GpuUuid, int] = {}
-        self._changes: dict[int, Pending[Any]] = {}  # by index: what takes longer than reading
 
     def index(self, uuid: GpuUuid) -> int | None:
         """Where NVML lists this GPU, or the GPU of this instance."""
@@ -29,18 +26,6 @@ class Listing:
             del self._indices[uuid]
         self._indices[glance.uuid] = index
         self._indices |= {one.uuid: index for one in glance.instances}
-
-    def changes(self, index: int, change: Pending[Any]) -> None:
-        """A change of the GPU at *index* is under way."""
-        self._changes[index] = change
-
-    def busy_seconds(self, index: int) -> float:
-        """How much longer a change of the GPU at *index* may take: so long, what comes behind it
-        has to wait without being late."""
-        change = self._changes.get(index)
-        if change is None or change.future.done():
-            return 0.0
-        return max(0.0, change.until - time.monotonic())
 
 
 def named(gpu: GpuUuid) -> str:

@@ -3,6 +3,7 @@
 Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
 """
 
+from functools import partial
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid, Version
@@ -13,18 +14,37 @@ from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_codes import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
+    NO_PERMISSION,
     NOT_SUPPORTED,
     code,
     unless_refused,
 )
 from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.nvml_values import ADDRESSING_MODES, Facts, Glance, architecture, brand
+from dra_driver.node.nvml_values import (
+    ADDRESSING_MODES,
+    Facts,
+    Glance,
+    System,
+    architecture,
+    brand,
+)
 from dra_driver.node.topology import bus_id
+from dra_driver.node.versions import cuda_version, driver_version
 
 # nvml.h
 MOST_LINKS: Final = 36  # NVML_NVLINK_MAX_LINKS
 LINK_TO_SWITCH: Final = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 MIG_ENABLED: Final = 1  # NVML_DEVICE_MIG_ENABLE
+
+
+def system(nvml: Functions, session: int) -> System:
+    """What is not of one GPU."""
+    return System(
+        session=session,
+        driver_version=driver_version(nvml.nvmlSystemGetDriverVersion()),
+        cuda_driver_version=cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+        gpus=nvml.nvmlDeviceGetCount(),
+    )
 
 
 def glance(nvml: Functions, handle: Any, geometries: Geometries) -> Glance:
@@ -36,13 +56,20 @@ def glance(nvml: Functions, handle: Any, geometries: Geometries) -> Glance:
     on, pending = mode
     if not on:
         return Glance(uuid, on, pending)
-    cut, odd = instances(nvml, handle, geometries.of(nvml, handle, uuid, on))
-    return Glance(uuid, on, pending, cut, odd)
+    profiles = geometries.of(nvml, handle, uuid, on)
+    found = unless_refused(
+        lambda: instances(nvml, handle, profiles, partial(geometries.compute, nvml, uuid)),
+        NO_PERMISSION,
+    )
+    if found is None:
+        return Glance(uuid, on, pending, mig_hidden=True)
+    return Glance(uuid, on, pending, *found)
 
 
 def facts(nvml: Functions, handle: Any, geometries: Geometries) -> Facts:
     """What stays."""
     place = nvml.nvmlDeviceGetPciInfo(handle)
+    mode = mig_mode(nvml, handle)
     return Facts(
         minor=nvml.nvmlDeviceGetMinorNumber(handle),
         pci_bus_id=bus_id(place.busId),
@@ -53,7 +80,8 @@ def facts(nvml: Functions, handle: Any, geometries: Geometries) -> Facts:
         compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_bytes=_memory_bytes(nvml, handle),
         addressing_mode=_addressing_mode(nvml, handle),
-        mig_profiles=_mig_profiles(nvml, handle, geometries),
+        mig_profiles=_mig_profiles(nvml, handle, geometries, mode),
+        mig_on=None if mode is None else mode[0],
     )
 
 
@@ -85,15 +113,17 @@ def mig_mode(nvml: Functions, handle: Any) -> tuple[bool, bool] | None:
     return None if mode is None else (mode[0] == MIG_ENABLED, mode[1] == MIG_ENABLED)
 
 
-def _mig_profiles(nvml: Functions, handle: Any, geometries: Geometries) -> tuple[MigProfile, ...]:
-    mode = mig_mode(nvml, handle)
+def _mig_profiles(
+    nvml: Functions, handle: Any, geometries: Geometries, mode: tuple[bool, bool] | None
+) -> tuple[MigProfile, ...]:
     if mode is None:
         return ()
     return geometries.of(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
 
 
 def _memory_bytes(nvml: Functions, handle: Any) -> int | None:
-    """None: it has no memory of its own, as a GB10."""
+    """Of the GPU as a whole: the total is the same in MIG mode (nvidia-smi on A100 and H100 prints
+    it so). None: it has no memory of its own, as a GB10."""
     memory = unless_refused(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), NOT_SUPPORTED)
     return None if memory is None else int(memory.total)
 

@@ -73,6 +73,7 @@ class Glance:
     mig_pending: bool = False  # what the mode will be after the next reset
     instances: tuple[Instance, ...] = ()
     odd: tuple[OddInstance, ...] = ()
+    mig_hidden: bool = False  # what is cut is told to root alone, and this is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Facts:
     memory_bytes: int | None
     addressing_mode: str | None
     mig_profiles: tuple[MigProfile, ...] = ()
+    mig_on: bool | None = None  # in which mode it was all of that
 
 
 @dataclass(frozen=True, slots=True)

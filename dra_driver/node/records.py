@@ -128,7 +128,7 @@ def _encode_holding(holding: Holding) -> dict[str, Any]:
 def _readable_from(record: Record) -> int:
     """An older release would take a holding of a partition for one of the whole GPU."""
     partition = any(holding.partition is not None for holding in record.holdings)
-    return VERSION if partition else readable_from(record.steps)
+    return 4 if partition else readable_from(record.steps)
 
 
 def _decode_holding(document: Mapping[str, Any], claim: ClaimRef) -> Holding:

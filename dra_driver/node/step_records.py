@@ -77,8 +77,11 @@ def encode_step(step: Step) -> dict[str, Any]:
         case LimitMemory(gpu=gpu, pods=pods, strict=strict):
             limits = [{"pod": one.pod, "memoryBytes": one.memory_bytes} for one in pods]
             return {"step": "LimitMemory", "gpu": gpu, "pods": limits, "strict": strict}
-        case CutPartition(gpu=gpu, key=key) | RemovePartition(gpu=gpu, key=key):
-            return {"step": type(step).__name__, "gpu": gpu, "partition": encode_key(key)}
+        case CutPartition(gpu=gpu, key=key):
+            return {"step": "CutPartition", "gpu": gpu, "partition": encode_key(key)}
+        case RemovePartition(gpu=gpu, key=key, uuid=uuid):
+            partition = encode_key(key)
+            return {"step": "RemovePartition", "gpu": gpu, "partition": partition, "uuid": uuid}
         case ServeMps(space=space):
             return {"step": "ServeMps", "space": wire.encode(space)}
         case EndMps(space=name):
@@ -146,7 +149,11 @@ def decode_key(document: Mapping[str, Any]) -> PartitionKey:
 
 
 def _gpu(document: Mapping[str, Any]) -> GpuUuid:
-    return GpuUuid(text(document["gpu"]))
+    return _uuid(document["gpu"])
+
+
+def _uuid(value: Any) -> GpuUuid:
+    return GpuUuid(text(value))
 
 
 def _space(document: Any) -> Space:
@@ -170,7 +177,9 @@ _DECODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
     "SetComputeMode": _compute_mode,
     "SetMigMode": _mig_mode,
     "CutPartition": lambda one: CutPartition(_gpu(one), decode_key(one["partition"])),
-    "RemovePartition": lambda one: RemovePartition(_gpu(one), decode_key(one["partition"])),
+    "RemovePartition": lambda one: RemovePartition(
+        _gpu(one), decode_key(one["partition"]), _unless_none(_uuid, one.get("uuid"))
+    ),
     "ServeMps": lambda one: ServeMps(_space(one["space"])),
     "EndMps": lambda one: EndMps(SpaceName(text(one["space"]))),
 }

@@ -1,30 +1,56 @@
 """A thread of its own for calls that may never return."""
 
+import concurrent.futures
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from dra_driver.errors import TimedOut
 
 T = TypeVar("T")
+
+Clock = Callable[[], float]
+
+_LOOK_AGAIN_SECONDS: Final = 0.1  # at a clock that may have stood still
+_STANDS_SECONDS: Final = 30.0  # at most, so that every wait ends
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A moment on a clock that may stand still for a while."""
+
+    seconds: float
+    until: float
+    clock: Clock
+    end: float  # on the monotonic clock: it is not later than that
+
+    @property
+    def left(self) -> float:
+        return min(self.until - self.clock(), self.end - time.monotonic())
+
+
+def deadline(seconds: float, clock: Clock = time.monotonic) -> Deadline:
+    """*seconds* from now."""
+    end = time.monotonic() + seconds + _STANDS_SECONDS
+    return Deadline(seconds, clock() + seconds, clock, end)
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
     doing: str
     call: Callable[[], Any]
-    until: float  # on the monotonic clock
+    deadline: Deadline
     future: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
     doing: str
-    until: float  # on the monotonic clock
+    deadline: Deadline
     since: str  # as people read it
 
 
@@ -34,18 +60,25 @@ class Pending(Generic[T]):
 
     doing: str
     future: Future[T]
-    deadline_seconds: float
-    until: float  # on the monotonic clock
+    deadline: Deadline
+
+    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Until the answer is there, or late. False: *stop*, which is asked now and then, said so
+        before; then nobody waits for it any more."""
+        while not self.future.done() and (left := self.deadline.left) > 0:
+            if stop():
+                self.future.cancel()
+                return False
+            concurrent.futures.wait([self.future], min(left, _LOOK_AGAIN_SECONDS))
+        return True
 
     def result(self) -> T:
         """The answer, or what the call raised. TimedOut: it did not come before the deadline."""
-        try:
-            return self.future.result(max(0.0, self.until - time.monotonic()))
-        except TimeoutError as error:
-            if self.future.done() and not self.future.cancelled():
-                raise  # the call's own
+        self.wait()
+        if not self.future.done():
             self.future.cancel()  # if it has not begun, nobody waits for it any more
-            raise TimedOut(f"{self.doing}: no answer within {self.deadline_seconds:g} s") from error
+            raise TimedOut(f"{self.doing}: no answer within {self.deadline.seconds:g} s")
+        return self.future.result()
 
 
 class Worker:
@@ -68,11 +101,17 @@ class Worker:
         """Whether nothing runs and nothing waits to run."""
         return self._unfinished == 0
 
-    def submit(self, doing: str, call: Callable[[], T], deadline_seconds: float) -> Pending[T]:
-        """Have *call* run, within *deadline_seconds*. TimedOut: an earlier call is overdue."""
-        now = time.monotonic()
+    def submit(
+        self,
+        doing: str,
+        call: Callable[[], T],
+        deadline_seconds: float,
+        clock: Clock = time.monotonic,
+    ) -> Pending[T]:
+        """Have *call* run, within *deadline_seconds* of *clock*. TimedOut: an earlier call is
+        overdue."""
         running = self._running
-        if running is not None and now >= running.until:
+        if running is not None and running.deadline.left <= 0:
             raise TimedOut(
                 f"{doing}: an earlier call ({running.doing}) has not returned since {running.since}"
             )
@@ -82,9 +121,9 @@ class Worker:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-        until = now + deadline_seconds
+        until = deadline(deadline_seconds, clock)
         self._jobs.put(_Job(doing, call, until, future))
-        return Pending(doing, future, deadline_seconds, until)
+        return Pending(doing, future, until)
 
     def stop(self) -> None:
         """End the thread once what was submitted is done. It does not wait for that."""
@@ -99,7 +138,7 @@ class Worker:
 
     def _carry_out(self, job: _Job) -> None:
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._running = _Running(job.doing, job.until, since)
+        self._running = _Running(job.doing, job.deadline, since)
         try:
             answer = job.call()
         except Exception as error:  # noqa: BLE001 - raised again where the answer is waited for

@@ -7,7 +7,6 @@ from dra_driver.kubeletplugin.claims import PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import Served, SpaceName
-from dra_driver.model.offer import Monitor
 from dra_driver.plan.amounts import NOTHING, Amount
 from dra_driver.plan.edits import Granted, device_id
 from dra_driver.plan.mps import Grant
@@ -57,15 +56,14 @@ def capabilities(grant: Grant) -> tuple[str, ...]:
     ``/proc/driver/nvidia/capabilities``.
 
     An instance takes those of its GPU instance and its compute instance; to look on where
-    instances are takes the one to monitor them.
+    instances can be takes the one to monitor them.
     """
-    device, instance = grant.device, grant.instance
-    if instance is not None:
-        gi = f"gpu{device.gpu.minor}/mig/gi{instance.gi}"
-        return (gi, f"{gi}/ci{instance.ci}")
-    if isinstance(device.shape, Monitor) and device.gpu.mig is not None:
-        return (MONITOR_CAPABILITY,)
-    return ()
+    gpu, instance = grant.device.gpu, grant.instance
+    gi = f"gpu{gpu.minor}/mig/gi{instance.gi}" if instance else ""
+    return (
+        *((gi, f"{gi}/ci{instance.ci}") if instance else ()),
+        *((MONITOR_CAPABILITY,) if grant.allocation.admin and gpu.mig is not None else ()),
+    )
 
 
 def answer(plan: Plan, driver: str) -> tuple[PreparedDevice, ...]:

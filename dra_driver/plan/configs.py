@@ -13,6 +13,7 @@ from api.names import CONFIG_VERSION
 from api.v1beta1 import Config, GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig
+from dra_driver.model.offer import Device
 
 DEFAULT = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
 
@@ -48,21 +49,25 @@ def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
     return tuple(decoded)
 
 
-def config_of(
-    allocation: Allocation, configs: Sequence[Decoded], partition: bool = False
-) -> Chosen:
-    """The configuration of what was allocated for *allocation*'s request: a GPU or a part of one,
-    or a MIG *partition*."""
-    kind = MigDeviceConfig if partition else GpuConfig
+def config_of(allocation: Allocation, configs: Sequence[Decoded], device: Device) -> Chosen:
+    """The configuration of what was allocated for *allocation*'s request: *device*, or a part of
+    it. Who asked for a GPU and was given a partition has written of a GPU."""
+    kinds = _kinds(device)
     for decoded in reversed(configs):
         if not decoded.origin.concerns(allocation.request):
             continue
         config = decoded.config
-        if isinstance(config, kind):
+        if isinstance(config, kinds):
             return Chosen(config, decoded.origin.path)
         if decoded.origin.requests:
-            raise ClaimError(_wrong_type(config, decoded.origin, allocation, kind.__name__))
+            raise ClaimError(_wrong_type(config, decoded.origin, allocation, kinds[0].__name__))
     return Chosen()
+
+
+def _kinds(device: Device) -> tuple[type[GpuConfig | MigDeviceConfig], ...]:
+    if device.partition is None:
+        return (GpuConfig,)
+    return (MigDeviceConfig, GpuConfig) if device.as_gpu else (MigDeviceConfig,)
 
 
 def _wrong_type(config: Config, origin: OpaqueConfig, allocation: Allocation, right: str) -> str:

@@ -145,10 +145,7 @@ def _computed_on(parts: Iterable[Part]) -> Mapping[str, set[str]]:
     """The names of the GPUs and partitions of each request."""
     found: dict[str, set[str]] = {}
     for part in parts:
-        device = part.device
-        found.setdefault(part.request, set()).add(
-            device.name if device.partition else device.gpu.name
-        )
+        found.setdefault(part.request, set()).add(part.device.unit)
     return found
 
 

@@ -25,15 +25,6 @@ def not_used(stray: Stray, gpu: str) -> str:
     )
 
 
-def instance_gone(one: ClaimSpace) -> str:
-    """The MIG instance that this space is over is not there any more."""
-    return (
-        f"{_gpus([one])} is not there any more: somebody removed the MIG instance, or the GPU was "
-        f"reset. Claim {one.claim} has nothing to compute on, and its MPS server was ended; delete "
-        "the pod (and a claim that is not from a template) to have one allocated anew"
-    )
-
-
 def agent_down(one: ClaimSpace, seconds: float, error: str) -> str:
     """Nobody looks after the servers."""
     return (

@@ -27,7 +27,7 @@ from dra_driver.model.profiles import Profile, Rules
 from dra_driver.plan.mig import cutting
 from dra_driver.plan.mig.cutting import Cutting
 from dra_driver.plan.mig.devices import Board, Parts, parts
-from dra_driver.plan.mig.notes import as_gpus, notes, odd_ones, without_partitions
+from dra_driver.plan.mig.notes import as_gpus, fewer_shares, notes, odd_ones, without_partitions
 from dra_driver.plan.mig.offered import Hold, Ours, foreign, made
 from dra_driver.plan.profiles import rules_by_gpu
 from dra_driver.plan.shapes import described as described
@@ -111,6 +111,7 @@ def offer(  # noqa: PLR0913 - the node in four parts, and what one of them does 
             *idle,
             *strategy_notes(profile, inventory.gpus, rules, mps),
             *notes(profile, inventory.gpus, rules),
+            *fewer_shares(profile, partitions),
             *single,
         ),
         tuple(each for one in found for each in one.counter_sets),
@@ -134,7 +135,8 @@ def _of_gpu(asked: _Asked) -> _Found:
         return _Found(withheld=(_left_out(gpu, asked.profile),))
     board = Board(gpu, its, keeps, asked.holds, foreign(gpu, asked.ours))
     shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, keeps)
-    wanted = _Look(shape, cutting.wanted(gpu, its.mig, shape, keeps, board.there))
+    free = cutting.once_free(gpu, asked.holds, board.there)
+    wanted = _Look(shape, cutting.wanted(free, its.mig, shape, keeps, board.there))
     now = _kept(board, wanted)
     found = parts(board, now.cutting)
     whole = _whole(board, now, found)

@@ -37,7 +37,7 @@ def refuse_held(
     for grant in taking:
         device = grant.device
         its = [*holdings[device.gpu.uuid], *holdings[device.gpu.name]]
-        unit = _unit(device)
+        unit = device.unit
         if lack := lacking(grant.amount, mine[unit], device.memory_bytes, device.shape):
             what = f"{unit} twice" if mine[unit] != NOTHING else f"too much of {unit}"
             raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
@@ -56,7 +56,7 @@ def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
     """Two devices of one claim that cannot exist together."""
     for one, other in combinations(sorted(set(devices), key=lambda each: each.name), 2):
         same = one.gpu.uuid == other.gpu.uuid
-        if same and _excludes(_key(one), _key(other)):
+        if same and _excludes(one.key, other.key):
             raise ClaimError(
                 f"claim {claim.ref} was allocated {one.name} and {other.name}, which are the same "
                 "part of one GPU; delete the pod (and a claim that is not from a template) to have "
@@ -66,7 +66,7 @@ def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
 
 def _held(device: Device, wanted: Amount, its: Sequence[Holding]) -> Iterator[str]:
     """Why *wanted* of *device* is not to be had beside what others hold of its GPU."""
-    key = _key(device)
+    key = device.key
     over = [h for h in its if _excludes(h.partition, key)]
     if over:
         parts = ", ".join(sorted({h.device for h in over}))
@@ -79,15 +79,6 @@ def _held(device: Device, wanted: Amount, its: Sequence[Holding]) -> Iterator[st
         yield (
             f"{device.name} is held by claim {_holders(same)}, and it needs {lack or 'all of it'}"
         )
-
-
-def _key(device: Device) -> PartitionKey | None:
-    return device.partition.key if device.partition else None
-
-
-def _unit(device: Device) -> DeviceName:
-    """What amounts are of: a partition, or the GPU with all of its replicas."""
-    return device.name if device.partition else device.gpu.name
 
 
 def _excludes(one: PartitionKey | None, other: PartitionKey | None) -> bool:

@@ -82,7 +82,7 @@ def plan_claim(
     minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
         MakeDeviceNodes(tuple(minors)),
-        *mig_steps(grants),
+        *mig_steps(grants, others),
         *(step for _, step in sorted(intervals.items())),
         *limit_steps(wanted.record, others),
         *mode_steps(grants, others),
@@ -102,8 +102,8 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[Allocation, Device]:
             )
         elif device is None and (there := others_at(allocation.device, offer)):
             problems.append(
-                f"{allocation.device!r}, but {', '.join(there)} is in its place now, made by "
-                "somebody else"
+                f"{allocation.device!r}, but {', '.join(there)} is in its place now, which "
+                "was not cut for a claim"
             )
         elif device is None:
             problems.append(f"{allocation.device!r}, but this node has: {_names(offer)}")
@@ -196,16 +196,16 @@ def _grants(
     chosen: dict[Allocation, Chosen] = {}
     for allocation in claim.allocations:
         try:
-            partition = devices[allocation].partition is not None
-            chosen[allocation] = config_of(allocation, configs, partition)
+            chosen[allocation] = config_of(allocation, configs, devices[allocation])
         except ClaimError as e:
             problems.append(str(e))
     for allocation, config in chosen.items():
         device = devices[allocation]
         its = NOTHING if allocation.admin else amounts[allocation]
         same = (a for a, other in chosen.items() if other.path == config.path and not a.admin)
-        alike = {devices[one].uuid for one in same}
-        sharing, found = sharing_of(allocation, device, its, config, sorted(alike))
+        alike = {devices[one].uuid: devices[one] for one in same}
+        in_order = [one for _, one in sorted(alike.items())]
+        sharing, found = sharing_of(allocation, device, its, config, in_order)
         grants.append(Grant(allocation, device, its, sharing))
         problems += found
     if problems:
@@ -243,8 +243,8 @@ def _holding(claim: Claim, grant: Grant) -> Holding:
         limit=None if allocation.admin else limit_of(device, grant.amount),
         request=allocation.base_request,
         tenants=device.rules.tenants if grant.space else Tenants.ANY,
-        partition=device.partition.key if device.partition else None,
+        partition=device.key,
         cut=device.cut_for_claims and not allocation.admin,
-        instance=grant.instance,
+        instance=grant.instance or device.instance,
         offered=device.offered,
     )

@@ -109,16 +109,17 @@ def _document(device: Device) -> dict[str, Any]:
 
 
 def _as_many_as_fit(device: Device, attributes: _Named, capacity: _Named) -> dict[str, _Named]:
-    """*attributes* and *capacity* without those that matter least, where there are too many."""
-    left = len(attributes) + len(capacity) - _MOST_NAMES
+    """*attributes* and *capacity*, and the memory slices, where there is room for all of those:
+    some of them would say that the others are not there. What matters least makes room."""
+    many = len(attributes) + len(capacity) - _MOST_NAMES
     slices = memory_slices(device)
-    for name in _NAMES_THAT_MATTER_LEAST:
-        if left + len(slices) > 0 and name in attributes:
-            attributes = {key: value for key, value in attributes.items() if key != name}
-            left -= 1
-    if left + len(slices) <= 0:  # some of them would say that the others are not there
+    least = [name for name in _NAMES_THAT_MATTER_LEAST if name in attributes]
+    if many + len(slices) <= len(least):
         capacity |= {name: _amount(number, device) for name, number in slices.items()}
-    return {"attributes": attributes, "capacity": dict(sorted(capacity.items()))}
+        many += len(slices)
+    gone = least[: max(many, 0)]
+    kept = {name: value for name, value in attributes.items() if name not in gone}
+    return {"attributes": kept, "capacity": dict(sorted(capacity.items()))}
 
 
 def _capacity(device: Device) -> _Named:

@@ -20,7 +20,7 @@ def shape_of(gpu: Gpu, rules: Rules, keeps: Keeps) -> tuple[Shape, str]:
     """How *gpu* is to be offered, and what keeps it from being offered as *rules* say."""
     if not rules.fractions:
         return EXCLUSIVE, ""
-    if problem := _too_many_clients(gpu, rules):
+    if problem := _too_many_clients(clients(gpu), "this GPU", rules):
         return EXCLUSIVE, problem
     total = gpu.memory_bytes
     if not keeps.capacity:
@@ -35,7 +35,7 @@ def shape_of(gpu: Gpu, rules: Rules, keeps: Keeps) -> tuple[Shape, str]:
         return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""
     if total is None:
         return EXCLUSIVE, "NVML does not report its memory, so no part of it can be given out"
-    return _sliceable(gpu, total, rules)
+    return _sliceable(total, rules.shares or clients(gpu), rules)
 
 
 def shape_of_partitions(
@@ -46,12 +46,16 @@ def shape_of_partitions(
     its = replace(rules, replicas=next(matching, 1), rename=False)
     if not its.fractions:
         return EXCLUSIVE, ""
-    if problem := _too_many_clients(gpu, its):
+    most = clients(gpu, profile)
+    if problem := _too_many_clients(most, f"partitions of {profile.name}", its):
         return EXCLUSIVE, problem
     if not keeps.capacity:
         why = "replicas of a partition need consumable capacity, which the API server does not keep"
         return EXCLUSIVE, why if its.replicas > 1 else ""
-    return _sliceable(gpu, profile.memory_bytes, its)
+    shares = its.shares or most
+    # ``shares`` is said of GPUs: a small partition has fewer, or its last claims would be refused.
+    by_mps = min(shares, most) if Strategy.MPS in its.strategies else shares
+    return _sliceable(profile.memory_bytes, by_mps, its)
 
 
 def kept(shape: Shape, rules: Rules) -> Shape:
@@ -105,17 +109,16 @@ def _replicas(number: int, renamed: bool, cores: int) -> str:
     return f"{number} replicas ({', '.join(more)})" if more else f"{number} replicas"
 
 
-def _too_many_clients(gpu: Gpu, rules: Rules) -> str:
-    most = clients(gpu)
+def _too_many_clients(most: int, where: str, rules: Rules) -> str:
     if rules.default_strategy is not Strategy.MPS or rules.replicas <= most:
         return ""
     return (
-        f"{rules.replicas} replicas share by MPS, which takes {most} clients on this GPU; "
+        f"{rules.replicas} replicas share by MPS, which takes {most} clients on {where}; "
         f"lower replicas to {most} at most, or let TimeSlicing be the default strategy"
     )
 
 
-def _sliceable(gpu: Gpu, total: int, rules: Rules) -> tuple[Shape, str]:
+def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
     step = rules.memory_step
     default = total // rules.replicas // step * step
     least = min(-(-rules.memory_least // step) * step, default)
@@ -139,7 +142,7 @@ def _sliceable(gpu: Gpu, total: int, rules: Rules) -> tuple[Shape, str]:
             memory_default=default,
             memory_least=least,
             memory_step=step,
-            shares=rules.replicas if rules.replicas > 1 else rules.shares or clients(gpu),
+            shares=rules.replicas if rules.replicas > 1 else shares,
             cores=Strategy.MPS in rules.strategies,
             replicas=rules.replicas,
             renamed=rules.rename and rules.replicas > 1,

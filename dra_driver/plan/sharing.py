@@ -8,7 +8,6 @@ from api import names
 from api.v1beta1 import MigTimeSlicing, Mps, MpsConfig, TimeSlicing
 from dra_driver.kubeletplugin import quantity as quantities
 from dra_driver.kubeletplugin.claims import Allocation
-from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Limit
 from dra_driver.model.mps import ALL_CORES, Priority
 from dra_driver.model.offer import Device, Exclusive, Monitor, Replica, Shape, Sliceable
@@ -63,13 +62,13 @@ def sharing_of(
     device: Device,
     amount: Amount,
     chosen: Chosen,
-    alike: Sequence[GpuUuid],
+    alike: Sequence[Device],
 ) -> tuple[Sharing, tuple[str, ...]]:
     """How *allocation* is to be used, and everything that is wrong with what was asked for.
 
     The strategy is what the configuration says, else MPS where cores are reserved, else for a part
     of a GPU what the profile says. *alike*: the GPUs of the claim that the configuration is for,
-    sorted, as its limits by index count them.
+    sorted by UUID, as its limits by index count them.
     """
     asked = chosen.config.sharing
     path = f"{chosen.path}.sharing"
@@ -82,11 +81,19 @@ def sharing_of(
     where = f"{path}.strategy" if asked else ""
     problems = tuple(_strategy_problems(wanted, where, reserves, device))
     if isinstance(asked, TimeSlicing) or wanted is Strategy.TIME_SLICING:
-        config = asked.time_slicing_config if isinstance(asked, TimeSlicing) else None
-        return TimeSliced(_INTERVALS[config.interval] if config else None, path), problems
+        return TimeSliced(_interval(asked, device), path), problems
     limits = asked.mps_config if isinstance(asked, Mps) else MpsConfig()
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
+
+
+def _interval(asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device) -> Interval | None:
+    """A GPU has one, which is not to be set for a partition of it: who asked for a GPU, and was
+    given one, has asked for more than there is."""
+    if not isinstance(asked, TimeSlicing) or device.partition is not None:
+        return None
+    config = asked.time_slicing_config
+    return _INTERVALS[config.interval] if config else None
 
 
 def cores_of_share(shape: Shape) -> int:
@@ -153,11 +160,11 @@ def _strategy_problems(wanted: Strategy, where: str, cores: str, device: Device)
         yield f"{where or cores}: on this node {gpu.name} {ways} remove it"
 
 
-def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[GpuUuid]) -> ByMps:
+def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[Device]) -> ByMps:
     """Of what the claim was given and what its configuration says, the smaller counts."""
     reserved = amount.cores or cores_of_share(device.shape) * amount.shares
     percents = [min(ALL_CORES, reserved), config.default_active_thread_percentage or 0]
-    sizes = [_pinned(config, device.uuid, alike)]
+    sizes = [_pinned(config, device, alike)]
     if not amount.whole and device.rules.limited:
         sizes.append(amount.memory_bytes)
     return ByMps(
@@ -167,16 +174,17 @@ def _by_mps(config: MpsConfig, device: Device, amount: Amount, alike: Sequence[G
     )
 
 
-def _pinned(config: MpsConfig, gpu: GpuUuid, alike: Sequence[GpuUuid]) -> int | None:
-    """The limit of *gpu* in bytes: its own, by UUID before index, else that of all."""
+def _pinned(config: MpsConfig, device: Device, alike: Sequence[Device]) -> int | None:
+    """The limit of *device* in bytes: its own, by UUID before index, else that of all."""
     each = config.default_per_device_pinned_memory_limit
-    keys = (gpu, *(str(place) for place, uuid in enumerate(alike) if uuid == gpu))
+    its = device.uuid
+    keys = (its, *(str(place) for place, one in enumerate(alike) if one.uuid == its))
     own = next((each[key] for key in keys if key in each), None)
     said = own or config.default_pinned_device_memory_limit
     return quantities.whole(said) if said else None
 
 
-def _mps_problems(config: MpsConfig, path: str, alike: Sequence[GpuUuid]) -> Iterator[str]:
+def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iterator[str]:
     limits = {
         f"{path}.{_PER_DEVICE}[{key}]": value
         for key, value in config.default_per_device_pinned_memory_limit.items()
@@ -189,7 +197,14 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[GpuUuid]) -> Ite
                 f"{where}: {value} is less than a CUDA context takes; write "
                 f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
             )
-    known = {*alike, *(str(place) for place in range(len(alike)))}
+    uuids = {one.uuid for one in alike if not one.cut_for_claims}
+    known = {*uuids, *(str(place) for place in range(len(alike)))}
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
-        gpus = ", ".join(f"{place} ({uuid})" for place, uuid in enumerate(alike))
-        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write an index or UUID: {gpus}"
+        gpus = ", ".join(f"{place} ({_called(one)})" for place, one in enumerate(alike))
+        what = "an index or UUID" if uuids else "an index"
+        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write {what}: {gpus}"
+
+
+def _called(device: Device) -> str:
+    """A partition that is yet to be cut has no UUID."""
+    return device.name if device.cut_for_claims else device.uuid

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dra_driver.model.devices import Gpu, GpuUuid, Version
+from dra_driver.model.mig import MigProfile
 from dra_driver.model.profiles import Profile, Rules, Strategy
 
 # Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta,
@@ -12,12 +13,17 @@ _VOLTA = Version(7, 0)
 _CLIENTS_NEWEST, _CLIENTS, _CLIENTS_BEFORE_VOLTA = 60, 48, 16
 
 
-def clients(gpu: Gpu) -> int:
-    """The most clients that MPS takes on *gpu* at once."""
+def clients(gpu: Gpu, profile: MigProfile | None = None) -> int:
+    """The most clients that MPS takes at once: on *gpu*, or on a partition of *profile*."""
     if gpu.compute_capability.major < _VOLTA.major:
         return _CLIENTS_BEFORE_VOLTA
     cuda = gpu.cuda_driver_version
-    return _CLIENTS_NEWEST if (cuda.major, cuda.minor) >= (13, 1) else _CLIENTS
+    most = _CLIENTS_NEWEST if (cuda.major, cuda.minor) >= (13, 1) else _CLIENTS
+    if profile is None or gpu.mig is None:
+        return most
+    # As many of them as it has of the compute slices (NVIDIA's MIG user guide, "CUDA MPS").
+    board = max(one.slices for one in gpu.mig.profiles)
+    return max(1, most * profile.slices // board)
 
 
 def without_mps(gpu: Gpu, agent: bool) -> str:

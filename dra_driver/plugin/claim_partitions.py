@@ -1,16 +1,31 @@
 """The partitions of claims, as the GPUs have them: nobody else's is there, and ours still are."""
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, assert_never
 
-from dra_driver.errors import NodeError, Vanished
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Record
+from dra_driver.errors import NodeError, Taken, Vanished
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.offer import Device
-from dra_driver.plan.mig.claims import Instances, in_the_way, new_cuts
+from dra_driver.model.steps import (
+    ComputeMode,
+    CutPartition,
+    Interval,
+    SetMigMode,
+    Setting,
+    Step,
+)
+from dra_driver.plan.mig.claims import (
+    Instances,
+    in_the_way,
+    instances_of,
+    whole_gpus,
+    without_cuts,
+)
+from dra_driver.plan.mps import Grant
 from dra_driver.plan.prepare import Plan
+from dra_driver.plan.undo import undoing
 from dra_driver.plugin.side_by_side import side_by_side
 
 log = logging.getLogger(__name__)
@@ -19,53 +34,154 @@ log = logging.getLogger(__name__)
 class Node(Protocol):
     """What GPUs tell; ``dra_driver.node.node``."""
 
+    def carry_out(self, step: Step) -> None: ...
+    def restore(self, step: Step) -> None: ...
+    def found(self, setting: Setting) -> Interval | ComputeMode | bool | None: ...
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance: ...
 
 
 class ClaimPartitions:
-    """Asks the GPUs of *node*, each time anew."""
+    """Cuts the GPUs of *node*, and asks them, each time anew."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._refused: set[CutPartition] = set()  # when it was tried last
 
     def are_taken(self, plan: Plan, others: Sequence[Record]) -> bool:
-        """Whether a partition has to be cut where somebody else's instance is: once the claim is
-        recorded, that could not be told from ours."""
-        return any(
-            in_the_way(cut, self._node.partitions(cut.gpu), others)
-            for cut in new_cuts(plan.steps, others)
-        )
+        """Whether somebody else has changed since the last look what *plan* counts on."""
+        return any(self._problems(plan, others))
+
+    def refuse_taken(self, plan: Plan, others: Sequence[Record]) -> None:
+        """Taken: what *plan* counts on is not there, also after another look. Once the claim is
+        recorded, somebody else's instance could not be told from ours."""
+        if problems := list(self._problems(plan, others)):
+            raise Taken(f"claim {plan.claim.ref} cannot be prepared: {'; '.join(problems)}")
+
+    def _problems(self, plan: Plan, others: Sequence[Record]) -> Iterator[str]:
+        gpus = {grant.device.gpu.uuid: grant.device.gpu for grant in plan.grants}
+        for step in plan.steps:
+            if isinstance(step, CutPartition | SetMigMode):
+                keys = self._strangers(step, others)
+                yield from (_in_the_way(gpus[step.gpu], key) for key in keys)
+        for board in whole_gpus(plan.grants, plan.steps):
+            if self._mode(board.uuid):
+                yield (
+                    f"MIG mode of {board.name} is on now, so that nothing can compute on it as a "
+                    "whole; whoever turned it on has to turn it off: "
+                    f"nvidia-smi -i {board.pci_bus_id} -mig 0"
+                )
+
+    def _strangers(
+        self, step: CutPartition | SetMigMode, others: Sequence[Record]
+    ) -> tuple[PartitionKey, ...]:
+        """Instances that are not of *others*, and that keep *step* from being done."""
+        match step:
+            case SetMigMode(gpu=gpu, on=on):
+                return () if on else self._node.partitions(gpu)
+            case CutPartition(gpu=gpu, new=True):
+                return in_the_way(step, self._node.partitions(gpu), others)
+            case CutPartition(key=key):
+                return () if self._is_of(step, others) else (key,)
+            case _:
+                assert_never(step)
+
+    def _is_of(self, cut: CutPartition, others: Sequence[Record]) -> bool:
+        """Whether what is there now is what one of *others* was given."""
+        known = {its[cut] for other in others if cut in (its := instances_of(other))}
+        if None in known:
+            return True
+        try:
+            return self._node.instance(cut.gpu, cut.key).uuid in known
+        except Vanished:
+            return True  # nothing is there: it is cut anew
+
+    def _mode(self, gpu: GpuUuid) -> bool:
+        """A GPU that does not answer is a matter of who computes on it."""
+        try:
+            return bool(self._node.found(SetMigMode(gpu, on=False)))
+        except NodeError:
+            return False
+
+    def carry_out(self, step: Step) -> None:
+        """Do it. Taken: a partition was not cut, since somebody else was quicker."""
+        cut = {step} if isinstance(step, CutPartition) else set()
+        self._refused -= cut
+        try:
+            self._node.carry_out(step)
+        except Taken:
+            self._refused |= cut
+            raise
+
+    def begun(self, record: Record) -> Record:
+        """*record* of a claim whose preparation failed, without what was refused."""
+        return without_cuts(record, self._refused)
+
+    def drop(self, left: Record | None, others: Sequence[Record]) -> None:
+        """Remove what is left of a claim whose record could not be read, and none of *others*
+        needs."""
+        for step in undoing(left, others) if left else ():
+            self._node.restore(step)
 
     def of(self, plan: Plan) -> Instances:
-        """What the partitions of *plan* are now. Vanished: one is not there."""
-        devices = [grant.device for grant in plan.grants if grant.device.partition is not None]
+        """What the partitions of *plan* are now. Vanished: one is not there.
 
-        def find(device: Device) -> Instance:
-            assert device.partition is not None
-            return self._node.instance(device.gpu.uuid, device.partition.key)
-
-        found = side_by_side(find, devices)
-        return {device.name: one for device, one in zip(devices, found, strict=True)}
-
-    def vanished(self, record: Record) -> bool:
-        """Whether an instance of a prepared claim is gone, or there is another one in its place.
-
-        What cannot be asked now is taken to be there.
+        Who looks on at one that no claim has sees nothing of it yet.
         """
-        for holding in record.holdings:
-            if holding.gpu is None or holding.partition is None or holding.instance is None:
-                continue
-            try:
-                found = self._node.instance(holding.gpu, holding.partition)
-            except Vanished:
-                pass
-            except NodeError:
-                continue
-            else:
-                if found == holding.instance:
-                    continue
-            facts = {"claim": str(record.claim), "device": holding.device}
-            log.error("the partition of a prepared claim is gone", extra=facts)
-            return True
+        grants = [grant for grant in plan.grants if grant.device.partition is not None]
+        found = side_by_side(self._find, grants)
+        pairs = zip(grants, found, strict=True)
+        return {grant.device.name: one for grant, one in pairs if one is not None}
+
+    def _find(self, grant: Grant) -> Instance | None:
+        device = grant.device
+        assert device.key is not None
+        try:
+            return self._node.instance(device.gpu.uuid, device.key)
+        except Vanished:
+            if grant.allocation.admin and device.cut_for_claims:
+                return None
+            raise
+
+    def are_there(self, record: Record) -> bool:
+        """Whether a prepared claim still has the instances that it was given; where it has not,
+        it can be prepared anew.
+
+        Vanished: it has something else besides, which its pods may be using. What cannot be asked
+        now is taken to be there.
+        """
+        lost = [holding for holding in record.holdings if self._is_lost(holding)]
+        taken = [holding for holding in record.holdings if not holding.admin]
+        gone = [holding for holding in lost if not holding.admin]
+        if not gone:
+            return bool(taken) or not lost  # who only looks on is given what is there now
+        facts = {"claim": str(record.claim), "devices": _names(gone)}
+        log.error("the partition of a prepared claim is gone", extra=facts)
+        if rest := [holding for holding in taken if holding not in lost]:
+            raise Vanished(
+                f"claim {record.claim} has lost {_names(gone)}: nvidia-smi, a MIG manager or a "
+                f"reset removed it; its pods may still use {_names(rest)}, so nothing is cut anew "
+                "while they are there: delete them"
+            )
         return False
+
+    def _is_lost(self, holding: Holding) -> bool:
+        if holding.gpu is None or holding.partition is None or holding.instance is None:
+            return False
+        try:
+            return self._node.instance(holding.gpu, holding.partition) != holding.instance
+        except Vanished:
+            return True
+        except NodeError:
+            return False
+
+
+def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
+    return (
+        f"{gpu.name} has an instance of {key} that was not cut for a claim; remove it with "
+        f"nvidia-smi mig -i {gpu.pci_bus_id}, or wait until whoever made it does"
+    )
+
+
+def _names(holdings: Iterable[Holding]) -> str:
+    return ", ".join(sorted({holding.device for holding in holdings}))

@@ -1,4 +1,4 @@
-"""What sees to it that claims use no more memory than they were given: limits, and the guard."""
+"""What sees to it that claims have what they were given, and use no more memory than that."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,18 +9,21 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.processes import GpuProcess
 from dra_driver.node.processes import Processes
+from dra_driver.plugin import gone_instances, guard, pod_limits
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
-from dra_driver.plugin.guard import Events, MemoryGuard, Observer, Tools
+from dra_driver.plugin.gone_instances import GoneInstances
+from dra_driver.plugin.guard import Events, MemoryGuard, Tools
 from dra_driver.plugin.memory_use import MemoryUse
-from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits, Preparer
+from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits
 from dra_driver.plugin.tools import Changed
 from dra_driver.process.loops import Loop
 
 _LIMITS_SECONDS: Final = 5.0
+_INSTANCES_SECONDS: Final = 10.0
 _PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
 
 
-class Node(Protocol):
+class Node(gone_instances.Node, Protocol):
     """The GPUs of this machine; ``dra_driver.node.node``."""
 
     @property
@@ -32,6 +35,14 @@ class Ledger(Protocol):
     """What claims hold; ``dra_driver.node.ledger``."""
 
     def records(self) -> tuple[Record, ...]: ...
+
+
+class Preparer(pod_limits.Preparer, gone_instances.Preparer, Protocol):
+    """Who acts on claims; ``dra_driver.plugin.upkeep``."""
+
+
+class Observer(guard.Observer, gone_instances.Observer, Protocol):
+    """Who counts; ``dra_driver.plugin.metrics``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +67,15 @@ def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitS
     processes = Processes()
     containers = ContainerUses(known, its.kubelet)
     use = MemoryUse(its.node.processes, processes, containers)
-    guard = MemoryGuard(its.ledger.records, Tools(use, processes, its.events, its.metrics))
+    guarding = MemoryGuard(its.ledger.records, Tools(use, processes, its.events, its.metrics))
+    gone = GoneInstances(its.node, its.ledger.records, its.preparer, its.events, its.metrics)
     limits = PodLimits(its.ledger.records, its.claims, its.preparer, its.node.limits)
     settling = Loop("pod-limits", _when(its.in_charge, limits.settle), _LIMITS_SECONDS)
     looking = Loop("pods", _when(its.in_charge, limits.look_for_pods), _PODS_SECONDS)
     limits.wake(looking.soon, settling.soon)
     for loop in (
-        Loop("memory-guard", _when(its.in_charge, guard.look), guard_seconds),
+        Loop("memory-guard", _when(its.in_charge, guarding.look), guard_seconds),
+        Loop("mig-instances", _when(its.in_charge, gone.look), _INSTANCES_SECONDS),
         looking,
         settling,
     ):

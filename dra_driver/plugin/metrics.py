@@ -41,6 +41,9 @@ class Metrics:
         self.mig_problems = self._gauge(
             "mig_problems", "GPUs that are not cut, or not in the MIG mode, that is wanted."
         )
+        self._gone_instances = self._gauge(
+            "mig_instances_gone", "MIG instances of prepared claims that are not there any more."
+        )
         self._profile_problems = self._gauge(
             "profile_problems", "1 while the profile that is wanted cannot be used."
         )
@@ -122,6 +125,10 @@ class Metrics:
     def memory_kill(self) -> None:
         """The memory guard asked a process to end."""
         self._memory_kills.inc()
+
+    def mig_instances_gone(self, number: int) -> None:
+        """So many claims have lost an instance now."""
+        self._gone_instances.set(number)
 
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(f"dra_driver_{name}", text, labels, registry=self.registry)

@@ -1,7 +1,7 @@
-"""Finds MPS servers over MIG instances that are not there any more, ends them, and tells the pods.
+"""Finds MPS servers over MIG instances that are not there any more, and ends them.
 
-A daemon of protocol 2 does not notice: it goes on, and every program that comes to it fails. Nobody
-can remove an instance on which something runs, but an idle one, or all of a GPU that is reset.
+A daemon of protocol 2 does not notice: it goes on, and every program that comes to it fails. The
+pods are told by ``plugin.gone_instances``.
 """
 
 import logging
@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from dra_driver.cluster.events import Event, PodRef
 from dra_driver.errors import NodeError, Vanished
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import MpsStatus, SpaceName
 from dra_driver.plan.mps_watch import ClaimSpace, server_of
-from dra_driver.plan.mps_words import instance_gone
 from dra_driver.plugin.errands import Errand, Errands
 
 log = logging.getLogger(__name__)
@@ -35,28 +33,18 @@ class Agent(Protocol):
     def release(self, name: SpaceName) -> None: ...
 
 
-class Events(Protocol):
-    """Tells of pods without waiting; ``dra_driver.cluster.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 class MpsInstances:
     """Remembers whose instance is gone. One thread at a time may ``look``."""
 
-    def __init__(self, node: Node, agent: Agent, events: Events, errands: Errands) -> None:
+    def __init__(self, node: Node, agent: Agent, errands: Errands) -> None:
         self._node = node
         self._agent = agent
-        self._events = events
         self._errands = errands
         self._gone: frozenset[SpaceName] = frozenset()
 
     def look(self, spaces: Iterable[ClaimSpace], status: MpsStatus) -> frozenset[SpaceName]:
         """The spaces of prepared claims whose instance is gone; what is served of them is ended."""
         gone = [one for one in spaces if one.completed and self._is_gone(one)]
-        for one in gone:
-            if one.space.name not in self._gone:
-                self._tell(one)
         self._gone = frozenset(one.space.name for one in gone)
         self._end([one for one in gone if server_of(one.space.name, status) is not None])
         return self._gone
@@ -73,14 +61,6 @@ class MpsInstances:
         except NodeError as e:
             log.debug("an instance cannot be looked for", extra={"gpu": gpu, "error": str(e)})
             return one.space.name in self._gone
-
-    def _tell(self, one: ClaimSpace) -> None:
-        facts = {"claim": str(one.claim), "space": one.space.name, "gpus": list(one.space.gpus)}
-        log.error("the MIG instance of an MPS server is gone", extra=facts)
-        for pod in one.pods:
-            ref = PodRef(one.claim.namespace, pod.name, pod.uid)
-            about, message = f"{one.space.name} {one.claim}", instance_gone(one)
-            self._events.tell(Event(ref, "MIGInstanceGone", about, message))
 
     def _end(self, served: Sequence[ClaimSpace]) -> None:
         if served:

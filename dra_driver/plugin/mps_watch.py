@@ -138,7 +138,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
         MpsStrays(users, its.events),
         MpsDrain(its.pods, its.agent, errands, its.observer, clock),
         MpsJoined(its.ledger, its.pods, its.events, errands, clock.steady),
-        MpsInstances(its.node, its.agent, its.events, errands),
+        MpsInstances(its.node, its.agent, errands),
         errands,
         clock,
     )

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.errors import ClusterError
@@ -11,7 +12,7 @@ from dra_driver.model.holdings import Held
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps, Offer
 from dra_driver.model.profiles import Profile
-from dra_driver.plan.mig.offered import Ours, made
+from dra_driver.plan.mig.offered import Ours
 from dra_driver.plan.offer import offer
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,23 @@ class Node(Protocol):
     def refresh(self) -> Inventory: ...
 
 
+class Ledger(Protocol):
+    """What claims hold; ``dra_driver.node.ledger``."""
+
+    def held(self) -> Held: ...
+    def mark(self) -> int: ...
+    def cut_since(self, mark: int) -> Ours: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a look at the GPUs found."""
+
+    inventory: Inventory | None = None  # None: nobody has looked yet
+    ours: Ours = frozenset()  # the partitions of it that were cut for claims
+    began: int = 0  # a mark of the ledger
+
+
 class Offers:
     """Puts together what is offered; the same again as long as nothing of it changed.
 
@@ -41,29 +59,50 @@ class Offers:
         node: Node,
         profile: Callable[[], Profile],
         keeps: Callable[[], Keeps],
-        held: Callable[[], Held],
+        ledger: Ledger,
         *,
         mps: bool = True,
     ) -> None:
         self._node = node
         self._profile = profile
         self._keeps = keeps
-        self._held = held
+        self._ledger = ledger
         self._mps = mps
         self._last: tuple[_Parts, Offer] | None = None
-        self._looked: tuple[Inventory | None, Ours] = (None, frozenset())
+        self._looking = threading.Lock()  # one look after the other
+        self._lock = threading.Lock()
+        self._look = _Look()
 
     def now(self) -> Offer:
         """What is offered of what the last look found; the first call looks."""
-        return self._of(self._node.inventory, again=False)
+        with self._lock:
+            inventory = self._node.inventory()
+            if inventory is not self._look.inventory:
+                # Somebody else has looked, after the look that is known had begun.
+                self._note(inventory, self._look.began)
+            ours = self._look.ours
+        return self._of(inventory, ours)
 
     def refresh(self) -> Offer:
         """Look at the GPUs again."""
-        return self._of(self._node.refresh, again=True)
+        with self._looking:
+            began = self._ledger.mark()
+            inventory = self._node.refresh()
+            with self._lock:
+                ours = self._note(inventory, began)
+        return self._of(inventory, ours)
 
-    def _of(self, look: Callable[[], Inventory], again: bool) -> Offer:
-        inventory, ours = self._seen(look, again)
-        held = self._held()
+    def _note(self, inventory: Inventory, began: int) -> Ours:
+        """Which partitions of what was found were cut for claims. One that came or went while we
+        looked may be among them, too, and is nobody else's."""
+        ours = self._ledger.cut_since(began)
+        if ours == self._look.ours:
+            ours = self._look.ours  # the same, for who compares
+        self._look = _Look(inventory, ours, began)
+        return ours
+
+    def _of(self, inventory: Inventory, ours: Ours) -> Offer:
+        held = self._ledger.held()
         parts = (inventory, self._profile(), self._keeps(), held, ours)
         last = self._last
         if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
@@ -71,26 +110,6 @@ class Offers:
         found = offer(inventory, parts[1], parts[2], held, mps=self._mps, ours=ours)
         self._last = (parts, found)
         return found
-
-    def _seen(self, look: Callable[[], Inventory], again: bool) -> tuple[Inventory, Ours]:
-        """What a look finds, and which partitions of it were cut for claims.
-
-        A claim comes, or goes, while we look: its partition may be among what was found, and is
-        nobody else's. Of a look that somebody else began only its end is known, so what counted at
-        the one before counts too.
-        """
-        before = self._held()
-        inventory = look()
-        known, ours = self._looked
-        if inventory is known and not again:
-            return inventory, ours
-        found = made(before) | made(self._held())
-        if not again:
-            found |= ours
-        if found != ours:
-            ours = found
-        self._looked = (inventory, ours)
-        return inventory, ours
 
 
 class Keeping:

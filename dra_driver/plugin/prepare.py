@@ -16,28 +16,22 @@ from dra_driver.errors import (
     DeviceHeld,
     DriverError,
     NodeError,
-    SettingsError,
-    UnknownDevice,
 )
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
-from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
-from dra_driver.model.offer import Offer, board
 from dra_driver.model.steps import ServeMps
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
-from dra_driver.plan.gpu_settings import to_look_up, with_found
 from dra_driver.plan.metadata import documents_of
-from dra_driver.plan.mps import PodsNeeded
-from dra_driver.plan.prepare import Plan, plan_claim
+from dra_driver.plan.prepare import Plan
 from dra_driver.plan.undo import undoing
 from dra_driver.plugin.claim_partitions import ClaimPartitions
 from dra_driver.plugin.claim_pods import ClaimPods
+from dra_driver.plugin.planner import Planner
 from dra_driver.plugin.side_by_side import side_by_side
 from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.unsettled import refuse_unsettled
 from dra_driver.plugin.upkeep import Locks, Upkeep
 from dra_driver.plugin.waits import Wait, Waits
 
@@ -52,7 +46,6 @@ class Preparer:
     def __init__(self, names: Names, tools: Tools, waits: Waits | None = None) -> None:
         self._names = names
         self._node = tools.node
-        self._offers = tools.offers
         self._claims = tools.claims
         self._ledger = tools.ledger
         self._files = tools.files
@@ -60,6 +53,7 @@ class Preparer:
         self._changed = tools.changed
         self._pods = ClaimPods(tools.pods, tools.ledger)
         self._partitions = ClaimPartitions(tools.node)
+        self._planner = Planner(tools, names.pool, self._partitions, self._pods)
         self._waits = waits or Waits()
         self._locks = Locks()
         self.upkeep: Final = Upkeep(tools, self._locks, self._waits)
@@ -87,7 +81,7 @@ class Preparer:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
         wait = Wait(self._waits)
         with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
-            record = self._ledger.known(ref.uid)
+            record = self._known(ref)
             with self._locks.gpus.hold(_gpus(record), wait.left()):
                 if not gone():
                     return False
@@ -135,6 +129,10 @@ class Preparer:
             if record is not None and self._lacks_files(record):
                 self._completed(ref)
 
+    def _known(self, ref: ClaimRef) -> Record | None:
+        """All that is known of a claim, also where its record cannot be read."""
+        return self._ledger.known(ref.uid) or self._ledger.leftover(ref.uid)
+
     def _lacks_files(self, record: Record) -> bool:
         return record.completed and not self._files.exists(record.claim.uid)
 
@@ -159,11 +157,11 @@ class Preparer:
         return record.prepared if self._files.restore(record) else None
 
     def _prepare_when_free(self, claim: Claim, wait: Wait) -> Sequence[PreparedDevice]:
-        wanted = self._wanted(claim)
+        wanted = self._planner.wanted(claim)
         while True:
             try:
                 with self._turn(wait.left()):
-                    known = self._ledger.known(claim.ref.uid)
+                    known = self._known(claim.ref)
                     with self._locks.gpus.hold(wanted | _gpus(known), wait.left()):
                         return self._prepare(claim, wanted)
             except DeviceHeld:
@@ -174,29 +172,32 @@ class Preparer:
 
     def _prepare(self, claim: Claim, wanted: Collection[str]) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
-        if known is not None and _is_of(known, claim) and not self._partitions.vanished(known):
+        if known is not None and _is_of(known, claim) and self._partitions.are_there(known):
             done = self._completed(claim.ref)
             if done is not None:
                 return done
-        offer = self._offer(claim)  # while the claim holds its GPU, that is offered as it was
+        offer = self._planner.offer(
+            claim
+        )  # while the claim holds its GPU, that is offered as it was
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
-        plan = self._plan(claim, offer, wanted)
+        plan = self._planner.plan(claim, offer, wanted)
         documents = self._documents(plan)  # they may be refused: before anything is done
-        record = plan.record
-        self._ledger.write(record)
+        self._ledger.write(plan.record)
         try:
             self._pods.refuse_two_servers(claim)
-            self._carry_out(record)
+            self._carry_out(plan.record)
             if instances := self._partitions.of(plan):
                 plan = plan.settled(instances)
+                self._ledger.write(plan.record)  # after a crash they can be told from others
                 documents = self._documents(plan)
             spec = self._render(plan, documents, self._serve(plan.record))
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = answer(plan, self._names.driver)
             self._ledger.write(replace(plan.record, prepared=prepared, spec=text))
         except DriverError:
-            self._quietly(record, partial(self._take_back, record))  # the first error is reported
+            # The first error is reported.
+            self._quietly(plan.record, partial(self._give_up, plan.record))
             raise
         return prepared
 
@@ -207,50 +208,11 @@ class Preparer:
         """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
         rest = (step for step in record.steps if not isinstance(step, ServeMps))
         for _, alike in itertools.groupby(rest, key=type):
-            side_by_side(self._node.carry_out, tuple(alike))
+            side_by_side(self._partitions.carry_out, tuple(alike))
 
     def _serve(self, record: Record) -> Mapping[SpaceName, Served]:
         """What the clients of MPS can use."""
         return {one.space.name: one for one in side_by_side(self._node.serve, record.spaces)}
-
-    def _plan(self, claim: Claim, offer: Offer, wanted: Collection[str]) -> Plan:
-        refuse_unsettled(claim, self._ledger.set_aside())
-        others = self._ledger.neighbours(claim.ref.uid, wanted)
-        try:
-            plan = self._planned(claim, offer, others)
-        except UnknownDevice:
-            # It may have appeared since the last look: the scheduler saw another process's slice.
-            plan = self._planned(claim, self._offers.refresh(), others)
-        if self._partitions.are_taken(plan, others):
-            # By somebody else, since the last look: what is there now may do, or says who it is.
-            plan = self._planned(claim, self._offers.refresh(), others)
-        settings = to_look_up(plan.steps, others)
-        found = dict(zip(settings, side_by_side(self._node.found, settings), strict=True))
-        return replace(plan, steps=with_found(plan.steps, found))
-
-    def _planned(self, claim: Claim, offer: Offer, others: Sequence[Record]) -> Plan:
-        try:
-            return plan_claim(claim, offer, others, self._names.pool)
-        except PodsNeeded:
-            return plan_claim(claim, offer, others, self._names.pool, self._pods.of(claim))
-
-    def _offer(self, claim: Claim) -> Offer:
-        try:
-            return self._offers.now()
-        except SettingsError as e:
-            raise NodeError(
-                f"claim {claim.ref} has to wait for a profile of this node that can be used: {e}"
-            ) from e
-
-    def _wanted(self, claim: Claim) -> set[str]:
-        """The GPUs of *claim*, by name and by UUID: a GPU can be called otherwise than it was."""
-        names = {board(allocation.device) for allocation in claim.allocations}
-        try:
-            offered = self._offers.now().by_name
-        except DriverError:  # what was prepared before is answered all the same
-            return names
-        devices = (offered.get(DeviceName(a.device)) for a in claim.allocations)
-        return names | {device.gpu.uuid for device in devices if device is not None}
 
     def _render(
         self, plan: Plan, documents: Sequence[Document], served: Mapping[SpaceName, Served]
@@ -261,6 +223,12 @@ class Preparer:
         nodes = self._node.device_files(minors, capabilities)
         host = Host(self._node.driver_files(), nodes, self._names.hook)
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
+
+    def _give_up(self, record: Record) -> None:
+        begun = self._partitions.begun(record)
+        if begun != record:  # written first: the next start does not ask what was refused
+            self._ledger.write(begun)
+        self._take_back(begun)
 
     def _take_back(self, record: Record) -> None:
         steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))

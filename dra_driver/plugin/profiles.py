@@ -88,7 +88,7 @@ def bundled() -> Mapping[str, Profile]:
 def _by_name(contents: Contents) -> dict[str, tuple[_Read, ...]]:
     found: dict[str, tuple[_Read, ...]] = {}
     for document in contents.documents:
-        if is_mig_parted(document.content):  # ``plugin.layouts`` reads those
+        if is_mig_parted(document.content):  # ``plugin.layout_files`` reads those
             continue
         name = named(document.content, document.stem)
         found[name] = (*found.get(name, ()), _read(document, name))

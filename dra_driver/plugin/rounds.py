@@ -25,15 +25,6 @@ class Offers(Protocol):
     def refresh(self) -> Offer: ...
 
 
-class Keeper(Protocol):
-    """Who makes of the GPUs what is wanted, before they are looked at."""
-
-    @property
-    def waiting(self) -> bool: ...  # until a claim is given back
-
-    def look(self) -> None: ...
-
-
 class Watcher:
     """Looks at the node and says what is to be published when that changed."""
 
@@ -45,7 +36,6 @@ class Watcher:
         self._want = want
         self._metrics = metrics
         self._last: Offer | None = None
-        self.keeper: Keeper | None = None
         self.error: str | None = None  # why the last look failed
 
     @property
@@ -60,8 +50,6 @@ class Watcher:
         Answers with seconds where the next look should be soon: an API server that is away comes
         back.
         """
-        if self.keeper is not None:
-            self.keeper.look()
         try:
             offer = self._offers.refresh()
         except SettingsError as e:  # no pod should come here until somebody mends the profile
@@ -79,8 +67,7 @@ class Watcher:
     @property
     def pending(self) -> bool:
         """Whether a GPU changes its shape as soon as no claim holds it any more."""
-        waiting = self.keeper is not None and self.keeper.waiting
-        return waiting or bool(self._last and self._last.pending)
+        return bool(self._last and self._last.pending)
 
     def _tell(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
@@ -102,7 +89,9 @@ class Watcher:
 
 
 def _facts(pending: Pending) -> dict[str, str]:
-    reason = pending.reason or "a claim holds it; it changes once none does"
+    if pending.reason:
+        return {"device": pending.device, "offered": pending.change, "reason": pending.reason}
+    reason = "a claim holds it; it changes once none does"
     return {"device": pending.device, "wanted": pending.change, "reason": reason}
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from api.names import MIG_CONFIG_LABEL
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
 from dra_driver.cluster.events import PodEvents
@@ -27,7 +26,6 @@ from dra_driver.kubeletplugin.service import Service
 from dra_driver.kubeletplugin.sockets import socket_paths, sweep
 from dra_driver.kubeletplugin.turns import Turn
 from dra_driver.model.holdings import Record
-from dra_driver.model.layouts import Book
 from dra_driver.model.offer import Keeps
 from dra_driver.node.boot import boot_id
 from dra_driver.node.claim_files import ClaimFiles
@@ -42,10 +40,11 @@ from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
 from dra_driver.plugin.enforcement import Enforced, enforce
-from dra_driver.plugin.layouts import Layouts
+from dra_driver.plugin.layout_files import Layouts
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.mig_keeper import MigKeeper, Sources
-from dra_driver.plugin.mig_state import MigState
+from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plugin.mig.keeper import Apart
+from dra_driver.plugin.mig.start import Around, MigLoop, connect
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_watch import Watched, watch_mps
 from dra_driver.plugin.node_labels import NodeLabels
@@ -64,6 +63,7 @@ from dra_driver.settings import PluginSettings
 log = logging.getLogger(__name__)
 
 _LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first look
+_MIG_SECONDS = 5.0  # to wait until GPUs are cut; then they are published as they are
 
 
 def run(settings: PluginSettings) -> int:
@@ -95,31 +95,38 @@ class _Parts:
 
 
 def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
-    """Start every part; *stack* stops them, the last one first."""
-    metrics = Metrics()
+    """Start every part; *stack* stops them, the last one first. What may take long comes last."""
+    metrics, kubelet = Metrics(), PodResources(settings.kubelet_dir)
     server = _http_server(settings, metrics, stack)  # it may not be to be had: first of all
+    parts = _parts(settings, metrics, kubelet, stack)
+    publishing = _publish(parts, stack)
+    listeners: list[Changed] = []
+    preparer, turn = _preparer(parts, publishing.offers, listeners)
+    rounds = _rounds(parts, publishing, preparer)
+    mig = _mig(parts, publishing, Apart(preparer.upkeep.while_free, turn.held), rounds, stack)
+    listeners += [rounds.claim_changed, mig.claim_changed]
+    listeners += _look_after(parts, preparer, kubelet, stack)
+    plugin = _serve(parts, Service(preparer, metrics), ending, stack)
+    if server is not None:
+        ready = (plugin, publishing.publisher, (publishing.watcher, rounds), settings.cdi_dir)
+        server.start(live_checks(plugin), ready_checks(*ready))
+    mig.start(_MIG_SECONDS)
+    _look_on(publishing, rounds, settings, stack)
+
+
+def _parts(
+    settings: PluginSettings, metrics: Metrics, kubelet: PodResources, stack: ExitStack
+) -> _Parts:
     api = ApiServer(kubeconfig(settings.kubeconfig) if settings.kubeconfig else in_cluster())
     stack.callback(api.close)
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
-    kubelet = PodResources(settings.kubelet_dir)
     uses = partial(claims_of, ledger.records, kubelet.pods)
     node = stack.enter_context(open_node(settings.place, settings.state / "sim", uses))
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
-    parts = _Parts(settings, api, ResourceApi(api), node, ledger, instances.is_newest, metrics)
-    publishing = _publish(parts, stack)
-    listeners: list[Changed] = []
-    preparer = _preparer(parts, publishing.offers, listeners)
-    _first_look(publishing, _mig_keeper(parts, publishing, preparer, stack), stack)
-    rounds = _rounds(parts, publishing, preparer, stack)
-    listeners += [rounds.claim_changed, *_look_after(parts, preparer, kubelet, stack)]
-    plugin = _serve(parts, Service(preparer, metrics), ending, stack)
-    if server is not None:
-        looks = (publishing.watcher, rounds)
-        checks = ready_checks(plugin, publishing.publisher, looks, settings.cdi_dir)
-        server.start(live_checks(plugin), checks)
+    return _Parts(settings, api, ResourceApi(api), node, ledger, instances.is_newest, metrics)
 
 
 def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
@@ -136,6 +143,7 @@ class _Publishing:
     watcher: Watcher
     publisher: Publisher
     profile: ProfileChoice
+    governed: Governed
     labels: NodeLabels
     keeps: Keeping
 
@@ -157,21 +165,20 @@ def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     parts.metrics.judge_profile(lambda: profile.error)
     keeps = Keeping(partial(_keeps, parts))
     by_mps = parts.node.mps is not None
-    offers = Offers(parts.node, profile.current, keeps, parts.ledger.held, mps=by_mps)
+    governed = Governed(profile.current)
+    offers = Offers(parts.node, governed.profile, keeps, parts.ledger, mps=by_mps)
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.in_charge, parts.metrics)
     watcher = Watcher(offers, settings.node_name, publisher.want, parts.metrics)
-    return _Publishing(offers, watcher, publisher, profile, labels, keeps)
+    return _Publishing(offers, watcher, publisher, profile, governed, labels, keeps)
 
 
 def _keeps(parts: _Parts) -> Keeps:
     settings, version = parts.settings, parts.resources.version
-    asked = (parts.api, version, settings.driver_name, settings.node_name)
-    capacity, taints, counters = probe_devices(*asked)
-    return Keeps(capacity, taints, counters)
+    return Keeps(*probe_devices(parts.api, version, settings.driver_name, settings.node_name))
 
 
-def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Preparer:
+def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> tuple[Preparer, Turn]:
     """What prepares claims; its first turn makes it look at the disk."""
 
     def changed(record: Record | None) -> None:
@@ -195,53 +202,55 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> Pr
         changed,
     )
     preparer = Preparer(names, tools)
-    return preparer
+    return preparer, turn
 
 
-def _first_look(publishing: _Publishing, keeper: MigKeeper, stack: ExitStack) -> None:
-    """Publish what is there once GPUs are cut as they are to be."""
-    publishing.watcher.keeper = keeper
+def _mig(
+    parts: _Parts, publishing: _Publishing, apart: Apart, rounds: Rounds, stack: ExitStack
+) -> MigLoop:
+    """What cuts GPUs as layouts say, and switches boards."""
+    settings = parts.settings
+    around = Around(
+        node=parts.node,
+        ledger=parts.ledger,
+        book=MigBook(settings.mig_book, boot_id(settings.host_root)),
+        apart=apart,
+        api=parts.api,
+        labels=publishing.labels,
+        profile=publishing.profile.current,
+        layouts=Layouts(settings.profiles),
+        keeps=publishing.keeps,
+        allocated=parts.claims.allocated,
+        in_charge=parts.in_charge,
+        governed=publishing.governed,
+        changed=rounds.look_soon,
+        count=parts.metrics.mig_problems.set,
+    )
+    mig = connect(around, settings.look_interval, stack)
+
+    def other_profile() -> None:
+        rounds.look_soon()
+        mig.soon()
+
+    publishing.profile.on_change = other_profile
+    return mig
+
+
+def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer) -> Rounds:
+    """The loops that look at the node and at its claims."""
+    reconciler = Reconciler(parts.ledger, parts.claims, preparer, parts.settings.node_name)
+    return Rounds(publishing.watcher, reconciler, preparer, parts.in_charge, parts.metrics)
+
+
+def _look_on(
+    publishing: _Publishing, rounds: Rounds, settings: PluginSettings, stack: ExitStack
+) -> None:
+    """Publish what is there, and look again and again."""
     publishing.watcher.look()
     publishing.publisher.start()
     stack.callback(publishing.publisher.stop)
-
-
-def _mig_keeper(
-    parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: ExitStack
-) -> MigKeeper:
-    """What cuts GPUs as layouts say, and tells of it."""
-    settings, labels = parts.settings, publishing.labels
-    state = MigState(parts.api, settings.node_name, labels.now)
-    state.start()
-    stack.callback(state.stop)
-    labels.start(state.look_soon, 0.0)
-
-    def tell(book: Book) -> None:
-        state.tell(book.state)
-        parts.metrics.mig_problems.set(book.failures)
-
-    sources = Sources(
-        lambda: labels.now().get(MIG_CONFIG_LABEL, ""),
-        Layouts(settings.profiles),
-        publishing.profile.current,
-        publishing.keeps,
-        parts.ledger.held,
-        parts.in_charge,
-    )
-    book = MigBook(settings.mig_book, boot_id(settings.host_root))
-    return MigKeeper(parts.node, sources, preparer.upkeep.while_free, book, tell)
-
-
-def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer, stack: ExitStack) -> Rounds:
-    """The loops that look at the node and at its claims."""
-    settings = parts.settings
-    reconciler = Reconciler(parts.ledger, parts.claims, preparer, settings.node_name)
-    rounds = Rounds(publishing.watcher, reconciler, preparer, parts.in_charge, parts.metrics)
-    publishing.profile.on_change = rounds.look_soon
-    publishing.labels.start(rounds.look_soon, 0.0)
     rounds.start(settings.look_interval, settings.reconcile_interval)
     stack.callback(rounds.stop)
-    return rounds
 
 
 def _look_after(

@@ -88,6 +88,15 @@ class Upkeep:
             if record is None or space.name not in {one.name for one in record.spaces}:
                 self._node.restore(EndMps(space.name))
 
+    def while_prepared(self, uid: ClaimUid, act: Callable[[Record], None]) -> None:
+        """Have *act* done with the record of a claim while nobody else can act on it; not at all,
+        where it is not prepared any more."""
+        wait = Wait(self._waits)
+        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(uid)
+            if record is not None and record.completed:
+                act(record)
+
     def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
         """Have *act* done to these GPUs, each said by its name and its UUID, while no claim can
         come to them. False: nothing was done, because a claim holds one, or may by a record that

@@ -138,6 +138,18 @@ def test_what_a_killed_writer_left_is_swept_when_it_is_old(store, directory):
     assert names(directory) == sorted([new.name, store.path("a").name])
 
 
+def test_what_a_killed_writer_left_goes_with_its_spec_however_new_it_is(store, directory):
+    store.write(spec(), "a")
+    left = {of: directory / f".{store.path(of).name}.ab_cd012.tmp" for of in ("a", "a.json.b", "c")}
+    for path in left.values():
+        path.write_text("{")
+
+    store.remove("a")
+    assert names(directory) == sorted([left["a.json.b"].name, left["c"].name])
+    store.remove("c")
+    assert names(directory) == [left["a.json.b"].name]
+
+
 def test_a_file_in_the_place_of_the_directory_is_named_with_the_mend(store, directory):
     directory.write_text("")
 

@@ -14,12 +14,14 @@ from dra_driver.kubeletplugin.slice_limits import check
 from dra_driver.kubeletplugin.slices import Pool, SliceContent
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.layouts import Book, Outcome, State
+from dra_driver.model.layouts import Book, Made, Outcome, State
 from dra_driver.model.mig import PartitionKey
 from dra_driver.model.offer import Exclusive, Sliceable
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger
+from dra_driver.node.machine import open_node
 from dra_driver.node.mig_book import MigBook
+from dra_driver.node.place import Place
 from dra_driver.settings import DevicesSettings
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
@@ -483,7 +485,9 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
     assert holding.gpu is not None
     waits = Outcome("all-1g.5gb", State.PENDING, "claim default/training holds it")
     book = MigBook(tmp_path / "mig.json", boot_id(Path("/")))
-    book.write(Book({holding.gpu: (PartitionKey(19, 1, 1, 1),)}, outcomes={holding.gpu: waits}))
+    book.write(
+        Book({holding.gpu: (Made(PartitionKey(19, 1, 1, 1)),)}, outcomes={holding.gpu: waits})
+    )
 
     lines = type_in(*words).out.splitlines()
 
@@ -518,3 +522,24 @@ def parent(answer):
         if "parentUUID" in device["attributes"]
     }
     return found
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type_in, cut):
+    node = tmp_path / "node.yaml"
+    node.write_text(
+        yaml.safe_dump({"gpus": [{"product": "H100-80-SXM", "bus_id": "0000:04:00.0"}]})
+    )
+    key = PartitionKey(19, 6, 1, 1)
+    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+        uuid = plugin.refresh().gpus[0].uuid
+        plugin.mig.set_mode(uuid, True)
+        made = plugin.mig.cut(uuid, key)
+        if not cut:
+            plugin.mig.remove(uuid, key)
+    before = sorted(path for path in (tmp_path / "sim").rglob("*"))
+
+    lines = type_in("devices", "--sim", node, "--state-dir", tmp_path).out.splitlines()
+
+    assert any(made.uuid in line for line in lines) is cut
+    assert sorted(path for path in (tmp_path / "sim").rglob("*")) == before

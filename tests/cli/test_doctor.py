@@ -677,7 +677,7 @@ def test_a_board_that_is_cut_is_looked_at_with_its_instances_and_its_layout(worl
         "[ok]   MIG mode: on: gpu-0",
         "[ok]   MIG instances: not cut for claims, offered and left as they are: "
         "gpu-0-mig-1g10gb-19-0",
-        "[ok]   MIG device files: 2 that the instances need",
+        "[ok]   MIG device files: 2 that the instances need, 2 of them made when a claim does",
         "[FAIL] MIG layouts: there is no layout 'x'",
     ]
     assert "[ok]   GPUs as offered: partitions that exist: gpu-0" in answer.out

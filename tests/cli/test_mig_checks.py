@@ -5,7 +5,7 @@ from dra_driver.cli.disk_checks import Book
 from dra_driver.cli.findings import Level
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PreparedDevice
-from dra_driver.model.driver_files import DeviceFile, DeviceFiles
+from dra_driver.model.driver_files import DeviceFile
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Mig
@@ -16,7 +16,8 @@ ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
 
 
 def record(name, *where, completed=True, **fields):
-    one = holding(name, *where, **fields)
+    found = instance(*where) if completed else None
+    one = holding(name, *where, **{"instance": found} | fields)
     prepared = (PreparedDevice(("gpu",), "n1", one.device, ()),)
     return Record(one.claim, (one,), prepared=prepared if completed else None)
 
@@ -31,12 +32,12 @@ def seen(*gpus, before=(), after=None):
     )
 
 
-def files(*names):
-    def of(minors, capabilities):
-        if missing := set(capabilities) - {*names, "mig/monitor"}:
+def files(*names, absent=()):
+    def of(capabilities):
+        if missing := set(capabilities) - {*names, *absent, "mig/monitor"}:
             raise NodeError(f"there is no capability {sorted(missing)[0]}")
         found = {name: DeviceFile(f"/dev/{name}", f"/dev/{name}", 240, 1) for name in names}
-        return DeviceFiles((), {}, found)
+        return found | dict.fromkeys(absent)
 
     return of
 
@@ -114,6 +115,14 @@ def test_a_partition_that_vanished_under_its_claim_fails():
     assert "delete the pods" in failed.mend
 
 
+def test_another_instance_in_the_place_of_a_claims_is_not_its_own():
+    mine, remade = instance("1g.5gb", 0, 1), instance("1g.5gb", 0, 7)
+
+    failed, _ = seen(a100(0, remade), before=[record("a", "1g.5gb", 0, instance=mine)])
+
+    assert failed.level is Level.FAIL
+
+
 def test_a_claim_that_came_or_went_meanwhile_says_nothing():
     one = record("a", "1g.5gb", 0)
 
@@ -152,7 +161,15 @@ def test_a_capability_without_its_file_fails_and_says_where_to_look():
 
     assert found.level is Level.FAIL
     assert found.found == "there is no capability gpu0/mig/gi1"
-    assert "nvidia-caps" in found.mend
+    assert "/proc/driver/nvidia/capabilities" in found.mend
+
+
+def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
+    of = files("gpu0/mig/gi1", "mig/monitor", absent=["gpu0/mig/gi1/ci0"])
+    (found,) = mig_checks.device_files(lambda: Inventory((a100(0, ONE),)), of)
+
+    assert found.level is Level.OK
+    assert found.found == "2 that the instances need, 1 of them made when a claim does"
 
 
 def test_an_instance_that_goes_while_its_files_are_looked_at_is_no_fault():

@@ -10,6 +10,7 @@ from dra_driver.cli.mig_picture import boards, letter, mig_picture, unit_width, 
 from dra_driver.cli.mig_room import room
 from dra_driver.cli.pens import pen
 from dra_driver.cli.terminal import Terminal
+from dra_driver.model.layouts import Made
 from dra_driver.model.mig import Mig, Placement
 from dra_driver.model.offer import Device, Offer
 from tests.cli.mig import PROFILES, a100, held, holding, instance, key, odd, offered
@@ -64,8 +65,8 @@ def test_free_units_that_are_too_few_for_anything_are_told_of():
 def test_words_that_do_not_fit_go_on_below():
     _, first, second = shown(a100(), width=50)
 
-    assert first == "  .  room for 7 x 1g.5gb or 3 x 2g.10gb or"
-    assert second == "     2 x 3g.20gb or 1 x 7g.40gb"
+    assert first == "  .  room for 7 x 1g.5gb or 3 x 2g.10gb"
+    assert second == "     or 2 x 3g.20gb or 1 x 7g.40gb"
 
 
 def test_a_claim_for_the_whole_gpu_has_every_unit_and_leaves_no_room():
@@ -88,19 +89,25 @@ def test_a_partition_that_is_not_cut_yet_and_one_that_vanished_are_told_apart():
     gone = instance("2g.10gb", 4, 7)
     on_it = [holding("new", "1g.5gb", 0), holding("old", "2g.10gb", 4, instance=gone)]
 
-    lines = shown(a100(), holdings=on_it)
+    for there in ([], [instance("2g.10gb", 4, 8)]):
+        lines = shown(a100(0, *there), holdings=on_it)
 
-    assert lines[1] == "  A  1g.5gb   team-a/new  not cut yet"
-    assert lines[2] == f"  B  2g.10gb  team-a/old  {gone.uuid} vanished"
+        assert lines[1] == "  A  1g.5gb   team-a/new  not cut yet"
+        assert lines[2] == f"  B  2g.10gb  team-a/old  {gone.uuid} vanished"
 
 
 def test_an_instance_of_a_layout_is_told_from_one_of_somebody_else():
-    board = a100(0, instance("1g.5gb", 0, 1), instance("1g.5gb", 1, 2))
+    cut = [instance("1g.5gb", place, place + 1) for place in range(4)]
+    board = a100(0, *cut)
+    another = Made(key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid)  # it was in this place
+    laid = [Made(cut[1].key, 2, cut[1].uuid), Made(cut[2].key), another]
 
-    lines = shown(board, laid={board.uuid: [key("1g.5gb", 1)]})
+    lines = shown(board, laid={board.uuid: laid})
 
     assert lines[1].endswith("not made by this driver")
     assert lines[2].endswith("made by a layout")
+    assert lines[3].endswith("made by a layout")  # it is just being made
+    assert lines[4].endswith("not made by this driver")
 
 
 def test_an_instance_that_is_no_partition_is_in_the_way_and_says_why():

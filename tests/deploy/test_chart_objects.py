@@ -355,9 +355,15 @@ def test_the_plugin_outlives_other_pods_on_its_node() -> None:
 def test_the_probes_ask_the_address_that_the_plugin_serves() -> None:
     [port] = PLUGIN["ports"]
     assert settings().http_address == f":{port['containerPort']}"
-    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+    asked = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+    for probe, path in asked.items():
         assert PLUGIN[probe]["httpGet"] == {"path": path, "port": port["name"]}
         assert PLUGIN[probe]["timeoutSeconds"] > 1
+
+
+def test_a_plugin_that_starts_slowly_is_not_killed_for_it() -> None:
+    probe = PLUGIN["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 120
 
 
 def test_the_plugin_finds_the_socket_of_the_agent_where_the_agent_puts_it() -> None:

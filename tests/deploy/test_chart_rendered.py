@@ -405,8 +405,8 @@ def test_pods_on_the_host_network_take_turns_and_serve_on_loopback() -> None:
     assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
     plugin = spec["template"]["spec"]["containers"][0]
     assert {"name": "HTTP_ADDRESS", "value": "127.0.0.1:9400"} in plugin["env"]
-    assert plugin["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
-    assert plugin["readinessProbe"]["httpGet"]["host"] == "127.0.0.1"
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert plugin[probe]["httpGet"]["host"] == "127.0.0.1"
 
 
 def test_a_kubelet_that_knows_one_plugin_per_driver_gets_one_at_a_time() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_driver.node.sim.node import node_file
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
 from tests.e2e.driver import LIMITING, NAMESPACE, Driver
@@ -19,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
 RUN_AS_PROCESS = ("DaemonSet",)  # tests start the plugin themselves, to be able to kill it
 PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
+LAYOUT_LABELS = ("nvidia.com/mig.config", "nvidia.com/mig.config.state")
 
 
 def pytest_collection_modifyitems(items):
@@ -112,7 +114,7 @@ def session_driver(cluster, kube, chart, namespaces):
         finally:
             driver.stop_all()
             driver.agent.close()
-            kube.label_node(cluster.node_name, **dict.fromkeys(PROFILE_LABELS))
+            kube.label_node(cluster.node_name, **dict.fromkeys((*PROFILE_LABELS, *LAYOUT_LABELS)))
 
 
 def flags(cluster, directory):
@@ -155,10 +157,30 @@ def limiting(driver, kube):
 
 
 @pytest.fixture
+def simulated(driver, kube):
+    """Has plugin and agent serve another simulated node: ``simulated("a100-40x1")``, or one that is
+    described. After the test they serve the usual one."""
+    usual = driver.node_file.read_text()
+
+    def serve(node):
+        text = yaml.safe_dump(node) if isinstance(node, dict) else node_file(node).read_text()
+        driver.serve(text)
+        wait("other devices", lambda: (now := kube.published()) and now != driver.usual, 30)
+
+    yield serve
+    if driver.node_file.read_text() == usual:
+        return
+    kube.clean_up()
+    wait("ledger records to go", lambda: not driver.claims(), 70)
+    wait(f"servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
+    driver.serve(usual)
+
+
+@pytest.fixture
 def profile(driver, kube):
     """Has the node follow a profile: ``profile(name, text)``; without a text, a bundled one. After
     the test it follows none."""
-    directory = Path(driver.flags["profiles"])
+    directory = driver.profiles
     node = driver.cluster.node_name
 
     def follow(name, text=None, label=PROFILE_LABELS[0], said="profile in force"):
@@ -186,6 +208,7 @@ def assert_nothing_left(driver):
     assert kube.published() == driver.usual
     assert not driver.metadata()
     assert not driver.limits()
+    assert not driver.cuts()
     wait(f"MPS servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
     assert set(driver.intervals()) <= {"Default"}
     notes = list((driver.plugin_dir / "instances").glob("[0-9]*"))

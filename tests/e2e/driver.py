@@ -54,6 +54,11 @@ class Driver:
         return self.cluster.kubelet_dir / "plugins_registry"
 
     @property
+    def profiles(self) -> Path:
+        """Where profiles and layouts are read from."""
+        return Path(self.flags["profiles"])
+
+    @property
     def host(self) -> Path:
         """The root of the simulated host."""
         return self.plugin_dir / "state/sim"
@@ -175,6 +180,24 @@ class Driver:
         process.wait(10)
         return time.monotonic() - begun
 
+    def serve(self, node: str) -> None:
+        """Plugin and agent serve the simulated node that *node* describes, instead of theirs."""
+        self.stop()
+        self.agent.ensure()
+        self.agent.stop()
+        self._replace_node(node)
+        self.agent.start()
+        self.start()
+
+    def change(self, node: Document) -> None:
+        """Something happens to the simulated node while it is served."""
+        self._replace_node(yaml.safe_dump(node))
+
+    def _replace_node(self, text: str) -> None:
+        fresh = self.node_file.with_suffix(".new")
+        fresh.write_text(text)
+        os.replace(fresh, self.node_file)
+
     def kill(self, pod_uid: str = "") -> None:
         self.stop(pod_uid, signal.SIGKILL)
 
@@ -231,6 +254,22 @@ class Driver:
             for line in path.read_text().splitlines()
         }
         return {cgroup: int(limit) for cgroup, limit in lines.items() if limit != "max"}
+
+    def cuts(self) -> dict[str, list[tuple[int, int, int]]]:
+        """What is cut by what the simulated driver keeps: for the UUID of each GPU with instances,
+        their profile ids, starts, and how many compute instances each has."""
+        found = {}
+        for file in self.host.glob("run/nvidia-simulated/*/*.mig"):
+            cuts = json.loads(file.read_text())["cuts"]
+            found[file.stem] = sorted(
+                (one["profile_id"], one["start"], len(one["computes"])) for one in cuts
+            )
+        return {gpu: cuts for gpu, cuts in found.items() if cuts}
+
+    def layout_state(self) -> str:
+        """What the node's label says of the MIG layout."""
+        node = self.kube.api.get(f"/api/v1/nodes/{self.cluster.node_name}")
+        return str(node["metadata"]["labels"].get("nvidia.com/mig.config.state", ""))
 
     def sockets(self) -> list[str]:
         return sorted(

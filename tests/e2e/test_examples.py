@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dra_driver.node.sim.node import read_node
-from tests.deploy.examples import Events, Example, Log, Uses, examples, gpus, wrong
+from tests.deploy.examples import Events, Example, Log, Uses, examples, uuids, wrong
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC
 
@@ -25,19 +25,32 @@ def with_local_image(document):
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
-def test_the_example_does_what_it_says(kube, driver, profile, example: Example):
+def test_the_example_does_what_it_says(kube, driver, simulated, profile, example: Example):
     minor = int(driver.cluster.version.split(".")[1])
     if minor < example.minor:
         pytest.skip(f"needs Kubernetes 1.{example.minor}")
     if example.uses and driver.cluster.mode != "full":
         pytest.skip(f"needs containers, to tell whose processes are whose: {driver.cluster.why}")
-    if example.profile:
-        profile(example.name, example.profile.read_text())
+    if example.simulated:
+        simulated(example.simulated)
+    follow(kube, driver, profile, example)
     with unchanged(driver.node_file):
         try:
             play(kube, driver, example)
         finally:
             remove(kube, example)
+
+
+def follow(kube, driver, profile, example):
+    """The profile of the example holds, and its GPUs are cut as that says."""
+    if example.layouts:
+        (driver.profiles / "layouts.yaml").write_text(example.layouts.read_text())
+    if example.profile:
+        profile(example.name, example.profile.read_text())
+    if example.bundled:
+        profile(example.bundled)
+    if example.layouts:
+        wait("the layout", lambda: driver.layout_state() == "success", 30)
 
 
 def play(kube, driver, example):
@@ -84,14 +97,14 @@ def tell_simulation(kube, driver, use: Uses):
     kube.wait_pod(use.pod, "Running", namespace=use.namespace, seconds=100)
 
     def its_gpus():
-        return gpus(kube.logs(use.pod, None, use.namespace))
+        return uuids(kube.logs(use.pod, None, use.namespace))
 
     (uuid,) = wait("its GPU in the log", its_gpus, PATIENCE_SECONDS)
-    uuids = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
+    there = [gpu.uuid for gpu in read_node(driver.node_file).gpus]
     status = kube.get("Pod", use.pod, use.namespace)["status"]["containerStatuses"][0]
     pid = main_process(status["containerID"].rpartition("/")[2])
     node = yaml.safe_load(driver.node_file.read_text())
-    processes = node["gpus"][uuids.index(uuid)].setdefault("processes", [])
+    processes = node["gpus"][there.index(uuid)].setdefault("processes", [])
     processes.append({"pid": pid, "memory_bytes": use.memory_bytes})
     replace(driver.node_file, yaml.safe_dump(node))
 

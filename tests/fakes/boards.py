@@ -40,6 +40,7 @@ class Board:
     on: bool = False
     there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
     used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
+    again: dict[PartitionKey, int] = field(default_factory=dict)  # made by others in a place
 
     @property
     def uuid(self) -> GpuUuid:
@@ -51,13 +52,22 @@ class Board:
         return self.product == HOPPER
 
     def instance(self, key: PartitionKey) -> Instance:
-        number = 1 + 10 * key.profile_id + key.start
+        number = 1 + 10 * key.profile_id + key.start + 1000 * self.again.get(key, 0)
         return Instance(key, number, 0, GpuUuid(f"MIG-{self.minor}-{number}"))
+
+    def replace(self, *keys: PartitionKey) -> None:
+        """Somebody else removed what was there, and made these."""
+        self.there = dict.fromkeys(keys, True)
+        self.again.update((key, self.again.get(key, 0) + 1) for key in keys)
 
     @property
     def gpu(self) -> Gpu:
         whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
-        odd = [OddInstance(key, 99, 0) for key in sorted(self.there) if not self.there[key]]
+        odd = [
+            OddInstance(key, self.instance(key).gi, 0)
+            for key in sorted(self.there)
+            if not self.there[key]
+        ]
         profiles = table(self.product).profiles
         mig = Mig(self.on, self.on, self.switches, profiles, tuple(whole), tuple(odd))
         return gpu(self.minor, uuid=self.uuid, product_name=self.product, mig=mig)
@@ -79,6 +89,7 @@ class Boards:
         self.step: Callable[[str], None] = lambda what: None  # before and after every effect
         self.done: list[str] = []  # effects
         self.gone: set[GpuUuid] = set()  # that cannot be seen
+        self.patience: list[float | None] = []  # of those that change a mode
 
     @property
     def mig(self) -> "Boards":
@@ -93,6 +104,10 @@ class Boards:
         self._seen = Inventory(tuple(gpus))
         return self._seen
 
+    def see(self, inventory: Inventory) -> None:
+        """The last look found that."""
+        self._seen = inventory
+
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
         """Of a GPU those of the GPU as a whole, of an instance its own."""
         for board in self.boards.values():
@@ -101,18 +116,23 @@ class Boards:
                     return (GpuProcess(pid, 0),)
         return ()
 
-    def set_mode(self, gpu: GpuUuid, on: bool) -> None:
+    def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
+        self.patience.append(patience)
         board = self.boards[gpu]
         assert board.switches, "it needs a reset"
         self._switch(board, on)
 
-    def reset_mode(self, gpu: GpuUuid, on: bool) -> None:
+    def reset_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
+        self.patience.append(patience)
         board = self.boards[gpu]
         assert not board.switches, "it needs no reset"
         self._switch(board, on)
 
-    def cut(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+    def cut(
+        self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
+    ) -> Instance:
         board = self.boards[gpu]
+        assert not (new and key in board.there), "somebody else's"
         if not board.on:
             raise NodeError(f"{gpu}: MIG mode is off")
         if key not in board.there:
@@ -129,8 +149,16 @@ class Boards:
             self._did(f"CI {key}")
         return board.instance(key)
 
-    def remove(self, gpu: GpuUuid, key: PartitionKey) -> None:
+    def remove(
+        self,
+        gpu: GpuUuid,
+        key: PartitionKey,
+        uuid: GpuUuid | None = None,
+        patience: float | None = None,
+    ) -> None:
         board = self.boards[gpu]
+        if board.there.get(key) and uuid not in (None, board.instance(key).uuid):
+            return
         if not board.on or key not in board.there:
             return
         if board.used.get(key):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dra_driver.errors import NodeError, Vanished
+from dra_driver.errors import NodeError, Taken, Vanished
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import (
@@ -102,13 +102,15 @@ class FakeMig:
     def on(self, uuid: GpuUuid) -> tuple[PartitionKey, ...]:
         return tuple(sorted(key for its, key in self.instances if its == uuid))
 
-    def cut(self, uuid: GpuUuid, key: PartitionKey) -> None:
+    def cut(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
         if (uuid, key) in self.instances:
+            if new:
+                raise Taken(f"{uuid}: {key} was cut by somebody else meanwhile")
             return
         if not self.modes.get(uuid):
             raise NodeError(f"{uuid}: MIG mode is off")
         if any(key.placement.overlaps(other.placement) for other in self.on(uuid)):
-            raise NodeError(f"{uuid}: {key} overlaps an instance that is there")
+            raise Taken(f"{uuid}: {key} overlaps an instance that is there")
         self.add(uuid, key)
 
     def add(self, uuid: GpuUuid, key: PartitionKey, name: str = "") -> Instance:
@@ -118,8 +120,10 @@ class FakeMig:
         self.instances[uuid, key] = found
         return found
 
-    def remove(self, uuid: GpuUuid, key: PartitionKey) -> None:
-        self.instances.pop((uuid, key), None)
+    def remove(self, uuid: GpuUuid, key: PartitionKey, instance: GpuUuid | None = None) -> None:
+        found = self.instances.get((uuid, key))
+        if found is not None and instance in (None, found.uuid):
+            del self.instances[uuid, key]
 
     def find(self, uuid: GpuUuid, key: PartitionKey) -> Instance:
         if (uuid, key) not in self.instances:

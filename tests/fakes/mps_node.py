@@ -85,7 +85,7 @@ class World:
         self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock)
         self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
         strays = MpsStrays(users, self, clock.steady)
-        instances = MpsInstances(self, self.agent, self, errands)
+        instances = MpsInstances(self, self.agent, errands)
         tools = Tools(self, strays, self.drain, self.joined, instances, errands, clock)
         return MpsWatch(self.watched(), tools)
 

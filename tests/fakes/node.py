@@ -125,10 +125,10 @@ class FakeNode:
         match step:
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.set_mode(gpu, on)
-            case CutPartition(gpu=gpu, key=key):
-                self.mig.cut(gpu, key)
-            case RemovePartition(gpu=gpu, key=key):
-                self.mig.remove(gpu, key)
+            case CutPartition(gpu=gpu, key=key, new=new):
+                self.mig.cut(gpu, key, new)
+            case RemovePartition(gpu=gpu, key=key, uuid=uuid):
+                self.mig.remove(gpu, key, uuid)
 
     def _set(self, setting: SetTimeSlice | SetComputeMode) -> None:
         match setting:

@@ -113,7 +113,7 @@ class World:
         self.ledger = Ledger(directory / "state", "this-boot")
         specs = SpecFiles(self.cdi, "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
-        offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger.held)
+        offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger)
         tools = Tools(node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools)
 

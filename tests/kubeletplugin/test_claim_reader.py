@@ -129,3 +129,27 @@ def test_a_claim_found_by_its_uid_without_anything_of_ours_is_refused(server, re
 
     with pytest.raises(ClaimError, match="not allocated"):
         reader.find_by_uid(ClaimUid("uid-of-c"))
+
+
+@pytest.mark.parametrize("served", ["v1", "v1beta2", "v1beta1"])
+def test_what_was_allocated_of_this_node_is_known_whether_it_was_prepared_or_not(
+    server, reader, served
+):
+    server.served = [served]
+    server.put(claim("a", "gpu-0-mig-1g5gb-19-0"))
+    server.put(claim("b", "gpu-1"))
+    server.put(claim("elsewhere", "gpu-2", pool="n2"))
+    server.put(claim("theirs", "gpu-3", driver="net.example.com"))
+    server.put(claim("waits", None))
+    looks_on = claim("looks-on", "gpu-4")
+    looks_on["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    server.put(looks_on)
+
+    assert reader.allocated() == {"gpu-0-mig-1g5gb-19-0", "gpu-1"}
+
+
+def test_that_nobody_can_tell_what_was_allocated_is_an_error(server, reader):
+    server.fail(503, "GET", times=9)
+
+    with pytest.raises(Unreachable):
+        reader.allocated()

@@ -5,14 +5,16 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from dra_driver.kubeletplugin.slice_limits import check
 from dra_driver.kubeletplugin.slices import (
     Home,
     Pool,
     SliceContent,
     Writes,
+    is_advanced,
     reconcile,
     split,
 )
@@ -260,6 +262,90 @@ def test_counter_sets_have_slices_of_their_own_of_eight_each():
 
     assert [len(each.shared_counters) for each in found.slices] == [8, 1, 0]
     assert [len(each.devices) for each in found.slices] == [0, 0, 1]
+
+
+def taking(name, counters):
+    """A device that takes of this counter set, or of none."""
+    its = [{"counterSet": counters, "counters": {"c": {"value": "1"}}}] if counters else []
+    return device(name, **({"consumesCounters": its} if its else {}))
+
+
+def gpus(wholes, sizes, others):
+    """GPUs that are tried whole, then their parts, then devices beside them."""
+    sets = [f"c{number}" for number in range(len(sizes))]
+    devices = [
+        *(taking(f"{name}-whole", name) for name in sets if wholes),
+        *(
+            taking(f"{name}-{part}", name)
+            for name, size in zip(sets, sizes, strict=True)
+            for part in range(size)
+        ),
+        *(taking(f"other-{number}", "") for number in range(others)),
+    ]
+    counters = [{"name": name, "counters": {"c": {"value": "9"}}} for name in sets]
+    return devices, counters
+
+
+@given(
+    wholes=st.booleans(), sizes=st.lists(st.integers(0, 70), max_size=20), others=st.integers(0, 70)
+)
+def test_devices_that_take_of_counters_are_split_in_order_into_few_slices(wholes, sizes, others):
+    devices, counters = gpus(wholes, sizes, others)
+
+    found = split("n1", devices, counters)
+
+    assert list(found.devices) == devices
+    assert check(found) == ()
+    least = -(-len(devices) // (64 if any(map(is_advanced, devices)) else 128))
+    number = sum(bool(one.devices) for one in found.slices)
+    assert least <= number <= least + max(1, least // 3)
+
+
+@given(
+    wholes=st.booleans(),
+    number=st.integers(1, 16),
+    size=st.integers(2, 16),
+    others=st.integers(0, 16),
+    data=st.data(),
+)
+def test_what_becomes_of_the_parts_of_one_gpu_changes_one_slice(wholes, number, size, others, data):
+    assume(number > 1)  # else the largest is another one
+    which = data.draw(st.integers(0, number - 1))
+    fewer = data.draw(st.integers(2, size))
+    before = split("n1", *gpus(wholes, [size] * number, others))
+    sizes = [fewer if place == which else size for place in range(number)]
+    assume(len(before.slices) > 1 and whole_groups(before))
+
+    after = split("n1", *gpus(wholes, sizes, others))
+
+    assume(whole_groups(after))
+    changed = [one for one, now in zip(before.slices, after.slices, strict=True) if one != now]
+    assert len(changed) == (fewer != size)
+
+
+def whole_groups(pool):
+    """Whether no counter set's parts are in two slices: that would take many more slices."""
+    names = [
+        {one["name"].split("-")[0] for one in part.devices if not one["name"].endswith("whole")}
+        - {"other"}
+        for part in pool.slices
+    ]
+    return len(set().union(*names)) == sum(map(len, names))
+
+
+def test_sixteen_gpus_are_published_four_to_a_slice_and_what_is_beside_them_fills_the_last():
+    found = split("n1", *gpus(False, [14] * 16, 16))
+
+    assert [len(part.devices) for part in found.slices[2:]] == [56, 56, 56, 64, 8]
+
+
+def test_a_part_that_takes_of_no_counter_stays_with_its_gpu():
+    devices, counters = gpus(False, [30, 30, 30], 1)
+    free = devices[33] | {"consumesCounters": []}
+
+    found = split("n1", [*devices[:33], free, *devices[34:]], counters)
+
+    assert [len(part.devices) for part in found.slices[1:]] == [60, 31]
 
 
 TAINT = {"key": "k", "effect": "NoExecute"}

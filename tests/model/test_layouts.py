@@ -3,7 +3,8 @@
 import pytest
 
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.layouts import Book, Outcome, State, state_of
+from dra_driver.model.layouts import Book, Made, Outcome, State, state_of
+from dra_driver.model.mig import PartitionKey
 
 
 def outcome(state):
@@ -27,3 +28,9 @@ def test_what_waits_has_not_failed():
 
     assert Book(outcomes=outcomes).failures == 1
     assert Book(boards={GpuUuid("a"): "in use"}, problem="no such layout").failures == 2
+
+
+def test_where_layouts_made_something_is_known_without_what():
+    key = PartitionKey(19, 3, 1, 1)
+
+    assert Book(made={GpuUuid("a"): (Made(key, 7, "MIG-1"),)}).keys == {GpuUuid("a"): (key,)}

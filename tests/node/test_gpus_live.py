@@ -8,6 +8,7 @@ import pytest
 from dra_driver.model.inventory import Inventory
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.nvml import Nvml
+from dra_driver.node.sim.nvml import SimulatedNvml
 from dra_driver.node.topology import PciTree
 from tests.fakes.simulated import Node, h100, no_nvidia_modprobe, two_gpus
 
@@ -74,6 +75,32 @@ def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
     assert [(one.key.start, one.key.slices) for one in now.instances] == [(4, 3)]
     node.change(gpu=0, mig=False)
     assert gpus.look().gpus[0].mig == before
+
+
+class Overtaken(SimulatedNvml):
+    """A claim turns MIG mode on between the first glance and the reading of the rest."""
+
+    done = False
+
+    def nvmlDeviceGetPciInfo(self, handle):  # noqa: N802 - NVML's name
+        if not self.done:
+            self.done = True
+            self.nvmlDeviceSetMigMode(handle, 1)
+        return super().nvmlDeviceGetPciInfo(handle)
+
+    def nvmlDeviceGetMinorNumber(self, handle):  # noqa: N802
+        return super().nvmlDeviceGetMinorNumber(handle) + 5 * self.nvmlDeviceGetMigMode(handle)[0]
+
+
+def test_what_was_read_while_the_mode_changed_is_read_again(tmp_path):
+    node = Node(tmp_path, {"gpus": [h100("1b")]})
+    node.functions = Overtaken(node.live, mig=node.mig)
+    gpus = node.gpus(lambda minors: None)
+    (gpu,) = gpus.look().gpus
+    assert node.functions.done
+    node.nvml.on_gpu(gpu.uuid, "turning it off", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 0))
+    (again,) = gpus.look().gpus
+    assert (gpu.minor, again.minor) == (5, 0)
 
 
 def test_a_gpu_in_mig_mode_is_never_taken_for_one_that_cannot_be_cut(node):

@@ -1,23 +1,31 @@
 """What was made of GPUs outlives a restart, and what does not outlive a boot is forgotten."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.errors import NodeError
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.layouts import Before, Book, Outcome, State
+from dra_driver.model.layouts import Before, Book, Made, Outcome, State
 from dra_driver.model.mig import PartitionKey
 from dra_driver.node.mig_book import MigBook
 
 GPU = GpuUuid("GPU-1")
 KEY = PartitionKey(19, 3, 1, 1)
 FULL = Book(
-    {GPU: (KEY,)},
+    {GPU: (Made(KEY, 7, "MIG-1"),)},
     {GPU: Before(True, (KEY,))},
+    (GPU,),
     (GPU,),
     {GPU: Outcome("x", State.FAILED, "why")},
     {GPU: "why not"},
     "no such layout",
     State.FAILED,
+    True,
+)
+DAMAGED = pytest.mark.parametrize(
+    "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"made": []}}']
 )
 
 
@@ -37,13 +45,13 @@ def test_without_a_file_nothing_was_made(path):
     assert MigBook(path, "boot").read() == Book()
 
 
-def test_after_a_boot_only_the_mig_mode_of_boards_is_remembered(path):
+def test_after_a_boot_only_the_mig_mode_of_boards_and_the_label_are_remembered(path):
     MigBook(path, "boot").write(FULL)
 
-    assert MigBook(path, "next").read() == Book(switched=(GPU,))
+    assert MigBook(path, "next").read() == Book(switched=(GPU,), labelled=True)
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"made": []}}'])
+@DAMAGED
 def test_a_damaged_book_is_never_taken_for_an_empty_one(path, text):
     path.parent.mkdir()
     path.write_text(text)
@@ -59,10 +67,75 @@ def test_a_book_that_cannot_be_opened_is_told(path):
         MigBook(path, "boot").read()
 
 
+@DAMAGED
+def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, text, caplog):
+    path.parent.mkdir()
+    path.write_text(text)
+    book = MigBook(path, "boot")
+
+    assert book.change(lambda one: replace(one, switched=(GPU,))) == Book(switched=(GPU,))
+
+    assert book.read() == Book(switched=(GPU,))
+    assert (path.parent / "mig.json.damaged").read_text() == text
+    assert "counts as somebody else's from now on" in caplog.text
+
+
+def test_a_damaged_book_that_nothing_is_changed_of_is_set_aside_too(path):
+    path.parent.mkdir()
+    path.write_text("")
+
+    assert MigBook(path, "boot").change(lambda book: book) == Book()
+    assert MigBook(path, "boot").read() == Book()
+
+
+def test_a_damaged_book_that_cannot_be_set_aside_is_told(path):
+    path.parent.mkdir()
+    path.write_text("{")
+    (path.parent / "mig.json.damaged").mkdir()
+
+    with pytest.raises(NodeError, match="cannot be set aside"):
+        MigBook(path, "boot").change(lambda book: book)
+
+
+def test_a_change_is_of_what_is_there_and_what_changes_nothing_is_not_written(path):
+    MigBook(path, "boot").write(FULL)
+    written = path.stat().st_mtime_ns, path.stat().st_ino
+
+    book = MigBook(path, "boot")
+    assert book.change(lambda one: one) == FULL
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
+    assert book.change(lambda one: replace(one, switched=())).left_on == (GPU,)
+
+
+def test_changes_of_several_threads_are_all_kept(path):
+    book = MigBook(path, "boot")
+
+    def add(number):
+        gpu = GpuUuid(f"GPU-{number}")
+        book.change(lambda one: replace(one, boards={**one.boards, gpu: "why"}))
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(book.read().boards) == 8
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_change(path):
+    path.parent.mkdir()
+    (path.parent / "mig.json.1234.tmp").write_text("half")
+
+    MigBook(path, "boot").write(FULL)
+
+    assert [file.name for file in path.parent.iterdir()] == ["mig.json"]
+
+
 def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
     book = MigBook(path, "boot")
     book.write(FULL)
-    path.with_suffix(".tmp").mkdir()
+    (path.parent / "mig.json.0.tmp").mkdir()
 
     with pytest.raises(NodeError, match=r"mig\.json cannot be written.*--state-dir"):
         book.write(Book())

@@ -55,8 +55,27 @@ def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
     assert Holders(MigNode(tmp_path).nvml).of(GpuUuid("GPU-x")) == ()
 
 
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        pytest.param(
+            "nvidia_drm 122880 0 - Live\nnvidia 9 1 nvidia_drm,\n", "nvidia_drm is loaded"
+        ),
+        pytest.param("nvidia 9433088 2 nvidia_uvm,nvidia_drmx, Live\n", "such as DCGM"),
+        pytest.param(None, "such as DCGM", id="not to be read"),
+    ],
+)
+def test_where_nobody_is_seen_it_is_said_who_it_may_be(tmp_path, modules, said):
+    node = MigNode(tmp_path)
+    node.proc.mkdir()
+    if modules is not None:
+        (node.proc / "modules").write_text(modules)
+    holders = Holders(node.nvml, node.proc)
+    assert said in holders.in_words(holders.of(node.gpu))
+
+
 def test_many_are_not_all_named():
-    assert in_words(()) == "by nobody that can be seen from here"
+    assert in_words(()).startswith("by nobody that can be seen from here; a monitoring agent")
     many = in_words(tuple(Holder(pid, "python3") for pid in range(1, 12)))
     assert many.endswith("python3 (8) and 3 more")
 

@@ -1,9 +1,13 @@
 """What others cut is seen as it is: what can be given to somebody, and what is in the way."""
 
+import logging
+
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, Vanished
+from dra_driver.node.gpus import HIDDEN
+from dra_driver.node.mig.instances import compute_instances, compute_profiles, gpu_instance
 from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
@@ -38,6 +42,67 @@ def test_one_that_is_not_whole_is_odd(tmp_path, compute):
     assert node.cut == ["1g.10gb at 0"]
     (odd,) = node.glance.odd
     assert (node.named(odd.key), odd.cis) == ("3g.40gb at 4", len(compute))
+
+
+class Stale(SimulatedNvml):
+    """Goes on listing the MIG devices that it listed once, as NVML does with those that another
+    process removed."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.listed = {}
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):  # noqa: N802
+        if index not in self.listed:
+            found = super().nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+            self.listed[index] = (found, super().nvmlDeviceGetUUID(found))
+        return self.listed[index][0]
+
+    def _remembered(self, device):
+        return next((uuid for found, uuid in self.listed.values() if found == device), None)
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return self._remembered(handle) or super().nvmlDeviceGetUUID(handle)
+
+    def nvmlDeviceGetGpuInstanceId(self, device):  # noqa: N802
+        return device.gi
+
+    def nvmlDeviceGetComputeInstanceId(self, device):  # noqa: N802
+        return device.ci
+
+
+def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
+    node = made(tmp_path, foreign("3g.40gb", 0), foreign("1g.10gb", 5))
+    partitions = node.through(Stale(node.live, mig=node.mig))
+    assert node.cut == ["3g.40gb at 0", "1g.10gb at 5"]
+    node.change(gpu=0, instances=[foreign("3g.40gb", 0, []), foreign("1g.10gb", 5)])
+    key = node.key("3g.40gb")
+    node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, it: _empty(nvml, it, key))
+    assert node.cut == ["1g.10gb at 5"]
+    assert [one.cis for one in node.glance.odd] == [0]
+    with pytest.raises(Vanished):
+        partitions.find(node.gpu, key)
+
+
+def _empty(functions, handle, key):
+    """As another process removes the compute instances of a partition."""
+    one = gpu_instance(functions, handle, key)
+    assert one is not None
+    for compute in compute_instances(functions, one, compute_profiles(functions, one)):
+        functions.nvmlComputeInstanceDestroy(compute.handle)
+
+
+def test_what_is_cut_is_told_to_root_alone_and_others_are_told_of_none(tmp_path, caplog):
+    node = made(tmp_path, foreign("3g.40gb", 4))
+    node.mig.is_root = lambda: False
+    gpus = node.gpus(lambda minors: None)
+    with caplog.at_level(logging.WARNING):
+        looks = [gpus.look() for _ in range(3)]
+    (gpu,) = looks[0].gpus
+    assert (gpu.mig.on, gpu.mig.profiles, gpu.mig.instances, gpu.mig.odd) == (True, (), (), ())
+    assert looks == [looks[0]] * 3
+    assert looks[0].withheld == ()
+    assert [one.msg for one in caplog.records].count(HIDDEN) == 1
 
 
 def test_nothing_is_asked_for_while_the_mode_is_off(tmp_path):

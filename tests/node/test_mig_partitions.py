@@ -1,14 +1,17 @@
 """GPUs are cut where it was asked for and nowhere else, and what is cut goes again."""
 
+import logging
 import threading
 import time
 
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut, Vanished
+from dra_driver.errors import NodeError, Taken, TimedOut, Vanished
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import PartitionKey
+from dra_driver.node.mig.holders import Holders
+from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
@@ -36,6 +39,23 @@ def test_cutting_twice_is_cutting_once(node):
     key = node.key("1g.10gb", 3)
     assert node.partitions.cut(node.gpu, key) == node.partitions.cut(node.gpu, key)
     assert node.cut == ["1g.10gb at 3"]
+
+
+def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
+    foreign = node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
+    with pytest.raises(
+        Taken, match=rf"{node.gpu}: profile 14 at 2 is cut already, as GPU instance 3, MIG-"
+    ):
+        node.partitions.cut(node.gpu, foreign.key, new=True)
+    made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4), new=True)
+    assert node.glance.instances == (foreign, made)
+
+
+def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
+    node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
+    with pytest.raises(Taken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
+        node.partitions.cut(node.gpu, node.key("1g.10gb", 3), new=True)
+    assert node.cut == ["2g.20gb at 2"]
 
 
 def test_a_partition_that_is_half_made_is_completed(node):
@@ -103,6 +123,99 @@ def test_who_divided_a_partition_is_told_how_to_mend_it(tmp_path):
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
     with pytest.raises(NodeError, match="somebody else divided GPU instance"):
         node.partitions.cut(node.gpu, node.key("2g.20gb"))
+
+
+def test_another_instance_than_the_one_that_was_cut_stays(node, caplog):
+    ours = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    gone = GpuUuid("MIG-that-somebody-removed")
+    with caplog.at_level(logging.WARNING):
+        node.partitions.remove(node.gpu, ours.key, gone)
+    assert node.glance.instances == (ours,)
+    assert "there is another instance where ours was" in caplog.text
+    node.partitions.remove(node.gpu, ours.key, ours.uuid)
+    assert node.cut == []
+
+
+def test_half_of_what_was_cut_has_no_name_and_is_removed(node):
+    key = node.key("1g.10gb", 5)
+    _gpu_instance_alone(node, key)
+    node.partitions.remove(node.gpu, key, GpuUuid("MIG-ours"))
+    assert node.glance.odd == ()
+
+
+class Lying(SimulatedNvml):
+    """Says of so many instances that they are removed, which they are not."""
+
+    lies = 0
+
+    def nvmlGpuInstanceDestroy(self, gpuInstance):  # noqa: N802, N803
+        if self.lies:
+            self.lies -= 1
+            return 0
+        return super().nvmlGpuInstanceDestroy(gpuInstance)
+
+
+def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_path):
+    node = MigNode(tmp_path, patience=5.0)
+    key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
+    partitions = node.through(functions)
+    partitions.cut(node.gpu, key)
+    functions.lies = 2
+    partitions.remove(node.gpu, key)
+    assert (node.cut, node.glance.odd, functions.lies) == ([], (), 0)
+
+
+def test_what_nvml_removes_in_words_alone_is_told(node):
+    key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
+    partitions = node.through(functions)
+    made = partitions.cut(node.gpu, key)
+    functions.lies = 1000
+    with pytest.raises(NodeError, match=rf"says that GPU instance {made.gi} is removed, and lists"):
+        partitions.remove(node.gpu, key)
+
+
+def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
+    made = node.partitions.cut(node.gpu, node.key("1g.20gb", 2))
+
+    def count(functions, handle):
+        return functions.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount
+
+    assert node.nvml.on_gpu(made.uuid, "counting", count) == 26
+
+
+def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whole(tmp_path):
+    foreign = {"profile": "1g.20gb", "start": 0, "compute": [1]}
+    node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
+    assert (node.cut, [one.cis for one in node.glance.odd]) == ([], [1])
+    with pytest.raises(NodeError, match="somebody else divided"):
+        node.partitions.cut(node.gpu, node.key("1g.20gb"))
+
+
+def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
+    ours = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    with pytest.raises(Taken) as raised:
+        node.partitions.cut(node.gpu, node.key("3g.40gb"))
+    said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be cut once"
+    assert said in str(raised.value)
+
+
+def test_what_is_cut_is_told_without_reading_again_how_it_can_be_cut(node):
+    node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    node.change(gpu=0, fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "UNKNOWN"})
+    assert node.partitions.taken(node.gpu) == (node.key("1g.10gb"),)
+
+
+def test_whoever_may_not_cut_is_told_before_anything_is_done(node):
+    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+
+    def refuse():
+        raise NodeError("there is no nvidia-cap1")
+
+    partitions = Partitions(node.nvml, Holders(node.nvml), lambda: True, 0.0, allow=refuse)
+    for change in (partitions.remove, partitions.cut):
+        with pytest.raises(NodeError, match="there is no nvidia-cap1"):
+            change(node.gpu, made.key)
+    assert node.glance.instances == (made,)
 
 
 def test_what_uses_a_partition_is_named(node):

@@ -305,19 +305,27 @@ def test_a_mode_that_is_pending_can_be_taken_back(node, nvml, ampere):
     assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 1]
 
 
-def test_only_root_may_change_anything_and_everybody_may_look(tmp_path):
+def test_only_root_may_change_anything_or_see_what_is_cut(tmp_path):
     node = Node(
         tmp_path, {"gpus": [dict(A100, mig=True, instances=[{"profile": "2g.10gb", "start": 0}])]}
     )
-    nvml = SimulatedNvml(node.live, mig=MigStates(is_root=lambda: False))
+    root = [True]
+    nvml = SimulatedNvml(node.live, mig=MigStates(is_root=lambda: root[0]))
     nvml.nvmlInit()
     device = nvml.nvmlDeviceGetHandleByIndex(0)
     there = nvml.nvmlDeviceGetGpuInstanceById(device, 3)
     inside = nvml.nvmlGpuInstanceGetComputeInstanceById(there, 0)
+    root.clear()
+    root.append(False)
     refused("NoPermission", nvml.nvmlDeviceSetMigMode, device, 0)
     refused("NoPermission", cut, nvml, device, 19, 4, 1)
     refused("NoPermission", nvml.nvmlGpuInstanceDestroy, there)
     refused("NoPermission", nvml.nvmlComputeInstanceDestroy, inside)
+    refused("NoPermission", nvml.nvmlDeviceGetGpuInstanceById, device, 3)
+    refused("NoPermission", nvml.nvmlGpuInstanceGetComputeInstanceById, there, 0)
+    count = pynvml.c_uint(4)
+    listed = (pynvml.c_nvmlGpuInstance_t * 4)()
+    refused("NoPermission", nvml.nvmlDeviceGetGpuInstances, device, 14, byref(listed), byref(count))
     assert nvml.nvmlDeviceGetMigMode(device) == [1, 1]
 
 

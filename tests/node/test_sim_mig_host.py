@@ -29,6 +29,11 @@ class Host(Node):
         super().__init__(directory, {"gpus": [h100("1b"), dict(A100, **more)]})
         assert self.host
         self.again()
+        self.allow()
+
+    def allow(self):
+        """Make the device node that whoever cuts opens."""
+        assert self.modprobe("-f", f"/{PROC}/mig/config").returncode == 0
 
     def again(self):
         """As another process sees it."""
@@ -181,10 +186,11 @@ def test_capabilities_lead_to_device_nodes_that_nvidia_modprobe_makes(host):
     numbers = capabilities(1, gi, 0)
     for file, number in zip(files, numbers, strict=True):
         said = (host.root / PROC / file).read_text().splitlines()
-        assert said == [f"DeviceFileMinor: {number}", "DeviceFileMode: 256", "DeviceFileModify: 1"]
+        assert said == [f"DeviceFileMinor: {number}", "DeviceFileMode: 292", "DeviceFileModify: 1"]
+    assert "DeviceFileMode: 256\n" in (host.root / PROC / "mig/config").read_text()
     listed = (host.root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
     assert f"gpu1/gi{gi}/ci0/access {numbers[1]}" in listed
-    assert not (host.root / "dev/nvidia-caps").exists()
+    assert os.listdir(host.root / "dev/nvidia-caps") == ["nvidia-cap1"]
     done = host.modprobe("-f", f"/{PROC}/{files[0]}", f"-f={host.root}/{PROC}/{files[1]}")
     assert (done.returncode, done.stderr) == (0, "")
     nodes = [host.root / f"dev/nvidia-caps/nvidia-cap{number}" for number in numbers]
@@ -201,16 +207,29 @@ def test_a_broken_nvidia_modprobe_makes_no_capability_node(host):
     host.change(nvidia_modprobe="fails")
     host.live.current()
     assert host.modprobe("-f", f"/{PROC}/mig/monitor").returncode == 1
-    assert not (host.root / "dev/nvidia-caps").exists()
+    assert not (host.root / "dev/nvidia-caps/nvidia-cap2").exists()
 
 
 def test_capability_nodes_go_with_the_driver(host):
     assert host.modprobe("-f", f"/{PROC}/mig/monitor").returncode == 0
-    assert os.listdir(host.root / "dev/nvidia-caps") == ["nvidia-cap2"]
+    assert sorted(os.listdir(host.root / "dev/nvidia-caps")) == ["nvidia-cap1", "nvidia-cap2"]
     host.change(driver="not-loaded")
     host.live.current()
     assert not (host.root / "dev/nvidia-caps").exists()
     assert not (host.root / PROC / "mig").exists()
+
+
+def test_whoever_cannot_open_the_node_of_mig_config_cuts_nothing_and_removes_nothing(host):
+    gi = host.cut(AMPERE, 14, 2, 2)
+    node = host.root / "dev/nvidia-caps/nvidia-cap1"
+    node.unlink()
+    for change in (lambda: host.cut(AMPERE, 19, 0, 1), lambda: host.remove(AMPERE, gi)):
+        with pytest.raises(pynvml.NVMLError_NoPermission):
+            change()
+    assert len(host.instances(AMPERE)) == 1
+    host.allow()
+    host.remove(AMPERE, gi)
+    assert host.instances(AMPERE) == []
 
 
 def test_no_two_capabilities_have_the_same_number():

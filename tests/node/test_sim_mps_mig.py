@@ -8,8 +8,10 @@ from dra_driver.node.sim.mps.facts import read_facts
 from dra_driver.node.sim.mps.servers import Refused
 from dra_driver.node.sim.mps_client import REFUSED
 from dra_driver.node.sim.mps_client import main as mps_client
+from dra_driver.plan.strategies import clients
 from tests.fakes.mps import mps_host, shown
 from tests.fakes.mps_daemon import Daemon, new_node
+from tests.fakes.simulated import Node, h100
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -134,3 +136,19 @@ def test_a_real_process_gets_what_the_instance_has(capsys):
         assert "OUT_OF_MEMORY" in capsys.readouterr().err
         let_in = shown(capsys, "attach", str(process), "--memory", "10Gi")
         assert let_in["memory_bytes_by_gpu"] == {instance: None}
+
+
+@pytest.mark.parametrize("product", ["A30", "A100-40-SXM", "H100-80-SXM", "RTX-PRO-6000"])
+def test_as_many_clients_are_taken_in_an_instance_as_a_node_offers_shares_of_it(product, tmp_path):
+    node = Node(tmp_path, {"gpus": [h100("1b") | {"product": product}]})
+    (gpu,) = node.gpus().look().gpus
+    assert gpu.mig
+    for profile in gpu.mig.profiles:
+        start = profile.placements[0].start
+        uuid = mig_uuid(Said(gpu.minor, profile.number, start, gi=1, ci=0, tag=tag(gpu.uuid)))
+
+        facts = read_facts(node.root)
+        found = facts.find(uuid)
+
+        assert found
+        assert facts.most_clients(found) == clients(gpu, profile)

@@ -6,14 +6,16 @@ import pytest
 
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
+from dra_driver.model.offer import Device
 from dra_driver.plan.configs import Chosen, config_of, decode_configs
-from tests.fakes.values import allocation, claim, config
+from tests.fakes.values import allocation, claim, config, gpu
 
 SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}
 
 
 def chosen(*configs, request="gpu"):
-    return config_of(allocation(request=request), decode_configs(claim("gpu-0", configs=configs)))
+    decoded = decode_configs(claim("gpu-0", configs=configs))
+    return config_of(allocation(request=request), decoded, Device(gpu(0)))
 
 
 def test_without_a_config_the_gpu_is_whole():

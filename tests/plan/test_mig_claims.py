@@ -22,7 +22,7 @@ from dra_driver.model.steps import (
 )
 from dra_driver.plan.gpu_settings import to_look_up, with_found
 from dra_driver.plan.limits import limit_steps
-from dra_driver.plan.mig.claims import cuts, in_the_way, new_cuts
+from dra_driver.plan.mig.claims import cuts, in_the_way, still_cut, whole_gpus, without_cuts
 from dra_driver.plan.prepare import plan_claim
 from dra_driver.plan.undo import undoing
 from tests.fakes.mig import (
@@ -134,7 +134,7 @@ def test_the_last_claim_removes_its_partition_and_restores_the_mode():
     record = prepared(FIRST)
 
     assert undoing(record, ()) == (
-        RemovePartition(GPU, partition(ONE, 0).key),
+        RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid),
         SetMigMode(GPU, on=False),
     )
 
@@ -143,7 +143,8 @@ def test_a_claim_that_is_not_the_last_on_its_gpu_leaves_the_mode_on():
     first = prepared(FIRST, name="first")
     second = prepared(SECOND, name="second", others=(first,))
 
-    assert undoing(first, (second,)) == (RemovePartition(GPU, partition(ONE, 0).key),)
+    mine = RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid)
+    assert undoing(first, (second,)) == (mine,)
     assert undoing(second, ())[-1] == SetMigMode(GPU, on=False)
 
 
@@ -289,8 +290,20 @@ def test_a_partition_that_a_claim_shares_already_is_no_new_cut():
     first = plan_claim(share("first"), mig_offer(), (), POOL).record
     second = plan_claim(share("second"), mig_offer(), (first,), POOL)
 
-    assert new_cuts(second.steps, (first,)) == ()
-    assert new_cuts(second.steps, ()) == tuple(cuts([second.record]))
+    assert [cut.new for cut in (*cuts([first]), *cuts([second.record]))] == [True, False]
+    assert tuple(cuts([second.record])) == tuple(cuts([first]))
+
+
+def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
+    record = planned(FIRST, SECOND).record
+    first, second = cuts([record])
+
+    begun = without_cuts(record, {first})
+
+    assert [one for one in undoing(begun, ()) if isinstance(one, RemovePartition)] == [
+        RemovePartition(second.gpu, second.key)
+    ]
+    assert [one for one in record.steps if one not in begun.steps] == [first]
 
 
 def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
@@ -320,3 +333,99 @@ def test_nobody_is_in_the_place_of_what_is_not_there_for_another_reason(name):
 
     with pytest.raises(UnknownDevice, match=f"'{name}', but this node has: gpu-0-mig-3g40gb-9-0"):
         planned(name, at=node)
+
+
+def as_gpu(**fields):
+    """A partition that serves claims for a GPU."""
+    there = cut_device(THREE, 0, instance=instance(THREE, 0), as_gpu=True)
+    return Offer((replace(there, **fields),))
+
+
+@pytest.mark.parametrize("source", ["FromClass", "FromClaim"])
+@pytest.mark.parametrize("requests", [(), ("gpu",)])
+def test_who_asked_for_a_gpu_and_got_a_partition_may_have_written_of_a_gpu(source, requests):
+    written = config("GpuConfig", *requests, source=source, sharing={"strategy": "MPS"})
+
+    plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
+
+    assert [space.gpus for space in plan.record.spaces] == [("MIG-9-0",)]
+
+
+def test_the_interval_of_a_gpu_is_not_set_for_a_partition_of_it():
+    written = config(
+        "GpuConfig",
+        "gpu",
+        sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+    )
+
+    plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
+
+    assert plan.steps == (MakeDeviceNodes((0,)),)
+
+
+def test_other_partitions_are_not_configured_as_gpus():
+    with pytest.raises(ClaimError, match="is a MIG partition: write a MigDeviceConfig"):
+        planned(WHOLE_SIDE, at=as_gpu(as_gpu=False), configs=(config("GpuConfig", "gpu"),))
+
+
+def test_an_instance_that_exists_is_known_from_the_beginning_to_be_under_mps():
+    there = cut_device(THREE, 0, instance=instance(THREE, 0))
+
+    record = planned(WHOLE_SIDE, at=Offer((there,)), configs=(MPS,)).record
+
+    assert record.holdings[0].uuid == "MIG-9-0"
+    assert record.spaces[0].gpus == ("MIG-9-0",)
+
+
+def test_a_limit_for_no_partition_of_the_claim_is_refused_with_the_names_of_those_that_are():
+    limits = {"defaultPerDevicePinnedMemoryLimit": {"7": "2Gi"}}
+    wrong = config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": limits})
+
+    with pytest.raises(ClaimError, match=rf"write an index: 0 \({FIRST}\)$"):
+        planned(FIRST, configs=(wrong,))
+
+
+def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
+    mine = prepared(FIRST)
+    (holding,) = mine.holdings
+    other = replace(holding, instance=instance(ONE, 0, gi=9, name="new"))
+    theirs = replace(prepared(FIRST, name="second"), holdings=(other,))
+    begun = planned(FIRST, name="third").record
+
+    def removed(record, *others):
+        return [one.uuid for one in undoing(record, others) if isinstance(one, RemovePartition)]
+
+    assert removed(mine, theirs) == ["MIG-19-0"]
+    assert removed(mine, begun) == []
+    assert removed(begun, mine) == []
+    assert removed(begun) == [None]
+
+
+@pytest.mark.parametrize("name", ["gpu-0", "gpu-0-1"])
+def test_who_is_in_the_place_of_a_gpu_or_a_replica_of_it_is_named(name):
+    node = Offer((cut_device(THREE, 0, instance=instance(THREE, 0)), cut_device(ONE, 5)))
+
+    with pytest.raises(UnknownDevice, match="gpu-0-mig-3g40gb-9-0 is in its place now, which was"):
+        planned(name, at=node)
+
+
+def test_a_record_says_what_was_cut_for_it():
+    assert prepared(FIRST).cut == {(GPU, partition(ONE, 0).key)}
+    assert prepared("gpu-0").cut == frozenset()
+
+
+def test_what_was_cut_for_a_damaged_record_is_cut_and_held_by_nobody_else():
+    (left,) = still_cut(prepared(FIRST))
+
+    assert (left.holdings, tuple(cuts([left]))) == ((), tuple(cuts([prepared(FIRST)])))
+    assert planned(FIRST, others=(left,)).grants
+    assert still_cut(None) == ()
+
+
+def test_a_gpu_whose_mode_nobody_turns_off_has_to_be_looked_at():
+    plain = Offer((Device(mig_gpu(), SLICEABLE),))
+    modes = {True: planned("gpu-0"), False: planned("gpu-0", at=plain)}
+
+    assert whole_gpus(modes[True].grants, modes[True].steps) == ()
+    assert whole_gpus(modes[False].grants, modes[False].steps) == (mig_gpu(),)
+    assert whole_gpus(planned(FIRST).grants, ()) == ()

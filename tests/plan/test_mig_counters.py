@@ -240,7 +240,7 @@ def test_engines_of_which_the_board_does_not_tell_how_many_it_has_are_not_counte
 
 def test_fewer_instances_of_a_profile_than_would_fit_are_counted():
     one = MigProfile("1g", 1, 0, 1, 2, 1, Engines(), tuple(Placement(n, 1) for n in range(4)))
-    its = Mig(True, True, True, (one,))
+    its = Mig(True, True, False, (one,))
     taken = Foreign((), (OddInstance(key(its, "1g", 0), 1, 0),))
 
     free = every_partition(its, EVERYTHING, whole=False)

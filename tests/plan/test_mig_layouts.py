@@ -8,13 +8,14 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
+from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
+from dra_driver.model.inventory import Inventory
 from dra_driver.model.layouts import Change, Layout, LayoutEntry, Wanted
 from dra_driver.model.mig import Instance, Mig, OddInstance, Partition, PartitionKey
 from dra_driver.node.sim.mig.geometry import geometry
 from dra_driver.node.sim.mig.rules import fits
 from dra_driver.plan.mig.changes import Misfit, decide
-from dra_driver.plan.mig.layouts import built_in, layouts_of, shown, wanted
+from dra_driver.plan.mig.layouts import built_in, layouts_of, places, shown, wanted
 from dra_driver.plan.mig.placing import place, profiles_of, too_much
 from tests.fakes.values import gpu
 
@@ -123,17 +124,51 @@ def layout(*entries):
 def test_the_last_entry_that_selects_a_gpu_holds_for_it():
     halves = layout(
         LayoutEntry(True, (("1g.5gb", 7),)),
-        LayoutEntry(False, minors=frozenset({1})),
+        LayoutEntry(False, indexes=frozenset({1})),
     )
 
-    assert wanted(halves, board(minor=0)) == Wanted("x", True, (("1g.5gb", 7),))
-    assert wanted(halves, board(minor=1)) == Wanted("x", False)
+    assert wanted(halves, board(), 0) == Wanted("x", True, (("1g.5gb", 7),))
+    assert wanted(halves, board(), 1) == Wanted("x", False)
 
 
 def test_a_gpu_that_no_entry_selects_stays_as_it_is():
-    only = layout(LayoutEntry(True, minors=frozenset({1})))
+    only = layout(LayoutEntry(True, indexes=frozenset({1})))
 
-    assert wanted(only, board(minor=0)) is None
+    assert wanted(only, board(), 0) is None
+
+
+def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are():
+    gpus = tuple(
+        replace(gpu(minor), pci_bus_id=f"0000:{bus}:00.0")
+        for minor, bus in enumerate(("87", "10", "b7", "47"))
+    )
+
+    assert places(Inventory(gpus)) == {
+        gpus[1].uuid: 0,
+        gpus[3].uuid: 1,
+        gpus[0].uuid: 2,
+        gpus[2].uuid: 3,
+    }
+
+
+def test_gpus_that_cannot_be_offered_have_their_places_where_it_is_known_which():
+    one = replace(gpu(0), pci_bus_id="0000:47:00.0")
+    withheld = (
+        Withheld("GPU 0000:10:00.0 (GPU-8)", "it hangs"),
+        Withheld("GPU 0000:87:00.0", "no driver is bound to it"),
+        Withheld("GPU with NVML index 2", "it does not answer"),
+        Withheld(ALL_GPUS, "nothing"),
+    )
+
+    assert places(Inventory((one,), withheld)) == {one.uuid: 1}
+
+
+def test_built_in_layouts_mean_a_gpu_wherever_it_is():
+    one, other = board(A100), board(A100, minor=1)
+    found = built_in([one])["all-1g.5gb"]
+
+    assert wanted(found, one, 7) is not None
+    assert wanted(found, other, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -143,13 +178,13 @@ def test_a_gpu_that_no_entry_selects_stays_as_it_is():
 def test_a_filter_is_compared_with_the_pci_id_of_the_gpu(pci_id, is_meant):
     filtered = layout(LayoutEntry(True, pci_ids=frozenset({0x20B010DE})))
 
-    assert (wanted(filtered, replace(board(), pci_id=pci_id)) is not None) is is_meant
+    assert (wanted(filtered, replace(board(), pci_id=pci_id), 0) is not None) is is_meant
 
 
 def test_what_is_said_of_all_gpus_is_not_meant_for_those_that_cannot_be_cut():
-    assert wanted(layout(LayoutEntry(True)), gpu()) is None
-    assert wanted(layout(LayoutEntry(False, minors=frozenset({0}))), gpu()) is None
-    assert wanted(layout(LayoutEntry(True, minors=frozenset({0}))), gpu()) == Wanted("x", True)
+    assert wanted(layout(LayoutEntry(True)), gpu(), 0) is None
+    assert wanted(layout(LayoutEntry(False, indexes=frozenset({0}))), gpu(), 0) is None
+    assert wanted(layout(LayoutEntry(True, indexes=frozenset({0}))), gpu(), 0) == Wanted("x", True)
 
 
 def test_built_in_layouts_are_called_as_mig_parted_calls_them():
@@ -178,18 +213,18 @@ def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
     ampere, small = board(A100), board(A30, minor=1)
     found = built_in([ampere, small])
 
-    assert wanted(found["all-1g.5gb"], ampere) == Wanted("all-1g.5gb", True, (("1g.5gb", 7),))
-    assert wanted(found["all-1g.5gb"], small) is None
-    me = wanted(found["all-1g.5gb.me"], ampere)
+    assert wanted(found["all-1g.5gb"], ampere, 0) == Wanted("all-1g.5gb", True, (("1g.5gb", 7),))
+    assert wanted(found["all-1g.5gb"], small, 0) is None
+    me = wanted(found["all-1g.5gb.me"], ampere, 0)
     assert me == Wanted("all-1g.5gb.me", True, (("1g.5gb+me", 1),))
-    assert wanted(found["all-balanced"], ampere) == Wanted(
+    assert wanted(found["all-balanced"], ampere, 0) == Wanted(
         "all-balanced", True, (("1g.5gb", 2), ("2g.10gb", 1), ("3g.20gb", 1))
     )
-    assert wanted(found["all-balanced"], small) == Wanted(
+    assert wanted(found["all-balanced"], small, 0) == Wanted(
         "all-balanced", True, (("1g.6gb", 2), ("2g.12gb", 1))
     )
-    assert wanted(found["all-disabled"], small) == Wanted("all-disabled", False)
-    assert wanted(found["all-enabled"], ampere) == Wanted("all-enabled", True)
+    assert wanted(found["all-disabled"], small, 0) == Wanted("all-disabled", False)
+    assert wanted(found["all-enabled"], ampere, 0) == Wanted("all-enabled", True)
 
 
 def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
@@ -197,7 +232,7 @@ def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
     profiles = tuple(each for each in one.mig.profiles if each.slices < 4)
     odd = replace(one, mig=replace(one.mig, profiles=profiles))
 
-    assert wanted(built_in([odd])["all-balanced"], odd) is None
+    assert wanted(built_in([odd])["all-balanced"], odd, 0) is None
 
 
 @pytest.mark.parametrize("product", BOARDS)
@@ -205,7 +240,7 @@ def test_every_built_in_layout_fits_on_the_boards_that_it_is_for(product):
     one = board(product)
 
     for found in built_in([one]).values():
-        meant = wanted(found, one)
+        meant = wanted(found, one, 0)
         assert meant is not None
         assert isinstance(decide(one, meant, ()), Change), found.name
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.model.devices import DeviceName
+from dra_driver.model.devices import DeviceName, Version
 from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Mig
@@ -28,6 +28,7 @@ from dra_driver.model.profiles import (
 )
 from dra_driver.plan.mig.offered import allowed, made
 from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
 from tests.plan.mig_boards import (
     cut,
@@ -190,7 +191,7 @@ def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        pytest.param({}, "MIG mode is off, and changes with a reset only", id="off"),
+        pytest.param({}, "MIG mode is off and is being switched", id="off"),
         pytest.param(
             {"pending": True},
             "MIG mode goes on with its next reset; free it of every process and run "
@@ -342,7 +343,57 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
 def test_partitions_are_sliceable_within_their_own_memory():
     shape = of(found(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
 
-    assert shape == Sliceable(10000 * MIB, 1024 * MIB, MIB, shares=48)
+    assert shape == Sliceable(10000 * MIB, 1024 * MIB, MIB, shares=6)
+
+
+@pytest.mark.parametrize(
+    ("board", "cuda", "expected"),
+    [
+        pytest.param("a100-40", 13, {1: 6, 2: 13, 3: 20, 4: 27, 7: 48}, id="sevenths"),
+        pytest.param("a30-24", 13, {1: 12, 2: 24, 4: 48}, id="quarters"),
+        pytest.param("h100-80-sxm", 14, {1: 8, 2: 17, 3: 25, 4: 34, 7: 60}, id="newer driver"),
+    ],
+)
+def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_slices(
+    board, cuda, expected
+):
+    its = replace(cut(board, **ON), cuda_driver_version=Version(cuda))
+
+    offered = found(its, its=dynamic())
+
+    assert {
+        one.partition.profile.slices: one.shape.shares for one in offered.devices if one.partition
+    } == expected
+    assert offered.notes == ()
+
+
+def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_note_says_so():
+    offered = found(cut(**HOPPER), gpu(1), its=dynamic("1g.10gb", "4g.40gb", shares=16))
+
+    assert of(offered, "1g.10gb", 0).shape.shares == 6
+    assert of(offered, "4g.40gb", 0).shape.shares == 16
+    assert {one.shape.shares for one in offered.devices[:2]} == {16}
+    assert offered.notes[1:] == (
+        "profile 'p', spec.gpus[0].shares: MPS takes fewer clients in a partition, so at most so "
+        "many claims share one: 6 in 1g.10gb",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "shares"),
+    [
+        pytest.param({"shares": 16, "strategies": (Strategy.TIME_SLICING,)}, 16, id="taking turns"),
+        pytest.param({"shares": 4}, 4, id="fewer than MPS takes"),
+        pytest.param({"shares": 16, "replicas": (("1g.10gb", 9),)}, 9, id="replicas"),
+    ],
+)
+def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile_says(
+    fields, shares
+):
+    offered = found(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
+
+    assert of(offered, "1g.10gb", 0).shape.shares == shares
+    assert offered.notes == ()
 
 
 def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
@@ -388,9 +439,10 @@ def test_partitions_are_exclusive_where_gpus_are(its, keeps):
             id="least",
         ),
         pytest.param(
-            dynamic("1g.10gb", replicas=(("1g.10gb", 49),), default_strategy=Strategy.MPS),
+            dynamic("1g.10gb", replicas=(("1g.10gb", 7),), default_strategy=Strategy.MPS),
             Keeps(),
-            "partitions 1g.10gb: 49 replicas share by MPS",
+            "partitions 1g.10gb: 7 replicas share by MPS, which takes 6 clients on partitions of "
+            "1g.10gb; lower replicas to 6 at most",
             id="clients",
         ),
     ],
@@ -543,35 +595,78 @@ def test_a_held_partition_of_a_gpu_that_cannot_be_cut_any_more_is_gone():
 # Partitions that serve claims for a GPU.
 
 
-def test_partitions_of_one_kind_serve_claims_for_a_gpu_where_the_profile_says_so():
-    offered = found(cut(**ON), cut(minor=1, **ON), its=dynamic("3g.20gb", single=True))
+SINGLE = profile(mig=MigRules(single=True))
 
-    assert {one.as_gpu for one in offered.devices if one.partition} == {True}
+
+def in_instances(minor, *parts):
+    """A GPU that somebody cut into these."""
+    there = tuple(instance(mig(), part, start, gi) for gi, (part, start) in enumerate(parts))
+    return cut(minor=minor, **ON, instances=there)
+
+
+def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_profile_says_so():
+    node = (
+        in_instances(0, ("3g.20gb", 0), ("3g.20gb", 4)),
+        in_instances(1, ("3g.20gb", 4)),
+        cut(minor=2),
+    )
+
+    offered = found(*node, its=SINGLE)
+
+    assert [one.as_gpu for one in offered.devices if one.partition] == [True] * 3
     assert {one.as_gpu for one in offered.devices if not one.partition} == {False}
     assert offered.notes == ()
 
 
 def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
-    offered = found(cut(**ON), its=dynamic("1g.5gb", "3g.20gb", single=True))
+    node = (in_instances(0, ("1g.5gb", 0)), in_instances(1, ("3g.20gb", 4)))
+
+    offered = found(*node, its=SINGLE)
 
     assert not any(one.as_gpu for one in offered.devices)
     assert offered.notes == (
-        "mig.strategy: Single has no effect, since partitions of several kinds are offered: "
-        "1g.5gb, 3g.20gb; allow one profile only",
+        "mig.strategy: Single has no effect, since there are partitions of several kinds: "
+        "1g.5gb, 3g.20gb; cut GPUs into one kind only",
     )
+
+
+def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says_so():
+    """They have no UUID before they are cut, and beside them there are whole GPUs to be had."""
+    mine = in_instances(0, ("3g.20gb", 0))
+
+    offered = found(mine, gpu(1), its=dynamic("1g.5gb", single=True))
+
+    serving = [one for one in offered.devices if one.as_gpu]
+    assert [one.instance for one in serving] == [*mine.mig.instances]
+    assert len([one for one in offered.devices if one.cut_for_claims]) == 3
+    assert offered.notes == (
+        "profile 'p', spec.gpus[0]: mig has no effect on gpu-1, which cannot be cut",
+        "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are cut "
+        "for claims; only those that exist serve claims for a GPU: have them cut by a layout",
+    )
+
+
+def test_where_no_gpu_can_be_cut_single_is_not_told():
+    (note,) = found(gpu(0), its=dynamic(single=True)).notes
+
+    assert "cannot be cut" in note
+
+
+def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
+    offered = found(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
+
+    (one,) = [each for each in published(offered) if "asGpu" in each["attributes"]]
+    assert one["attributes"]["uuid"] == {"string": "MIG-9-0"}
 
 
 def test_gpus_with_other_rules_do_not_count_for_that():
     entries = (
-        Entry(
-            Selection(minors=frozenset({0})),
-            Rules(mig=MigRules(True, ("3g.20gb",), single=True)),
-            "spec.gpus[0]",
-        ),
-        Entry(Selection(), Rules(mig=MigRules(True)), "spec.gpus[1]"),
+        Entry(Selection(minors=frozenset({0})), Rules(mig=MigRules(single=True)), "spec.gpus[0]"),
+        Entry(Selection(), Rules(), "spec.gpus[1]"),
     )
+    node = (in_instances(0, ("3g.20gb", 4)), in_instances(1, ("1g.5gb", 0)))
 
-    offered = found(cut(**ON), cut(minor=1, **ON), its=Profile("p", entries))
+    offered = found(*node, its=Profile("p", entries))
 
     assert {str(one.gpu.name) for one in offered.devices if one.as_gpu} == {"gpu-0"}
 
@@ -588,3 +683,41 @@ def test_keys_find_their_partition_again():
     its: Mig = mig()
 
     assert its.partition(key(its, "3g.20gb", 4)) == partition(its, "3g.20gb", 4)
+
+
+def test_a_strategy_that_nothing_is_there_for_is_told():
+    offered = found(cut(minor=0), gpu(1), its=SINGLE)
+
+    assert offered.notes == (
+        "profile 'p', spec.gpus[0]: mig has no effect on gpu-1, which cannot be cut",
+        "profile 'p', spec.gpus[0].mig.strategy: Single has no effect while no partitions exist; "
+        "have them cut by a layout (mig.layout)",
+    )
+
+
+def test_replicas_of_partitions_that_there_cannot_be_are_told():
+    its = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
+
+    (note,) = found(cut(), its=its).notes
+
+    assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
+
+
+def test_a_gpu_whose_mode_goes_with_its_last_claim_will_be_offered_whole():
+    before = found(cut(**HOPPER), its=dynamic("1g.10gb"))
+    held = holding(of(before, "1g.10gb", 0))
+    there = instance(mig("h100-80-sxm"), "1g.10gb", 0)
+
+    offered = found(cut(**HOPPER, **ON, instances=(there,)), held=held)
+
+    assert offered.pending == (Pending(DeviceName("gpu-0"), "sliceable"),)
+
+
+def test_a_gpu_that_somebody_else_has_cut_as_well_will_offer_what_exists():
+    before = found(cut(**HOPPER), its=dynamic("1g.10gb"))
+    held = holding(of(before, "1g.10gb", 0))
+    there = tuple(instance(mig("h100-80-sxm"), "1g.10gb", start) for start in (0, 3))
+
+    offered = found(cut(**HOPPER, **ON, instances=there), held=held)
+
+    assert offered.pending == (Pending(DeviceName("gpu-0"), "the partitions that exist"),)

@@ -5,6 +5,7 @@ long run is computed and not drawn. What counts is how often a 3g finds a place.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
@@ -141,6 +142,54 @@ def test_boards_of_two_equal_halves_are_filled_from_both_ends(board, names):
 
     assert small == tuple(sorted(small))
     assert large == tuple(sorted(large, reverse=True))
+
+
+PLAIN = ("1g.*gb", "2g.*gb", "3g.*gb", "4g.*gb", "7g.*gb")
+
+
+@pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "h200-141", "b200-180"])
+def test_a_kind_of_double_memory_goes_first_where_no_larger_one_fits(board):
+    found = starts(partitions(board, *PLAIN))
+
+    double = list(found)[1]
+    assert double.startswith("1g.")
+    assert found[double] == (6, 0, 2, 4)
+
+
+def fits_together(board, names):
+    """Every set of partitions to which none can be added, as the number of each profile."""
+    its = [one for one in partitions(board, *names) if "+" not in one.profile.name]
+    sets: set[frozenset[tuple[str, int]]] = set()
+
+    def add(rest, occupied, counts):
+        sets.add(frozenset(counts.items()))
+        for at, one in enumerate(rest):
+            name, mask = one.profile.name, bits(one.placement)
+            if not occupied & mask and counts[name] < one.profile.most:
+                add(rest[at + 1 :], occupied | mask, counts + Counter({name: 1}))
+
+    add(its, 0, Counter())
+    every = [Counter(dict(one)) for one in sets]
+    return its, [one for one in every if not any(one < other for other in every)]
+
+
+def bits(place):
+    return (1 << place.size) - 1 << place.start
+
+
+@pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm", "a30-24", "rtx-pro-6000-96"])
+def test_whatever_fits_together_is_placed_where_the_largest_come_first(board):
+    its, sets = fits_together(board, (*PLAIN, "*"))
+    size = {one.profile.name: (one.placement.size, one.profile.slices) for one in its}
+
+    assert len(sets) >= 4
+    for wanted in sets:
+        occupied = 0
+        for name in sorted(wanted.elements(), key=lambda name: size[name], reverse=True):
+            places = (bits(one.placement) for one in its if one.profile.name == name)
+            mask = next((one for one in places if not occupied & one), 0)
+            assert mask, f"{name} of {wanted} finds no place"
+            occupied |= mask
 
 
 def test_the_order_does_not_depend_on_how_they_are_given():

@@ -3,17 +3,21 @@
 from dataclasses import replace
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import MAX_COUNTER_SETS, split
+from dra_driver.kubeletplugin.slices import MAX_COUNTER_SETS, Home, reconcile, split
 from dra_driver.model.devices import GpuUuid, Topology
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Device, Keeps, Monitor, Offer
 from dra_driver.model.profiles import MigRules
+from dra_driver.node.sim.node import bundled, node_file
+from dra_driver.plan.mig.switches import after_switch
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published, published_counters
+from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE
 from tests.plan.mig_boards import boards, cut, dynamic, instance, mig, partition, profile
@@ -104,30 +108,31 @@ def test_a_partition_that_serves_claims_for_a_gpu_says_so_and_has_no_peers():
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "kept"),
+    ("board", "name", "gone", "slices"),
     [
-        pytest.param("1g.5gb", 0, {"pcieSwitch", "memorySlice0"}, id="all"),
-        pytest.param("3g.20gb", 4, {"memorySlice4", "memorySlice7"}, id="not its switch"),
-        pytest.param("7g.40gb", 0, set(), id="not its slices"),
+        pytest.param("a100-40", "3g.20gb", set(), 4, id="nothing has to go"),
+        pytest.param("rtx-pro-6000-96", "2g.48gb", {"pcieSwitch"}, 6, id="one makes room"),
+        pytest.param("a100-40", "7g.40gb", set(), 0, id="nothing goes in vain"),
     ],
 )
-def test_of_too_many_names_those_that_matter_least_go_first(name, start, kept):
+def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
+    board, name, gone, slices
+):
     found = document(
-        name=name,
-        start=start,
+        board,
+        name,
+        start=0,
         shape=SLICEABLE,
-        instance=instance(mig(), name, start),
+        instance=instance(mig(board), name, 0),
         topology=EVERYWHERE,
         as_gpu=True,
     )
 
     names = {*found["attributes"], *found["capacity"]}
     assert len(names) <= 32
-    assert kept <= names
-    least = {"pcieSwitch", "nvlinkPeers"} | {n for n in names if n.startswith("memorySlice")}
-    assert names & least >= kept
+    assert {"pcieSwitch", "nvlinkPeers"} - names == gone
+    assert sum(one.startswith("memorySlice") for one in names) == slices
     assert {"asGpu", "ofaEngines", "shares", "parentUUID", "timeSlicing"} <= names
-    assert bool(kept) is any(n.startswith("memorySlice") for n in names)
 
 
 def test_counters_are_published_by_gpu():
@@ -182,6 +187,44 @@ def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
     sets = [part for part in pool.slices if part.shared_counters]
     assert [len(part.shared_counters) for part in sets] == [MAX_COUNTER_SETS] * 2
     assert pool.slices[: len(sets)] == tuple(sets)  # the scheduler wants all of them anyway
+
+
+@pytest.mark.parametrize("its", [dynamic(), dynamic("*"), profile()], ids=["mig", "all", "none"])
+@pytest.mark.parametrize("name", bundled())
+def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_path):
+    node = Node(tmp_path, yaml.safe_load(node_file(name).read_text()))
+    looked = after_switch(node.gpus().look(), its, Keeps(), {})
+
+    pool = pool_of(offer(looked, its, Keeps(), {}))
+
+    assert check(pool, "gpu.nvidia.com") == ()
+    assert set(refused(pool)) <= {""}
+
+
+@pytest.mark.parametrize("number", [1, 5, 8, 16])
+def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
+    """More of them would leave the pool incomplete until the last is written."""
+    gpus = [
+        replace(cut("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
+        for minor in range(number)
+    ]
+    before = pool_of(offer(Inventory(tuple(gpus)), dynamic(), Keeps(), {}))
+    home = Home("gpu.nvidia.com", "node-1", "uid")
+    seen = [
+        {**one, "metadata": {**one["metadata"], "name": one["metadata"]["generateName"] + "x"}}
+        for one in reconcile(before, (), home).create
+    ]
+    for which in {0, number // 2, number - 1}:
+        its = gpus[which].mig
+        for part in its.profiles:
+            mine = replace(its, instances=(instance(its, part.name, part.placements[-1].start),))
+            node = [*gpus[:which], replace(gpus[which], mig=mine), *gpus[which + 1 :]]
+
+            after = pool_of(offer(Inventory(tuple(node)), dynamic(), Keeps(), {}))
+
+            writes = reconcile(after, seen, home)
+            assert (len(writes.delete), len(writes.update), len(writes.create)) == (0, 1, 0)
+            assert check(after, "gpu.nvidia.com") == ()
 
 
 @given(

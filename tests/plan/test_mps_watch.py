@@ -41,7 +41,6 @@ from dra_driver.plan.mps_watch import (
 from dra_driver.plan.mps_words import (
     about,
     agent_down,
-    instance_gone,
     not_used,
     pod_not_served,
     restarted,
@@ -410,15 +409,6 @@ def test_a_space_knows_which_instance_it_is_over_once_that_is_cut():
     assert (second.names, second.over) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
     assert second.known_as == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
     assert [one.over for one in on(record(A, space()))] == [None]
-
-
-def test_a_pod_whose_instance_is_gone_reads_what_to_do():
-    (one,) = claim_spaces([record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(),))])
-
-    said = instance_gone(one)
-    assert said.startswith("gpu-0-mig-1g5gb-19-2 (MIG-0) is not there any more")
-    assert "Claim default/a has nothing to compute on" in said
-    assert "delete the pod" in said
 
 
 # What is counted

@@ -1,16 +1,20 @@
 """A keeper of MIG layouts between boards in memory and a book on disk."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dra_driver.errors import SettingsError
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Held
 from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
 from dra_driver.node.mig_book import MigBook
 from dra_driver.plan.mig.layouts import built_in
-from dra_driver.plugin.mig_keeper import MigKeeper, Sources
+from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
 from tests.fakes.boards import Boards, Claims
 
 
@@ -33,6 +37,12 @@ class Scene:
     claims: Claims = field(default_factory=Claims)
     in_charge: bool = True
     told: list[State | None] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    allocated: frozenset[str] | Exception = frozenset()
+    turned_on: frozenset[GpuUuid] = frozenset()
+    labelled: bool = False
+    changes: int = 0  # how often it was told that GPUs are others
+    turns: int = 0
     boot: str = "boot"
 
     def __post_init__(self) -> None:
@@ -43,14 +53,28 @@ class Scene:
         self.book = MigBook(self.directory / "mig.json", self.boot)
         sources = Sources(
             lambda: self.say(self.label),
+            lambda: self.labelled,
             self,
             lambda: self.say(self.profile),
             lambda: self.say(self.keeps),
             lambda: self.held,
+            lambda: self.say(self.allocated),
+            lambda: self.turned_on,
             lambda: self.in_charge,
         )
-        self.keeper = MigKeeper(self.boards, sources, self.claims.while_free, self.book, self.tell)
+        self.governed = Governed(lambda: self.profile)
+        told = Told(self.tell, self.governed.tell, self.changed)
+        apart = Apart(self.claims.while_free, self.turn)
+        self.keeper = MigKeeper(self.boards, sources, apart, self.book, told)
         return self
+
+    @contextmanager
+    def turn(self, seconds: float) -> Iterator[None]:
+        self.turns += 1
+        yield
+
+    def changed(self) -> None:
+        self.changes += 1
 
     def say(self, what):
         if isinstance(what, Exception):
@@ -65,6 +89,7 @@ class Scene:
 
     def tell(self, book: Book) -> None:
         self.told.append(book.state)
+        self.problems.append(book.problem)
 
     def look(self) -> Book:
         """What is known after a look, as somebody else reads it; the watcher looks too."""

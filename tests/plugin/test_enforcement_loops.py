@@ -18,7 +18,7 @@ from tests.fakes.values import fraction, ref
 GPU = GpuUuid("GPU-0")
 SHARED = ref("shared")
 LIMIT = Limit(10 << 30, Guard(GuardPolicy.KILL))
-LOOPS = {"memory-guard", "pods", "pod-limits"}
+LOOPS = {"memory-guard", "mig-instances", "pods", "pod-limits"}
 SECONDS = 10.0  # to wait for what is to happen at once
 
 

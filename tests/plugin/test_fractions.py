@@ -136,7 +136,7 @@ class World:
         self.specs = FusedSpecs(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.ledger.fuse = self.specs.fuse = self.fuse
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
         tools = Tools(self.node, offers, self, self.pods, self.ledger, self.files, turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, Waits(all=5, hand_over=0))

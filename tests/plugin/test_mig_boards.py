@@ -169,6 +169,70 @@ def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene,
     assert not board.on
 
 
+def test_nobody_waits_for_who_uses_a_board(scene):
+    scene.look()
+
+    assert scene.boards.patience == [0.0]
+
+
+def left_on(tmp_path):
+    """A board that a claim turned on and could not turn off when it went."""
+    board = Board(HOPPER, on=True)
+    scene = Scene(Boards(board), tmp_path, turned_on=frozenset({board.uuid}))
+    scene.claims.holding = {board.uuid}
+    assert scene.look().left_on == (board.uuid,)
+    scene.turned_on, scene.claims.holding = frozenset(), set()
+    return scene, board
+
+
+def test_what_a_claim_could_not_switch_back_is_switched_back_later(tmp_path):
+    scene, board = left_on(tmp_path)
+
+    scene.start().look()
+
+    assert not board.on
+    assert scene.look().left_on == ()
+
+
+@pytest.mark.parametrize("why", ["dynamic", "cut", "claimed", "held"])
+def test_it_stays_on_while_there_is_a_reason(tmp_path, why):
+    scene, board = left_on(tmp_path)
+    if why == "dynamic":
+        scene.profile = DYNAMIC
+    elif why == "cut":
+        board.there = {part(HOPPER, "1g.10gb", 0): True}
+    elif why == "claimed":
+        scene.claims.holding = {board.uuid}
+    else:
+        board.used = {None: 12}
+    scene.boards.refresh()
+
+    assert scene.look().left_on == (board.uuid,)
+    assert board.on
+
+
+def test_mig_mode_that_somebody_else_turned_on_without_a_reset_stays_so(tmp_path):
+    board = Board(HOPPER, on=True)
+
+    Scene(Boards(board), tmp_path).look()
+
+    assert board.on
+
+
+def test_what_somebody_else_turned_off_and_on_again_is_his(tmp_path):
+    scene, board = left_on(tmp_path)
+    scene.in_charge = True
+    board.on = False
+    scene.boards.refresh()
+    assert scene.look().left_on == ()
+    board.on = True
+    scene.boards.refresh()
+
+    scene.look()
+
+    assert board.on
+
+
 def test_a_layout_says_more_than_the_profile(scene, board):
     scene.label = "all-disabled"
     scene.look()

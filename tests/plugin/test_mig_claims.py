@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError, UnknownDevice
+from dra_driver.errors import ClaimError, NodeError, Taken, UnknownDevice
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Device, Monitor, Offer
@@ -65,6 +65,7 @@ class World:
         self.api = Api()
         self.node = FakeNode(Inventory((mig_gpu(),)))
         self.offers = FixedOffers(mig_offer())
+        self.pods = NO_PODS
         self.restart()
 
     def restart(self):
@@ -73,7 +74,7 @@ class World:
         files = ClaimFiles(specs, MetadataFiles(self.directory / "plugin"))
         turn = contextlib.nullcontext()
         tools = Tools(
-            self.node, self.offers, self.api, NO_PODS, self.ledger, files, lambda seconds: turn
+            self.node, self.offers, self.api, self.pods, self.ledger, files, lambda seconds: turn
         )
         names = Names("gpu.nvidia.com", POOL)
         self.preparer = Preparer(names, tools, Waits(all=5, hand_over=0.1))
@@ -207,6 +208,60 @@ def test_an_instance_of_somebody_else_in_the_way_is_a_clear_refusal(world):
 
     assert world.cut == (foreign.key,)
     assert not world.ledger.records()
+
+
+def test_what_somebody_else_cuts_at_the_last_moment_is_refused_and_stays(world):
+    key = partition(ONE, 0).key
+
+    def overtake(step):
+        if step == CutPartition(GPU, key):
+            world.node.mig.add(GPU, key, "foreign")
+
+    world.node.before_step = overtake
+
+    with pytest.raises(Taken, match="was cut by somebody else meanwhile"):
+        world.prepare(FIRST, SECOND)
+
+    assert world.cut == (key,)
+    assert world.node.mig.instances[GPU, key].uuid == "MIG-foreign"
+    assert not world.ledger.records()
+    assert world.spec() is None
+
+
+@pytest.mark.point(84)
+def test_killed_after_that_the_next_start_does_not_remove_it(world):
+    key = partition(ONE, 0).key
+
+    def overtake(step):
+        if step == CutPartition(GPU, key):
+            world.node.mig.add(GPU, key, "foreign")
+        if step == SetMigMode(GPU, False):  # while it is taken back
+            raise Killed
+
+    world.node.before_step = overtake
+    with pytest.raises(Killed):
+        world.prepare(FIRST)
+    world.node.before_step = lambda step: None
+
+    world.restart()
+
+    assert (world.cut, world.ledger.records()) == ((key,), ())
+
+
+def test_what_was_refused_once_can_be_cut_when_it_is_free(world):
+    key = partition(ONE, 0).key
+    world.node.before_step = lambda step: (
+        world.node.mig.add(GPU, key) if step == CutPartition(GPU, key) else None
+    )
+    with pytest.raises(Taken):
+        world.prepare(FIRST)
+    world.node.before_step = lambda step: None
+    world.node.mig.instances.clear()
+
+    world.prepare(FIRST)
+    world.preparer.unprepare(ref())
+
+    assert world.cut == ()
 
 
 def test_an_error_in_the_middle_leaves_nothing(world):

@@ -1,14 +1,16 @@
 """GPUs are cut as the layout says that a label or a profile names, when nothing uses them."""
 
 import logging
+import threading
 
 import pytest
 
-from dra_driver.errors import ClusterError, NodeError, TimedOut, Unreachable
+from dra_driver.errors import ClusterError, NodeError, SettingsError, TimedOut, Unreachable
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding
-from dra_driver.model.layouts import Book, Outcome, State
+from dra_driver.model.layouts import Book, Layout, LayoutEntry, Outcome, State
 from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
+from dra_driver.plan.profiles import rules_by_gpu
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.fakes.values import gpu, ref
 from tests.plugin.mig import Scene
@@ -44,7 +46,7 @@ def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
     assert board.on
     assert board.there == whole(*ONES)
     assert book.outcomes == {board.uuid: Outcome("all-1g.5gb", State.SUCCESS)}
-    assert book.made == {board.uuid: ONES}
+    assert book.keys == {board.uuid: ONES}
     assert (book.before, book.failures, book.state) == ({}, 0, State.SUCCESS)
 
 
@@ -94,7 +96,7 @@ def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
     book = scene.look()
 
     assert book.state is State.SUCCESS
-    assert set(book.made[board.uuid]) == set(board.there)
+    assert set(book.keys[board.uuid]) == set(board.there)
     assert len(board.there) == 4
     assert "mode False" not in scene.boards.done
 
@@ -115,7 +117,7 @@ def test_what_looks_like_the_layout_already_is_taken_over_and_goes_with_the_next
     board.on, board.there = True, whole(*THREES)
     scene.label = "all-3g.20gb"
 
-    assert scene.look().made == {board.uuid: THREES}
+    assert scene.look().keys == {board.uuid: THREES}
     assert scene.boards.done == []
 
     scene.label = "all-1g.5gb"
@@ -130,8 +132,58 @@ def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
 
     assert scene.look().state is State.SUCCESS
     scene.claims.holding = set()
-    assert scene.look().made == {board.uuid: THREES}
+    assert scene.look().keys == {board.uuid: THREES}
     assert scene.told == [State.SUCCESS, State.SUCCESS]
+
+
+def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
+    scene.label = "all-1g.5gb"
+    scene.look()
+    board.replace(ONES[3])  # all of them removed by hand, and one made by hand
+    scene.boards.refresh()
+    scene.label = "all-disabled"
+
+    book = scene.look()
+
+    assert board.there == whole(ONES[3])
+    assert "1g.5gb at 3" in book.outcomes[board.uuid].reason
+    assert book.made == {}
+
+
+def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
+    scene.label = "all-7g.40gb"
+    scene.look()
+    (key,) = board.there
+    scene.label, board.there = "", {}
+    scene.boards.refresh()
+    assert scene.look().made == {}
+
+    board.there = whole(key)  # just like it
+    scene.boards.refresh()
+    scene.look()
+    scene.label = "all-1g.5gb"
+    book = scene.look()
+
+    assert board.there == whole(key)
+    assert book.state is State.FAILED
+
+
+def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(scene, board):
+    scene.boards.inventory()
+    other = Scene(scene.boards, scene.directory, label="all-1g.5gb")
+    stale = scene.boards.inventory()
+    other.keeper.look()
+    scene.boards.see(stale)
+
+    assert scene.look().keys == {board.uuid: ONES}
+
+
+def test_the_book_is_changed_only_in_the_turn_of_this_process(scene):
+    scene.look()
+    assert scene.turns == 0
+    scene.label = "all-9g.5gb"
+    scene.look()
+    assert scene.turns == 1
 
 
 def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
@@ -194,6 +246,134 @@ def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
     scene.claims.holding = set()
     assert scene.look().state is State.SUCCESS
     assert not scene.keeper.waiting
+
+
+def test_who_waits_keeps_nobody_else_waiting(scene, board):
+    scene.label = "all-1g.5gb"
+    board.used = {None: 4711}
+
+    scene.look()
+
+    assert scene.claims.asked == []
+
+
+def test_the_claims_that_it_waits_for_are_named(scene, board):
+    scene.label = "all-1g.5gb"
+    scene.held = {NAME: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
+
+    outcome = scene.look().outcomes[board.uuid]
+
+    assert outcome.state is State.PENDING
+    assert outcome.reason == f"claims hold it until their pods end: {ref('nightly')} ({NAME})"
+    assert scene.claims.asked == []
+
+
+def test_who_only_looks_on_is_not_waited_for(scene, board):
+    scene.label = "all-1g.5gb"
+    scene.held = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
+
+    assert scene.look().state is State.SUCCESS
+
+
+def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, board):
+    scene.label = "all-1g.5gb"
+    scene.allocated = frozenset({"gpu-0", "gpu-10"})
+
+    outcome = scene.look().outcomes[board.uuid]
+
+    assert outcome == Outcome("all-1g.5gb", State.PENDING, "a claim was allocated gpu-0")
+    scene.allocated = frozenset({"gpu-10"})
+    assert scene.look().state is State.SUCCESS
+
+
+def test_while_nobody_tells_what_was_allocated_nothing_is_changed(scene, board):
+    scene.label = "all-1g.5gb"
+    scene.allocated = Unreachable("no answer")
+
+    outcome = scene.look().outcomes[board.uuid]
+
+    assert outcome.state is State.PENDING
+    assert "not known whether a claim was allocated a part of it: no answer" in outcome.reason
+    assert scene.boards.done == []
+
+
+def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
+    hopper, other = Board(HOPPER), Board(HOPPER, 1)
+    scene = Scene(Boards(hopper, other), tmp_path)
+    scene.change_profile(dynamic=True)
+    one = LayoutEntry(False, gpus=frozenset({hopper.uuid}))
+    scene.layouts["x"] = Layout("x", (one,))
+    scene.label = "x"
+
+    outcome = scene.look().outcomes[hopper.uuid]
+
+    assert outcome.state is State.SUCCESS
+    assert "are not cut for claims, as long as layout 'x' is chosen" in outcome.reason
+    rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
+    assert [rules[one].mig.dynamic for one in (hopper.uuid, other.uuid)] == [False, True]
+
+    scene.label = ""
+    scene.look()
+    assert scene.governed.profile() is scene.profile
+
+
+def test_that_gpus_changed_is_told_once_it_was_done(scene):
+    scene.look()
+    assert scene.changes == 0
+    scene.label = "all-1g.5gb"
+    scene.look()
+    scene.look()
+    assert scene.changes == 1
+
+
+def test_what_fails_again_is_not_told_to_have_begun_again(tmp_path):
+    hopper = Board(HOPPER)
+    scene = Scene(Boards(hopper), tmp_path, label="all-1g.10gb")
+
+    def refused(what):
+        raise NodeError("no permission")
+
+    scene.boards.step = refused
+    for _ in range(3):
+        scene.start().look()  # a new process tries at once
+
+    assert scene.told == [State.PENDING, State.FAILED, State.FAILED, State.FAILED]
+
+
+def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
+    ampere, hopper = Board(AMPERE), Board(HOPPER, 1)
+    scene = Scene(Boards(ampere, hopper), tmp_path, label="x")
+    scene.layout("x", g1_5gb=7)  # the second can never look like this
+    ampere.used = {None: 7}
+
+    for _ in range(3):
+        scene.look()
+
+    assert scene.told == [State.FAILED] * 3
+
+
+def test_gpus_are_cut_side_by_side(tmp_path):
+    boards = [Board(HOPPER, minor) for minor in range(4)]
+    scene = Scene(Boards(*boards), tmp_path, label="all-7g.80gb")
+    meeting = threading.Barrier(4)
+
+    def all_at_once(what):
+        if what == "mode True" and len(scene.boards.done) == 0:
+            meeting.wait(10)
+
+    scene.boards.step = all_at_once
+
+    assert scene.look().state is State.SUCCESS
+
+
+def test_that_the_state_was_written_on_the_node_is_remembered_until_it_is_gone(scene):
+    assert not scene.look().labelled
+    scene.label, scene.labelled = "all-1g.5gb", True
+    assert scene.look().labelled
+    scene.label = ""
+    assert scene.start().look().labelled
+    scene.labelled = False
+    assert not scene.look().labelled
 
 
 def test_claims_are_kept_away_by_every_name_that_a_gpu_has(scene, board):
@@ -288,10 +468,15 @@ def test_one_gpu_that_fails_makes_the_whole_node_fail(tmp_path):
     assert "has no profile 1g.5gb" in book.outcomes[hopper.uuid].reason
 
 
-def test_a_layout_of_which_no_gpu_has_anything_is_a_success(tmp_path):
-    scene = Scene(Boards(plain=(gpu(0),)), tmp_path, label="all-disabled")
+@pytest.mark.parametrize("label", ["all-disabled", "all-balanced", "all-enabled"])
+def test_a_layout_that_says_nothing_of_any_gpu_has_failed(tmp_path, label):
+    scene = Scene(Boards(plain=(gpu(0),)), tmp_path, label=label)
 
-    assert scene.look().state is State.SUCCESS
+    book = scene.look()
+
+    assert (book.state, book.failures) == (State.FAILED, 1)
+    assert f"layout '{label}' (built in) says nothing of any GPU of this node" in book.problem
+    assert gpu(0).product_name in book.problem
 
 
 def test_gpus_that_the_profile_leaves_alone_are_left_alone(scene, board):
@@ -330,7 +515,7 @@ def test_an_error_puts_back_what_was_there(scene, board):
     book = scene.look()
 
     assert board.there == whole(*THREES)
-    assert book.made == {board.uuid: THREES}
+    assert book.keys == {board.uuid: THREES}
     assert book.before == {}
     outcome = book.outcomes[board.uuid]
     assert outcome.state is State.FAILED
@@ -480,23 +665,50 @@ def test_nothing_is_done_while_the_label_is_not_known_and_that_is_told_once(scen
     assert caplog.text.count("cannot tell how GPUs are to be cut") == 1
 
 
-def test_a_book_that_cannot_be_read_stops_everything(scene, caplog):
+@pytest.mark.parametrize("text", ["", "{"])
+def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog):
     scene.label = "all-1g.5gb"
-    (scene.directory / "mig.json").write_text("{")
+    scene.look()
+    (scene.directory / "mig.json").write_text(text)
+    scene.told.clear()
 
+    book = scene.start().look()
+
+    assert book.state is State.SUCCESS
+    assert book.keys == {board.uuid: ONES}  # it looks as the layout says, and is taken over
+    assert scene.told == [State.SUCCESS]
+    assert "counts as somebody else's from now on" in caplog.text
+
+
+def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene, board):
+    scene.label = "all-1g.5gb"
+    (scene.directory / "mig.json.1.tmp").mkdir()
+
+    scene.keeper.look()
     scene.keeper.look()
 
     assert scene.boards.done == []
-    assert "cannot be understood" in caplog.records[-1].__dict__["error"]
+    assert scene.told[-1] is State.FAILED
+    assert "cannot be written" in scene.problems[-1]
 
 
-def test_nothing_is_changed_that_cannot_be_written_down(scene, board):
-    scene.label = "all-1g.5gb"
-    (scene.directory / "mig.tmp").mkdir()
+def test_a_failure_of_a_look_is_no_failure_of_a_layout_where_none_is_wanted(scene):
+    (scene.directory / "mig.json").mkdir()
 
     scene.keeper.look()
 
-    assert scene.boards.done == []
+    assert scene.told == [None]
+    assert "cannot be read" in scene.problems[-1]
+
+
+def test_a_profile_that_cannot_be_used_is_a_failure_of_the_layout_that_is_wanted(scene):
+    scene.label = "all-1g.5gb"
+    scene.profile = SettingsError("no such profile")
+
+    scene.keeper.look()
+
+    assert scene.told == [State.FAILED]
+    assert scene.problems == ["no such profile"]
 
 
 def test_what_came_of_a_layout_is_logged_when_it_changes(scene, caplog):

@@ -87,7 +87,7 @@ def test_killed_at_any_call_the_next_process_reaches_the_layout(case, tmp_path):
 
         assert (look_of(board), book.state) == (after, State.SUCCESS), number
         assert book.before == {}
-        assert not set(book.made.get(board.uuid, ())) & set(case.foreign)
+        assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
 
 
 @each_case
@@ -102,7 +102,7 @@ def test_refused_at_any_call_the_gpu_is_as_before(case, tmp_path):
 
         assert (look_of(board), book.state) == (before, State.FAILED), number
         assert book.before == {}
-        assert not set(book.made.get(board.uuid, ())) & set(case.foreign)
+        assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
 
 
 @each_case

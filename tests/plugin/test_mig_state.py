@@ -7,7 +7,7 @@ from dra_driver.cluster.client import ApiServer as Client
 from dra_driver.cluster.client import Timeouts
 from dra_driver.errors import ClusterError
 from dra_driver.model.layouts import State
-from dra_driver.plugin.mig_state import MigState
+from dra_driver.plugin.mig.state import MigState
 from dra_driver.plugin.node_labels import NodeLabels, Pace
 from tests.fakes.api_server import ApiServer
 
@@ -25,11 +25,16 @@ def server():
 
 
 @pytest.fixture
-def state(server, tmp_path):
-    """The labels are read anew each time, not watched."""
+def client(server, tmp_path):
     client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
-    yield MigState(client, NODE, lambda: labels_of(server))
+    yield client
     client.close()
+
+
+@pytest.fixture
+def state(server, client):
+    """The labels are read anew each time, not watched."""
+    return MigState(client, NODE, lambda: labels_of(server))
 
 
 def labels_of(server, name=NODE):
@@ -80,6 +85,18 @@ def test_it_comes_back_with_a_node_that_registered_again(server, state):
 def test_without_a_layout_what_we_wrote_goes(server, state):
     state.tell(State.SUCCESS)
     state.write()
+    state.tell(None)
+    state.write()
+
+    assert labels_of(server) == OTHERS
+
+
+def test_what_an_earlier_process_of_ours_wrote_goes_too(server, client):
+    server.put(node({**OTHERS, LABEL: "success"}))
+    state = MigState(client, NODE, lambda: labels_of(server), ours=True)
+
+    state.write()
+    assert labels_of(server)[LABEL] == "success"  # nobody has said yet what is wanted
     state.tell(None)
     state.write()
 

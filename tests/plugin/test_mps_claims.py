@@ -74,7 +74,7 @@ class World:
         self.ledger = ledger(self.directory / "claims", "boot")
         self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
         tools = Tools(self.node, offers, self, self.pods, self.ledger, files, turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)

@@ -29,7 +29,7 @@ def test_claims_of_an_instance_are_looked_after_like_those_of_a_gpu(world):
     assert event.message.startswith(
         "process 2 of the host uses gpu-0-mig-3g20gb-9-4 (MIG-0) for claim default/a"
     )
-    assert (world.put_right, world.told("MIGInstanceGone")) == ([], [])
+    assert world.put_right == []
 
 
 def test_what_runs_on_the_gpu_around_an_instance_goes_past_nothing(world):
@@ -65,9 +65,7 @@ def test_what_the_agent_lost_over_an_instance_is_served_again(world):
         pytest.param(replace(INSTANCE, uuid=GpuUuid("MIG-9")), id="another one"),
     ],
 )
-def test_the_server_of_an_instance_that_is_gone_is_ended_and_its_pods_are_told_once(
-    world, caplog, now
-):
+def test_the_server_of_an_instance_that_is_gone_is_ended(world, now):
     world.partition(A, WEB, DB)
     world.claim(B, DB)
     world.look()
@@ -76,13 +74,6 @@ def test_the_server_of_an_instance_that_is_gone_is_ended_and_its_pods_are_told_o
 
     assert [one.space.claim for one in world.agent.status().spaces()] == [B.uid]
     assert world.put_right == []  # nor is it served again
-    events = world.told("MIGInstanceGone")
-    assert [event.pod.name for event in events] == ["web", "db"]
-    assert "gpu-0-mig-3g20gb-9-4 (MIG-0) is not there any more" in events[0].message
-    assert "delete the pod" in events[0].message
-    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == [
-        "the MIG instance of an MPS server is gone"
-    ]
 
 
 def test_an_instance_that_comes_back_is_served_again(world):
@@ -94,9 +85,10 @@ def test_an_instance_that_comes_back_is_served_again(world):
     world.instances[KEY] = INSTANCE
     world.look()
     assert world.put_right == [A.uid]
+    assert len(list(world.agent.status().spaces())) == 1
     world.instances[KEY] = Vanished("it is gone")
     world.look()
-    assert len(world.told("MIGInstanceGone")) == 2
+    assert list(world.agent.status().spaces()) == []
 
 
 def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
@@ -110,7 +102,7 @@ def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
     world.look()
     world.instances[KEY] = NodeError("the GPU does not answer")
     world.go_on(20)
-    assert (len(world.told("MIGInstanceGone")), world.put_right) == (1, [])
+    assert (list(world.agent.status().spaces()), world.put_right) == ([], [])
 
 
 def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):

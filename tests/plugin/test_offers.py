@@ -1,5 +1,7 @@
 """What is offered is put together anew only where something of it changed."""
 
+import threading
+
 import pytest
 
 from dra_driver.errors import ClusterError, Unreachable
@@ -8,6 +10,7 @@ from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Strategy
 from dra_driver.plugin.offers import Keeping, Offers
+from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import gpu, inventory, ref
 from tests.plan.mig_boards import cut, dynamic, instance, mig, partition
@@ -18,8 +21,8 @@ class World:
         self.node = FakeNode(inventory(1))
         self.profile = DEFAULT_PROFILE
         self.keeps = Keeps()
-        self.held = {}
-        self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, lambda: self.held)
+        self.ledger = FakeHolds()
+        self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, self.ledger)
 
 
 H100 = "h100-80-sxm"
@@ -55,7 +58,7 @@ def cutting(node):
     world = World()
     world.node = node
     world.profile = dynamic("1g.10gb")
-    world.offers = Offers(node, lambda: world.profile, lambda: world.keeps, lambda: world.held)
+    world.offers = Offers(node, lambda: world.profile, lambda: world.keeps, world.ledger)
     return world
 
 
@@ -74,7 +77,7 @@ def test_as_long_as_nothing_changes_it_is_the_same_offer():
     [
         pytest.param(lambda w: setattr(w, "profile", Profile("other")), id="profile"),
         pytest.param(lambda w: setattr(w, "keeps", Keeps(taints=False)), id="api-server"),
-        pytest.param(lambda w: setattr(w, "held", {}), id="ledger"),
+        pytest.param(lambda w: w.ledger.set({}), id="ledger"),
     ],
 )
 def test_any_part_that_changes_makes_another_offer(change):
@@ -98,9 +101,7 @@ def test_a_gpu_that_appears_is_offered_after_another_look():
 @pytest.mark.parametrize("mps", [True, False])
 def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
     world = World()
-    offers = Offers(
-        world.node, lambda: world.profile, lambda: world.keeps, lambda: world.held, mps=mps
-    )
+    offers = Offers(world.node, lambda: world.profile, lambda: world.keeps, world.ledger, mps=mps)
 
     found = {Strategy.MPS in device.rules.strategies for device in offers.now().devices}
 
@@ -109,8 +110,8 @@ def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
 
 def test_a_partition_of_a_claim_that_ends_while_we_look_is_nobody_elses():
     world = cutting(Cutting(CUT))
-    world.held = holds()
-    world.node.meanwhile = lambda: setattr(world, "held", {})
+    world.ledger.set(holds())
+    world.node.meanwhile = lambda: world.ledger.set({})
 
     offered = world.offers.refresh()
 
@@ -120,19 +121,19 @@ def test_a_partition_of_a_claim_that_ends_while_we_look_is_nobody_elses():
 
 def test_a_partition_of_a_claim_that_begins_while_we_look_is_nobody_elses():
     world = cutting(Cutting(CUT))
-    world.node.meanwhile = lambda: setattr(world, "held", holds())
+    world.node.meanwhile = lambda: world.ledger.set(holds())
 
     world.offers.refresh()
-    world.held = {}
+    world.ledger.set({})
 
     assert foreign(world.offers.now()) == []
 
 
 def test_a_partition_that_is_there_after_its_claim_went_is_somebody_elses_at_the_next_look():
     world = cutting(Cutting(CUT))
-    world.held = holds()
+    world.ledger.set(holds())
     world.offers.refresh()
-    world.held = {}
+    world.ledger.set({})
 
     assert foreign(world.offers.now()) == []
     assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
@@ -140,9 +141,9 @@ def test_a_partition_that_is_there_after_its_claim_went_is_somebody_elses_at_the
 
 def test_what_was_ours_counts_for_a_look_that_somebody_else_began():
     world = cutting(Cutting(IDLE))
-    world.held = holds()
+    world.ledger.set(holds())
     world.offers.refresh()
-    world.held = {}
+    world.ledger.set({})
     world.node.now = Inventory((CUT,))
 
     world.node.refresh()
@@ -151,9 +152,53 @@ def test_what_was_ours_counts_for_a_look_that_somebody_else_began():
     assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
 
 
+def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses():
+    world = cutting(Cutting(CUT))
+
+    def come_and_go():
+        world.ledger.set(holds())
+        world.ledger.set({})
+
+    world.node.meanwhile = come_and_go
+
+    assert foreign(world.offers.refresh()) == []
+    assert foreign(world.offers.now()) == []
+    world.node.meanwhile = lambda: None
+    assert foreign(world.offers.refresh()) == ["gpu-0-mig-1g10gb-19-0"]
+
+
+def test_of_two_looks_at_once_the_later_one_counts():
+    """The first one is slow: what it finds is not to stand for what the second one finds."""
+    world = cutting(Cutting(IDLE))
+    begun, go_on, looks = threading.Event(), threading.Event(), []
+
+    def slow():
+        looks.append(world.node.now)
+        if len(looks) == 1:
+            begun.set()
+            assert go_on.wait(10)
+
+    world.node.meanwhile = slow
+    first = threading.Thread(target=world.offers.refresh)
+    first.start()
+    assert begun.wait(10)
+    second = threading.Thread(target=world.offers.refresh)
+    second.start()
+    second.join(0.05)
+    assert len(looks) == 1
+    assert world.offers.now(), "who does not look does not wait"
+    world.node.now = Inventory((CUT,))
+
+    go_on.set()
+    first.join(10)
+    second.join(10)
+
+    assert foreign(world.offers.now()) == ["gpu-0-mig-1g10gb-19-0"]
+
+
 def test_an_offer_with_partitions_is_the_same_as_long_as_nothing_changes():
     world = cutting(Cutting(CUT))
-    world.held = holds()
+    world.ledger.set(holds())
 
     assert world.offers.now() is world.offers.refresh() is world.offers.now()
 

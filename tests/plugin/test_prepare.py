@@ -82,7 +82,7 @@ class World:
         self.ledger = Ledger(self.directory / "claims", "boot")
         self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger.held)
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         tools = Tools(self.node, offers, self.api, NO_PODS, self.ledger, self.files, no_wait)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
         self.preparer.recover()
@@ -460,7 +460,7 @@ def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world
     world.prepare("gpu-0")
     world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     files = ClaimFiles(world.specs, metadata_in(world.directory))
-    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, world.ledger.held)
+    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, world.ledger)
     tools = Tools(world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait)
     preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
     round_ = threading.Thread(target=preparer.restore)
@@ -528,7 +528,7 @@ def die_after(world, effect):
     files = ClaimFiles(specs, metadata)
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
-    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, ledger.held)
+    offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, ledger)
     tools = Tools(world.node, offers, world.api, NO_PODS, ledger, files, no_wait)
     return Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
 

@@ -133,10 +133,50 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
     label("all-7g.40gb")
     assert server.wait(lambda: (state(), partitions()) == ("pending", halves))
     kubelet.unprepare([holder])
+    assert (state(), partitions()) == ("pending", halves)  # as long as the claim is allocated
+    server.remove("resourceclaims", holder.name, holder.namespace)
     assert server.wait(lambda: (state(), partitions()) == ("success", ["gpu-0-mig-7g40gb-0-0"]))
 
     label("all-sevens")
     assert server.wait(lambda: state() == "failed")
+
+
+def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], home: Path
+) -> None:
+    def state() -> object:
+        (node,) = server.objects("nodes")
+        return node["metadata"]["labels"].get("nvidia.com/mig.config.state")
+
+    fails = "fails: {nvmlDeviceSetMigMode: NO_PERMISSION}"
+    board = f"gpus: [{{product: H100-80-SXM, bus_id: '0000:10:00.0', {fails}}}]"
+    (home / "node.yaml").write_text(board)
+    labels = {"nvidia.com/mig.config": "all-1g.10gb"}
+    server.put({"kind": "Node", "metadata": {"name": POOL, "labels": labels}})
+
+    start(sim=str(home / "node.yaml"), profile="default")
+
+    assert server.wait(lambda: state() == "failed", 15)
+    time.sleep(0.5)
+    assert server.count("PATCH", "nodes") <= 2  # that it begins, and what came of it
+
+
+def test_boards_that_somebody_holds_keep_nobody_waiting(
+    server: ApiServer, kubelet: FakeKubelet, start: Callable[..., Process], home: Path
+) -> None:
+    boards = [
+        f"  - {{product: A100-40-SXM, bus_id: '0000:1{minor}:00.0', "
+        "fails: {nvmlDeviceSetMigMode: IN_USE}}\n"
+        for minor in range(8)
+    ]
+    (home / "node.yaml").write_text("gpus:\n" + "".join(boards))
+    begun = time.monotonic()
+
+    start(sim=str(home / "node.yaml"), profile="mig")
+    kubelet.wait_for_plugin(DRIVER)
+
+    assert server.wait(lambda: bool(server.objects("resourceslices")), 15)
+    assert time.monotonic() - begun < 15  # one after the other and patiently it would take 80 s
 
 
 @pytest.mark.point(34, 46)

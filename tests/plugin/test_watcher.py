@@ -11,6 +11,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Se
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.rounds import Rounds, Watcher
+from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import POOL, inventory, ref
 from tests.plugin.test_fractions import EXCLUSIVE, World, part
@@ -21,12 +22,12 @@ KEEPS = Keeps()
 class Scene:
     """A watcher, and what it has published."""
 
-    def __init__(self, held=dict):
+    def __init__(self, ledger=None):
         self.node = FakeNode(inventory(1))
         self.profile = lambda: DEFAULT_PROFILE
         self.metrics = Metrics()
         self.published = []
-        offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, held)
+        offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds())
         self.watcher = Watcher(offers, POOL, self.published.append, self.metrics)
 
     def names(self):
@@ -100,10 +101,23 @@ def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
     assert [record.note for record in caplog.records if "no effect" in record.message]
 
 
+def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):
+    entry = Entry(Selection(), Rules(memory_least=1 << 50), "spec.gpus[0]")
+    scene = Scene()
+    profile = Profile("p", (entry,))
+    scene.profile = lambda: profile
+
+    scene.watcher.look()
+
+    (said,) = [one for one in caplog.records if "as its profile says" in one.message]
+    assert said.offered == "exclusive"
+    assert said.reason.startswith("profile 'p', spec.gpus[0]: ")
+
+
 def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_path):
     world = World(tmp_path)
     world.prepare(part("a"))
-    scene = Scene(world.ledger.held)
+    scene = Scene(world.ledger)
     scene.profile = lambda: EXCLUSIVE
     scene.watcher.look()
     nobody: Any = None  # a process that is not in charge reconciles nothing
@@ -121,33 +135,3 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     rounds.stop()
     assert scene.names() == ["gpu-0"]
     assert scene.metric("dra_driver_pending_devices") == 0
-
-
-class Keeper:
-    """Changes a GPU before it is looked at."""
-
-    def __init__(self, scene):
-        self.scene = scene
-        self.waiting = False
-
-    def look(self):
-        self.scene.node.now = inventory(2)
-
-
-def test_what_is_made_of_gpus_before_a_look_is_published_by_it():
-    scene = Scene()
-    scene.watcher.keeper = Keeper(scene)
-
-    scene.watcher.look()
-
-    assert "gpu-1" in scene.names()
-
-
-def test_who_waits_for_a_claim_to_go_is_woken_then():
-    scene = Scene()
-    scene.watcher.keeper = keeper = Keeper(scene)
-    scene.watcher.look()
-    assert not scene.watcher.pending
-
-    keeper.waiting = True
-    assert scene.watcher.pending

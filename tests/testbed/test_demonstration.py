@@ -8,6 +8,7 @@ import pytest
 from hack.demonstration.errors import DemoError
 from hack.demonstration.manifests import documents, with_local_image, with_memory
 from hack.demonstration.page import (
+    Partitions,
     Seen,
     Servers,
     Style,
@@ -15,6 +16,7 @@ from hack.demonstration.page import (
     kept,
     limits,
     page,
+    partitions_page,
     servers_page,
     sharing,
 )
@@ -143,6 +145,30 @@ Who holds what, and what is free  dra-driver claims
     # two/large-gpu-x"""
     )
     assert "without a container: not root" in servers_page(servers("not root"), Style())
+
+
+def test_partitions_are_shown_while_pods_have_them_and_after() -> None:
+    logs = {"a/one": "GPU 0: H100\n  MIG 1g.10gb", "b/two": "GPU 0: H100\n  MIG 2g.20gb"}
+    cut = Partitions("1.36.3", None, logs, "gpu-0  [A|BB|.]", "gpu-0  [.|.|.|.]")
+    assert (
+        partitions_page(cut, Style())
+        == """\
+Two pods with MIG partitions that nobody cut before, on Kubernetes 1.36.3; GPUs are simulated
+
+What pod one sees  kubectl logs -n a one
+  GPU 0: H100
+    MIG 1g.10gb
+
+What pod two sees  kubectl logs -n b two
+  GPU 0: H100
+    MIG 2g.20gb
+
+How the GPUs are cut now  dra-driver devices --profile mig
+  gpu-0  [A|BB|.]
+
+And once the pods are gone  dra-driver devices --profile mig
+  gpu-0  [.|.|.|.]"""
+    )
 
 
 def test_where_nothing_is_shared_nothing_is_said_of_it() -> None:

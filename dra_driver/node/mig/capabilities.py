@@ -17,6 +17,7 @@ from dra_driver.node.driver_root import DriverRoot
 log = logging.getLogger(__name__)
 
 MONITOR: Final = "mig/monitor"  # to look at instances that are somebody else's
+CONFIG: Final = "mig/config"  # to cut and to remove
 _OPTIONAL: Final = (MONITOR,)  # a driver without MIG has none, and its GPUs can be looked at
 _CAPABILITIES: Final = "driver/nvidia/capabilities"
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
@@ -53,6 +54,15 @@ class MigCapabilities:
                 f"nvidia-modprobe -f {_in_proc(missing[0])}"
             ) from failure
         return {name: file for name, file in files.items() if file}
+
+    def seen(self, root: str, names: Iterable[str]) -> Mapping[str, DeviceFile | None]:
+        """The device file of each capability, below /dev of *root*; None: it is not there yet. An
+        optional capability that the driver has not is missing.
+
+        NodeError: the driver has no such capability.
+        """
+        devices = {name: self._device(name) for name in names}
+        return {name: self._look(root, device) for name, device in devices.items() if device}
 
     def _device(self, name: str) -> str:
         """Its name below /dev. Empty: the driver has no such capability, and that is no harm."""

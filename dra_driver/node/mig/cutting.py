@@ -7,16 +7,21 @@ was done before it, and wherever that ended, doing it again is right.
 import ctypes
 from typing import Any
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, Taken
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import PartitionKey
 from dra_driver.node.mig.instances import (
-    GpuInstance,
     compute_instances,
     compute_profiles,
-    fills,
+    filling,
     gpu_instance,
+    mig_devices,
 )
 from dra_driver.node.nvml_functions import Functions
+
+
+class StillThere(NodeError):
+    """NVML says that an instance was removed, and lists it all the same."""
 
 
 def create(functions: Functions, handle: Any, key: PartitionKey) -> None:
@@ -28,37 +33,61 @@ def create(functions: Functions, handle: Any, key: PartitionKey) -> None:
         )
 
 
+def create_new(functions: Functions, handle: Any, key: PartitionKey) -> None:
+    """The GPU instance is there, and was not before. Taken: there is one already."""
+    if (there := gpu_instance(functions, handle, key)) is not None:
+        names = [one.uuid for one in mig_devices(functions, handle) if one.gi == there.id]
+        named = ", ".join([f"GPU instance {there.id}", *names])
+        raise Taken(
+            f"{key} is cut already, as {named}: it is left as it is; once it is removed, or "
+            "published as it is, a claim can have it"
+        )
+    create(functions, handle, key)
+
+
 def fill(functions: Functions, handle: Any, key: PartitionKey) -> None:
     """The GPU instance has its compute instance."""
     gi = gpu_instance(functions, handle, key)
     if gi is None:
         raise NodeError(f"{key}: its GPU instance vanished: somebody else removed it")
-    profiles = list(compute_profiles(functions, gi))
-    there = list(compute_instances(functions, gi, profiles))
+    profiles = compute_profiles(functions, gi)
+    there = compute_instances(functions, gi, profiles)
     if not there:
-        functions.nvmlGpuInstanceCreateComputeInstance(gi.handle, _filling(gi, profiles))
-    elif len(there) > 1 or not fills(functions, gi, there[0], profiles):
+        whole = filling(gi, profiles)
+        if whole is None:
+            raise NodeError(f"{key}: the driver has no compute instance that is all of it")
+        functions.nvmlGpuInstanceCreateComputeInstance(gi.handle, int(whole.id))
+    elif len(there) > 1 or not there[0].fills:
         raise NodeError(
             f"{key}: somebody else divided GPU instance {gi.id}: destroy its compute instances "
             f"with nvidia-smi mig -dci -gi {gi.id}"
         )
 
 
-def destroy(functions: Functions, handle: Any, key: PartitionKey) -> None:
-    """The GPU instance is gone, its compute instances before it."""
+def destroy(
+    functions: Functions, handle: Any, key: PartitionKey, uuid: GpuUuid | None = None
+) -> tuple[GpuUuid, ...]:
+    """The GPU instance is gone, its compute instances before it.
+
+    One that is there and is not called *uuid* is not the one that was meant, and stays: the answer
+    is how it is called. StillThere: NVML did not do what it says it did.
+    """
     gi = gpu_instance(functions, handle, key)
     if gi is None:
-        return
-    for ci in list(compute_instances(functions, gi, compute_profiles(functions, gi))):
-        functions.nvmlComputeInstanceDestroy(ci)
+        return ()
+    its = compute_instances(functions, gi, compute_profiles(functions, gi))
+    names = _names(functions, handle, gi.id, {one.id for one in its})
+    if uuid is not None and names and uuid not in names:
+        return names
+    for one in its:
+        functions.nvmlComputeInstanceDestroy(one.handle)
     functions.nvmlGpuInstanceDestroy(gi.handle)
+    left = gpu_instance(functions, handle, key)
+    if left is not None and left.id == gi.id:
+        raise StillThere(f"{key}: NVML says that GPU instance {gi.id} is removed, and lists it")
+    return ()
 
 
-def _filling(gi: GpuInstance, profiles: list[Any]) -> int:
-    """Which profile of compute instances is all of *gi*: it has as many slices, and of several such
-    it is the one with the most multiprocessors."""
-    slices = gi.key.slices
-    whole = [one for one in profiles if int(one.sliceCount) == slices]
-    if not whole:
-        raise NodeError(f"{gi.key}: the driver has no compute instance of {slices} slices for it")
-    return int(max(whole, key=lambda one: int(one.multiprocessorCount)).id)
+def _names(functions: Functions, handle: Any, gi: int, cis: set[int]) -> tuple[GpuUuid, ...]:
+    devices = mig_devices(functions, handle)
+    return tuple(one.uuid for one in devices if one.gi == gi and one.ci in cis)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import Engines, MigProfile, Placement
+from dra_driver.node.mig.instances import GpuInstance, compute_profiles
 from dra_driver.node.nvml_codes import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
@@ -65,6 +66,7 @@ class Geometries:
 
     def __init__(self) -> None:
         self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
+        self._compute: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
 
     def of(
         self, functions: Functions, handle: Any, gpu: GpuUuid, on: bool
@@ -75,6 +77,14 @@ class Geometries:
             self._read.pop((gpu, not on), None)
             self._read[gpu, on] = self._ask(functions, handle, gpu)
         return self._read[gpu, on]
+
+    def compute(self, functions: Functions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
+        """How GPU instances like *gi*, of *gpu*, can be divided."""
+        key = gpu, gi.key.profile_id
+        # What was said of one that was just removed says nothing.
+        if not self._compute.get(key):
+            self._compute[key] = compute_profiles(functions, gi)
+        return self._compute[key]
 
     def _ask(self, functions: Functions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
         try:

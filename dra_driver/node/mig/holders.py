@@ -21,6 +21,7 @@ from dra_driver.node.nvml_functions import Functions
 
 _NOT_LISTED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
 _MOST_NAMED: Final = 8  # in a message
+_HOLDING_MODULES: Final = ("nvidia_drm",)  # with modeset it is a client of every GPU
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,6 +57,19 @@ class Holders:
             pids |= set(self._with_open(f"nvidia{minor}"))
         return tuple(Holder(pid, self._command(pid)) for pid in sorted(pids))
 
+    def in_words(self, holders: tuple[Holder, ...]) -> str:
+        """Names them; where they are nobody, who it may be all the same."""
+        return in_words(holders, self._modules() if not holders else ())
+
+    def _modules(self) -> tuple[str, ...]:
+        """The modules of the kernel that hold GPUs: they have no process."""
+        try:
+            lines = (self._proc / "modules").read_text(errors="replace").splitlines()
+        except OSError:
+            return ()
+        loaded = {line.split(" ", 1)[0] for line in lines}
+        return tuple(name for name in _HOLDING_MODULES if name in loaded)
+
     def _with_open(self, device: str) -> Iterator[int]:
         """Processes other than this one with */dev/device* open, wherever their /dev is."""
         own = self._read_link("self")
@@ -84,14 +98,23 @@ class Holders:
             return ""
 
 
-def in_words(holders: tuple[Holder, ...]) -> str:
-    """Names them, the first of them where they are many.
+def in_words(holders: tuple[Holder, ...], modules: tuple[str, ...] = ()) -> str:
+    """Names them, the first of them where they are many. *modules*: of the kernel, that may be who
+    it is where nobody else is seen.
 
     >>> in_words((Holder(7, "dcgm"), Holder(9, "")))
     'held by dcgm (7), process (9)'
     """
+    if not holders and modules:
+        return (
+            f"by no process that can be seen from here; {', '.join(modules)} is loaded, which "
+            "holds every GPU while it sets modes: modprobe -r, or modeset=0"
+        )
     if not holders:
-        return "by nobody that can be seen from here"
+        return (
+            "by nobody that can be seen from here; a monitoring agent such as DCGM may hold it "
+            "from a container"
+        )
     named = ", ".join(map(str, holders[:_MOST_NAMED]))
     more = len(holders) - _MOST_NAMED
     return f"held by {named}" + (f" and {more} more" if more > 0 else "")

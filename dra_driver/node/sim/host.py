@@ -19,7 +19,7 @@ from dra_driver.node.sim.node import Node
 from dra_driver.node.sim.tools import SETTINGS, settings
 from dra_driver.node.sim.tree import host_tree
 
-_MARKER: Final = ".simulated-host.json"  # what was put here: only that is ever taken away
+MARKER: Final = ".simulated-host.json"  # what was put here: only that is ever taken away
 Mknod = Callable[[str, int, int], None]
 
 
@@ -62,7 +62,7 @@ class SimulatedHost:
     def _open(self) -> set[str]:
         """What was put here before. SettingsError: the directory is somebody else's."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        marker = self._directory / _MARKER
+        marker = self._directory / MARKER
         if marker.is_file():
             return set(json.loads(marker.read_text()))
         if any(self._directory.iterdir()):
@@ -73,7 +73,7 @@ class SimulatedHost:
 
     def _remember(self, paths: set[str]) -> None:
         text = json.dumps(sorted(paths), indent=0)
-        marker = self._directory / _MARKER
+        marker = self._directory / MARKER
         if not (marker.is_file() and marker.read_text() == text):
             _replace(marker, text.encode(), 0o644)
 

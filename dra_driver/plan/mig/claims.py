@@ -5,7 +5,7 @@ off with the last; a claim for the GPU as a whole finds it off. On an older boar
 switched it before it offered any partition.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from dra_driver.model.devices import DeviceName, Gpu
@@ -20,25 +20,43 @@ Instances = Mapping[DeviceName, Instance]
 """What the partitions of a claim are, by device."""
 
 
-def mig_steps(grants: Iterable[Grant]) -> tuple[Step, ...]:
-    """The mode of each GPU, then every partition that is cut for claims."""
+def mig_steps(grants: Iterable[Grant], others: Iterable[Record]) -> tuple[Step, ...]:
+    """The mode of each GPU, then every partition that is cut for claims; those are new that none of
+    *others* has had cut."""
+    known = {(cut.gpu, cut.key) for cut in cuts(others)}
     devices = [grant.device for grant in grants if not grant.allocation.admin]
     modes = {step for device in devices for step in _mode(device)}
-    cuts = {
-        CutPartition(device.gpu.uuid, device.partition.key)
+    wanted = {
+        CutPartition(device.gpu.uuid, key, new=(device.gpu.uuid, key) not in known)
         for device in devices
-        if device.partition is not None and device.cut_for_claims
+        if device.cut_for_claims and (key := device.key) is not None
     }
     return (
         *sorted(modes, key=lambda step: step.gpu),
-        *sorted(cuts, key=lambda step: (step.gpu, step.key)),
+        *sorted(wanted, key=lambda step: (step.gpu, step.key)),
     )
 
 
-def new_cuts(steps: Iterable[Step], others: Iterable[Record]) -> tuple[CutPartition, ...]:
-    """Those partitions of *steps* that none of *others* has had cut: nothing should be there."""
-    known = set(cuts(others))
-    return tuple(step for step in steps if isinstance(step, CutPartition) and step not in known)
+def still_cut(left: Record | None) -> tuple[Record, ...]:
+    """What was cut for a claim whose record cannot be read, as that claim's new preparation has to
+    see it: it is there, and nobody else holds it."""
+    return (replace(left, holdings=()),) if left else ()
+
+
+def whole_gpus(grants: Iterable[Grant], steps: Iterable[Step]) -> tuple[Gpu, ...]:
+    """The GPUs that are given as a whole, or parts of that, and could be in MIG mode: no step turns
+    it off."""
+    off = {step.gpu for step in steps if isinstance(step, SetMigMode)}
+    whole = (g.device for g in grants if not g.allocation.admin and g.device.partition is None)
+    gpus = {one.gpu.uuid: one.gpu for one in whole if one.gpu.mig and one.gpu.uuid not in off}
+    return tuple(gpus.values())
+
+
+def without_cuts(record: Record, refused: Collection[CutPartition]) -> Record:
+    """*record*, as its claim stands without those that were not cut: what is in their place is not
+    to be removed when it is given back."""
+    steps = (s for s in record.steps if not (isinstance(s, CutPartition) and s in refused))
+    return replace(record, steps=tuple(steps))
 
 
 def in_the_way(
@@ -52,18 +70,18 @@ def in_the_way(
 
 def others_at(name: str, offer: Offer) -> tuple[DeviceName, ...]:
     """The instances that were not cut for claims, where the partition *name* would be; for a GPU as
-    a whole, all that it has."""
+    a whole or a replica of it, all that it has."""
     its = [device for device in offer.devices if device.gpu.name == board(name)]
     there = [one for one in its if one.partition is not None and one.instance is not None]
     if not there:
         return ()
-    gpu = there[0].gpu
-    place = _places(gpu).get(name)
+    place = _places(there[0].gpu).get(name)
+    if place is None and "-mig-" in name:
+        return ()  # no board like this has it
     return tuple(
         one.name
         for one in there
-        if one.partition is not None
-        and (name == gpu.name or (place and place.overlaps(one.partition.placement)))
+        if one.partition is not None and (place is None or place.overlaps(one.partition.placement))
     )
 
 
@@ -80,10 +98,25 @@ def cuts(records: Iterable[Record]) -> Iterator[CutPartition]:
 
 
 def remove_steps(record: Record, others: Iterable[Record]) -> tuple[RemovePartition, ...]:
-    """What is left of *record*'s partitions, newest first; those of *others* stay."""
-    needed = set(cuts(others))
-    mine = [step for step in cuts([record]) if step not in needed]
-    return tuple(RemovePartition(step.gpu, step.key) for step in reversed(mine))
+    """What is left of *record*'s partitions, newest first; those of *others* stay.
+
+    Where both know of an instance, and not of the same, that of the other is gone already.
+    """
+    theirs = [instances_of(other) for other in others]
+
+    def needed(step: CutPartition, mine: GpuUuid | None) -> bool:
+        known = [its[step] for its in theirs if step in its]
+        return any(mine is None or one is None or one == mine for one in known)
+
+    its = [(step, uuid) for step, uuid in instances_of(record).items() if not needed(step, uuid)]
+    return tuple(RemovePartition(step.gpu, step.key, uuid) for step, uuid in reversed(its))
+
+
+def instances_of(record: Record) -> dict[CutPartition, GpuUuid | None]:
+    """The partitions that were, or are being, cut for *record*: each with the instance that came of
+    it, where that was recorded."""
+    told = {(h.gpu, h.partition): h.instance.uuid for h in record.holdings if h.cut and h.instance}
+    return {step: told.get((step.gpu, step.key)) for step in cuts([record])}
 
 
 def settled_steps(

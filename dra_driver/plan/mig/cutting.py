@@ -1,7 +1,7 @@
 """What becomes of a GPU that can be cut: by its rules, by its mode, and by what claims hold."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.mig import Mig, MigProfile
@@ -54,6 +54,15 @@ def kept(mig: Mig, holds: Sequence[Hold], keeps: Keeps, there: Foreign) -> Cutti
     return Cutting((), held_whole or not (cut or mig.on))
 
 
+def once_free(gpu: Gpu, holds: Sequence[Hold], there: Foreign) -> Gpu:
+    """*gpu* as it is when no claim holds it any more: its mode goes with the last partition where
+    it can, and nobody else has cut it."""
+    mig = gpu.mig
+    if mig is None or not mig.switches or there.keys or not any(one.cut for one in holds):
+        return gpu
+    return replace(gpu, mig=replace(mig, on=False, pending=False))
+
+
 def described(cutting: Cutting, whole: str) -> str:
     """In a few words, for people; *whole*: what becomes of the GPU as a whole."""
     said = [whole] if cutting.whole else []
@@ -81,8 +90,8 @@ def _problem(gpu: Gpu, mig: Mig, profiles: Sequence[MigProfile], shape: Shape, k
             f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot the node"
         )
     return (
-        "MIG mode is off, and changes with a reset only, which is tried while no claim and no "
-        "process uses the GPU"
+        "MIG mode is off and is being switched, which takes a reset: it is tried again and again "
+        "while no claim and no process uses the GPU"
     )
 
 

@@ -81,12 +81,14 @@ def unmatched(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[str]:
     if not boards:
         return
     names = dict.fromkeys(one.name for mig in boards.values() for one in mig.profiles)
-    for pattern in rules.profiles:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            yield (
-                f"mig.profiles: {pattern!r} matches no profile of {', '.join(sorted(boards))}; "
-                f"there are: {', '.join(names)}"
-            )
+    wanted = {"profiles": rules.profiles, "replicas": [name for name, _ in rules.replicas]}
+    for field, patterns in wanted.items():
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                yield (
+                    f"mig.{field}: {pattern!r} matches no profile of "
+                    f"{', '.join(sorted(boards))}; there are: {', '.join(names)}"
+                )
 
 
 def made(held: Held) -> Ours:
@@ -145,7 +147,11 @@ def offered(
     dynamic = [one for one in _all([*free, *held]) if one not in instances]
     partitions = [*instances, *dynamic]
     board = board_of(mig)
-    shared = blocks([*(one.placement for one in partitions), *([board] if whole else [])], board)
+    # As if nothing were there: what others make and remove changes no counter, so that only the
+    # slice of these devices is written anew (``kubeletplugin.slices``).
+    usual = [one.placement for one in _all([*_free(mig, profiles, Foreign()), *held])]
+    with_board = whole or (mig.switches and bool(there.keys))
+    shared = blocks([*usual, *([board] if with_board else [])], board)
     few = scarce(mig, dynamic, found)
     engines = {one: takes(one, few, board) for one in dynamic}
     return Offered(

@@ -3,7 +3,8 @@
 What is to last is room for the largest partitions that are not the whole board. They have few
 places; call one a block. So small ones first go where no block is, then into the block that holds
 the most of them, front to back, before they touch the next; and the largest ones take the block
-first that the small ones fill last. A claim that any partition can serve gets a small one.
+first that the small ones fill last. A kind of few compute slices for its memory goes first where
+no kind of more slices fits. A claim that any partition can serve gets a small one.
 
 With first fit this leaves as much room as the best of all orders, to within a hundredth, on every
 board (``tests/plan/test_mig_order.py``).
@@ -24,12 +25,16 @@ def packed(partitions: Iterable[Partition]) -> list[Partition]:
         for block in sorted(places)
         if block.size == size
     }
+    most: dict[Placement, int] = {}  # compute slices that a partition in this place can have
+    for one in found:
+        most[one.placement] = max(most.get(one.placement, 0), one.profile.slices)
     return sorted(
         found,
         key=lambda one: (
             one.placement.size,
             one.profile.slices,
             one.profile.id,
+            most[one.placement] > one.profile.slices,
             _place(one.placement, room),
         ),
     )

@@ -9,13 +9,14 @@ from dra_driver.node.sim.mig.state import BoardState
 from dra_driver.node.sim.node import Node, SimulatedGpu
 
 CAPABILITIES: Final = "proc/driver/nvidia/capabilities"
+_ROOT, _ALL = 0o400, 0o444  # who may open the device node: what a driver was seen to say
 _MINORS: Final = "proc/driver/nvidia-caps/mig-minors"
 
 
 def of_driver(node: Node) -> Tree:
     """What is there as long as the driver is."""
     return {
-        f"{CAPABILITIES}/mig/config": text(_access(CONFIG)),
+        f"{CAPABILITIES}/mig/config": text(_access(CONFIG, _ROOT)),
         f"{CAPABILITIES}/mig/monitor": text(_access(MONITOR)),
         _MINORS: text("".join(f"{line}\n" for line in _lines(node))),
     }
@@ -33,8 +34,8 @@ def of_board(gpu: SimulatedGpu, state: BoardState) -> dict[str, str]:
     return files
 
 
-def _access(minor: int) -> str:
-    return f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n"
+def _access(minor: int, mode: int = _ALL) -> str:
+    return f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
 
 
 def _lines(node: Node) -> Iterator[str]:

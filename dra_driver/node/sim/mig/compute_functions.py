@@ -19,13 +19,12 @@ from dra_driver.node.sim.handles import (
 )
 from dra_driver.node.sim.mig import profile_info
 from dra_driver.node.sim.mig.functions import MigFunctions, Seen
-from dra_driver.node.sim.mig.rules import compute_placements
+from dra_driver.node.sim.mig.rules import ComputeKind, compute_kinds, compute_placements
 from dra_driver.node.sim.mig.state import BoardState, Compute, Cut
 from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
 from dra_driver.node.sim.node import SimulatedGpu
 
 _CI: Final = pynvml.c_nvmlComputeInstance_t
-_SLICES: Final = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7}  # by NVML_COMPUTE_INSTANCE_PROFILE_*
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,50 +70,44 @@ class ComputeFunctions(MigFunctions):
         if not in_range or engProfile != pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED:
             fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         whole = cut.partition(seen.board).profile
-        return profile_info.compute_instance_profile(
-            whole, profile, _slices(whole, profile), version
-        )
+        kind = _kind(seen, cut, profile)
+        return profile_info.compute_instance_profile(whole, kind, version)
 
     def nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
         self, gpuInstance: Any, profileId: int
     ) -> int:
         name = "nvmlGpuInstanceGetComputeInstanceRemainingCapacity"
         seen, cut = self._instance(gpuInstance, name)
-        whole = cut.partition(seen.board).profile
-        return len(_free(cut, compute_placements(whole.slices, _slices(whole, profileId))))
+        return len(_free(cut, _places(seen, cut, profileId)))
 
     def nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         self, gpuInstance: Any, profileId: int, placementsRef: Any, countRef: Any
     ) -> int:
         name = "nvmlGpuInstanceGetComputeInstancePossiblePlacements"
         seen, cut = self._instance(gpuInstance, name)
-        whole = cut.partition(seen.board).profile
-        places = compute_placements(whole.slices, _slices(whole, profileId))
+        places = _places(seen, cut, profileId)
         kind = pynvml.c_nvmlComputeInstancePlacement_t
         fill([profile_info.placement(one, kind) for one in places], placementsRef, countRef)
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlGpuInstanceCreateComputeInstance(self, gpuInstance: Any, profileId: int) -> Any:
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceCreateComputeInstance")
-        whole = cut.partition(seen.board).profile
-        places = compute_placements(whole.slices, _slices(whole, profileId))
-        return self._compute(seen, cut, places)
+        return self._compute(seen, cut, profileId, _places(seen, cut, profileId))
 
     def nvmlGpuInstanceCreateComputeInstanceWithPlacement(
         self, gpuInstance: Any, profileId: int, placement: Any
     ) -> Any:
         name = "nvmlGpuInstanceCreateComputeInstanceWithPlacement"
         seen, cut = self._instance(gpuInstance, name)
-        whole = cut.partition(seen.board).profile
         said = pointed(placement)
         place = None if said is None else Placement(int(said.start), int(said.size))
-        if place not in compute_placements(whole.slices, _slices(whole, profileId)):
+        if place is None or place not in _places(seen, cut, profileId):
             fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return self._compute(seen, cut, (place,))
+        return self._compute(seen, cut, profileId, (place,))
 
     def nvmlComputeInstanceDestroy(self, computeInstance: Any) -> int:
         seen, cut, compute = self._computing(computeInstance, "nvmlComputeInstanceDestroy")
-        self._refuse_user(seen)
+        self._refuse_cutting()
         if any(one.gi == cut.gi for one in seen.gpu.processes):
             fail(pynvml.NVML_ERROR_IN_USE)
 
@@ -132,11 +125,12 @@ class ComputeFunctions(MigFunctions):
         self, gpuInstance: Any, profileId: int, computeInstancesRef: Any, countRef: Any
     ) -> int:
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetComputeInstances")
-        slices = _slices(cut.partition(seen.board).profile, profileId)
+        self._refuse_user()
+        _kind(seen, cut, profileId)
         if pointed(computeInstancesRef) is None:
             fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = [
-            self._compute_pointer(seen, cut, one) for one in cut.computes if one.slices == slices
+            self._compute_pointer(seen, cut, one) for one in cut.computes if one.number == profileId
         ]
         fill(found, computeInstancesRef, countRef)
         return int(pynvml.NVML_SUCCESS)
@@ -145,6 +139,7 @@ class ComputeFunctions(MigFunctions):
         self, gpuInstance: Any, computeInstanceId: int
     ) -> Any:
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetComputeInstanceById")
+        self._refuse_user()
         for compute in cut.computes:
             if compute.ci == computeInstanceId:
                 return self._compute_pointer(seen, cut, compute)
@@ -193,7 +188,8 @@ class ComputeFunctions(MigFunctions):
 
     def nvmlDeviceGetAttributes_v2(self, device: Any) -> Any:
         found = self._mig_device(device, "nvmlDeviceGetAttributes_v2")
-        return profile_info.device_attributes(found.profile, found.compute.slices)
+        kind = _kind(found.seen, found.cut, found.compute.number)
+        return profile_info.device_attributes(found.profile, kind)
 
     def nvmlDeviceGetAttributes(self, device: Any) -> Any:
         return self.nvmlDeviceGetAttributes_v2(device)
@@ -215,7 +211,7 @@ class ComputeFunctions(MigFunctions):
                 return found
         fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
-    def _compute(self, seen: Seen, cut: Cut, places: tuple[Placement, ...]) -> Any:
+    def _compute(self, seen: Seen, cut: Cut, number: int, places: tuple[Placement, ...]) -> Any:
         """At the first of *places* that is free."""
         made: Compute | None = None
 
@@ -229,10 +225,11 @@ class ComputeFunctions(MigFunctions):
                 fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             used = {one.ci for one in found.computes}
             ci = next(number for number in range(len(used) + 1) if number not in used)
-            made = Compute(ci, free[0].start, free[0].size, state.born + 1)
+            made = Compute(ci, free[0].start, free[0].size, state.born + 1, number)
             computes = tuple(sorted([*found.computes, made], key=lambda one: one.ci))
             return state.with_cut(replace(found, computes=computes))
 
+        self._refuse_cutting()
         self._change(seen, create)
         assert made is not None
         return self._compute_pointer(seen, cut, made)
@@ -257,12 +254,17 @@ def mig_devices(seen: Seen) -> list[MigDevice]:
     return [MigDevice(seen, cut, one) for cut in seen.state.cuts for one in cut.computes]
 
 
-def _slices(whole: MigProfile, number: int) -> int:
-    """Of the compute instances of a profile; NOT_SUPPORTED: there are none such in *whole*."""
-    slices = _SLICES.get(number, 0)
-    if not compute_placements(whole.slices, slices):
-        fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return slices
+def _kind(seen: Seen, cut: Cut, number: int) -> ComputeKind:
+    """The compute instances of a profile; NOT_SUPPORTED: *cut* can have none such."""
+    for kind in compute_kinds(seen.board, cut.partition(seen.board).profile):
+        if kind.number == number:
+            return kind
+    fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+def _places(seen: Seen, cut: Cut, number: int) -> tuple[Placement, ...]:
+    whole = cut.partition(seen.board).profile
+    return compute_placements(whole.slices, _kind(seen, cut, number).slices)
 
 
 def _free(cut: Cut, places: tuple[Placement, ...]) -> list[Placement]:

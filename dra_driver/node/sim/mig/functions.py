@@ -71,6 +71,7 @@ class MigFunctions(ABC):
             now, status = switched(state, seen.gpu, mode == pynvml.NVML_DEVICE_MIG_ENABLE)
             return now
 
+        self._refuse_user()
         self._change(seen, switch)
         return status
 
@@ -97,6 +98,7 @@ class MigFunctions(ABC):
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
         seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceRemainingCapacity")
+        self._refuse_user()
         profile = _profile(seen, profileId)
         return room(seen.board, seen.state.partitions(seen.board), profile)
 
@@ -118,7 +120,7 @@ class MigFunctions(ABC):
 
     def nvmlGpuInstanceDestroy(self, gpuInstance: Any) -> int:
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceDestroy")
-        self._refuse_user(seen)
+        self._refuse_cutting()
 
         def destroy(state: BoardState) -> BoardState:
             found = _same(state, cut)
@@ -137,6 +139,7 @@ class MigFunctions(ABC):
         self, device: Any, profileId: int, gpuInstancesRef: Any, countRef: Any
     ) -> int:
         seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstances")
+        self._refuse_user()
         profile = _profile(seen, profileId, pynvml.NVML_ERROR_INVALID_ARGUMENT)
         cuts = [one for one in seen.state.cuts if one.profile_id == profile.id]
         if pointed(gpuInstancesRef) is None:
@@ -146,6 +149,7 @@ class MigFunctions(ABC):
 
     def nvmlDeviceGetGpuInstanceById(self, device: Any, gpuInstanceId: int) -> Any:
         seen = self._in_mig_mode(device, "nvmlDeviceGetGpuInstanceById")
+        self._refuse_user()
         cut = seen.state.cut(gpuInstanceId)
         if cut is None:
             fail(pynvml.NVML_ERROR_NOT_FOUND)
@@ -204,19 +208,23 @@ class MigFunctions(ABC):
             made = Cut(profile.id, place.start, gi, state.born + 1)
             return state.with_cut(made)
 
+        self._refuse_cutting()
         self._change(seen, create)
         assert made is not None
         return self._pointer(seen, made)
 
     def _change(self, seen: Seen, by: Callable[[BoardState], BoardState]) -> None:
         """NVMLError, and nothing is changed."""
-        self._refuse_user(seen)
         self._mig.change(self._node(), seen.gpu, by)
         if seen.gpu.kills(seen.function, KILLED_AFTER):
             die()
 
-    def _refuse_user(self, seen: Seen) -> None:
+    def _refuse_user(self) -> None:
         if not self._mig.is_root():
+            fail(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    def _refuse_cutting(self) -> None:
+        if not self._mig.may_cut():
             fail(pynvml.NVML_ERROR_NO_PERMISSION)
 
 

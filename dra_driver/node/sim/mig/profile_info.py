@@ -6,6 +6,7 @@ import pynvml
 
 from dra_driver.model.mig import MigProfile, Placement
 from dra_driver.node.sim.handles import fail
+from dra_driver.node.sim.mig.rules import ComputeKind
 
 _ENGINES: Final = (
     ("multiprocessorCount", "multiprocessors"),
@@ -43,8 +44,8 @@ def gpu_instance_profile(profile: MigProfile, version: int) -> Any:
     return info
 
 
-def compute_instance_profile(profile: MigProfile, number: int, slices: int, version: int) -> Any:
-    """``nvmlComputeInstanceProfileInfo_t``: *slices* of a GPU instance of *profile*."""
+def compute_instance_profile(profile: MigProfile, kind: ComputeKind, version: int) -> Any:
+    """``nvmlComputeInstanceProfileInfo_t``: of *kind*, in a GPU instance of *profile*."""
     if version not in (1, 2):
         fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
     first = version == 1
@@ -53,23 +54,24 @@ def compute_instance_profile(profile: MigProfile, number: int, slices: int, vers
         if first
         else pynvml.c_nvmlComputeInstanceProfileInfo_v2_t()
     )
-    info.id, info.sliceCount, info.instanceCount = number, slices, profile.slices // slices
-    info.multiprocessorCount = multiprocessors(profile, slices)
+    info.id, info.sliceCount = kind.number, kind.slices
+    info.instanceCount = profile.slices // kind.slices
+    info.multiprocessorCount = kind.multiprocessors
     for field, name in _SHARED:
         setattr(info, field, getattr(profile.engines, name))
     if not first:
-        info.name = device_name(profile, slices)
+        info.name = device_name(profile, kind.slices)
     return info
 
 
-def device_attributes(profile: MigProfile, slices: int) -> Any:
+def device_attributes(profile: MigProfile, kind: ComputeKind) -> Any:
     """``nvmlDeviceAttributes_t`` of a MIG device."""
     attributes = pynvml.c_nvmlDeviceAttributes()
-    attributes.multiprocessorCount = multiprocessors(profile, slices)
+    attributes.multiprocessorCount = kind.multiprocessors
     for field, name in _SHARED:
         setattr(attributes, field, getattr(profile.engines, name))
     attributes.gpuInstanceSliceCount = profile.slices
-    attributes.computeInstanceSliceCount = slices
+    attributes.computeInstanceSliceCount = kind.slices
     attributes.memorySizeMB = profile.memory_bytes >> 20
     return attributes
 
@@ -77,10 +79,6 @@ def device_attributes(profile: MigProfile, slices: int) -> Any:
 def device_name(profile: MigProfile, slices: int) -> str:
     """As nvidia-smi lists a MIG device: with its compute slices, where it has not all of them."""
     return f"MIG {'' if slices == profile.slices else f'{slices}c.'}{profile.name}"
-
-
-def multiprocessors(profile: MigProfile, slices: int) -> int:
-    return profile.engines.multiprocessors * slices // profile.slices
 
 
 def placement(place: Placement, kind: Any) -> Any:

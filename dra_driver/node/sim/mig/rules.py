@@ -1,6 +1,7 @@
 """What fits beside what on a board, and in an instance: what hardware refuses is refused here."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.model.mig import Engines, MigProfile, Partition, Placement
@@ -15,6 +16,10 @@ COMPUTE_SLICES: Final[Mapping[int, tuple[int, ...]]] = {
     4: (1, 2, 4),
     7: (1, 2, 3, 4, 7),
 }
+
+
+_COMPUTE_NUMBERS: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
+ONE_SLICE_REV1: Final = 7  # NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 
 def fits(board: Geometry, there: Collection[Partition], wanted: Partition) -> bool:
@@ -53,6 +58,33 @@ def instance_id(board: Geometry, profile: MigProfile, used: Collection[int]) -> 
     """
     parts = board.units // profile.size
     return next(number for number in range(parts - 1, 2 * parts) if number not in used)
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeKind:
+    """A kind of compute instance."""
+
+    number: int  # NVML_COMPUTE_INSTANCE_PROFILE_*, and the id as well
+    slices: int
+    multiprocessors: int
+
+
+def compute_kinds(board: Geometry, whole: MigProfile) -> tuple[ComputeKind, ...]:
+    """The compute instances that a GPU instance of *whole* can have; the last is all of it.
+
+    One slice with the memory of two can have more multiprocessors than one slice: then there are
+    two kinds of one slice (seen on an H100), and the second has them all.
+    """
+    total = whole.engines.multiprocessors
+    kinds = [
+        ComputeKind(_COMPUTE_NUMBERS[slices], slices, total * slices // whole.slices)
+        for slices in COMPUTE_SLICES.get(whole.slices, ())
+    ]
+    plain = board.numbered(0)
+    least = plain.engines.multiprocessors if plain else total
+    if whole.slices == 1 and least < total:
+        return ComputeKind(0, 1, least), ComputeKind(ONE_SLICE_REV1, 1, total)
+    return tuple(kinds)
 
 
 def compute_placements(slices: int, wanted: int) -> tuple[Placement, ...]:

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from dra_driver.model.mig import Partition, Placement
 from dra_driver.node.sim.mig.geometry import Geometry
-from dra_driver.node.sim.mig.rules import fits, instance_id
+from dra_driver.node.sim.mig.minors import CONFIG
+from dra_driver.node.sim.mig.rules import compute_kinds, fits, instance_id
 from dra_driver.node.sim.node import ForeignInstance, Node, SimulatedGpu
 from dra_driver.node.sim.tools import MIG, MIG_MODE, SETTINGS
 
-_COMPUTE_NUMBERS: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}  # NVML_COMPUTE_INSTANCE_PROFILE_*
 SWITCHES_FROM: Final = (9, 0)  # without a reset
 
 
@@ -33,11 +33,7 @@ class Compute:
     start: int
     slices: int
     born: int  # no two instances of a board have the same
-
-    @property
-    def number(self) -> int:
-        """NVML_COMPUTE_INSTANCE_PROFILE_*, and the id as well."""
-        return _COMPUTE_NUMBERS[self.slices]
+    number: int  # NVML_COMPUTE_INSTANCE_PROFILE_*, and the id as well
 
     @property
     def placement(self) -> Placement:
@@ -99,6 +95,11 @@ class MigStates:
     followed: Followed = lambda node, gpu, state: None  # told of each change; None: it is gone
     _kept: dict[str, BoardState] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
+
+    def may_cut(self) -> bool:
+        """Whether whoever asks can open the device node of mig/config: it is there."""
+        node = None if self.host is None else self.host / f"dev/nvidia-caps/nvidia-cap{CONFIG}"
+        return self.is_root() and (node is None or node.exists())
 
     def read(self, node: Node, gpu: SimulatedGpu) -> BoardState:
         """The board now, after what the node file has happen to it."""
@@ -225,11 +226,13 @@ def _with_foreign(state: BoardState, gpu: SimulatedGpu, wanted: ForeignInstance)
     if not fits(board, state.partitions(board), Partition(profile, place)):
         return state
     gi = instance_id(board, profile, {one.gi for one in state.cuts})
-    sizes = (profile.slices,) if wanted.compute is None else wanted.compute
+    kinds = compute_kinds(board, profile)
+    by_slices = {kind.slices: kind for kind in reversed(kinds)}
+    its = kinds[-1:] if wanted.compute is None else [by_slices[size] for size in wanted.compute]
     born, start, computes = state.born + 1, 0, []
-    for ci, slices in enumerate(sizes):
-        computes.append(Compute(ci, start, slices, born + 1 + ci))
-        start += slices
+    for ci, kind in enumerate(its):
+        computes.append(Compute(ci, start, kind.slices, born + 1 + ci, kind.number))
+        start += kind.slices
     return state.with_cut(Cut(profile.id, wanted.start, gi, born, True, tuple(computes)))
 
 

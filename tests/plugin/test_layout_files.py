@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.errors import SettingsError
 from dra_driver.model.layouts import LayoutEntry
-from dra_driver.plugin.layouts import Layouts
+from dra_driver.plugin.layout_files import Layouts
 from dra_driver.plugin.profiles import Profiles
 from tests.fakes.boards import AMPERE, Board
 

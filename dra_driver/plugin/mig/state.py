@@ -25,13 +25,17 @@ class MigState:
     """Writes the label when it is another one, on a thread of its own: an API server that is away
     keeps nobody waiting, and is asked again."""
 
-    def __init__(self, api: Api, node: str, labels: Callable[[], Labels]) -> None:
-        """*labels*: as they are on the Node now; ClusterError: not known."""
+    def __init__(
+        self, api: Api, node: str, labels: Callable[[], Labels], ours: bool = False
+    ) -> None:
+        """*labels*: as they are on the Node now; ClusterError: not known. *ours*: whether the label
+        may be one that an earlier process of ours wrote."""
         self._api = api
         self._node = node
         self._labels = labels
         self._wanted: State | None = None
-        self._ours = False  # whether the label is one that we wrote
+        self._ours = ours
+        self._told = False
         self._logged = ""
         self._loop = Loop("mig-state", self.write, _AGAIN_SECONDS)
 
@@ -43,8 +47,8 @@ class MigState:
 
     def tell(self, state: State | None) -> None:
         """Have *state* on the Node soon; None: no layout is wanted, and what we wrote goes."""
-        if state is not self._wanted:
-            self._wanted = state
+        if state is not self._wanted or not self._told:
+            self._wanted, self._told = state, True
             self._loop.soon()
 
     def look_soon(self) -> None:
@@ -54,6 +58,8 @@ class MigState:
     def write(self) -> None:
         """Write it now, if it is not there."""
         wanted = self._wanted
+        if not self._told:
+            return
         try:
             there = self._labels().get(MIG_STATE_LABEL)
             if there == wanted or (wanted is None and not self._ours):

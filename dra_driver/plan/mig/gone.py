@@ -1,0 +1,49 @@
+"""Which MIG instances of prepared claims are not there any more, and what their pods are told.
+
+Nobody can remove an instance on which something runs, but an idle one, or all of a GPU that is
+reset.
+"""
+
+from collections.abc import Iterable
+
+from dra_driver.model.devices import Gpu
+from dra_driver.model.holdings import Holding, Record
+
+
+def lost(record: Record, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
+    """What a prepared claim holds of *gpus* and they have not, or another one in its place.
+
+    Of a GPU that is not among them, and of one that does not say how it is cut, nothing is known.
+    """
+    there = {
+        gpu.uuid: {(one.key, one.uuid) for one in gpu.mig.instances}
+        for gpu in gpus
+        if gpu.mig is not None
+    }
+    return tuple(
+        holding
+        for holding in partitions(record)
+        if holding.gpu in there and _identity(holding) not in there[holding.gpu]
+    )
+
+
+def partitions(record: Record) -> tuple[Holding, ...]:
+    """What a prepared claim computes on of GPUs that are cut."""
+    if not record.completed:
+        return ()
+    return tuple(one for one in record.holdings if one.instance is not None and not one.admin)
+
+
+def message(record: Record, holding: Holding) -> str:
+    """In the words of the person who has to mend it."""
+    served = any(holding.uuid in space.gpus for space in record.spaces)
+    return (
+        f"{holding.unit} ({holding.uuid}) is not there any more: somebody removed the MIG "
+        f"instance, or the GPU was reset. Claim {record.claim} has nothing to compute on"
+        f"{', and its MPS server is ended' if served else ''}; delete the pod (and a claim that "
+        "is not from a template) to have one allocated anew"
+    )
+
+
+def _identity(holding: Holding) -> object:
+    return holding.instance and (holding.instance.key, holding.instance.uuid)

@@ -1,0 +1,40 @@
+"""A profile where layouts govern GPUs: those are not cut for claims besides."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.profiles import Entry, Profile, Rules, Selection
+from dra_driver.plan.profiles import rules_by_gpu
+
+
+def without_cutting(
+    profile: Profile, gpus: Sequence[Gpu], governed: Collection[GpuUuid]
+) -> Profile:
+    """*profile* for these *gpus*, where those that are *governed* are not cut for claims; the same
+    where it makes no difference."""
+    rules, _ = rules_by_gpu(profile, gpus)
+    cut = {uuid for uuid in governed if uuid in rules and rules[uuid].mig.dynamic}
+    if not cut:
+        return profile
+    entries = [
+        one
+        for entry in profile.entries
+        for one in _split(entry, {uuid for uuid in rules if rules[uuid] is entry.rules}, cut)
+    ]
+    return replace(profile, entries=tuple(entries))
+
+
+def _split(entry: Entry, its: set[GpuUuid], cut: set[GpuUuid]) -> Iterator[Entry]:
+    """*its*: the GPUs that it holds for."""
+    if its & cut:
+        of_layouts = replace(entry, rules=_not_cut(entry.rules))
+        if its <= cut:
+            yield of_layouts
+            return
+        yield replace(of_layouts, selection=Selection(uuids=frozenset(its & cut)))
+    yield entry
+
+
+def _not_cut(rules: Rules) -> Rules:
+    return replace(rules, mig=replace(rules.mig, dynamic=False))

@@ -1,0 +1,124 @@
+"""GPUs that nothing uses, for as long as something is done to them."""
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from dra_driver.errors import ClusterError, NodeError, TimedOut
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.holdings import Held
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import board
+from dra_driver.model.processes import GpuProcess
+
+WhileFree = Callable[[Collection[str], Callable[[], None]], bool]
+"""Has something done to GPUs while no claim can come to them; ``plugin.upkeep.Upkeep``."""
+
+Allocated = Callable[[], Collection[str]]
+"""The devices of this node that are allocated, whether their claims were prepared or not.
+ClusterError: it cannot be told."""
+
+_SHOWN = 3  # claims
+
+
+class Node(Protocol):
+    """What can be looked at."""
+
+    def refresh(self) -> Inventory: ...
+    def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]: ...
+
+
+class IdleGpus:
+    """Keeps claims away from a GPU that no claim has and no process uses. For many threads."""
+
+    def __init__(
+        self, node: Node, while_free: WhileFree, held: Callable[[], Held], allocated: Allocated
+    ) -> None:
+        self._node = node
+        self._while_free = while_free
+        self._held = held
+        self._allocated = allocated
+        self._asked: Collection[str] | None = None
+        self._lock = threading.Lock()
+        self.acted = False  # whether anything was done since ``forget``
+
+    def forget(self) -> None:
+        """A new look begins: what was asked for the last one is old."""
+        self._asked = None
+        self.acted = False
+
+    def change(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
+        """Have *act* done to *gpu*, which is looked at again before.
+
+        Answers with what has to end first; empty: it was done. Who has to wait keeps nobody else
+        waiting. NodeError: it cannot be looked at, or what *act* raises.
+        """
+        waits = _claims_on(gpu, self._held()) or self._glanced(gpu) or self._promised(gpu)
+        return waits or self._alone(gpu, act)
+
+    def _alone(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
+        waits, alone = "a claim holds it", False
+
+        def look_and_act() -> None:
+            nonlocal waits, alone
+            alone = True
+            now = self._now(gpu)
+            waits = self._users(now)
+            if not waits:
+                self.acted = True
+                act(now)
+
+        try:
+            self._while_free({gpu.name, gpu.uuid}, look_and_act)
+        except TimedOut as e:
+            if alone:
+                raise
+            return str(e)
+        return waits
+
+    def _promised(self, gpu: Gpu) -> str:
+        """The scheduler gave it to a claim that the kubelet has not asked for yet."""
+        try:
+            with self._lock:
+                if self._asked is None:
+                    self._asked = self._allocated()
+                devices = sorted(one for one in self._asked if board(one) == gpu.name)
+        except ClusterError as e:
+            return f"it is not known whether a claim was allocated a part of it: {e}"
+        return f"a claim was allocated {', '.join(devices)}" if devices else ""
+
+    def _glanced(self, gpu: Gpu) -> str:
+        """An instance that is gone since the last look has no processes."""
+        try:
+            return self._users(gpu)
+        except NodeError:
+            return ""
+
+    def _now(self, gpu: Gpu) -> Gpu:
+        for one in self._node.refresh().gpus:
+            if one.uuid == gpu.uuid:
+                return one
+        raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
+
+    def _users(self, gpu: Gpu) -> str:
+        """The processes on it, also in its partitions."""
+        parts = gpu.mig.instances if gpu.mig else ()
+        uuids = (gpu.uuid, *(instance.uuid for instance in parts))
+        pids = sorted({one.pid for uuid in uuids for one in self._node.processes(uuid)})
+        return f"processes use it: {', '.join(map(str, pids))}" if pids else ""
+
+
+def _claims_on(gpu: Gpu, held: Held) -> str:
+    """Who only looks on is no reason to wait."""
+    found = sorted(
+        {
+            f"{one.claim} ({one.device})"
+            for holdings in held.values()
+            for one in holdings
+            if not one.admin and {one.of_gpu, board(one.device)} & {gpu.name, gpu.uuid}
+        }
+    )
+    if not found:
+        return ""
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return f"claims hold it until their pods end: {', '.join(found[:_SHOWN])}{more}"

@@ -1,0 +1,243 @@
+"""Keeps GPUs cut as named layouts say, and boards in the MIG mode that their profile needs.
+
+Nothing is changed that a claim has or a process uses; that waits.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from dra_driver.errors import ClusterError, DriverError, NodeError, SettingsError, TimedOut
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.holdings import Held
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.layouts import Book, Outcome, State, Wanted, state_of
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import Profile
+from dra_driver.plan.mig.identity import remembered
+from dra_driver.plan.mig.offered import made
+from dra_driver.plan.profiles import rules_by_gpu
+from dra_driver.plugin.mig.boards import Basis, MigBoards
+from dra_driver.plugin.mig.idle import Allocated, IdleGpus, WhileFree
+from dra_driver.plugin.mig.idle import Node as LookedAt
+from dra_driver.plugin.mig.layouts import MigLayouts
+from dra_driver.plugin.mig.tries import Tries
+from dra_driver.plugin.mig.wishes import Layouts, Wishes, wishes
+from dra_driver.plugin.mig.work import Kept, MigWork, Partitions
+from dra_driver.plugin.side_by_side import side_by_side
+
+log = logging.getLogger(__name__)
+
+_FIRST_SECONDS = 5.0  # until what failed is tried again; then ever longer
+_CUT_AGAIN_SECONDS = 60.0
+_RESET_AGAIN_SECONDS = 600.0
+_TURN_SECONDS = 10.0
+
+
+class Node(LookedAt, Protocol):
+    """This machine; ``dra_driver.node.node.GpuNode`` is one."""
+
+    @property
+    def mig(self) -> Partitions: ...
+    def inventory(self) -> Inventory: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What says what is wanted, and who has GPUs. Most may raise a SettingsError or a ClusterError:
+    it is not known now."""
+
+    label: Callable[[], str]  # the name of the layout of the whole node; empty: none
+    is_labelled: Callable[[], bool]  # whether the Node has a label that tells the state
+    layouts: Layouts
+    profile: Callable[[], Profile]
+    keeps: Callable[[], Keeps]
+    held: Callable[[], Held]
+    allocated: Allocated
+    turned_on: Callable[[], Collection[GpuUuid]]  # whose MIG mode claims turned on
+    in_charge: Callable[[], bool]  # whether no newer process of this plugin runs
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """What keeps others away."""
+
+    while_free: WhileFree  # claims, from GPUs that none has
+    turn: Callable[[float], AbstractContextManager[None]]  # other processes; for so many seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who is told of it, from several threads."""
+
+    book: Callable[[Book], None]  # when something begins, and after every look
+    governed: Callable[[tuple[Gpu, ...], frozenset[GpuUuid]], None]  # of which layouts say anything
+    changed: Callable[[], None]  # GPUs are others than they were
+
+
+class MigKeeper:
+    """Its looks are one thread's."""
+
+    def __init__(self, node: Node, sources: Sources, apart: Apart, book: Kept, told: Told) -> None:
+        self._node = node
+        self._sources = sources
+        self._turn = apart.turn
+        self._book = book
+        self._told = told
+        self._idle = IdleGpus(node, apart.while_free, sources.held, sources.allocated)
+        work = MigWork(node.mig, book)
+        cuts = Tries(_FIRST_SECONDS, _CUT_AGAIN_SECONDS)
+        resets = Tries(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
+        self._layouts = MigLayouts(self._idle, work, book, cuts, self._begin)
+        self._boards = MigBoards(self._idle, work, book, resets)
+        self._error = ""
+        self._is_wanted: bool | None = None  # whether a layout is; None: not known yet
+        self._waiting = False
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is done once a claim is given back."""
+        return self._waiting
+
+    def look(self) -> None:
+        """One look: do what can be done. What cannot be told now waits for the next one."""
+        if not self._sources.in_charge():
+            return
+        self._idle.forget()
+        try:
+            self._look()
+        except (NodeError, ClusterError, SettingsError) as e:
+            self._failed(e)
+        else:
+            self._error = ""
+        if self._idle.acted:
+            self._node.refresh()
+            self._told.changed()
+
+    def _look(self) -> None:
+        inventory = self._remember(self._node.inventory())
+        profile, held = self._sources.profile(), self._sources.held()
+        wanted = wishes(self._sources.label(), profile, self._sources.layouts, inventory)
+        self._is_wanted = wanted.any
+        self._told.governed(inventory.gpus, frozenset(wanted.by_gpu))
+        outcomes = self._settle(inventory, profile, wanted, held)
+        left = self._abandon(inventory, wanted)
+        boards = self._switch(inventory, profile, held, wanted) | left
+        self._conclude(wanted, outcomes, boards)
+
+    def _failed(self, error: DriverError) -> None:
+        """An API server that is away says nothing about GPUs; anything else is a failure."""
+        if str(error) != self._error:
+            log.warning("cannot tell how GPUs are to be cut", extra={"error": str(error)})
+        self._error = str(error)
+        if not isinstance(error, ClusterError | TimedOut):
+            state = State.FAILED if self._is_layout_wanted() else None
+            self._told.book(Book(problem=str(error), state=state))
+
+    def _is_layout_wanted(self) -> bool:
+        if self._is_wanted is not None:
+            return self._is_wanted
+        try:
+            return bool(self._sources.label())
+        except ClusterError:
+            return False
+
+    def _remember(self, inventory: Inventory) -> Inventory:
+        """Have in the book what can be seen of GPUs, and nothing that is gone. What another process
+        makes of them just now, this look may be too old for."""
+        on = frozenset(self._sources.turned_on())
+        try:
+            if remembered(self._book.read(), inventory, on) == self._book.read():
+                return inventory
+        except NodeError:
+            pass  # a book that is damaged is set aside when it is changed
+        with self._turn(_TURN_SECONDS):
+            now = self._node.refresh()
+            self._book.change(lambda book: remembered(book, now, on))
+        return now
+
+    def _settle(
+        self, inventory: Inventory, profile: Profile, wanted: Wishes, held: Held
+    ) -> dict[GpuUuid, Outcome]:
+        claimed = made(held)
+        rules, _ = rules_by_gpu(profile, inventory.gpus)
+
+        def one(gpu: Gpu) -> Outcome:
+            keys = {key for uuid, key in claimed if uuid == gpu.uuid}
+            found = self._layouts.settle(gpu, wanted.by_gpu[gpu.uuid], keys)
+            return _noted(found, wanted.by_gpu[gpu.uuid], rules[gpu.uuid].mig.dynamic)
+
+        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in wanted.by_gpu]
+        found = side_by_side(one, gpus)
+        return {gpu.uuid: outcome for gpu, outcome in zip(gpus, found, strict=True)}
+
+    def _abandon(self, inventory: Inventory, wanted: Wishes) -> dict[GpuUuid, str]:
+        """Put back what a crash cut short and nobody wants any more."""
+        begun = set(self._book.read().before) - wanted.governed
+        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in begun]
+        found = side_by_side(self._layouts.abandon, gpus)
+        return {
+            gpu.uuid: f"it is half cut: {why}" for gpu, why in zip(gpus, found, strict=True) if why
+        }
+
+    def _switch(
+        self, inventory: Inventory, profile: Profile, held: Held, wanted: Wishes
+    ) -> dict[GpuUuid, str]:
+        try:
+            keeps = self._sources.keeps()
+        except ClusterError:  # the look for what to offer tells of it
+            return {}
+        return self._boards.switch(Basis(inventory, profile, keeps, held), wanted.governed)
+
+    def _begin(self) -> None:
+        self._told.book(replace(self._book.read(), state=State.PENDING))
+
+    def _conclude(
+        self, wanted: Wishes, outcomes: Mapping[GpuUuid, Outcome], boards: Mapping[GpuUuid, str]
+    ) -> None:
+        state = State.FAILED if wanted.problem else state_of(outcomes.values())
+        kept = wanted.any or (self._book.read().labelled and self._sources.is_labelled())
+
+        def edit(book: Book) -> Book:
+            return replace(
+                book,
+                outcomes=outcomes,
+                boards=boards,
+                problem=wanted.problem,
+                state=state if wanted.any else None,
+                labelled=kept,
+            )
+
+        before = self._book.read()
+        after = edit(before)
+        pending = any(one.state is State.PENDING for one in outcomes.values())
+        self._waiting = pending or bool(boards)
+        if after != before:
+            _log(before, after)
+            with self._turn(_TURN_SECONDS):
+                self._book.change(edit)
+        self._told.book(after)
+
+
+def _noted(outcome: Outcome, wanted: Wanted, dynamic: bool) -> Outcome:
+    """The layout governs, whatever the profile says."""
+    if not dynamic:
+        return outcome
+    note = f"partitions of it are not cut for claims, as long as layout {wanted.layout!r} is chosen"
+    return replace(outcome, reason=f"{outcome.reason}; {note}" if outcome.reason else note)
+
+
+def _log(before: Book, after: Book) -> None:
+    if after.problem and after.problem != before.problem:
+        log.warning("the layout of this node cannot be used: %s", after.problem)
+    for uuid, outcome in after.outcomes.items():
+        if outcome == before.outcomes.get(uuid):
+            continue
+        facts = {"gpu": uuid, "layout": outcome.layout, "state": outcome.state.value}
+        level = logging.WARNING if outcome.state is State.FAILED else logging.INFO
+        log.log(level, "layout of a GPU", extra=facts | {"reason": outcome.reason})
+    for uuid, why in after.boards.items():
+        if why != before.boards.get(uuid):
+            log.warning("MIG mode of a GPU is not as it should be: %s", why)

@@ -1,0 +1,162 @@
+"""Connects what cuts GPUs before claims come, and lets it run on a thread of its own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
+from dra_driver.errors import ClusterError, NodeError
+from dra_driver.model.holdings import Record
+from dra_driver.model.layouts import Book
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import Profile
+from dra_driver.model.steps import SetMigMode
+from dra_driver.model.uuids import GpuUuid
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.mig_book import MigBook
+from dra_driver.node.node import GpuNode
+from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plugin.mig.idle import Allocated
+from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
+from dra_driver.plugin.mig.state import Api, MigState
+from dra_driver.plugin.mig.wishes import Layouts
+from dra_driver.plugin.node_labels import NodeLabels
+from dra_driver.process.loops import Loop
+
+_SOON_SECONDS = 1.0
+_UNTIL_DEALLOCATED_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What it is connected with."""
+
+    node: GpuNode
+    ledger: Ledger
+    book: MigBook
+    apart: Apart
+    api: Api
+    labels: NodeLabels
+    profile: Callable[[], Profile]  # the one in force, whatever layouts govern
+    layouts: Layouts
+    keeps: Callable[[], Keeps]
+    allocated: Allocated
+    in_charge: Callable[[], bool]
+    governed: Governed
+    changed: Callable[[], None]  # is told that GPUs are others than they were
+    count: Callable[[float], None]  # is told how much is not as it should be
+
+
+class MigLoop:
+    """A keeper that looks from time to time, and when something changed. Nobody waits for it, but
+    for a little while at the start."""
+
+    def __init__(self, keeper: MigKeeper, seconds: float) -> None:
+        self._keeper = keeper
+        self._given_back = float("-inf")
+        self._looked = threading.Event()
+        self._loop = Loop("mig", self._look, seconds)
+
+    def start(self, wait_seconds: float) -> None:
+        """Begin; back when it has looked for the first time, or after so long."""
+        self._loop.start()
+        self._looked.wait(wait_seconds)
+
+    def stop(self) -> None:
+        self._loop.stop()
+
+    def soon(self) -> None:
+        """Something that GPUs are cut by has changed."""
+        self._loop.soon()
+
+    def claim_changed(self, record: Record | None = None) -> None:
+        """A claim was given back, maybe: a GPU that waited for that is cut now."""
+        if self._keeper.waiting:
+            self._given_back = time.monotonic()
+            self._loop.soon()
+
+    def _look(self) -> float | None:
+        """A claim that was given back stays allocated until the control plane has seen it."""
+        try:
+            self._keeper.look()
+        finally:
+            self._looked.set()
+        is_fresh = time.monotonic() < self._given_back + _UNTIL_DEALLOCATED_SECONDS
+        return _SOON_SECONDS if self._keeper.waiting and is_fresh else None
+
+
+def connect(around: Around, look_seconds: float, stack: ExitStack) -> MigLoop:
+    """All of it, connected and not started; *stack* stops it."""
+    state = MigState(around.api, around.labels.node, around.labels.now, _is_labelled(around.book))
+    state.start()
+    stack.callback(state.stop)
+
+    def tell(book: Book) -> None:
+        state.tell(book.state)
+        around.count(book.failures)
+
+    told = Told(tell, around.governed.tell, around.changed)
+    around.governed.on_change = around.changed
+    keeper = MigKeeper(around.node, _sources(around), around.apart, around.book, told)
+    loop = MigLoop(keeper, look_seconds)
+    stack.callback(loop.stop)
+    around.labels.start(state.look_soon, 0.0)
+    around.labels.start(on_other(partial(_layout, around.labels), loop.soon), 0.0)
+    return loop
+
+
+def on_other(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:
+    """Does *act* where *read* answers something else than the last time, or is answered again."""
+    last: str | None = None
+
+    def look() -> None:
+        nonlocal last
+        try:
+            now: str | None = read()
+        except ClusterError:
+            now = None
+        if now != last:
+            last = now
+            act()
+
+    return look
+
+
+def turned_on(records: Iterable[Record]) -> frozenset[GpuUuid]:
+    """The GPUs of which claims turned on MIG mode."""
+    steps = (step for record in records for step in record.steps)
+    return frozenset(
+        step.gpu
+        for step in steps
+        if isinstance(step, SetMigMode) and step.on and step.before is False
+    )
+
+
+def _layout(labels: NodeLabels) -> str:
+    return labels.now().get(MIG_CONFIG_LABEL, "")
+
+
+def _sources(around: Around) -> Sources:
+    labels = around.labels
+    return Sources(
+        label=partial(_layout, labels),
+        is_labelled=lambda: MIG_STATE_LABEL in labels.now(),
+        layouts=around.layouts,
+        profile=around.profile,
+        keeps=around.keeps,
+        held=around.ledger.held,
+        allocated=around.allocated,
+        turned_on=lambda: turned_on(around.ledger.records()),
+        in_charge=around.in_charge,
+    )
+
+
+def _is_labelled(book: MigBook) -> bool:
+    """Whether an earlier process of ours may have written the state on the Node."""
+    try:
+        return book.read().labelled
+    except NodeError:  # the first look tells of it
+        return False

@@ -1,0 +1,155 @@
+"""Changes how a GPU is cut, so that no error and no crash at any point leaves it half done.
+
+What is about to be made is in the book before it is made, and so is what was there before: whoever
+comes next goes on, or puts that back.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from dra_driver.errors import NodeError
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.layouts import Before, Book, Change, Made
+from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.plan.mig.identity import keys_of, known_by, still_there
+
+log = logging.getLogger(__name__)
+
+# Seconds: nobody waits for it, so who uses a GPU is not waited for, and it is tried again later.
+_ONCE = 0.0
+_BRIEFLY = 2.0  # a look of a monitoring agent is no reason to take back what was cut already
+
+
+class Partitions(Protocol):
+    """What cuts GPUs; ``dra_driver.node.mig.partitions``."""
+
+    def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
+    def reset_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
+    def cut(
+        self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
+    ) -> Instance: ...
+    def remove(
+        self,
+        gpu: GpuUuid,
+        key: PartitionKey,
+        uuid: GpuUuid | None = None,
+        patience: float | None = None,
+    ) -> None: ...
+
+
+class Kept(Protocol):
+    """Where the book is; ``dra_driver.node.mig_book``."""
+
+    def read(self) -> Book: ...
+    def change(self, edit: Callable[[Book], Book]) -> Book: ...
+
+
+class MigWork:
+    """Only for a GPU that nothing uses and no claim can come to. For many threads."""
+
+    def __init__(self, mig: Partitions, book: Kept) -> None:
+        self._mig = mig
+        self._book = book
+
+    def switch(self, gpu: Gpu, on: bool) -> None:
+        """Have its MIG mode on or off. NodeError: it is as it was."""
+        if gpu.mig and gpu.mig.switches:
+            self._mig.set_mode(gpu.uuid, on, patience=_ONCE)
+        else:
+            self._mig.reset_mode(gpu.uuid, on, patience=_ONCE)
+
+    def change(self, gpu: Gpu, change: Change) -> None:
+        """Do all of *change* to *gpu* as it is now. NodeError: it failed, and whether the GPU is as
+        it was before."""
+        mine = self._begin(gpu)
+        try:
+            self._remove(gpu, [one for one in mine if one.key in change.remove])
+            if change.switch is not None:
+                self.switch(gpu, change.switch)
+            cut = self._cut(gpu, change.cut, new=True)
+        except NodeError as e:
+            raise NodeError(f"{e}; {self._back_from(gpu)}") from e
+        kept = [one for one in _seen(gpu) if one.key in change.keep]
+        self._end(gpu, [*kept, *cut])
+
+    def put_back(self, gpu: Gpu) -> None:
+        """Make of *gpu*, which is as it is now, what it was before the change that is under way, if
+        one is."""
+        book = self._book.read()
+        before = book.before.get(gpu.uuid)
+        if before is None:
+            return
+        mine = still_there(gpu, book.made.get(gpu.uuid, ()))
+        others = set(gpu.mig.taken if gpu.mig else ()) - keys_of(mine)
+        self._restore(gpu, mine, Before(before.on, tuple(sorted(set(before.keys) - others))))
+
+    def _begin(self, gpu: Gpu) -> tuple[Made, ...]:
+        """What of it is ours."""
+
+        def edit(book: Book) -> Book:
+            made = still_there(gpu, book.made.get(gpu.uuid, ()))
+            now = Before(bool(gpu.mig and gpu.mig.on), tuple(sorted(keys_of(made))))
+            # Of a change that a crash cut short, the first one counts.
+            return _with(replace(book, before={gpu.uuid: now, **book.before}), gpu, made)
+
+        return self._book.change(edit).made.get(gpu.uuid, ())
+
+    def _back_from(self, gpu: Gpu) -> str:
+        """What the book has was made by us, or is being made, while nobody else could."""
+        try:
+            book = self._book.read()
+            self._restore(gpu, book.made.get(gpu.uuid, ()), book.before[gpu.uuid])
+        except NodeError as e:
+            facts = {"device": gpu.name, "gpu": gpu.uuid, "error": str(e)}
+            log.warning("a GPU is neither as its layout says nor as before", extra=facts)
+            return f"what was there before could not be put back: {e}; it will be tried again"
+        return "the GPU is as it was before"
+
+    def _restore(self, gpu: Gpu, mine: Iterable[Made], before: Before) -> None:
+        self._remove(gpu, [one for one in mine if one.key not in before.keys])
+        self.switch(gpu, before.on)
+        self._end(gpu, self._cut(gpu, before.keys) if before.on else ())
+        log.info("a GPU is cut as before", extra={"device": gpu.name, "gpu": gpu.uuid})
+
+    def _end(self, gpu: Gpu, made: Iterable[Made]) -> None:
+        def edit(book: Book) -> Book:
+            before = {uuid: one for uuid, one in book.before.items() if uuid != gpu.uuid}
+            return _with(replace(book, before=before), gpu, made)
+
+        self._book.change(edit)
+
+    def _remove(self, gpu: Gpu, made: Iterable[Made]) -> None:
+        """By what they are known by, where that is known: nothing that is there instead goes."""
+        for one in made:
+            uuid = GpuUuid(one.uuid) if one.uuid else None
+            self._mig.remove(gpu.uuid, one.key, uuid, patience=_BRIEFLY)
+
+    def _cut(self, gpu: Gpu, keys: Sequence[PartitionKey], new: bool = False) -> list[Made]:
+        """One after the other, each in the book before it is there: a crash leaves at most one
+        of which the book does not say how to know it again."""
+        cut: list[Made] = []
+        for key in keys:
+            self._note(gpu, [*cut, Made(key)])
+            cut.append(known_by(self._mig.cut(gpu.uuid, key, new, patience=_BRIEFLY)))
+        return cut
+
+    def _note(self, gpu: Gpu, made: Sequence[Made]) -> None:
+        keys = keys_of(made)
+
+        def edit(book: Book) -> Book:
+            others = [one for one in book.made.get(gpu.uuid, ()) if one.key not in keys]
+            return _with(book, gpu, [*others, *made])
+
+        self._book.change(edit)
+
+
+def _seen(gpu: Gpu) -> list[Made]:
+    return [known_by(one) for one in gpu.mig.instances] if gpu.mig else []
+
+
+def _with(book: Book, gpu: Gpu, made: Iterable[Made]) -> Book:
+    listed = tuple(sorted(made, key=lambda one: one.key))
+    rest = {uuid: one for uuid, one in book.made.items() if uuid != gpu.uuid}
+    return replace(book, made=rest | ({gpu.uuid: listed} if listed else {}))

@@ -1,0 +1,98 @@
+"""Claims that make the scheduler give up, since they ask a device for what it has not."""
+
+import pytest
+
+from dra_driver.cli.claim_checks import of_verdict
+from dra_driver.cli.findings import Level
+from dra_driver.cli.market import market
+from dra_driver.cli.placement import judge
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Keeps
+from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published
+from tests.plan.mig_boards import cut, dynamic, instance, mig
+
+DRIVER = "gpu.nvidia.com"
+CLASS = {
+    "metadata": {"name": f"mig.{DRIVER}"},
+    "spec": {
+        "selectors": [
+            {
+                "cel": {
+                    "expression": f"device.driver == '{DRIVER}' && "
+                    f"device.attributes['{DRIVER}'].type == 'mig'"
+                }
+            }
+        ]
+    },
+}
+A = f"device.attributes['{DRIVER}']"
+STATIC = instance(mig(), "3g.20gb", 4)
+
+
+def slices(*instances, node="n1", profiles=("3g.20gb",)):
+    gpu = cut(on=True, pending=True, instances=instances)
+    offered = offer(Inventory((gpu,)), dynamic(*profiles), Keeps(), {})
+    return {"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published(offered))}}
+
+
+def verdict(*expressions, on=None, **fields):
+    selectors = [{"cel": {"expression": text}} for text in expressions]
+    asked = {"deviceClassName": f"mig.{DRIVER}", "selectors": selectors, **fields}
+    claim = {
+        "metadata": {"namespace": "team-a", "name": "a"},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": asked}]}},
+    }
+    return judge([claim], market(DRIVER, on or [slices(STATIC)], [CLASS]))
+
+
+def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_write_it():
+    found = verdict(f"{A}.uuid == '{STATIC.uuid}'")
+
+    assert found.problems == ()
+    ((name, why),) = found.risks
+    assert name == "team-a/a"
+    assert why == (
+        "spec.devices.requests[0].exactly.selectors: gpu-0-mig-3g20gb-9-0 on n1 has "
+        "no uuid, which ends the scheduler's search with an error (no such key: uuid); ask first "
+        f"whether it is there: 'uuid' in {A} && …"
+    )
+    told, rest = [*of_verdict(found), None]
+    assert told.level is Level.WARN
+    assert told.found == f"team-a/a may not be served although it could be: {why}"
+    assert rest is None
+
+
+def test_where_no_device_has_it_the_claim_can_never_be_served_and_says_why():
+    found = verdict(f"{A}.uuid == 'MIG-1'", on=[slices(profiles=("1g.5gb",))])
+
+    ((_, why),) = found.problems
+    assert "none of the 7 devices of its class match them; their MIG profiles are 1g.5gb" in why
+    assert "(and 6 more of its class) has no uuid" in why
+
+
+def test_what_is_missing_of_the_capacity_is_asked_for_there():
+    found = verdict(f"device.capacity['{DRIVER}'].memorySlice4.compareTo(quantity('1')) >= 0")
+
+    ((_, why),) = found.risks
+    assert f"'memorySlice4' in device.capacity['{DRIVER}']" in why
+
+
+@pytest.mark.parametrize(
+    "expressions",
+    [
+        pytest.param([f"'uuid' in {A} && {A}.uuid == '{STATIC.uuid}'"], id="asked first"),
+        pytest.param([f"'uuid' in {A}", f"{A}.uuid == '{STATIC.uuid}'"], id="in a selector before"),
+        pytest.param([f"{A}.profile == '3g.20gb'"], id="what every partition has"),
+        pytest.param([f"{A}.profile.matches('3g')", f"{A}.uuid == ''"], id="maybe false before"),
+        pytest.param([f"has({A}.uuid) && {A}.uuid == ''"], id="of what is not understood, nothing"),
+    ],
+)
+def test_selectors_of_which_no_error_is_known_are_no_risk(expressions):
+    assert verdict(*expressions).risks == ()
+
+
+def test_where_every_device_has_it_there_is_no_risk():
+    both = [instance(mig(), "3g.20gb", start, gi=start + 1) for start in (0, 4)]
+
+    assert verdict(f"{A}.uuid == '{STATIC.uuid}'", on=[slices(*both)]).risks == ()

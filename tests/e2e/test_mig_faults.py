@@ -1,0 +1,313 @@
+"""MIG breaks while pods with partitions come and go: at every call, by NVML, by somebody else."""
+
+import signal
+
+import pytest
+import yaml
+
+from dra_driver.node.sim.node import KILLED, KILLED_AFTER
+from tests.e2e.kube import wait
+from tests.e2e.manifests import CLASS, SLEEP, claim, on, pod, request, template
+from tests.e2e.mig import PARTITION, boards, change_gpu, described, modes, part, partitions, serving
+
+SMALL = 19  # the id of 1g.10gb
+MODE = "nvmlDeviceSetMigMode"
+CUT = "nvmlDeviceCreateGpuInstanceWithPlacement"
+FILL = "nvmlGpuInstanceCreateComputeInstance"
+EMPTY = "nvmlComputeInstanceDestroy"
+REMOVE = "nvmlGpuInstanceDestroy"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def h100s(session_driver):
+    """Two H100s that offer partitions beside the GPUs, for all tests here."""
+    with serving(session_driver, "h100x2-mig"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def first(h100s, driver, kube):
+    """The UUID of the first GPU, which is what things happen to. After each test nothing is cut,
+    and no GPU is in MIG mode."""
+    node = yaml.safe_load(driver.node_file.read_text())
+    yield kube.uuid("gpu-0")
+    change_gpu(driver, fails=None)
+    kube.clean_up()
+    wait("claims to be given back", lambda: not driver.claims(), 30)
+    driver.change(node)
+    wait(f"partitions to go: {driver.cuts()}", lambda: not driver.cuts(), 30)
+    wait("MIG mode to be off", lambda: not any(modes(driver).values()), 10)
+
+
+def killed(driver, function, when, act):
+    """The plugin dies at a call to NVML, which *act* brings about, and is started again."""
+    change_gpu(driver, fails={function: when})
+    act()
+    process = driver.processes[""]
+    wait(f"the plugin to be killed at {function}", lambda: process.poll() is not None, 30, 0.05)
+    del driver.processes[""]
+    assert process.returncode == -signal.SIGKILL
+    change_gpu(driver, fails=None)
+    driver.start(ready=False)
+
+
+def runs(kube, name):
+    """A pod, some of whose preparations failed: the kubelet tries again when the pod is changed."""
+    phase = lambda: kube.nudge(name) or kube.phase(name) == "Running"  # noqa: E731
+    try:
+        wait(f"{name} to run", phase, 60, 0.5)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: {kube.explain(name)}") from e
+
+
+def goes(kube, name):
+    """Of a pod that is deleted: likewise."""
+    there = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
+    wait(f"{name} to go", there, 60, 0.5)
+
+
+def gone(kube, name):
+    kube.delete("Pod", name)
+    kube.wait_gone("Pod", name)
+
+
+def refused(kube, name, *words):
+    """The event of a pod that says all of *words*."""
+
+    def said():
+        kube.nudge(name)
+        return next((e for e in kube.events(name) if all(word in e for word in words)), "")
+
+    try:
+        return wait(f"{words} to be said of {name}", said, 40, 0.5)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: {kube.explain(name)}") from e
+
+
+@pytest.mark.parametrize("when", [KILLED, KILLED_AFTER])
+@pytest.mark.parametrize(
+    ("coming", "going", "beside"),
+    [
+        pytest.param(MODE, MODE, False, id="mode"),
+        pytest.param(CUT, EMPTY, True, id="cut and emptied"),
+        pytest.param(FILL, REMOVE, True, id="filled and removed"),
+    ],
+)
+def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
+    kube, driver, first, coming, going, when, beside
+):
+    """*beside*: another claim holds a partition of that GPU all the time."""
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    if beside:
+        kube.apply(pod("beside", template="small"))
+        kube.wait_pod("beside", "Running")
+    before = driver.cuts().get(first, [])
+
+    killed(driver, coming, when, lambda: kube.apply(pod("comes", template="small")))
+    runs(kube, "comes")
+    (cut,) = driver.cuts().values()
+    assert [(profile, computes) for profile, _, computes in cut] == [(SMALL, 1)] * (1 + beside)
+    assert set(before) < set(cut)
+    assert len(driver.claims()) == len(driver.specs()) == len(cut)
+
+    killed(driver, going, when, lambda: kube.delete("Pod", "comes"))
+    goes(kube, "comes")
+    wait("its record to go", lambda: len(driver.claims()) == len(before))
+    assert driver.cuts().get(first, []) == before
+    assert len(driver.specs()) == len(before)
+    assert modes(driver)[first] is beside
+    if beside:
+        assert kube.phase("beside") == "Running"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetGpuInstances",
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetComputeInstanceId",
+    ],
+)
+def test_killed_as_it_reads_what_it_cuts_a_pod_starts_all_the_same(kube, driver, first, function):
+    kube.apply(template("small", part("1g.10gb", of=first)))
+
+    killed(driver, function, KILLED, lambda: kube.apply(pod("comes", template="small")))
+
+    runs(kube, "comes")
+    ((profile, _, computes),) = driver.cuts()[first]
+    assert (profile, computes) == (SMALL, 1)
+    assert len(driver.claims()) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (CUT, "UNKNOWN", ["cutting"]),
+        (FILL, "UNKNOWN", ["compute instance"]),
+        (FILL, "INSUFFICIENT_RESOURCES", ["compute instance"]),
+        (MODE, "IN_USE", ["MIG mode cannot be turned on", "in use"]),
+    ],
+)
+def test_an_error_in_the_middle_is_said_of_the_pod_and_nothing_is_left_of_it(
+    kube, driver, first, function, error, words
+):
+    """The other GPU is served meanwhile; and this one is when the fault is gone."""
+    change_gpu(driver, fails={function: error})
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    kube.apply(template("other", part("1g.10gb", of=kube.uuid("gpu-1"))))
+    kube.apply(pod("waits", template="small"))
+
+    refused(kube, "waits", "FailedPrepareDynamicResources", first, *words)
+    kube.apply(pod("other", template="other"))
+    kube.wait_pod("other", "Running")
+    wait("half a partition to go", lambda: first not in driver.cuts(), 15)
+    assert modes(driver)[first] is False
+    wait("its record to go", lambda: len(driver.claims()) == 1, 15)
+    assert len(driver.specs()) == 1
+
+    change_gpu(driver, fails=None)
+    runs(kube, "waits")
+    assert len(driver.cuts()[first]) == 1
+
+
+@pytest.fixture
+def scheduled(kube, driver, first):
+    """A pod whose partition of the first GPU is chosen, and not cut: no plugin runs. Answers with
+    where that is."""
+
+    def schedule(profile="2g.20gb"):
+        kube.apply(claim("chosen", part(profile, of=first)))
+        driver.stop()
+        kube.apply(pod("chosen", claim="chosen"))
+        allocated = lambda: kube.get("ResourceClaim", "chosen").get("status", {}).get("allocation")  # noqa: E731
+        (result,) = wait("an allocation", allocated)["devices"]["results"]
+        return int(result["device"].split("-")[-1])
+
+    return schedule
+
+
+def test_a_partition_that_somebody_else_cut_meanwhile_is_used_and_left(
+    kube, driver, first, scheduled
+):
+    start = scheduled()
+    theirs = [{"profile": "2g.20gb", "start": start}]
+    change_gpu(driver, mig=True, instances=theirs)
+    driver.start()
+
+    runs(kube, "chosen")
+    assert kube.phase("chosen") == "Running"
+    before = driver.cuts()
+    gone(kube, "chosen")
+    wait("its record to go", lambda: not driver.claims())
+    assert driver.cuts() == before
+    assert modes(driver)[first]
+
+
+def test_a_place_that_somebody_else_took_meanwhile_is_said_by_name(kube, driver, first, scheduled):
+    start = scheduled()
+    change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": start}])
+    driver.start()
+
+    refused(kube, "chosen", "FailedPrepareDynamicResources", f"mig-1g10gb-{SMALL}-{start}", "else")
+    ((profile, _, _),) = driver.cuts()[first]
+    assert profile == SMALL
+    assert driver.specs() == []
+
+    change_gpu(driver, instances=[])
+    runs(kube, "chosen")
+
+
+THEIRS = {"profile": "1g.10gb", "start": 2}
+NAME = f"gpu-0-mig-1g10gb-{SMALL}-2"
+
+
+@pytest.fixture
+def theirs(kube, driver, first):
+    """The UUID of an instance that somebody cut of the first GPU, once it is published."""
+    change_gpu(driver, mig=True, instances=[THEIRS])
+    wait("it to be there", lambda: "uuid" in kube.published()[NAME]["attributes"])
+    assert "gpu-0" not in kube.published()
+    return kube.uuid(NAME)
+
+
+def exactly(uuid):
+    """A request for an instance. What is not cut yet has no UUID, and nothing to ask for."""
+    named = f"'uuid' in device.attributes['{CLASS}'] && {on(uuid)}"
+    return request(cel=named, deviceClassName=PARTITION)
+
+
+def test_what_others_cut_survives_claims_kills_restarts_and_other_profiles(
+    kube, driver, first, theirs
+):
+    before = driver.cuts()
+    kube.apply(template("theirs", exactly(theirs)))
+    kube.apply(template("ours", part("3g.40gb", of=first)))
+    for name in ("theirs", "ours"):
+        kube.apply(pod(name, f"nvidia-smi -L; {SLEEP}", template=name))
+        kube.wait_pod(name, "Running")
+    wait("what it sees", lambda: theirs in kube.logs("theirs"), 15)
+
+    driver.kill()
+    driver.start(profile="default")
+    assert kube.uuid(NAME) == theirs
+    for name in ("theirs", "ours"):
+        assert kube.phase(name) == "Running"
+        gone(kube, name)
+    wait("ours to go", lambda: driver.cuts() == before, 30)
+    wait("theirs alone", lambda: partitions(kube, "gpu-0") == [NAME], 20)
+    driver.stop()
+    driver.start()
+    wait("places beside it", lambda: len(partitions(kube, "gpu-0")) > 1, 20)
+    assert (kube.uuid(NAME), driver.cuts()) == (theirs, before)
+
+
+def test_a_partition_that_vanishes_under_a_pod_is_said_and_cut_anew_for_the_next_one(
+    kube, driver, first
+):
+    """By a reset, as nvidia-smi does it."""
+    kube.apply(claim("small", part("1g.10gb", of=first)))
+    kube.apply(pod("has", claim="small"))
+    kube.wait_pod("has", "Running")
+    before = driver.cuts()
+
+    change_gpu(driver, mig=True)
+    wait("that to be seen", lambda: boards(driver)[first]["said"])
+    change_gpu(driver, mig=None)
+    wait("everything to be gone", lambda: not driver.cuts())
+    (device,) = driver.claims()[0]["devices"]
+    told = driver.command("doctor", f"--sim={driver.node_file}").stdout
+    assert f"claim default/small has {device['name']}, which is not there any more" in told
+
+    gone(kube, "has")
+    kube.apply(pod("late", claim="small"))
+    kube.wait_pod("late", "Running")
+    assert driver.cuts() == before
+
+
+@pytest.mark.parametrize("reset", ["works", "impossible"])
+def test_an_a100_that_somebody_uses_is_whole_until_it_is_free_and_can_be_reset(
+    kube, driver, simulated, reset
+):
+    busy = [{"pid": 4242, "memory_bytes": 1 << 30}]
+    simulated(described("a100-40x1", processes=busy, mig_reset=reset))
+    assert partitions(kube) == []
+    kube.apply(template("whole", request()))
+    kube.apply(pod("whole", template="whole"))
+    kube.wait_pod("whole", "Running")
+    gone(kube, "whole")
+    assert "processes use it: 4242" in driver.log
+    (gpu,) = modes(driver)
+
+    change_gpu(driver, processes=[])
+    if reset == "impossible":
+        wait("the reason", lambda: "gpu-reset" in driver.log, 15)
+        assert partitions(kube) == []
+        change_gpu(driver, mig_reset="works")
+        driver.stop()
+        driver.start()
+    wait("its partitions", lambda: partitions(kube), 15)
+    assert "gpu-0" not in kube.published()
+    assert modes(driver)[gpu]

@@ -1,0 +1,68 @@
+"""MIG: GPUs that are cut once, as the layout says that the node's label names."""
+
+import pytest
+
+from tests.e2e.conftest import LAYOUT_LABELS
+from tests.e2e.kube import wait
+from tests.e2e.manifests import template
+from tests.e2e.mig import partitions
+from tests.e2e.partitions import cut, gone, partition, runs
+
+LAYOUTS = """
+version: v1
+mig-configs:
+  halves: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 2}}]
+  quarters: [{devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 4}}]
+  too-much: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 3}}]
+"""
+
+
+@pytest.fixture
+def layout(driver, kube, simulated, profile):
+    """An A100, and layouts in a file beside the profiles: ``layout("halves")`` chooses one by the
+    node's label."""
+    simulated("a100-40x1")
+    node = driver.cluster.node_name
+    (driver.profiles / "layouts.yaml").write_text(LAYOUTS)
+    yield lambda name: kube.label_node(node, **{LAYOUT_LABELS[0]: name})
+    kube.clean_up()
+    kube.label_node(node, **{LAYOUT_LABELS[0]: "all-disabled"})
+    wait("the board to be whole", lambda: not driver.cuts(), 60)
+    wait("that to be said", lambda: driver.layout_state() == "success", 30)
+    kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
+    (driver.profiles / "layouts.yaml").unlink(missing_ok=True)
+
+
+def test_a_label_has_a_node_cut_and_another_one_says_how_far_that_is(kube, driver, layout):
+    layout("halves")
+    wait("the layout", lambda: driver.layout_state() == "success", 30)
+    halves = ["gpu-0-mig-3g20gb-9-0", "gpu-0-mig-3g20gb-9-4"]
+    wait("its partitions", lambda: sorted(partitions(kube)) == halves, 20)
+    assert "consumesCounters" not in str(kube.slices()), "what exists needs none"
+    kube.apply(template("half", partition("3g.20gb")))
+    runs(kube, "half", template="half")
+
+    layout("all-1g.5gb")
+    wait("it to wait", lambda: driver.layout_state() == "pending", 20)
+    assert len(cut(driver)) == 2, "nothing is changed that a claim holds"
+    gone(kube, "half")
+    wait("the other layout", lambda: driver.layout_state() == "success", 30)
+    wait("seven partitions", lambda: len(partitions(kube)) == 7, 20)
+    assert cut(driver) == [(0, 19, start) for start in range(7)]
+
+
+def test_a_layout_that_cannot_be_had_leaves_everything_as_it_was(kube, driver, layout):
+    layout("quarters")
+    wait("the layout", lambda: driver.layout_state() == "success", 30)
+    before = cut(driver)
+    for name in ("too-much", "of-nobody"):
+        layout(name)
+        wait_failed(driver, name)
+        assert cut(driver) == before
+    kube.apply(template("quarter", partition("1g.10gb")))
+    runs(kube, "quarter", template="quarter")
+
+
+def wait_failed(driver, name):
+    wait(f"layout '{name}' to be told of", lambda: f"layout '{name}'" in driver.log, 30)
+    wait("the failure", lambda: driver.layout_state() == "failed", 30)

@@ -1,0 +1,24 @@
+"""What claims hold, without a disk."""
+
+from dra_driver.plan.mig.offered import made
+
+
+class FakeHolds:
+    """A ledger that says what a test has told it."""
+
+    def __init__(self, held=None):
+        self._held = held or {}
+        self._before = []
+
+    def set(self, held):
+        self._before.append(made(self._held))
+        self._held = held
+
+    def held(self):
+        return self._held
+
+    def mark(self):
+        return len(self._before)
+
+    def cut_since(self, mark):
+        return made(self._held).union(*self._before[mark:])

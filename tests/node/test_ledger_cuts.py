@@ -1,0 +1,159 @@
+"""What was cut for claims is known, whatever becomes of their records."""
+
+import itertools
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import PreparedDevice
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.model.steps import CutPartition, MakeDeviceNodes, SetMigMode
+from dra_driver.node.ledger import Ledger
+from tests.fakes.values import ref
+
+GPU = GpuUuid("GPU-0")
+KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
+ONE = (GPU, KEY)
+
+
+def of(key=KEY, name="claim", uuid="", completed=False):
+    instance = Instance(key, 1, 0, GpuUuid(uuid)) if uuid else None
+    device = DeviceName(f"gpu-0-mig-1g10gb-19-{key.start}")
+    holding = Holding(ref(name), device, gpu=GPU, partition=key, cut=True, instance=instance)
+    steps = (MakeDeviceNodes((0,)), SetMigMode(GPU, True, False), CutPartition(GPU, key))
+    prepared = (PreparedDevice(("gpu",), "node", device, ("a=b",)),) if completed else None
+    return Record(ref(name), (holding,), steps, prepared, "spec" if completed else None)
+
+
+def opened(directory):
+    ledger = Ledger(directory, "boot")
+    ledger.reload()
+    return ledger
+
+
+def damage(directory, name="claim"):
+    (directory / "boot" / f"uid-{name}.json").write_text("{")
+
+
+def files(directory):
+    return sorted(path.name for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return opened(tmp_path)
+
+
+@pytest.mark.parametrize("uuid", ["", "MIG-1"])
+def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path, ledger, uuid):
+    record = of(uuid=uuid, completed=bool(uuid))
+    ledger.write(record)
+    damage(tmp_path)
+
+    again = opened(tmp_path)
+
+    left = again.leftover(ref().uid)
+    assert left == Record(ref(), record.holdings, record.steps[1:])
+    assert again.known(ref().uid) is None
+    assert again.held() == {record.holdings[0].device: record.holdings}
+    assert again.neighbours(ref("new").uid, {GPU}) == (left,)
+    assert again.cut_since(again.mark()) == {ONE}
+
+
+def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
+    ledger.write(Record(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+    assert files(tmp_path) == ["uid-claim.json"]
+    damage(tmp_path)
+
+    again = opened(tmp_path)
+
+    assert (again.leftover(ref().uid), again.held()) == (None, {})
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 4}'])
+def test_where_both_are_damaged_nothing_is_known(tmp_path, ledger, text):
+    ledger.write(of())
+    damage(tmp_path)
+    (tmp_path / "boot/uid-claim.cuts").write_text(text)
+
+    again = opened(tmp_path)
+
+    assert again.leftover(ref().uid) is None
+    assert len(again.set_aside()) == 1
+
+
+def test_what_is_known_of_another_claim_is_not_taken_for_this_ones(tmp_path, ledger):
+    ledger.write(of())
+    damage(tmp_path)
+    cuts = tmp_path / "boot/uid-claim.cuts"
+    cuts.write_text(cuts.read_text().replace("uid-claim", "uid-other"))
+
+    assert opened(tmp_path).leftover(ref().uid) is None
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, ledger, written):
+    ledger.write(of())
+    damage(tmp_path)
+    again = opened(tmp_path)
+
+    if written:
+        again.write(Record(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+    else:
+        again.forget(ref().uid)
+
+    assert again.leftover(ref().uid) is None
+    assert files(tmp_path) == (["uid-claim.json"] if written else [])
+    assert set(again.held()) == ({"gpu-0"} if written else set())
+
+
+def test_what_a_crash_left_of_a_claim_without_a_record_is_swept(tmp_path, ledger):
+    ledger.write(of())
+    (tmp_path / "boot/uid-claim.json").unlink()
+
+    assert opened(tmp_path).records() == ()
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_leaves_what_was_known(tmp_path, ledger):
+    ledger.write(of())
+    (tmp_path / "boot/.uid-claim.cuts.tmp").mkdir()
+
+    with pytest.raises(Exception, match="the ledger in"):
+        ledger.write(of(uuid="MIG-1"))
+
+    assert ledger.known(ref().uid) == of()
+
+
+def test_a_partition_that_came_and_went_is_known_since_before(ledger):
+    mark = ledger.mark()
+    ledger.write(of())
+    ledger.forget(ref().uid)
+    later = ledger.mark()
+
+    assert ledger.cut_since(mark) == {ONE}
+    assert ledger.cut_since(later) == frozenset()
+
+
+def test_every_change_is_remembered_for_whoever_began_before_it(ledger):
+    began = {}
+    moments = itertools.count()
+    for key, name in ((KEY, "a"), (OTHER, "b"), (KEY, "c")):
+        began[next(moments)] = ledger.mark()
+        ledger.write(of(key, name))
+        ledger.forget(ref(name).uid)
+
+    since = [{key.start for _, key in ledger.cut_since(mark)} for mark in began.values()]
+    assert since == [{0, 1}, {0, 1}, {0}]
+
+
+def test_what_another_process_gave_back_is_known_since_before(tmp_path, ledger):
+    ledger.write(of())
+    mark = ledger.mark()
+    opened(tmp_path).forget(ref().uid)
+
+    ledger.reload()
+
+    assert ledger.cut_since(mark) == {ONE}
+    assert ledger.cut_since(ledger.mark()) == frozenset()

@@ -1,0 +1,104 @@
+"""Each change of a GPU has its time, the wait for those before it included."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.node.mig.turns import CHANGE_SECONDS, PATIENCE_SECONDS, Held, Turns
+from tests.fakes.mig_node import MigNode, board
+
+GPU, OTHER = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+KUBELET_SECONDS = 45.0
+
+
+@pytest.fixture
+def turns():
+    return Turns(5.0)
+
+
+def test_what_a_claim_takes_and_having_it_undone_leaves_the_kubelet_time():
+    in_use = 2 * PATIENCE_SECONDS  # its partitions are asked for at once, and then all undone
+    assert in_use < KUBELET_SECONDS / 2
+    assert 2 * CHANGE_SECONDS < KUBELET_SECONDS - 10
+
+
+def test_whoever_finds_a_gpu_being_changed_is_told_so(turns):
+    with (
+        turns.of(GPU, None),
+        pytest.raises(Held, match="GPU-1 is being changed for another claim or by a layout") as e,
+        turns.of(GPU, 0.01),
+    ):
+        pass
+    assert not isinstance(e.value, TimedOut)
+
+
+def test_other_gpus_do_not_wait(turns):
+    with turns.of(GPU, None), turns.of(OTHER, 0.0) as turn:
+        assert not turn.again()
+
+
+def test_the_wait_for_a_turn_counts_as_patience():
+    turns, begun, tries = Turns(0.3), threading.Event(), []
+
+    def first():
+        with turns.of(GPU, None):
+            begun.set()
+            time.sleep(0.9)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert begun.wait(5)
+    with turns.of(GPU, None) as turn:
+        tries.append(turn.again())
+    thread.join(5)
+    assert tries == [False]
+
+
+def test_a_turn_that_is_late_has_a_moment_for_its_last_call(turns):
+    with turns.of(GPU, None, seconds=0.0) as turn:
+        assert turn.seconds == 1.0
+    with turns.of(GPU, None, seconds=15.0) as turn:
+        assert 14.0 < turn.seconds <= 15.0
+
+
+def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
+    node = MigNode(tmp_path, patience=1.0)
+    keys = [node.key("1g.10gb", start) for start in range(4)]
+    for key in keys:
+        node.partitions.cut(node.gpu, key)
+    node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "IN_USE"})
+    errors = []
+
+    def remove(key):
+        try:
+            node.partitions.remove(node.gpu, key)
+        except NodeError as error:
+            errors.append(str(error))
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=remove, args=(key,)) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert time.monotonic() - began < 2.8
+    assert ["in use" in error for error in errors] == [True] * 4
+
+
+@pytest.mark.parametrize("product", ["H100-80-SXM", "A100-40-SXM"])
+def test_for_whom_nobody_waits_tries_once(tmp_path, product):
+    busy = [{"pid": 4242, "memory_bytes": 1}]
+    node = MigNode(tmp_path, board(product, processes=busy), patience=60.0)
+    began = time.monotonic()
+    for change in (node.partitions.set_mode, node.partitions.reset_mode):
+        with pytest.raises(NodeError, match="in use, held by process"):
+            change(node.gpu, True, patience=0.0)
+    node.change(gpu=0, processes=[], mig=True, fails={"nvmlGpuInstanceDestroy": "IN_USE"})
+    key = node.facts.mig_profiles[0]
+    made = node.partitions.cut(node.gpu, node.key(key.name), patience=0.0)
+    with pytest.raises(NodeError, match="in use"):
+        node.partitions.remove(node.gpu, made.key, patience=0.0)
+    assert time.monotonic() - began < 5

@@ -1,0 +1,155 @@
+"""While a GPU is changed nobody is late by it, and what is known of GPUs holds."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.model.devices import GpuUuid
+from dra_driver.node.nvml_changes import Changes
+from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.node.worker import Worker
+from tests.fakes.simulated import Node, two_gpus
+
+
+class OneByOne(SimulatedNvml):
+    """A driver that serves one call after another, whichever GPU it is for."""
+
+    def __init__(self, live, mig):
+        super().__init__(live, mig=mig)
+        self.serving = threading.Lock()
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        with self.serving:
+            return super().nvmlDeviceGetUUID(handle)
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        with self.serving:
+            return super().nvmlSystemGetDriverVersion()
+
+
+@pytest.fixture
+def node(tmp_path):
+    made = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
+    made.functions = OneByOne(made.live, made.mig)
+    yield made
+    made.nvml.stop()
+
+
+class Change:
+    """A change of a GPU that lasts until it is told to end."""
+
+    def __init__(self, node, gpu, seconds=20.0):
+        self.begun, self.end = threading.Event(), threading.Event()
+        self._node, self._gpu, self._seconds = node, gpu, seconds
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        assert self.begun.wait(5)
+        return self
+
+    def __exit__(self, *error):
+        self.end.set()
+        self._thread.join(10)
+
+    def _run(self):
+        uuid = GpuUuid(str(self._node.live.current().gpus[self._gpu].uuid))
+        try:
+            self._node.nvml.on_gpu(uuid, "changing it", self._call, self._seconds)
+        except TimedOut:
+            self.end.wait(10)
+
+    def _call(self, functions, handle):
+        with functions.serving:
+            self.begun.set()
+            self.end.wait(30)
+
+
+def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
+    gpus = node.gpus(lambda minors: None)
+    before = gpus.look()
+    with Change(node, 0):
+        began = time.monotonic()
+        assert gpus.look() == before
+        assert time.monotonic() - began < 5
+    node.change(gpu=0, mig=True)
+    assert gpus.look().gpus[0].mig.on
+
+
+def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(node):
+    gpus = node.gpus(lambda minors: None)
+    gpus.look()
+    node.change(gpu=1, fails="GPU_IS_LOST")
+    before = gpus.look()
+    assert [gpu.minor for gpu in before.gpus] == [0]
+    node.change(gpu=1, fails={})
+    with Change(node, 0):
+        assert gpus.look() == before
+    assert len(gpus.look().gpus) == 2
+
+
+def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(node):
+    gpus = node.gpus(lambda minors: None)
+    gpus.look()
+    node.change(gpu=1, hangs=True)
+    assert [gpu.minor for gpu in gpus.look().gpus] == [0]
+    with Change(node, 0):
+        (one,) = gpus.look().withheld
+        assert "has not returned since" in one.reason
+    node.change(gpu=1, hangs=False)
+
+
+def test_what_is_asked_behind_a_change_is_answered_when_that_ends(node):
+    node.nvml.system()
+    node.nvml.glances([0, 1])
+    second = GpuUuid(str(node.live.current().gpus[1].uuid))
+    with Change(node, 0) as change:
+        timer = threading.Timer(0.8, change.end.set)
+        timer.start()
+        answer = node.nvml.on_gpu(
+            second, "asking", lambda functions, handle: functions.nvmlDeviceGetUUID(handle)
+        )
+        timer.join()
+    assert answer == second
+
+
+def test_a_change_that_hangs_keeps_the_others_no_longer_than_its_time(node):
+    node.nvml.system()
+    node.nvml.glances([0, 1])
+    with Change(node, 0, seconds=0.4):
+        began = time.monotonic()
+        answers = node.nvml.glances([1])
+        assert isinstance(answers[1], TimedOut)
+        assert 0.4 <= time.monotonic() - began < 3
+
+
+def test_who_is_not_known_yet_is_waited_for(node):
+    node.nvml.system()
+    node.nvml.glances([0])
+    with Change(node, 0) as change:
+        timer = threading.Timer(0.5, change.end.set)
+        timer.start()
+        assert not isinstance(node.nvml.glances([1])[1], NodeError)
+        timer.join()
+
+
+def test_the_clock_stands_still_while_there_are_changes_and_goes_on_when_they_are_late():
+    changes, worker, end = Changes(), Worker("test"), threading.Event()
+    began, start = changes.clock(), time.monotonic()
+
+    def stood():
+        return (time.monotonic() - start) - (changes.clock() - began)
+
+    change = worker.submit("changing", end.wait, 0.2)
+    changes.begins(3, change)
+    assert (changes.under_way(), changes.under_way(3), changes.under_way(0)) == (True, True, False)
+    time.sleep(0.1)
+    assert stood() == pytest.approx(min(time.monotonic() - start, 0.2), abs=0.05)
+    time.sleep(0.2)
+    assert stood() == pytest.approx(0.2, abs=0.05)
+    assert not changes.under_way()
+    end.set()
+    change.future.result(5)
+    worker.stop()

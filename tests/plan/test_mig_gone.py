@@ -1,0 +1,71 @@
+"""Instances of prepared claims that somebody removed, told from all that is only not known."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import Claim
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.mig import Mig
+from dra_driver.plan.mig.gone import lost, message, partitions
+from dra_driver.plan.prepare import plan_claim
+from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer
+from tests.fakes.values import POOL, allocation, claim, config, gpu, ref
+
+FIRST = DeviceName("gpu-0-mig-1g10gb-19-0")
+MINE = instance(ONE, 0)
+MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
+
+
+def prepared(*configs):
+    plan = plan_claim(claim(FIRST, configs=configs), mig_offer(), (), POOL)
+    return replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
+
+
+def board(*there):
+    return replace(mig_gpu(), mig=Mig(True, True, True, H100, there))
+
+
+def test_an_instance_that_is_there_is_not_lost():
+    assert lost(prepared(), [board(MINE)]) == ()
+
+
+@pytest.mark.parametrize(
+    "there", [(), (instance(ONE, 1),), (replace(MINE, uuid=GpuUuid("MIG-of-another")),)]
+)
+def test_one_that_is_not_there_is_lost_also_with_another_in_its_place(there):
+    (holding,) = lost(prepared(), [board(*there)])
+
+    assert holding.device == FIRST
+
+
+@pytest.mark.parametrize("gpus", [(), (mig_gpu(1),), (gpu(0),)])
+def test_of_a_gpu_that_does_not_say_nothing_is_known(gpus):
+    assert lost(prepared(), gpus) == ()
+
+
+def test_a_claim_that_is_still_being_prepared_has_lost_nothing():
+    assert partitions(replace(prepared(), prepared=None)) == ()
+
+
+def test_who_looks_on_and_who_has_a_whole_gpu_computes_on_no_partition():
+    looking_on = Claim(ref(), (allocation(FIRST, admin=True),))
+    plans = [
+        plan_claim(looking_on, mig_offer(), (), POOL),
+        plan_claim(claim("gpu-0"), mig_offer(), (), POOL),
+    ]
+
+    records = [replace(plan.record, prepared=(), spec="{}") for plan in plans]
+    assert [partitions(record) for record in records] == [(), ()]
+
+
+@pytest.mark.parametrize(("configs", "served"), [((), False), ((MPS,), True)])
+def test_the_pod_is_told_which_instance_it_lost_and_what_to_do(configs, served):
+    record = prepared(*configs)
+    (holding,) = lost(record, [board()])
+
+    said = message(record, holding)
+
+    assert f"{FIRST} ({MINE.uuid}) is not there any more" in said
+    assert "delete the pod" in said
+    assert ("its MPS server is ended" in said) == served

@@ -1,0 +1,254 @@
+"""Claims whose MIG instance somebody removed: their pods are told, once, and nobody else's."""
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dra_driver.errors import NodeError, Vanished
+from dra_driver.kubeletplugin.claims import Pod, PodUid
+from dra_driver.model.devices import DeviceName, GpuUuid
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Instance
+from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.steps import ServeMps
+from dra_driver.node.ledger import Ledger
+from dra_driver.plugin.gone_instances import GoneInstances
+from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.tools import Tools
+from dra_driver.plugin.upkeep import Locks, Upkeep
+from dra_driver.plugin.waits import Waits
+from tests.fakes.values import ref
+from tests.plan.mig_boards import cut, instance, mig
+
+A, B = ref("a"), ref("b")
+WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
+MINE, OTHER = instance(mig(), "1g.5gb", 0), instance(mig(), "2g.10gb", 2)
+DEVICES = {MINE: DeviceName("gpu-0-mig-1g5gb-19-0"), OTHER: DeviceName("gpu-0-mig-2g10gb-14-2")}
+
+
+def record(claim=A, *pods, of: Instance | None = MINE, **fields):
+    holding = Holding(claim, DeviceName("gpu-0"), gpu=cut().uuid)
+    if of is not None:
+        holding = replace(
+            holding, device=DEVICES[of], partition=of.key, cut=True, instance=of, **fields
+        )
+    return Record(claim, (holding,), prepared=(), spec="{}", pods=pods or (WEB,))
+
+
+class World:
+    """A GPU in MIG mode, claims on it, and who looks for their instances."""
+
+    def __init__(self):
+        self.there = [MINE, OTHER]
+        self.seen: tuple[Instance, ...] = (MINE, OTHER)  # at the last look
+        self.error: NodeError | None = None
+        self.fails: NodeError | None = None
+        self.known: tuple[Record, ...] = ()
+        self.busy = False  # somebody else is giving the claim back
+        self.gives_back = False  # somebody else does so before we can look
+        self.asked = 0
+        self.events = []
+        self.metrics = Metrics()
+        self.watch = GoneInstances(self, self.records, self, self, self.metrics)
+
+    def inventory(self):
+        gpu = cut(on=True, pending=True, instances=self.seen)
+        return Inventory((replace(gpu, mig=None) if self.error else gpu,))
+
+    def instance(self, gpu, key):
+        assert gpu == cut().uuid
+        self.asked += 1
+        if self.fails:
+            raise self.fails
+        for one in self.there:
+            if one.key == key:
+                return one
+        raise Vanished(f"there is no instance of {key}")
+
+    def records(self):
+        return self.known
+
+    def while_prepared(self, uid, act):
+        if self.busy:
+            raise NodeError("the claim is still being worked on")
+        if self.gives_back:
+            self.known = ()
+        for one in self.known:
+            if one.claim.uid == uid and one.completed:
+                act(one)
+
+    def tell(self, event):
+        self.events.append(event)
+
+    def look(self, times=1):
+        self.seen = tuple(self.there)
+        for _ in range(times):
+            self.watch.look()
+        return [(event.pod.name, event.reason) for event in self.events]
+
+    @property
+    def number(self):
+        return self.metrics.registry.get_sample_value("dra_driver_mig_instances_gone")
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        pytest.param([OTHER], id="nothing"),
+        pytest.param([replace(MINE, uuid=GpuUuid("MIG-9")), OTHER], id="another one in its place"),
+    ],
+)
+def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, now):
+    world.known = (record(A, WEB, DB), record(B, of=OTHER))
+    assert (world.look(), world.number) == ([], 0)
+    world.there = now
+
+    assert world.look(3) == [("web", "MIGInstanceGone"), ("db", "MIGInstanceGone")]
+    assert world.number == 1
+    assert [(one.levelname, one.message) for one in caplog.records] == [
+        ("ERROR", "the MIG instance of a claim is gone")
+    ]
+    said = world.events[0].message
+    assert said.startswith("gpu-0-mig-1g5gb-19-0 (MIG-19-0) is not there any more")
+    assert "Claim default/a has nothing to compute on; delete the pod" in said
+
+
+def test_a_claim_under_mps_is_told_what_becomes_of_its_server(world):
+    space = Space(SpaceName("s"), A.uid, (MINE.uuid,))
+    world.known = (replace(record(), steps=(ServeMps(space),)),)
+    world.there = []
+    world.look()
+
+    assert "nothing to compute on, and its MPS server is ended; delete" in world.events[0].message
+
+
+def test_as_long_as_everything_is_there_no_gpu_is_asked(world):
+    world.known = (record(), record(B, of=None))
+    world.look(5)
+
+    assert world.asked == 0
+
+
+def test_a_pod_that_joins_the_claim_later_is_told_too(world):
+    world.known = (record(),)
+    world.there = []
+    world.look()
+    world.known = (record(A, WEB, DB),)
+
+    assert [pod for pod, _ in world.look(2)] == ["web", "db"]
+
+
+def test_an_instance_that_was_cut_since_the_look_is_there(world):
+    world.known = (record(),)
+    world.seen = ()
+    world.watch.look()
+
+    assert (world.events, world.asked, world.number) == ([], 1, 0)
+
+
+def test_a_claim_that_is_just_given_back_has_lost_nothing(world):
+    world.known = (record(),)
+    world.there = []
+    world.busy = True
+    assert world.look() == []
+
+    world.busy = False
+    world.gives_back = True
+    assert world.look() == []
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(replace(record(), prepared=None, spec=None), id="not prepared yet"),
+        pytest.param(record(of=None), id="of a GPU as a whole"),
+        pytest.param(record(admin=True), id="looks on"),
+    ],
+)
+def test_claims_that_compute_on_no_partition_are_left_alone(world, held):
+    world.known = (held,)
+    world.there = []
+
+    assert (world.look(), world.asked) == ([], 0)
+
+
+def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
+    world.known = (record(),)
+    world.there = []
+    world.fails = NodeError("the GPU does not answer")
+    assert world.look() == []
+
+    world.fails = None
+    assert len(world.look()) == 1
+    world.fails = NodeError("the GPU does not answer")
+    assert (len(world.look(2)), world.number) == (1, 1)
+
+
+def test_of_a_gpu_that_does_not_say_how_it_is_cut_nothing_is_known(world):
+    world.known = (record(),)
+    world.there = []
+    world.error = NodeError("no geometry")
+
+    assert (world.look(), world.asked) == ([], 0)
+
+
+def test_an_instance_that_comes_back_and_goes_again_is_told_of_again(world):
+    world.known = (record(),)
+    for _ in range(2):
+        world.there = []
+        world.look()
+        world.there = [MINE]
+        world.look()
+
+    assert (len(world.events), world.number) == (2, 0)
+
+
+def test_with_the_last_claim_nothing_is_gone_any_more(world):
+    world.known = (record(),)
+    world.there = []
+    world.look()
+    world.known = ()
+    world.look()
+
+    assert world.number == 0
+
+
+class Nothing:
+    """What upkeep of this kind does not touch."""
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    made = Ledger(tmp_path / "claims", "boot")
+    made.reload()
+    return made
+
+
+def upkeep(ledger, locks):
+    its: Any = Nothing()
+    turn = contextlib.nullcontext()
+    tools = Tools(its, its, its, its, ledger, its, lambda seconds: turn)
+    return Upkeep(tools, locks, Waits(all=0.05))
+
+
+def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it(ledger):
+    locks, seen = Locks(), []
+    keeper = upkeep(ledger, locks)
+    ledger.write(record())
+    ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))
+
+    for claim in (A, B, ref("unknown")):
+        keeper.while_prepared(claim.uid, seen.append)
+    assert [one.claim for one in seen] == [A]
+
+    with locks.claims.hold([A.uid], 1.0), pytest.raises(NodeError, match="worked on"):
+        keeper.while_prepared(A.uid, seen.append)
+    assert len(seen) == 1

@@ -1,0 +1,118 @@
+"""GPUs are cut on a thread of its own, which looks when something changed that it goes by."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.errors import ClusterError
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
+from dra_driver.model.devices import GpuUuid
+from dra_driver.model.holdings import Record
+from dra_driver.model.steps import SetMigMode
+from dra_driver.plugin.mig.start import MigLoop, on_other, turned_on
+
+
+class Keeper:
+    """Looks as long as a test wants."""
+
+    def __init__(self):
+        self.may_end = threading.Event()
+        self.may_end.set()
+        self.looks = 0
+        self.waiting = False
+
+    def look(self):
+        self.looks += 1
+        assert self.may_end.wait(10)
+
+
+@pytest.fixture
+def keeper():
+    return Keeper()
+
+
+@pytest.fixture
+def loop(keeper):
+    loop = MigLoop(keeper, 3600)
+    yield loop
+    keeper.may_end.set()
+    loop.stop()
+
+
+def until(condition):
+    give_up = time.monotonic() + 5
+    while not condition() and time.monotonic() < give_up:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_the_first_look_is_waited_for(keeper, loop):
+    loop.start(10)
+
+    assert keeper.looks == 1
+
+
+def test_a_look_that_takes_long_is_not_waited_for(keeper, loop):
+    keeper.may_end.clear()
+    begun = time.monotonic()
+
+    loop.start(0.05)
+
+    assert time.monotonic() - begun < 2
+
+
+def test_it_looks_again_when_it_is_told_to(keeper, loop):
+    loop.start(10)
+    loop.soon()
+
+    until(lambda: keeper.looks == 2)
+
+
+def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(keeper, loop):
+    loop.start(10)
+    loop.claim_changed()
+    keeper.waiting = True
+    time.sleep(0.05)
+    assert keeper.looks == 1
+
+    loop.claim_changed()
+
+    until(lambda: keeper.looks == 2)
+
+
+def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(keeper, loop):
+    loop.start(10)
+    keeper.waiting = True
+    loop.claim_changed()
+
+    until(lambda: keeper.looks == 3)
+
+
+def test_only_a_label_that_is_read_is_a_reason_to_look():
+    told, answers = [], ["", "", "x", ClusterError("away"), ClusterError("away"), "x", "x"]
+
+    def read():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    look = on_other(read, lambda: told.append(len(answers)))
+    while answers:
+        look()
+
+    assert told == [6, 4, 3, 1]
+
+
+def test_claims_turned_on_what_they_found_off():
+    gpus = [GpuUuid(f"GPU-{number}") for number in range(4)]
+    claim = ClaimRef("default", "a", ClaimUid("a"))
+    steps = (
+        SetMigMode(gpus[0], True, before=False),
+        SetMigMode(gpus[1], True, before=True),
+        SetMigMode(gpus[2], True),
+        SetMigMode(gpus[3], False, before=True),
+    )
+
+    assert turned_on([Record(claim, (), steps)]) == {gpus[0]}

@@ -1,0 +1,393 @@
+"""Whose an instance is: what somebody else made stays, and what is ours is known as ours."""
+
+import contextlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.errors import ClaimError, DriverError, NodeError, Taken, UnknownDevice, Vanished
+from dra_driver.kubeletplugin.claims import Claim
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Mig
+from dra_driver.model.offer import Device, Keeps, Offer
+from dra_driver.model.steps import CutPartition, RemovePartition, SetMigMode
+from dra_driver.plugin.offers import Offers
+from dra_driver.plugin.reconcile import Reconciler
+from tests.fakes.mig import H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
+from tests.fakes.pods import FakePods, container, pod_spec
+from tests.fakes.values import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
+from tests.plan.mig_boards import dynamic
+from tests.plugin.test_mig_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
+
+KEY = partition(ONE, 0).key
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def replace_instance(world, key=KEY, name="foreign"):
+    """Somebody removes what is there, and makes the same again."""
+    world.node.mig.remove(GPU, key)
+    return world.node.mig.add(GPU, key, name)
+
+
+def live(world):
+    """Have the node offer what it finds, as it does."""
+    world.offers = Offers(
+        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: Keeps(), world.ledger
+    )
+    refresh = world.node.refresh
+
+    def look():
+        mig = world.node.mig
+        mine = tuple(one for (uuid, _), one in sorted(mig.instances.items()) if uuid == GPU)
+        found = Mig(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
+        world.node.now = Inventory((replace(mig_gpu(), mig=found),))
+        return refresh()
+
+    world.node.refresh = look
+    world.restart()
+    world.offers = Offers(
+        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: Keeps(), world.ledger
+    )
+    return world
+
+
+def damage(world, name="claim"):
+    """The record of a claim is not readable any more, and what was cut for it still is there."""
+    (path,) = (world.directory / "claims").rglob(f"uid-{name}.json")
+    path.write_text(path.read_text()[:60])
+    offers = world.offers
+    world.restart()
+    if isinstance(offers, Offers):
+        live(world)
+
+
+def test_another_instance_in_the_same_place_is_not_removed_with_the_claim(world):
+    world.prepare(FIRST)
+    foreign = replace_instance(world)
+
+    world.preparer.unprepare(ref())
+
+    assert world.node.mig.instances == {(GPU, KEY): foreign}
+    assert not world.ledger.records()
+
+
+def test_nor_is_it_when_the_claim_is_prepared_again(world):
+    world.prepare(FIRST)
+    foreign = replace_instance(world)
+    world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
+
+    world.preparer.prepare(ref())
+    assert "MIG-foreign" in json.dumps(world.spec())
+    world.preparer.unprepare(ref())
+
+    assert world.node.mig.instances == {(GPU, KEY): foreign}
+
+
+@pytest.mark.point(84)
+def test_killed_after_cutting_the_next_start_knows_which_instances_are_ours(world):
+    def die():
+        raise Killed
+
+    world.node.before_files = die
+    with pytest.raises(Killed):
+        world.prepare(FIRST)
+    world.node.before_files = lambda: None
+    foreign = replace_instance(world)
+
+    world.restart()
+
+    assert world.node.mig.instances == {(GPU, KEY): foreign}
+    assert not world.ledger.records()
+
+
+def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
+    world.prepare_claim(Claim(ref("first"), (fraction("10Gi", SIDE),)))
+    foreign = replace_instance(world, partition(THREE, 0).key)
+
+    with pytest.raises(Taken, match="gpu-0 has an instance of profile 9 at 0 that was not cut"):
+        world.prepare_claim(Claim(ref("second"), (fraction("10Gi", SIDE),)))
+    world.preparer.unprepare(ref("first"))
+
+    assert list(world.node.mig.instances.values()) == [foreign]
+
+
+def test_claims_that_share_a_partition_which_is_cut_anew_leave_nothing(world):
+    for name in ("first", "second"):
+        world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
+    world.node.mig.instances.clear()
+    world.preparer.prepare(ref("first"))  # the second one's pods never had this one
+
+    world.preparer.unprepare(ref("first"))
+    world.preparer.unprepare(ref("second"))
+
+    assert (world.cut, world.mode) == ((), False)
+
+
+def test_a_claim_that_has_lost_one_of_its_partitions_keeps_the_other(world):
+    world.prepare(FIRST, SECOND)
+    world.node.mig.remove(GPU, KEY)
+    before = dict(world.node.mig.instances)
+
+    with pytest.raises(Vanished, match=rf"has lost {FIRST}: .* may still use {SECOND}, so"):
+        world.preparer.prepare(ref())
+
+    assert world.node.mig.instances == before
+    assert world.node.undone == []
+    world.preparer.unprepare(ref())
+    assert world.cut == ()
+
+
+def test_who_computes_and_looks_on_as_well_keeps_what_it_has(world):
+    world.prepare(SECOND, name="holder")
+    both = Claim(ref(), (allocation(FIRST), allocation(SECOND, request="look", admin=True)))
+    answer = world.prepare_claim(both)
+    world.preparer.unprepare(ref("holder"))
+    before = dict(world.node.mig.instances)
+
+    assert world.preparer.prepare(ref()) == answer
+    assert world.node.mig.instances == before
+
+
+def paths(world):
+    (edits,) = [one["containerEdits"] for one in world.spec()["devices"]]
+    return [node["path"] for node in edits["deviceNodes"]]
+
+
+def test_who_looks_on_at_a_partition_that_nobody_has_may_look_at_instances(world):
+    world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
+
+    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
+    assert world.cut == ()
+
+
+def test_who_looks_on_at_a_partition_is_given_what_is_there_now(world):
+    world.prepare(FIRST, name="holder")
+    world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
+    assert paths(world) == [
+        "/dev/nvidia0",
+        "/dev/nvidia-caps/gpu0-mig-gi1",
+        "/dev/nvidia-caps/gpu0-mig-gi1-ci0",
+        "/dev/nvidia-caps/mig-monitor",
+    ]
+    world.preparer.unprepare(ref("holder"))
+
+    world.preparer.prepare(ref())
+
+    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
+
+
+def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
+    there = world.node.mig.add(GPU, KEY)
+    world.offers.last = world.offers.next = Offer((cut_device(ONE, 0, instance=there),))
+    world.node.mig.instances.clear()
+
+    with pytest.raises(Vanished):
+        world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
+
+
+def test_who_looks_on_at_a_whole_gpu_may_look_at_its_instances(world):
+    world.prepare_claim(Claim(ref(), (allocation("gpu-0", admin=True),)))
+
+    assert paths(world) == ["/dev/nvidia0", "/dev/nvidia-caps/mig-monitor"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_container_is_not_under_mps_in_a_partition_and_on_another_gpu(world, exists):
+    one = pod_spec("pod", container("c", ("one", ""), ("two", "")))
+    gpus = (mig_gpu(), mig_gpu(1))
+    world.node = type(world.node)(Inventory(gpus))
+    world.node.mig.modes[GPU] = exists
+    there = world.node.mig.add(GPU, KEY) if exists else None
+    offer = mig_offer(*gpus)
+    first = cut_device(ONE, 0, instance=there)
+    devices = [first if device.name == FIRST else device for device in offer.devices]
+    world.offers = FixedOffers(Offer(tuple(devices)))
+    world.pods = FakePods([one])
+    world.restart()
+    world.prepare_claim(replace(claim("gpu-1", name="two"), pods=(pod("pod"),)))
+
+    with pytest.raises(ClaimError, match="not under MPS"):
+        world.prepare_claim(replace(claim(FIRST, name="one", configs=(MPS,)), pods=(pod("pod"),)))
+
+
+def test_a_partition_that_came_and_went_within_one_look_is_nobody_elses(world):
+    live(world)
+    look = world.node.refresh
+    short = True
+
+    def slow():
+        nonlocal short
+        if short:
+            short = False
+            world.prepare(FIRST)
+            found = look()
+            world.preparer.unprepare(ref())
+            return found
+        return look()
+
+    world.offers.now()
+    world.node.refresh = slow
+
+    found = world.offers.refresh()
+
+    assert [device.name for device in found.devices if device.instance] == []
+    assert "gpu-0" in found.by_name
+    assert world.offers.now() == found
+
+
+class Claims:
+    """What the API server knows."""
+
+    def __init__(self, world):
+        self._claims = world.api.claims
+
+    def exists(self, wanted):
+        return wanted in self._claims
+
+    def find_by_uid(self, uid):
+        return next((one for one in self._claims.values() if one.ref.uid == uid), None)
+
+
+def reconciler(world):
+    return Reconciler(world.ledger, Claims(world), world.preparer, POOL)
+
+
+def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
+    live(world)
+    world.prepare(FIRST)
+    before = world.offers.refresh()
+
+    damage(world)
+    found = world.offers.refresh()
+
+    assert found.by_name[FIRST].instance is None
+    assert [one.name for one in found.devices] == [one.name for one in before.devices]
+
+
+def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(world):
+    live(world)
+    world.prepare(FIRST)
+    its = dict(world.node.mig.instances)
+
+    damage(world)
+    reconciler(world).look()
+
+    assert world.node.mig.instances == its
+    assert [holding.cut for record in world.ledger.records() for holding in record.holdings] == [
+        True
+    ]
+    world.preparer.unprepare(ref())
+    assert (world.cut, world.mode) == ((), False)
+
+
+def test_with_a_claim_that_is_gone_goes_the_partition_of_its_unreadable_record(world):
+    world.prepare(FIRST)
+    damage(world)
+    world.api.claims.clear()
+
+    reconciler(world).look()
+
+    assert (world.cut, world.mode) == ((), False)
+    assert world.ledger.set_aside() == ()
+    assert not [path for path in (world.directory / "claims").rglob("*") if path.is_file()]
+
+
+def test_a_claim_that_was_allocated_anew_leaves_the_partition_of_its_unreadable_record(world):
+    world.prepare(FIRST)
+    damage(world)
+    world.api.claims[ref()] = claim(SECOND)
+
+    reconciler(world).look()
+
+    assert world.cut == (partition(ONE, 1).key,)
+    world.preparer.unprepare(ref())
+    assert (world.cut, world.mode) == ((), False)
+
+
+def test_who_shares_a_partition_with_an_unreadable_record_does_not_remove_it(world):
+    for name in ("first", "second"):
+        world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
+    damage(world, "first")
+
+    world.preparer.unprepare(ref("second"))
+
+    assert world.cut == (partition(THREE, 0).key,)
+    assert world.mode is True
+
+
+def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
+    world.node.mig.modes[GPU] = True
+    foreign = world.node.mig.add(GPU, KEY, "foreign")
+    world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
+
+    with pytest.raises(UnknownDevice, match=f"'gpu-0', but {FIRST} is in its place now"):
+        world.prepare("gpu-0")
+
+    assert (world.node.done, world.ledger.records()) == ([], ())
+
+
+def test_a_whole_gpu_that_stays_cut_is_not_prepared(world):
+    world.node.mig.modes[GPU] = True
+    world.node.mig.add(GPU, KEY, "foreign")
+
+    with pytest.raises(Taken, match="gpu-0 has an instance of profile 19 at 0 that was not cut"):
+        world.prepare("gpu-0")
+
+    assert (world.node.done, world.ledger.records()) == ([], ())
+
+
+@pytest.mark.parametrize("allocated", [allocation("gpu-0"), fraction("20Gi", "gpu-0")])
+def test_a_gpu_that_is_not_cut_for_claims_is_refused_while_somebody_has_its_mode_on(
+    world, allocated
+):
+    world.offers = FixedOffers(Offer((Device(mig_gpu(), SLICEABLE),)))
+    world.restart()
+    world.node.mig.modes[GPU] = True
+
+    with pytest.raises(NodeError, match="MIG mode of gpu-0 is on now, so that nothing can"):
+        world.prepare_claim(Claim(ref(), (allocated,)))
+    assert not world.ledger.records()
+
+    world.node.mig.modes[GPU] = False
+    assert world.preparer.prepare(ref())
+
+
+def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
+    world.offers = FixedOffers(Offer((Device(mig_gpu(), SLICEABLE),)))
+    world.restart()
+
+    def silent(setting):
+        raise NodeError("the GPU does not answer")
+
+    world.node.found = silent
+
+    assert world.prepare("gpu-0")
+
+
+@pytest.mark.point(84)
+@pytest.mark.parametrize("kind", [CutPartition, RemovePartition, SetMigMode])
+def test_killed_at_any_step_with_an_unreadable_record_the_next_start_goes_on(world, kind):
+    world.prepare(FIRST)
+    damage(world)
+    world.api.claims[ref()] = claim(SECOND)
+
+    def die(step):
+        if isinstance(step, kind):
+            raise Killed
+
+    world.node.before_step = die
+    with contextlib.suppress(Killed, DriverError):
+        reconciler(world).look()
+    world.node.before_step = lambda step: None
+    world.restart()
+    world.preparer.prepare(ref())
+    assert world.cut == (partition(ONE, 1).key,)
+
+    world.preparer.unprepare(ref())
+
+    assert (world.cut, world.mode) == ((), False)
