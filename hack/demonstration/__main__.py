@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,7 +15,7 @@ from dra_driver.node.sim.node import node_file
 from hack.demonstration import page
 from hack.demonstration.errors import DemoError
 from hack.demonstration.progress import Steps, style
-from hack.demonstration.stage import FRACTIONS_FROM, POD, SERVERS, Stage, alone
+from hack.demonstration.stage import FRACTIONS_FROM, PARTITIONS, POD, SERVERS, Stage, alone
 from hack.testbed import assets
 from hack.testbed.cache import cache_dir
 from hack.testbed.cluster import Cluster
@@ -25,6 +26,7 @@ from hack.testbed.state import load_state
 STEPS = 8
 SIM = "h100x8"
 MPS_SIM = "h100x2-615"  # its driver is one whose MPS server holds the limits
+MIG_SIM = "h100x2-mig"
 _TROUBLE = (ClusterError, DemoError, DriverError, OSError)
 
 
@@ -47,9 +49,10 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args()
-    if options.mps and options.sim:
-        parser.error(f"--mps shows {MPS_SIM}: leave --sim out")
-    options.sim = options.sim or (MPS_SIM if options.mps else SIM)
+    shown = MPS_SIM if options.mps else MIG_SIM if options.mig else ""
+    if options.sim and shown:
+        parser.error(f"--{'mps' if options.mps else 'mig'} shows {shown}: leave --sim out")
+    options.sim = options.sim or shown or SIM
     return options
 
 
@@ -62,9 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep", action="store_true", help="leave it running, to look around")
     parser.add_argument("--down", action="store_true", help="end what --keep left running")
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--mps", action="store_true", help="two pods that compute on one GPU at the same time"
     )
+    kinds.add_argument("--mig", action="store_true", help="partitions that are cut for two pods")
     parser.add_argument("--sim", metavar="NAME|FILE", help=f"which GPUs (default {SIM})")
     return parser
 
@@ -77,14 +82,14 @@ def _cluster() -> Cluster:
 
 def _play(steps: Steps, options: argparse.Namespace) -> int:
     code = 1
-    stage = Stage(_cluster(), options.mps)
+    stage = _stage(options)
     try:
         if stage.is_up:
             steps.say("A demonstration is here already: removing it first.")
             stage.end()
-            stage = Stage(_cluster(), options.mps)
+            stage = _stage(options)
         _say_limits(stage, steps)
-        shown = (_run_mps if options.mps else _run)(stage, steps, options.sim)
+        shown = _scene(options)(stage, steps, options.sim)
         print(f"\n{shown}\n", flush=True)
         code = 0
     except _TROUBLE as e:
@@ -98,9 +103,17 @@ def _play(steps: Steps, options: argparse.Namespace) -> int:
         _end(stage, steps)
         raise
     if code == 0 and options.keep:
-        return _leave(stage, steps, f"{SERVERS}/large" if options.mps else f"{POD}/{POD}")
+        return _leave(stage, steps, options)
     code = _end(stage, steps) or code
     return code or _say_what_next(steps)
+
+
+def _stage(options: argparse.Namespace) -> Stage:
+    return Stage(_cluster(), options.mps, "mig" if options.mig else "")
+
+
+def _scene(options: argparse.Namespace) -> Callable[[Stage, Steps, str], str]:
+    return _run_mps if options.mps else _run_mig if options.mig else _run
 
 
 def _run(stage: Stage, steps: Steps, sim: str) -> str:
@@ -122,11 +135,7 @@ def _run(stage: Stage, steps: Steps, sim: str) -> str:
 
 def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
     """The same of two pods that share a GPU by MPS."""
-    if stage.minor < FRACTIONS_FROM:
-        raise DemoError(
-            f"Kubernetes {stage.cluster.version} divides no GPU: it takes 1.{FRACTIONS_FROM}; "
-            "`hack/cluster down`, then again"
-        )
+    _refuse_old(stage)
     account = _prepare(stage, steps)
     steps.step("starting the MPS agent")
     stage.agent.start(sim)
@@ -134,11 +143,35 @@ def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
     devices = stage.start_plugin(account, sim)
     steps.detail(f"published: {', '.join(devices)}")
     steps.step("running two pods under MPS: deploy/examples/mps-two-servers")
-    logs = stage.run_servers()
+    logs = stage.run(SERVERS)
     steps.step("looking at what they have of the GPU")
-    seen = stage.look_at_servers(sim, logs)
+    cluster = stage.cluster
+    seen = page.Servers(cluster.version, cluster.why, logs, stage.plugin.claims(sim))
     steps.detail("done")
     return page.servers_page(seen, style(sys.stdout.isatty(), os.environ))
+
+
+def _run_mig(stage: Stage, steps: Steps, sim: str) -> str:
+    """The same of two pods with partitions that are cut for them."""
+    _refuse_old(stage)
+    account = _prepare(stage, steps)
+    steps.step(f"starting the driver with simulated GPUs ({sim}) and the profile mig")
+    devices = stage.start_plugin(account, sim)
+    steps.detail(f"published: {', '.join(devices)}")
+    steps.step(f"running two pods with partitions: {', '.join(PARTITIONS)}")
+    logs = stage.run(*PARTITIONS)
+    steps.step("looking at how the GPUs are cut, before and after the pods end")
+    seen = stage.look_at_partitions(sim, logs)
+    steps.detail("done")
+    return page.partitions_page(seen, style(sys.stdout.isatty(), os.environ))
+
+
+def _refuse_old(stage: Stage) -> None:
+    if stage.minor < FRACTIONS_FROM:
+        raise DemoError(
+            f"Kubernetes {stage.cluster.version} divides no GPU: it takes 1.{FRACTIONS_FROM}; "
+            "`hack/cluster down`, then again"
+        )
 
 
 def _prepare(stage: Stage, steps: Steps) -> str:
@@ -179,8 +212,9 @@ def _say_what_next(steps: Steps) -> int:
     return 0
 
 
-def _leave(stage: Stage, steps: Steps, pod: str) -> int:
-    """*pod*: one to look into."""
+def _leave(stage: Stage, steps: Steps, options: argparse.Namespace) -> int:
+    """Say which pod to look into, where one is left."""
+    pod = f"{SERVERS}/large" if options.mps else "" if options.mig else f"{POD}/{POD}"
     programs = str(stage.cluster.layout.bin)
     inside = pod if stage.cluster.mode == "full" else ""
     print(page.kept(str(stage.cluster.kubeconfig), programs, inside))

@@ -51,22 +51,45 @@ class Servers:
     claims_table: str
 
 
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Pods with partitions that were cut for them, as the programs printed it."""
+
+    version: str  # of Kubernetes
+    why: str | None  # no containers can run here
+    logs: Mapping[str, str]  # by namespace and name of the pod
+    during: str  # how the GPUs are cut
+    after: str  # the same once the pods are gone
+
+
 def servers_page(seen: Servers, style: Style) -> str:
     """What each container has of the GPU, and how the node sees it."""
-    title = style.strong(
-        f"Two servers with 30 and 70 percent of one GPU, under MPS, on Kubernetes {seen.version}; "
-        "GPUs are simulated"
-    )
+    what = "Two servers with 30 and 70 percent of one GPU, under MPS,"
+    held = ("Who holds what, and what is free", "dra-driver claims", seen.claims_table)
+    return _pods_page(what, seen, [held], style)
+
+
+def partitions_page(seen: Partitions, style: Style) -> str:
+    """What each container has of a GPU that was cut for it, and what becomes of that."""
+    command = "dra-driver devices --profile mig"
+    pictures = [
+        ("How the GPUs are cut now", command, seen.during),
+        ("And once the pods are gone", command, seen.after),
+    ]
+    return _pods_page("Two pods with MIG partitions that nobody cut before,", seen, pictures, style)
+
+
+def _pods_page(
+    what: str, seen: Servers | Partitions, more: Sequence[tuple[str, str, str]], style: Style
+) -> str:
+    title = style.strong(f"{what} on Kubernetes {seen.version}; GPUs are simulated")
     if seen.why:
         title += f"\nThe pods are processes without a container: {seen.why}"
-    sections = [
+    logs = [
         (f"What pod {pod.partition('/')[2]} sees", f"kubectl logs -n {pod.replace('/', ' ')}", log)
         for pod, log in seen.logs.items()
     ]
-    sections.append(("Who holds what, and what is free", "dra-driver claims", seen.claims_table))
-    return "\n\n".join(
-        [title, *(_block(head, source, body, style) for head, source, body in sections)]
-    )
+    return "\n\n".join([title, *(_block(*each, style) for each in (*logs, *more))])
 
 
 def page(seen: Seen, style: Style) -> str:
@@ -129,6 +152,7 @@ def ended() -> str:
     rows = [
         ("hack/demo --keep", "the same, left running, for you to look around"),
         ("hack/demo --mps", "two pods with 30 and 70 percent of a GPU, at the same time"),
+        ("hack/demo --mig", "partitions that are cut for pods, and given back"),
         ("hack/demo --sim mixed", "other GPUs: a100x8, b200x8, h200x8, l40sx4, t4x1, ..."),
         ("dra-driver devices --sim h100x8", "what a node offers; .venv/bin has the program"),
         ("hack/cluster up", "this Kubernetes alone; hack/cluster kubectl -- get nodes"),

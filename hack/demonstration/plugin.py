@@ -23,11 +23,15 @@ _LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class Plugin:
     """The plugin of *cluster*, whether it runs or not; its files are in *directory*.
 
-    *mps_socket*: of the MPS agent; empty where there is none.
+    *mps_socket*: of the MPS agent; empty where there is none. *profile*: of the node; empty: the
+    one called default.
     """
 
-    def __init__(self, cluster: Cluster, directory: Path, mps_socket: str = "") -> None:
+    def __init__(
+        self, cluster: Cluster, directory: Path, mps_socket: str = "", profile: str = ""
+    ) -> None:
         self._cluster = cluster
+        self._profile = profile
         self._mps_socket = mps_socket
         self._kubeconfig = directory / "plugin.kubeconfig"
         self.process = Process(NAME, cluster.layout.pids / NAME, cluster.log(NAME))
@@ -57,6 +61,7 @@ class Plugin:
             "cdi-dir": self._cluster.cdi_dir,
             "runtime-dir": self._cluster.layout.containerd_state,
             "sim": sim,
+            "profile": self._profile,
             "mps-socket": self._mps_socket,
             "http-address": f"127.0.0.1:{port}",
         }
@@ -83,6 +88,18 @@ class Plugin:
             "mps-socket": self._mps_socket,
         }
         return _dra_driver("claims", *(f"--{name}={value}" for name, value in flags.items()))
+
+    def picture(self, sim: str) -> str:
+        """How the GPUs are cut, as `dra-driver devices` draws it."""
+        flags = {
+            "kubelet-dir": self._cluster.kubelet_dir,
+            "sim": sim,
+            "profile": self._profile,
+            "mps-socket": self._mps_socket,
+        }
+        said = _dra_driver("devices", *(f"--{name}={value}" for name, value in flags.items()))
+        drawn = (part for part in said.split("\n\n") if "free of" in part)
+        return next(drawn, "")
 
     def _write_kubeconfig(self, kubectl: Kubectl, namespace: str, account: str) -> None:
         token = kubectl.run(

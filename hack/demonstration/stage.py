@@ -15,7 +15,7 @@ from hack.demonstration.agent import Agent
 from hack.demonstration.errors import DemoError
 from hack.demonstration.kubectl import Kubectl, call
 from hack.demonstration.manifests import documents, mebibytes, with_local_image, with_memory
-from hack.demonstration.page import Seen, Servers
+from hack.demonstration.page import Partitions, Seen
 from hack.demonstration.plugin import Plugin
 from hack.testbed import packages
 from hack.testbed.cache import Progress
@@ -32,6 +32,8 @@ NAMESPACE = "dra-driver-gpu"
 POD = "one-gpu"  # the example and its namespace are called the same
 QUARTERS = "quarter-gpu"
 SERVERS = "mps-two-servers"
+PARTITIONS = ("mig-manifest", "mig-two-partitions")
+EXAMPLES = (POD, QUARTERS, SERVERS, *PARTITIONS)
 FRACTIONS_FROM = 36  # of Kubernetes 1.x: what a GPU is divided by is kept there without more ado
 POD_SECONDS = 60
 GONE_SECONDS = 60
@@ -61,18 +63,19 @@ class Before:
 class Stage:
     """The demonstration on *cluster*; its files lie beside the cluster's, and go with them.
 
-    *mps*: the node has an MPS agent.
+    *mps*: the node has an MPS agent. *profile*: of the node.
     """
 
-    def __init__(self, cluster: Cluster, mps: bool = False) -> None:
+    def __init__(self, cluster: Cluster, mps: bool = False, profile: str = "") -> None:
         self.cluster = cluster
         self.directory = cluster.layout.root / "demo"
         self.agent = Agent(cluster, self.directory)
-        self.plugin = Plugin(cluster, self.directory, str(self.agent.socket) if mps else "")
+        socket = str(self.agent.socket) if mps else ""
+        self.plugin = Plugin(cluster, self.directory, socket, profile)
         self._before: Before | None = None
         self._record = self.directory / "before.json"
         self._chart = self.directory / "chart.yaml"
-        self._examples = [self.directory / f"{name}.yaml" for name in (POD, QUARTERS, SERVERS)]
+        self._examples = [self.directory / f"{name}.yaml" for name in EXAMPLES]
 
     @property
     def is_up(self) -> bool:
@@ -152,9 +155,10 @@ class Stage:
         objects = [with_local_image(o) for o in documents(QUARTERS)]
         return self._play(QUARTERS, [with_memory(o, smallest // 4) for o in objects])
 
-    def run_servers(self) -> dict[str, str]:
-        """Two pods that share a GPU by MPS: what each has printed, by namespace and name."""
-        return self._play(SERVERS, [with_local_image(o) for o in documents(SERVERS)])
+    def run(self, *examples: str) -> dict[str, str]:
+        """The pods of *examples*: what each has printed, by namespace and name."""
+        played = (self._play(n, [with_local_image(o) for o in documents(n)]) for n in examples)
+        return {pod: log for logs in played for pod, log in logs.items()}
 
     def _play(self, name: str, objects: list[Document]) -> dict[str, str]:
         """Run the pods of an example until all have printed; what, by namespace and name."""
@@ -207,9 +211,12 @@ class Stage:
             claims_table=self.plugin.claims(sim),
         )
 
-    def look_at_servers(self, sim: str, logs: dict[str, str]) -> Servers:
-        """What the pods under MPS see, and the node."""
-        return Servers(self.cluster.version, self.cluster.why, logs, self.plugin.claims(sim))
+    def look_at_partitions(self, sim: str, logs: dict[str, str]) -> Partitions:
+        """How the GPUs are cut for the pods, and what is left of that without them."""
+        during = self.plugin.picture(sim)
+        self._kubectl.delete([path for path in self._examples if path.exists()], GONE_SECONDS)
+        after = self.plugin.picture(sim)
+        return Partitions(self.cluster.version, self.cluster.why, logs, during, after)
 
     def end(self) -> bool:
         """Stop and remove all of it, from whatever state it is in. Whether the cluster stays."""
