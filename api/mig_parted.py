@@ -67,7 +67,11 @@ def _profiles(counts: dict[str, int]) -> dict[str, int]:
                 f"has {name!r}: compute instances that do not fill their GPU instance are "
                 f"nothing that claims can have; write {whole}"
             )
-    return {_without_compute(name): count for name, count in counts.items()}
+    summed: dict[str, int] = {}
+    for name, count in counts.items():
+        whole = _without_compute(name)
+        summed[whole] = summed.get(whole, 0) + count
+    return summed
 
 
 def _without_compute(name: str) -> str:

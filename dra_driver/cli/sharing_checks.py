@@ -16,6 +16,7 @@ from dra_driver.node.cgroups import Cgroups, cgroup_root
 from dra_driver.node.containers import NOWHERE, Containers
 from dra_driver.node.limit_backend import Offered
 from dra_driver.node.processes import Processes
+from dra_driver.node.withhold import named
 from dra_driver.plan.offer import described, offer
 from dra_driver.plan.profiles import Wanted, wanted
 from dra_driver.plugin.profiles import Profiles
@@ -30,6 +31,7 @@ PROFILE, SHAPES, LIMITS, CGROUPS, RUNTIME, PODS, PROCESSES = (
     "pod-resources socket",
     "PID namespace",
 )
+_NO_GPUS = Inventory()
 
 
 class Scene:
@@ -93,7 +95,7 @@ def profile(scene: Scene) -> Iterator[Finding]:
         return
     yield ok(PROFILE, f"{found.name} ({chosen.origin})")
     yield from of_notes(scene.offered.notes)
-    yield from of_offer(scene.offered)
+    yield from of_offer(scene.offered, scene.inventory)
 
 
 def memory_limits(scene: Scene, status: Callable[[], Offered]) -> Iterator[Finding]:
@@ -151,8 +153,9 @@ def of_notes(notes: Iterable[str]) -> Iterator[Finding]:
         yield warn(PROFILE, note, "nothing, where that is what you want")
 
 
-def of_offer(offered: Offer) -> Iterator[Finding]:
-    """What the GPUs become, and what cannot be offered as the profile says."""
+def of_offer(offered: Offer, found: Inventory = _NO_GPUS) -> Iterator[Finding]:
+    """What the GPUs become, and what cannot be offered as the profile says. *found*: the GPUs; what
+    they withhold themselves, and what the profile leaves out, is no matter of this check."""
     shapes: dict[str, list[str]] = {}
     for device in offered.devices:
         if device.partition is not None:
@@ -165,6 +168,7 @@ def of_offer(offered: Offer) -> Iterator[Finding]:
             its.append(device.gpu.name)
     for shape, gpus in sorted(shapes.items()):
         yield ok(SHAPES, f"{shape}: {some(gpus)}")
+    yield from _withheld(offered, found)
     for change in offered.pending:
         yield warn(
             SHAPES,
@@ -172,6 +176,15 @@ def of_offer(offered: Offer) -> Iterator[Finding]:
             f"{change.reason}",
             "",  # it says what to do
         )
+
+
+def _withheld(offered: Offer, found: Inventory) -> Iterator[Finding]:
+    """GPUs of which nothing is offered because of their MIG mode."""
+    cut = {named(gpu.pci_bus_id, gpu.uuid) for gpu in found.gpus if gpu.mig and gpu.mig.on}
+    judge = warn if offered.devices else fail
+    for one in offered.withheld:
+        if one.what in cut:
+            yield judge(SHAPES, f"{one.what} is not offered: {one.reason}", "")
 
 
 def of_limits(offered: Offered, strict: bool) -> Finding:

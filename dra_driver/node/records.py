@@ -74,7 +74,7 @@ def decode_record(content: bytes) -> Record:
                 f"{VERSION}); run that release again, or drain the node first"
             )
         return _decode(document)
-    except (KeyError, TypeError, AttributeError, ValueError) as e:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as e:
         if isinstance(e, UnreadableRecord):
             raise
         raise UnreadableRecord(f"it is damaged ({type(e).__name__}: {e})") from e

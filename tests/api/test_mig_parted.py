@@ -97,6 +97,26 @@ def test_an_empty_filter_filters_nothing_and_full_compute_instances_need_no_sayi
     }
 
 
+def test_two_ways_to_write_one_kind_are_counted_together():
+    document = {
+        "version": "v1",
+        "mig-configs": {
+            "a": [
+                {
+                    "devices": "all",
+                    "mig-enabled": True,
+                    "mig-devices": {"1c.1g.5gb": 2, "1g.5gb": 3},
+                }
+            ]
+        },
+    }
+
+    (entry,) = layouts(document)["a"]
+
+    assert isinstance(entry, MigConfig)
+    assert entry.mig_devices == {"1g.5gb": 5}
+
+
 def test_mig_mode_that_is_off_needs_no_devices():
     assert one(devices="all", mig_enabled=False).mig_devices is None
     assert one(devices="all", mig_enabled=False, mig_devices={}).mig_devices == {}

@@ -14,9 +14,21 @@ from dra_driver.node.limit_backend import Backend, Offered
 from dra_driver.node.processes import Processes
 from dra_driver.plan.offer import offer
 from dra_driver.plan.profiles import Wanted, wanted
+from tests.fakes.mig import mig_gpu
 from tests.fakes.values import gpu
 
 CHOSEN = Wanted("mine", "--profile")
+
+
+def test_a_gpu_in_mig_mode_with_nothing_cut_of_it_is_said_and_what_to_do():
+    gpus = Inventory((mig_gpu(on=True, switches=False),))
+    found = offer(gpus, Profile("default"), Keeps(), {})
+
+    (finding,) = checks.of_offer(found, gpus)
+
+    assert finding.level is Level.FAIL
+    assert "is not offered: MIG mode is on" in finding.found
+    assert list(checks.of_offer(offered(include=False), Inventory((gpu(0),)))) == []
 
 
 def offered(keeps=None, **rules):

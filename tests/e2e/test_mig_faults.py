@@ -211,7 +211,8 @@ def test_a_place_that_somebody_else_took_meanwhile_is_said_by_name(kube, driver,
     change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": start}])
     driver.start()
 
-    refused(kube, "chosen", "FailedPrepareDynamicResources", f"mig-1g10gb-{SMALL}-{start}", "else")
+    name = f"mig-1g10gb-{SMALL}-{start}"
+    refused(kube, "chosen", "FailedPrepareDynamicResources", name, "was not cut for a claim")
     ((profile, _, _),) = driver.cuts()[first]
     assert profile == SMALL
     assert driver.specs() == []

@@ -451,6 +451,14 @@ def test_a_space_of_a_later_release_is_read_without_what_is_not_known():
     assert decode_step(document) == ServeMps(SPACE)
 
 
+def test_a_number_that_is_none_is_damage():
+    document = json.loads(encode_record(completed()))
+    document["steps"][0]["minors"] = [float("inf")]
+
+    with pytest.raises(UnreadableRecord, match="damaged"):
+        decode_record(json.dumps(document).encode())
+
+
 def test_a_record_of_the_release_before_is_of_a_whole_gpu():
     document = json.loads(encode_record(completed()))
     for field in ("pods", "podClaimName"):
