@@ -26,6 +26,7 @@ from dra_driver.plan.mig.claims import (
 from dra_driver.plan.mps import Grant
 from dra_driver.plan.prepare import Plan
 from dra_driver.plan.undo import undoing
+from dra_driver.plugin.instance_at import instance_at
 from dra_driver.plugin.side_by_side import side_by_side
 
 log = logging.getLogger(__name__)
@@ -91,10 +92,8 @@ class ClaimPartitions:
         known = {its[cut] for other in others if cut in (its := instances_of(other))}
         if None in known:
             return True
-        try:
-            return self._node.instance(cut.gpu, cut.key).uuid in known
-        except Vanished:
-            return True  # nothing is there: it is cut anew
+        found = instance_at(self._node, cut.gpu, cut.key)
+        return found is None or found.uuid in known  # where nothing is, it is cut anew
 
     def _mode(self, gpu: GpuUuid) -> bool:
         """A GPU that does not answer is a matter of who computes on it."""
@@ -169,9 +168,7 @@ class ClaimPartitions:
         if holding.gpu is None or holding.partition is None or holding.instance is None:
             return False
         try:
-            return self._node.instance(holding.gpu, holding.partition) != holding.instance
-        except Vanished:
-            return True
+            return instance_at(self._node, holding.gpu, holding.partition) != holding.instance
         except NodeError:
             return False
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from dra_driver.cluster.events import Event, PodRef
-from dra_driver.errors import NodeError, Vanished
+from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.plan.mig.gone import lost, message, partitions
+from dra_driver.plugin.instance_at import instance_at
 
 log = logging.getLogger(__name__)
 
@@ -122,11 +123,8 @@ class GoneInstances:
     def _is_gone(self, holding: Holding) -> bool:
         if holding.gpu is None or holding.instance is None:
             return False
-        try:
-            found = self._node.instance(holding.gpu, holding.instance.key)
-        except Vanished:
-            return True
-        return found.uuid != holding.instance.uuid
+        found = instance_at(self._node, holding.gpu, holding.instance.key)
+        return found is None or found.uuid != holding.instance.uuid
 
     def _tell(self, record: Record, holding: Holding, told: _Told) -> None:
         about = f"{holding.unit} {record.claim}"

@@ -9,22 +9,15 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from dra_driver.errors import NodeError, Vanished
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.errors import NodeError
 from dra_driver.model.mps import MpsStatus, SpaceName
 from dra_driver.plan.mps_watch import ClaimSpace, server_of
 from dra_driver.plugin.errands import Errand, Errands
+from dra_driver.plugin.instance_at import Node, instance_at
 
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS: Final = 30.0  # after a space could not be ended
-
-
-class Node(Protocol):
-    """What GPUs tell; ``dra_driver.node.node``. Vanished: it has no such instance."""
-
-    def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance: ...
 
 
 class Agent(Protocol):
@@ -55,12 +48,11 @@ class MpsInstances:
             return False
         gpu, instance = one.over
         try:
-            return self._node.instance(gpu, instance.key).uuid != instance.uuid
-        except Vanished:
-            return True
+            found = instance_at(self._node, gpu, instance.key)
         except NodeError as e:
             log.debug("an instance cannot be looked for", extra={"gpu": gpu, "error": str(e)})
             return one.space.name in self._gone
+        return found is None or found.uuid != instance.uuid
 
     def _end(self, served: Sequence[ClaimSpace]) -> None:
         if served:

@@ -33,7 +33,7 @@ from dra_driver.plan.mps_watch import (
     uses,
 )
 from dra_driver.plan.mps_words import agent_down, restarted
-from dra_driver.plugin import gpu_users, mps_drain, mps_instances, mps_joined
+from dra_driver.plugin import gpu_users, instance_at, mps_drain, mps_instances, mps_joined
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
 from dra_driver.plugin.errands import Errand, Errands
 from dra_driver.plugin.gpu_users import GpuUsers
@@ -76,7 +76,7 @@ class Pods(mps_drain.Pods, mps_joined.Pods, Protocol):
     """Where pods are read from; ``dra_driver.kubeletplugin.pod_reader``."""
 
 
-class Node(mps_instances.Node, Protocol):
+class Node(instance_at.Node, Protocol):
     """The GPUs of this machine; ``dra_driver.node.node``."""
 
     def processes(self, gpu: GpuUuid) -> Sequence[GpuProcess]: ...

@@ -11,6 +11,7 @@ from dataclasses import replace
 from dra_driver.model.devices import DeviceName, Gpu
 from dra_driver.model.holdings import Record
 from dra_driver.model.mig import Instance, Partition, PartitionKey, Placement
+from dra_driver.model.mps import Space
 from dra_driver.model.offer import Device, Offer, board, partition_name
 from dra_driver.model.steps import CutPartition, RemovePartition, ServeMps, SetMigMode, Step
 from dra_driver.model.uuids import GpuUuid
@@ -128,8 +129,7 @@ def settled_steps(
     def told(step: Step) -> Step:
         if not isinstance(step, ServeMps):
             return step
-        gpus = tuple(known.get(gpu, gpu) for gpu in step.space.gpus)
-        return replace(step, space=replace(step.space, gpus=gpus))
+        return replace(step, space=_over(step.space, known))
 
     return tuple(map(told, steps))
 
@@ -141,11 +141,15 @@ def settled_grants(grants: Sequence[Grant], instances: Instances) -> tuple[Grant
         replace(
             grant,
             instance=instances.get(grant.device.name),
-            space=grant.space
-            and replace(grant.space, gpus=tuple(known.get(gpu, gpu) for gpu in grant.space.gpus)),
+            space=grant.space and _over(grant.space, known),
         )
         for grant in grants
     )
+
+
+def _over(space: Space, known: Mapping[GpuUuid, GpuUuid]) -> Space:
+    """*space*, over the instances themselves."""
+    return replace(space, gpus=tuple(known.get(gpu, gpu) for gpu in space.gpus))
 
 
 def _known(grants: Iterable[Grant], instances: Instances) -> dict[GpuUuid, GpuUuid]:
