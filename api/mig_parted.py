@@ -32,8 +32,10 @@ def _kebab(name: str) -> str:
 
 
 def _listed(value: Any) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        raise ValueError(f'is a number to YAML; write it in quotes: "0x{value:X}"')
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, int) and not isinstance(each, bool):
+            what = "is a number" if each is value else f"has {each}, which is a number"
+            raise ValueError(f'{what} to YAML; write it in quotes: "0x{each:X}"')
     return [value] if isinstance(value, str) else value
 
 

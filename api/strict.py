@@ -9,6 +9,12 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 _LONGEST_SHOWN = 80
+_WORDS = {
+    True: ("true", "on and yes, too"),
+    False: ("false", "off and no, too"),
+    None: ("null", "~ and nothing at all"),
+}
+"""What YAML 1.1 makes of words: what they are then, and which words."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -74,6 +80,16 @@ def meant(name: Any, model: type[BaseModel]) -> str:
     return f"did you mean {near[0]}?" if near else "remove it"
 
 
+def _no_text(path: Sequence[str | int], key: Any) -> str:
+    """YAML takes more for something else than text than people do: 7, on, 2020-01-01."""
+    where = f"{field('', *path)}: " if path else ""
+    if key is None or isinstance(key, bool):
+        word, written = _WORDS[key]
+        return f"{where}a key is {word}, as YAML reads {written}; write it in quotes"
+    kind = "a number" if isinstance(key, int | float) else "no text"
+    return f'{where}the key {key} is {kind} to YAML; write it in quotes: "{key}"'
+
+
 def _problem(error: Any, model: type[BaseModel]) -> str:
     where = field("", *error["loc"])
     match error["type"]:
@@ -85,5 +101,11 @@ def _problem(error: Any, model: type[BaseModel]) -> str:
             return f"{where}: is empty; say what is meant, or leave it out"
         case "model_type" | "model_attributes_type":
             return f"{where}: {show(error['input'])} should be a mapping"
+        case "invalid_key":  # of a mapping with fields
+            return _no_text(error["loc"][:-1], error["input"])
+        case "string_type" if error["loc"][-1] == "[key]":
+            return _no_text(error["loc"][:-2], error["input"])
+        case "string_type" if not isinstance(error["input"], list | dict):
+            return f"{where}: {show(error['input'])} should be a string; write it in quotes"
     message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
     return f"{where}: {show(error['input'])} {message}"

@@ -96,6 +96,13 @@ class Entry:
     selection: Selection
     rules: Rules
     path: str  # where it stands, for messages: "spec.gpus[0]"
+    elsewhere: tuple[tuple[str, str], ...] = ()  # fields that its document has in other places
+
+    def where(self, field: str, key: str = "") -> str:
+        """Where its document says *field*, for messages: "spec.gpus[0].mig.profiles". *key*: of
+        which item of it, where each can stand in a place of its own."""
+        found = dict(self.elsewhere)
+        return found.get(f"{field}.{key}") or found.get(field, f"{self.path}.{field}")
 
 
 @dataclass(frozen=True, slots=True)

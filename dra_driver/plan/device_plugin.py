@@ -1,7 +1,7 @@
 """What a configuration of NVIDIA's device plugin means for the GPUs of this node."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -104,10 +104,15 @@ def _with_partitions(entries: tuple[Entry, ...], config: DevicePluginConfig) -> 
     rules = MigRules(single=single, replicas=replicas)
     if rules == MigRules():
         return entries
+    places = {f"mig.replicas.{_profile(one)}": f"{where}.name" for where, one in parts}
+    every = ", ".join(([_STRATEGY] if single else []) + sorted(places.values()))
+    elsewhere = (("mig", every), ("mig.strategy", _STRATEGY), *places.items())
     if not entries:
         alone = _time_slicing(said, 1) if said else Rules()
         entries = (Entry(Selection(), alone, parts[0][0] if parts else _STRATEGY),)
-    return tuple(replace(one, rules=replace(one.rules, mig=rules)) for one in entries)
+    return tuple(
+        replace(one, rules=replace(one.rules, mig=rules), elsewhere=elsewhere) for one in entries
+    )
 
 
 def _resource_problems(said: ReplicatedResources | None, path: str) -> list[str]:
@@ -128,14 +133,45 @@ def _resource_problems(said: ReplicatedResources | None, path: str) -> list[str]
 
 
 def _partition_notes(config: DevicePluginConfig) -> list[str]:
-    notes = [
-        f"{where}.name: {show(resource.name)} has no meaning here: as with NVIDIA's plugin, no "
-        "partition is divided for MPS; claims share one by MPS as they ask for it"
-        for where, resource in _partitions(config.sharing.mps, _MPS)
-    ]
-    if config.flags.mig_strategy == "none":
+    """What of partitions is not as with the plugin. That nobody gets more than one share of those
+    that take turns (failRequestsGreaterThanOne) is."""
+    strategy, sharing = config.flags.mig_strategy, config.sharing
+    notes = [*_name_notes(sharing.time_slicing, strategy), *_mps_notes(sharing.mps, strategy)]
+    if strategy == "none":
         notes.append(f"{_STRATEGY}: has no meaning here: partitions that exist are always offered")
     return notes
+
+
+def _name_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+    found = {_full_name(one) for _, one in _resources(said, _TIME_SLICING)}
+    of_partitions = sorted(name for name in found if name != _GPU or strategy == "single")
+    if said and said.rename_by_default and of_partitions:
+        yield (
+            f"{_TIME_SLICING}.renameByDefault: has no meaning here for partitions, each kind of "
+            f"which has one name: pods ask for {', '.join(of_partitions)}, without .shared"
+        )
+
+
+def _mps_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+    why = (
+        "as with NVIDIA's plugin, no partition is divided for MPS; claims share one by MPS as they "
+        "ask for it"
+    )
+    parts = _partitions(said, _MPS)
+    for where, resource in parts:
+        yield f"{where}.name: {show(resource.name)} has no meaning here: {why}"
+    if not said:
+        return
+    if len(parts) < len(said.resources):
+        if strategy == "single":
+            yield f"{_STRATEGY}: single has no effect on {_MPS}: {why}"
+        return
+    given = {
+        "renameByDefault": said.rename_by_default,
+        "failRequestsGreaterThanOne": said.fail_requests_greater_than_one is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        yield f"{field(_MPS, name)}: has no meaning here: nothing that the file names is divided"
 
 
 def _partitions(

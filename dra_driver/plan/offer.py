@@ -27,7 +27,7 @@ from dra_driver.model.profiles import Profile, Rules
 from dra_driver.plan.mig import cutting
 from dra_driver.plan.mig.cutting import Cutting
 from dra_driver.plan.mig.devices import Board, Parts, parts
-from dra_driver.plan.mig.notes import as_gpus, fewer_shares, notes, odd_ones, without_partitions
+from dra_driver.plan.mig.notes import as_gpus, notes, odd_ones, without_partitions
 from dra_driver.plan.mig.offered import Hold, Ours, foreign, made
 from dra_driver.plan.profiles import rules_by_gpu
 from dra_driver.plan.shapes import described as described
@@ -97,7 +97,7 @@ def offer(  # noqa: PLR0913 - the node in four parts, and what one of them does 
         for gpu in inventory.gpus
     ]
     cut_first = sorted(found, key=lambda one: bool(one.whole))
-    partitions, single = as_gpus([device for one in cut_first for device in one.partitions])
+    partitions = as_gpus([device for one in cut_first for device in one.partitions])
     return Offer(
         (
             *sorted((device for one in found for device in one.whole), key=_place),
@@ -110,9 +110,7 @@ def offer(  # noqa: PLR0913 - the node in four parts, and what one of them does 
             *profile.notes,
             *idle,
             *strategy_notes(profile, inventory.gpus, rules, mps),
-            *notes(profile, inventory.gpus, rules),
-            *fewer_shares(profile, partitions),
-            *single,
+            *notes(profile, inventory.gpus, rules, partitions),
         ),
         tuple(each for one in found for each in one.counter_sets),
     )

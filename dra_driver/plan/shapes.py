@@ -44,7 +44,7 @@ def shape_of_partitions(
     """The same for the partitions of *profile* that *gpu* has."""
     matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
     its = replace(rules, replicas=next(matching, 1), rename=False)
-    if not its.fractions:
+    if not its.fractions or its.strict:  # no driver limits a part of a partition (``plan.limits``)
         return EXCLUSIVE, ""
     most = clients(gpu, profile)
     if problem := _too_many_clients(most, f"partitions of {profile.name}", its):
@@ -121,15 +121,17 @@ def _too_many_clients(most: int, where: str, rules: Rules) -> str:
 def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
     step = rules.memory_step
     default = total // rules.replicas // step * step
-    least = min(-(-rules.memory_least // step) * step, default)
+    asked = -(-rules.memory_least // step) * step
+    least = min(asked, default)
     if default == 0:
+        part = f"one of {rules.replicas} replicas of its" if rules.replicas > 1 else "all of its"
         return EXCLUSIVE, (
-            f"one of {rules.replicas} replicas of its {total // _MIB}Mi is less than a step of "
-            f"{step // _MIB}Mi; lower replicas or memory.step"
+            f"{part} {total // _MIB}Mi is less than a step of {step // _MIB}Mi; lower "
+            f"{'replicas or ' if rules.replicas > 1 else ''}memory.step"
         )
     if least + step > total:  # validateRequestPolicy wants room for one step
         return EXCLUSIVE, (
-            f"the least share of {least // _MIB}Mi leaves no room for another in its "
+            f"the least share of {asked // _MIB}Mi leaves no room for another in its "
             f"{total // _MIB}Mi; lower memory.least"
         )
     if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:

@@ -163,6 +163,11 @@ def test_such_a_file_is_known_by_what_it_has(document, is_one):
             '"0x20B010DE"',
         ),
         (
+            {"devices": "all", "mig_enabled": False, "device_filter": ["0x233010DE", 0x20B010DE]},
+            "mig-configs.x[0].device-filter: ['0x233010DE', 548409566] has 548409566, which "
+            'is a number to YAML; write it in quotes: "0x20B010DE"',
+        ),
+        (
             {"devices": "all", "mig_enabled": False, "device_filter": ["A100"]},
             "mig-configs.x[0].device-filter: ['A100'] has what is no PCI ID of device and vendor; "
             "write for example 0x20B010DE",
@@ -210,6 +215,50 @@ def test_partitions_and_the_mode_have_to_fit_together(fields, words):
 
     assert problem.startswith("mig-configs.x[0]: ")
     assert problem.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        pytest.param("7", 'the key 7 is a number to YAML; write it in quotes: "7"', id="number"),
+        pytest.param(
+            "1.5", 'the key 1.5 is a number to YAML; write it in quotes: "1.5"', id="half"
+        ),
+        pytest.param(
+            "2020-01-01",
+            'the key 2020-01-01 is no text to YAML; write it in quotes: "2020-01-01"',
+            id="date",
+        ),
+        pytest.param(
+            "on", "a key is true, as YAML reads on and yes, too; write it in quotes", id="on"
+        ),
+        pytest.param(
+            "no", "a key is false, as YAML reads off and no, too; write it in quotes", id="no"
+        ),
+        pytest.param(
+            "~", "a key is null, as YAML reads ~ and nothing at all; write it in quotes", id="null"
+        ),
+    ],
+)
+def test_what_yaml_takes_for_no_text_is_to_be_quoted_wherever_it_is_a_key(key, told):
+    entry = "{devices: all, mig-enabled: false}"
+    of_devices = f"{{devices: all, mig-enabled: true, mig-devices: {{{key}: 1, 1g.5gb: 2}}}}"
+    of_entry = f"{{devices: all, mig-enabled: false, {key}: 1}}"
+    file = "{{version: v1, mig-configs: {{x: [{}], good: [{}]}}}}"
+
+    for broken, where in ((of_devices, "[0].mig-devices"), (of_entry, "[0]")):
+        found = layouts(yaml.safe_load(file.format(broken, entry)))
+        assert found["x"] == (f"mig-configs.x{where}: {told}",)
+        assert isinstance(found["good"], list)
+    names = f"{{version: v1, mig-configs: {{{key}: [{entry}], good: [{entry}]}}}}"
+    assert refused(**yaml.safe_load(names)) == (f"mig-configs: {told}",)
+
+
+def test_a_key_beside_the_fields_of_a_file_is_told_without_a_path():
+    file = yaml.safe_load("{version: v1, mig-configs: {x: []}, 7: 1}")
+
+    with pytest.raises(ConfigError, match=r"^the key 7 is a number to YAML; write it in quotes"):
+        layouts(file)
 
 
 def test_a_layout_is_a_list_with_something_in_it():

@@ -4,6 +4,7 @@ That the chart renders to that file, `test_chart_rendered.py` checks with the re
 """
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,19 @@ from api.decode import decode
 from api.v1beta1 import GpuConfig, Mps, TimeSlicing
 from dra_driver.cli.cluster_checks import NEEDED, Right
 from dra_driver.cli.selectors import evaluate, variables_of
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
+from dra_driver.node.sim.mig.geometry import documents
+from dra_driver.plan.mig.switches import after_switch
+from dra_driver.plan.offer import offer
+from dra_driver.plan.profiles import decoded
+from dra_driver.plan.publish import published
 from dra_driver.settings import AgentSettings, PluginSettings
 from tests.deploy.chart import GOLDEN, MPS_AGENT, NODE_POLICY, objects, values
+from tests.fakes.simulated import Node, h100
 
 CHART = objects(GOLDEN.read_text())
+OF_PROFILES = {name: each for name, each in CHART.items() if name.startswith("mig-")}
 POD = CHART["DaemonSet"]["spec"]["template"]["spec"]
 PLUGIN = POD["containers"][0]
 AGENT_POD = CHART[f"{MPS_AGENT} DaemonSet"]["spec"]["template"]["spec"]
@@ -145,6 +155,17 @@ def takes(name: str, kind: str, **attributes: Any) -> bool:
     return found
 
 
+def published_kinds(product: str, directory: Path) -> set[str]:
+    """The values of the attribute `profile` where every partition of such a GPU is offered."""
+    inventory = Node(directory, {"gpus": [h100("1b", product=product)]}).gpus().look()
+    everything = Rules(mig=MigRules(dynamic=True, profiles=("*",)))
+    profile = Profile("p", (Entry(Selection(), everything, "spec.gpus[0]"),))
+    ready = after_switch(inventory, profile, Keeps(), {})
+    devices = published(offer(ready, profile, Keeps(), {}))
+    found = (device["attributes"].get(names.PROFILE) for device in devices)
+    return {each["string"] for each in found if each}
+
+
 @pytest.mark.parametrize(
     ("name", "resource"),
     [
@@ -213,10 +234,37 @@ def test_a_class_that_brings_a_way_of_sharing_gpus_takes_no_partition(which: str
     assert not takes(f"{which}.{names.DRIVER}", names.TYPE_MIG, **served)
 
 
-def test_every_profile_has_a_class_that_selects_it() -> None:
+def test_every_profile_has_a_class_that_selects_it_and_no_other() -> None:
     for profile in values()["mig"]["profiles"]:
-        word = profile.replace(".", "-").replace("+", "-")
-        assert takes(f"mig-{word}.{names.DRIVER}", names.TYPE_MIG, profile=profile)
+        taken = [name for name in OF_PROFILES if takes(name, names.TYPE_MIG, profile=profile)]
+        word = profile.replace("-me", "-no-me").replace(".", "-").replace("+", "-")
+        assert taken == [f"mig-{word}.{names.DRIVER}"]
+
+
+def test_names_of_classes_and_resources_are_legal_and_each_is_there_once() -> None:
+    for name, each in OF_PROFILES.items():
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name.partition(".")[0])
+        _, _, resource = each["spec"]["extendedResourceName"].partition("/")
+        assert re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", resource)
+    assert len(OF_PROFILES) == len(values()["mig"]["profiles"])
+
+
+@pytest.mark.parametrize("board", sorted(documents()))
+def test_whatever_is_published_of_a_board_has_a_class(board: str, tmp_path: Path) -> None:
+    kinds = published_kinds(documents()[board]["products"][0], tmp_path)
+
+    assert kinds == set(documents()[board]["profiles"])
+    assert kinds <= set(values()["mig"]["profiles"])
+
+
+@pytest.mark.parametrize("profile", values()["mig"]["profiles"])
+def test_a_file_of_the_device_plugin_knows_the_resource_of_each_class(profile: str) -> None:
+    [name] = [name for name in OF_PROFILES if takes(name, names.TYPE_MIG, profile=profile)]
+    resource = {"name": OF_PROFILES[name]["spec"]["extendedResourceName"], "replicas": 2}
+
+    [entry] = decoded({"sharing": {"timeSlicing": {"resources": [resource]}}}, "p").entries
+
+    assert entry.rules.mig.replicas == ((profile, 2),)
 
 
 def test_the_plugin_may_change_one_label_of_one_node() -> None:

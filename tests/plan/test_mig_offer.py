@@ -8,7 +8,7 @@ import pytest
 from dra_driver.model.devices import DeviceName, Version
 from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
+from dra_driver.model.mig import Fixed, Mig
 from dra_driver.model.offer import (
     Exclusive,
     Keeps,
@@ -28,6 +28,7 @@ from dra_driver.model.profiles import (
 )
 from dra_driver.plan.mig.offered import allowed, made
 from dra_driver.plan.offer import offer
+from dra_driver.plan.profiles import decoded
 from dra_driver.plan.publish import published
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
 from tests.plan.mig_boards import (
@@ -112,7 +113,7 @@ def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is(
 
     notes = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).notes
 
-    assert notes[0] == "profile 'p', spec.gpus[0]: mig has no effect on gpu-2, which cannot be cut"
+    assert notes[0] == "profile 'p', spec.gpus[0].mig: has no effect on gpu-2, which cannot be cut"
     assert notes[1].startswith(
         "profile 'p', spec.gpus[0].mig.profiles: '9g.*' matches no profile of NVIDIA a100-40, "
         "NVIDIA a100-80; there are: 1g.5gb, "
@@ -188,16 +189,66 @@ def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
     assert offered.pending == ()
 
 
+def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_as_any_other():
+    passed_through = found(cut(**ON, fixed=Fixed.MODE), its=dynamic("3g.*", "7g.*"))
+
+    assert passed_through == replace(
+        found(cut(**ON), its=dynamic("3g.*", "7g.*")), devices=passed_through.devices
+    )
+    assert names(passed_through) == ["3g20gb-9-4", "3g20gb-9-0", "7g40gb-0-0", "gpu-0-mon"]
+
+
+@pytest.mark.parametrize("board", ["a100-40", "h100-80-sxm"])
+def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
+    its = mig(board)
+    name = next(one.name for one in its.profiles if one.slices == 3)
+    there = instance(its, name, 4)
+    vgpu = cut(board, **ON, switches=False, fixed=Fixed.ALL, instances=(there,))
+
+    offered = found(vgpu, its=dynamic())
+
+    assert [device.instance for device in offered.devices if device.partition] == [there]
+    (pending,) = offered.pending
+    assert pending.change == "the partitions that exist"
+    assert "it is a vGPU: whether and how it is cut is said where" in pending.reason
+
+
+@pytest.mark.parametrize(
+    ("fixed", "what"),
+    [
+        (Fixed.NOTHING, "nvidia-smi -i 0000:18:00.0 -mig 0"),
+        (Fixed.MODE, "nvidia-smi -i 0000:18:00.0 -mig 0 and a reboot"),
+        (Fixed.ALL, "it is a vGPU: whether and how it is cut is said where the vGPU is made"),
+    ],
+)
+def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
+    (withheld,) = found(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).withheld
+
+    assert withheld.reason.endswith(what)
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
         pytest.param({}, "MIG mode is off and is being switched", id="off"),
         pytest.param(
             {"pending": True},
-            "MIG mode goes on with its next reset; free it of every process and run "
-            "nvidia-smi --gpu-reset -i 0000:18:00.0",
-            id="pending",
+            "MIG mode is off and is being switched",
+            id="somebody, or a crash, left it pending",
         ),
+        pytest.param(
+            {"fixed": Fixed.MODE},
+            "MIG mode is off: it takes a reset, which this virtual machine cannot make; have it "
+            "done on the host before the machine starts, or drain the node, run nvidia-smi -i "
+            "0000:18:00.0 -mig 1 and reboot it",
+            id="in a virtual machine",
+        ),
+        pytest.param(
+            {"fixed": Fixed.MODE, "pending": True},
+            "MIG mode is off, and goes on when the virtual machine is rebooted",
+            id="in a virtual machine, and pending",
+        ),
+        pytest.param({"fixed": Fixed.ALL}, "it is a vGPU: whether and how", id="vGPU"),
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
@@ -384,7 +435,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
     [
         pytest.param({"shares": 16, "strategies": (Strategy.TIME_SLICING,)}, 16, id="taking turns"),
         pytest.param({"shares": 4}, 4, id="fewer than MPS takes"),
-        pytest.param({"shares": 16, "replicas": (("1g.10gb", 9),)}, 9, id="replicas"),
+        pytest.param({"shares": 16, "replicas": (("1g.10gb", 6),)}, 6, id="replicas"),
     ],
 )
 def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile_says(
@@ -393,6 +444,85 @@ def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile
     offered = found(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
 
     assert of(offered, "1g.10gb", 0).shape.shares == shares
+    assert offered.notes == ()
+
+
+def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which():
+    replicas = (("1g.10gb", 7), ("2g.20gb", 9), ("3g.40gb", 30))
+
+    offered = found(cut(**HOPPER), its=dynamic(replicas=replicas))
+
+    assert of(offered, "1g.10gb", 0).shape.shares == 7
+    assert offered.pending == ()
+    assert offered.notes == (
+        "profile 'p', spec.gpus[0].mig.replicas: 7 replicas of 1g.10gb can take turns, and MPS, "
+        "which claims may ask for, takes 6 clients there; lower them to 6, or leave MPS out of "
+        "strategies",
+        "profile 'p', spec.gpus[0].mig.replicas: 30 replicas of 3g.40gb can take turns, and MPS, "
+        "which claims may ask for, takes 20 clients there; lower them to 20, or leave MPS out of "
+        "strategies",
+    )
+
+
+def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
+    its = dynamic(replicas=(("1g.10gb", 7),), strategies=(Strategy.TIME_SLICING,))
+
+    offered = found(cut(**HOPPER), its=its)
+
+    assert of(offered, "1g.10gb", 0).shape.shares == 7
+    assert offered.notes == ()
+
+
+def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
+    offered = found(cut(**HOPPER), its=dynamic(strict=True))
+
+    partitions = {type(one.shape) for one in offered.devices if one.partition}
+    assert partitions == {Exclusive}
+    assert isinstance(offered.devices[0].shape, Sliceable)
+    assert offered.pending == ()
+    assert offered.notes == (
+        "profile 'p', spec.gpus[0].memoryLimit: Strict has each partition given out whole, since "
+        "the GPU's driver limits no part of one; to share partitions, write BestEffort",
+    )
+
+
+@pytest.mark.parametrize(
+    ("node", "fields", "told"),
+    [
+        pytest.param(cut(), {"dynamic": True}, True, id="a board that is yet to be switched"),
+        pytest.param(cut(), {}, False, id="a board that nobody cuts"),
+        pytest.param(gpu(0), {"dynamic": True}, False, id="one that cannot be cut"),
+    ],
+)
+def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, told):
+    its = profile(strict=True, mig=MigRules(**fields))
+
+    assert any("given out whole" in note for note in found(node, its=its).notes) is told
+
+
+def test_where_all_is_given_out_whole_a_limit_by_the_driver_makes_no_difference():
+    assert found(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).notes == ()
+
+
+def test_replicas_of_what_is_not_cut_are_told():
+    its = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
+
+    notes = found(cut(**HOPPER), its=its).notes
+
+    assert notes[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
+    assert notes[1:] == (
+        "profile 'p', spec.gpus[0].mig.replicas: '1g.20gb' is divided nowhere, since no such "
+        "partitions are cut; add it to mig.profiles, which names what is cut, or remove it here",
+    )
+
+
+def test_replicas_of_what_somebody_has_cut_divide_that():
+    there = instance(mig("h100-80-sxm"), "1g.20gb", 0)
+    its = dynamic("3g.40gb", replicas=(("1g.20gb", 2),))
+
+    offered = found(cut(**HOPPER, **ON, instances=(there,)), its=its)
+
+    assert of(offered, "1g.20gb", 0).shape.shares == 2
     assert offered.notes == ()
 
 
@@ -435,8 +565,16 @@ def test_partitions_are_exclusive_where_gpus_are(its, keeps):
         pytest.param(
             dynamic("1g.10gb", memory_least=40 * 1024 * MIB),
             Keeps(),
-            "partitions 1g.10gb: the least share of 10000Mi leaves no room",
+            "partitions 1g.10gb: the least share of 40960Mi leaves no room for another in its "
+            "10000Mi; lower memory.least",
             id="least",
+        ),
+        pytest.param(
+            dynamic("1g.10gb", memory_step=16 * 1024 * MIB),
+            Keeps(),
+            "partitions 1g.10gb: all of its 10000Mi is less than a step of 16384Mi; lower "
+            "memory.step",
+            id="step",
         ),
         pytest.param(
             dynamic("1g.10gb", replicas=(("1g.10gb", 7),), default_strategy=Strategy.MPS),
@@ -619,15 +757,33 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
 
 
 def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
-    node = (in_instances(0, ("1g.5gb", 0)), in_instances(1, ("3g.20gb", 4)))
+    node = (in_instances(0, ("1g.5gb", 0), ("3g.20gb", 4)), in_instances(1, ("3g.20gb", 4)))
 
     offered = found(*node, its=SINGLE)
 
     assert not any(one.as_gpu for one in offered.devices)
     assert offered.notes == (
-        "mig.strategy: Single has no effect, since there are partitions of several kinds: "
-        "1g.5gb, 3g.20gb; cut GPUs into one kind only",
+        "profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since there are partitions "
+        "of several kinds: 1g.5gb on gpu-0, 3g.20gb on gpu-0, gpu-1; have GPUs cut into one kind "
+        "only, by mig.layout or the node's label nvidia.com/mig.config: for example all-1g.5gb",
     )
+
+
+def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each_entry():
+    mixed = MigRules(single=True, layout="all-balanced")
+    entries = (
+        Entry(Selection(minors=frozenset({0})), Rules(mig=mixed), "spec.gpus[0]"),
+        Entry(Selection(), Rules(mig=MigRules(single=True)), "spec.gpus[1]"),
+    )
+    node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
+
+    first, second = found(*node, its=Profile("p", entries)).notes
+
+    assert first.startswith("profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since")
+    assert "by mig.layout (now 'all-balanced') or the node's label" in first
+    assert first.endswith("for example all-1g.5gb.me")
+    assert second.startswith("profile 'p', spec.gpus[1].mig.strategy: Single has no effect, since")
+    assert "now" not in second
 
 
 def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says_so():
@@ -640,7 +796,7 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     assert [one.instance for one in serving] == [*mine.mig.instances]
     assert len([one for one in offered.devices if one.cut_for_claims]) == 3
     assert offered.notes == (
-        "profile 'p', spec.gpus[0]: mig has no effect on gpu-1, which cannot be cut",
+        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are cut "
         "for claims; only those that exist serve claims for a GPU: have them cut by a layout",
     )
@@ -689,9 +845,9 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
     offered = found(cut(minor=0), gpu(1), its=SINGLE)
 
     assert offered.notes == (
-        "profile 'p', spec.gpus[0]: mig has no effect on gpu-1, which cannot be cut",
+        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect while no partitions exist; "
-        "have them cut by a layout (mig.layout)",
+        "have them cut by a layout (mig.layout, or the node's label nvidia.com/mig.config)",
     )
 
 
@@ -701,6 +857,21 @@ def test_replicas_of_partitions_that_there_cannot_be_are_told():
     (note,) = found(cut(), its=its).notes
 
     assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
+
+
+def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_that_names_it():
+    names_of = ("gpu", "mig-1g.5gb", "mig-9g.90gb")
+    resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
+    its = decoded({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
+
+    solid, unknown = found(cut(), gpu(1), its=its).notes
+
+    where = "profile 'p', sharing.timeSlicing.resources"
+    assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")
+    assert solid == (
+        f"{where}[1].name, sharing.timeSlicing.resources[2].name: has no effect on gpu-1, which "
+        "cannot be cut"
+    )
 
 
 def test_a_gpu_whose_mode_goes_with_its_last_claim_will_be_offered_whole():

@@ -82,7 +82,6 @@ def test_every_field_becomes_a_rule():
             "mode": "Dynamic",
             "profiles": ["3g.*", "1g.10gb", "3g.*"],
             "strategy": "Single",
-            "replicas": {"3g.40gb": 2, "1g.10gb": 4},
         },
     ) == Rules(
         replicas=4,
@@ -97,9 +96,29 @@ def test_every_field_becomes_a_rule():
             dynamic=True,
             profiles=("3g.*", "1g.10gb"),
             single=True,
-            replicas=(("1g.10gb", 4), ("3g.40gb", 2)),
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        (7, "7 should be a string; write it in quotes"),
+        (True, "True should be a string; write it in quotes"),
+        (["a"], "['a'] should be a valid string"),
+    ],
+)
+def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, told):
+    with pytest.raises(ConfigError) as error:
+        profile({"mig": {"layout": layout}})
+
+    assert error.value.problems == (f"spec.gpus[0].mig.layout: {told}",)
+
+
+def test_replicas_of_partitions_are_a_rule_in_the_order_of_their_names():
+    said = rules(mig={"replicas": {"3g.40gb": 2, "1g.10gb": 4}})
+
+    assert said.mig.replicas == (("1g.10gb", 4), ("3g.40gb", 2))
 
 
 def test_a_layout_of_partitions_is_a_rule():
@@ -181,6 +200,14 @@ def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
             {"fractions": "Never", "mig": {"replicas": {"1g.5gb": 2}}},
             ["spec.gpus[0].mig.replicas: has no effect with fractions: Never; remove one of them"],
             id="replicas of exclusive partitions",
+        ),
+        pytest.param(
+            {"memoryLimit": "Strict", "mig": {"replicas": {"1g.5gb": 2}}},
+            [
+                "spec.gpus[0].mig.replicas: has no effect with memoryLimit: Strict, since the "
+                "GPU's driver limits no part of a partition; remove one of them"
+            ],
+            id="replicas of partitions of which nobody may have a part",
         ),
         pytest.param(
             {"include": False, "mig": {"profiles": ["1g.5gb"]}},
@@ -392,7 +419,17 @@ def test_a_file_about_partitions_alone_limits_nothing_either():
 @pytest.mark.parametrize(
     ("strategy", "entries"),
     [
-        ("single", (Entry(Selection(), Rules(mig=MigRules(single=True)), "flags.migStrategy"),)),
+        (
+            "single",
+            (
+                Entry(
+                    Selection(),
+                    Rules(mig=MigRules(single=True)),
+                    "flags.migStrategy",
+                    (("mig", "flags.migStrategy"), ("mig.strategy", "flags.migStrategy")),
+                ),
+            ),
+        ),
         ("mixed", ()),
         ("none", ()),
     ],
@@ -416,6 +453,85 @@ def test_no_partition_is_divided_for_mps():
     assert found.entries == ()
     (note,) = found.notes
     assert note.startswith("sharing.mps.resources[0].name: 'nvidia.com/mig-1g.10gb' has no meaning")
+
+
+def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field():
+    more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
+
+    _, *notes = decoded(shared("mps", resource("mig-1g.10gb"), **more), "p").notes
+
+    assert notes == [
+        "sharing.mps.renameByDefault: has no meaning here: nothing that the file names is divided",
+        "sharing.mps.failRequestsGreaterThanOne: has no meaning here: nothing that the file names "
+        "is divided",
+    ]
+
+
+def test_beside_gpus_the_same_words_have_their_meaning_for_those():
+    more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
+
+    found = decoded(shared("mps", resource(), resource("mig-1g.10gb"), **more), "p")
+
+    (entry,) = found.entries
+    assert (entry.rules.rename, entry.rules.one_share) == (True, False)
+    assert [note.partition(":")[0] for note in found.notes] == ["sharing.mps.resources[1].name"]
+
+
+def test_that_single_divides_no_partition_for_mps_is_told():
+    (note,) = decoded(shared("mps", resource()) | {"flags": {"migStrategy": "single"}}, "p").notes
+
+    assert note.startswith("flags.migStrategy: single has no effect on sharing.mps: ")
+
+
+@pytest.mark.parametrize(
+    ("resources", "strategy", "names"),
+    [
+        pytest.param(
+            (resource("mig-2g.20gb"), resource("nvidia.com/mig-1g.10gb.me"), resource()),
+            "mixed",
+            "nvidia.com/mig-1g.10gb.me, nvidia.com/mig-2g.20gb",
+            id="partitions by kind",
+        ),
+        pytest.param((resource(),), "single", "nvidia.com/gpu", id="partitions that serve as GPUs"),
+    ],
+)
+def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources, strategy, names):
+    given = shared("timeSlicing", *resources, renameByDefault=True)
+
+    (note,) = decoded(given | {"flags": {"migStrategy": strategy}}, "p").notes
+
+    assert note == (
+        "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
+        f"which has one name: pods ask for {names}, without .shared"
+    )
+
+
+def test_that_gpus_are_renamed_needs_no_note():
+    assert decoded(shared("timeSlicing", resource(), renameByDefault=True), "p").notes == ()
+
+
+def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
+    given = shared("timeSlicing", resource("mig-1g.10gb"), failRequestsGreaterThanOne=True)
+
+    found = decoded(given, "p")
+
+    (entry,) = found.entries
+    assert entry.rules.one_share
+    assert found.notes == ()
+
+
+def test_a_file_says_each_field_of_partitions_in_a_place_of_its_own():
+    resources = (resource(), resource("mig-1g.10gb"), resource("nvidia.com/mig-9g.5gb"))
+    given = shared("timeSlicing", *resources) | {"flags": {"migStrategy": "single"}}
+
+    (entry,) = decoded(given, "p").entries
+
+    first, second = (f"sharing.timeSlicing.resources[{n}].name" for n in (1, 2))
+    assert entry.where("mig.replicas", "9g.5gb") == second
+    assert entry.where("mig.replicas", "1g.10gb") == first
+    assert entry.where("mig.strategy") == "flags.migStrategy"
+    assert entry.where("mig") == f"flags.migStrategy, {first}, {second}"
+    assert entry.where("memoryLimit") == "sharing.timeSlicing.resources[0].memoryLimit"
 
 
 def test_a_file_that_shares_nothing_changes_nothing():

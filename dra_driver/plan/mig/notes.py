@@ -1,83 +1,166 @@
 """What of the rules for partitions has no effect, and what of partitions is not offered."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 
+from api.names import MIG_CONFIG_LABEL
 from dra_driver.model.devices import Gpu, GpuUuid, Withheld
+from dra_driver.model.mig import Fixed
 from dra_driver.model.offer import Device, Sliceable
-from dra_driver.model.profiles import MigRules, Profile, Rules, Strategy
-from dra_driver.plan.mig.offered import Foreign, unmatched
+from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Strategy
+from dra_driver.model.resets import outside
+from dra_driver.plan.mig.offered import Foreign, allowed, unmatched
 from dra_driver.plan.strategies import clients
 
+_Line = tuple[str, str]
+"""Which field, and what there is to say of it."""
 
-def notes(profile: Profile, gpus: Sequence[Gpu], rules: Mapping[GpuUuid, Rules]) -> Iterator[str]:
-    """A line for each entry of *profile* that wants partitions where none can be, for each of its
-    patterns that matches nothing, and for a strategy that nothing is there for."""
+_LABEL = f"the node's label {MIG_CONFIG_LABEL}"
+
+
+def notes(
+    profile: Profile,
+    gpus: Sequence[Gpu],
+    rules: Mapping[GpuUuid, Rules],
+    partitions: Sequence[Device],
+) -> tuple[str, ...]:
+    """A line for all that entries of *profile* say of partitions and that has no effect, or another
+    one than is to be expected. *partitions*: those that are offered."""
+    lines: list[str] = []
     for entry in profile.entries:
-        its = entry.rules
-        if not its.include or its.mig == MigRules():
+        if not entry.rules.include:
             continue
-        found = [gpu for gpu in gpus if rules[gpu.uuid] is its]
-        where = f"profile {profile.name!r}, {entry.path}"
-        solid = [gpu.name for gpu in found if gpu.mig is None]
-        if solid:
-            yield f"{where}: mig has no effect on {', '.join(solid)}, which cannot be cut"
-        if its.mig.single:
-            yield from (f"{where}.{line}" for line in _idle_single(its.mig, found))
-        yield from (f"{where}.{line}" for line in unmatched(found, its.mig))
+        its = {gpu.uuid: gpu for gpu in gpus if rules[gpu.uuid] is entry.rules}
+        found = [one for one in partitions if one.gpu.uuid in its]
+        said = (
+            *_of_mig(entry, [*its.values()]),
+            *_idle_replicas(entry, [*its.values()], found),
+            *_whole_only(entry, [*its.values()], found),
+            *_fewer_shares(entry, found),
+            *_fewer_clients(entry, found),
+            *_several_kinds(entry, found, partitions),
+        )
+        lines += [f"profile {profile.name!r}, {where}: {line}" for where, line in said]
+    return tuple(lines)
+
+
+def as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
+    """*partitions*, those marked that serve claims for a GPU as well: where the rules want that,
+    and all are of one kind.
+
+    Only those that exist: each of them is something to compute on, with a UUID that selectors can
+    read, and the GPU as a whole is no device beside them.
+    """
+    if len(_kinds(partitions)) > 1:
+        return tuple(partitions)
+    return tuple(replace(one, as_gpu=True) if _serves_as_gpu(one) else one for one in partitions)
+
+
+def _of_mig(entry: Entry, gpus: Sequence[Gpu]) -> Iterator[_Line]:
+    """Partitions where none can be, patterns that match nothing, and a strategy that nothing is
+    there for."""
+    its = entry.rules.mig
+    if its == MigRules():
+        return
+    solid = [gpu.name for gpu in gpus if gpu.mig is None]
+    if solid:
+        yield entry.where("mig"), f"has no effect on {', '.join(solid)}, which cannot be cut"
+    if its.single:
+        yield from ((entry.where("mig.strategy"), line) for line in _idle_single(its, gpus))
+    yield from (
+        (entry.where(field, pattern), line) for field, pattern, line in unmatched(gpus, its)
+    )
 
 
 def _idle_single(rules: MigRules, gpus: Sequence[Gpu]) -> Iterator[str]:
     can_be_cut = [gpu.mig for gpu in gpus if gpu.mig is not None]
     if rules.dynamic and can_be_cut:
         yield (
-            "mig.strategy: Single has no effect on partitions that are cut for claims; only those "
-            "that exist serve claims for a GPU: have them cut by a layout"
+            "Single has no effect on partitions that are cut for claims; only those that exist "
+            "serve claims for a GPU: have them cut by a layout"
         )
     elif can_be_cut and not any(mig.instances for mig in can_be_cut):
         yield (
-            "mig.strategy: Single has no effect while no partitions exist; have them cut by a "
-            "layout (mig.layout)"
+            "Single has no effect while no partitions exist; have them cut by a layout "
+            f"(mig.layout, or {_LABEL})"
         )
 
 
-def fewer_shares(profile: Profile, partitions: Sequence[Device]) -> Iterator[str]:
-    """A line for each entry of *profile* that wants more claims on a partition than MPS takes."""
-    for entry in profile.entries:
-        wanted = entry.rules.shares
-        if wanted is None or Strategy.MPS not in entry.rules.strategies:
-            continue
-        found = {
-            one.partition.profile.name: most
-            for one in partitions
-            if one.rules is entry.rules and one.partition and _divides(one)
-            if (most := clients(one.gpu, one.partition.profile)) < wanted
-        }
-        if found:
-            what = ", ".join(f"{most} in {name}" for name, most in sorted(found.items()))
+def _idle_replicas(
+    entry: Entry, gpus: Sequence[Gpu], partitions: Sequence[Device]
+) -> Iterator[_Line]:
+    """Kinds that the boards have and that are not cut for claims: nothing is divided."""
+    its = entry.rules.mig
+    cut = [gpu.mig for gpu in gpus if gpu.mig is not None] if its.dynamic else []
+    offered = {profile.name for mig in cut for profile in allowed(mig, its)}
+    offered |= {one.partition.profile.name for one in partitions if one.partition}
+    there = {profile.name for mig in cut for profile in mig.profiles}
+    for name, _ in its.replicas:
+        if name in there - offered:
             yield (
-                f"profile {profile.name!r}, {entry.path}.shares: MPS takes fewer clients in a "
-                f"partition, so at most so many claims share one: {what}"
+                entry.where("mig.replicas", name),
+                f"{name!r} is divided nowhere, since no such partitions are cut; add it to "
+                "mig.profiles, which names what is cut, or remove it here",
             )
 
 
-def as_gpus(partitions: Sequence[Device]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """*partitions*, those marked that serve claims for a GPU as well; and why none of them do,
-    where the rules want that.
-
-    Only those that exist: each of them is something to compute on, with a UUID that selectors can
-    read, and the GPU as a whole is no device beside them.
-    """
-    single = [one for one in partitions if _serves_as_gpu(one)]
-    kinds = sorted({one.partition.profile.name for one in single if one.partition is not None})
-    if len(kinds) > 1:
-        return tuple(partitions), (
-            f"mig.strategy: Single has no effect, since there are partitions of several kinds: "
-            f"{', '.join(kinds)}; cut GPUs into one kind only",
+def _whole_only(entry: Entry, gpus: Sequence[Gpu], partitions: Sequence[Device]) -> Iterator[_Line]:
+    rules = entry.rules
+    can_be_cut = any(gpu.mig is not None for gpu in gpus)
+    if rules.strict and rules.fractions and (partitions or (rules.mig.dynamic and can_be_cut)):
+        yield (
+            entry.where("memoryLimit"),
+            "Strict has each partition given out whole, since the GPU's driver limits no part of "
+            "one; to share partitions, write BestEffort",
         )
-    return tuple(
-        replace(one, as_gpu=True) if _serves_as_gpu(one) else one for one in partitions
-    ), ()
+
+
+def _fewer_shares(entry: Entry, partitions: Sequence[Device]) -> Iterator[_Line]:
+    """More claims are wanted on a partition than MPS takes."""
+    wanted = entry.rules.shares
+    found = {
+        name: most
+        for one, name, most in _by_mps(partitions)
+        if wanted is not None and one.replicas == 1 and most < wanted
+    }
+    if found:
+        what = ", ".join(f"{most} in {name}" for name, most in sorted(found.items()))
+        yield (
+            entry.where("shares"),
+            "MPS takes fewer clients in a partition, so at most so many claims share one: " + what,
+        )
+
+
+def _fewer_clients(entry: Entry, partitions: Sequence[Device]) -> Iterator[_Line]:
+    """More replicas take turns on a partition than MPS takes clients, which each may ask for."""
+    found = {
+        name: (most, one.replicas) for one, name, most in _by_mps(partitions) if most < one.replicas
+    }
+    for name, (most, replicas) in sorted(found.items()):
+        patterns = (each for each, _ in entry.rules.mig.replicas if fnmatchcase(name, each))
+        yield (
+            entry.where("mig.replicas", next(patterns, "")),
+            f"{replicas} replicas of {name} can take turns, and MPS, which claims may ask for, "
+            f"takes {most} clients there; lower them to {most}, or leave MPS out of strategies",
+        )
+
+
+def _several_kinds(
+    entry: Entry, partitions: Sequence[Device], all_partitions: Sequence[Device]
+) -> Iterator[_Line]:
+    kinds = _kinds(all_partitions)
+    if len(kinds) < 2 or not any(_serves_as_gpu(one) for one in partitions):
+        return
+    there = ", ".join(f"{name} on {', '.join(gpus)}" for name, gpus in sorted(kinds.items()))
+    layout = entry.rules.mig.layout
+    now = f" (now {layout!r})" if layout else ""
+    yield (
+        entry.where("mig.strategy"),
+        f"Single has no effect, since there are partitions of several kinds: {there}; have GPUs "
+        f"cut into one kind only, by mig.layout{now} or {_LABEL}: for example "
+        f"all-{min(kinds).replace('+', '.')}",
+    )
 
 
 def odd_ones(gpu: Gpu, there: Foreign) -> tuple[Withheld, ...]:
@@ -99,16 +182,38 @@ def without_partitions(gpu: Gpu, problem: str) -> Withheld:
     if gpu.mig is not None and not gpu.mig.profiles:
         why = "MIG mode is on, and how it is cut cannot be read, which root alone can: see the log"
         return Withheld(what, why)
-    why = problem or (
-        "cut some (nvidia-smi mig -cgi), let a profile do that (mig: Dynamic), or turn MIG mode "
-        f"off with nvidia-smi -i {gpu.pci_bus_id} -mig 0"
-    )
+    why = problem or _to_have_some(gpu)
     return Withheld(what, f"MIG mode is on, and it has no partitions: {why}")
 
 
-def _divides(device: Device) -> bool:
-    """Whether claims can have parts of it, as many as there is room for."""
-    return isinstance(device.shape, Sliceable) and device.shape.replicas == 1
+def _to_have_some(gpu: Gpu) -> str:
+    fixed = Fixed.NOTHING if gpu.mig is None else gpu.mig.fixed
+    if fixed is Fixed.ALL:
+        return outside(fixed, gpu.pci_bus_id, on=False)
+    reboot = " and a reboot" if fixed is Fixed.MODE else ""
+    return (
+        "cut some (nvidia-smi mig -cgi), let a profile do that (mig: Dynamic), or turn MIG mode "
+        f"off with nvidia-smi -i {gpu.pci_bus_id} -mig 0{reboot}"
+    )
+
+
+def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Sliceable, str, int]]:
+    """Of those that claims may share by MPS: the shape, what the kind is called, and how many
+    clients MPS takes."""
+    for one in partitions:
+        by_mps = Strategy.MPS in one.rules.strategies
+        if by_mps and one.partition and isinstance(one.shape, Sliceable):
+            profile = one.partition.profile
+            yield one.shape, profile.name, clients(one.gpu, profile)
+
+
+def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:
+    """Of those that are to serve claims for a GPU: of each kind, the GPUs that have some."""
+    found: dict[str, dict[str, None]] = {}
+    for one in partitions:
+        if one.partition is not None and _serves_as_gpu(one):
+            found.setdefault(one.partition.profile.name, {})[one.gpu.name] = None
+    return {name: sorted(gpus) for name, gpus in found.items()}
 
 
 def _serves_as_gpu(device: Device) -> bool:

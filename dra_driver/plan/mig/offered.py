@@ -75,8 +75,8 @@ def allowed(mig: Mig, rules: MigRules) -> tuple[MigProfile, ...]:
     return tuple(one for one in plain if least[one.slices] is one)
 
 
-def unmatched(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[str]:
-    """A line for each pattern that matches no profile of any of *gpus*."""
+def unmatched(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[str, str, str]]:
+    """Each pattern that matches no profile of any of *gpus*: its field, the pattern, and a line."""
     boards = {gpu.product_name: gpu.mig for gpu in gpus if gpu.mig is not None}
     if not boards:
         return
@@ -85,10 +85,8 @@ def unmatched(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[str]:
     for field, patterns in wanted.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                yield (
-                    f"mig.{field}: {pattern!r} matches no profile of "
-                    f"{', '.join(sorted(boards))}; there are: {', '.join(names)}"
-                )
+                there = f"{', '.join(sorted(boards))}; there are: {', '.join(names)}"
+                yield f"mig.{field}", pattern, f"{pattern!r} matches no profile of {there}"
 
 
 def made(held: Held) -> Ours:

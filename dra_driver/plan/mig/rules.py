@@ -20,6 +20,11 @@ def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
         )
     if said.replicas and entry.fractions == "Never":
         yield f"{path}.replicas: has no effect with fractions: Never; remove one of them"
+    elif said.replicas and entry.memory_limit == "Strict":
+        yield (
+            f"{path}.replicas: has no effect with memoryLimit: Strict, since the GPU's driver "
+            "limits no part of a partition; remove one of them"
+        )
 
 
 def mig_rules(said: Mig) -> MigRules:

@@ -86,6 +86,16 @@ true
 {{- end -}}
 {{- end -}}
 
+{{/* A profile of MIG as a label of DNS. "-me" is spelled "-no-me", or it would be called as "+me" is. */}}
+{{- define "dra-driver-gpu.mig-profile.label" -}}
+{{- . | replace "-" "-no-" | replace "+" "-" | replace "." "-" -}}
+{{- end -}}
+
+{{/* A profile of MIG in the name of a resource, as NVIDIA's device plugin spells it. */}}
+{{- define "dra-driver-gpu.mig-profile.resource" -}}
+{{- . | replace "+" "." -}}
+{{- end -}}
+
 {{/* CEL: whether a device is a MIG partition. */}}
 {{- define "dra-driver-gpu.is-partition" -}}
 device.driver == '{{ .Values.driverName }}' &&
