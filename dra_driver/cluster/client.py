@@ -11,22 +11,23 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import kubernetes.client.rest
 import kubernetes.config
-import tenacity
 import urllib3
 
 from dra_driver.cluster.access import Access
+from dra_driver.cluster.attempts import AskedToWait, attempts, is_turned_away, is_unreachable
 from dra_driver.cluster.refusals import Request, describe, refusal
 from dra_driver.cluster.watch import Watch
 from dra_driver.errors import Forbidden, SettingsError, Unreachable
 
 Document = dict[str, Any]
 Query = Mapping[str, str]
+Answer = TypeVar("Answer")
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
@@ -34,7 +35,6 @@ STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
 _NO_QUERY: Query = {}
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
 _CONNECTIONS = 16  # kept open between requests; more are opened where needed
-_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +61,13 @@ class _Call:
         return describe(self.method, self.path, self.watch)
 
 
-class _AskedToWait(Unreachable):
-    """429 or 503 that says how long to wait."""
-
-    def __init__(self, message: str, seconds: float) -> None:
-        super().__init__(message)
-        self.seconds = seconds
-
-
-class _AsAsked(tenacity.wait_random_exponential):
-    """Ever longer waits, except where the API server said how long to wait."""
-
-    def __call__(self, state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        return error.seconds if isinstance(error, _AskedToWait) else super().__call__(state)
-
-
 class ApiServer:
     """A connection to one API server, for use by many threads.
 
     Every method raises ``dra_driver.errors``: NotFound, Conflict, Gone, Forbidden, Refused or
     Unreachable. Reads are tried up to three times within their deadline while the API server is
-    Unreachable; writes are tried once: only their caller knows whether they may be repeated.
+    Unreachable. Writes and watches are tried again only where it turned them away and said when to
+    come back: whether anything else may be repeated, only their caller knows.
     """
 
     def __init__(
@@ -107,14 +92,9 @@ class ApiServer:
         """The document at *path*."""
         call = _Call("GET", path, query, self._timeouts)
         give_up_at = time.monotonic() + deadline_seconds
-        attempts = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Unreachable),
-            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_before_delay(deadline_seconds),
-            wait=_AsAsked(self._timeouts.retry),
-            sleep=self._sleep,
-            reraise=True,
+        return self._tries(
+            is_unreachable, deadline_seconds, lambda: self._document(_until(give_up_at, call))
         )
-        return attempts(lambda: self._document(_until(give_up_at, call)))
 
     def pages(
         self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0
@@ -136,11 +116,11 @@ class ApiServer:
 
     def create(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
         """Create *document* in the collection at *path*: what the API server made of it."""
-        return self._document(_Call("POST", path, query, self._timeouts, document))
+        return self._write(_Call("POST", path, query, self._timeouts, document))
 
     def update(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
         """Replace the object at *path*. Conflict: its ``resourceVersion`` is not the newest."""
-        return self._document(_Call("PUT", path, query, self._timeouts, document))
+        return self._write(_Call("PUT", path, query, self._timeouts, document))
 
     def patch(
         self,
@@ -150,7 +130,7 @@ class ApiServer:
         content_type: str = MERGE_PATCH,
     ) -> Document:
         """Change the object at *path* by *patch*."""
-        return self._document(_Call("PATCH", path, query, self._timeouts, patch, content_type))
+        return self._write(_Call("PATCH", path, query, self._timeouts, patch, content_type))
 
     def delete(self, path: str, uid: str = "", resource_version: str = "") -> None:
         """Delete the object at *path*. Conflict: it is another one, or changed, than was meant."""
@@ -160,18 +140,18 @@ class ApiServer:
             "apiVersion": "v1",
             "preconditions": {key: value for key, value in meant.items() if value},
         }
-        self._document(_Call("DELETE", path, _NO_QUERY, self._timeouts, options))
+        self._write(_Call("DELETE", path, _NO_QUERY, self._timeouts, options))
 
     def watch(self, path: str, query: Query, seconds: int) -> Watch:
         """What happens to the collection at *path*, since *query*'s ``resourceVersion``.
 
-        It ends after *seconds*. Opening it raises like a read, but is tried once.
+        It ends after *seconds*. Opening it raises like a write.
         """
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
         # The server ends the watch; the read timeout notices a connection that died in silence.
         timeout = replace(self._timeouts, read=seconds + self._timeouts.read)
         call = _Call("GET", path, query, timeout, watch=True)
-        response = self._exchange(call)
+        response = self._tries(is_turned_away, self._write_seconds, lambda: self._exchange(call))
         chunks = _chunks(call.request, self.url, response)
         watch = Watch(call.request, chunks, response.shutdown, response.close)
         with self._lock:
@@ -191,6 +171,22 @@ class ApiServer:
 
     def _sleep(self, seconds: float) -> None:
         self._closed.wait(seconds)
+
+    @property
+    def _write_seconds(self) -> float:
+        """Waits and all, no longer than one try may take."""
+        return self._timeouts.connect + self._timeouts.read
+
+    def _write(self, call: _Call) -> Document:
+        give_up_at = time.monotonic() + self._write_seconds
+        return self._tries(
+            is_turned_away, self._write_seconds, lambda: self._document(_until(give_up_at, call))
+        )
+
+    def _tries(
+        self, again: Callable[[BaseException], bool], seconds: float, attempt: Callable[[], Answer]
+    ) -> Answer:
+        return attempts(again, seconds, self._timeouts.retry, self._sleep)(attempt)
 
     def _document(self, call: _Call) -> Document:
         response = self._exchange(call)
@@ -229,9 +225,9 @@ class ApiServer:
                 return response
             body = response.data
         error = refusal(request, response.status, body)
-        wait = response.headers.get("Retry-After", "")
-        if isinstance(error, Unreachable) and wait.isdigit():
-            raise _AskedToWait(str(error), float(wait))
+        wait = _retry_after(response)
+        if isinstance(error, Unreachable) and wait is not None:
+            raise AskedToWait(str(error), response.status, wait)
         raise error
 
     def _authorization(self, request: Request) -> dict[str, str]:
@@ -263,6 +259,13 @@ def _configuration(access: Access) -> kubernetes.client.Configuration:
     except (kubernetes.config.ConfigException, ValueError, OSError) as e:
         raise SettingsError(f"the access to the API server cannot be set up: {e}") from e
     return configuration
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    """In seconds, also where the answer has a date; None: it does not say."""
+    with contextlib.suppress(urllib3.exceptions.InvalidHeader):
+        return urllib3.Retry().get_retry_after(response)
+    return None
 
 
 def _until(give_up_at: float, call: _Call) -> _Call:

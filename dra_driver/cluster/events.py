@@ -1,12 +1,13 @@
-"""Events on pods: what ``kubectl describe pod`` shows of what a node did to it.
+"""Events on pods and nodes: what ``kubectl describe`` shows of what happened to them.
 
-They are told at best: whoever tells one goes on at once, and what the API server does not take in
-time is lost. The same thing told again of the same pod is counted in one Event, as the kubelet and
-other components do it.
+They are told at best: whoever tells one goes on at once. What the API server refuses is lost; what
+it does not answer to waits, and is lost with this process. The same thing told again of the same
+object is counted in one Event, as the kubelet and other components do it.
 """
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
@@ -14,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from dra_driver.errors import DriverError, NotFound
+from dra_driver.errors import DriverError, NotFound, Unreachable
 
 log = logging.getLogger(__name__)
 
-_MOST_WAITING: Final = 256  # what is told at once of all pods of a node
+_MOST_WAITING: Final = 256  # what is told at once of a node and all its pods
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
-_APART_SECONDS: Final = 10.0  # between two writes about the same thing; those in between count
+_APART_SECONDS: Final = 10.0
 _MOST_KNOWN: Final = 1024
 
 Document = dict[str, Any]
@@ -44,39 +45,58 @@ class PodRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """Something that somebody should know of a pod."""
+class NodeRef:
+    """The node that an event is about. Without a *uid* its name stands for that, as it does in the
+    kubelet's events: ``kubectl describe node`` looks for both."""
 
-    pod: PodRef
+    name: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that somebody should know of a pod or a node."""
+
+    regarding: PodRef | NodeRef
     reason: str  # in one word, for programs: "GPUMemoryAboveShare"
-    about: str  # what it is about; same pod, reason and this: one Event that counts
+    about: str  # what it is about; same object, reason and this: one Event that counts
     message: str
+    is_warning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An Event that is on the API server, and what was told since."""
+    """An Event, and what was told since it was written."""
 
-    path: str
-    count: int
-    written: float
-
-
-_Same = tuple[PodRef, str, str]
+    path: str = ""  # on the API server; empty: it is not there yet
+    count: int = 0
+    written: float = -math.inf  # or tried the last time
+    unwritten: Event | None = None
 
 
-class PodEvents:
+_Same = tuple[PodRef | NodeRef, str, str]
+
+
+class EventWriter:
     """Writes events, one after another, on a thread of its own that begins with the first."""
 
     def __init__(
-        self, api: Api, component: str, node: str, clock: Callable[[], float] = time.monotonic
+        self,
+        api: Api,
+        component: str,
+        node: str,
+        clock: Callable[[], float] = time.monotonic,
+        apart_seconds: float = _APART_SECONDS,
     ) -> None:
-        """*component*: who says it, such as the driver's name."""
+        """*component*: who says it, such as the driver's name. *apart_seconds*: between two writes
+        about the same thing; those in between count, and the last words are written."""
         self._api = api
         self._component = component
         self._node = node
         self._clock = clock
-        self._known: dict[_Same, _Known] = {}  # of the thread alone
+        self._apart_seconds = apart_seconds
+        self._known: dict[_Same, _Known] = {}  # of the thread alone, like the next
+        self._is_away = False
         self._waiting: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -101,58 +121,81 @@ class PodEvents:
             self._waiting.put_nowait(None)
 
     def _run(self) -> None:
-        while (event := self._waiting.get()) is not None and not self._stopping.is_set():
-            try:
-                self._write(event)
-            except DriverError as error:
-                log.warning("an event is lost", extra=_facts(event) | {"error": str(error)})
+        while True:
+            late = any(known.unwritten for known in self._known.values())
+            event = None
+            with contextlib.suppress(queue.Empty):
+                event = self._waiting.get(timeout=self._apart_seconds if late else None)
+            if event is not None:
+                self._note(event)
+            self._write_due()
+            if self._stopping.is_set():
+                return
 
-    def _write(self, event: Event) -> None:
+    def _note(self, event: Event) -> None:
+        self._forget(self._clock())
+        same = (event.regarding, event.reason, event.about)
+        known = self._known.get(same, _Known())
+        self._known[same] = replace(known, count=known.count + 1, unwritten=event)
+
+    def _write_due(self) -> None:
+        """What was told and not written, where the last time is long enough ago."""
         now = self._clock()
-        self._forget(now)
-        same = (event.pod, event.reason, event.about)
-        known = self._known.get(same)
-        if known is None:
-            self._known[same] = _Known(self._create(event), 1, now)
-            return
-        counted = replace(known, count=known.count + 1)
-        self._known[same] = counted
-        if now - known.written < _APART_SECONDS:
-            return
-        try:
-            self._api.patch(known.path, self._again(event, counted.count))
-        except NotFound:
-            del self._known[same]
-            counted = _Known(self._create(event), 1, now)
-        self._known[same] = replace(counted, written=now)
+        for same, known in tuple(self._known.items()):
+            event = known.unwritten
+            if event is None or now - known.written < self._apart_seconds:
+                continue
+            if self._stopping.is_set():
+                return
+            try:
+                self._known[same] = self._written(event, known, now)
+            except Unreachable as error:
+                del self._known[same]  # others come first the next time
+                self._known[same] = replace(known, written=now)
+                self._wait(error)
+                return
+            except DriverError as error:
+                self._lose(same, event, error)
+            self._is_away = False
 
-    def _create(self, event: Event) -> str:
+    def _written(self, event: Event, known: _Known, now: float) -> _Known:
+        if not known.path:
+            return _Known(self._create(event, known.count), known.count, now)
+        try:
+            self._api.patch(known.path, self._again(event, known.count))
+        except NotFound:
+            return _Known(self._create(event, 1), 1, now)
+        return replace(known, written=now, unwritten=None)
+
+    def _wait(self, error: DriverError) -> None:
+        if not self._is_away:
+            log.warning("events wait for the API server", extra={"error": str(error)})
+        self._is_away = True
+
+    def _lose(self, same: _Same, event: Event, error: DriverError) -> None:
+        log.warning("an event is lost", extra=_facts(event) | {"error": str(error)})
+        del self._known[same]
+
+    def _create(self, event: Event, count: int) -> str:
         """Create it: the path that it has on the API server."""
-        pod = event.pod
-        collection = f"/api/v1/namespaces/{pod.namespace}/events"
-        made = self._api.create(collection, self._document(event))
+        collection = f"/api/v1/namespaces/{_namespace(event.regarding)}/events"
+        made = self._api.create(collection, self._document(event, count))
         return f"{collection}/{made['metadata']['name']}"
 
-    def _document(self, event: Event) -> Document:
-        pod = event.pod
+    def _document(self, event: Event, count: int) -> Document:
+        one = event.regarding
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{pod.name}.", "namespace": pod.namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
+            "metadata": {"generateName": f"{one.name}.", "namespace": _namespace(one)},
+            "involvedObject": _reference(one),
             "reason": event.reason,
-            "type": "Warning",
+            "type": "Warning" if event.is_warning else "Normal",
             "source": {"component": self._component, "host": self._node},
             "reportingComponent": self._component,
             "reportingInstance": self._node,
             "firstTimestamp": _timestamp(),
-            **self._again(event, 1),
+            **self._again(event, count),
         }
 
     def _again(self, event: Event, count: int) -> Document:
@@ -163,11 +206,23 @@ class PodEvents:
         kept = {
             same: known
             for same, known in self._known.items()
-            if now - known.written < _COUNTED_FOR_SECONDS
+            if known.unwritten or now - known.written < _COUNTED_FOR_SECONDS
         }
         while len(kept) >= _MOST_KNOWN:
             del kept[next(iter(kept))]
         self._known = kept
+
+
+def _namespace(one: PodRef | NodeRef) -> str:
+    """Events of what has no namespace are in this one: the API server takes them in no other."""
+    return one.namespace if isinstance(one, PodRef) else "default"
+
+
+def _reference(one: PodRef | NodeRef) -> Document:
+    if isinstance(one, NodeRef):
+        return {"apiVersion": "v1", "kind": "Node", "name": one.name, "uid": one.uid or one.name}
+    pod = {"namespace": one.namespace, "name": one.name, "uid": one.uid}
+    return {"apiVersion": "v1", "kind": "Pod"} | pod
 
 
 def _timestamp() -> str:
@@ -175,4 +230,6 @@ def _timestamp() -> str:
 
 
 def _facts(event: Event) -> dict[str, str]:
-    return {"pod": f"{event.pod.namespace}/{event.pod.name}", "reason": event.reason}
+    one = event.regarding
+    name = f"{one.namespace}/{one.name}" if isinstance(one, PodRef) else one.name
+    return {"pod" if isinstance(one, PodRef) else "node": name, "reason": event.reason}

@@ -51,6 +51,7 @@ class NodeLabels:
         self._pace = pace or Pace()
         self._retry = self._pace.first_retry
         self._labels: Labels | None = None
+        self._uid = ""
         self._error: DriverError = ClusterError(f"the labels of node {node} were not read yet")
         self._logged = ""
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -92,6 +93,11 @@ class NodeLabels:
     def node(self) -> str:
         """Whose labels."""
         return self._node
+
+    @property
+    def uid(self) -> str:
+        """What the API server knows the Node by, as last seen; empty: it was not yet."""
+        return self._uid
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -145,6 +151,7 @@ class NodeLabels:
         labels = dict(node["metadata"].get("labels") or {})
         changed = labels != self._labels
         self._labels = labels
+        self._uid = str(node["metadata"].get("uid") or "")
         self._logged = ""
         self._tried.set()
         if changed:

@@ -144,12 +144,89 @@ def test_an_answer_that_will_not_change_is_not_asked_for_again(server, api, stat
     assert server.count("GET") == 1
 
 
-def test_a_write_is_never_repeated(server, api):
-    server.fail(503, "POST", times=9)
+@pytest.mark.parametrize("answer", [(429, None), (503, None), (503, "soon"), (504, 0), (409, 0)])
+def test_a_write_that_may_have_been_done_is_never_repeated(server, api, answer):
+    status, retry_after = answer
+    server.fail(status, "POST", times=9, retry_after=retry_after)
 
-    with pytest.raises(Unreachable):
+    with pytest.raises((Unreachable, Conflict)):
         api.create(PODS, pod("p"))
     assert server.count("POST") == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("method", "send"),
+    [
+        ("POST", lambda api: api.create(PODS, pod("new"))),
+        ("PUT", lambda api: api.update(f"{PODS}/p", pod("p"))),
+        ("PATCH", lambda api: api.patch(f"{PODS}/p", {"spec": {"a": 1}})),
+        ("DELETE", lambda api: api.delete(f"{PODS}/p")),
+        ("WATCH", lambda api: api.watch(PODS, {}, 30).close()),
+    ],
+)
+def test_what_was_turned_away_is_sent_again_when_it_was_asked_to(server, api, status, method, send):
+    api.create(PODS, pod("p"))
+    server.forget_requests()
+    server.fail(status, method, times=2, retry_after=0)
+
+    send(api)
+
+    assert server.count(method) == 3
+
+
+def test_it_comes_back_no_sooner_than_it_was_asked_to(server, api):
+    server.fail(429, "POST", retry_after=1)
+    began = time.monotonic()
+
+    api.create(PODS, pod("p"))
+
+    assert 1 <= time.monotonic() - began < 5
+
+
+def test_when_to_come_back_may_be_a_date(server, api):
+    server.fail(429, "POST", retry_after="Wed, 21 Oct 2015 07:28:00 GMT")
+
+    assert api.create(PODS, pod("p"))
+    assert server.count("POST") == 2
+
+
+def test_a_write_gives_up_after_three_tries(server, api):
+    server.fail(429, "POST", times=9, retry_after=0)
+
+    with pytest.raises(Unreachable, match="429"):
+        api.create(PODS, pod("p"))
+    assert server.count("POST") == 3
+
+
+@pytest.mark.parametrize("method", ["POST", "WATCH"])
+def test_a_write_is_not_sent_again_beyond_the_time_that_a_try_may_take(server, connect, method):
+    api = connect(Timeouts(connect=1, read=2))
+    server.fail(429, method, times=9, retry_after=3)
+    began = time.monotonic()
+
+    with pytest.raises(Unreachable, match="429"):
+        api.create(PODS, pod("p")) if method == "POST" else api.watch(PODS, {}, 30)
+    assert server.count(method) == 1
+    assert time.monotonic() - began < 2
+
+
+def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(server, api):
+    server.fail(429, "POST", times=9, retry_after=8)
+    failed = threading.Event()
+
+    def write():
+        with pytest.raises(Unreachable, match="was closed"):
+            api.create(PODS, pod("p"))
+        failed.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert server.wait(lambda: server.count("POST") == 1)
+    api.close()
+
+    assert failed.wait(2)
+    thread.join()
 
 
 def test_a_server_that_does_not_answer_is_unreachable_in_time(server, connect):

@@ -1,14 +1,15 @@
-"""Pods are told what happened to them, at best and without anybody waiting for it."""
+"""Pods and nodes are told what happened to them, at best and without anybody waiting for it."""
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.cluster.events import Event, PodEvents, PodRef
-from dra_driver.errors import Forbidden
+from dra_driver.cluster.events import Event, EventWriter, NodeRef, PodRef
+from dra_driver.errors import Forbidden, Unreachable
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
 POD = PodRef("team", "web", "uid-web")
@@ -75,13 +76,17 @@ def clock():
 
 @pytest.fixture
 def events(desk, clock):
-    told = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    told = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
     yield told
     told.stop()
 
 
 def event(message="it is above", pod=POD, reason="GPUMemoryAboveShare", about="a"):
     return Event(pod, reason, about, message)
+
+
+def of_node(message="it does not fit", uid="uid-node"):
+    return Event(NodeRef("node-1", uid), "MIGLayoutFailed", "gpu-0", message)
 
 
 def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
@@ -103,6 +108,70 @@ def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
     assert found["firstTimestamp"] == found["lastTimestamp"]
 
 
+@pytest.mark.parametrize(("uid", "as_uid"), [("uid-node", "uid-node"), ("", "node-1")])
+def test_an_event_of_a_node_is_what_kubectl_describe_shows_of_it(events, desk, api, uid, as_uid):
+    events.tell(of_node(uid=uid))
+    desk.wait_for(1)
+
+    (found,) = api.list("/api/v1/namespaces/default/events")["items"]
+    assert found["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "node-1",
+        "uid": as_uid,
+    }
+    assert (found["reason"], found["message"]) == ("MIGLayoutFailed", "it does not fit")
+
+
+def test_what_went_well_is_no_warning(events, desk, api):
+    events.tell(replace(of_node(), is_warning=False))
+    desk.wait_for(1)
+
+    assert api.list("/api/v1/namespaces/default/events")["items"][0]["type"] == "Normal"
+
+
+def test_the_last_words_are_written_though_they_came_soon_after_others(events, desk, clock, api):
+    for words in ("first", "second", "third"):
+        events.tell(event(words))
+    events.tell(event("another", about="b"))
+    desk.wait_for(2)
+    clock.now += 10
+    events.tell(event("another yet", about="c"))  # whatever comes next makes it look
+    desk.wait_for(4)
+
+    assert sorted(desk.calls) == ["create", "create", "create", "patch"]
+    found = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
+    assert found == {"third": 3, "another": 1, "another yet": 1}
+
+
+def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    for words in ("first", "second", "last"):
+        events.tell(event(words))
+
+    assert desk.wait_for(2)[-1] == "patch"
+    give_up = time.monotonic() + 10
+    while api.list(EVENTS)["items"][0]["message"] != "last" and time.monotonic() < give_up:
+        time.sleep(0.005)
+    (found,) = api.list(EVENTS)["items"]
+    assert (found["message"], found["count"]) == ("last", 3)
+    events.stop()
+
+
+def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1")
+    events.tell(event())
+    events.tell(event("again"))
+    desk.wait_for(1)
+    (thread,) = (one for one in threading.enumerate() if one.name == "events")
+
+    events.stop()
+    thread.join(5)
+
+    assert not thread.is_alive()
+    assert desk.calls == ["create"]
+
+
 def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, api):
     for number in range(3):
         events.tell(event(f"message {number}"))
@@ -114,7 +183,7 @@ def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, 
 
 
 def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
-    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
     for _ in range(50):
         events.tell(event())
     events.tell(event(about="the end"))
@@ -179,9 +248,44 @@ def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
     assert len(api.list(EVENTS)["items"]) == 1
 
 
+def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(desk, api, caplog):
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    desk.error = Unreachable("create events: it is away")
+    for words in ("first", "second"):
+        events.tell(event(words))
+    events.tell(event("another", about="b"))
+    desk.wait_for(4)
+    desk.error = None
+    give_up = time.monotonic() + 10
+    while len(api.list(EVENTS)["items"]) < 2 and time.monotonic() < give_up:
+        time.sleep(0.005)
+
+    found = {one["message"]: one["count"] for one in api.list(EVENTS)["items"]}
+    assert found == {"second": 2, "another": 1}
+    assert caplog.text.count("events wait for the API server") == 1
+    events.stop()
+
+
+def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
+    class Picky(Desk):
+        def create(self, path, document):
+            self.error = Unreachable("500") if document["message"] == "bad" else None
+            return super().create(path, document)
+
+    desk = Picky(api)
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events.tell(event("bad"))
+    for about in "bcd":
+        events.tell(event(about, about=about))
+    desk.wait_for(8)
+    events.stop()
+
+    assert {one["message"] for one in api.list(EVENTS)["items"]} == {"b", "c", "d"}
+
+
 def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
     desk.open.clear()
-    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
     began = time.monotonic()
     for number in range(500):
         events.tell(event(about=str(number)))
@@ -203,7 +307,7 @@ class Memory:
 
 def test_of_very_many_pods_only_the_latest_are_remembered(clock):
     desk = Desk(Memory())
-    events = PodEvents(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1030):
         events.tell(event(about=str(number)))
         desk.wait_for(number + 1 - 32)  # so that no more wait than may

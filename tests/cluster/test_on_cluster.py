@@ -1,6 +1,7 @@
 """What a real API server does: our client, our slices, and the fake that our other tests trust."""
 
 import os
+import subprocess
 import threading
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 from dra_driver.cluster.access import kubeconfig
 from dra_driver.cluster.client import ApiServer
+from dra_driver.cluster.events import Event, EventWriter, NodeRef
 from dra_driver.errors import Conflict, NotFound, Refused
 from dra_driver.kubeletplugin.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.publisher import Publisher
@@ -27,9 +29,14 @@ STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
 @pytest.fixture(scope="module")
-def api():
+def cluster():
     cluster = Cluster(os.environ.get("KUBERNETES_VERSION", "1.36.3"))
     cluster.up(progress=print)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def api(cluster):
     client = ApiServer(kubeconfig(cluster.kubeconfig))
     yield client
     for each in client.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]:
@@ -193,6 +200,60 @@ def test_preconditions_hold(api, home):
     api.delete(path, uid=made["uid"], resource_version=made["resourceVersion"])
     with pytest.raises(NotFound):
         api.get(path)
+
+
+def test_an_event_of_a_node_is_taken_and_kubectl_shows_it_by_either_uid(api, cluster, home):
+    events = EventWriter(api, DRIVER, home.node)
+    for uid in (home.node_uid, ""):
+        about = f"probe with {uid or 'no uid'}"
+        events.tell(Event(NodeRef(home.node, uid), "ProbeFailed", about, about))
+    path = "/api/v1/namespaces/default/events"
+    try:
+        assert eventually(lambda: len(probes(api, path)) == 2)
+        kubectl = [cluster.kubectl, "--kubeconfig", cluster.kubeconfig]
+        answer = subprocess.run(
+            [*kubectl, "describe", "node", home.node], capture_output=True, text=True, timeout=60
+        )
+        assert "probe with no uid" in answer.stdout, answer.stderr
+        assert f"probe with {home.node_uid}" in answer.stdout
+    finally:
+        events.stop()
+        for each in probes(api, path):
+            api.delete(f"{path}/{each['metadata']['name']}")
+
+
+@pytest.mark.parametrize("namespace", ["default", "kube-system"])
+def test_our_fake_takes_events_of_nodes_where_the_real_one_does(api, fake, home, namespace):
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": "probe.", "namespace": namespace},
+        "involvedObject": {"kind": "Node", "name": home.node},
+        "reason": "ProbeFailed",
+    }
+    path = f"/api/v1/namespaces/{namespace}/events"
+
+    taken = [is_taken(server, path, event) for server in (api, fake)]
+
+    assert taken == [namespace == "default"] * 2
+
+
+def is_taken(server, path, document):
+    try:
+        return bool(server.create(path, document, STRICT))
+    except Refused:
+        return False
+
+
+def probes(api, path):
+    return api.list(path, {"fieldSelector": "reason=ProbeFailed"})["items"]
+
+
+def eventually(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
 
 
 def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):

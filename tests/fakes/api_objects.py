@@ -151,6 +151,7 @@ class Objects:
             made["kind"] = known.kind
             made.pop("apiVersion", None)  # an object has one in every version it is shown in
             refuse_labels(known, made)
+            refuse_event(known, made)
             if resource == "resourceslices":
                 made = self._checked_slice(made, None)
             return self._store(key, None, made, dry)
@@ -261,6 +262,18 @@ def refuse_labels(resource: Resource, made: Object) -> None:
     if problem := label_problem(metadata.get("labels") or {}):
         name = f'{resource.kind} "{metadata["name"]}" is invalid: metadata.labels'
         raise Refusal(422, "Invalid", f"{name}: {problem}")
+
+
+def refuse_event(resource: Resource, made: Object) -> None:
+    """What has no namespace has its events in "default"."""
+    if resource.plural != "events":
+        return
+    metadata = made["metadata"]
+    about = made.get("involvedObject", {}).get("namespace", "")
+    if metadata["namespace"] != (about or "default"):
+        problem = f'involvedObject.namespace: Invalid value: "{about}": does not match'
+        message = f'Event "{metadata["name"]}" is invalid: {problem} event.namespace'
+        raise Refusal(422, "Invalid", message)
 
 
 def refuse_selector(resource: Resource, selector: Mapping[str, str]) -> None:

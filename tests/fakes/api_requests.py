@@ -31,7 +31,7 @@ class Fault:
     status: int = 0
     seconds: float = 0.0
     hang_up: bool = False
-    retry_after: int | None = None
+    retry_after: int | str | None = None
     message: str = "a fault of the test"
 
 

@@ -142,7 +142,7 @@ class ApiServer:
         method: str = "",
         path: str = "",
         times: int = 1,
-        retry_after: int | None = None,
+        retry_after: int | str | None = None,
     ) -> None:
         """Answer the next *times* requests that match with *status*."""
         self._fault(Fault(method, path, times, status=status, retry_after=retry_after))

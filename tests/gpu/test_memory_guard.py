@@ -132,7 +132,7 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
     assert outlier.poll() is not None
     assert ended >= GRACE_SECONDS
     assert (small.poll(), neighbour.poll()) == (None, None)
-    assert [(event.pod.name, event.reason) for event in told.events] == [
+    assert [(event.regarding.name, event.reason) for event in told.events] == [
         ("web", "GPUMemoryAboveShare"),
         ("web", "GPUMemoryProcessEnded"),
     ]

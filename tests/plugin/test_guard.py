@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.cluster.events import PodRef
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.kubeletplugin.pod_resources import PodResources
@@ -237,7 +238,7 @@ def test_the_containers_and_pods_of_a_shared_claim_count_together(world):
     world.look(after=10)
 
     assert [pid for pid, _ in world.signals] == [children[2].pid]
-    told = {(event.pod.name, event.reason) for event in world.events}
+    told = {(event.regarding.name, event.reason) for event in world.events}
     assert told == {
         ("web", "GPUMemoryAboveShare"),
         ("db", "GPUMemoryAboveShare"),
@@ -427,7 +428,7 @@ def test_whoever_is_ended_is_told_why(world):
         "was asked to end (SIGTERM): "
         f"claim default/a uses 12.00 GiB of {GPU}, but has a share of 10.00 GiB"
     )
-    assert (second.pod.namespace, second.pod.name, second.pod.uid) == ("default", "web", WEB.uid)
+    assert second.regarding == PodRef("default", "web", WEB.uid)
 
 
 def test_whoever_has_to_be_killed_is_told_that_too(world, caplog):

@@ -38,7 +38,7 @@ def test_a_container_that_would_have_two_servers_is_told_once(world, caplog):
         world.look()
 
     (event,) = world.told("MPSNotServed")
-    assert event.pod.uid == DB.uid
+    assert event.regarding.uid == DB.uid
     assert event.message.startswith(
         "claim default/a, which is under MPS on gpu-0 (GPU-0), was prepared before this pod came, "
         "and does not serve all of it: pod default/db, container 'main' uses claim b too"
@@ -61,7 +61,7 @@ def test_a_pod_that_comes_again_by_its_name_is_another_one(world):
     world.join(B, again)
     world.look()
 
-    assert [event.pod.uid for event in world.told("MPSNotServed")] == [DB.uid]
+    assert [event.regarding.uid for event in world.told("MPSNotServed")] == [DB.uid]
     assert world.pods.read_names == ["db", "db"]  # what is read is of the pod before it
 
 
@@ -193,7 +193,7 @@ def test_clients_of_a_pod_that_the_profile_keeps_out_are_ended_as_they_come(worl
 
     assert world.agent.ended == [(made.name, (2,)), (made.name, (3,))]
     (event,) = world.told("MPSNotServed")
-    assert event.pod.uid == DB.uid
+    assert event.regarding.uid == DB.uid
     assert "can run as root or become it" in event.message
     assert event.message.endswith("its clients are ended")
     assert caplog.messages.count("ended MPS clients of a pod that the profile keeps out") == 2

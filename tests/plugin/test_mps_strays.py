@@ -2,6 +2,7 @@
 
 import pytest
 
+from dra_driver.cluster.events import PodRef
 from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
 from dra_driver.model.mps import SpaceName
@@ -24,7 +25,7 @@ def test_a_process_that_does_not_use_mps_is_told_of_once(world, caplog):
     for _ in range(5):
         world.look()
     (event,) = world.told("MPSNotUsed")
-    assert (event.pod.namespace, event.pod.name, event.pod.uid) == ("default", "web", WEB.uid)
+    assert event.regarding == PodRef("default", "web", WEB.uid)
     assert "process 2 of the host uses gpu-0 (GPU-0) for claim default/a" in event.message
     assert world.of_claim("unserved_processes", A) == 1.0
     assert caplog.messages == ["a process of a claim under MPS goes past it"]

@@ -138,7 +138,7 @@ def test_the_pods_of_a_server_that_was_restarted_are_told_once(world, caplog):
     world.look()
 
     events = world.told("MPSServerRestarted")
-    assert [event.pod.name for event in events] == ["web", "db"]
+    assert [event.regarding.name for event in events] == ["web", "db"]
     assert "restarted (it did not answer)" in events[0].message
     assert "for claim default/a was ended" in events[0].message
     assert world.metric("server_restarts_total") == 1.0
@@ -190,7 +190,7 @@ def test_an_agent_that_does_not_answer_is_said_once_and_its_pods_are_told_later(
 
     world.go_on(300)
     (event,) = world.told("MPSAgentDown")
-    assert event.pod.name == "web"
+    assert event.regarding.name == "web"
     assert "not answered for 60 s: claim default/a goes on with its limits" in event.message
 
     setattr(world.agent, how, False)

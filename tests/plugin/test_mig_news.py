@@ -1,0 +1,217 @@
+"""What comes of layouts and of boards is told of the node once, as events."""
+
+import threading
+import time
+
+import pytest
+
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer as Client
+from dra_driver.cluster.client import Timeouts
+from dra_driver.cluster.events import EventWriter
+from dra_driver.errors import ClusterError, NodeError, SettingsError
+from dra_driver.plan.mig.news import News, failure
+from dra_driver.plugin.mig.start import say
+from dra_driver.plugin.node_labels import NodeLabels, Pace
+from tests.fakes.api_server import ApiServer
+from tests.fakes.boards import AMPERE, Board, Boards, part
+from tests.plugin.mig import Scene, profile
+
+NODE = "n1"
+
+
+@pytest.fixture
+def board():
+    return Board(AMPERE)
+
+
+@pytest.fixture
+def scene(board, tmp_path):
+    return Scene(Boards(board), tmp_path)
+
+
+def test_a_layout_that_was_applied_is_told_once(scene):
+    scene.label = "all-1g.5gb"
+
+    scene.look()
+    scene.look()
+    scene.start().look()
+
+    assert scene.said() == [("MIGLayoutApplied", "cut as layout 'all-1g.5gb' says: gpu-0")]
+
+
+def test_a_layout_that_nobody_knows_is_told_once_and_again_in_other_words(scene):
+    scene.label = "nonsense"
+    scene.look()
+    scene.look()
+    ((reason, words),) = scene.said()
+    assert reason == "MIGLayoutFailed"
+    assert "the layout of this node cannot be used: there is no layout 'nonsense'" in words
+
+    scene.label = "rubbish"
+    scene.look()
+
+    assert "there is no layout 'rubbish'" in scene.said()[0][1]
+
+
+def test_a_layout_that_does_not_fit_is_told_once(scene, board):
+    scene.layout("much", g1_5gb=8)
+    scene.label = "much"
+
+    why = scene.look().outcomes[board.uuid].reason
+    scene.look()
+
+    assert scene.said() == [
+        ("MIGLayoutFailed", f"gpu-0 is not cut as layout 'much' says: {why}"),
+    ]
+
+
+def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, board):
+    def step(what):
+        if what.startswith("CI"):
+            raise NodeError("NVML: unknown error")
+
+    scene.label, scene.boards.step = "all-1g.5gb", step
+    scene.look()
+    ((reason, words),) = scene.said()
+    assert (reason, "NVML: unknown error" in words) == ("MIGLayoutFailed", True)
+    assert words.endswith("the GPU is as it was before")
+
+    scene.boards.step = lambda what: None
+    scene.start().look()
+
+    assert [reason for reason, _ in scene.said()] == ["MIGLayoutApplied"]
+
+
+def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
+    board.on, board.there = True, {part(AMPERE, "3g.20gb", 0): True}
+    scene.label = "all-1g.5gb"
+
+    scene.look()
+    scene.look()
+
+    ((_, words),) = scene.said()
+    assert "instances that this driver did not make" in words
+
+
+def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_words(scene, board):
+    scene.profile = profile(dynamic=True)
+    for pid in (4711, 4711, 12):
+        board.used = {None: pid}
+        scene.look()
+
+    waits = "MIG mode of gpu-0 is not turned on yet: processes use it"
+    assert scene.said() == [("MIGModeNotSet", f"{waits}: {pid}") for pid in (4711, 12)]
+
+
+def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):
+    scene.label = "all-1g.5gb"
+    scene.look()
+    scene.said()
+
+    scene.profile = SettingsError("profile x: no such file")
+    scene.look()
+    scene.look()
+
+    words = "cannot tell how GPUs are to be cut: profile x: no such file"
+    assert scene.said() == [("MIGLayoutFailed", words)]
+
+
+@pytest.mark.parametrize("error", [ClusterError("away"), SettingsError("no such file")])
+def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(scene, error):
+    scene.profile = error
+
+    scene.look()
+
+    assert scene.said() == []
+
+
+def test_what_the_book_could_not_take_is_told_when_it_can(scene):
+    scene.label = "nonsense"
+    in_the_way = scene.directory / "mig.json.1.tmp"
+    in_the_way.mkdir()
+    scene.look()
+    ((_, words),) = scene.said()
+    assert "cannot be written" in words
+
+    in_the_way.rmdir()
+    scene.look()
+
+    ((_, words),) = scene.said()
+    assert "there is no layout 'nonsense'" in words
+
+
+@pytest.fixture
+def server():
+    with ApiServer() as running:
+        metadata = {"name": NODE, "uid": "uid-node", "labels": {}}
+        running.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        yield running
+
+
+@pytest.fixture
+def client(server, tmp_path):
+    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def labels(client):
+    labels = NodeLabels(client, NODE, Pace(watch=60, first_retry=0.01))
+    yield labels
+    labels.stop()
+
+
+@pytest.fixture
+def events(client):
+    events = EventWriter(client, "gpu.nvidia.com", NODE)
+    yield events
+    events.stop()
+
+
+def written(server):
+    return [
+        (one["involvedObject"], one["type"], one["reason"], one["message"])
+        for one in server.objects("events")
+    ]
+
+
+def test_the_own_node_has_it_as_an_event(server, labels, events):
+    labels.start(lambda: None, 5)
+
+    say(events, labels, failure("there is no layout 'x'"))
+    say(events, labels, News("MIGLayoutApplied", "all", "cut as layout 'all' says: gpu-0"))
+
+    assert server.wait(lambda: len(written(server)) == 2)
+    node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
+    assert sorted(written(server), key=lambda one: one[1]) == [
+        (node, "Normal", "MIGLayoutApplied", "cut as layout 'all' says: gpu-0"),
+        (node, "Warning", "MIGLayoutFailed", "there is no layout 'x'"),
+    ]
+
+
+def test_a_node_that_registered_again_has_its_own_events(server, labels, events):
+    changed = threading.Event()
+    labels.start(lambda: None, 5)
+    labels.start(changed.set, 5)
+    assert server.wait(lambda: server.count("WATCH", "nodes") == 1)
+    server.remove("nodes", NODE)
+    metadata = {"name": NODE, "uid": "uid-new", "labels": {"a": "b"}}
+    server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+    assert changed.wait(5)
+
+    say(events, labels, failure("there is no layout 'x'"))
+
+    assert server.wait(lambda: len(written(server)) == 1)
+    assert written(server)[0][0]["uid"] == "uid-new"
+
+
+def test_nobody_waits_for_an_api_server_that_is_away(server, labels, events):
+    server.refuse_connections()
+    began = time.monotonic()
+
+    for number in range(500):
+        say(events, labels, failure(f"there is no layout '{number}'"))
+
+    assert time.monotonic() - began < 2
