@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from dra_driver.cli.cluster_checks import Cluster
 from dra_driver.cli.findings import Finding, ok, skip, warn
-from dra_driver.cli.market import Document, market
+from dra_driver.cli.market import Document, Market, market
 from dra_driver.cli.placement import Verdict, judge
 from dra_driver.errors import Forbidden
 from dra_driver.kubeletplugin.shapes import GROUP, claim_from, slice_from
@@ -16,11 +16,7 @@ _NOTE = "CEL selectors are looked at as far as they ask for driver, type and the
 
 def pending_claims(cluster: Cluster) -> Iterator[Finding]:
     try:
-        found = market(
-            cluster.driver,
-            (slice_from(each) for each in _listed(cluster, "resourceslices")),
-            _listed(cluster, "deviceclasses"),
-        )
+        found = market_of(cluster)
         claims = (claim_from(each) for each in _listed(cluster, "resourceclaims"))
         verdict = judge(claims, found)
     except Forbidden as e:
@@ -33,6 +29,15 @@ def pending_claims(cluster: Cluster) -> Iterator[Finding]:
         yield from of_verdict(verdict)
     else:
         yield of_nothing(verdict.judged, cluster.driver)
+
+
+def market_of(cluster: Cluster) -> Market:
+    """All that is published, and all DeviceClasses. Forbidden: this account may not read them."""
+    return market(
+        cluster.driver,
+        (slice_from(each) for each in _listed(cluster, "resourceslices")),
+        _listed(cluster, "deviceclasses"),
+    )
 
 
 def of_verdict(verdict: Verdict) -> Iterator[Finding]:

@@ -64,7 +64,7 @@ def _partition_row(device: Device, profile: MigProfile, wide: bool) -> tuple[str
         _memory(device),
         f"{shape} (also as GPU)" if device.as_gpu else shape,
         *_amounts(device.shape),
-        device.instance.uuid if device.instance else "cut for claims",
+        (device.instance.uuid or "cut by a layout") if device.instance else "cut for claims",
     )
     return (*row, *_wide_partition(device, profile)) if wide else row
 

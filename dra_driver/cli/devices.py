@@ -9,13 +9,15 @@ GPU that a claim holds keeps its shape. A ledger that cannot be read is no reaso
 of the Node is not looked at, no API server is asked; what one would get that lacks a feature is
 told with ``--without``.
 
-A board that needs a reset to be switched to MIG mode, which the plugin does while nothing uses it,
-is told of as it is then. GPUs that are cut are drawn, too: whose each memory unit is, and what
-fits.
+A board that needs a reset to be switched to MIG mode, and a GPU for which the profile names a
+layout, are told of as they are once the plugin has seen to that, unless it is known that it cannot
+or has to wait: then as they are now, with the reason. GPUs that are cut are drawn, too: whose each
+memory unit is, and what fits.
 
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
 first publication would create them. What is said beside them in a table (GPUs that are not offered,
-changes that wait, notes on the profile) has no place in it.
+changes that wait, notes on the profile) has no place in it. A partition that a layout is yet to cut
+lacks the one attribute that nobody can know before: ``uuid``.
 """
 
 import json
@@ -27,16 +29,14 @@ from typing import Any
 import yaml
 
 from dra_driver.cli.device_tables import device_tables
-from dra_driver.cli.mig_layouts import layout_lines
 from dra_driver.cli.mig_picture import Board, boards, mig_picture
+from dra_driver.cli.mig_preview import preview, preview_lines
 from dra_driver.cli.simulated_host import host_directory
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import held_by
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.slices import Home, Pool, reconcile, split
-from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held
-from dra_driver.model.inventory import Inventory
 from dra_driver.model.layouts import Book
 from dra_driver.model.offer import Keeps, Offer, Pending
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
@@ -44,9 +44,10 @@ from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger_files import read_directory
 from dra_driver.node.machine import open_node
 from dra_driver.node.mig_book import MigBook
-from dra_driver.plan.mig.switches import after_switch
 from dra_driver.plan.offer import offer
 from dra_driver.plan.publish import published, published_counters
+from dra_driver.plugin.layout_files import Layouts
+from dra_driver.plugin.mig.boards import Basis
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.settings import DevicesSettings
 
@@ -64,8 +65,7 @@ class _Answer:
     offered: Offer
     profile: Profile
     boards: tuple[Board, ...]
-    switched: tuple[DeviceName, ...] = ()  # shown as they are after a reset
-    layouts: tuple[str, ...] = ()  # how far they are
+    mig: tuple[str, ...] = ()  # what of it is shown as it will be, and how far the rest is
 
 
 def devices(
@@ -82,24 +82,17 @@ def devices(
     capacity, taints, counters = (name not in without for name in FEATURES)
     keeps = Keeps(capacity, taints, counters)
     held = _held(settings)
-    inventory = after_switch(seen, profile, keeps, held)
-    offered = offer(inventory, profile, keeps, held, mps=bool(settings.mps_socket))
+    basis = Basis(seen, profile, keeps, held)
+    found = preview(basis, Layouts(settings.profiles), _book(settings))
+    offered = offer(found.inventory, found.profile, keeps, held, mps=bool(settings.mps_socket))
     if output in ("table", "wide"):
-        book = _book(settings)
-        drawn = boards(offered, inventory.gpus, held, book.made)
-        said = tuple(layout_lines(book, inventory.gpus))
-        answer = _Answer(offered, profile, drawn, _switched(seen, inventory), said)
+        drawn = boards(offered, found.inventory.gpus, held, found.book.made)
+        answer = _Answer(offered, profile, drawn, tuple(preview_lines(found)))
         return "\n".join(_lines(answer, output == "wide", terminal))
     document = slices_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
     return json.dumps(document, indent=2, sort_keys=True)
-
-
-def _switched(seen: Inventory, after: Inventory) -> tuple[DeviceName, ...]:
-    return tuple(
-        now.name for was, now in zip(seen.gpus, after.gpus, strict=True) if was.mig != now.mig
-    )
 
 
 def _held(settings: DevicesSettings) -> Held:
@@ -142,12 +135,7 @@ def _lines(answer: _Answer, wide: bool, terminal: Terminal) -> Iterable[str]:
     yield "\n\n".join(tables) if tables else "this node has no GPU to offer"
     if answer.boards:
         yield f"\n{mig_picture(answer.boards, terminal)}\n"
-    if answer.switched:
-        yield (
-            f"shown as after their switch to MIG mode: {', '.join(answer.switched)}; the plugin "
-            "switches them while no claim and no process uses them"
-        )
-    yield from answer.layouts
+    yield from answer.mig
     yield from (f"not offered: {found.what}: {found.reason}" for found in offered.withheld)
     yield from (_pending(change) for change in offered.pending)
     yield from (f"profile {profile.name}: {note}" for note in profile.notes)

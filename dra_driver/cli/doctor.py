@@ -5,8 +5,8 @@ for a claim, and an empty cgroup in which a memory limit is tried for a moment.
 
 One line for each finding (``[ok]``, ``[warn]``, ``[FAIL]``, ``[skip]``, what was looked at, what
 was found), with a second one that says what to do, where something is to do; the last line counts
-them. It ends with 1 where something failed, else with 0: warnings, such as claims that can never
-be placed, are for who wrote those.
+them. It ends with 1 where something failed, else with 0: warnings, such as claims and pods that can
+never be placed, are for who wrote those.
 """
 
 import logging
@@ -25,6 +25,7 @@ from dra_driver.cli import (
     mode_checks,
     mps_checks,
     plugin_checks,
+    pod_checks,
     sharing_checks,
 )
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary
@@ -242,6 +243,7 @@ def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
         cluster_checks.CLASS: cluster_checks.device_class,
         cluster_checks.FEATURES: cluster_checks.features,
         claim_checks.CLAIMS: claim_checks.pending_claims,
+        pod_checks.PODS: pod_checks.pending_pods,
     }
     if any(finding.level is Level.FAIL for finding in first):
         yield skip(", ".join(rest), "the API server has to answer first")

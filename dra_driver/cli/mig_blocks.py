@@ -62,6 +62,8 @@ def _held(mig: Mig, key: PartitionKey | None, holdings: Collection[Holding]) -> 
 
 
 def _free(mig: Mig, one: Instance, laid: Collection[Made]) -> Block:
+    if not one.uuid:
+        return Block(one.key.placement, profile_name(mig, one.key), "cut by its layout")
     by_layout = any(made.key == one.key and made.uuid in ("", one.uuid) for made in laid)
     maker = "made by a layout" if by_layout else "not made by this driver"
     name = profile_name(mig, one.key)

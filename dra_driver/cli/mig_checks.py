@@ -13,8 +13,9 @@ from dra_driver.model.devices import Gpu
 from dra_driver.model.driver_files import DeviceFile
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig, OddInstance, PartitionKey
+from dra_driver.model.mig import Fixed, Mig, OddInstance, PartitionKey
 from dra_driver.model.offer import partition_name
+from dra_driver.model.resets import by_hand
 from dra_driver.plan.mig.gone import lost
 
 MODES, INSTANCES, FILES = "MIG mode", "MIG instances", "MIG device files"
@@ -115,8 +116,7 @@ def _of_pending(gpu: Gpu, mig: Mig) -> Finding:
     return warn(
         MODES,
         f"{gpu.name}: it is {now}, and goes {then} with the next reset of the GPU",
-        f"free it of every process, then on the host: nvidia-smi --gpu-reset -i {gpu.pci_bus_id}; "
-        "or reboot the node",
+        by_hand(gpu.pci_bus_id) if mig.fixed is Fixed.NOTHING else "drain and reboot the node",
     )
 
 

@@ -15,6 +15,11 @@ class Request:
     asked: Document
     name: str = ""  # with its subrequest: "gpu/large"
     configs: Sequence[Document] = ()  # of its claim
+    has_fields: bool = True  # False: what is at its path is no more than a number
+
+    def field(self, name: str) -> str:
+        """Where *name* of it stands."""
+        return f"{self.path}.{name}" if self.has_fields else self.path
 
     @property
     def class_name(self) -> str:

@@ -46,7 +46,7 @@ def attributes_of(device: Device) -> _Named:
     topology = gpu.topology
     strategies = device.rules.strategies
     whole = partition is None
-    instance = device.instance.uuid if device.instance else None
+    instance = (device.instance.uuid or None) if device.instance else None
     # An instance has no NVLink; who asks for a GPU may look at how many peers it has.
     peers = topology.nvlink_peers if whole else 0 if device.as_gpu else None
     values: dict[str, str | int | Version | None] = {

@@ -441,7 +441,7 @@ def test_the_bundled_profile_mig_draws_each_board_and_says_that_it_will_be_switc
     assert room.startswith("  ·  room for 7 x 1g.5gb or 3 x 2g.10gb or 2 x 3g.20gb or 1 x 4g.20gb")
     assert [line for line in lines if line.startswith("shown as after")] == [
         "shown as after their switch to MIG mode: gpu-0; the plugin switches them while no claim "
-        "and no process uses them"
+        "and no process uses them; whether a board can be reset for that is seen then"
     ]
     assert not any("keeps its shape" in line for line in lines)
 

@@ -314,13 +314,13 @@ def of(found, what):
     return [one for one in found if one.what == what]
 
 
-def test_a_cluster_in_order_is_four_lines_and_one_for_features_and_claims_each(client):
+def test_a_cluster_in_order_is_four_lines_and_one_for_features_claims_and_pods_each(client):
     found = examine(client)
 
-    assert [one.level for one in found] == [Level.OK] * 6
+    assert [one.level for one in found] == [Level.OK] * 7
     assert found[0].found.endswith("serves resource.k8s.io/v1")
-    assert found[-1].what == "pending claims"
-    assert found[-2].found.startswith("kept: device taints, consumable capacity, shared counters")
+    assert [one.what for one in found[-2:]] == ["pending claims", "pending pods"]
+    assert found[-3].found.startswith("kept: device taints, consumable capacity, shared counters")
 
 
 def test_exactly_the_rights_that_are_missing_are_named(client):
@@ -370,7 +370,7 @@ def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, clie
 
     assert [one.level for one in found] == [
         *(Level.OK, Level.OK, Level.SKIP),
-        *[Level.OK] * 3,
+        *[Level.OK] * 4,
     ]
 
 
@@ -492,6 +492,56 @@ def test_claims_that_wait_where_nothing_is_published_are_counted(server, client)
         Level.WARN,
         f"1 wait, and no node publishes a device of {DRIVER}",
     )
+
+
+def put_pod(server, name, resource, **spec):
+    main = {"name": "main", "resources": {"limits": {resource: "1"}}}
+    server.put(
+        {
+            "kind": "Pod",
+            "metadata": {"namespace": "team-a", "name": name},
+            "spec": {"containers": [main], **spec},
+            "status": {"phase": "Pending"},
+        }
+    )
+
+
+def test_pods_that_can_never_be_scheduled_are_named_with_the_resource(server, client):
+    put_class(server, DRIVER, "gpu")
+    put_slice(server)
+    put_pod(server, "old", "nvidia.com/mig-1g.10gb")
+    put_pod(server, "runs", "nvidia.com/mig-1g.10gb", nodeName=NODE)
+    put_pod(server, "by-its-class", f"deviceclass.resource.kubernetes.io/{DRIVER}")
+    put_pod(server, "cpu", "cpu")
+
+    warned, rest = of(examine(client), "pending pods")
+
+    assert warned.level is Level.WARN
+    assert warned.found.startswith(
+        "team-a/old can never be scheduled: container main, nvidia.com/mig-1g.10gb: no DeviceClass"
+    )
+    assert (rest.level, rest.found.partition(" wait ")[0]) == (Level.OK, "1")
+
+
+@pytest.mark.parametrize(("amount", "served"), [("8", True), ("0", False)])
+def test_a_device_plugin_on_some_node_serves_its_own_resource(server, client, amount, served):
+    put_slice(server)
+    put_pod(server, "old", "nvidia.com/gpu")
+    allocatable = {"allocatable": {"nvidia.com/gpu": amount, "cpu": "8"}}
+    server.put({"kind": "Node", "metadata": {"name": "n2"}, "status": allocatable})
+
+    (found,) = of(examine(client), "pending pods")
+
+    assert found.level is (Level.OK if served else Level.WARN)
+
+
+def test_pods_that_may_not_be_listed_are_skipped(server, client):
+    server.deny("list", "pods")
+
+    (found,) = of(examine(client), "pending pods")
+
+    assert found.level is Level.SKIP
+    assert "--kubeconfig" in found.found
 
 
 def profiles(directory, **specs):

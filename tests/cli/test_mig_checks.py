@@ -8,7 +8,7 @@ from dra_driver.kubeletplugin.claims import PreparedDevice
 from dra_driver.model.driver_files import DeviceFile
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
+from dra_driver.model.mig import Fixed, Mig
 from tests.cli.mig import a100, holding, instance, odd
 from tests.fakes.values import gpu
 
@@ -66,7 +66,16 @@ def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
     assert first.level is second.level is Level.WARN
     assert first.found == "gpu-0: it is off, and goes on with the next reset of the GPU"
     assert second.found == "gpu-1: it is on, and goes off with the next reset of the GPU"
-    assert "nvidia-smi --gpu-reset -i 0000:18:00.0" in first.mend
+    assert first.mend.endswith("nvidia-smi -i 0000:18:00.0 --gpu-reset")
+    assert "drain the node and reboot it" in first.mend
+    assert "this driver's plugin" in first.mend
+    assert "nvidia-smi -i 0000:18:00.0 -pm 0" in first.mend
+
+
+def test_a_mode_that_waits_in_a_virtual_machine_waits_for_a_reboot():
+    (found,) = mig_checks.modes([a100(0, on=False, fixed=Fixed.MODE)])
+
+    assert (found.level, found.mend) == (Level.WARN, "drain and reboot the node")
 
 
 def test_instances_are_told_apart_by_who_made_them():

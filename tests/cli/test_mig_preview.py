@@ -1,0 +1,189 @@
+"""``devices`` shows GPUs as they are once their layouts are applied, or says why they are not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.layouts import Book, Made, Outcome, State
+from dra_driver.model.mig import PartitionKey
+from dra_driver.node.boot import boot_id
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.machine import open_node
+from dra_driver.node.mig_book import MigBook
+from dra_driver.node.place import Place
+from tests.fakes.values import ref
+
+WHEN = "while no claim and no process uses them"
+RESET = "; whether a board can be reset for that is seen then"
+
+
+@pytest.fixture
+def node(tmp_path):
+    """An A100 and an H100, layouts for them, and the profiles that name those."""
+    file = tmp_path / "node.yaml"
+    products = ("A100-40-SXM", "H100-80-SXM")
+    gpus = [{"product": name, "bus_id": f"0000:0{n}:00.0"} for n, name in enumerate(products)]
+    file.write_text(yaml.safe_dump({"gpus": gpus}))
+    sevenths = {"devices": [0], "mig-enabled": True, "mig-devices": {"1g.5gb": 7}}
+    wrong = {"devices": [1], "mig-enabled": True, "mig-devices": {"1g.5gb": 7}}
+    where = tmp_path / "profiles"
+    where.mkdir()
+    layouts = {"version": "v1", "mig-configs": {"sevenths": [sevenths], "both": [sevenths, wrong]}}
+    (where / "layouts.yaml").write_text(yaml.safe_dump(layouts))
+    for name in ("sevenths", "both", "all-balanced", "nothing"):
+        mine = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
+        spec = {"gpus": [{"mig": {"layout": name}}]}
+        (where / f"of-{name}.yaml").write_text(yaml.safe_dump({**mine, "spec": spec}))
+    return file
+
+
+@pytest.fixture
+def show(type_in, node, tmp_path):
+    """``devices`` with the profile that names a layout."""
+
+    def run(layout, *words):
+        where = ("--sim", node, "--state-dir", tmp_path, "--profiles", tmp_path / "profiles")
+        return type_in("devices", *where, "--profile", f"of-{layout}", *words).out
+
+    return run
+
+
+def uuids(node, tmp_path):
+    with open_node(Place(sim=str(node)), tmp_path / "other") as found:
+        return {gpu.name: gpu.uuid for gpu in found.refresh().gpus}
+
+
+def keep(tmp_path, book):
+    MigBook(tmp_path / "mig.json", boot_id(Path("/"))).write(book)
+
+
+def about(text, *words):
+    return [line for line in text.splitlines() if line.startswith(words)]
+
+
+def names(text):
+    items = json.loads(text)["items"]
+    return [d["name"] for item in items for d in item["spec"].get("devices", ())]
+
+
+def test_what_a_layout_will_cut_is_listed_and_drawn_and_the_rest_is_as_it_is(show):
+    text = show("sevenths")
+
+    (row,) = about(text, "gpu-0-mig-")
+    assert row.startswith("gpu-0-mig-1g5gb-19-{0,1,2,3,4,5,6} ")
+    assert row.endswith(" cut by a layout")
+    assert text.count("1g.5gb  cut by its layout\n") == 7
+    assert about(text, "gpu-0 ") == [line for line in about(text, "gpu-0 ") if "free of 8" in line]
+    assert about(text, "gpu-1 ") == [line for line in about(text, "gpu-1 ") if "sliceable" in line]
+    assert about(text, "shown as", "layout") == [
+        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}"
+    ]
+
+
+def test_documents_have_exactly_these_partitions_and_invent_no_uuid(show):
+    text = show("sevenths", "-o", "json")
+
+    assert sorted(names(text)) == sorted(
+        [*(f"gpu-0-mig-1g5gb-19-{n}" for n in range(7)), "gpu-0-mon", "gpu-1", "gpu-1-mon"]
+    )
+    (slice_,) = json.loads(text)["items"]
+    for device in slice_["spec"]["devices"]:
+        assert ("uuid" in device["attributes"]) is ("-mig-" not in device["name"])
+        assert "consumesCounters" not in device
+
+
+def test_gpus_with_one_layout_are_one_line(show):
+    assert about(show("all-balanced"), "shown as") == [
+        f"shown as after layout all-balanced: gpu-0, gpu-1; the plugin cuts them so {WHEN}{RESET}"
+    ]
+
+
+def test_a_layout_that_does_not_fit_leaves_its_gpu_and_says_why(show):
+    text = show("both")
+
+    assert "gpu-1" in names(show("both", "-o", "json"))
+    assert about(text, "layout") == [
+        "layout both on gpu-1: failed: gpu-1 (NVIDIA H100 80GB HBM3) has no profile 1g.5gb, which "
+        "layout 'both' has; it has: 1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb, 1g.10gb+me, "
+        "1g.20gb"
+    ]
+    assert about(text, "shown as after layout both: gpu-0;")
+
+
+def test_a_layout_that_there_is_not_names_those_that_there_are(show):
+    text = show("nothing")
+
+    (line,) = about(text, "layout")
+    assert line.startswith("layout: there is no layout 'nothing'; there are: all-1g.10gb, ")
+    assert line.endswith(" both, sevenths")
+    assert about(text, "shown as") == []
+
+
+def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, tmp_path):
+    claim = ref("training")
+    holding = Holding(claim, DeviceName("gpu-0"))
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+
+    text = show("all-balanced")
+
+    assert about(text, "layout") == [
+        "layout all-balanced on gpu-0: pending: claims hold it until their pods end: "
+        "default/training (gpu-0)"
+    ]
+    assert about(text, "shown as") == [
+        f"shown as after layout all-balanced: gpu-1; the plugin cuts them so {WHEN}"
+    ]
+
+
+def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, node, tmp_path):
+    a100 = uuids(node, tmp_path)["gpu-0"]
+    failed = Outcome("sevenths", State.FAILED, "MIG mode cannot be turned on: no reset")
+    keep(tmp_path, Book(outcomes={a100: failed}))
+
+    assert about(show("sevenths"), "layout", "shown as") == [
+        "layout sevenths on gpu-0: failed: MIG mode cannot be turned on: no reset"
+    ]
+    assert "gpu-0" in names(show("sevenths", "-o", "json"))
+
+
+def test_a_problem_that_the_plugin_has_too_is_told_once(show, tmp_path):
+    before = about(show("nothing"), "layout: ")
+    keep(tmp_path, Book(problem=before[0].removeprefix("layout: ")))
+
+    assert about(show("nothing"), "layout: ") == before
+
+
+def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
+    uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
+    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+        plugin.mig.reset_mode(uuid, True)
+        cut = [plugin.mig.cut(uuid, key) for key in keys]
+    made = tuple(Made(one.key, one.gi, one.uuid) for one in cut)
+    keep(tmp_path, Book({uuid: made}, outcomes={uuid: Outcome("sevenths", State.SUCCESS)}))
+
+    text = show("sevenths")
+
+    assert all(one.uuid in text for one in cut)
+    assert "cut by a layout" not in text
+    assert about(text, "layout", "shown as") == ["layout sevenths on gpu-0: success"]
+
+
+def test_a_board_that_the_plugin_cannot_switch_is_shown_whole_with_its_words(
+    type_in, node, tmp_path
+):
+    why = "MIG mode of gpu-0 could not be turned on: it was not reset"
+    keep(tmp_path, Book(boards={uuids(node, tmp_path)["gpu-0"]: why}))
+    words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
+
+    text = type_in(*words).out
+
+    assert about(text, "gpu-0: ") == [f"gpu-0: {why}"]
+    assert about(text, "shown as") == []
+    assert about(text, "not as the profile says: gpu-0: ")
+    found = names(type_in(*words, "-o", "json").out)
+    assert "gpu-0" in found and not any(name.startswith("gpu-0-mig") for name in found)
+    assert any(name.startswith("gpu-1-mig") for name in found)

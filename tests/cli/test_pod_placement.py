@@ -1,0 +1,221 @@
+"""Which pods that name resources can never be scheduled: what is told, and what is not."""
+
+import pytest
+
+from dra_driver.cli.findings import Level
+from dra_driver.cli.market import market
+from dra_driver.cli.pod_checks import of_pods
+from dra_driver.cli.pod_placement import PodVerdict, asks_for_gpus, judge_pods, to_be_had
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.offer import Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.plan.offer import offer
+from dra_driver.plan.publish import published, published_counters
+from tests.fakes.values import gpu
+from tests.plan.mig_boards import cut, dynamic
+
+DRIVER = "gpu.nvidia.com"
+A = f"device.attributes['{DRIVER}']"
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+
+
+def device_class(name, expression, resource=None):
+    spec = {"selectors": [{"cel": {"expression": expression}}]}
+    if resource:
+        spec["extendedResourceName"] = resource
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def partitions(profile):
+    name = f"mig-{profile.replace('.', '-')}.{DRIVER}"
+    of_mig = f"device.driver == '{DRIVER}' && {A}.type == 'mig' && {A}.profile == '{profile}'"
+    return device_class(name, of_mig, f"nvidia.com/mig-{profile}")
+
+
+CLASSES = (
+    device_class(DRIVER, f"device.driver == '{DRIVER}' && {A}.type == 'gpu'", "nvidia.com/gpu"),
+    device_class(f"any.{DRIVER}", f"device.driver == '{DRIVER}'"),
+    device_class("nic", "device.driver == 'nic.example'", "nvidia.com/nic"),
+    partitions("1g.5gb"),
+    partitions("3g.20gb"),
+)
+
+
+def fair(*gpus, rules=DEFAULT_PROFILE, classes=CLASSES):
+    """Two GPUs on a node, unless *gpus* are there."""
+    offered = offer(Inventory(gpus or (gpu(0), gpu(1))), rules, Keeps(), {})
+    spec = {"driver": DRIVER, "nodeName": "n1", "devices": list(published(offered))}
+    counters = {"driver": DRIVER, "nodeName": "n1", "sharedCounters": published_counters(offered)}
+    return market(DRIVER, [{"spec": spec}, {"spec": counters}], classes)
+
+
+def a100():
+    """In partitions."""
+    return fair(cut(on=True, pending=True), rules=dynamic())
+
+
+def container(name="main", **amounts):
+    return {"name": name, "resources": {"limits": {k: str(v) for k, v in amounts.items()}}}
+
+
+def pod(*containers, name="a", **spec):
+    return {
+        "metadata": {"namespace": "team-a", "name": name},
+        "spec": {"containers": list(containers), **spec},
+    }
+
+
+def asking(resource, count=1):
+    return pod(container(**{resource: count}))
+
+
+def why(*pods, on=None, plugins=()):
+    """Why the pods can never be scheduled; empty: they may be."""
+    return "; ".join(judge_pods(pods, on or fair(), plugins).problems)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param(asking("nvidia.com/gpu", 2), id="all GPUs of the node"),
+        pytest.param(asking(f"{IMPLICIT}{DRIVER}"), id="a class by its own name"),
+        pytest.param(asking("nvidia.com/nic", 9), id="a class of another driver's"),
+        pytest.param(asking("example.com/fpga"), id="nobody's resource that is no GPU"),
+        pytest.param(asking("nvidia.com/hostdev"), id="NVIDIA's, but no GPU"),
+        pytest.param(asking(f"{IMPLICIT}nic.example"), id="a class that another driver could have"),
+    ],
+)
+def test_what_may_be_served_or_is_not_for_us_is_not_told(given):
+    assert why(given) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param(
+            asking("nvidia.com/gpu", 3),
+            "container main, nvidia.com/gpu: asks for 3, but no node has more than 2 such (n1)",
+            id="more than a node has",
+        ),
+        pytest.param(
+            asking("nvidia.com/mig-1g.5gb"),
+            "container main, nvidia.com/mig-1g.5gb: no node publishes a device that DeviceClass "
+            f"mig-1g-5gb.{DRIVER} selects; there are devices of type gpu, gpu-monitor",
+            id="nobody offers partitions",
+        ),
+        pytest.param(
+            asking("nvidia.com/mig-1g.99gb"),
+            "container main, nvidia.com/mig-1g.99gb: no DeviceClass has it as its "
+            "extendedResourceName, and no node offers it",
+            id="no class has the name",
+        ),
+        pytest.param(
+            asking("nvidia.com/gpu.shared"),
+            "container main, nvidia.com/gpu.shared: no DeviceClass has it as its "
+            "extendedResourceName, and no node offers it",
+            id="no class for fractions",
+        ),
+        pytest.param(
+            asking(f"{IMPLICIT}mig-9g.{DRIVER}"),
+            f"container main, {IMPLICIT}mig-9g.{DRIVER}: there is no DeviceClass mig-9g.{DRIVER}",
+            id="no class of ours has that name",
+        ),
+    ],
+)
+def test_what_no_node_has_is_told_with_container_and_resource(given, expected):
+    assert why(given) == expected
+
+
+def test_what_a_device_plugin_offers_somewhere_is_its_business():
+    asked = [asking("nvidia.com/gpu", 99), asking("nvidia.com/mig-1g.99gb")]
+    plugins = {"nvidia.com/gpu", "nvidia.com/mig-1g.99gb"}
+
+    assert judge_pods(asked, fair(), plugins) == PodVerdict(0, {})
+
+
+def test_partitions_that_do_not_fit_on_one_board_together_are_told():
+    both = pod(container("a", **{"nvidia.com/mig-3g.20gb": 2}), container("b"))
+    more = pod(
+        container("a", **{"nvidia.com/mig-3g.20gb": 2}),
+        container("b", **{"nvidia.com/mig-1g.5gb": 1}),
+    )
+
+    assert why(both, on=a100()) == ""
+    assert why(more, on=a100()).startswith("its containers together: on no node can it have all")
+
+
+def test_pods_that_wait_for_the_same_reason_are_told_together():
+    same = [pod(container(**{"nvidia.com/gpu": 3}), name=name) for name in "ba"]
+
+    verdict = judge_pods([*same, asking("nvidia.com/gpu")], fair(), ())
+
+    assert verdict.judged == 3
+    assert list(verdict.problems.values()) == [("team-a/a", "team-a/b")]
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [
+        pytest.param(asking("nvidia.com/gpu"), True, id="it waits"),
+        pytest.param(pod(container(**{"nvidia.com/gpu": 1}), nodeName="n1"), False, id="it has"),
+        pytest.param(pod(container(cpu=1)), False, id="for nothing"),
+    ],
+)
+def test_pods_that_wait_for_a_node_and_ask_for_something_are_looked_at(given, asks):
+    assert asks_for_gpus(given) is asks
+    gone = {**given, "metadata": {**given["metadata"], "deletionTimestamp": "2026-01-01"}}
+    assert not asks_for_gpus(gone)
+
+
+def test_what_there_is_to_be_had_are_the_names_that_lead_to_devices():
+    assert list(to_be_had(fair())) == ["nvidia.com/gpu"]
+    assert list(to_be_had(a100())) == ["nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb"]
+
+
+def told(given, on):
+    return list(of_pods(judge_pods([given], on, ()), on))
+
+
+def test_the_mend_names_what_there_is():
+    (found,) = told(asking("nvidia.com/mig-1g.99gb"), a100())
+
+    assert found.level is Level.WARN
+    assert found.found.startswith("team-a/a can never be scheduled: container main, nvidia.com/mig")
+    assert "what there is (nvidia.com/mig-1g.5gb, nvidia.com/mig-3g.20gb)" in found.mend
+
+
+def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
+    plain = [{**one, "spec": {"selectors": one["spec"]["selectors"]}} for one in CLASSES]
+
+    (found,) = told(asking("nvidia.com/gpu"), fair(classes=plain))
+
+    assert "no DeviceClass has it" in found.found
+    assert "DRAExtendedResource" in found.mend and "spec.resourceClaims" in found.mend
+
+
+def test_where_nothing_is_published_pods_are_counted():
+    empty = market(DRIVER, [], CLASSES)
+
+    (found,) = told(asking("nvidia.com/gpu"), empty)
+
+    assert (found.level, found.found) == (
+        Level.WARN,
+        f"1 wait, and no node publishes a device of {DRIVER}",
+    )
+
+
+def test_reasons_are_told_as_far_as_people_read():
+    problems = {f"reason {number:02}": (f"team-a/{number}",) for number in range(25)}
+
+    *_, last = of_pods(PodVerdict(25, problems), fair())
+
+    assert last.found == "5 more reasons"
+
+
+def test_pods_of_which_nothing_is_known_are_counted():
+    (found,) = told(asking("nvidia.com/gpu"), fair())
+
+    assert (found.level, found.found) == (
+        Level.OK,
+        "1 wait for a GPU, and nothing is known that they could not get",
+    )
