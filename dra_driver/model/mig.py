@@ -6,6 +6,7 @@ a GPU instance with one compute instance that fills it (NVIDIA's MIG user guide)
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from dra_driver.model.uuids import GpuUuid
 
@@ -102,7 +103,7 @@ class Instance:
     key: PartitionKey
     gi: int  # GPU instance id
     ci: int  # compute instance id
-    uuid: GpuUuid  # "MIG-…"
+    uuid: GpuUuid  # "MIG-…"; empty: it is not there yet, and is shown as if it were
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,14 @@ class OddInstance:
     cis: int  # how many compute instances
 
 
+class Fixed(Enum):
+    """What nobody inside a virtual machine can change of a GPU that it has."""
+
+    NOTHING = 0
+    MODE = 1  # it takes a reset, which the hypervisor lets nobody make
+    ALL = 2  # a vGPU: how it is cut, and whether, its host says
+
+
 @dataclass(frozen=True, slots=True)
 class Mig:
     """What a GPU that can be cut says of it at one look."""
@@ -125,6 +134,7 @@ class Mig:
     profiles: tuple[MigProfile, ...] = ()  # by number; the geometry
     instances: tuple[Instance, ...] = ()  # by key
     odd: tuple[OddInstance, ...] = ()  # by key
+    fixed: Fixed = Fixed.NOTHING
 
     @property
     def units(self) -> int:

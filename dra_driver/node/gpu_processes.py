@@ -1,6 +1,5 @@
 """The processes that NVML sees on a GPU or a MIG instance, and how much memory each uses there."""
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid
@@ -14,6 +13,7 @@ from dra_driver.node.nvml_codes import (
     unless_refused,
 )
 from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.process_lists import List, computing, drawing, sharing
 
 _NO_INSTANCE: Final = 0xFFFFFFFF  # of a process that computes on the GPU itself
 _NONE_OF_THAT_KIND: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
@@ -31,9 +31,9 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
 
     def call(functions: Functions, handle: Any) -> list[Any]:
         listed = [
-            *functions.nvmlDeviceGetComputeRunningProcesses(handle),
-            *_if_there_are(functions.nvmlDeviceGetGraphicsRunningProcesses, handle),
-            *_if_there_are(functions.nvmlDeviceGetMPSComputeRunningProcesses, handle),
+            *computing(functions)(handle),
+            *_if_there_are(drawing(functions), handle),
+            *_if_there_are(sharing(functions), handle),
         ]
         return listed if is_instance(gpu) else [one for one in listed if not _of_instance(one)]
 
@@ -49,6 +49,6 @@ def _of_instance(process: Any) -> bool:
     return getattr(process, "gpuInstanceId", _NO_INSTANCE) != _NO_INSTANCE
 
 
-def _if_there_are(processes: Callable[[Any], list[Any]], handle: Any) -> list[Any]:
+def _if_there_are(processes: List, handle: Any) -> list[Any]:
     """A kind of process that not every board, driver or user can list."""
     return unless_refused(lambda: processes(handle), *_NONE_OF_THAT_KIND) or []

@@ -12,8 +12,9 @@ from typing import Final
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import Gpu, Topology, Withheld
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
+from dra_driver.model.mig import Fixed, Mig
 from dra_driver.node import withhold
+from dra_driver.node.mig.virtual_machines import switches
 from dra_driver.node.nvlink import Links, clique, neighbours
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.nvml_changes import UnderChange
@@ -28,7 +29,6 @@ MakeNodes = Callable[[tuple[int, ...]], None]
 # NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
 # long.
 _LINKS_LAST_SECONDS: Final = 60.0
-_SWITCHES_FROM: Final = 9  # Hopper (NVIDIA's MIG user guide)
 HIDDEN: Final = "no partitions of a GPU in MIG mode: what is cut of it is told to root alone"
 # Making device nodes starts a program; where it failed it is not tried at every look.
 _MAKE_AGAIN_SECONDS: Final = 60.0
@@ -277,10 +277,11 @@ def _mig(one: Seen) -> Mig | None:
     return Mig(
         on=glance.mig_on,
         pending=glance.mig_pending,
-        switches=facts.compute_capability.major >= _SWITCHES_FROM,
+        switches=switches(facts.compute_capability.major) and facts.mig_fixed is not Fixed.ALL,
         profiles=() if glance.mig_hidden else facts.mig_profiles,  # who knows what is free?
         instances=glance.instances,
         odd=glance.odd,
+        fixed=facts.mig_fixed,
     )
 
 

@@ -4,7 +4,6 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 
 from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
@@ -15,7 +14,7 @@ from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
-from dra_driver.node.mig.capabilities import CONFIG
+from dra_driver.node.mig.capabilities import Access
 from dra_driver.node.mig.holders import Holders
 from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.mps.agent import MpsAgent
@@ -112,7 +111,7 @@ def _partitions(nvml: Nvml, driver: DriverRoot, nodes: DeviceNodes) -> Partition
     def loaded() -> bool:
         return driver.loaded_version() is not None
 
-    return Partitions(nvml, Holders(nvml), loaded, allow=partial(nodes.make_capability, CONFIG))
+    return Partitions(nvml, Holders(nvml), loaded, allow=Access(nodes.make_capability).have)
 
 
 def _agent(place: Place) -> MpsAgent | None:

@@ -2,7 +2,7 @@
 
 What layouts cut does not outlive a boot, so that the book of another boot says nothing of it: an
 instance that is there now was made by somebody else. MIG mode of boards before Hopper does outlive
-it, and so does a label of the Node.
+it, and so do labels of the Node.
 """
 
 import logging
@@ -62,7 +62,8 @@ class MigBook:
             ) from e
         if kept.boot == self._boot:
             return kept.book
-        return Book(switched=kept.book.switched, labelled=kept.book.labelled)
+        its = kept.book
+        return Book(switched=its.switched, labelled=its.labelled, label=its.label)
 
     def change(self, edit: Callable[[Book], Book]) -> Book:
         """Keep what *edit* makes of the book, and answer with it. One edit at a time.

@@ -5,12 +5,14 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pynvml
 
 from dra_driver.errors import NodeError
+from dra_driver.model.resets import by_hand
 from dra_driver.model.uuids import GpuUuid
 from dra_driver.node import nvml_readers
 from dra_driver.node.mig.geometry import Geometries
@@ -18,8 +20,9 @@ from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_changes import UnderChange
 from dra_driver.node.nvml_codes import NEW_SESSION, code
 from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.nvml_late import Late
 from dra_driver.node.nvml_listing import Listing, named, not_listed
-from dra_driver.node.nvml_threads import Threads
+from dra_driver.node.nvml_threads import Submit, Threads
 from dra_driver.node.nvml_values import Facts, Glance, System
 from dra_driver.node.worker import Pending
 
@@ -34,10 +37,10 @@ _MENDS: Final[Mapping[int, str]] = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or point to its driver root",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was changed in use: reboot the node",
     pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: drain and reboot the node",
-    pynvml.NVML_ERROR_RESET_REQUIRED: "once nothing uses it: nvidia-smi --gpu-reset -i ...",
+    pynvml.NVML_ERROR_RESET_REQUIRED: by_hand("..."),
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check its power cables",
     pynvml.NVML_ERROR_CORRUPTED_INFOROM: "its infoROM is damaged: replace the board",
-    pynvml.NVML_ERROR_NO_PERMISSION: "run this as root with access to the device nodes",
+    pynvml.NVML_ERROR_NO_PERMISSION: "run this as root, privileged, with access to device nodes",
 }
 
 
@@ -93,7 +96,7 @@ class Nvml:
         self._session = 0
         self._stale = False
         self._threads = Threads(deadline_seconds)
-        self._listing = Listing()  # of this session
+        self._listing, self._late = Listing(), Late()  # of this session
         self._known: System | None = None  # of this session
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
@@ -142,32 +145,37 @@ class Nvml:
         self, indices: Iterable[int], known: Container[int] = ()
     ) -> Mapping[int, Glance | NodeError]:
         """For each NVML index what can change, or why it could not be read. UnderChange: it is
-        *known* from an earlier look, and not now, since a GPU is being changed."""
-        listing = self._listing
-
-        def read(functions: Functions, handle: Any) -> Glance:
-            return nvml_readers.glance(functions, handle, listing.geometries)
-
-        seen = self._each(indices, "reading its state", read, known)
+        *known* from an earlier look, and not now, since a GPU is being changed, or since it is late
+        for the first time."""
+        listing, late = self._listing, self._late
+        if known:
+            late.looks()
+        seen = dict(
+            self._each(dict.fromkeys(indices, nvml_readers.glance), "reading its state", known)
+        )
+        # The driver tells what is cut of one board after the other, so they are late together.
+        cut = {
+            index: partial(nvml_readers.with_instances, listing.geometries, one)
+            for index, one in seen.items()
+            if isinstance(one, Glance) and one.mig_on
+        }
+        seen |= self._each(cut, "reading what is cut of it", known, len(cut))
         with self._gate:
             if listing is self._listing:  # else these may be the indices of other GPUs by now
                 for index, one in seen.items():
                     if not isinstance(one, NodeError):
                         listing.seen(index, one)
+                        late.in_time(index)
         return seen
 
     def facts(self, indices: Iterable[int], known: Container[int] = ()) -> FactsByIndex:
         """Like :meth:`glances`, what stays."""
-        listing = self._listing
-
-        def read(functions: Functions, handle: Any) -> Facts:
-            return nvml_readers.facts(functions, handle, listing.geometries)
-
-        return self._each(indices, "reading its properties", read, known)
+        read = partial(nvml_readers.facts, self._listing.geometries)
+        return self._each(dict.fromkeys(indices, read), "reading its properties", known)
 
     def links(self, indices: Iterable[int], known: Container[int] = ()) -> LinksByIndex:
         """Like :meth:`glances`, the active NVLinks."""
-        return self._each(indices, "reading its NVLinks", nvml_readers.links, known)
+        return self._each(dict.fromkeys(indices, nvml_readers.links), "reading its NVLinks", known)
 
     def on_gpu(
         self,
@@ -182,8 +190,7 @@ class Nvml:
         it, of whichever GPU, since the driver may serve one after another.
         NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
         """
-        pending = self._submit_by_uuid(gpu, doing, call, seconds)
-        if pending is None:
+        if (pending := self._submit_by_uuid(gpu, doing, call, seconds)) is None:
             self.glances(range(self.system().gpus))
             pending = self._submit_by_uuid(gpu, doing, call, seconds)
         if pending is None:
@@ -209,25 +216,28 @@ class Nvml:
         with self._gate:
             if (index := self._listing.index(gpu)) is None:
                 return None
-            return self._submit(index, f"{named(gpu)}, {doing}", by_uuid, seconds)
+            threads = self._threads
+            submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
+            return self._submit(index, f"{named(gpu)}, {doing}", by_uuid, submit)
 
     def _each(
         self,
-        indices: Iterable[int],
+        reads: Mapping[int, Callable[[Functions, Any], T]],
         doing: str,
-        read: Callable[[Functions, Any], T],
         known: Container[int],
+        boards: int = 0,
     ) -> Mapping[int, T | NodeError]:
         answers: dict[int, T | NodeError] = {}
         pending: dict[int, Pending[T]] = {}
+        submit = partial(self._threads.read, boards=boards)
         with self._gate:
-            for index in indices:
+            for index, read in reads.items():
                 try:
                     if index in known and self._threads.changes.under_way(index):
                         raise UnderChange(f"GPU {index}, {doing}: it is being changed")
-                    pending[index] = self._submit(index, doing, read)
+                    pending[index] = self._submit(index, doing, read, submit)
                 except NodeError as error:
-                    answers[index] = error
+                    answers[index] = self._late.excused(index, error, known)
         behind = self._threads.behind()
         for index, answer in pending.items():
             try:
@@ -236,15 +246,11 @@ class Nvml:
                 answers[index] = answer.result()
             except NodeError as error:
                 self._judge(error)
-                answers[index] = error
+                answers[index] = self._late.excused(index, error, known)
         return dict(sorted(answers.items()))
 
     def _submit(
-        self,
-        index: int,
-        doing: str,
-        read: Callable[[Functions, Any], T],
-        seconds: float | None = None,
+        self, index: int, doing: str, read: Callable[[Functions, Any], T], submit: Submit
     ) -> Pending[T]:
         if (functions := self._functions) is None:
             raise NodeError(f"GPU {index}, {doing}: NVML is not running")
@@ -253,9 +259,7 @@ class Nvml:
             with nvml_errors(doing):
                 return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
-        if seconds is None:
-            return self._threads.read(index, doing, call)
-        return self._threads.change(index, doing, call, seconds)
+        return submit(index, doing, call)
 
     def _start(self) -> None:
         """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
@@ -272,7 +276,7 @@ class Nvml:
         self._functions = self._threads.run_system("starting NVML", call)
         self._session += 1
         self._stale = False
-        self._listing = Listing()
+        self._listing, self._late = Listing(), Late()
         self._known = None
         log.info("NVML started", extra={"session": self._session})
 

@@ -10,7 +10,8 @@ from dra_driver.node.worker import Pending
 
 
 class UnderChange(NodeError):
-    """It is not known now, since a GPU is being changed: what was known before holds until then."""
+    """It is not known now, since a GPU is being changed or is late for the first time: what was
+    known before holds until then."""
 
 
 class Changes:

@@ -28,10 +28,15 @@ SESSION_IS_OVER: Final = (UNINITIALIZED, DRIVER_NOT_LOADED, GPU_IS_LOST, LIB_RM_
 NOTHING_IS_KEPT: Final = (DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, GPU_IS_LOST)
 
 
+# pynvml's errors without a number. This one: it asks for a newer version than the library has.
+_WITHOUT_NUMBER: Final = {"NVMLLibraryMismatchError": FUNCTION_NOT_FOUND}
+
+
 def code(error: BaseException) -> int | None:
     """NVML's number of *error* or of what caused it; None: it is none of NVML's."""
     for one in (error, error.__cause__):
-        if isinstance(found := getattr(one, "value", None), int):
+        found = getattr(one, "value", _WITHOUT_NUMBER.get(type(one).__name__))
+        if isinstance(found, int):
             return found
     return None
 

@@ -3,13 +3,15 @@
 Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid, Version
-from dra_driver.model.mig import MigProfile
+from dra_driver.model.mig import Fixed, MigProfile
 from dra_driver.node.mig.geometry import Geometries
 from dra_driver.node.mig.instances import instances
+from dra_driver.node.mig.virtual_machines import fixed
 from dra_driver.node.nvlink import Links
 from dra_driver.node.nvml_codes import (
     FUNCTION_NOT_FOUND,
@@ -47,26 +49,28 @@ def system(nvml: Functions, session: int) -> System:
     )
 
 
-def glance(nvml: Functions, handle: Any, geometries: Geometries) -> Glance:
-    """What can change. What is cut is only looked for where MIG mode is on."""
+def glance(nvml: Functions, handle: Any) -> Glance:
+    """What can change, but for what is cut."""
     uuid = GpuUuid(nvml.nvmlDeviceGetUUID(handle))
     mode = mig_mode(nvml, handle)
-    if mode is None:
-        return Glance(uuid)
-    on, pending = mode
-    if not on:
-        return Glance(uuid, on, pending)
-    profiles = geometries.of(nvml, handle, uuid, on)
+    return Glance(uuid) if mode is None else Glance(uuid, *mode)
+
+
+def with_instances(geometries: Geometries, glance: Glance, nvml: Functions, handle: Any) -> Glance:
+    """With what is cut of a GPU in MIG mode, which takes longer."""
+    uuid = glance.uuid
+    profiles = geometries.of(nvml, handle, uuid, True)
+    others = partial(geometries.unlisted, nvml, handle, uuid)
     found = unless_refused(
-        lambda: instances(nvml, handle, profiles, partial(geometries.compute, nvml, uuid)),
+        lambda: instances(nvml, handle, profiles, geometries.asked(nvml, uuid), others),
         NO_PERMISSION,
     )
     if found is None:
-        return Glance(uuid, on, pending, mig_hidden=True)
-    return Glance(uuid, on, pending, *found)
+        return replace(glance, mig_hidden=True)
+    return replace(glance, instances=found[0], odd=found[1])
 
 
-def facts(nvml: Functions, handle: Any, geometries: Geometries) -> Facts:
+def facts(geometries: Geometries, nvml: Functions, handle: Any) -> Facts:
     """What stays."""
     place = nvml.nvmlDeviceGetPciInfo(handle)
     mode = mig_mode(nvml, handle)
@@ -82,6 +86,7 @@ def facts(nvml: Functions, handle: Any, geometries: Geometries) -> Facts:
         addressing_mode=_addressing_mode(nvml, handle),
         mig_profiles=_mig_profiles(nvml, handle, geometries, mode),
         mig_on=None if mode is None else mode[0],
+        mig_fixed=Fixed.NOTHING if mode is None else fixed(nvml, handle),
     )
 
 

@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from dra_driver.node.nvml_changes import Changes
 from dra_driver.node.worker import Pending, Worker
 
 T = TypeVar("T")
 
+Submit = Callable[[int, str, Callable[[], Any]], Pending[Any]]
+"""Has something run on the thread of the GPU at an index."""
+
+_FOR_EACH_BOARD: Final = 0.2  # of the deadline
 _BEHIND_SECONDS: Final = 1.0  # for so long a look waits for GPUs that others' changes may keep
 
 
@@ -35,9 +39,11 @@ class Threads:
         """What *call* answers on the system's thread, in time whatever else goes on."""
         return self._system.submit(doing, call, seconds or self._deadline_seconds).result()
 
-    def read(self, index: int, doing: str, call: Callable[[], T]) -> Pending[T]:
-        """Have *call* run on the thread of the GPU at *index*."""
-        return self._gpu(index).submit(doing, call, self._deadline_seconds, self.changes.clock)
+    def read(self, index: int, doing: str, call: Callable[[], T], boards: int = 0) -> Pending[T]:
+        """Have *call* run on the thread of the GPU at *index*. *boards*: that are asked at the same
+        time for what the driver tells of one after the other."""
+        seconds = self._deadline_seconds * (1 + _FOR_EACH_BOARD * boards)
+        return self._gpu(index).submit(doing, call, seconds, self.changes.clock)
 
     def change(self, index: int, doing: str, call: Callable[[], T], seconds: float) -> Pending[T]:
         """Like :meth:`read`, for what changes the GPU, within *seconds*."""

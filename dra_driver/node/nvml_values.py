@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.model.devices import GpuUuid, Version
-from dra_driver.model.mig import Instance, MigProfile, OddInstance
+from dra_driver.model.mig import Fixed, Instance, MigProfile, OddInstance
 
 # Numbers of nvml.h (NVML_BRAND_*, NVML_DEVICE_ARCH_*, NVML_DEVICE_ADDRESSING_MODE_*): a driver may
 # know more of them than the pynvml it is read with. The words are those of NVIDIA's driver (go-
@@ -92,6 +92,7 @@ class Facts:
     addressing_mode: str | None
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_on: bool | None = None  # in which mode it was all of that
+    mig_fixed: Fixed = Fixed.NOTHING
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,9 @@ def encode_step(step: Step) -> dict[str, Any]:
             return {"step": "LimitMemory", "gpu": gpu, "pods": limits, "strict": strict}
         case CutPartition(gpu=gpu, key=key):
             return {"step": "CutPartition", "gpu": gpu, "partition": encode_key(key)}
-        case RemovePartition(gpu=gpu, key=key, uuid=uuid):
-            partition = encode_key(key)
-            return {"step": "RemovePartition", "gpu": gpu, "partition": partition, "uuid": uuid}
+        case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
+            document = {"step": "RemovePartition", "gpu": gpu, "partition": encode_key(key)}
+            return document | {"uuid": uuid, "unless": sorted(unless)}
         case ServeMps(space=space):
             return {"step": "ServeMps", "space": wire.encode(space)}
         case EndMps(space=name):
@@ -178,7 +178,10 @@ _DECODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
     "SetMigMode": _mig_mode,
     "CutPartition": lambda one: CutPartition(_gpu(one), decode_key(one["partition"])),
     "RemovePartition": lambda one: RemovePartition(
-        _gpu(one), decode_key(one["partition"]), _unless_none(_uuid, one.get("uuid"))
+        _gpu(one),
+        decode_key(one["partition"]),
+        _unless_none(_uuid, one.get("uuid")),
+        frozenset(map(_uuid, one.get("unless", ()))),
     ),
     "ServeMps": lambda one: ServeMps(_space(one["space"])),
     "EndMps": lambda one: EndMps(SpaceName(text(one["space"]))),

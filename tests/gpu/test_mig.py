@@ -7,30 +7,27 @@ from pathlib import Path
 import pytest
 
 from dra_driver.node.mig.capabilities import MONITOR
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.mig.geometry import geometry
+from dra_driver.node.nvml import load_nvml
+from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, machine, unread
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def cuttable(node):
-    """The GPUs of this machine that have a MIG mode."""
-    found = [gpu for gpu in node.refresh().gpus if gpu.mig is not None]
-    if not found:
-        pytest.skip("no GPU of this machine can be cut")
-    return found
+def cuttable(node, driver):
+    """This machine, where NVML itself says that a GPU has a MIG mode."""
+    with machine(node, load_nvml(driver.nvml_library())) as found:
+        if not found.handles:
+            pytest.skip("NVML says of no GPU of this machine that it has a MIG mode")
+        yield found
 
 
-def simulated(gpu):
-    """The same board in the simulation; None: there is none of that name."""
-    product = next((key for key, one in boards().items() if one.name == gpu.product_name), None)
-    return geometry(product) if product else None
+def test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(cuttable):
+    assert unread(cuttable) == {}
 
 
 def test_every_profile_lies_within_its_board(cuttable):
-    for gpu in cuttable:
-        assert gpu.mig.profiles, gpu.product_name
+    for gpu in cuttable.gpus:
         for profile in gpu.mig.profiles:
             assert profile.placements, profile
             assert all(
@@ -40,45 +37,58 @@ def test_every_profile_lies_within_its_board(cuttable):
             assert re.fullmatch(r"\d+g\.\d+gb([+-][a-z.]+)?", profile.name), profile
 
 
-def test_the_simulation_cuts_the_board_where_its_driver_does(cuttable):
-    known = [(gpu, found) for gpu in cuttable if (found := simulated(gpu)) is not None]
-    if not known:
-        pytest.skip(f"the simulation has no {cuttable[0].product_name}")
-    for gpu, found in known:
-        ours = {one.name: one.placements for one in found.profiles}
-        theirs = {one.name: one.placements for one in gpu.mig.profiles if one.name in ours}
-        assert theirs == {name: ours[name] for name in theirs}
-        assert {one.name for one in found.profiles if one.is_plain} <= theirs.keys()
+def test_the_simulation_cuts_the_board_as_its_driver_does(cuttable, report):
+    found = {
+        gpu.product_name: differences(gpu.product_name, gpu.mig.profiles) for gpu in cuttable.gpus
+    }
+    report([f"{name}: {line}" for name, one in found.items() if one for line in one.rest])
+    assert {name: one.wrong for name, one in found.items() if one and one.wrong} == {}
+    if not any(found.values()):
+        pytest.skip(f"the simulation has no {', '.join(found)}")
 
 
-def test_the_mode_is_what_nvidia_smi_says(node, cuttable, document):
+def test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(cuttable, report):
+    for gpu in cuttable.gpus:
+        ids = [profile.id for profile in gpu.mig.profiles]
+        said = answers(cuttable.functions, cuttable.handles[gpu.uuid], ids)
+        report([f"{gpu.name}, {name}: {code}" for name, code in said.items()])
+        of_boards = {name: code for name, code in said.items() if "GetGpuInstances " in name}
+        assert len(of_boards) == len(ids)
+        assert set(of_boards.values()) <= ({SUCCESS} if gpu.mig.on else set(NOT_THERE)), of_boards
+        of_none = {name: code for name, code in said.items() if name not in of_boards}
+        assert set(of_none.values()) <= set(NOT_THERE), of_none
+
+
+def test_the_mode_is_what_nvidia_smi_says(cuttable, document):
     said = {gpu.uuid: gpu.mig for gpu in document.gpus}
 
-    for gpu in cuttable:
-        assert node.mig.mode(gpu.uuid) == (said[gpu.uuid] == "Enabled")
+    for gpu in cuttable.gpus:
+        assert cuttable.node.mig.mode(gpu.uuid) == (said[gpu.uuid] == "Enabled")
 
 
-def test_instances_are_those_that_nvidia_smi_lists(node, cuttable, ask_smi):
+def test_instances_are_those_that_nvidia_smi_lists(cuttable, ask_smi):
     listed = set(re.findall(r"MIG-[0-9a-f-]+", ask_smi("-L")))
 
-    ours = {one.uuid for gpu in cuttable for one in gpu.mig.instances}
+    ours = {one.uuid for gpu in cuttable.gpus for one in gpu.mig.instances}
     assert ours <= listed
-    assert bool(ours or any(gpu.mig.odd for gpu in cuttable)) == bool(listed)
+    others = sum(one.cis for gpu in cuttable.gpus for one in gpu.mig.odd)
+    assert len(listed) == len(ours) + others
 
 
-def test_who_monitors_gets_its_capability(node, cuttable):
+def test_who_monitors_gets_its_capability(cuttable):
     if not Path("/proc/driver/nvidia/capabilities/mig/monitor").exists():
         pytest.skip("this driver has no capability to monitor instances")
 
-    found = node.device_files((cuttable[0].minor,), (MONITOR,)).capabilities
+    node, gpu = cuttable.node, cuttable.gpus[0]
+    found = node.device_files((gpu.minor,), (MONITOR,)).capabilities
 
     assert found[MONITOR].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
 
 
-def test_a_look_at_a_gpu_that_can_be_cut_is_quick(node, cuttable):
-    node.refresh()
+def test_a_look_at_a_gpu_that_can_be_cut_is_quick(cuttable):
+    cuttable.node.refresh()
     began = time.monotonic()
 
-    node.refresh()
+    cuttable.node.refresh()
 
     assert time.monotonic() - began < 1.0

@@ -365,7 +365,13 @@ STEPS = st.one_of(
     ),
     st.builds(SetMigMode, NAMES.map(GpuUuid), st.booleans(), st.none() | st.booleans()),
     st.builds(CutPartition, NAMES.map(GpuUuid), KEYS),
-    st.builds(RemovePartition, NAMES.map(GpuUuid), KEYS, st.none() | NAMES.map(GpuUuid)),
+    st.builds(
+        RemovePartition,
+        NAMES.map(GpuUuid),
+        KEYS,
+        st.none() | NAMES.map(GpuUuid),
+        st.frozensets(NAMES.map(GpuUuid), max_size=2),
+    ),
     st.builds(ServeMps, SPACES),
     st.builds(EndMps, NAMES.map(SpaceName)),
 )

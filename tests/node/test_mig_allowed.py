@@ -1,4 +1,6 @@
-"""A node allows itself to cut before it does, and removes what was cut and nothing else."""
+"""A node gets what it needs to cut before it does, and removes what was cut and nothing else."""
+
+import logging
 
 import pytest
 
@@ -8,6 +10,7 @@ from dra_driver.model.mig import Partition
 from dra_driver.model.steps import CutPartition, RemovePartition
 from dra_driver.node.machine import open_node
 from dra_driver.node.place import Place
+from dra_driver.node.sim.mig.minors import capabilities
 from tests.fakes.simulated import Node, h100
 
 CONFIG = "dev/nvidia-caps/nvidia-cap1"
@@ -43,11 +46,25 @@ def test_the_device_node_that_lets_cut_is_made_first_and_again_when_it_is_gone(o
     assert node.partitions(gpu) == ()
 
 
-def test_where_it_cannot_be_made_that_is_said_and_nothing_is_cut(opened):
+def test_the_device_nodes_of_an_instance_are_there_before_anybody_serves_in_it(opened):
+    node, host, gpu, key = opened()
+    node.carry_out(CutPartition(gpu, key))
+    there = node.instance(gpu, key)
+    for minor in capabilities(0, there.gi, there.ci):
+        assert (host / f"dev/nvidia-caps/nvidia-cap{minor}").exists()
+
+
+def test_without_device_nodes_the_driver_has_the_last_word_and_what_is_cut_can_go(opened, caplog):
     node, _, gpu, key = opened(nvidia_modprobe="fails")
-    with pytest.raises(NodeError, match=r"/dev/nvidia-caps/nvidia-cap1 \(mig/config\)"):
+    with caplog.at_level(logging.WARNING), pytest.raises(NodeError, match="run this as root, priv"):
         node.carry_out(CutPartition(gpu, key))
+    told = [one.capability for one in caplog.records if one.msg.startswith("no device file")]
+    assert told[0] == "mig/config"
+    assert len(told) == 2  # and of the GPU instance, in which nothing could be made
+    assert node.partitions(gpu) == (key,)
+    node.restore(RemovePartition(gpu, key))
     assert node.partitions(gpu) == ()
+    assert len([one for one in caplog.records if one.msg.startswith("no device file")]) == 2
 
 
 def test_a_step_removes_the_instance_that_was_cut_for_it_alone(opened):

@@ -23,7 +23,9 @@ FULL = Book(
     "no such layout",
     State.FAILED,
     True,
+    label="few",
 )
+LASTING = Book(switched=(GPU,), labelled=True, label="few")
 DAMAGED = pytest.mark.parametrize(
     "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"made": []}}']
 )
@@ -45,10 +47,10 @@ def test_without_a_file_nothing_was_made(path):
     assert MigBook(path, "boot").read() == Book()
 
 
-def test_after_a_boot_only_the_mig_mode_of_boards_and_the_label_are_remembered(path):
+def test_after_a_boot_only_the_mig_mode_of_boards_and_labels_are_remembered(path):
     MigBook(path, "boot").write(FULL)
 
-    assert MigBook(path, "next").read() == Book(switched=(GPU,), labelled=True)
+    assert MigBook(path, "next").read() == LASTING
 
 
 @DAMAGED

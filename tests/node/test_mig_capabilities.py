@@ -1,6 +1,7 @@
 """The device files of MIG instances: found where the driver says, made where they are missing."""
 
 import doctest
+import logging
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,56 @@ def test_missing_ones_are_made_by_what_the_driver_calls_them(kernel):
             f"/proc/driver/nvidia/capabilities/{CI}/access",
         )
     ]
+
+
+class Making:
+    """Makes files, or fails with *error*, at the time that the test says."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.now = 100.0
+        self.asked = []
+        self.access = capabilities.Access(self.make, lambda: self.now)
+
+    def make(self, name):
+        self.asked.append(name)
+        if self.error:
+            raise self.error
+
+
+def test_whoever_cuts_has_each_file_there_each_time(caplog):
+    making = Making()
+    for name in ("mig/config", GI, "mig/config"):
+        making.access.have(name)
+    assert making.asked == ["mig/config", GI, "mig/config"]
+    assert caplog.records == []
+
+
+def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_later(caplog):
+    making = Making(NodeError("no nvidia-modprobe"))
+    with caplog.at_level(logging.WARNING):
+        for name in ("mig/config", GI, "mig/config", GI):
+            making.access.have(name)
+    assert making.asked == ["mig/config", GI]
+    assert [(one.capability, one.error) for one in caplog.records] == [
+        ("mig/config", "no nvidia-modprobe"),
+        (GI, "no nvidia-modprobe"),
+    ]
+    making.now += 61
+    making.error = None
+    making.access.have("mig/config")
+    making.access.have("mig/config")
+    assert making.asked[2:] == ["mig/config"] * 2
+
+
+def test_a_hanging_nvidia_modprobe_costs_its_time_once_for_all_files():
+    making = Making(TimedOut("nvidia-modprobe"))
+    for name in ("mig/config", GI, CI):
+        making.access.have(name)
+    assert making.asked == ["mig/config"]
+    making.now += 61
+    making.access.have(GI)
+    assert making.asked == ["mig/config", GI]
 
 
 def test_those_that_are_there_are_not_made_again(kernel):

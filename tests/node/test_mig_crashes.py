@@ -4,35 +4,7 @@ import pytest
 
 from dra_driver.errors import NodeError
 from tests.fakes.mig_node import MigNode, board
-
-
-class Killed(Exception):
-    """The process is gone: nothing that it meant to do any more is done."""
-
-
-class Mortal:
-    """The functions of NVML, until one of the calls, which kills the process."""
-
-    def __init__(self, functions, at, carried_out):
-        self._functions, self._at, self._carried_out = functions, at, carried_out
-        self.calls = 0
-
-    def __getattr__(self, name):
-        found = getattr(self._functions, name)
-        if not name.startswith("nvml") or name in ("nvmlInit", "nvmlShutdown"):
-            return found
-
-        def call(*args):
-            self.calls += 1
-            if self.calls == self._at and not self._carried_out:
-                raise Killed(name)
-            answer = found(*args)
-            if self.calls == self._at:
-                raise Killed(name)
-            return answer
-
-        return call
-
+from tests.fakes.mortal import Killed, Mortal
 
 FOREIGN = {"profile": "1g.10gb", "start": 6}
 

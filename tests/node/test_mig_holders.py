@@ -4,11 +4,15 @@ import doctest
 import subprocess
 import sys
 
+import pynvml
 import pytest
 
+from dra_driver.errors import NodeError
 from dra_driver.model.devices import GpuUuid
+from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.mig import holders
 from dra_driver.node.mig.holders import Holder, Holders, in_words
+from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 
@@ -30,6 +34,40 @@ def opened(tmp_path):
         yield process
         process.kill()
         process.communicate()
+
+
+class Old(SimulatedNvml):
+    """A library before driver 510: it lacks what pynvml asks for, which pynvml says so."""
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
+        raise pynvml.NVMLLibraryMismatchError("Unversioned function called")
+
+    nvmlDeviceGetGraphicsRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+    nvmlDeviceGetMPSComputeRunningProcesses = nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+
+
+def test_an_older_library_is_asked_as_it_can_be(tmp_path):
+    node = MigNode(tmp_path)
+    kinds = (("compute", 4), ("graphics", 5), ("mps", 6))
+    processes = [{"pid": pid, "memory_bytes": 1, "kinds": [kind]} for kind, pid in kinds]
+    node.through(Old(node.live, mig=node.mig))
+    assert gpu_processes(node.nvml, node.gpu) == ()
+    node.change(gpu=0, processes=processes)
+    assert [one.pid for one in gpu_processes(node.nvml, node.gpu)] == [4, 5, 6]
+    assert [one.pid for one in Holders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
+
+
+def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu(tmp_path):
+    class Older(Old):
+        nvmlDeviceGetComputeRunningProcesses_v2 = Old.nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+        nvmlDeviceGetGraphicsRunningProcesses_v2 = Old.nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+        nvmlDeviceGetMPSComputeRunningProcesses_v2 = Old.nvmlDeviceGetComputeRunningProcesses  # noqa: N815
+
+    node = MigNode(tmp_path)
+    node.through(Older(node.live, mig=node.mig))
+    assert Holders(node.nvml, node.proc).of(node.gpu) == ()
+    with pytest.raises(NodeError, match="Unversioned function called"):
+        gpu_processes(node.nvml, node.gpu)
 
 
 def test_whoever_has_the_device_file_open_is_named_but_for_ourselves(tmp_path, opened):

@@ -128,3 +128,99 @@ def test_a_pending_change_that_is_not_wanted_is_taken_back(made):
     node.functions.nvmlDeviceSetMigMode(node.functions.nvmlDeviceGetHandleByIndex(0), 1)
     node.partitions.reset_mode(node.gpu, False)
     assert mode(node) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        pytest.param(
+            {"virtualization": "passthrough"},
+            "turned on: it takes a reset, which this virtual machine cannot make",
+            id="passed through",
+        ),
+        pytest.param({"virtualization": "vgpu"}, "turned on: it is a vGPU", id="vGPU"),
+    ],
+)
+def test_what_a_virtual_machine_cannot_change_is_not_tried(made, fields, why):
+    node = made(AMPERE, **fields)
+
+    with pytest.raises(NodeError, match=why):
+        node.partitions.reset_mode(node.gpu, True)
+
+    assert mode(node) == (False, False)
+    assert node.facts.memory_bytes  # a board that needs a reset would not tell
+
+
+def test_in_a_virtual_machine_a_board_that_needs_no_reset_is_switched(made):
+    node = made(virtualization="passthrough")
+
+    node.partitions.set_mode(node.gpu, True)
+
+    assert mode(node) == (True, True)
+
+
+def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_and_stays_in_it(made):
+    node = made(AMPERE, virtualization="passthrough", mig=True)
+
+    node.partitions.cut(node.gpu, node.key("3g.20gb", 4))
+
+    assert node.cut == ["3g.20gb at 4"]
+    node.partitions.remove(node.gpu, node.key("3g.20gb", 4))
+    node.partitions.restore_mode(node.gpu, False)
+    assert mode(node) == (True, True)
+
+
+def test_a_driver_that_cannot_tell_of_virtual_machines_is_asked_for_the_mode(made):
+    node = made(AMPERE, fails={"nvmlDeviceGetVirtualizationMode": "FUNCTION_NOT_FOUND"})
+
+    node.partitions.reset_mode(node.gpu, True)
+
+    assert mode(node) == (True, True)
+
+
+def test_a_gpu_that_is_lost_says_so_and_nothing_of_virtual_machines(made):
+    node = made(AMPERE, fails={"nvmlDeviceGetVirtualizationMode": "GPU_IS_LOST"})
+
+    with pytest.raises(NodeError, match="fell off the bus"):
+        node.partitions.reset_mode(node.gpu, True)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_persistence_mode_is_named_where_it_is_on(made, is_on):
+    node = made(AMPERE, persistence=is_on, **BUSY)
+
+    with pytest.raises(NodeError) as refused:
+        node.partitions.reset_mode(node.gpu, True)
+
+    assert (f"nvidia-smi -i {node.gpu} -pm 0" in str(refused.value)) == is_on
+
+
+def test_a_driver_that_cannot_tell_of_persistence_mode_names_the_rest(made):
+    node = made(AMPERE, fails={"nvmlDeviceGetPersistenceMode": "NOT_SUPPORTED"}, **BUSY)
+
+    with pytest.raises(NodeError, match=r"in use, held by process \(4242\); end"):
+        node.partitions.reset_mode(node.gpu, True)
+
+
+def test_who_resets_a_board_by_hand_is_told_that_this_driver_holds_it_too(made):
+    node = made(AMPERE, mig_reset="impossible")
+
+    with pytest.raises(NodeError) as refused:
+        node.partitions.reset_mode(node.gpu, True)
+
+    said = str(refused.value)
+    assert f"nvidia-smi -i {node.gpu} -mig 1, then: drain the node and reboot it; or" in said
+    assert "this driver's plugin" in said
+    assert f"nvidia-smi -i {node.gpu} --gpu-reset" in said
+
+
+def test_a_pending_change_is_made_once_the_board_is_idle(made):
+    node = made(AMPERE, **BUSY)
+    node.functions.nvmlInit()
+    node.functions.nvmlDeviceSetMigMode(node.functions.nvmlDeviceGetHandleByIndex(0), 1)
+    assert mode(node) == (False, True)
+    node.change(gpu=0, processes=[])
+
+    node.partitions.reset_mode(node.gpu, True)
+
+    assert mode(node) == (True, True)

@@ -205,17 +205,20 @@ def test_what_is_cut_is_told_without_reading_again_how_it_can_be_cut(node):
     assert node.partitions.taken(node.gpu) == (node.key("1g.10gb"),)
 
 
-def test_whoever_may_not_cut_is_told_before_anything_is_done(node):
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+def test_each_capability_is_asked_for_before_it_is_needed(node):
+    seen = []
 
-    def refuse():
-        raise NodeError("there is no nvidia-cap1")
+    def allow(capability):
+        there = [*node.glance.instances, *node.glance.odd]
+        seen.append((capability, len(there), len(node.glance.instances)))
 
-    partitions = Partitions(node.nvml, Holders(node.nvml), lambda: True, 0.0, allow=refuse)
-    for change in (partitions.remove, partitions.cut):
-        with pytest.raises(NodeError, match="there is no nvidia-cap1"):
-            change(node.gpu, made.key)
-    assert node.glance.instances == (made,)
+    partitions = Partitions(node.nvml, Holders(node.nvml), lambda: True, 0.0, allow=allow)
+    made = partitions.cut(node.gpu, node.key("1g.10gb"))
+    home = f"gpu0/mig/gi{made.gi}"
+    assert seen == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]
+    seen.clear()
+    partitions.remove(node.gpu, made.key)
+    assert seen == [("mig/config", 1, 1)]
 
 
 def test_what_uses_a_partition_is_named(node):

@@ -94,6 +94,7 @@ def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(no
     gpus = node.gpus(lambda minors: None)
     gpus.look()
     node.change(gpu=1, hangs=True)
+    gpus.look()
     assert [gpu.minor for gpu in gpus.look().gpus] == [0]
     with Change(node, 0):
         (one,) = gpus.look().withheld

@@ -305,6 +305,48 @@ def test_a_mode_that_is_pending_can_be_taken_back(node, nvml, ampere):
     assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 1]
 
 
+def test_a_board_that_is_passed_through_needs_a_reset_once_its_mode_was_to_change(node, nvml):
+    node.change(gpu=1, virtualization="passthrough", mig=False)
+    ampere = nvml.nvmlDeviceGetHandleByIndex(1)
+    assert nvml.nvmlDeviceGetVirtualizationMode(ampere) == 1
+    assert nvml.nvmlDeviceGetMemoryInfo(ampere).total
+    assert nvml.nvmlDeviceSetMigMode(ampere, 1) == pynvml.NVML_ERROR_RESET_REQUIRED
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [0, 1]
+    refused("ResetRequired", nvml.nvmlDeviceGetMemoryInfo, ampere)
+    assert nvml.nvmlDeviceSetMigMode(ampere, 0) == pynvml.NVML_SUCCESS
+    refused("ResetRequired", nvml.nvmlDeviceGetMemoryInfo, ampere)
+    assert nvml.nvmlDeviceGetUUID(ampere)
+
+
+def test_a_board_that_is_passed_through_is_cut_like_any_other(node, nvml, ampere):
+    node.change(gpu=0, virtualization="passthrough")
+    node.change(gpu=1, virtualization="passthrough")
+    assert nvml.nvmlGpuInstanceGetInfo(cut(nvml, ampere, 9, 4, 4)).placement.start == 4
+    hopper = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceSetMigMode(hopper, 1) == pynvml.NVML_SUCCESS
+    assert nvml.nvmlDeviceGetMigMode(hopper) == [1, 1]
+    assert nvml.nvmlDeviceGetMemoryInfo(hopper).total
+
+
+def test_the_guest_of_a_vgpu_neither_switches_nor_cuts_it(node, nvml, ampere):
+    there = cut(nvml, ampere, 9, 4, 4)
+    for gpu in (0, 1):
+        node.change(gpu=gpu, virtualization="vgpu")
+    hopper = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceGetVirtualizationMode(hopper) == 2
+    refused("NotSupported", nvml.nvmlDeviceSetMigMode, hopper, 1)
+    refused("NotSupported", nvml.nvmlDeviceSetMigMode, ampere, 0)
+    refused("NotSupported", cut, nvml, ampere, 19, 0, 1)
+    refused("NotSupported", nvml.nvmlGpuInstanceDestroy, there)
+    assert nvml.nvmlDeviceGetMigMode(ampere) == [1, 1]
+
+
+def test_persistence_mode_is_as_the_node_file_says(node, nvml, ampere):
+    assert nvml.nvmlDeviceGetPersistenceMode(ampere) == 0
+    node.change(gpu=1, persistence=True)
+    assert nvml.nvmlDeviceGetPersistenceMode(ampere) == 1
+
+
 def test_only_root_may_change_anything_or_see_what_is_cut(tmp_path):
     node = Node(
         tmp_path, {"gpus": [dict(A100, mig=True, instances=[{"profile": "2g.10gb", "start": 0}])]}
@@ -345,8 +387,47 @@ def test_instances_of_others_come_and_go_with_the_node_file(node, nvml, ampere):
     assert nvml.nvmlDeviceGetName(device).endswith("MIG 3g.20gb")
     refused("InsufficientResources", cut, nvml, ampere, 14, 4, 2)
     node.change(gpu=1, instances=[])
-    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
+    refused("InvalidArgument", nvml.nvmlDeviceGetName, device)
     assert cut(nvml, ampere, 14, 4, 2)
+
+
+def test_a_mig_device_keeps_its_index_and_leaves_a_hole(nvml, ampere):
+    made = [cut(nvml, ampere, 19, start, 1) for start in range(3)]
+    inside = [nvml.nvmlGpuInstanceCreateComputeInstance(one, 0) for one in made]
+    at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    uuids = [nvml.nvmlDeviceGetUUID(at(ampere, index)) for index in range(3)]
+    nvml.nvmlComputeInstanceDestroy(inside[1])
+    refused("NotFound", at, ampere, 1)
+    assert [nvml.nvmlDeviceGetUUID(at(ampere, index)) for index in (0, 2)] == uuids[::2]
+    nvml.nvmlGpuInstanceCreateComputeInstance(made[1], 0)
+    assert nvml.nvmlDeviceGetUUID(at(ampere, 1)) == uuids[1]
+
+
+def test_what_another_process_removed_is_listed_until_something_takes_its_place(node, nvml, ampere):
+    node.change(gpu=1, instances=[{"profile": "3g.20gb", "start": 4}])
+    at = nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    device = at(ampere, 0)
+    told = nvml.nvmlDeviceGetUUID(device)
+    node.change(gpu=1, instances=[])
+    assert at(ampere, 0) == device
+    assert nvml.nvmlDeviceGetUUID(device) == told
+    assert nvml.nvmlDeviceGetGpuInstanceId(device) == 1
+    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, told)
+    nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 0, 2), 1)
+    assert nvml.nvmlDeviceGetUUID(at(ampere, 0)) != told
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, device)
+
+
+def test_an_instance_says_that_it_is_on_its_gpu_and_is_found_by_its_place(nvml, ampere):
+    made = cut(nvml, ampere, 19, 0, 1)
+    inside = nvml.nvmlGpuInstanceCreateComputeInstance(made, 0)
+    parent, device = nvml.nvmlDeviceGetUUID(ampere), nvml.nvmlDeviceGetMigDeviceHandleByIndex
+    for told in (nvml.nvmlGpuInstanceGetInfo(made), nvml.nvmlComputeInstanceGetInfo_v2(inside)):
+        assert nvml.nvmlDeviceGetUUID(told.device) == parent
+        assert nvml.nvmlDeviceGetMigMode(told.device) == [1, 1]
+    assert nvml.nvmlDeviceGetHandleByUUID(f"MIG-{parent}/7/0") == device(ampere, 0)
+    refused("NotFound", nvml.nvmlDeviceGetHandleByUUID, f"MIG-{parent}/7/1")
+    refused("InvalidArgument", nvml.nvmlDeviceGetUUID, pynvml.c_nvmlDevice_t())
 
 
 def test_an_instance_of_others_has_to_wait_until_its_place_is_free(node, nvml, ampere):

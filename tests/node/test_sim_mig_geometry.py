@@ -104,6 +104,20 @@ def test_numbers_are_nvmls_and_ids_are_told_apart(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_guessed_is_of_the_board_and_nowhere_said_to_be_the_sisters(family):
+    guessed = documents()[family].get("guessed", {})
+    cells = {(column, name) for column, names in guessed.items() for name in names}
+    assert not cells & set(assumed(family))
+    for column, name in cells:
+        row = rows(family)[name]
+        alike = [one for one in rows(family).values() if one["size"] == row["size"]]
+        if column == "memory_mib":  # as much as others of as many units
+            assert {one[column] for one in alike} == {row[column]}
+        else:
+            assert column == "id"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
     entry = documents()[family]
     cells = list(assumed(family))

@@ -29,11 +29,6 @@ class Host(Node):
         super().__init__(directory, {"gpus": [h100("1b"), dict(A100, **more)]})
         assert self.host
         self.again()
-        self.allow()
-
-    def allow(self):
-        """Make the device node that whoever cuts opens."""
-        assert self.modprobe("-f", f"/{PROC}/mig/config").returncode == 0
 
     def again(self):
         """As another process sees it."""
@@ -47,10 +42,17 @@ class Host(Node):
         place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
         create = self.functions.nvmlDeviceCreateGpuInstanceWithPlacement
         made = create(self.device(index), profile, byref(place))
+        gi = self.functions.nvmlGpuInstanceGetInfo(made).id
         if filled:
+            self.allow(index, gi)
             slices = {0: 4, 5: 3, 9: 2, 14: 1, 19: 0}[profile]
             self.functions.nvmlGpuInstanceCreateComputeInstance(made, slices)
-        return self.functions.nvmlGpuInstanceGetInfo(made).id
+        return gi
+
+    def allow(self, index, gi):
+        """Make the device node of a GPU instance."""
+        done = self.modprobe("-f", f"/{PROC}/gpu{index}/mig/gi{gi}/access")
+        assert (done.returncode, done.stderr) == (0, "")
 
     def remove(self, index, gi):
         nvml = self.functions
@@ -66,7 +68,7 @@ class Host(Node):
                 ask = self.functions.nvmlDeviceGetMigDeviceHandleByIndex
                 found.append(self.functions.nvmlDeviceGetUUID(ask(self.device(index), place)))
             except pynvml.NVMLError_NotFound:
-                break
+                continue
         return found
 
     def mode(self, index):
@@ -166,6 +168,17 @@ def test_a_mode_that_was_pending_comes_with_the_driver(host):
     assert host.mode(AMPERE) == [0, 0]
 
 
+def test_a_board_that_needs_a_reset_works_again_after_a_reboot_in_its_new_mode(host):
+    host.change(gpu=AMPERE, virtualization="passthrough")
+    host.functions.nvmlDeviceSetMigMode(host.device(AMPERE), 0)
+    host.again()
+    with pytest.raises(pynvml.NVMLError_ResetRequired):
+        host.functions.nvmlDeviceGetMemoryInfo(host.device(AMPERE))
+    host.reload()
+    assert host.mode(AMPERE) == [0, 0]
+    assert host.functions.nvmlDeviceGetMemoryInfo(host.device(AMPERE)).total
+
+
 def test_what_the_node_file_says_of_the_mode_later_counts_more_than_what_the_board_kept(host):
     host.functions.nvmlDeviceSetMigMode(host.device(AMPERE), 0)
     host.reload()
@@ -190,7 +203,7 @@ def test_capabilities_lead_to_device_nodes_that_nvidia_modprobe_makes(host):
     assert "DeviceFileMode: 256\n" in (host.root / PROC / "mig/config").read_text()
     listed = (host.root / "proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
     assert f"gpu1/gi{gi}/ci0/access {numbers[1]}" in listed
-    assert os.listdir(host.root / "dev/nvidia-caps") == ["nvidia-cap1"]
+    assert os.listdir(host.root / "dev/nvidia-caps") == [f"nvidia-cap{numbers[0]}"]
     done = host.modprobe("-f", f"/{PROC}/{files[0]}", f"-f={host.root}/{PROC}/{files[1]}")
     assert (done.returncode, done.stderr) == (0, "")
     nodes = [host.root / f"dev/nvidia-caps/nvidia-cap{number}" for number in numbers]
@@ -212,22 +225,25 @@ def test_a_broken_nvidia_modprobe_makes_no_capability_node(host):
 
 def test_capability_nodes_go_with_the_driver(host):
     assert host.modprobe("-f", f"/{PROC}/mig/monitor").returncode == 0
-    assert sorted(os.listdir(host.root / "dev/nvidia-caps")) == ["nvidia-cap1", "nvidia-cap2"]
+    assert os.listdir(host.root / "dev/nvidia-caps") == ["nvidia-cap2"]
     host.change(driver="not-loaded")
     host.live.current()
     assert not (host.root / "dev/nvidia-caps").exists()
     assert not (host.root / PROC / "mig").exists()
 
 
-def test_whoever_cannot_open_the_node_of_mig_config_cuts_nothing_and_removes_nothing(host):
-    gi = host.cut(AMPERE, 14, 2, 2)
-    node = host.root / "dev/nvidia-caps/nvidia-cap1"
-    node.unlink()
-    for change in (lambda: host.cut(AMPERE, 19, 0, 1), lambda: host.remove(AMPERE, gi)):
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            change()
+def test_root_cuts_without_the_node_of_mig_config_and_makes_nothing_in_an_instance_without_its_own(
+    host,
+):
+    gi = host.cut(AMPERE, 14, 2, 2, filled=False)
+    assert not (host.root / "dev/nvidia-caps/nvidia-cap1").exists()
+    there = host.functions.nvmlDeviceGetGpuInstanceById(host.device(AMPERE), gi)
+    with pytest.raises(pynvml.NVMLError_NoPermission):
+        host.functions.nvmlGpuInstanceCreateComputeInstance(there, 1)
+    assert host.instances(AMPERE) == []
+    host.allow(AMPERE, gi)
+    host.functions.nvmlGpuInstanceCreateComputeInstance(there, 1)
     assert len(host.instances(AMPERE)) == 1
-    host.allow()
     host.remove(AMPERE, gi)
     assert host.instances(AMPERE) == []
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.layouts import Change, Layout, LayoutEntry, Wanted
-from dra_driver.model.mig import Instance, Mig, OddInstance, Partition, PartitionKey
+from dra_driver.model.mig import Fixed, Instance, Mig, OddInstance, Partition, PartitionKey
 from dra_driver.node.sim.mig.geometry import geometry
 from dra_driver.node.sim.mig.rules import fits
 from dra_driver.plan.mig.changes import Misfit, decide
@@ -44,7 +44,7 @@ def refusing(*given):
     return found
 
 
-def mig(product=A100, *, on=True, switches=False, there=(), odd=()):
+def mig(product=A100, *, on=True, switches=False, there=(), odd=(), fixed=Fixed.NOTHING):
     profiles = table(product).profiles
     return Mig(
         on,
@@ -55,6 +55,7 @@ def mig(product=A100, *, on=True, switches=False, there=(), odd=()):
             Instance(key, number, 0, GpuUuid(f"MIG-{number}")) for number, key in enumerate(there)
         ),
         tuple(OddInstance(key, 99, 0) for key in odd),
+        fixed,
     )
 
 
@@ -550,3 +551,34 @@ def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, co
         again = decide(board(there=sorted(left | set(change.cut))), want, change.made)
         assert isinstance(again, Change)
         assert again.is_nothing
+
+
+# In virtual machines
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_layout_changes_no_mode_in_a_virtual_machine_that_cannot_reset_the_board(on):
+    wanted = asked(on=not on, **({} if on else {"g1_5gb": 2}))
+
+    why = refusing(board(on=on, fixed=Fixed.MODE), wanted, ())
+
+    assert why.always
+    assert why.reason.startswith(
+        "gpu-0 (NVIDIA A100-40-SXM) cannot be made what layout 'x' says: it takes a reset, which "
+        "this virtual machine cannot make; "
+    )
+    assert f"-mig {int(not on)} and reboot" in why.reason
+
+
+def test_a_layout_cuts_a_board_of_a_virtual_machine_that_is_in_mig_mode():
+    assert changing(board(fixed=Fixed.MODE), asked(g1_5gb=2), ()) == changing(
+        board(), asked(g1_5gb=2), ()
+    )
+
+
+def test_a_layout_takes_over_what_is_cut_of_a_vgpu_and_changes_nothing():
+    vgpu = board(there=ONES[:2], fixed=Fixed.ALL)
+
+    assert changing(vgpu, asked(g1_5gb=2), ()).keep == tuple(ONES[:2])
+    assert "it is a vGPU" in refusing(vgpu, asked(g1_5gb=3), ()).reason
+    assert "it is a vGPU" in refusing(board(on=False, fixed=Fixed.ALL), asked(g1_5gb=1), ()).reason

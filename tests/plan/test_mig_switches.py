@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
+from dra_driver.model.mig import Fixed
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules
 from dra_driver.plan.mig.switches import after_switch, to_switch
@@ -35,7 +37,9 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
         pytest.param(cut("h100-80-sxm"), {}, id="it switches when a claim needs it"),
         pytest.param(gpu(0), {}, id="it cannot be cut"),
         pytest.param(cut(on=True, pending=True), {}, id="it is on"),
-        pytest.param(cut(pending=True), {}, id="it waits for its reset"),
+        pytest.param(cut(fixed=Fixed.MODE), {}, id="a virtual machine cannot reset it"),
+        pytest.param(cut(fixed=Fixed.MODE, pending=True), {}, id="it waits for a reboot"),
+        pytest.param(cut(fixed=Fixed.ALL), {}, id="it is a vGPU"),
         pytest.param(cut(), {"its": DEFAULT_PROFILE}, id="nobody wants it"),
         pytest.param(
             cut(), {"its": profile(include=False, mig=MigRules(True))}, id="it is left out"
@@ -65,6 +69,16 @@ def test_a_claim_keeps_only_its_own_board_from_being_switched():
     assert chosen(cut(), cut(minor=1), held=holding(cut())) == [1]
 
 
+def test_a_mode_that_is_pending_and_had_no_reset_yet_is_switched_like_any_other():
+    pending = cut(pending=True)
+
+    assert chosen(pending) == [0]
+    assert chosen(pending, its=DEFAULT_PROFILE) == []
+    assert after_switch(Inventory((pending,)), dynamic(), Keeps(), {}).gpus == (
+        cut(on=True, pending=True),
+    )
+
+
 @pytest.mark.parametrize("fields", [{}, {"pending": True}])
 def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
     node = Inventory((cut(**fields), cut("h100-80-sxm", 1), gpu(2), cut(minor=3)))
@@ -78,3 +92,16 @@ def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
     assert "gpu-0" not in names
     assert {"gpu-0-mig-7g40gb-0-0", "gpu-1", "gpu-2", "gpu-3"} <= names
     assert to_switch(after, *everything) == ()
+
+
+def test_a_board_that_is_stuck_is_whole_also_after_the_switch_of_others():
+    stuck, other = cut(), replace(cut(minor=1), uuid=GpuUuid("GPU-1"))
+
+    after = after_switch(Inventory((stuck, other)), dynamic(), Keeps(), {}, stuck={stuck.uuid})
+
+    assert after.gpus[0] == stuck
+    found = offer(after, dynamic(), Keeps(), {})
+    assert "gpu-0" in {str(device.name) for device in found.devices}
+    assert "gpu-1" not in {str(device.name) for device in found.devices}
+    (reason,) = (one.reason for one in found.pending if one.device == "gpu-0")
+    assert "MIG mode is off" in reason

@@ -2,7 +2,8 @@
 
 import pytest
 
-from dra_driver.errors import ClusterError, NodeError
+from dra_driver.errors import ClusterError, NodeError, TimedOut
+from dra_driver.model.mig import Fixed
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
@@ -261,3 +262,106 @@ def test_a_board_that_cannot_be_switched_back_is_told(scene, board):
 
     assert book.switched == (board.uuid,)
     assert book.boards[board.uuid].startswith("MIG mode of gpu-0 could not be turned off: ")
+
+
+def late(board):
+    """A call of NVML that changes the mode some day, and is not waited for."""
+
+    def step(what):
+        board.pending = True
+        raise TimedOut("turning MIG mode on: no answer")
+
+    return step
+
+
+def test_a_change_that_others_left_pending_is_made_where_the_profile_wants_it(scene, board):
+    board.pending = True
+    scene.boards.refresh()
+
+    assert scene.look().switched == (board.uuid,)
+
+    assert (board.on, board.gpu.mig.pending) == (True, True)
+
+
+def test_a_change_that_others_left_pending_is_theirs_where_nobody_wants_it(scene, board):
+    board.pending = True
+    scene.boards.refresh()
+    scene.profile = DEFAULT_PROFILE
+
+    scene.look()
+
+    assert (board.on, board.gpu.mig.pending) == (False, True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(
+    scene, board, restarted
+):
+    scene.boards.step = late(board)
+    assert scene.look().switched == (board.uuid,)
+    scene.boards.step = lambda what: None
+    scene.profile = DEFAULT_PROFILE
+    if restarted:
+        scene.start()
+
+    book = scene.look()
+
+    assert (board.on, board.gpu.mig.pending) == (False, False)
+    assert book.switched == ()
+
+
+def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_wanted(scene, board):
+    scene.boards.step = late(board)
+    scene.look()
+    scene.boards.step = lambda what: None
+
+    assert scene.start().look().switched == (board.uuid,)
+
+    assert board.on
+
+
+def test_a_call_that_did_it_after_all_is_ours_to_undo(scene, board):
+    scene.boards.step = late(board)
+    scene.look()
+    scene.boards.step = lambda what: None
+    board.on, board.pending = True, None
+    scene.boards.refresh()
+    scene.profile = DEFAULT_PROFILE
+
+    assert scene.look().switched == ()
+
+    assert not board.on
+
+
+@pytest.mark.parametrize("fixed", [Fixed.MODE, Fixed.ALL])
+def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(scene, board, fixed):
+    board.fixed = fixed
+
+    book = scene.look()
+
+    assert (scene.boards.patience, book.boards, book.switched) == ([], {}, ())
+
+
+def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, board):
+    scene.boards.step = late(board)
+    scene.look()
+    scene.boards.step = lambda what: None
+    board.fixed = Fixed.MODE
+    scene.profile = DEFAULT_PROFILE
+    scene.boards.refresh()
+
+    assert scene.look().switched == ()
+
+    assert (board.on, board.gpu.mig.pending) == (False, False)
+
+
+def test_a_board_that_was_switched_and_cannot_be_switched_back_here_is_told(scene, board):
+    scene.look()
+    board.fixed = Fixed.MODE
+    scene.profile = DEFAULT_PROFILE
+    scene.boards.refresh()
+
+    book = scene.look()
+
+    assert (board.on, book.switched) == (True, (board.uuid,))
+    assert "this virtual machine cannot" in book.boards[board.uuid]

@@ -5,9 +5,10 @@ from typing import Any
 
 from dra_driver.errors import NodeError
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import PartitionKey
+from dra_driver.model.mig import Fixed, PartitionKey
 from dra_driver.node.mig.holders import Holders
 from dra_driver.node.mig.instances import Cut, everything_cut, gpu_instance
+from dra_driver.node.mig.virtual_machines import fixed
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.nvml_codes import NOTHING_IS_KEPT, code
 from dra_driver.node.nvml_functions import Functions
@@ -26,12 +27,28 @@ class Boards:
         """MIG mode now, and after the next reset. None: it has no such mode."""
         return self._nvml.on_gpu(gpu, "reading its MIG mode", mig_mode)
 
+    def fixed(self, gpu: GpuUuid) -> Fixed:
+        """What of it nobody can change here."""
+        return self._nvml.on_gpu(gpu, "reading whether it is a virtual machine's", fixed)
+
+    def persists(self, gpu: GpuUuid) -> bool:
+        """Whether persistence mode is on, as far as that is told."""
+
+        def call(functions: Functions, handle: Any) -> bool:
+            return bool(functions.nvmlDeviceGetPersistenceMode(handle))
+
+        try:
+            return self._nvml.on_gpu(gpu, "reading its persistence mode", call)
+        except NodeError:
+            return False
+
     def cut(self, gpu: GpuUuid) -> tuple[Cut, ...]:
         """What is cut of it, while MIG mode is on."""
 
         def call(functions: Functions, handle: Any) -> tuple[Cut, ...]:
-            profiles = self._nvml.geometries.of(functions, handle, gpu, True)
-            return everything_cut(functions, handle, profiles)
+            known = self._nvml.geometries
+            profiles = known.of(functions, handle, gpu, True)
+            return everything_cut(functions, handle, profiles, known.asked(functions, gpu))
 
         return self._nvml.on_gpu(gpu, "reading what is cut of it", call)
 

@@ -6,6 +6,7 @@ can open ``/dev/nvidia-caps/nvidia-cap<minor>`` has it (NVIDIA's MIG user guide,
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,12 +21,45 @@ MONITOR: Final = "mig/monitor"  # to look at instances that are somebody else's
 CONFIG: Final = "mig/config"  # to cut and to remove
 _OPTIONAL: Final = (MONITOR,)  # a driver without MIG has none, and its GPUs can be looked at
 _CAPABILITIES: Final = "driver/nvidia/capabilities"
+_MAKE_AGAIN_SECONDS: Final = 60.0
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
 Look = Callable[[str, str], DeviceFile | None]
 """The device file of a name below /dev of a root; None: there is none."""
 Modprobe = Callable[[str, tuple[str, ...]], None]
 """Runs nvidia-modprobe for a root."""
+
+
+class Access:
+    """What this process itself needs of them, in order to cut.
+
+    Whoever has CAP_SYS_ADMIN has every one without its file (the same guide), so that the driver
+    says what may be done: a file that cannot be made is told once, and not tried again at each
+    change. *make*: has the file of a capability be there.
+    """
+
+    def __init__(
+        self, make: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._make = make
+        self._clock = clock
+        self._again_at: dict[str, float] = {}  # by name, of those that could not be made
+        self._from = 0.0  # from when on anything is tried: making one hung
+
+    def have(self, name: str) -> None:
+        """Have the file of this capability, if that can be."""
+        now = self._clock()
+        if now < max(self._from, self._again_at.get(name, now)):
+            return
+        try:
+            self._make(name)
+        except NodeError as error:
+            facts = {"capability": name, "error": str(error)}
+            log.warning("no device file of MIG: it is tried without", extra=facts)
+            self._again_at = {one: at for one, at in self._again_at.items() if now < at}
+            self._again_at[name] = now + _MAKE_AGAIN_SECONDS
+            if isinstance(error, TimedOut):
+                self._from = now + _MAKE_AGAIN_SECONDS
 
 
 class MigCapabilities:

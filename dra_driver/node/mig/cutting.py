@@ -9,14 +9,16 @@ from typing import Any
 
 from dra_driver.errors import NodeError, Taken
 from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import PartitionKey
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.node.mig.instances import (
+    ProfilesOf,
     compute_instances,
-    compute_profiles,
     filling,
     gpu_instance,
-    mig_devices,
+    instance_of,
+    names_of,
 )
+from dra_driver.node.mig.uuids import Uuids
 from dra_driver.node.nvml_functions import Functions
 
 
@@ -24,33 +26,32 @@ class StillThere(NodeError):
     """NVML says that an instance was removed, and lists it all the same."""
 
 
-def create(functions: Functions, handle: Any, key: PartitionKey) -> None:
-    """The GPU instance is there."""
-    if gpu_instance(functions, handle, key) is None:
-        place = functions.c_nvmlGpuInstancePlacement_t(key.start, key.size)
-        functions.nvmlDeviceCreateGpuInstanceWithPlacement(
-            handle, key.profile_id, ctypes.byref(place)
-        )
+def create(functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf) -> str:
+    """The GPU instance is there; the answer is its capability ("gpu0/mig/gi1")."""
+    there = gpu_instance(functions, handle, key)
+    return _home(functions, handle, _create(functions, handle, key) if there is None else there.id)
 
 
-def create_new(functions: Functions, handle: Any, key: PartitionKey) -> None:
-    """The GPU instance is there, and was not before. Taken: there is one already."""
+def create_new(functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf) -> str:
+    """Like :func:`create`; and it was not there before. Taken: there is one already."""
     if (there := gpu_instance(functions, handle, key)) is not None:
-        names = [one.uuid for one in mig_devices(functions, handle) if one.gi == there.id]
+        its = compute_instances(functions, there, ask(there))
+        names = names_of(Uuids(functions, handle), there, its)
         named = ", ".join([f"GPU instance {there.id}", *names])
         raise Taken(
             f"{key} is cut already, as {named}: it is left as it is; once it is removed, or "
             "published as it is, a claim can have it"
         )
-    create(functions, handle, key)
+    return _home(functions, handle, _create(functions, handle, key))
 
 
-def fill(functions: Functions, handle: Any, key: PartitionKey) -> None:
-    """The GPU instance has its compute instance."""
+def fill(functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf) -> Instance | None:
+    """The GPU instance has its compute instance; both are the answer. None: it is not listed yet
+    under a name."""
     gi = gpu_instance(functions, handle, key)
     if gi is None:
         raise NodeError(f"{key}: its GPU instance vanished: somebody else removed it")
-    profiles = compute_profiles(functions, gi)
+    profiles = ask(gi)
     there = compute_instances(functions, gi, profiles)
     if not there:
         whole = filling(gi, profiles)
@@ -62,10 +63,15 @@ def fill(functions: Functions, handle: Any, key: PartitionKey) -> None:
             f"{key}: somebody else divided GPU instance {gi.id}: destroy its compute instances "
             f"with nvidia-smi mig -dci -gi {gi.id}"
         )
+    return instance_of(functions, handle, gi, profiles)
 
 
 def destroy(
-    functions: Functions, handle: Any, key: PartitionKey, uuid: GpuUuid | None = None
+    functions: Functions,
+    handle: Any,
+    key: PartitionKey,
+    ask: ProfilesOf,
+    uuid: GpuUuid | None = None,
 ) -> tuple[GpuUuid, ...]:
     """The GPU instance is gone, its compute instances before it.
 
@@ -75,9 +81,9 @@ def destroy(
     gi = gpu_instance(functions, handle, key)
     if gi is None:
         return ()
-    its = compute_instances(functions, gi, compute_profiles(functions, gi))
-    names = _names(functions, handle, gi.id, {one.id for one in its})
-    if uuid is not None and names and uuid not in names:
+    its = compute_instances(functions, gi, ask(gi))
+    names = names_of(Uuids(functions, handle), gi, its) if uuid is not None else ()
+    if names and uuid not in names:
         return names
     for one in its:
         functions.nvmlComputeInstanceDestroy(one.handle)
@@ -88,6 +94,13 @@ def destroy(
     return ()
 
 
-def _names(functions: Functions, handle: Any, gi: int, cis: set[int]) -> tuple[GpuUuid, ...]:
-    devices = mig_devices(functions, handle)
-    return tuple(one.uuid for one in devices if one.gi == gi and one.ci in cis)
+def _home(functions: Functions, handle: Any, gi: int) -> str:
+    return f"gpu{functions.nvmlDeviceGetMinorNumber(handle)}/mig/gi{gi}"
+
+
+def _create(functions: Functions, handle: Any, key: PartitionKey) -> int:
+    place = functions.c_nvmlGpuInstancePlacement_t(key.start, key.size)
+    made = functions.nvmlDeviceCreateGpuInstanceWithPlacement(
+        handle, key.profile_id, ctypes.byref(place)
+    )
+    return int(functions.nvmlGpuInstanceGetInfo(made).id)

@@ -3,12 +3,20 @@
 import ctypes
 import logging
 import math
-from dataclasses import replace
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import Engines, MigProfile, Placement
-from dra_driver.node.mig.instances import GpuInstance, compute_profiles
+from dra_driver.node.mig.instances import (
+    GpuInstance,
+    ProfilesOf,
+    compute_profiles,
+    unlisted,
+)
 from dra_driver.node.nvml_codes import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
@@ -28,6 +36,7 @@ log = logging.getLogger(__name__)
 PROFILE_NUMBERS: Final = range(24)
 _NOT_ON_THIS_BOARD: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
 _NOT_IN_THIS_LIBRARY: Final = (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
+_SEARCH_AGAIN_SECONDS: Final = 60.0
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _EIGHTHS: Final = 8  # a name counts a board's memory in eighths, rounded up
@@ -58,15 +67,25 @@ def geometry(functions: Functions, handle: Any) -> tuple[MigProfile, ...]:
     return tuple(_told_apart(found))
 
 
+@dataclass(frozen=True, slots=True)
+class _Unlisted:
+    """GPU instances of profiles that the driver does not list."""
+
+    again_at: float
+    ids: tuple[int, ...]
+
+
 class Geometries:
     """The geometry of each GPU of one session of NVML, read once as long as its MIG mode stays.
 
     Used by the threads of several GPUs, each for its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
         self._compute: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
+        self._unlisted: dict[GpuUuid, _Unlisted] = {}
 
     def of(
         self, functions: Functions, handle: Any, gpu: GpuUuid, on: bool
@@ -85,6 +104,23 @@ class Geometries:
         if not self._compute.get(key):
             self._compute[key] = compute_profiles(functions, gi)
         return self._compute[key]
+
+    def asked(self, functions: Functions, gpu: GpuUuid) -> ProfilesOf:
+        """How GPU instances of *gpu* can be divided, read once for all that are alike."""
+        return partial(self.compute, functions, gpu)
+
+    def unlisted(
+        self, functions: Functions, handle: Any, gpu: GpuUuid, listed: Collection[int]
+    ) -> tuple[GpuInstance, ...]:
+        """The GPU instances besides those that are *listed* by profile: hardly ever one, so that
+        they are searched for now and then, and those that were found are looked after."""
+        known, now = self._unlisted.get(gpu), self._clock()
+        if known is not None and now < known.again_at:
+            return unlisted(functions, handle, listed, known.ids)
+        found = unlisted(functions, handle, listed)
+        again_at = now + _SEARCH_AGAIN_SECONDS
+        self._unlisted[gpu] = _Unlisted(again_at, tuple(one.id for one in found))
+        return found
 
     def _ask(self, functions: Functions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
         try:

@@ -18,6 +18,7 @@ from dra_driver.node.nvml_codes import (
     unless_refused,
 )
 from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.process_lists import KINDS
 
 _NOT_LISTED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
 _MOST_NAMED: Final = 8  # in a message
@@ -122,11 +123,7 @@ def in_words(holders: tuple[Holder, ...], modules: tuple[str, ...] = ()) -> str:
 
 def _asked(gi: int | None) -> Any:
     def call(functions: Functions, handle: Any) -> tuple[int, set[int]]:
-        lists = (
-            functions.nvmlDeviceGetComputeRunningProcesses,
-            functions.nvmlDeviceGetGraphicsRunningProcesses,
-            functions.nvmlDeviceGetMPSComputeRunningProcesses,
-        )
+        lists = [kind(functions) for kind in KINDS]
         listed = [
             one for ask in lists for one in unless_refused(partial(ask, handle), *_NOT_LISTED) or []
         ]

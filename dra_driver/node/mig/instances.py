@@ -2,8 +2,8 @@
 
 Each function is called on the GPU's thread of ``dra_driver.node.nvml``. Between two of its calls
 somebody else may remove an instance: what is gone is left out. NVML's list of MIG devices is not
-believed for what there is, since it goes on listing those that another process removed: it only
-says how an instance is called.
+asked for what there is: it goes on listing those that another process removed, and to read it takes
+seconds on a busy node.
 """
 
 import ctypes
@@ -14,23 +14,16 @@ from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import Instance, MigProfile, OddInstance, PartitionKey
+from dra_driver.node.mig.uuids import Uuids
 from dra_driver.node.nvml_codes import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, unless_refused
 from dra_driver.node.nvml_functions import Functions
 
 _MOST_INSTANCES: Final = 32  # of one profile; NVML fills a list that has to be long enough
 _COMPUTE_PROFILES: Final = range(12)  # NVML_COMPUTE_INSTANCE_PROFILE_*: 9 in driver 615
+_GPU_INSTANCES: Final = range(15)  # their ids, as /proc/driver/nvidia-caps/mig-minors lists them
 _SHARED_ENGINES: Final = 0  # NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _GONE: Final = (NOT_FOUND, INVALID_ARGUMENT)
 _NO_SUCH_PROFILE: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
-
-
-@dataclass(frozen=True, slots=True)
-class MigDevice:
-    """A compute instance as CUDA and NVML's other functions know it."""
-
-    gi: int
-    ci: int
-    uuid: GpuUuid
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +42,7 @@ class ComputeInstance:
     handle: Any
     id: int
     fills: bool  # it is all of its GPU instance
+    device: Any  # what NVML says that it is on
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +61,23 @@ class Cut:
 
 ProfilesOf = Callable[[GpuInstance], Sequence[Any]]
 """How a GPU instance can be divided."""
+Unlisted = Callable[[Collection[int]], Sequence[GpuInstance]]
+"""The GPU instances besides those with these ids, which are of no profile that is known."""
 
 
 def everything_cut(
-    functions: Functions, handle: Any, profiles: Collection[MigProfile]
+    functions: Functions, handle: Any, profiles: Collection[MigProfile], ask: ProfilesOf
 ) -> tuple[Cut, ...]:
     """Every GPU instance, half made or not, by key."""
     names = {one.id: one.name for one in profiles}
-    devices = mig_devices(functions, handle)
-    found = _all(functions, handle, profiles, devices)
+    uuids = Uuids(functions, handle)
+    found = _all(functions, handle, profiles, partial(unlisted, functions, handle))
     return tuple(
         Cut(
             names.get(one.key.profile_id, f"profile {one.key.profile_id}"),
             one.id,
             one.key,
-            tuple(device.uuid for device in devices if device.gi == one.id),
+            names_of(uuids, one, compute_instances(functions, one, ask(one))),
         )
         for one in sorted(found, key=lambda one: one.key)
     )
@@ -91,16 +87,16 @@ def instances(
     functions: Functions,
     handle: Any,
     profiles: Collection[MigProfile],
-    profiles_of: ProfilesOf | None = None,
+    ask: ProfilesOf,
+    others: Unlisted,
 ) -> tuple[tuple[Instance, ...], tuple[OddInstance, ...]]:
     """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
-    ask = profiles_of or partial(compute_profiles, functions)
-    devices = mig_devices(functions, handle)
+    uuids = Uuids(functions, handle)
     found: list[Instance] = []
     odd: list[OddInstance] = []
-    for one in _all(functions, handle, profiles, devices):
+    for one in _all(functions, handle, profiles, others):
         its = compute_instances(functions, one, ask(one))
-        if (whole := _whole(one, its, devices)) is not None:
+        if (whole := _whole(one, its, uuids)) is not None:
             found.append(whole)
         else:
             odd.append(OddInstance(one.key, one.id, len(its)))
@@ -109,13 +105,27 @@ def instances(
     return tuple(found), tuple(odd)
 
 
-def instance(functions: Functions, handle: Any, key: PartitionKey) -> Instance | None:
+def instance(
+    functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf
+) -> Instance | None:
     """The instance that is exactly this partition. None: there is none, or it is not whole."""
     one = gpu_instance(functions, handle, key)
-    if one is None:
-        return None
-    its = compute_instances(functions, one, compute_profiles(functions, one))
-    return _whole(one, its, mig_devices(functions, handle))
+    return None if one is None else instance_of(functions, handle, one, ask(one))
+
+
+def instance_of(
+    functions: Functions, handle: Any, gi: GpuInstance, profiles: Sequence[Any]
+) -> Instance | None:
+    """What *gi* is, which can be divided like this. None: it is not whole."""
+    return _whole(gi, compute_instances(functions, gi, profiles), Uuids(functions, handle))
+
+
+def names_of(
+    uuids: Uuids, gi: GpuInstance, computes: Iterable[ComputeInstance]
+) -> tuple[GpuUuid, ...]:
+    """How these compute instances of *gi* are called, as far as NVML says."""
+    found = (uuids.of(gi.id, one.id, one.device) for one in computes)
+    return tuple(one for one in found if one is not None)
 
 
 def gpu_instance(functions: Functions, handle: Any, key: PartitionKey) -> GpuInstance | None:
@@ -152,7 +162,7 @@ def compute_instances(
         told = unless_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
         if told is not None:
             fills = whole is not None and told.profileId == whole.id
-            found[int(told.id)] = ComputeInstance(handle, int(told.id), fills)
+            found[int(told.id)] = ComputeInstance(handle, int(told.id), fills, told.device)
     return tuple(one for _, one in sorted(found.items()))
 
 
@@ -173,42 +183,29 @@ def filling(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
     return max(whole, key=lambda one: int(one.multiprocessorCount), default=None)
 
 
-def mig_devices(functions: Functions, handle: Any) -> tuple[MigDevice, ...]:
-    """The MIG devices of a GPU in MIG mode."""
-    most = unless_refused(
-        lambda: functions.nvmlDeviceGetMaxMigDeviceCount(handle), *_NO_SUCH_PROFILE
-    )
-    found = (
-        unless_refused(partial(_mig_device, functions, handle, index), *_GONE)
-        for index in range(most or 0)
-    )
+def unlisted(
+    functions: Functions, handle: Any, listed: Collection[int], ids: Iterable[int] = _GPU_INSTANCES
+) -> tuple[GpuInstance, ...]:
+    """The GPU instances with these ids, without those that are *listed*."""
+    found = (described(functions, handle, gi) for gi in ids if gi not in listed)
     return tuple(one for one in found if one is not None)
 
 
-def _mig_device(functions: Functions, handle: Any, index: int) -> MigDevice:
-    device = functions.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-    return MigDevice(
-        int(functions.nvmlDeviceGetGpuInstanceId(device)),
-        int(functions.nvmlDeviceGetComputeInstanceId(device)),
-        GpuUuid(functions.nvmlDeviceGetUUID(device)),
-    )
+def described(functions: Functions, handle: Any, gi: int) -> GpuInstance | None:
+    """The GPU instance with this id, of whatever profile."""
+    ask = functions.nvmlDeviceGetGpuInstanceById
+    by_id = unless_refused(partial(ask, handle, gi), *_NO_SUCH_PROFILE)
+    return None if by_id is None else _described(functions, by_id, 0)
 
 
 def _all(
-    functions: Functions,
-    handle: Any,
-    profiles: Collection[MigProfile],
-    devices: Collection[MigDevice],
+    functions: Functions, handle: Any, profiles: Collection[MigProfile], others: Unlisted
 ) -> list[GpuInstance]:
-    """The GPU instances of *profiles*, and those of *devices* that are of none of them."""
+    """The GPU instances of *profiles*, and the *others*."""
     found = [
         one for its in profiles for one in gpu_instances(functions, handle, its.id, its.slices)
     ]
-    for gi in sorted({device.gi for device in devices} - {one.id for one in found}):
-        by_id = unless_refused(partial(functions.nvmlDeviceGetGpuInstanceById, handle, gi), *_GONE)
-        one = None if by_id is None else _described(functions, by_id, 0)
-        found += [one] if one else []
-    return found
+    return [*found, *others({one.id for one in found})]
 
 
 def _described(functions: Functions, gi: Any, slices: int) -> GpuInstance | None:
@@ -232,13 +229,10 @@ def _compute_handles(
         yield from array[: count.value] if asked is not None else ()
 
 
-def _whole(
-    gi: GpuInstance, computes: Sequence[ComputeInstance], devices: Iterable[MigDevice]
-) -> Instance | None:
+def _whole(gi: GpuInstance, computes: Sequence[ComputeInstance], uuids: Uuids) -> Instance | None:
     """*gi* as an instance; None: it has not one compute instance that is all of it."""
     if len(computes) != 1 or not computes[0].fills:
         return None
-    ci = computes[0].id
-    names = (device.uuid for device in devices if (device.gi, device.ci) == (gi.id, ci))
-    uuid = next(names, None)
-    return None if uuid is None else Instance(gi.key, gi.id, ci, uuid)
+    ci = computes[0]
+    uuid = uuids.of(gi.id, ci.id, ci.device)
+    return None if uuid is None else Instance(gi.key, gi.id, ci.id, uuid)

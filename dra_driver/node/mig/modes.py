@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
+from dra_driver.model.mig import Fixed
+from dra_driver.model.resets import by_hand, outside
 from dra_driver.node.mig.boards import Boards
 from dra_driver.node.mig.turns import Held, Turn, Turns
 from dra_driver.node.nvml import Nvml
@@ -25,7 +27,8 @@ class Modes:
         self._turns = turns
 
     def set(self, gpu: GpuUuid, on: bool, patience: float | None) -> None:
-        """Have MIG mode on or off, now. NodeError: it is what it was."""
+        """Have MIG mode on or off, now. TimedOut: it can be either, or pending. Any other
+        NodeError: it is what it was."""
         with self._turns.of(gpu, patience) as turn:
             self._switch(turn, gpu, on)
 
@@ -43,9 +46,11 @@ class Modes:
             raise NodeError(f"GPU {gpu} has no MIG mode: select a GPU that can be cut")
         if before[0] == on:
             return
+        if (fixed := self._boards.fixed(gpu)) is not Fixed.NOTHING:
+            raise Held(f"{_cannot(gpu, on)}: {outside(fixed, gpu, on)}")
         if not on and (cut := self._boards.cut(gpu)):
             names = ", ".join(map(str, cut))
-            raise Held(f"GPU {gpu}: MIG mode cannot be turned off, since it has {names}")
+            raise Held(f"{_cannot(gpu, on)}, since it has {names}")
         while (said := self._ask_for(turn, gpu, on)) == IN_USE and turn.again():
             pass
         now = self._boards.mode(gpu)
@@ -53,6 +58,8 @@ class Modes:
             log.info("MIG mode switched", extra={"gpu": gpu, "on": on})
             return
         held = self._boards.who(gpu)
+        if self._boards.persists(gpu):
+            held += f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
         self._put_back(turn, gpu, before[1])
         raise Held(_why_not_switched(gpu, on, said, held))
 
@@ -78,16 +85,21 @@ class Modes:
             found = self._boards.mode(gpu)
             if found is not None and found[1] != pending:
                 self._ask_for(turn, gpu, pending)
+        except TimedOut:
+            raise
         except NodeError as error:
             log.warning("a change of MIG mode stays pending: %s", error, extra={"gpu": gpu})
 
 
 def _why_not_switched(gpu: GpuUuid, on: bool, said: int, held: str) -> str:
-    wanted = f"GPU {gpu}: MIG mode cannot be turned {'on' if on else 'off'}"
+    wanted = _cannot(gpu, on)
     if said == IN_USE:
         return f"{wanted}: in use, {held}; end what uses it, monitoring agents such as DCGM too"
     return (
-        f"{wanted} without a reset, and it was not reset (NVML's code {said}), {held}; once "
-        f"nothing uses it: nvidia-smi -i {gpu} -mig {int(on)} and nvidia-smi -i {gpu} --gpu-reset, "
-        "or reboot"
+        f"{wanted} without a reset, and it was not reset (NVML's code {said}), {held}; "
+        f"nvidia-smi -i {gpu} -mig {int(on)}, then: {by_hand(gpu)}"
     )
+
+
+def _cannot(gpu: GpuUuid, on: bool) -> str:
+    return f"GPU {gpu}: MIG mode cannot be turned {'on' if on else 'off'}"

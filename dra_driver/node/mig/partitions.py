@@ -11,8 +11,9 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.node.mig import cutting
 from dra_driver.node.mig.boards import Boards
+from dra_driver.node.mig.capabilities import CONFIG
 from dra_driver.node.mig.holders import Holders
-from dra_driver.node.mig.instances import instance
+from dra_driver.node.mig.instances import ProfilesOf, instance
 from dra_driver.node.mig.modes import Modes
 from dra_driver.node.mig.turns import PATIENCE_SECONDS, Held, Turn, Turns
 from dra_driver.node.nvml import Nvml
@@ -23,13 +24,13 @@ from dra_driver.node.nvml_readers import mig_mode
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Change = Callable[[Functions, Any, PartitionKey], T]
+Change = Callable[[Functions, Any, PartitionKey, ProfilesOf], T]
 
 _APPEARS_SECONDS: Final = 2.0  # NVML lists what it made at once, or hardly later
 _AGAIN_SECONDS: Final = 0.1
 
 
-def _nothing() -> None:
+def _nothing(capability: str) -> None:
     """Whoever cuts may do so."""
 
 
@@ -38,8 +39,9 @@ class Partitions:
     one after the other.
 
     *loaded*: whether the driver is. *patience*: for how many seconds it is tried again where
-    something is in use; callers for whom nobody waits may say less. *allow*: has this process
-    allowed to cut, before each change.
+    something is in use; callers for whom nobody waits may say less. *allow*: sees to it, as well as
+    it can, that this process has a capability of MIG ("mig/config", "gpu0/mig/gi1"). What it may do
+    NVML says.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Partitions:
         loaded: Callable[[], bool],
         patience: float = PATIENCE_SECONDS,
         *,
-        allow: Callable[[], None] = _nothing,
+        allow: Callable[[str], None] = _nothing,
     ) -> None:
         self._nvml = nvml
         self._allow = allow
@@ -104,11 +106,15 @@ class Partitions:
                     f"GPU {gpu}: {key} cannot be cut, since MIG mode is off: somebody turned it "
                     f"off, or the GPU was reset; nvidia-smi -i {gpu} -mig 1 turns it on"
                 )
-            self._allow()
-            self._create(turn, gpu, key, cutting.create_new if new else cutting.create)
+            self._allow(CONFIG)
+            # Whoever makes something in an instance needs its capability, and so does a server of
+            # MPS, which comes before the files of a container are looked for.
+            home = self._create(turn, gpu, key, cutting.create_new if new else cutting.create)
+            self._allow(home)
             doing = f"making the compute instance of {key}"
-            self._patiently(turn, gpu, doing, cutting.fill, key)
-            made = self._appears(gpu, key)
+            made = self._patiently(turn, gpu, doing, cutting.fill, key)
+            made = made or self._appears(gpu, key)
+            self._allow(f"{home}/ci{made.ci}")
         log.info("partition cut", extra={"gpu": gpu, "partition": str(key), "uuid": made.uuid})
         return made
 
@@ -148,7 +154,8 @@ class Partitions:
 
         def call(functions: Functions, handle: Any) -> Instance | None:
             on = mig_mode(functions, handle)
-            return instance(functions, handle, key) if on and on[0] else None
+            ask = self._nvml.geometries.asked(functions, gpu)
+            return instance(functions, handle, key, ask) if on and on[0] else None
 
         found = self._nvml.on_gpu(gpu, f"looking for {key}", call)
         if found is None:
@@ -158,9 +165,10 @@ class Partitions:
             )
         return found
 
-    def _create(self, turn: Turn, gpu: GpuUuid, key: PartitionKey, create: Change[None]) -> None:
+    def _create(self, turn: Turn, gpu: GpuUuid, key: PartitionKey, create: Change[str]) -> str:
+        """The capability of its GPU instance."""
         try:
-            self._patiently(turn, gpu, f"cutting {key}", create, key)
+            return self._patiently(turn, gpu, f"cutting {key}", create, key)
         except Taken as error:
             raise Taken(f"GPU {gpu}: {error}") from error
         except NodeError as error:
@@ -176,7 +184,7 @@ class Partitions:
         """How that is called which is there instead, and stays."""
         if not self.mode(gpu):  # nothing is cut
             return ()
-        self._allow()
+        self._allow(CONFIG)
         change = partial(cutting.destroy, uuid=uuid)
         return self._patiently(turn, gpu, f"removing {key}", change, key)
 
@@ -206,7 +214,7 @@ class Partitions:
         """Do it, again and again while it is refused since something is in use."""
 
         def call(functions: Functions, handle: Any) -> T:
-            return change(functions, handle, key)
+            return change(functions, handle, key, self._nvml.geometries.asked(functions, gpu))
 
         while True:
             try:

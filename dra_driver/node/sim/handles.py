@@ -41,15 +41,17 @@ class InstanceHandle:
 
 
 class Pointers:
-    """Opaque pointers, one for each instance. One that leads nowhere is refused."""
+    """Opaque pointers, one for each instance, and for a GPU that an instance tells of. One that
+    leads nowhere is refused."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_handle: dict[InstanceHandle, int] = {}
-        self._by_address: dict[int, InstanceHandle] = {}
+        self._by_handle: dict[Handle | InstanceHandle, int] = {}
+        self._by_address: dict[int, Handle | InstanceHandle] = {}
 
-    def to(self, handle: InstanceHandle, kind: Any) -> Any:
-        """As pynvml hands it out; *kind*: c_nvmlGpuInstance_t or c_nvmlComputeInstance_t."""
+    def to(self, handle: Handle | InstanceHandle, kind: Any) -> Any:
+        """As pynvml hands it out; *kind*: c_nvmlGpuInstance_t, c_nvmlComputeInstance_t, or
+        c_nvmlDevice_t."""
         with self._lock:
             address = self._by_handle.setdefault(handle, (len(self._by_handle) + 1) << 4)
             self._by_address[address] = handle
@@ -57,11 +59,21 @@ class Pointers:
 
     def read(self, pointer: Any, kind: Any) -> InstanceHandle:
         """Where *pointer* leads."""
-        address = ctypes.cast(pointer, ctypes.c_void_p).value if isinstance(pointer, kind) else None
-        handle = self._by_address.get(address or 0)
-        if handle is None or (handle.ci is None) != (kind is pynvml.c_nvmlGpuInstance_t):
+        found = self._at(pointer, kind)
+        if not isinstance(found, InstanceHandle):
             fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return handle
+        if (found.ci is None) != (kind is pynvml.c_nvmlGpuInstance_t):
+            fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found
+
+    def device(self, device: Any) -> Any:
+        """The handle of a GPU that *device* is, or leads to."""
+        found = self._at(device, pynvml.c_nvmlDevice_t)
+        return found if isinstance(found, Handle) else device
+
+    def _at(self, pointer: Any, kind: Any) -> Handle | InstanceHandle | None:
+        address = ctypes.cast(pointer, ctypes.c_void_p).value if isinstance(pointer, kind) else None
+        return self._by_address.get(address or 0)
 
 
 def pointed(reference: Any) -> Any:

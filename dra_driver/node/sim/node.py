@@ -18,6 +18,8 @@
         mig: true                 # mode at the start, and from each change of it on
         instances: [{profile: 1g.10gb, start: 0}]    # what somebody else cut
         processes: [{pid: 7, memory_bytes: 1024, gi: 1}]    # in that GPU instance
+        virtualization: passthrough    # none, vgpu: as what the machine has the GPU
+        persistence: true         # persistence mode
         mig_reset: impossible     # faults follow; each can come and go while the driver runs
     devices:                      # other PCI devices
       - {bus_id: "0000:19:00.0", below: ..., vendor: "0x15b3", device: "0x1021", class: "0x020700"}
@@ -100,7 +102,9 @@ class SimulatedGpu(_Model):
     device_nodes: bool = True  # false: nobody made /dev/nvidiaN yet
     mig: bool = False
     instances: tuple[ForeignInstance, ...] = ()
-    mig_reset: Literal["works", "impossible"] = "works"  # impossible: as in a virtual machine
+    virtualization: Literal["none", "passthrough", "vgpu"] = "none"
+    persistence: bool = False
+    mig_reset: Literal["works", "impossible"] = "works"
     hangs: bool = False  # calls for it return only when this is false again
     # Function, "compute-policy", or "*" for all -> NVML error. KILLED: whoever calls it dies before
     # anything was done, and KILLED_AFTER, where it changes what is cut, when that was done.

@@ -14,11 +14,13 @@ from dra_driver.node.sim.handles import Handle, MigHandle, Pointers, die
 from dra_driver.node.sim.handles import fail as _fail
 from dra_driver.node.sim.live import LiveNode
 from dra_driver.node.sim.memory_limits import SimulatedMemoryLimits
-from dra_driver.node.sim.mig.compute_functions import ComputeFunctions, MigDevice, mig_devices
+from dra_driver.node.sim.mig.compute_functions import ComputeFunctions
+from dra_driver.node.sim.mig.devices import Listed, MigDevice, by_name
 from dra_driver.node.sim.mig.functions import Seen
 from dra_driver.node.sim.mig.profile_info import device_name
 from dra_driver.node.sim.mig.state import MigStates
 from dra_driver.node.sim.mig.uuids import PREFIX
+from dra_driver.node.sim.mig.virtual_machines import VIRTUALIZATION_MODES, needs_reset
 from dra_driver.node.sim.node import KILLED, Node, Process, SimulatedGpu, serial
 
 _HANG_LOOKS_AGAIN_SECONDS = 0.02
@@ -51,6 +53,7 @@ class SimulatedNvml(ComputeFunctions):
         self._mig.follow(live.current())
         live.on_change(self._mig.follow)
         self._pointers = Pointers()
+        self._listed_devices = Listed()
         self._modes = modes  # None: without a host that could keep them, nothing can be set
         self._limits = limits or SimulatedMemoryLimits(Path("/nonexistent"))  # without cgroups
         self._limits.follow(live.current())
@@ -105,18 +108,18 @@ class SimulatedNvml(ComputeFunctions):
             gpu, handle = node.on_bus(bus_id), Handle(self._session, bus_id)
             if gpu and uuid.startswith(PREFIX) and gpu.geometry:
                 seen = Seen(handle, gpu, gpu.geometry, self._mig.read(node, gpu))
-                for device in mig_devices(seen):
-                    if device.uuid == uuid:
-                        self._gpu(handle, "nvmlDeviceGetHandleByUUID")
-                        return device.handle
+                if (device := by_name(seen, uuid)) is not None:
+                    self._gpu(handle, "nvmlDeviceGetHandleByUUID")
+                    return device.handle
             if gpu and gpu.uuid == uuid:
                 self._gpu(handle, "nvmlDeviceGetHandleByUUID")
                 return handle
         _fail(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetUUID(self, handle: Any) -> str:
-        gpu, mig = self._device(handle, "nvmlDeviceGetUUID")
-        return mig.uuid if mig else str(gpu.uuid)
+        if isinstance(handle, MigHandle):
+            return self._named(handle, "nvmlDeviceGetUUID").uuid
+        return str(self._gpu(handle, "nvmlDeviceGetUUID").uuid)
 
     def nvmlDeviceGetSerial(self, handle: Any) -> str:
         return serial(self._gpu(handle, "nvmlDeviceGetSerial"))
@@ -178,6 +181,10 @@ class SimulatedNvml(ComputeFunctions):
         gpu, mig = self._device(handle, "nvmlDeviceGetMPSComputeRunningProcesses")
         return _processes(gpu, mig, "mps")
 
+    nvmlDeviceGetComputeRunningProcesses_v2 = nvmlDeviceGetComputeRunningProcesses
+    nvmlDeviceGetGraphicsRunningProcesses_v2 = nvmlDeviceGetGraphicsRunningProcesses
+    nvmlDeviceGetMPSComputeRunningProcesses_v2 = nvmlDeviceGetMPSComputeRunningProcesses
+
     def nvmlDeviceSetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
         gpu = self._gpu(device, "nvmlDeviceSetMemoryLimits_v1")
         self._limits.set(self._node(), self._in_its_mode(gpu), limits)
@@ -185,6 +192,13 @@ class SimulatedNvml(ComputeFunctions):
     def nvmlDeviceGetMemoryLimits_v1(self, device: Any, limits: Any) -> None:
         gpu = self._gpu(device, "nvmlDeviceGetMemoryLimits_v1")
         self._limits.get(self._node(), self._in_its_mode(gpu), limits)
+
+    def nvmlDeviceGetVirtualizationMode(self, handle: Any) -> int:
+        gpu = self._gpu(handle, "nvmlDeviceGetVirtualizationMode")
+        return VIRTUALIZATION_MODES[gpu.virtualization]
+
+    def nvmlDeviceGetPersistenceMode(self, handle: Any) -> int:
+        return int(self._gpu(handle, "nvmlDeviceGetPersistenceMode").persistence)
 
     def nvmlDeviceGetNvLinkState(self, device: Any, link: int) -> int:
         return int(self._link(device, link, "nvmlDeviceGetNvLinkState") is not None)
@@ -231,7 +245,7 @@ class SimulatedNvml(ComputeFunctions):
         return node
 
     def _gpu(self, handle: Any, function: str) -> SimulatedGpu:
-        node = self._node()
+        node, handle = self._node(), self._pointers.device(handle)
         if not isinstance(handle, Handle) or handle.session != self._session:
             _fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         gpu = node.on_bus(handle.bus_id)
@@ -244,6 +258,8 @@ class SimulatedNvml(ComputeFunctions):
             die()
         if (error := gpu.error(function)) is not None:
             _fail(error)
+        if needs_reset(self._mig, node, gpu, function):
+            _fail(pynvml.NVML_ERROR_RESET_REQUIRED)
         return gpu
 
 

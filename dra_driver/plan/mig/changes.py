@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.layouts import Change, Wanted
-from dra_driver.model.mig import Mig, MigProfile, PartitionKey
+from dra_driver.model.mig import Fixed, Mig, MigProfile, PartitionKey
+from dra_driver.model.resets import outside
 from dra_driver.plan.mig.layouts import shown
 from dra_driver.plan.mig.placing import place, profiles_of, too_much
 
@@ -36,7 +37,9 @@ def decide(
     if gpu.mig is None:
         return Misfit(f"{_named(gpu)} cannot be cut into partitions", always=True)
     there = _There(gpu, gpu.mig, frozenset(made), frozenset(claimed))
-    return _on(there, wanted) if wanted.on else _off(there, wanted)
+    found = _on(there, wanted) if wanted.on else _off(there, wanted)
+    why = "" if isinstance(found, Misfit) else _fixed(gpu, gpu.mig.fixed, wanted, found)
+    return Misfit(why, always=True) if why else found
 
 
 class _There:
@@ -151,6 +154,16 @@ def _does_not_fit(there: _There, wanted: Wanted, why: str) -> str:
         f"layout {wanted.layout!r} does not fit on {_named(there.gpu)}: {shown(wanted.counts)}: "
         f"{why or 'there is no place for all of them at once'}"
     )
+
+
+def _fixed(gpu: Gpu, fixed: Fixed, wanted: Wanted, change: Change) -> str:
+    """Why nobody can do that in this virtual machine."""
+    if fixed is Fixed.NOTHING or change.is_nothing:
+        return ""
+    if fixed is Fixed.MODE and change.switch is None:
+        return ""
+    why = outside(fixed, gpu.pci_bus_id, wanted.on)
+    return f"{_named(gpu)} cannot be made what layout {wanted.layout!r} says: {why}"
 
 
 def _named(gpu: Gpu) -> str:

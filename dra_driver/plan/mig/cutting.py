@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dra_driver.model.devices import Gpu
-from dra_driver.model.mig import Mig, MigProfile
+from dra_driver.model.mig import Fixed, Mig, MigProfile
 from dra_driver.model.offer import Keeps, Replica, Shape
 from dra_driver.model.profiles import MigRules
+from dra_driver.model.resets import outside
 from dra_driver.plan.mig.offered import Foreign, Hold, allowed, held_partitions
 
 NEEDS_COUNTERS = (
@@ -74,7 +75,9 @@ def described(cutting: Cutting, whole: str) -> str:
 def switches_with_a_reset(gpu: Gpu, rules: MigRules, shape: Shape, keeps: Keeps) -> bool:
     """Whether nothing but its mode, which needs a reset, keeps *gpu* from being cut for claims."""
     mig = gpu.mig
-    if mig is None or mig.switches or mig.on or not rules.dynamic:
+    if mig is None or mig.switches or mig.on or mig.fixed is not Fixed.NOTHING:
+        return False
+    if not rules.dynamic:
         return False
     return not _never(gpu, allowed(mig, rules), shape, keeps)
 
@@ -84,11 +87,10 @@ def _problem(gpu: Gpu, mig: Mig, profiles: Sequence[MigProfile], shape: Shape, k
         return never
     if mig.switches or mig.on:
         return ""
-    if mig.pending:
-        return (
-            "MIG mode goes on with its next reset; free it of every process and run "
-            f"nvidia-smi --gpu-reset -i {gpu.pci_bus_id}, or reboot the node"
-        )
+    if mig.fixed is Fixed.MODE:
+        if mig.pending:
+            return "MIG mode is off, and goes on when the virtual machine is rebooted"
+        return f"MIG mode is off: {outside(mig.fixed, gpu.pci_bus_id, on=True)}"
     return (
         "MIG mode is off and is being switched, which takes a reset: it is tried again and again "
         "while no claim and no process uses the GPU"
@@ -101,6 +103,8 @@ def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, keeps: Keeps)
         return f"{gpu.product_name} has none of the profiles that are allowed (mig.profiles)"
     if not keeps.counters:
         return NEEDS_COUNTERS
+    if gpu.mig is not None and gpu.mig.fixed is Fixed.ALL:
+        return outside(gpu.mig.fixed, gpu.pci_bus_id, on=True)
     if isinstance(shape, Replica):
         return (
             f"its {shape.of} replicas are devices of their own, because the API server keeps no "

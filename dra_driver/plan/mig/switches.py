@@ -18,29 +18,32 @@ def to_switch(
 ) -> tuple[GpuUuid, ...]:
     """The GPUs that are offered in partitions once their MIG mode is on, and that no claim holds.
 
-    Not those of which the mode changes with the next reset already.
+    Those too of which the mode is pending: whoever set it did not have the reset that it takes.
     """
-    found = _waiting(inventory, profile, keeps, held)
-    return tuple(gpu.uuid for gpu in found if gpu.mig is not None and not gpu.mig.pending)
+    rules, _ = rules_by_gpu(profile, inventory.gpus)
+    used = {one.of_gpu for holdings in held.values() for one in holdings if not one.admin}
+    return tuple(
+        gpu.uuid
+        for gpu in inventory.gpus
+        if not used & {gpu.uuid, gpu.name} and _waits(gpu, rules[gpu.uuid], keeps)
+    )
 
 
-def after_switch(inventory: Inventory, profile: Profile, keeps: Keeps, held: Held) -> Inventory:
-    """*inventory* as it is when every such switch succeeded."""
-    chosen = {gpu.uuid for gpu in _waiting(inventory, profile, keeps, held)}
+def after_switch(
+    inventory: Inventory,
+    profile: Profile,
+    keeps: Keeps,
+    held: Held,
+    stuck: Collection[GpuUuid] = (),
+) -> Inventory:
+    """*inventory* as it is when every such switch succeeded, but for GPUs that are *stuck*."""
+    chosen = set(to_switch(inventory, profile, keeps, held)) - set(stuck)
     return replace(inventory, gpus=tuple(_switched(gpu, chosen) for gpu in inventory.gpus))
 
 
-def _waiting(inventory: Inventory, profile: Profile, keeps: Keeps, held: Held) -> list[Gpu]:
-    rules, _ = rules_by_gpu(profile, inventory.gpus)
-    used = {one.of_gpu for holdings in held.values() for one in holdings if not one.admin}
-    return [
-        gpu
-        for gpu in inventory.gpus
-        if not used & {gpu.uuid, gpu.name} and _waits(gpu, rules[gpu.uuid], keeps)
-    ]
-
-
 def _waits(gpu: Gpu, rules: Rules, keeps: Keeps) -> bool:
+    if gpu.mig is None:
+        return False
     shape, _ = shape_of(gpu, rules, keeps)
     return rules.include and switches_with_a_reset(gpu, rules.mig, shape, keeps)
 

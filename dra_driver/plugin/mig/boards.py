@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.holdings import Held
 from dra_driver.model.inventory import Inventory
@@ -88,12 +88,15 @@ class MigBoards:
         return ""
 
     def _on(self, gpu: Gpu) -> None:
-        """In the book first: what is switched is to be switched back one day."""
+        """In the book first: what is switched is to be switched back one day, and what a call did
+        that did not end is seen at the next look."""
         if gpu.mig is None or gpu.mig.on:
             return
         self._remember(gpu, True)
         try:
             self._work.switch(gpu, True)
+        except TimedOut:
+            raise
         except NodeError:
             self._remember(gpu, False)
             raise
@@ -102,7 +105,7 @@ class MigBoards:
     def _off(self, gpu: Gpu) -> None:
         if gpu.mig is None or gpu.mig.taken:
             return
-        if gpu.mig.on:
+        if gpu.mig.on or gpu.mig.pending:
             self._work.switch(gpu, False)
             log.info("a GPU left MIG mode", extra={"device": gpu.name, "gpu": gpu.uuid})
         self._remember(gpu, False)

@@ -3,12 +3,12 @@
 # ruff: noqa: N802, N803 - the functions and their parameters keep NVML's names
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
 
-from dra_driver.model.mig import MigProfile, Placement
+from dra_driver.model.mig import Placement
 from dra_driver.node.sim.handles import (
     Handle,
     InstanceHandle,
@@ -18,46 +18,19 @@ from dra_driver.node.sim.handles import (
     pointed,
 )
 from dra_driver.node.sim.mig import profile_info
+from dra_driver.node.sim.mig.devices import Listed, MigDevice, mig_devices
 from dra_driver.node.sim.mig.functions import MigFunctions, Seen
 from dra_driver.node.sim.mig.rules import ComputeKind, compute_kinds, compute_placements
 from dra_driver.node.sim.mig.state import BoardState, Compute, Cut
-from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
 from dra_driver.node.sim.node import SimulatedGpu
 
 _CI: Final = pynvml.c_nvmlComputeInstance_t
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
-    """A compute instance as a device."""
-
-    seen: Seen
-    cut: Cut
-    compute: Compute
-
-    @property
-    def profile(self) -> MigProfile:
-        return self.cut.partition(self.seen.board).profile
-
-    @property
-    def uuid(self) -> str:
-        return uuid_of(self.seen.gpu, self.profile, self.cut, self.compute)
-
-    @property
-    def handle(self) -> MigHandle:
-        parent = self.seen.handle
-        compute = self.compute
-        return MigHandle(parent.session, parent.bus_id, self.cut.gi, compute.ci, compute.born)
-
-
-def uuid_of(gpu: SimulatedGpu, profile: MigProfile, cut: Cut, compute: Compute) -> str:
-    """Of a MIG device."""
-    minor, uuid = int(gpu.minor or 0), str(gpu.uuid)
-    return mig_uuid(Said(minor, profile.number, cut.start, cut.gi, compute.ci, tag(uuid)))
-
-
 class ComputeFunctions(MigFunctions):
     """Compute instances, and MIG devices."""
+
+    _listed_devices: Listed
 
     def nvmlGpuInstanceGetComputeInstanceProfileInfo(
         self, device: Any, profile: int, engProfile: int, version: int = 2
@@ -119,6 +92,7 @@ class ComputeFunctions(MigFunctions):
             return state.with_cut(replace(found, computes=rest))
 
         self._change(seen, destroy)
+        self._listed_devices.forget(compute)
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlGpuInstanceGetComputeInstances(
@@ -146,9 +120,10 @@ class ComputeFunctions(MigFunctions):
         fail(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlComputeInstanceGetInfo_v2(self, computeInstance: Any) -> Any:
-        """Without the field *device*: the simulation's handles are no pointers."""
+        """Its *device* is the GPU, as nvml.h says."""
         seen, cut, compute = self._computing(computeInstance, "nvmlComputeInstanceGetInfo_v2")
         info = pynvml.c_nvmlComputeInstanceInfo_t()
+        info.device = self._pointers.to(seen.handle, pynvml.c_nvmlDevice_t)
         info.gpuInstance = self._pointer(seen, cut)
         info.id, info.profileId = compute.ci, compute.number
         kind = pynvml.c_nvmlComputeInstancePlacement_t
@@ -163,10 +138,10 @@ class ComputeFunctions(MigFunctions):
         return ctypes.c_uint(isinstance(device, MigHandle))
 
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
-        return self._mig_device(device, "nvmlDeviceGetGpuInstanceId").cut.gi
+        return self._named(device, "nvmlDeviceGetGpuInstanceId").cut.gi
 
     def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int:
-        return self._mig_device(device, "nvmlDeviceGetComputeInstanceId").compute.ci
+        return self._named(device, "nvmlDeviceGetComputeInstanceId").compute.ci
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Any) -> int:
         gpu = self._gpu(device, "nvmlDeviceGetMaxMigDeviceCount")
@@ -177,10 +152,10 @@ class ComputeFunctions(MigFunctions):
         seen = self._in_mig_mode(device, "nvmlDeviceGetMigDeviceHandleByIndex")
         if not 0 <= index < seen.board.slices:
             fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        found = mig_devices(seen)
-        if index >= len(found):
+        found = self._listed_devices.at(seen, index)
+        if found is None:
             fail(pynvml.NVML_ERROR_NOT_FOUND)
-        return found[index].handle
+        return found.handle
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: Any) -> Handle:
         name = "nvmlDeviceGetDeviceHandleFromMigDeviceHandle"
@@ -206,10 +181,18 @@ class ComputeFunctions(MigFunctions):
             self._gpu(handle, function)
             fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         seen = self._cuttable(Handle(handle.session, handle.bus_id), function)
-        for found in mig_devices(seen):
+        for found in mig_devices(seen).values():
             if found.handle == handle:
                 return found
         fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+    def _named(self, handle: Any, function: str) -> MigDevice:
+        """What NVML can say of a MIG device without the driver, and so of one that is gone."""
+        stale = self._listed_devices.by_handle(handle) if isinstance(handle, MigHandle) else None
+        if stale is None:
+            return self._mig_device(handle, function)
+        self._gpu(Handle(handle.session, handle.bus_id), function)
+        return stale
 
     def _compute(self, seen: Seen, cut: Cut, number: int, places: tuple[Placement, ...]) -> Any:
         """At the first of *places* that is free."""
@@ -225,11 +208,14 @@ class ComputeFunctions(MigFunctions):
                 fail(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
             used = {one.ci for one in found.computes}
             ci = next(number for number in range(len(used) + 1) if number not in used)
-            made = Compute(ci, free[0].start, free[0].size, state.born + 1, number)
+            slot = next(state.free_slots())
+            made = Compute(ci, free[0].start, free[0].size, state.born + 1, number, slot)
             computes = tuple(sorted([*found.computes, made], key=lambda one: one.ci))
             return state.with_cut(replace(found, computes=computes))
 
         self._refuse_cutting()
+        if not self._mig.may_enter(seen.gpu, cut):
+            fail(pynvml.NVML_ERROR_NO_PERMISSION)
         self._change(seen, create)
         assert made is not None
         return self._compute_pointer(seen, cut, made)
@@ -247,11 +233,6 @@ class ComputeFunctions(MigFunctions):
             if (compute.ci, compute.born) == (handle.ci, handle.born):
                 return seen, cut, compute
         fail(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-
-
-def mig_devices(seen: Seen) -> list[MigDevice]:
-    """Of a board, in the order of their indices."""
-    return [MigDevice(seen, cut, one) for cut in seen.state.cuts for one in cut.computes]
 
 
 def _kind(seen: Seen, cut: Cut, number: int) -> ComputeKind:

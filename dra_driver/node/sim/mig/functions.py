@@ -121,6 +121,7 @@ class MigFunctions(ABC):
     def nvmlGpuInstanceDestroy(self, gpuInstance: Any) -> int:
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceDestroy")
         self._refuse_cutting()
+        _refuse_vgpu(seen)
 
         def destroy(state: BoardState) -> BoardState:
             found = _same(state, cut)
@@ -156,9 +157,9 @@ class MigFunctions(ABC):
         return self._pointer(seen, cut)
 
     def nvmlGpuInstanceGetInfo(self, gpuInstance: Any) -> Any:
-        """Without the field *device*: the simulation's handles are no pointers."""
         seen, cut = self._instance(gpuInstance, "nvmlGpuInstanceGetInfo")
         info = pynvml.c_nvmlGpuInstanceInfo_t()
+        info.device = self._pointers.to(seen.handle, pynvml.c_nvmlDevice_t)
         info.id, info.profileId = cut.gi, cut.profile_id
         place = cut.partition(seen.board).placement
         info.placement = profile_info.placement(place, pynvml.c_nvmlGpuInstancePlacement_t)
@@ -166,7 +167,7 @@ class MigFunctions(ABC):
 
     def _cuttable(self, device: Any, function: str) -> Seen:
         """A board that has a MIG mode."""
-        gpu = self._gpu(device, function)
+        gpu, device = self._gpu(device, function), self._pointers.device(device)
         if gpu.geometry is None:
             fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         state = self._mig.read(self._node(), gpu)
@@ -209,6 +210,7 @@ class MigFunctions(ABC):
             return state.with_cut(made)
 
         self._refuse_cutting()
+        _refuse_vgpu(seen)
         self._change(seen, create)
         assert made is not None
         return self._pointer(seen, made)
@@ -235,6 +237,12 @@ def _profile(
     if found is None:
         fail(otherwise)
     return found
+
+
+def _refuse_vgpu(seen: Seen) -> None:
+    """Its guest divides GPU instances, and neither makes nor removes them."""
+    if seen.gpu.virtualization == "vgpu":
+        fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
 def _same(state: BoardState, cut: Cut) -> Cut:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dra_driver.node.sim.mig.capabilities import CAPABILITIES, of_board
-from dra_driver.node.sim.mig.compute_functions import uuid_of
+from dra_driver.node.sim.mig.devices import uuid_of
 from dra_driver.node.sim.mig.minors import capabilities, minor_of
 from dra_driver.node.sim.mig.profile_info import device_name
 from dra_driver.node.sim.mig.state import BoardState, Cut, MigStates, put_file

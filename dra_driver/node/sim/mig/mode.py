@@ -17,9 +17,12 @@ def switched(state: BoardState, gpu: SimulatedGpu, on: bool) -> tuple[BoardState
 
     Since Hopper the mode changes at once, or not at all: a board that is used is IN_USE. Before,
     what is wanted is pending from then on (nvml.h), and comes with the reset: the call's own, which
-    a board that is used refuses and some virtual machines have no means for, or that of the driver
-    when it is loaded anew.
+    a board that is used refuses and some machines have no means for, or that of the driver when it
+    is loaded anew. A board that is passed through to a virtual machine does nothing else until then
+    (seen on A100 of clouds), also where what was wanted is taken back. A vGPU has no mode to set.
     """
+    if gpu.virtualization == "vgpu":
+        fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
     in_use = bool(gpu.processes) or bool(state.cuts)
     if state.on == on:
         return replace(state, pending=on), _DONE
@@ -27,6 +30,9 @@ def switched(state: BoardState, gpu: SimulatedGpu, on: bool) -> tuple[BoardState
         if in_use:
             fail(pynvml.NVML_ERROR_IN_USE)
         return replace(state, on=on, pending=on), _DONE
+    if gpu.virtualization == "passthrough":
+        state = replace(state, pending=on, needs_reset=True)
+        return state, int(pynvml.NVML_ERROR_RESET_REQUIRED)
     if gpu.mig_reset == "impossible":
         return replace(state, pending=on), int(pynvml.NVML_ERROR_RESET_REQUIRED)
     if in_use:

@@ -6,6 +6,7 @@ keep the mode. Several processes can use the same host.
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 from dra_driver.model.mig import Partition, Placement
 from dra_driver.node.sim.mig.geometry import Geometry
-from dra_driver.node.sim.mig.minors import CONFIG
+from dra_driver.node.sim.mig.minors import minor_of
 from dra_driver.node.sim.mig.rules import compute_kinds, fits, instance_id
 from dra_driver.node.sim.node import ForeignInstance, Node, SimulatedGpu
 from dra_driver.node.sim.tools import MIG, MIG_MODE, SETTINGS
@@ -34,6 +35,7 @@ class Compute:
     slices: int
     born: int  # no two instances of a board have the same
     number: int  # NVML_COMPUTE_INSTANCE_PROFILE_*, and the id as well
+    slot: int  # NVML's index of it among the MIG devices of the board
 
     @property
     def placement(self) -> Placement:
@@ -67,10 +69,16 @@ class BoardState:
     born: int = 0  # how many instances there have been
     cuts: tuple[Cut, ...] = ()  # by number
     ended: tuple[tuple[str, int], ...] = ()  # of the node file, and destroyed all the same
+    needs_reset: bool = False  # and does nothing before the driver is loaded anew
 
     def cut(self, gi: int) -> Cut | None:
         """The GPU instance of that number."""
         return next((one for one in self.cuts if one.gi == gi), None)
+
+    def free_slots(self) -> Iterator[int]:
+        """Indices that no MIG device has, from the lowest on."""
+        used = {compute.slot for cut in self.cuts for compute in cut.computes}
+        return (slot for slot in itertools.count() if slot not in used)
 
     def partitions(self, board: Geometry) -> list[Partition]:
         return [one.partition(board) for one in self.cuts]
@@ -97,9 +105,16 @@ class MigStates:
     _lock: Any = field(default_factory=threading.RLock)
 
     def may_cut(self) -> bool:
-        """Whether whoever asks can open the device node of mig/config: it is there."""
-        node = None if self.host is None else self.host / f"dev/nvidia-caps/nvidia-cap{CONFIG}"
-        return self.is_root() and (node is None or node.exists())
+        """Whoever is root may, with the device node of mig/config or without it."""
+        return self.is_root()
+
+    def may_enter(self, gpu: SimulatedGpu, cut: Cut) -> bool:
+        """Whether something can be made in a GPU instance: the device node of its capability is
+        there."""
+        if self.host is None:
+            return True
+        minor = minor_of(int(gpu.minor or 0), cut.gi)
+        return (self.host / f"dev/nvidia-caps/nvidia-cap{minor}").exists()
 
     def read(self, node: Node, gpu: SimulatedGpu) -> BoardState:
         """The board now, after what the node file has happen to it."""
@@ -229,9 +244,9 @@ def _with_foreign(state: BoardState, gpu: SimulatedGpu, wanted: ForeignInstance)
     kinds = compute_kinds(board, profile)
     by_slices = {kind.slices: kind for kind in reversed(kinds)}
     its = kinds[-1:] if wanted.compute is None else [by_slices[size] for size in wanted.compute]
-    born, start, computes = state.born + 1, 0, []
+    born, start, computes, slots = state.born + 1, 0, [], state.free_slots()
     for ci, kind in enumerate(its):
-        computes.append(Compute(ci, start, kind.slices, born + 1 + ci, kind.number))
+        computes.append(Compute(ci, start, kind.slices, born + 1 + ci, kind.number, next(slots)))
         start += kind.slices
     return state.with_cut(Cut(profile.id, wanted.start, gi, born, True, tuple(computes)))
 

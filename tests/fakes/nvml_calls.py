@@ -1,0 +1,86 @@
+"""The functions of NVML by when the plugin calls them where partitions are cut, for tests that kill
+it at each of them."""
+
+OF_NO_GPU = frozenset(
+    {
+        "nvmlDeviceGetCount",
+        "nvmlInit",
+        "nvmlShutdown",
+        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlSystemGetDriverVersion",
+    }
+)
+"""Called whenever NVML is started, or before a look."""
+
+AT_A_LOOK = frozenset(
+    {
+        "nvmlDeviceGetAddressingMode",
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetBrand",
+        "nvmlDeviceGetCudaComputeCapability",
+        "nvmlDeviceGetGpuInstancePossiblePlacements",
+        "nvmlDeviceGetGpuInstanceProfileInfo",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMinorNumber",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetVirtualizationMode",
+    }
+)
+"""Called at the first look at a GPU of which nothing is cut, and so at each start."""
+
+AT_WORK = frozenset(
+    {
+        "nvmlComputeInstanceGetInfo_v2",
+        "nvmlDeviceGetGpuInstanceById",
+        "nvmlDeviceGetGpuInstances",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        "nvmlGpuInstanceGetComputeInstances",
+        "nvmlGpuInstanceGetInfo",
+    }
+)
+"""Called besides while something is cut or removed, for a claim or by a layout."""
+
+BEFORE_A_LAYOUT = frozenset(
+    {
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetGraphicsRunningProcesses",
+        "nvmlDeviceGetMPSComputeRunningProcesses",
+    }
+)
+"""Called to see that nobody uses what a layout changes."""
+
+CUTS = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+)
+"""What changes a GPU as a partition comes, in order."""
+
+REMOVES = ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode")
+"""What changes a GPU as a partition goes, in order."""
+
+CHANGES = frozenset({*CUTS, *REMOVES})
+
+FOR_OTHERS = {
+    "nvmlDeviceGetComputeRunningProcesses_v2": "of a library before driver 510",
+    "nvmlDeviceGetGraphicsRunningProcesses_v2": "of a library before driver 510",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2": "of a library before driver 510",
+    "nvmlDeviceGetPersistenceMode": "of a GPU whose MIG mode was not switched",
+    "nvmlDeviceGetComputeMode": "of a GPU that is shared by MPS as a whole",
+    "nvmlDeviceSetComputeMode": "of a GPU that is shared by MPS as a whole",
+    "nvmlDeviceGetMemoryLimits_v1": "of a driver that limits memory by cgroup, not with MIG",
+    "nvmlDeviceSetMemoryLimits_v1": "of a driver that limits memory by cgroup, not with MIG",
+    "nvmlDeviceGetNvLinkRemoteDeviceType": "of a GPU with NVLink, at a look",
+    "nvmlDeviceGetNvLinkRemotePciInfo": "of a GPU with NVLink, at a look",
+    "nvmlDeviceGetMaxMigDeviceCount": "of an instance that NVML does not find by its place",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "of an instance that NVML does not find by its place",
+    "nvmlDeviceGetGpuInstanceId": "of an instance that NVML does not find by its place",
+    "nvmlDeviceGetComputeInstanceId": "of an instance that NVML does not find by its place",
+}
+"""Not called for any of this; of what else."""

@@ -1,0 +1,188 @@
+"""What NVML says of MIG, call by call, beside what our code makes of it; nothing is changed.
+
+The functions are pynvml's, of this machine's library or of a simulated node.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pynvml
+
+from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.mig import MigProfile
+from dra_driver.node.mig.geometry import geometry
+from dra_driver.node.node import GpuNode
+from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.sim.boards import boards
+from dra_driver.node.sim.mig.geometry import documents
+from dra_driver.node.sim.mig.geometry import geometry as simulated
+
+SUCCESS = int(pynvml.NVML_SUCCESS)
+NOT_THERE = (int(pynvml.NVML_ERROR_INVALID_ARGUMENT), int(pynvml.NVML_ERROR_NOT_SUPPORTED))
+"""What NVML answers where there is nothing to ask about, and our code takes for an answer."""
+
+_LONG_ENOUGH = 32
+_HAS_TO_BE = ("id", "slices", "most", "size", "starts")
+_ENGINES = ("multiprocessors", "copy", "decoders", "encoders", "jpeg", "ofa")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node, and NVML beside it."""
+
+    node: GpuNode
+    functions: Functions
+    handles: Mapping[GpuUuid, Any]  # of the GPUs that have a MIG mode
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Those that our code finds a MIG mode on."""
+        return tuple(gpu for gpu in self.node.refresh().gpus if gpu.mig is not None)
+
+
+@contextmanager
+def machine(node: GpuNode, functions: Functions) -> Iterator[Machine]:
+    """While NVML is started a second time, which is counted."""
+    functions.nvmlInit()
+    try:
+        every = map(functions.nvmlDeviceGetHandleByIndex, range(functions.nvmlDeviceGetCount()))
+        having = [handle for handle in every if has_mode(functions, handle)]
+        uuids = [GpuUuid(functions.nvmlDeviceGetUUID(handle)) for handle in having]
+        yield Machine(node, functions, dict(zip(uuids, having, strict=True)))
+    finally:
+        functions.nvmlShutdown()
+
+
+def has_mode(functions: Functions, handle: Any) -> bool:
+    """Whether a GPU has a MIG mode. NVMLError: that cannot be told, which is no answer."""
+    try:
+        functions.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return True
+
+
+def unread(one: Machine) -> dict[str, str]:
+    """The GPUs that have a MIG mode and of which our code knows no way to cut them, and why."""
+    known = {gpu.uuid for gpu in one.gpus if gpu.mig is not None and gpu.mig.profiles}
+    return {
+        uuid: _why(one.functions, handle)
+        for uuid, handle in one.handles.items()
+        if uuid not in known
+    }
+
+
+def _why(functions: Functions, handle: Any) -> str:
+    try:
+        found = geometry(functions, handle)
+    except pynvml.NVMLError as e:
+        return f"NVML refuses to say how it can be cut: {e}"
+    if not found:
+        return "NVML says of every kind of partition that the board has none"
+    return "it is not among what the node offers: see its log"
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Between a board and what the simulation has for it."""
+
+    wrong: list[str] = field(default_factory=list)  # of what was seen on such a board
+    rest: list[str] = field(
+        default_factory=list
+    )  # of what was assumed, and what depends on drivers
+
+
+def differences(product_name: str, profiles: Iterable[MigProfile]) -> Differences | None:
+    """None: the simulation has no such board."""
+    product = next((key for key, one in boards().items() if one.name == product_name), None)
+    ours = simulated(product) if product else None
+    if product is None or ours is None:
+        return None
+    assumed = _assumed(product)
+    found = Differences()
+    theirs = {one.name: one for one in profiles}
+    for name in sorted(theirs.keys() - {one.name for one in ours.profiles}):
+        found.rest.append(f"{name}: the simulation has none: {theirs[name]}")
+    for one in ours.profiles:
+        if one.name not in theirs:
+            where = found.wrong if one.is_plain else found.rest
+            where.append(f"{one.name}: the board has none")
+            continue
+        its, said = _columns(theirs[one.name]), _columns(one)
+        for column in said:
+            if its[column] != said[column]:
+                sure = column in (*_HAS_TO_BE, *_ENGINES) and (column, one.name) not in assumed
+                line = f"{one.name}, {column}: {its[column]}, in the simulation {said[column]}"
+                (found.wrong if sure else found.rest).append(line)
+    return found
+
+
+def _columns(profile: MigProfile) -> dict[str, Any]:
+    return {
+        "id": profile.id,
+        "number": profile.number,
+        "slices": profile.slices,
+        "most": profile.most,
+        "size": profile.size,
+        "starts": [place.start for place in profile.placements],
+        "memory_mib": profile.memory_bytes >> 20,
+        **{name: getattr(profile.engines, name) for name in _ENGINES},
+    }
+
+
+def _assumed(product: str) -> set[tuple[str, str]]:
+    """The columns of the table that no such board was seen to have, with the profile."""
+    entry = next(one for one in documents().values() if product in one["products"])
+    return {
+        (column, name)
+        for how in ("assumed", "guessed")
+        for column, said in entry.get(how, {}).items()
+        for name in (entry["profiles"] if said == "all" else said)
+    }
+
+
+def answers(functions: Functions, handle: Any, profile_ids: Sequence[int]) -> dict[str, int]:
+    """NVML's code for each call that finds what is cut; of instances, with a pointer to none.
+
+    Whatever else is raised (``ctypes.ArgumentError``: our arguments are not what the library's
+    function takes) is the caller's.
+    """
+    gi, ci = functions.c_nvmlGpuInstance_t(), functions.c_nvmlComputeInstance_t()
+    asked: dict[str, Callable[[], Any]] = {
+        f"nvmlDeviceGetGpuInstances {id_}": partial(_list_gpu_instances, functions, handle, id_)
+        for id_ in profile_ids
+    }
+    of_none: dict[str, Callable[[], Any]] = {
+        "nvmlGpuInstanceGetInfo": partial(functions.nvmlGpuInstanceGetInfo, gi),
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo": partial(
+            functions.nvmlGpuInstanceGetComputeInstanceProfileInfo, gi, 0, 0, 1
+        ),
+        "nvmlGpuInstanceGetComputeInstances": partial(_list_compute_instances, functions, gi),
+        "nvmlComputeInstanceGetInfo_v2": partial(functions.nvmlComputeInstanceGetInfo_v2, ci),
+    }
+    return {name: _code(call) for name, call in {**asked, **of_none}.items()}
+
+
+def _list_gpu_instances(functions: Functions, handle: Any, profile_id: int) -> None:
+    found, count = (functions.c_nvmlGpuInstance_t * _LONG_ENOUGH)(), ctypes.c_uint(_LONG_ENOUGH)
+    functions.nvmlDeviceGetGpuInstances(
+        handle, profile_id, ctypes.byref(found), ctypes.byref(count)
+    )
+
+
+def _list_compute_instances(functions: Functions, gi: Any) -> None:
+    found = (functions.c_nvmlComputeInstance_t * _LONG_ENOUGH)()
+    count = ctypes.c_uint(_LONG_ENOUGH)
+    functions.nvmlGpuInstanceGetComputeInstances(gi, 0, ctypes.byref(found), ctypes.byref(count))
+
+
+def _code(call: Callable[[], Any]) -> int:
+    try:
+        call()
+    except pynvml.NVMLError as e:
+        return int(e.value)
+    return SUCCESS

@@ -1,0 +1,211 @@
+"""What is asked of real boards that can be cut is asked of simulated ones: it finds what it should,
+and what is wrong with a board that differs is named."""
+
+import ctypes
+import subprocess
+from dataclasses import replace
+
+import pynvml
+import pytest
+import yaml
+
+from dra_driver.node.machine import open_node
+from dra_driver.node.place import Place
+from dra_driver.node.sim.boards import boards
+from dra_driver.node.sim.live import LiveNode
+from dra_driver.node.sim.mig.geometry import geometry
+from dra_driver.node.sim.mig.host_files import kept_on
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.gpu import test_mig
+from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, has_mode, machine, unread
+
+PRODUCTS = [product for product, one in boards().items() if one.mig]
+ONE = [{"profile": "1g.10gb", "start": 0}]
+HALF = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": []}]
+IN_TWO = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": [1, 1]}]
+
+
+class Simulated:
+    """A machine with one board, and its nvidia-smi."""
+
+    def __init__(self, directory, product, **fields):
+        self.directory = directory / "host"
+        self.file = directory / "node.yaml"
+        one = {"product": product, "bus_id": "0000:1b:00.0", **fields}
+        self.file.write_text(yaml.safe_dump({"gpus": [one]}))
+
+    def __enter__(self):
+        self._open = open_node(Place(sim=str(self.file)), self.directory)
+        node = self._open.__enter__()
+        mig = kept_on(self.directory, lambda: True)
+        self._machine = machine(node, SimulatedNvml(LiveNode(self.file), mig=mig))
+        return self._machine.__enter__()
+
+    def __exit__(self, *raised):
+        self._machine.__exit__(*raised)
+        self._open.__exit__(*raised)
+
+    def ask(self, *arguments):
+        program = str(self.directory / "usr/bin/nvidia-smi")
+        return subprocess.run(
+            [program, *arguments], capture_output=True, text=True, env={}, timeout=30, check=True
+        ).stdout
+
+
+@pytest.fixture
+def simulated(tmp_path):
+    return lambda product="H200-141-SXM", **fields: Simulated(tmp_path, product, **fields)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("is_on", [False, True])
+def test_of_a_simulated_board_all_of_it_holds(simulated, product, is_on):
+    with simulated(product, mig=is_on) as found:
+        test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(found)
+        test_mig.test_every_profile_lies_within_its_board(found)
+        lines: list[str] = []
+        test_mig.test_the_simulation_cuts_the_board_as_its_driver_does(found, lines.extend)
+        assert lines == []
+        test_mig.test_calls_that_find_what_is_cut_are_made_as_the_library_takes_them(
+            found, lines.extend
+        )
+        assert "nvmlDeviceGetGpuInstances" in lines[0]
+        test_mig.test_a_look_at_a_gpu_that_can_be_cut_is_quick(found)
+        assert len(found.gpus) == 1
+
+
+@pytest.mark.parametrize("instances", [[], ONE, HALF, IN_TWO])
+def test_instances_with_no_compute_instance_or_several_are_listed_as_they_are(simulated, instances):
+    board = simulated("H100-80-SXM", mig=True, instances=instances)
+    with board as found:
+        test_mig.test_instances_are_those_that_nvidia_smi_lists(found, board.ask)
+
+
+def test_an_instance_that_nvidia_smi_lists_and_we_do_not_is_seen(simulated):
+    with simulated("H100-80-SXM", mig=True, instances=ONE) as found, pytest.raises(AssertionError):
+        test_mig.test_instances_are_those_that_nvidia_smi_lists(
+            found, lambda *arguments: "MIG-1 MIG-2"
+        )
+
+
+def test_a_board_without_a_mig_mode_is_none_of_them(simulated):
+    with simulated("T4") as found:
+        assert found.handles == {}
+        assert unread(found) == {}
+
+
+@pytest.mark.parametrize("error", ["UNKNOWN", "NO_PERMISSION", "FUNCTION_NOT_FOUND"])
+def test_a_board_of_which_nobody_can_tell_is_a_failure_and_not_left_out(simulated, error):
+    board = simulated(fails={"nvmlDeviceGetMigMode": error})
+    with pytest.raises(pynvml.NVMLError), board:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("UNKNOWN", "NVML refuses to say how it can be cut: Unknown Error"),
+        ("NOT_SUPPORTED", "NVML says of every kind of partition that the board has none"),
+    ],
+)
+def test_a_board_of_which_we_read_nothing_says_why(simulated, error, why):
+    names = ("nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstanceProfileInfoV")
+    with simulated(fails=dict.fromkeys(names, error)) as found:
+        assert list(unread(found).values()) == [why]
+        with pytest.raises(AssertionError):
+            test_mig.test_of_every_gpu_with_a_mig_mode_it_is_known_how_it_can_be_cut(found)
+
+
+def test_arguments_that_the_library_does_not_take_are_no_refusal(simulated):
+    class Strict(SimulatedNvml):
+        def nvmlDeviceGetGpuInstances(self, *arguments):  # noqa: N802 - NVML's name
+            raise ctypes.ArgumentError("argument 3: expected a pointer")
+
+    board = simulated()
+    with board as found:
+        functions = Strict(LiveNode(board.file))
+        functions.nvmlInit()
+        handle = functions.nvmlDeviceGetHandleByIndex(0)
+        with pytest.raises(ctypes.ArgumentError):
+            answers(functions, handle, [19])
+        assert found.gpus
+
+
+def test_what_the_calls_answer_follows_the_mode(simulated):
+    for is_on, expected in ((False, NOT_THERE), (True, (SUCCESS,))):
+        with simulated(mig=is_on) as found:
+            (handle,) = found.handles.values()
+            said = answers(found.functions, handle, [19])
+            assert said["nvmlDeviceGetGpuInstances 19"] in expected
+            assert said["nvmlComputeInstanceGetInfo_v2"] in NOT_THERE
+            assert len(said) == 5
+
+
+def test_a_mode_is_one_or_none(simulated):
+    for product, expected in (("H200-141-SXM", True), ("T4", False)):
+        board = simulated(product)
+        functions = SimulatedNvml(LiveNode(board.file))
+        functions.nvmlInit()
+        assert has_mode(functions, functions.nvmlDeviceGetHandleByIndex(0)) == expected
+
+
+def table(product):
+    found = geometry(product)
+    assert found is not None
+    return found.profiles
+
+
+A30 = table("A30")
+
+
+def changed(profiles, name, **fields):
+    return [replace(one, **fields) if one.name == name else one for one in profiles]
+
+
+@pytest.mark.parametrize(
+    ("product", "profiles", "where", "line"),
+    [
+        ("A30", changed(A30, "1g.6gb", id=99), "wrong", "1g.6gb, id: 99, in the simulation 14"),
+        ("A30", changed(A30, "2g.12gb", most=1), "wrong", "2g.12gb, most: 1, in the simulation 2"),
+        ("A30", changed(A30, "2g.12gb", slices=1), "wrong", "2g.12gb, slices: 1, in the"),
+        ("A30", changed(A30, "4g.24gb", engines=A30[0].engines), "wrong", "4g.24gb, copy: 1, in"),
+        ("A30", changed(A30, "1g.6gb", memory_bytes=1 << 30), "rest", "1g.6gb, memory_mib: 1024"),
+        ("A30", A30[1:], "wrong", "1g.6gb: the board has none"),
+        (
+            "A30",
+            [one for one in A30 if one.is_plain],
+            "rest",
+            "1g.6gb+me: the board has none",
+        ),
+        ("A30", [*A30, replace(A30[0], name="9g.1gb")], "rest", "9g.1gb: the simulation has none"),
+    ],
+)
+def test_what_differs_is_named_and_what_was_only_assumed_is_no_failure(
+    product, profiles, where, line
+):
+    found = differences(boards()[product].name, profiles)
+
+    assert any(one.startswith(line) for one in getattr(found, where)), found
+
+
+def test_ids_that_were_assumed_are_told_and_no_more():
+    product = "GH200-96"
+    its = table(product)
+
+    found = differences(boards()[product].name, [replace(one, id=one.id + 50) for one in its])
+
+    assert found is not None
+    assert found.wrong == []
+    assert len(found.rest) == len(its)
+
+
+def test_what_was_guessed_is_told_like_what_was_assumed():
+    guessed = [replace(one, id=61) if one.name == "2g.12gb+me" else one for one in A30]
+    found = differences(boards()["A30"].name, guessed)
+    assert found is not None
+    assert found.wrong == []
+    assert [one.partition(",")[0] for one in found.rest] == ["2g.12gb+me"]
+
+
+def test_a_board_that_the_simulation_does_not_have_is_not_compared():
+    assert differences("NVIDIA of tomorrow", A30) is None

@@ -1,0 +1,155 @@
+"""NVML is asked little about what is cut: on a busy node each call can take tenths of a second."""
+
+import threading
+import time
+from collections import Counter
+
+import pynvml
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.node.nvml_values import Glance
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.mig_node import MigNode, board
+
+WALK = "nvmlDeviceGetMigDeviceHandleByIndex"
+
+
+class Counted:
+    """NVML's functions, and how often each is called; those that are *slow* take so many seconds,
+    one after the other, on whichever board."""
+
+    def __init__(self, functions, slow=None):
+        self.functions = functions
+        self.slow = slow or {}
+        self.calls = Counter()
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name):
+        found = getattr(self.functions, name)
+        if not name.startswith("nvml"):
+            return found
+
+        def call(*arguments, **more):
+            self.calls[name] += 1
+            if name in self.slow:
+                with self.lock:
+                    time.sleep(self.slow[name])
+            return found(*arguments, **more)
+
+        return call
+
+    def count(self, act):
+        self.calls.clear()
+        act()
+        return self.calls.total()
+
+
+def filled(directory, count, functions=SimulatedNvml):
+    """A board of which so many partitions are cut, and what its calls are counted by."""
+    node = MigNode(directory, board("B200", mig=True))
+    counted = Counted(functions(node.live, mig=node.mig))
+    partitions = node.through(counted)
+    for start in range(count):
+        partitions.cut(node.gpu, node.key("1g.23gb", start), new=True)
+    assert len(node.cut) == count  # and how it can be cut has been read
+    return node, partitions, counted
+
+
+class SaysMigDevice(SimulatedNvml):
+    """A driver whose compute instances say that they are on their MIG device."""
+
+    def nvmlComputeInstanceGetInfo_v2(self, computeInstance):  # noqa: N802, N803
+        told = super().nvmlComputeInstanceGetInfo_v2(computeInstance)
+        gpu = self.nvmlDeviceGetUUID(told.device)
+        gi = self.nvmlGpuInstanceGetInfo(told.gpuInstance).id
+        fields = {"id": told.id, "profileId": told.profileId}
+        device = self.nvmlDeviceGetHandleByUUID(f"MIG-{gpu}/{gi}/{told.id}")
+        return pynvml.nvmlFriendlyObject({**fields, "device": device})
+
+
+class SaysNothing(SimulatedNvml):
+    """A driver that knows MIG devices by their UUID and their index alone."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
+        if "/" in uuid:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return super().nvmlDeviceGetHandleByUUID(uuid)
+
+
+@pytest.mark.parametrize(
+    ("functions", "look", "cut"), [(SimulatedNvml, 50, 40), (SaysMigDevice, 43, 39)]
+)
+def test_no_more_is_asked_than_is_needed_and_the_list_of_devices_not_at_all(
+    tmp_path, functions, look, cut
+):
+    node, partitions, counted = filled(tmp_path, 6, functions)
+    key = node.key("1g.23gb", 6)
+    assert counted.count(lambda: partitions.cut(node.gpu, key, new=True)) <= cut
+    assert counted.count(lambda: node.glance) <= look
+    assert counted.count(lambda: partitions.find(node.gpu, key)) <= 20
+    uuid = node.glance.instances[6].uuid
+    assert counted.count(lambda: partitions.remove(node.gpu, key, uuid)) <= 28
+    partitions.cut(node.gpu, key)
+    partitions.taken(node.gpu)
+    assert counted.calls[WALK] == 0
+
+
+@pytest.mark.parametrize("functions", [SaysMigDevice, SaysNothing])
+def test_whatever_a_driver_says_an_instance_has_the_same_name(tmp_path, functions):
+    node, _, _ = filled(tmp_path, 3)
+    before = node.glance.instances
+    partitions = node.through(functions(node.live, mig=node.mig))
+    assert node.glance.instances == before
+    assert [partitions.find(node.gpu, one.key) for one in before] == list(before)
+
+
+def test_one_that_is_nowhere_listed_yet_has_no_name_and_is_odd(tmp_path):
+    class Slow(SaysNothing):
+        def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):  # noqa: N802
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
+    node, _, _ = filled(tmp_path, 1)
+    node.through(Slow(node.live, mig=node.mig))
+    assert (node.glance.instances, len(node.glance.odd)) == ((), 1)
+
+
+def test_instances_of_unlisted_profiles_are_searched_for_now_and_then(tmp_path):
+    node, _, counted = filled(tmp_path, 2)
+    search = "nvmlDeviceGetGpuInstanceById"
+    counted.calls.clear()
+    for _ in range(5):
+        assert len(node.glance.instances) == 2
+    assert counted.calls[search] == 0
+
+
+def boards(directory, count, deadline):
+    places = [f"0000:{0x10 + index:02x}:00.0" for index in range(count)]
+    gpus = [board("B200", bus=bus, mig=True) for bus in places]
+    return MigNode(directory, *gpus, deadline=deadline)
+
+
+def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(tmp_path):
+    node = boards(tmp_path, 8, deadline=0.5)
+    slow = {"nvmlDeviceGetGpuInstances": 0.012}
+    node.through(Counted(node.functions, slow))
+    node.nvml.system()
+    began = time.monotonic()
+    seen = node.nvml.glances(range(8))
+    assert time.monotonic() - began > 0.5
+    assert all(isinstance(one, Glance) for one in seen.values())
+
+
+def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):
+    node = boards(tmp_path, 2, deadline=0.1)
+    counted = Counted(node.functions)
+    node.through(counted)
+    node.nvml.system()
+    known = node.nvml.glances(range(2))
+    counted.slow = {"nvmlDeviceGetGpuInstances": 0.2}
+    first = node.nvml.glances([0], known)
+    assert isinstance(first[0], NodeError)
+    assert not isinstance(first[0], TimedOut)
+    assert "late for the first time" in str(first[0])
+    assert isinstance(node.nvml.glances([0], known)[0], TimedOut)
+    assert isinstance(node.nvml.glances([1])[1], TimedOut)

@@ -1,0 +1,147 @@
+"""Killed at each call of NVML while a GPU is cut for a claim or by a layout, the next process makes
+it good: all of the plugin that changes GPUs, over simulated NVML."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from dra_driver.model.layouts import State
+from dra_driver.node.nvml_functions import Functions
+from tests.fakes.cut_node import CutNode
+from tests.fakes.mortal import Killed
+from tests.fakes.nvml_calls import (
+    AT_A_LOOK,
+    AT_WORK,
+    BEFORE_A_LAYOUT,
+    CHANGES,
+    CUTS,
+    FOR_OTHERS,
+    OF_NO_GPU,
+    REMOVES,
+)
+
+SHUTDOWN = "nvmlShutdown"  # comes as the process ends, or for a new session
+PARTITION = "gpu-0-mig-1g10gb-19-0"
+WHOLE: tuple[bool, tuple[tuple[int, int, int], ...]] = (False, ())
+CUT = (True, ((19, 0, 1),))
+HALVES = (True, ((9, 0, 1), (9, 4, 1)))
+
+
+def layout(name: str) -> Callable[[CutNode], None]:
+    def apply(node: CutNode) -> None:
+        node.label = name
+        assert node.keep().state is State.SUCCESS
+
+    return apply
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a GPU gets from one state to another, and back."""
+
+    act: Callable[[CutNode], object]
+    back: Callable[[CutNode], object]
+    before: object
+    after: object
+    changes: tuple[str, ...]  # the functions that do it
+    reads: frozenset[str]  # the functions that only read, of which one call is killed
+
+
+def prepare(node: CutNode) -> None:
+    assert [one.device for one in node.prepare(PARTITION)] == [PARTITION]
+
+
+def unprepare(node: CutNode) -> None:
+    node.unprepare()
+
+
+halve, make_whole = layout("all-3g.40gb"), layout("all-disabled")
+EVERY = OF_NO_GPU | AT_A_LOOK | AT_WORK
+BETWEEN = AT_WORK | BEFORE_A_LAYOUT  # a layout begins and ends with looks, which change nothing
+BOTH_HALVES = (CUTS[0], *CUTS[1:], *CUTS[1:])
+BOTH_GO = (*REMOVES[:2], *REMOVES[:2], REMOVES[2])
+CASES = {
+    "prepared": Change(prepare, unprepare, WHOLE, CUT, CUTS, EVERY),
+    "given back": Change(unprepare, prepare, CUT, WHOLE, REMOVES, EVERY),
+    "halved": Change(halve, make_whole, WHOLE, HALVES, BOTH_HALVES, BETWEEN),
+    "made whole": Change(make_whole, halve, HALVES, WHOLE, BOTH_GO, BETWEEN),
+}
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = CutNode(tmp_path)
+    yield node
+    node.stop()
+
+
+def begun(node, case):
+    """A process has looked at the node, which is as it is before the change."""
+    node.start()
+    node.look()
+    if node.cut != case.before:
+        case.back(node)
+    assert node.cut == case.before
+
+
+def calls_of(node, case):
+    """What is called before the change begins, and what while it is made."""
+    begun(node, case)
+    mortal = node.start()
+    node.look()
+    start = len(mortal.calls)
+    case.act(node)
+    return mortal.calls[:start], mortal.calls[start:]
+
+
+def moments(calls, reads):
+    """Where to die: at the first call of each of these functions that only read, and at every
+    change, before it and when it is done."""
+    seen = set()
+    for number, name in enumerate(calls):
+        if name in CHANGES or name in reads - seen:
+            yield number, name, False
+        if name in CHANGES:
+            yield number, name, True
+        seen.add(name)
+
+
+@pytest.mark.point(84)
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+def test_killed_at_a_call_of_any_function_the_next_process_makes_the_change(node, case):
+    start, calls = calls_of(node, case)
+    assert node.cut == case.after
+    assert [name for name in calls if name in CHANGES] == list(case.changes)
+
+    for number, name, carried_out in moments(calls, case.reads):
+        where = f"{'after' if carried_out else 'before'} {name}, call {number}"
+        begun(node, case)
+        node.start(len(start) + number + 1, carried_out)
+        node.look()
+        with pytest.raises(Killed, match=f"^{name}$"):
+            case.act(node)
+
+        node.start()
+        node.look()
+        case.act(node)
+
+        assert node.cut == case.after, where
+        assert len(node.specs) == len(node.ledger.records()) == (case.after == CUT), where
+
+
+def test_the_functions_that_are_called_are_those_at_which_it_is_killed(node):
+    """A new one has to be said in ``tests.fakes.nvml_calls``, and so the plugin be killed at it:
+    here, where it is called while something changes, and on the cluster."""
+    known = [OF_NO_GPU, AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CHANGES, FOR_OTHERS.keys()]
+    every = {name for name in vars(Functions) if name.startswith("nvml")}
+    assert sorted(name for names in known for name in names) == sorted(every)
+
+    mortal = node.start()
+    node.look()
+    assert set(mortal.calls) == (OF_NO_GPU | AT_A_LOOK) - {SHUTDOWN}
+    by_case = {name: set(calls_of(node, case)[1]) for name, case in CASES.items()}
+    for_claims = by_case["prepared"] | by_case["given back"]
+    by_layouts = by_case["halved"] | by_case["made whole"]
+    assert for_claims - OF_NO_GPU - AT_A_LOOK == AT_WORK | CHANGES
+    assert by_layouts - OF_NO_GPU - AT_A_LOOK == AT_WORK | CHANGES | BEFORE_A_LAYOUT
