@@ -109,6 +109,7 @@ class Book:
     problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
     state: State | None = None  # of all layouts together; None: none is wanted
     labelled: bool = False  # whether the state on the Node may be one that we wrote
+    label: str | None = None  # which layout the Node's label named last; None: that is not known
 
     @property
     def keys(self) -> Mapping[GpuUuid, tuple[PartitionKey, ...]]:

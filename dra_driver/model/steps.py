@@ -127,12 +127,15 @@ class RemovePartition:
     """It does not exist, nor half of it: first the compute instance goes, then the GPU instance.
 
     *uuid*: of the instance that was cut; another one in its place is somebody else's, and stays.
-    None: it is not known, since a crash came between cutting it and recording it.
+    The driver makes it of the GPU, the place and the kind, so one that came and went unseen cannot
+    be told from it. None: it is not known, since a crash came between cutting it and recording it;
+    what lies there then is taken for it, but for those in *unless*, which are of other claims.
     """
 
     gpu: GpuUuid
     key: PartitionKey
     uuid: GpuUuid | None = None
+    unless: frozenset[GpuUuid] = frozenset()
 
 
 Step = (

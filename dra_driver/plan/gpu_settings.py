@@ -75,8 +75,9 @@ def _back(step: Setting) -> Setting:
             return SetTimeSlice(gpu, Interval.DEFAULT if before is None else before)
         case SetComputeMode(gpu=gpu, before=before):
             return SetComputeMode(gpu, ComputeMode.DEFAULT if before is None else before)
-        case SetMigMode(gpu=gpu, before=before):
-            return SetMigMode(gpu, bool(before))
+        case SetMigMode(gpu=gpu, on=on, before=before):
+            # Found on, and turned off for a GPU as a whole: the next partition turns it on.
+            return SetMigMode(gpu, on and bool(before))
         case _:
             assert_never(step)
 

@@ -7,11 +7,12 @@ from typing import Protocol, assert_never
 from dra_driver.errors import NodeError, Taken, Vanished
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.model.mig import Instance, OddInstance, PartitionKey
 from dra_driver.model.steps import (
     ComputeMode,
     CutPartition,
     Interval,
+    RemovePartition,
     SetMigMode,
     Setting,
     Step,
@@ -21,7 +22,6 @@ from dra_driver.plan.mig.claims import (
     in_the_way,
     instances_of,
     whole_gpus,
-    without_cuts,
 )
 from dra_driver.plan.mps import Grant
 from dra_driver.plan.prepare import Plan
@@ -47,7 +47,6 @@ class ClaimPartitions:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._refused: set[CutPartition] = set()  # when it was tried last
 
     def are_taken(self, plan: Plan, others: Sequence[Record]) -> bool:
         """Whether somebody else has changed since the last look what *plan* counts on."""
@@ -102,25 +101,34 @@ class ClaimPartitions:
         except NodeError:
             return False
 
-    def carry_out(self, step: Step) -> None:
-        """Do it. Taken: a partition was not cut, since somebody else was quicker."""
+    def carry_out(self, step: Step, begun: set[CutPartition]) -> None:
+        """Do it; what may be cut by that is among *begun* then. Taken: a partition was not cut,
+        since somebody else was quicker."""
         cut = {step} if isinstance(step, CutPartition) else set()
-        self._refused -= cut
+        begun |= cut
         try:
             self._node.carry_out(step)
         except Taken:
-            self._refused |= cut
+            begun -= cut
             raise
 
-    def begun(self, record: Record) -> Record:
-        """*record* of a claim whose preparation failed, without what was refused."""
-        return without_cuts(record, self._refused)
+    def restore(self, step: Step) -> None:
+        """Do what takes a claim back."""
+        if not (isinstance(step, RemovePartition) and self._is_kept(step)):
+            self._node.restore(step)
+
+    def _is_kept(self, step: RemovePartition) -> bool:
+        """Whether what is there is known to be another claim's."""
+        if not step.unless:
+            return False
+        found = instance_at(self._node, step.gpu, step.key)
+        return found is not None and found.uuid in step.unless
 
     def drop(self, left: Record | None, others: Sequence[Record]) -> None:
         """Remove what is left of a claim whose record could not be read, and none of *others*
         needs."""
         for step in undoing(left, others) if left else ():
-            self._node.restore(step)
+            self.restore(step)
 
     def of(self, plan: Plan) -> Instances:
         """What the partitions of *plan* are now. Vanished: one is not there.
@@ -174,9 +182,14 @@ class ClaimPartitions:
 
 
 def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
+    cut: list[Instance | OddInstance] = [*gpu.mig.instances, *gpu.mig.odd] if gpu.mig else []
+    of = next(
+        (f"-gi {one.gi}" for one in cut if one.key == key), "-gi <its id in nvidia-smi mig -lgi>"
+    )
+    mig = f"nvidia-smi mig -i {gpu.pci_bus_id}"
     return (
         f"{gpu.name} has an instance of {key} that was not cut for a claim; remove it with "
-        f"nvidia-smi mig -i {gpu.pci_bus_id}, or wait until whoever made it does"
+        f"{mig} -dci {of} and {mig} -dgi {of}, or wait until whoever made it does"
     )
 
 

@@ -1,7 +1,8 @@
 """Finds claims whose MIG instance is not there any more, and tells their pods.
 
 The looks at the GPUs are what makes one suspect; asked is the GPU itself then, and at a moment when
-nobody acts on the claim, since a claim that is just given back has none either.
+nobody acts on the claim, since a claim that is just given back has none either. From then on the
+record says that it is gone: what somebody else makes in its place can be called the same.
 """
 
 import logging
@@ -15,7 +16,7 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.plan.mig.gone import lost, message, partitions
+from dra_driver.plan.mig.gone import given_up, lost, message, partitions
 from dra_driver.plugin.instance_at import instance_at
 
 log = logging.getLogger(__name__)
@@ -25,13 +26,14 @@ class Node(Protocol):
     """What GPUs tell; ``dra_driver.node.node``."""
 
     def inventory(self) -> Inventory: ...  # as of the last look
+    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...  # also half of one
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance: ...
 
 
 class Preparer(Protocol):
     """Who acts on claims; ``dra_driver.plugin.upkeep``."""
 
-    def while_prepared(self, uid: ClaimUid, act: Callable[[Record], None]) -> None: ...
+    def while_prepared(self, uid: ClaimUid, act: Callable[[Record], Record]) -> None: ...
 
 
 class Events(Protocol):
@@ -96,10 +98,11 @@ class GoneInstances:
         return set() if known is None else known
 
     def _confirmed(self, record: Record, suspects: Iterable[Holding]) -> Iterator[Holding]:
-        """What was found to be gone once is so until a look finds it."""
+        """What was found to be gone once is so until a look finds it. Of half a one that is left,
+        nobody knows yet what becomes."""
         new = []
         for one in suspects:
-            if _key(record, one) in self._gone:
+            if _key(record, one) in self._gone and not one.cut:
                 yield one
             else:
                 new.append(one)
@@ -109,8 +112,9 @@ class GoneInstances:
     def _asked(self, record: Record, suspects: Sequence[Holding]) -> Sequence[Holding]:
         gone: list[Holding] = []
 
-        def ask(now: Record) -> None:
+        def ask(now: Record) -> Record:
             gone.extend(one for one in suspects if one in now.holdings and self._is_gone(one))
+            return given_up(now, filter(self._is_away, gone))
 
         try:
             self._preparer.while_prepared(record.claim.uid, ask)
@@ -125,6 +129,14 @@ class GoneInstances:
             return False
         found = instance_at(self._node, holding.gpu, holding.instance.key)
         return found is None or found.uuid != holding.instance.uuid
+
+    def _is_away(self, holding: Holding) -> bool:
+        """Of one that is gone: no half of it is left, which would have to be removed."""
+        if holding.gpu is None or holding.instance is None:
+            return False
+        there = self._node.partitions(holding.gpu)
+        found = instance_at(self._node, holding.gpu, holding.instance.key)
+        return found is not None or holding.instance.key not in there
 
     def _tell(self, record: Record, holding: Holding, told: _Told) -> None:
         about = f"{holding.unit} {record.claim}"

@@ -21,10 +21,11 @@ from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
-from dra_driver.model.steps import ServeMps
+from dra_driver.model.steps import CutPartition, ServeMps
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
+from dra_driver.plan.mig.claims import with_cuts
 from dra_driver.plan.prepare import Plan
 from dra_driver.plan.undo import undoing
 from dra_driver.plugin.claim_partitions import ClaimPartitions
@@ -184,9 +185,10 @@ class Preparer:
         plan = self._planner.plan(claim, offer, wanted)
         documents = self._documents(plan)  # they may be refused: before anything is done
         self._ledger.write(plan.record)
+        begun: set[CutPartition] = set()
         try:
             self._pods.refuse_two_servers(claim)
-            self._carry_out(plan.record)
+            self._carry_out(plan.record, begun)
             if instances := self._partitions.of(plan):
                 plan = plan.settled(instances)
                 self._ledger.write(plan.record)  # after a crash they can be told from others
@@ -197,18 +199,19 @@ class Preparer:
             self._ledger.write(replace(plan.record, prepared=prepared, spec=text))
         except DriverError:
             # The first error is reported.
-            self._quietly(plan.record, partial(self._give_up, plan.record))
+            self._quietly(plan.record, partial(self._give_up, plan.record, begun))
             raise
         return prepared
 
     def _documents(self, plan: Plan) -> Sequence[Document]:
         return documents_of(plan, self._names.driver, self._files.metadata_directory)
 
-    def _carry_out(self, record: Record) -> None:
+    def _carry_out(self, record: Record, begun: set[CutPartition]) -> None:
         """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
         rest = (step for step in record.steps if not isinstance(step, ServeMps))
+        carry_out = partial(self._partitions.carry_out, begun=begun)
         for _, alike in itertools.groupby(rest, key=type):
-            side_by_side(self._partitions.carry_out, tuple(alike))
+            side_by_side(carry_out, tuple(alike))
 
     def _serve(self, record: Record) -> Mapping[SpaceName, Served]:
         """What the clients of MPS can use."""
@@ -224,18 +227,18 @@ class Preparer:
         host = Host(self._node.driver_files(), nodes, self._names.hook)
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
-    def _give_up(self, record: Record) -> None:
-        begun = self._partitions.begun(record)
-        if begun != record:  # written first: the next start does not ask what was refused
-            self._ledger.write(begun)
-        self._take_back(begun)
+    def _give_up(self, record: Record, begun: Collection[CutPartition]) -> None:
+        left = with_cuts(record, begun)
+        if left != record:  # written first: the next start does not ask what was not begun
+            self._ledger.write(left)
+        self._take_back(left)
 
     def _take_back(self, record: Record) -> None:
         steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))
         if steps and record.completed:  # from here on it is not prepared any more
             self._ledger.write(replace(record, prepared=None, spec=None))
         for step in steps:
-            self._node.restore(step)
+            self._partitions.restore(step)
         self._files.remove(record.claim.uid)
         self._ledger.forget(record.claim.uid)
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
-from dra_driver.cluster.events import PodEvents
+from dra_driver.cluster.events import EventWriter
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claim_reader import ClaimReader
 from dra_driver.kubeletplugin.features import probe_devices
@@ -88,6 +88,7 @@ class _Parts:
     ledger: Ledger
     in_charge: Callable[[], bool]  # whether no newer process of this plugin runs
     metrics: Metrics
+    events: EventWriter
 
     @property
     def claims(self) -> ClaimReader:
@@ -126,7 +127,10 @@ def _parts(
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(instances.leave)
-    return _Parts(settings, api, ResourceApi(api), node, ledger, instances.is_newest, metrics)
+    events = EventWriter(api, settings.driver_name, settings.node_name)
+    stack.callback(events.stop)
+    in_charge = instances.is_newest
+    return _Parts(settings, api, ResourceApi(api), node, ledger, in_charge, metrics, events)
 
 
 def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
@@ -191,16 +195,8 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> tu
     owner = settings.pod_uid or "this node"
     turn = Turn(settings.plugin_dir, owner, lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
-    tools = Tools(
-        parts.node,
-        offers,
-        parts.claims,
-        PodReader(parts.api),
-        parts.ledger,
-        files,
-        turn.held,
-        changed,
-    )
+    pods = PodReader(parts.api)
+    tools = Tools(parts.node, offers, parts.claims, pods, parts.ledger, files, turn.held, changed)
     preparer = Preparer(names, tools)
     return preparer, turn
 
@@ -225,6 +221,7 @@ def _mig(
         governed=publishing.governed,
         changed=rounds.look_soon,
         count=parts.metrics.mig_problems.set,
+        events=parts.events,
     )
     mig = connect(around, settings.look_interval, stack)
 
@@ -258,15 +255,13 @@ def _look_after(
 ) -> Iterator[Changed]:
     """The loops that see to it that claims use what they were given; what wakes each."""
     settings = parts.settings
-    events = PodEvents(parts.api, settings.driver_name, settings.node_name)
-    stack.callback(events.stop)
     enforced = Enforced(
         parts.node,
         parts.ledger,
         parts.claims,
         preparer.upkeep,
         kubelet,
-        events,
+        parts.events,
         parts.metrics,
         parts.in_charge,
     )
@@ -281,7 +276,7 @@ def _look_after(
         parts.node,
         PodReader(parts.api),
         kubelet,
-        events,
+        parts.events,
         MpsMetrics(parts.metrics.registry),
         parts.in_charge,
     )

@@ -88,14 +88,17 @@ class Upkeep:
             if record is None or space.name not in {one.name for one in record.spaces}:
                 self._node.restore(EndMps(space.name))
 
-    def while_prepared(self, uid: ClaimUid, act: Callable[[Record], None]) -> None:
-        """Have *act* done with the record of a claim while nobody else can act on it; not at all,
-        where it is not prepared any more."""
+    def while_prepared(self, uid: ClaimUid, act: Callable[[Record], Record]) -> None:
+        """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,
+        and what it answers recorded; not at all, where it is not prepared any more."""
         wait = Wait(self._waits)
         with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
             record = self._ledger.record(uid)
-            if record is not None and record.completed:
-                act(record)
+            if record is None or not record.completed:
+                return
+            with self._locks.gpus.hold(record.gpus, wait.left()):
+                if (after := act(record)) != record:
+                    self._ledger.write(after)
 
     def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
         """Have *act* done to these GPUs, each said by its name and its UUID, while no claim can

@@ -4,10 +4,10 @@ test says so."""
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, Taken
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Instance, Mig, OddInstance, Partition, PartitionKey
+from dra_driver.model.mig import Fixed, Instance, Mig, OddInstance, Partition, PartitionKey
 from dra_driver.model.processes import GpuProcess
 from dra_driver.node.sim.mig.geometry import Geometry, geometry
 from dra_driver.node.sim.mig.rules import fits
@@ -38,9 +38,10 @@ class Board:
     product: str
     minor: int = 0
     on: bool = False
+    pending: bool | None = None  # None: as it is
+    fixed: Fixed = Fixed.NOTHING
     there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
     used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
-    again: dict[PartitionKey, int] = field(default_factory=dict)  # made by others in a place
 
     @property
     def uuid(self) -> GpuUuid:
@@ -52,13 +53,10 @@ class Board:
         return self.product == HOPPER
 
     def instance(self, key: PartitionKey) -> Instance:
-        number = 1 + 10 * key.profile_id + key.start + 1000 * self.again.get(key, 0)
+        """The same kind in the same place is called the same again, whoever makes it: the driver
+        makes the UUID of the GPU and of the numbers of the instances in it."""
+        number = 1 + 10 * key.profile_id + key.start
         return Instance(key, number, 0, GpuUuid(f"MIG-{self.minor}-{number}"))
-
-    def replace(self, *keys: PartitionKey) -> None:
-        """Somebody else removed what was there, and made these."""
-        self.there = dict.fromkeys(keys, True)
-        self.again.update((key, self.again.get(key, 0) + 1) for key in keys)
 
     @property
     def gpu(self) -> Gpu:
@@ -69,7 +67,8 @@ class Board:
             if not self.there[key]
         ]
         profiles = table(self.product).profiles
-        mig = Mig(self.on, self.on, self.switches, profiles, tuple(whole), tuple(odd))
+        pending = self.on if self.pending is None else self.pending
+        mig = Mig(self.on, pending, self.switches, profiles, tuple(whole), tuple(odd), self.fixed)
         return gpu(self.minor, uuid=self.uuid, product_name=self.product, mig=mig)
 
     def partition(self, key: PartitionKey) -> Partition:
@@ -132,15 +131,16 @@ class Boards:
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
     ) -> Instance:
         board = self.boards[gpu]
-        assert not (new and key in board.there), "somebody else's"
         if not board.on:
             raise NodeError(f"{gpu}: MIG mode is off")
+        if new and key in board.there:
+            raise Taken(f"{gpu}: {key} is cut already")
         if key not in board.there:
-            others = [board.partition(one) for one in board.there]
-            if not fits(table(board.product), others, board.partition(key)):
-                raise NodeError(f"{gpu}: {key} does not fit")
             with_gi = f"GI {key}"
             self.step(with_gi)
+            others = [board.partition(one) for one in board.there]
+            if not fits(table(board.product), others, board.partition(key)):
+                raise Taken(f"{gpu} has no room for {key}")
             board.there[key] = False
             self._did(with_gi)
         if not board.there[key]:
@@ -173,11 +173,14 @@ class Boards:
 
     def _switch(self, board: Board, on: bool) -> None:
         if board.on == on:
+            board.pending = None
             return
+        if board.fixed is not Fixed.NOTHING:
+            raise NodeError(f"{board.uuid}: this virtual machine cannot")
         if board.there or board.used:
             raise NodeError(f"{board.uuid}: it is in use")
         self.step(f"mode {on}")
-        board.on = on
+        board.on, board.pending = on, None
         self._did(f"mode {on}")
 
     def _did(self, what: str) -> None:

@@ -82,13 +82,17 @@ def mig_offer(*gpus: Gpu) -> Offer:
     return Offer((*whole, *parts))
 
 
+def name_of(uuid: GpuUuid, key: PartitionKey) -> GpuUuid:
+    """The same for the same place of the same GPU, as the driver has it."""
+    return GpuUuid(f"MIG-{uuid}-{key.profile_id}-{key.start}")
+
+
 class FakeMig:
     """The partitions of the GPUs of a node, and their MIG modes."""
 
     def __init__(self, inventory: Inventory) -> None:
         self.modes = {one.uuid: one.mig.on for one in inventory.gpus if one.mig}
         self.instances: dict[tuple[GpuUuid, PartitionKey], Instance] = {}
-        self._next = 1
 
     def set_mode(self, uuid: GpuUuid, on: bool, *, quietly: bool = False) -> None:
         if uuid not in self.modes:
@@ -113,10 +117,9 @@ class FakeMig:
             raise Taken(f"{uuid}: {key} overlaps an instance that is there")
         self.add(uuid, key)
 
-    def add(self, uuid: GpuUuid, key: PartitionKey, name: str = "") -> Instance:
+    def add(self, uuid: GpuUuid, key: PartitionKey) -> Instance:
         """An instance that somebody makes."""
-        number, self._next = self._next, self._next + 1
-        found = Instance(key, number, 0, GpuUuid(f"MIG-{name or number}"))
+        found = Instance(key, 20 * key.size + key.start, 0, name_of(uuid, key))
         self.instances[uuid, key] = found
         return found
 

@@ -22,7 +22,7 @@ from dra_driver.model.steps import (
 )
 from dra_driver.plan.gpu_settings import to_look_up, with_found
 from dra_driver.plan.limits import limit_steps
-from dra_driver.plan.mig.claims import cuts, in_the_way, still_cut, whole_gpus, without_cuts
+from dra_driver.plan.mig.claims import cuts, in_the_way, still_cut, whole_gpus, with_cuts
 from dra_driver.plan.prepare import plan_claim
 from dra_driver.plan.undo import undoing
 from tests.fakes.mig import (
@@ -298,7 +298,7 @@ def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
     record = planned(FIRST, SECOND).record
     first, second = cuts([record])
 
-    begun = without_cuts(record, {first})
+    begun = with_cuts(record, {second})
 
     assert [one for one in undoing(begun, ()) if isinstance(one, RemovePartition)] == [
         RemovePartition(second.gpu, second.key)
@@ -393,12 +393,15 @@ def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
     begun = planned(FIRST, name="third").record
 
     def removed(record, *others):
-        return [one.uuid for one in undoing(record, others) if isinstance(one, RemovePartition)]
+        removals = (one for one in undoing(record, others) if isinstance(one, RemovePartition))
+        return [(one.uuid, set(one.unless)) for one in removals]
 
-    assert removed(mine, theirs) == ["MIG-19-0"]
+    assert removed(mine, theirs) == [("MIG-19-0", set())]
     assert removed(mine, begun) == []
-    assert removed(begun, mine) == []
-    assert removed(begun) == [None]
+    assert removed(begun, planned(FIRST, name="fourth").record) == []
+    assert removed(begun, mine) == [(None, {"MIG-19-0"})]
+    assert removed(begun, mine, theirs) == [(None, {"MIG-19-0", "MIG-new"})]
+    assert removed(begun) == [(None, set())]
 
 
 @pytest.mark.parametrize("name", ["gpu-0", "gpu-0-1"])

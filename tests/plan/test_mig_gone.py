@@ -7,8 +7,11 @@ import pytest
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.mig import Mig
-from dra_driver.plan.mig.gone import lost, message, partitions
+from dra_driver.model.steps import RemovePartition
+from dra_driver.plan.mig.claims import cuts
+from dra_driver.plan.mig.gone import given_up, lost, message, partitions
 from dra_driver.plan.prepare import plan_claim
+from dra_driver.plan.undo import undoing
 from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer
 from tests.fakes.values import POOL, allocation, claim, config, gpu, ref
 
@@ -20,6 +23,13 @@ MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
 def prepared(*configs):
     plan = plan_claim(claim(FIRST, configs=configs), mig_offer(), (), POOL)
     return replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
+
+
+def prepared_both():
+    second = DeviceName("gpu-0-mig-1g10gb-19-1")
+    plan = plan_claim(claim(FIRST, second), mig_offer(), (), POOL)
+    settled = plan.settled({FIRST: MINE, second: instance(ONE, 1, gi=2)})
+    return replace(settled.record, prepared=(), spec="{}")
 
 
 def board(*there):
@@ -37,6 +47,22 @@ def test_one_that_is_not_there_is_lost_also_with_another_in_its_place(there):
     (holding,) = lost(prepared(), [board(*there)])
 
     assert holding.device == FIRST
+
+
+def test_what_is_given_up_is_held_and_not_removed_any_more():
+    record = prepared_both()
+    first, second = record.holdings
+
+    after = given_up(record, [first])
+
+    assert [one.key for one in cuts([after])] == [second.partition]
+    assert after.holdings == (replace(first, cut=False), second)
+    assert after.cut == {(second.gpu, second.partition)}
+    assert [one.key for one in undoing(after, ()) if isinstance(one, RemovePartition)] == [
+        second.partition
+    ]
+    assert given_up(record, ()) == record
+    assert lost(after, [board(*(one.instance for one in after.holdings[1:]))]) == after.holdings[:1]
 
 
 @pytest.mark.parametrize("gpus", [(), (mig_gpu(1),), (gpu(0),)])

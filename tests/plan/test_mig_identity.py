@@ -58,14 +58,22 @@ def test_what_is_gone_is_forgotten():
     assert remembered(book, Inventory((cut(),)), ()).made == {}
 
 
-def test_of_what_cannot_be_seen_and_of_what_is_being_changed_nothing_is_forgotten():
+def test_of_what_cannot_be_seen_nothing_is_forgotten():
     uuid = gpu().uuid
     book = Book(made={uuid: (MADE,)})
 
     assert remembered(book, Inventory(), ()) == book
     assert remembered(book, Inventory((gpu(),)), ()) == book
-    changing = replace(book, before={uuid: Before(True)})
-    assert remembered(changing, Inventory((cut(),)), ()) == changing
+
+
+def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
+    uuid = gpu().uuid
+    before = {uuid: Before(True, (KEY,))}
+    book = Book(made={uuid: (MADE, Made(OTHER))}, before=before)
+
+    assert remembered(book, Inventory((cut(),)), ()) == Book(before=before)
+    left = remembered(book, Inventory((cut(odd=(OddInstance(KEY, 7, 0),)),)), ())
+    assert left == Book(made={uuid: (MADE,)}, before=before)
 
 
 def test_whose_mode_a_claim_turned_on_is_known_until_it_is_off():

@@ -1,11 +1,11 @@
 """A keeper of MIG layouts between boards in memory and a book on disk."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dra_driver.errors import SettingsError
+from dra_driver.errors import SettingsError, TimedOut
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Held
 from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
@@ -13,8 +13,10 @@ from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
 from dra_driver.node.mig_book import MigBook
 from dra_driver.plan.mig.layouts import built_in
-from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plan.mig.news import News
+from dra_driver.plugin.mig.governed import Governed, is_expected
 from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
+from dra_driver.plugin.mig.start import last_label
 from tests.fakes.boards import Boards, Claims
 
 
@@ -38,19 +40,22 @@ class Scene:
     in_charge: bool = True
     told: list[State | None] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
     allocated: frozenset[str] | Exception = frozenset()
     turned_on: frozenset[GpuUuid] = frozenset()
     labelled: bool = False
     changes: int = 0  # how often it was told that GPUs are others
     turns: int = 0
+    others: bool = False  # another process has the turn, and keeps it
     boot: str = "boot"
+    kept: Callable[[Path, str], MigBook] = MigBook
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> "Scene":
         """As a new process."""
-        self.book = MigBook(self.directory / "mig.json", self.boot)
+        self.book = self.kept(self.directory / "mig.json", self.boot)
         sources = Sources(
             lambda: self.say(self.label),
             lambda: self.labelled,
@@ -63,13 +68,17 @@ class Scene:
             lambda: self.in_charge,
         )
         self.governed = Governed(lambda: self.profile)
-        told = Told(self.tell, self.governed.tell, self.changed)
+        last = last_label(self.book)
+        self.governed.expected = lambda: is_expected(lambda: self.say(self.label), last)
+        told = Told(self.tell, self.governed.tell, self.changed, self.news.append)
         apart = Apart(self.claims.while_free, self.turn)
         self.keeper = MigKeeper(self.boards, sources, apart, self.book, told)
         return self
 
     @contextmanager
     def turn(self, seconds: float) -> Iterator[None]:
+        if self.others:
+            raise TimedOut("waited for the plugin process of another pod")
         self.turns += 1
         yield
 
@@ -90,6 +99,12 @@ class Scene:
     def tell(self, book: Book) -> None:
         self.told.append(book.state)
         self.problems.append(book.problem)
+
+    def said(self) -> list[tuple[str, str]]:
+        """What is new of the node since this was asked the last time: reasons and words."""
+        said = [(one.reason, one.words) for one in self.news]
+        self.news.clear()
+        return said
 
     def look(self) -> Book:
         """What is known after a look, as somebody else reads it; the watcher looks too."""

@@ -11,7 +11,7 @@ from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Instance
+from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.steps import ServeMps
 from dra_driver.node.ledger import Ledger
@@ -43,6 +43,7 @@ class World:
 
     def __init__(self):
         self.there = [MINE, OTHER]
+        self.half: list[PartitionKey] = []  # instances without a compute instance
         self.seen: tuple[Instance, ...] = (MINE, OTHER)  # at the last look
         self.error: NodeError | None = None
         self.fails: NodeError | None = None
@@ -68,6 +69,10 @@ class World:
                 return one
         raise Vanished(f"there is no instance of {key}")
 
+    def partitions(self, gpu):
+        assert gpu == cut().uuid
+        return (*(one.key for one in self.there), *self.half)
+
     def records(self):
         return self.known
 
@@ -76,9 +81,8 @@ class World:
             raise NodeError("the claim is still being worked on")
         if self.gives_back:
             self.known = ()
-        for one in self.known:
-            if one.claim.uid == uid and one.completed:
-                act(one)
+        if any(one.claim.uid == uid and one.completed for one in self.known):
+            self.known = tuple(act(o) if o.claim.uid == uid else o for o in self.known)
 
     def tell(self, event):
         self.events.append(event)
@@ -87,7 +91,7 @@ class World:
         self.seen = tuple(self.there)
         for _ in range(times):
             self.watch.look()
-        return [(event.pod.name, event.reason) for event in self.events]
+        return [(event.regarding.name, event.reason) for event in self.events]
 
     @property
     def number(self):
@@ -245,10 +249,17 @@ def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it
     ledger.write(record())
     ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))
 
+    def see(one):
+        seen.append(one)
+        return replace(one, pods=(DB,))
+
     for claim in (A, B, ref("unknown")):
-        keeper.while_prepared(claim.uid, seen.append)
+        keeper.while_prepared(claim.uid, see)
     assert [one.claim for one in seen] == [A]
+    assert ledger.record(A.uid) == replace(record(), pods=(DB,)), "what is answered is recorded"
 
     with locks.claims.hold([A.uid], 1.0), pytest.raises(NodeError, match="worked on"):
-        keeper.while_prepared(A.uid, seen.append)
+        keeper.while_prepared(A.uid, see)
+    with locks.gpus.hold(["gpu-0"], 1.0), pytest.raises(NodeError, match="gpu-0"):
+        keeper.while_prepared(A.uid, see)
     assert len(seen) == 1

@@ -18,13 +18,14 @@ from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.tools import Names, Tools
 from dra_driver.plugin.waits import Waits
-from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
+from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, name_of, partition
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
 from tests.fakes.values import POOL, allocation, claim, config, fraction, ref
 
 GPU = mig_gpu().uuid
 FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"
+UUID = name_of(GPU, partition(ONE, 0).key)  # of the first
 SIDE = "gpu-0-mig-3g40gb-9-0"
 MPS = config("MigDeviceConfig", sharing={"strategy": "MPS"})
 
@@ -115,10 +116,10 @@ def test_a_prepared_claim_has_its_instance_and_nothing_of_others(world):
     assert device.cdi_ids == (f"k8s.gpu.nvidia.com/claim=uid-claim-{FIRST}",)
     assert [node["path"] for node in edits["deviceNodes"]] == [
         "/dev/nvidia0",
-        "/dev/nvidia-caps/gpu0-mig-gi2",
-        "/dev/nvidia-caps/gpu0-mig-gi2-ci0",
+        "/dev/nvidia-caps/gpu0-mig-gi20",
+        "/dev/nvidia-caps/gpu0-mig-gi20-ci0",
     ]
-    assert "GPU_DEVICE_0_MIG_1G10GB_19_0_UUID=MIG-2" in edits["env"]
+    assert f"GPU_DEVICE_0_MIG_1G10GB_19_0_UUID={UUID}" in edits["env"]
 
 
 def test_two_partitions_of_one_gpu_are_told_apart_in_one_container(world):
@@ -127,8 +128,8 @@ def test_two_partitions_of_one_gpu_are_told_apart_in_one_container(world):
     env = [line for one in world.spec()["devices"] for line in one["containerEdits"]["env"]]
     uuids = [line for line in env if "_UUID=" in line]
     assert sorted(uuids) == [
-        "GPU_DEVICE_0_MIG_1G10GB_19_0_UUID=MIG-1",
-        "GPU_DEVICE_0_MIG_1G10GB_19_1_UUID=MIG-2",
+        f"GPU_DEVICE_0_MIG_1G10GB_19_0_UUID={UUID}",
+        f"GPU_DEVICE_0_MIG_1G10GB_19_1_UUID={name_of(GPU, partition(ONE, 1).key)}",
     ]
 
 
@@ -136,7 +137,7 @@ def test_the_workload_can_read_the_uuid_of_its_instance(world):
     world.prepare(FIRST)
 
     texts = [path.read_text() for path in (world.directory / "plugin").rglob("*.json")]
-    assert ["MIG-1" in text for text in texts] == [True]
+    assert [UUID in text for text in texts] == [True]
 
 
 def test_a_monitor_may_look_at_instances_and_at_nothing_else_of_them(world):
@@ -179,7 +180,7 @@ def test_a_share_under_mps_is_served_on_the_instance(world):
     world.prepare_claim(wanted)
 
     (space,) = world.node.spaces.values()
-    assert space.gpus == ("MIG-1",)
+    assert space.gpus == (name_of(GPU, partition(THREE, 0).key),)
     assert world.ledger.records()[0].spaces == (space,)
     world.preparer.unprepare(ref())
     assert (world.node.spaces, world.cut) == ({}, ())
@@ -187,11 +188,11 @@ def test_a_share_under_mps_is_served_on_the_instance(world):
 
 def test_an_instance_of_somebody_else_in_the_same_place_is_used_and_left_there(world):
     world.node.mig.modes[GPU] = True
-    foreign = world.node.mig.add(GPU, partition(ONE, 0).key, "foreign")
+    foreign = world.node.mig.add(GPU, partition(ONE, 0).key)
     world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
 
     world.prepare(FIRST)
-    assert "MIG-foreign" in json.dumps(world.spec())
+    assert foreign.uuid in json.dumps(world.spec())
     world.preparer.unprepare(ref())
 
     assert world.node.mig.instances == {(GPU, foreign.key): foreign}
@@ -200,7 +201,7 @@ def test_an_instance_of_somebody_else_in_the_same_place_is_used_and_left_there(w
 
 def test_an_instance_of_somebody_else_in_the_way_is_a_clear_refusal(world):
     world.node.mig.modes[GPU] = True
-    foreign = world.node.mig.add(GPU, partition(FOUR, 0).key, "foreign")
+    foreign = world.node.mig.add(GPU, partition(FOUR, 0).key)
     world.offers.next = Offer((cut_device(FOUR, 0, instance=foreign),))
 
     with pytest.raises(UnknownDevice, match=f"{FIRST!r}, but gpu-0-mig-4g40gb-5-0 is in"):
@@ -215,7 +216,7 @@ def test_what_somebody_else_cuts_at_the_last_moment_is_refused_and_stays(world):
 
     def overtake(step):
         if step == CutPartition(GPU, key):
-            world.node.mig.add(GPU, key, "foreign")
+            world.node.mig.add(GPU, key)
 
     world.node.before_step = overtake
 
@@ -223,7 +224,6 @@ def test_what_somebody_else_cuts_at_the_last_moment_is_refused_and_stays(world):
         world.prepare(FIRST, SECOND)
 
     assert world.cut == (key,)
-    assert world.node.mig.instances[GPU, key].uuid == "MIG-foreign"
     assert not world.ledger.records()
     assert world.spec() is None
 
@@ -234,7 +234,7 @@ def test_killed_after_that_the_next_start_does_not_remove_it(world):
 
     def overtake(step):
         if step == CutPartition(GPU, key):
-            world.node.mig.add(GPU, key, "foreign")
+            world.node.mig.add(GPU, key)
         if step == SetMigMode(GPU, False):  # while it is taken back
             raise Killed
 
@@ -296,7 +296,7 @@ def test_an_instance_that_vanished_behind_our_back_is_cut_again(world):
 
     world.preparer.prepare(ref())
 
-    assert "MIG-2" in json.dumps(world.spec())
+    assert UUID in json.dumps(world.spec())
     assert world.cut == (partition(ONE, 0).key,)
 
 
@@ -372,7 +372,7 @@ def test_a_restart_leaves_prepared_partitions_alone(world):
 
 def test_a_foreign_instance_survives_every_claim(world):
     world.node.mig.modes[GPU] = True
-    foreign = world.node.mig.add(GPU, partition(ONE, 6).key, "foreign")
+    foreign = world.node.mig.add(GPU, partition(ONE, 6).key)
 
     for name in ("first", "second"):
         world.prepare(FIRST, name=name)

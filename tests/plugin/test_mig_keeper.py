@@ -10,6 +10,7 @@ from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding
 from dra_driver.model.layouts import Book, Layout, LayoutEntry, Outcome, State
 from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
+from dra_driver.plan.mig.identity import known_by
 from dra_driver.plan.profiles import rules_by_gpu
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.fakes.values import gpu, ref
@@ -72,7 +73,7 @@ def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
 
 
 def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene, board):
-    assert scene.look() == Book()
+    assert scene.look() == Book(label="")
     assert scene.claims.asked == []
     assert scene.told == [None]
 
@@ -138,9 +139,13 @@ def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
 
 def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
     scene.label = "all-1g.5gb"
-    scene.look()
-    board.replace(ONES[3])  # all of them removed by hand, and one made by hand
+    made = scene.look().made[board.uuid][3]
+    board.there, scene.claims.holding = {}, {board.uuid}  # all of them removed by hand
     scene.boards.refresh()
+    scene.look()
+    board.there, scene.claims.holding = whole(ONES[3]), set()  # and one made by hand
+    scene.boards.refresh()
+    assert known_by(board.instance(ONES[3])) == made  # nobody can tell it from ours
     scene.label = "all-disabled"
 
     book = scene.look()
@@ -180,10 +185,12 @@ def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(sce
 
 def test_the_book_is_changed_only_in_the_turn_of_this_process(scene):
     scene.look()
-    assert scene.turns == 0
-    scene.label = "all-9g.5gb"
+    assert scene.turns == 1  # that no layout is wanted
     scene.look()
     assert scene.turns == 1
+    scene.label = "all-9g.5gb"
+    scene.look()
+    assert scene.turns == 3  # which one is, and what came of it
 
 
 def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
@@ -571,7 +578,7 @@ def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
 
     book = scene.start().look()
 
-    assert book.boards == {board.uuid: "it is half cut: a claim holds it"}
+    assert book.boards == {board.uuid: "gpu-0 is half cut: a claim holds it"}
     assert scene.keeper.waiting
     scene.claims.holding = set()
     book = scene.look()
@@ -609,7 +616,9 @@ def test_a_gpu_that_does_not_answer_in_time_fails(scene, board):
 
 def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
     scene.label = "all-1g.5gb"
-    scene.boards.inventory()
+    board.used = {None: 7}
+    scene.look()
+    board.used = {}
     scene.boards.gone.add(board.uuid)
 
     scene.keeper.look()

@@ -1,16 +1,29 @@
 """GPUs are cut on a thread of its own, which looks when something changed that it goes by."""
 
+import contextlib
 import threading
 import time
 
 import pytest
 
-from dra_driver.errors import ClusterError
+from dra_driver.errors import ClusterError, Unreachable
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
+from dra_driver.model.layouts import Book
+from dra_driver.model.offer import Keeps
 from dra_driver.model.steps import SetMigMode
-from dra_driver.plugin.mig.start import MigLoop, on_other, turned_on
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.mig_book import MigBook
+from dra_driver.plugin.layout_files import Layouts
+from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plugin.mig.keeper import Apart
+from dra_driver.plugin.mig.start import Around, MigLoop, connect, on_other, turned_on
+from dra_driver.plugin.node_labels import NodeLabels
+from tests.fakes.boards import HOPPER, Board, Boards, Claims
+from tests.plugin.mig import profile
+
+DYNAMIC = profile(dynamic=True)
 
 
 class Keeper:
@@ -103,6 +116,60 @@ def test_only_a_label_that_is_read_is_a_reason_to_look():
         look()
 
     assert told == [6, 4, 3, 1]
+
+
+class Away:
+    """An API server that cannot be reached."""
+
+    def list(self, path, query):
+        raise Unreachable("no answer")
+
+    def watch(self, path, query, seconds):
+        raise Unreachable("no answer")
+
+    def patch(self, path, patch):
+        raise Unreachable("no answer")
+
+    def tell(self, event):
+        raise AssertionError(event)
+
+
+def around(tmp_path, book):
+    """A node whose profile has GPUs cut for claims, in an outage."""
+    api, boards = Away(), Boards(Board(HOPPER))
+    return Around(
+        node=boards,
+        ledger=Ledger(tmp_path / "claims", "boot"),
+        book=book,
+        apart=Apart(Claims().while_free, lambda seconds: contextlib.nullcontext()),
+        api=api,
+        labels=NodeLabels(api, "node-1"),
+        profile=lambda: DYNAMIC,
+        layouts=Layouts(None),
+        keeps=Keeps,
+        allocated=frozenset,
+        in_charge=lambda: True,
+        governed=Governed(lambda: DYNAMIC),
+        changed=lambda: None,
+        count=lambda problems: None,
+        events=api,
+    )
+
+
+@pytest.mark.parametrize(("last", "is_cut"), [("", True), ("all-balanced", False), (None, False)])
+def test_before_the_label_is_read_its_last_value_decides_what_is_cut_for_claims(
+    last, is_cut, tmp_path
+):
+    book = MigBook(tmp_path / "mig.json", "boot")
+    book.write(Book(label=last))
+    with contextlib.ExitStack() as stack:
+        its = around(tmp_path, book)
+        stack.callback(its.labels.stop)
+        loop = connect(its, 3600, stack)
+        assert (its.governed.profile() is DYNAMIC) is is_cut
+        loop.start(10)
+
+        assert (its.governed.profile() is DYNAMIC) is is_cut
 
 
 def test_claims_turned_on_what_they_found_off():

@@ -3,18 +3,29 @@
 import contextlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from dra_driver.errors import ClaimError, DriverError, NodeError, Taken, UnknownDevice, Vanished
+from dra_driver.errors import (
+    ClaimError,
+    DriverError,
+    NodeError,
+    Taken,
+    TimedOut,
+    UnknownDevice,
+    Vanished,
+)
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Mig
 from dra_driver.model.offer import Device, Keeps, Offer
-from dra_driver.model.steps import CutPartition, RemovePartition, SetMigMode
+from dra_driver.model.steps import CutPartition, MakeDeviceNodes, RemovePartition, SetMigMode
+from dra_driver.plugin.gone_instances import GoneInstances
+from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.offers import Offers
 from dra_driver.plugin.reconcile import Reconciler
-from tests.fakes.mig import H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
+from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.values import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
 from tests.plan.mig_boards import dynamic
@@ -28,10 +39,20 @@ def world(tmp_path):
     return World(tmp_path)
 
 
-def replace_instance(world, key=KEY, name="foreign"):
-    """Somebody removes what is there, and makes the same again."""
+def look(world):
+    """What the plugin does every few seconds."""
+    nobody: Any = None
+    observer = Metrics()
+    keeper = world.preparer.upkeep
+    GoneInstances(world.node, world.ledger.records, keeper, nobody, observer).look()
+
+
+def replace_instance(world, key=KEY):
+    """Somebody removes what is there, and some time later makes the same again: the driver gives it
+    the same UUID."""
     world.node.mig.remove(GPU, key)
-    return world.node.mig.add(GPU, key, name)
+    look(world)
+    return world.node.mig.add(GPU, key)
 
 
 def live(world):
@@ -82,7 +103,7 @@ def test_nor_is_it_when_the_claim_is_prepared_again(world):
     world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
 
     world.preparer.prepare(ref())
-    assert "MIG-foreign" in json.dumps(world.spec())
+    assert foreign.uuid in json.dumps(world.spec())
     world.preparer.unprepare(ref())
 
     assert world.node.mig.instances == {(GPU, KEY): foreign}
@@ -97,12 +118,153 @@ def test_killed_after_cutting_the_next_start_knows_which_instances_are_ours(worl
     with pytest.raises(Killed):
         world.prepare(FIRST)
     world.node.before_files = lambda: None
-    foreign = replace_instance(world)
+    world.node.mig.remove(GPU, KEY)
+    foreign = world.node.mig.add(GPU, partition(FOUR, 0).key)
 
     world.restart()
 
-    assert world.node.mig.instances == {(GPU, KEY): foreign}
+    assert world.cut == (foreign.key,)
     assert not world.ledger.records()
+
+
+def test_a_cut_that_was_not_tried_is_not_taken_back(world):
+    """Something else fails before, and somebody is quicker meanwhile."""
+    world.node.mig.modes[GPU] = True
+
+    def fail(step):
+        if isinstance(step, MakeDeviceNodes):
+            world.node.mig.add(GPU, KEY)
+            raise NodeError("/dev/nvidia0 cannot be made")
+
+    world.node.before_step = fail
+    with pytest.raises(NodeError, match="cannot be made"):
+        world.prepare(FIRST)
+
+    assert world.cut == (KEY,)
+    assert not world.ledger.records()
+
+
+def test_what_a_claim_was_to_have_of_one_gpu_stays_where_another_fails(world):
+    gpus = (mig_gpu(), mig_gpu(1))
+    world.node = type(world.node)(Inventory(gpus))
+    world.offers = FixedOffers(mig_offer(*gpus))
+    world.restart()
+
+    def fail(step):
+        if isinstance(step, SetMigMode) and step.on and step.gpu == gpus[1].uuid:
+            world.node.mig.modes[GPU] = True
+            world.node.mig.add(GPU, KEY)
+            raise NodeError("in use by nv-hostengine")
+
+    world.node.before_step = fail
+    with pytest.raises(NodeError, match="nv-hostengine"):
+        world.prepare(FIRST, "gpu-1-mig-1g10gb-19-0")
+
+    assert world.cut == (KEY,)
+
+
+def silent_once_cut(world):
+    """NVML does not answer any more once something is cut; what answers as before is returned."""
+    find = world.node.instance
+
+    def instance(gpu, key):
+        if world.node.mig.on(GPU):
+            raise TimedOut("looking for the instance took longer than 5 s")
+        return find(gpu, key)
+
+    world.node.instance = instance
+    return find
+
+
+def share_of_side(world, name):
+    world.prepare_claim(Claim(ref(name), (fraction("10Gi", SIDE),)))
+
+
+def test_a_partition_that_was_cut_anew_for_a_claim_that_failed_goes(world):
+    share_of_side(world, "first")
+    share_of_side(world, "second")
+    world.node.mig.instances.clear()
+    answers = silent_once_cut(world)
+    with pytest.raises(NodeError):
+        share_of_side(world, "third")
+    world.node.instance = answers
+
+    for name in ("first", "second", "third"):
+        world.preparer.unprepare(ref(name))
+
+    assert (world.cut, world.mode, world.ledger.records()) == ((), False, ())
+
+
+def test_so_does_one_beside_a_claim_that_was_half_given_back(world):
+    share_of_side(world, "first")
+
+    def fail(step):
+        if step == SetMigMode(GPU, False):
+            raise TimedOut("turning MIG mode off took longer than 15 s")
+
+    world.node.before_step = fail
+    with pytest.raises(NodeError):
+        world.preparer.unprepare(ref("first"))
+    world.node.before_step = lambda step: None
+    answers = silent_once_cut(world)
+    with pytest.raises(NodeError):
+        share_of_side(world, "second")
+    world.node.instance = answers
+
+    for name in ("first", "second"):
+        world.preparer.unprepare(ref(name))
+
+    assert (world.cut, world.mode, world.ledger.records()) == ((), False, ())
+
+
+def test_what_another_claim_has_stays_where_one_fails_that_was_to_share_it(world):
+    share_of_side(world, "first")
+    answers = silent_once_cut(world)
+    with pytest.raises(NodeError):
+        share_of_side(world, "second")
+    world.node.instance = answers
+
+    world.preparer.unprepare(ref("second"))
+
+    assert world.cut == (partition(THREE, 0).key,)
+
+
+def test_a_gpu_whose_mig_mode_stayed_on_is_off_for_good_after_a_claim_for_all_of_it(world):
+    world.prepare(FIRST)
+
+    def fail(step):
+        if step == SetMigMode(GPU, False):
+            raise NodeError("in use by nv-hostengine")
+
+    world.node.before_step = fail
+    with contextlib.suppress(NodeError):
+        world.preparer.unprepare(ref())
+    world.node.before_step = lambda step: None
+    world.restart()
+    world.node.mig.modes[GPU] = True
+
+    world.prepare("gpu-0", name="whole")
+    assert world.mode is False
+    world.preparer.unprepare(ref("whole"))
+
+    assert world.mode is False
+
+
+def test_a_half_of_an_instance_that_is_left_goes_with_its_claim(world):
+    """Somebody destroyed the compute instance only: nobody else knows what to do with the rest."""
+    world.prepare(FIRST)
+    find = world.node.instance
+
+    def gone(gpu, key):
+        raise Vanished("it has no compute instance")
+
+    world.node.instance = gone
+    look(world)
+    world.node.instance = find
+
+    world.preparer.unprepare(ref())
+
+    assert world.cut == ()
 
 
 def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
@@ -170,8 +332,8 @@ def test_who_looks_on_at_a_partition_is_given_what_is_there_now(world):
     world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
     assert paths(world) == [
         "/dev/nvidia0",
-        "/dev/nvidia-caps/gpu0-mig-gi1",
-        "/dev/nvidia-caps/gpu0-mig-gi1-ci0",
+        "/dev/nvidia-caps/gpu0-mig-gi20",
+        "/dev/nvidia-caps/gpu0-mig-gi20-ci0",
         "/dev/nvidia-caps/mig-monitor",
     ]
     world.preparer.unprepare(ref("holder"))
@@ -322,7 +484,7 @@ def test_who_shares_a_partition_with_an_unreadable_record_does_not_remove_it(wor
 
 def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
     world.node.mig.modes[GPU] = True
-    foreign = world.node.mig.add(GPU, KEY, "foreign")
+    foreign = world.node.mig.add(GPU, KEY)
     world.offers.next = Offer((cut_device(ONE, 0, instance=foreign),))
 
     with pytest.raises(UnknownDevice, match=f"'gpu-0', but {FIRST} is in its place now"):
@@ -333,7 +495,7 @@ def test_a_whole_gpu_that_somebody_cut_since_the_last_look_says_so(world):
 
 def test_a_whole_gpu_that_stays_cut_is_not_prepared(world):
     world.node.mig.modes[GPU] = True
-    world.node.mig.add(GPU, KEY, "foreign")
+    world.node.mig.add(GPU, KEY)
 
     with pytest.raises(Taken, match="gpu-0 has an instance of profile 19 at 0 that was not cut"):
         world.prepare("gpu-0")

@@ -139,6 +139,20 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
 
     label("all-sevens")
     assert server.wait(lambda: state() == "failed")
+    assert server.wait(lambda: len(told(server)) == 3)
+    assert [one.partition(": there is no")[0] for one in told(server)] == [
+        "MIGLayoutApplied: cut as layout 'all-3g.20gb' says: gpu-0",
+        "MIGLayoutApplied: cut as layout 'all-7g.40gb' says: gpu-0",
+        "MIGLayoutFailed: the layout of this node cannot be used",
+    ]
+
+
+def told(server: ApiServer) -> list[str]:
+    """What the Node was told, good news first; each once."""
+    (node,) = server.objects("nodes")
+    found = server.objects("events")
+    assert {one["involvedObject"]["uid"] for one in found} <= {node["metadata"]["uid"]}
+    return sorted(f"{one['reason']}: {one['message']}" for one in found)
 
 
 def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
@@ -159,6 +173,8 @@ def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
     assert server.wait(lambda: state() == "failed", 15)
     time.sleep(0.5)
     assert server.count("PATCH", "nodes") <= 2  # that it begins, and what came of it
+    (event,) = told(server)
+    assert event.startswith("MIGLayoutFailed: gpu-0 is not cut as layout 'all-1g.10gb' says: ")
 
 
 def test_boards_that_somebody_holds_keep_nobody_waiting(
@@ -177,6 +193,9 @@ def test_boards_that_somebody_holds_keep_nobody_waiting(
 
     assert server.wait(lambda: bool(server.objects("resourceslices")), 15)
     assert time.monotonic() - begun < 15  # one after the other and patiently it would take 80 s
+    assert server.wait(lambda: len(told(server)) == 8)
+    first, *_ = told(server)
+    assert first.startswith("MIGModeNotSet: MIG mode of gpu-0 could not be turned on: ")
 
 
 @pytest.mark.point(34, 46)

@@ -23,5 +23,7 @@ Named layouts:
 * ``placing``: where their partitions go;
 * ``identity``: which instances layouts have made;
 * ``changes``: what has to be done to a GPU so that it looks like its layout;
+* ``previews``: what it looks like then;
+* ``news``: what is told of the node, once;
 * ``governed``: GPUs with a layout are not cut for claims besides.
 """

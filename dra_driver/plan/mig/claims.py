@@ -53,10 +53,10 @@ def whole_gpus(grants: Iterable[Grant], steps: Iterable[Step]) -> tuple[Gpu, ...
     return tuple(gpus.values())
 
 
-def without_cuts(record: Record, refused: Collection[CutPartition]) -> Record:
-    """*record*, as its claim stands without those that were not cut: what is in their place is not
-    to be removed when it is given back."""
-    steps = (s for s in record.steps if not (isinstance(s, CutPartition) and s in refused))
+def with_cuts(record: Record, begun: Collection[CutPartition]) -> Record:
+    """*record*, as its claim stands with no cuts but those that were *begun*: what is in the place
+    of others is not to be removed when it is given back."""
+    steps = (s for s in record.steps if not isinstance(s, CutPartition) or s in begun)
     return replace(record, steps=tuple(steps))
 
 
@@ -101,16 +101,20 @@ def cuts(records: Iterable[Record]) -> Iterator[CutPartition]:
 def remove_steps(record: Record, others: Iterable[Record]) -> tuple[RemovePartition, ...]:
     """What is left of *record*'s partitions, newest first; those of *others* stay.
 
-    Where both know of an instance, and not of the same, that of the other is gone already.
+    Where both know of an instance, and not of the same, that of the other is gone already. What was
+    cut for *record* and is not known yet may be in the place of one that is.
     """
     theirs = [instances_of(other) for other in others]
 
-    def needed(step: CutPartition, mine: GpuUuid | None) -> bool:
-        known = [its[step] for its in theirs if step in its]
-        return any(mine is None or one is None or one == mine for one in known)
+    def removed(step: CutPartition, mine: GpuUuid | None) -> RemovePartition | None:
+        known = {its[step] for its in theirs if step in its}
+        if None in known or (mine is not None and mine in known):
+            return None
+        unless = frozenset(one for one in known if one is not None) if mine is None else frozenset()
+        return RemovePartition(step.gpu, step.key, mine, unless)
 
-    its = [(step, uuid) for step, uuid in instances_of(record).items() if not needed(step, uuid)]
-    return tuple(RemovePartition(step.gpu, step.key, uuid) for step, uuid in reversed(its))
+    its = [removed(step, uuid) for step, uuid in instances_of(record).items()]
+    return tuple(one for one in reversed(its) if one is not None)
 
 
 def instances_of(record: Record) -> dict[CutPartition, GpuUuid | None]:

@@ -5,9 +5,11 @@ reset.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.steps import CutPartition
 
 
 def lost(record: Record, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
@@ -32,6 +34,22 @@ def partitions(record: Record) -> tuple[Holding, ...]:
     if not record.completed:
         return ()
     return tuple(one for one in record.holdings if one.instance is not None and not one.admin)
+
+
+def given_up(record: Record, away: Iterable[Holding]) -> Record:
+    """*record*, of whose instances these are known to be *away*: it goes on holding their places,
+    and what comes to them is not ours, though it may be called the same."""
+    places = {(one.gpu, one.partition) for one in away}
+    steps = (
+        one
+        for one in record.steps
+        if not isinstance(one, CutPartition) or (one.gpu, one.key) not in places
+    )
+    holdings = (
+        replace(one, cut=False) if (one.gpu, one.partition) in places else one
+        for one in record.holdings
+    )
+    return replace(record, steps=tuple(steps), holdings=tuple(holdings))
 
 
 def message(record: Record, holding: Holding) -> str:

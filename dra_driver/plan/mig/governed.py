@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from api.names import MIG_CONFIG_LABEL
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.profiles import Entry, Profile, Rules, Selection
 from dra_driver.plan.profiles import rules_by_gpu
@@ -23,6 +24,19 @@ def without_cutting(
         for one in _split(entry, {uuid for uuid in rules if rules[uuid] is entry.rules}, cut)
     ]
     return replace(profile, entries=tuple(entries))
+
+
+def until_known(profile: Profile) -> Profile:
+    """*profile* as long as it is not known what layouts govern: nothing is cut for claims; the same
+    where it has nothing cut."""
+    if not any(entry.rules.mig.dynamic for entry in profile.entries):
+        return profile
+    note = (
+        f"profile {profile.name!r}: GPUs are cut for claims once it is known whether the node's "
+        f"label {MIG_CONFIG_LABEL} names a layout, which goes before it"
+    )
+    entries = (replace(entry, rules=_not_cut(entry.rules)) for entry in profile.entries)
+    return replace(profile, entries=tuple(entries), notes=(*profile.notes, note))
 
 
 def _split(entry: Entry, its: set[GpuUuid], cut: set[GpuUuid]) -> Iterator[Entry]:

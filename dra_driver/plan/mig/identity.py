@@ -29,14 +29,14 @@ def keys_of(made: Iterable[Made]) -> frozenset[PartitionKey]:
 
 
 def remembered(book: Book, inventory: Inventory, turned_on: Collection[GpuUuid]) -> Book:
-    """Without instances that are gone, since what comes to their places is somebody else's; with
-    the GPUs of which claims *turned_on* MIG mode, until they are seen without."""
+    """Without instances that are gone, since what comes to their places is somebody else's, though
+    it may have the same UUID; with the GPUs of which claims *turned_on* MIG mode, until they are
+    seen without."""
     seen = {gpu.uuid: gpu for gpu in inventory.gpus if gpu.mig is not None}
 
     def made() -> Iterator[tuple[GpuUuid, tuple[Made, ...]]]:
         for uuid, entries in book.made.items():
-            sure = uuid in seen and uuid not in book.before
-            if left := still_there(seen[uuid], entries) if sure else entries:
+            if left := still_there(seen[uuid], entries) if uuid in seen else entries:
                 yield uuid, left
 
     off = {uuid for uuid, gpu in seen.items() if gpu.mig is not None and not gpu.mig.on}

@@ -53,7 +53,7 @@ class IdleGpus:
         Answers with what has to end first; empty: it was done. Who has to wait keeps nobody else
         waiting. NodeError: it cannot be looked at, or what *act* raises.
         """
-        waits = _claims_on(gpu, self._held()) or self._glanced(gpu) or self._promised(gpu)
+        waits = claims_on(gpu, self._held()) or self._glanced(gpu) or self._promised(gpu)
         return waits or self._alone(gpu, act)
 
     def _alone(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
@@ -63,7 +63,8 @@ class IdleGpus:
             nonlocal waits, alone
             alone = True
             now = self._now(gpu)
-            waits = self._users(now)
+            # Other GPUs of the same look may have taken half a minute: it is asked again.
+            waits = self._users(now) or self._promised(gpu, anew=True)
             if not waits:
                 self.acted = True
                 act(now)
@@ -76,16 +77,21 @@ class IdleGpus:
             return str(e)
         return waits
 
-    def _promised(self, gpu: Gpu) -> str:
-        """The scheduler gave it to a claim that the kubelet has not asked for yet."""
+    def _promised(self, gpu: Gpu, anew: bool = False) -> str:
+        """The scheduler gave it to a claim that the kubelet has not asked for yet. What was
+        answered before in this look is a reason to wait, and never one to act."""
         try:
-            with self._lock:
-                if self._asked is None:
-                    self._asked = self._allocated()
-                devices = sorted(one for one in self._asked if board(one) == gpu.name)
+            asked = self._allocated() if anew else self._asked_once()
+            devices = sorted(one for one in asked if board(one) == gpu.name)
         except ClusterError as e:
             return f"it is not known whether a claim was allocated a part of it: {e}"
         return f"a claim was allocated {', '.join(devices)}" if devices else ""
+
+    def _asked_once(self) -> Collection[str]:
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._allocated()
+            return self._asked
 
     def _glanced(self, gpu: Gpu) -> str:
         """An instance that is gone since the last look has no processes."""
@@ -108,8 +114,8 @@ class IdleGpus:
         return f"processes use it: {', '.join(map(str, pids))}" if pids else ""
 
 
-def _claims_on(gpu: Gpu, held: Held) -> str:
-    """Who only looks on is no reason to wait."""
+def claims_on(gpu: Gpu, held: Held) -> str:
+    """What *gpu* waits for; empty: for no claim. Who only looks on is no reason to wait."""
     found = sorted(
         {
             f"{one.claim} ({one.device})"

@@ -17,6 +17,7 @@ from dra_driver.model.layouts import Book, Outcome, State, Wanted, state_of
 from dra_driver.model.offer import Keeps
 from dra_driver.model.profiles import Profile
 from dra_driver.plan.mig.identity import remembered
+from dra_driver.plan.mig.news import Names, News, failure, news
 from dra_driver.plan.mig.offered import made
 from dra_driver.plan.profiles import rules_by_gpu
 from dra_driver.plugin.mig.boards import Basis, MigBoards
@@ -75,6 +76,7 @@ class Told:
     book: Callable[[Book], None]  # when something begins, and after every look
     governed: Callable[[tuple[Gpu, ...], frozenset[GpuUuid]], None]  # of which layouts say anything
     changed: Callable[[], None]  # GPUs are others than they were
+    news: Callable[[News], None] = lambda news: None  # what is logged, for who reads no logs
 
 
 class MigKeeper:
@@ -117,24 +119,39 @@ class MigKeeper:
             self._told.changed()
 
     def _look(self) -> None:
-        inventory = self._remember(self._node.inventory())
-        profile, held = self._sources.profile(), self._sources.held()
-        wanted = wishes(self._sources.label(), profile, self._sources.layouts, inventory)
-        self._is_wanted = wanted.any
-        self._told.governed(inventory.gpus, frozenset(wanted.by_gpu))
+        seen, label = self._node.inventory(), None
+        try:
+            profile, label = self._sources.profile(), self._sources.label()
+            self._wishes(label, profile, seen)  # first of all: what follows takes long, or fails
+        finally:
+            inventory = self._remember(seen, label)
+        wanted, held = self._wishes(label, profile, inventory), self._sources.held()
         outcomes = self._settle(inventory, profile, wanted, held)
         left = self._abandon(inventory, wanted)
         boards = self._switch(inventory, profile, held, wanted) | left
-        self._conclude(wanted, outcomes, boards)
+        names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
+        self._conclude(wanted, outcomes, boards, names)
+
+    def _wishes(self, label: str, profile: Profile, inventory: Inventory) -> Wishes:
+        """What is wanted. Nothing is cut for claims that may be the business of a layout, also
+        where it cannot be told what that says."""
+        found = wishes(label, profile, self._sources.layouts, inventory)
+        self._is_wanted = found.any
+        self._told.governed(inventory.gpus, found.governed)
+        return found
 
     def _failed(self, error: DriverError) -> None:
         """An API server that is away says nothing about GPUs; anything else is a failure."""
-        if str(error) != self._error:
-            log.warning("cannot tell how GPUs are to be cut", extra={"error": str(error)})
+        is_new = str(error) != self._error
         self._error = str(error)
-        if not isinstance(error, ClusterError | TimedOut):
-            state = State.FAILED if self._is_layout_wanted() else None
-            self._told.book(Book(problem=str(error), state=state))
+        if is_new:
+            log.warning("cannot tell how GPUs are to be cut", extra={"error": str(error)})
+        if isinstance(error, ClusterError | TimedOut):
+            return
+        state = State.FAILED if self._is_layout_wanted() else None
+        if is_new and state:
+            self._told.news(failure(f"cannot tell how GPUs are to be cut: {error}"))
+        self._told.book(Book(problem=str(error), state=state))
 
     def _is_layout_wanted(self) -> bool:
         if self._is_wanted is not None:
@@ -144,19 +161,29 @@ class MigKeeper:
         except ClusterError:
             return False
 
-    def _remember(self, inventory: Inventory) -> Inventory:
-        """Have in the book what can be seen of GPUs, and nothing that is gone. What another process
-        makes of them just now, this look may be too old for."""
+    def _remember(self, inventory: Inventory, label: str | None) -> Inventory:
+        """Have in the book what can be seen of GPUs, and nothing that is gone; and what *label*
+        names, unless that is not known. What another process makes of GPUs just now, this look may
+        be too old for.
+
+        What somebody put in the place of ours between two looks, and is the same, is taken for
+        ours: it has the same UUID.
+        """
         on = frozenset(self._sources.turned_on())
+
+        def edit(book: Book) -> Book:
+            its = book.label if label is None else label
+            return replace(remembered(book, inventory, on), label=its)
+
         try:
-            if remembered(self._book.read(), inventory, on) == self._book.read():
+            if edit(self._book.read()) == self._book.read():
                 return inventory
         except NodeError:
             pass  # a book that is damaged is set aside when it is changed
         with self._turn(_TURN_SECONDS):
-            now = self._node.refresh()
-            self._book.change(lambda book: remembered(book, now, on))
-        return now
+            inventory = self._node.refresh()
+            self._book.change(edit)
+        return inventory
 
     def _settle(
         self, inventory: Inventory, profile: Profile, wanted: Wishes, held: Held
@@ -179,7 +206,9 @@ class MigKeeper:
         gpus = [gpu for gpu in inventory.gpus if gpu.uuid in begun]
         found = side_by_side(self._layouts.abandon, gpus)
         return {
-            gpu.uuid: f"it is half cut: {why}" for gpu, why in zip(gpus, found, strict=True) if why
+            gpu.uuid: f"{gpu.name} is half cut: {why}"
+            for gpu, why in zip(gpus, found, strict=True)
+            if why
         }
 
     def _switch(
@@ -195,7 +224,11 @@ class MigKeeper:
         self._told.book(replace(self._book.read(), state=State.PENDING))
 
     def _conclude(
-        self, wanted: Wishes, outcomes: Mapping[GpuUuid, Outcome], boards: Mapping[GpuUuid, str]
+        self,
+        wanted: Wishes,
+        outcomes: Mapping[GpuUuid, Outcome],
+        boards: Mapping[GpuUuid, str],
+        names: Names,
     ) -> None:
         state = State.FAILED if wanted.problem else state_of(outcomes.values())
         kept = wanted.any or (self._book.read().labelled and self._sources.is_labelled())
@@ -218,6 +251,8 @@ class MigKeeper:
             _log(before, after)
             with self._turn(_TURN_SECONDS):
                 self._book.change(edit)
+            for one in news(before, after, names):  # what the book could not take is told again
+                self._told.news(one)
         self._told.book(after)
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
+from dra_driver.cluster.events import Event, NodeRef
 from dra_driver.errors import ClusterError, NodeError
 from dra_driver.model.holdings import Record
 from dra_driver.model.layouts import Book
@@ -17,12 +19,13 @@ from dra_driver.model.steps import SetMigMode
 from dra_driver.model.uuids import GpuUuid
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.mig_book import MigBook
-from dra_driver.node.node import GpuNode
-from dra_driver.plugin.mig.governed import Governed
+from dra_driver.plan.mig.news import News
+from dra_driver.plugin.mig.governed import Governed, is_expected
 from dra_driver.plugin.mig.idle import Allocated
-from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
+from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Node, Sources, Told
 from dra_driver.plugin.mig.state import Api, MigState
 from dra_driver.plugin.mig.wishes import Layouts
+from dra_driver.plugin.mig.work import Kept
 from dra_driver.plugin.node_labels import NodeLabels
 from dra_driver.process.loops import Loop
 
@@ -30,11 +33,17 @@ _SOON_SECONDS = 1.0
 _UNTIL_DEALLOCATED_SECONDS = 15.0
 
 
+class Events(Protocol):
+    """Tells of the node without waiting; ``dra_driver.cluster.events``."""
+
+    def tell(self, event: Event) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Around:
     """What it is connected with."""
 
-    node: GpuNode
+    node: Node
     ledger: Ledger
     book: MigBook
     apart: Apart
@@ -48,6 +57,7 @@ class Around:
     governed: Governed
     changed: Callable[[], None]  # is told that GPUs are others than they were
     count: Callable[[float], None]  # is told how much is not as it should be
+    events: Events
 
 
 class MigLoop:
@@ -98,14 +108,33 @@ def connect(around: Around, look_seconds: float, stack: ExitStack) -> MigLoop:
         state.tell(book.state)
         around.count(book.failures)
 
-    told = Told(tell, around.governed.tell, around.changed)
+    told = Told(
+        tell, around.governed.tell, around.changed, partial(say, around.events, around.labels)
+    )
+    layout = partial(_layout, around.labels)
     around.governed.on_change = around.changed
+    around.governed.expected = partial(is_expected, layout, last_label(around.book))
     keeper = MigKeeper(around.node, _sources(around), around.apart, around.book, told)
     loop = MigLoop(keeper, look_seconds)
     stack.callback(loop.stop)
     around.labels.start(state.look_soon, 0.0)
-    around.labels.start(on_other(partial(_layout, around.labels), loop.soon), 0.0)
+    around.labels.start(on_other(layout, loop.soon), 0.0)
     return loop
+
+
+def last_label(book: Kept) -> str | None:
+    """Which layout the Node's label named when an earlier process of ours read it; None: that is
+    not known."""
+    try:
+        return book.read().label
+    except NodeError:  # the first look tells of it
+        return None
+
+
+def say(events: Events, labels: NodeLabels, news: News) -> None:
+    """As an event of the Node that *labels* are of."""
+    node = NodeRef(labels.node, labels.uid)
+    events.tell(Event(node, news.reason, news.about, news.words, not news.is_good))
 
 
 def on_other(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:

@@ -55,6 +55,8 @@ def wishes(label: str, profile: Profile, layouts: Layouts, inventory: Inventory)
             unknown |= {gpu.uuid for gpu in gpus}
         else:
             by_gpu |= found
+    if any(rules[uuid].mig.dynamic for uuid in unknown):
+        problems.append("GPUs that it may be meant for are not cut for claims meanwhile")
     is_any = bool(label) or any(names.values())
     return Wishes(by_gpu, frozenset(unknown), "; ".join(problems), is_any)
 

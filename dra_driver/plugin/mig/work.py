@@ -5,11 +5,11 @@ comes next goes on, or puts that back.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, Taken
 from dra_driver.model.devices import Gpu, GpuUuid
 from dra_driver.model.layouts import Before, Book, Change, Made
 from dra_driver.model.mig import Instance, PartitionKey
@@ -64,13 +64,16 @@ class MigWork:
         """Do all of *change* to *gpu* as it is now. NodeError: it failed, and whether the GPU is as
         it was before."""
         mine = self._begin(gpu)
+        lost: set[PartitionKey] = set()
         try:
-            self._remove(gpu, [one for one in mine if one.key in change.remove])
+            self._remove(gpu, [one for one in mine if one.key in change.remove], lost)
             if change.switch is not None:
                 self.switch(gpu, change.switch)
-            cut = self._cut(gpu, change.cut, new=True)
+            cut: list[Made] = []
+            for key in change.cut:
+                self._cut(gpu, key, cut, lost)
         except NodeError as e:
-            raise NodeError(f"{e}; {self._back_from(gpu)}") from e
+            raise NodeError(f"{e}; {self._back_from(gpu, lost)}") from e
         kept = [one for one in _seen(gpu) if one.key in change.keep]
         self._end(gpu, [*kept, *cut])
 
@@ -79,11 +82,8 @@ class MigWork:
         one is."""
         book = self._book.read()
         before = book.before.get(gpu.uuid)
-        if before is None:
-            return
-        mine = still_there(gpu, book.made.get(gpu.uuid, ()))
-        others = set(gpu.mig.taken if gpu.mig else ()) - keys_of(mine)
-        self._restore(gpu, mine, Before(before.on, tuple(sorted(set(before.keys) - others))))
+        if before is not None:
+            self._restore(gpu, still_there(gpu, book.made.get(gpu.uuid, ())), before)
 
     def _begin(self, gpu: Gpu) -> tuple[Made, ...]:
         """What of it is ours."""
@@ -96,22 +96,34 @@ class MigWork:
 
         return self._book.change(edit).made.get(gpu.uuid, ())
 
-    def _back_from(self, gpu: Gpu) -> str:
-        """What the book has was made by us, or is being made, while nobody else could."""
+    def _back_from(self, gpu: Gpu, lost: Collection[PartitionKey]) -> str:
+        """What the book has was made by us, or is being made, but for what we *lost*."""
         try:
-            book = self._book.read()
-            self._restore(gpu, book.made.get(gpu.uuid, ()), book.before[gpu.uuid])
+            book = self._note(gpu, lost)
+            left = self._restore(gpu, book.made.get(gpu.uuid, ()), book.before[gpu.uuid])
         except NodeError as e:
             facts = {"device": gpu.name, "gpu": gpu.uuid, "error": str(e)}
             log.warning("a GPU is neither as its layout says nor as before", extra=facts)
             return f"what was there before could not be put back: {e}; it will be tried again"
-        return "the GPU is as it was before"
+        return "the GPU is as it was before" + (f", but for {_named(left)}" if left else "")
 
-    def _restore(self, gpu: Gpu, mine: Iterable[Made], before: Before) -> None:
-        self._remove(gpu, [one for one in mine if one.key not in before.keys])
+    def _restore(self, gpu: Gpu, mine: Iterable[Made], before: Before) -> list[PartitionKey]:
+        """What somebody else came in the way of, in the meantime: it is not cut again."""
+        ours = {one.key: one for one in mine}
+        self._remove(gpu, [one for key, one in ours.items() if key not in before.keys], set())
         self.switch(gpu, before.on)
-        self._end(gpu, self._cut(gpu, before.keys) if before.on else ())
-        log.info("a GPU is cut as before", extra={"device": gpu.name, "gpu": gpu.uuid})
+        cut: list[Made] = []
+        left: list[PartitionKey] = []
+        for key in before.keys if before.on else ():
+            try:
+                self._cut(gpu, key, cut, set(), new=key not in ours)
+            except Taken:
+                left.append(key)
+                self._note(gpu, [key])
+        self._end(gpu, cut)
+        facts = {"device": gpu.name, "gpu": gpu.uuid, "without": _named(left)}
+        log.info("a GPU is cut as before", extra=facts)
+        return left
 
     def _end(self, gpu: Gpu, made: Iterable[Made]) -> None:
         def edit(book: Book) -> Book:
@@ -120,29 +132,47 @@ class MigWork:
 
         self._book.change(edit)
 
-    def _remove(self, gpu: Gpu, made: Iterable[Made]) -> None:
-        """By what they are known by, where that is known: nothing that is there instead goes."""
+    def _remove(self, gpu: Gpu, made: Iterable[Made], lost: set[PartitionKey]) -> None:
+        """By what they are known by, where that is known: nothing that is there instead goes. What
+        was half removed is called nothing any more."""
+        halves = {one.key for one in gpu.mig.odd} if gpu.mig else set()
         for one in made:
-            uuid = GpuUuid(one.uuid) if one.uuid else None
+            uuid = GpuUuid(one.uuid) if one.uuid and one.key not in halves else None
             self._mig.remove(gpu.uuid, one.key, uuid, patience=_BRIEFLY)
+            lost.add(one.key)
 
-    def _cut(self, gpu: Gpu, keys: Sequence[PartitionKey], new: bool = False) -> list[Made]:
-        """One after the other, each in the book before it is there: a crash leaves at most one
-        of which the book does not say how to know it again."""
-        cut: list[Made] = []
-        for key in keys:
-            self._note(gpu, [*cut, Made(key)])
+    def _cut(
+        self,
+        gpu: Gpu,
+        key: PartitionKey,
+        cut: list[Made],
+        lost: set[PartitionKey],
+        *,
+        new: bool = True,
+    ) -> None:
+        """Add it to what was *cut*; to what is *lost*, where somebody else came first.
+
+        Each is in the book before it is there, so that a crash leaves at most one of which the book
+        does not say how to know it again. Whatever lies in that place then is taken for ours, also
+        what somebody else made there in that very moment.
+        """
+        noted = [*cut, Made(key)]
+        self._note(gpu, keys_of(noted), noted)
+        lost.discard(key)
+        try:
             cut.append(known_by(self._mig.cut(gpu.uuid, key, new, patience=_BRIEFLY)))
-        return cut
+        except Taken:
+            lost.add(key)
+            raise
 
-    def _note(self, gpu: Gpu, made: Sequence[Made]) -> None:
-        keys = keys_of(made)
+    def _note(self, gpu: Gpu, keys: Collection[PartitionKey], made: Iterable[Made] = ()) -> Book:
+        """Have *made* in the book, and nothing else in the places of *keys*."""
 
         def edit(book: Book) -> Book:
             others = [one for one in book.made.get(gpu.uuid, ()) if one.key not in keys]
             return _with(book, gpu, [*others, *made])
 
-        self._book.change(edit)
+        return self._book.change(edit)
 
 
 def _seen(gpu: Gpu) -> list[Made]:
@@ -153,3 +183,7 @@ def _with(book: Book, gpu: Gpu, made: Iterable[Made]) -> Book:
     listed = tuple(sorted(made, key=lambda one: one.key))
     rest = {uuid: one for uuid, one in book.made.items() if uuid != gpu.uuid}
     return replace(book, made=rest | ({gpu.uuid: listed} if listed else {}))
+
+
+def _named(keys: Iterable[PartitionKey]) -> str:
+    return ", ".join(map(str, keys))

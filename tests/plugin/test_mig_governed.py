@@ -1,0 +1,216 @@
+"""What may be the business of a layout is not cut for claims, from the first moment on and
+whatever fails; where none is wanted, no outage keeps partitions back."""
+
+import pytest
+
+from dra_driver.errors import Forbidden, NodeError, SettingsError, Unreachable
+from dra_driver.model.holdings import Holding
+from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
+from dra_driver.model.offer import EXCLUSIVE, Keeps
+from dra_driver.model.profiles import DEFAULT_PROFILE
+from dra_driver.node.mig_book import MigBook
+from dra_driver.plan.offer import offer
+from dra_driver.plugin.mig.governed import Governed, is_expected
+from dra_driver.plugin.mig.start import last_label
+from tests.fakes.boards import HOPPER, Board, Boards, part
+from tests.fakes.values import ref
+from tests.plugin.mig import Scene, profile
+
+AWAY = Unreachable("no answer")
+
+
+@pytest.fixture
+def board():
+    return Board(HOPPER)
+
+
+@pytest.fixture
+def scene(board, tmp_path):
+    """A label names a layout, where the profile has GPUs cut for claims."""
+    found = Scene(Boards(board), tmp_path, profile=profile(dynamic=True), label="mine")
+    found.layouts["mine"] = Layout("mine", (LayoutEntry(False),))
+    return found
+
+
+def offered(scene, held=None):
+    return offer(scene.boards.refresh(), scene.governed.profile(), Keeps(), held or {})
+
+
+def is_cut_for_claims(scene):
+    return any(one.cut_for_claims for one in offered(scene).devices)
+
+
+def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(scene):
+    scene.look()
+    del scene.layouts["mine"]  # a typing error, or its file cannot be read for a moment
+
+    book = scene.look()
+
+    assert not is_cut_for_claims(scene)
+    assert book.state is State.FAILED
+    assert book.problem.endswith("; GPUs that it may be meant for are not cut for claims meanwhile")
+
+
+def test_a_layout_that_is_unknown_from_the_start_governs_too(scene):
+    scene.label = "al-balanced"
+    scene.look()
+
+    assert not is_cut_for_claims(scene)
+
+
+def test_before_anything_is_looked_at_the_label_alone_counts(scene):
+    assert not is_cut_for_claims(scene)
+
+    scene.label = ""
+    assert is_cut_for_claims(scene)
+    scene.look()
+    assert is_cut_for_claims(scene)
+
+
+def test_a_label_that_was_never_read_may_name_a_layout(scene):
+    scene.label = AWAY
+    scene.look()
+
+    assert not is_cut_for_claims(scene)
+    assert "once it is known whether the node's label nvidia.com/mig.config names a layout" in str(
+        offered(scene).notes
+    )
+    scene.label = ""
+    assert is_cut_for_claims(scene)
+
+
+@pytest.mark.parametrize("boot", ["boot", "next"])
+def test_while_the_label_cannot_be_read_it_is_as_it_was_last(scene, boot):
+    scene.look()
+    scene.label, scene.boot = AWAY, boot
+    scene.start().look()
+    assert not is_cut_for_claims(scene)
+
+    scene.label = ""
+    scene.look()
+    scene.label = Forbidden("nodes cannot be watched")
+    for _ in range(2):
+        scene.start().look()
+        assert is_cut_for_claims(scene)
+
+
+def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board):
+    scene.label = ""
+    scene.look()
+    scene.label = "all-1g.10gb"
+    known = []
+    scene.boards.step = lambda what: known.append(last_label(scene.book))
+
+    scene.look()
+
+    assert set(known) == {"all-1g.10gb"}
+
+
+def test_a_book_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
+    (tmp_path / "mig.json").mkdir()
+    scene.keeper.look()
+    assert not is_cut_for_claims(scene)
+    assert scene.told == [State.FAILED]
+
+    scene.label = AWAY
+    scene.start().keeper.look()
+    assert not is_cut_for_claims(scene)
+
+
+def test_a_process_that_does_not_get_its_turn_knows_it_too(scene):
+    scene.others = True
+    scene.look()
+
+    assert scene.book.read() == Book()
+    assert not is_cut_for_claims(scene)
+
+
+def test_it_is_told_before_a_look_cuts_anything(tmp_path):
+    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
+    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="all-1g.10gb")
+    seen = []
+    boards.step = lambda what: seen.append(scene.governed.profile().entries[0].rules.mig.dynamic)
+
+    scene.look()
+
+    assert set(seen) == {False}
+
+
+def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
+    scene.label, key = "", part(HOPPER, "1g.10gb", 0)
+    before = offered(scene)
+    held = next(one for one in before.devices if one.key == key)
+    holding = Holding(
+        ref(), held.name, gpu=board.uuid, partition=key, cut=True, offered=held.offered
+    )
+    board.on, board.there = True, {key: True}
+    scene.label = AWAY
+    scene.start()
+
+    after = offered(scene, {held.name: (holding,)})
+
+    assert [one.name for one in after.devices] == [one.name for one in before.devices]
+    assert before.by_name["gpu-0"].shape is not EXCLUSIVE
+
+
+def test_that_it_is_known_now_is_told():
+    told, governed = [], Governed(lambda: DEFAULT_PROFILE)
+    governed.on_change = lambda: told.append(True)
+
+    for _ in range(2):
+        governed.tell((), frozenset())
+    assert told == [True]
+    governed.tell((), frozenset({Board(HOPPER).uuid}))
+    assert told == [True, True]
+
+
+def test_the_profile_is_the_same_one_as_long_as_nothing_changed(scene):
+    scene.label = AWAY
+    first = scene.governed.profile()
+    assert scene.governed.profile() is first
+    assert first is not scene.profile
+
+    scene.label = "mine"
+    scene.look()
+    second = scene.governed.profile()
+    scene.look()
+    assert scene.governed.profile() is second
+
+
+def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
+    def unusable():
+        raise SettingsError("no such profile")
+
+    with pytest.raises(SettingsError):
+        Governed(unusable).profile()
+
+
+@pytest.mark.parametrize(
+    ("label", "last", "found"),
+    [
+        ("", None, False),
+        ("", "mine", False),
+        ("mine", "", True),
+        (AWAY, "", False),
+        (AWAY, "mine", True),
+        (AWAY, None, True),
+    ],
+)
+def test_what_the_label_says_goes_before_what_it_said(label, last, found):
+    def read():
+        if isinstance(label, Exception):
+            raise label
+        return label
+
+    assert is_expected(read, last) is found
+
+
+def test_the_last_label_is_not_known_where_the_book_is_not(tmp_path):
+    book = MigBook(tmp_path / "mig.json", "boot")
+    assert last_label(book) is None
+    book.write(Book(label=""))
+    assert last_label(book) == ""
+    (tmp_path / "mig.json").write_text("{")
+    assert last_label(book) is None
+    with pytest.raises(NodeError):
+        book.read()

@@ -1,0 +1,281 @@
+"""What somebody else cuts while a layout is being made stays, wherever that was and wherever our
+process dies then: NVIDIA's MIG manager acts on the same label at the same moment."""
+
+import contextlib
+from functools import partial
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.model.layouts import Change, Made, State
+from dra_driver.node.mig_book import MigBook
+from dra_driver.node.sim.mig.rules import fits
+from dra_driver.plugin.mig.work import MigWork
+from tests.fakes.boards import HOPPER, Board, Boards, part, table
+from tests.plugin.mig import Scene
+
+ONES = tuple(part(HOPPER, "1g.10gb", start) for start in range(7))
+TWO = part(HOPPER, "2g.20gb", 2)
+THREES = tuple(part(HOPPER, "3g.40gb", start) for start in (0, 4))
+
+
+class Killed(BaseException):
+    """What a process does not live to see the end of."""
+
+
+class Written(MigBook):
+    """That something is written down is an effect, too."""
+
+    def __init__(self, boards, path, boot):
+        super().__init__(path, boot)
+        self._boards = boards
+
+    def _write(self, book):
+        self._boards.step("book")
+        super()._write(book)
+        self._boards.step("written")
+
+
+class Stranger:
+    """Cuts *key* at that moment, if it can; the process is killed so many moments later."""
+
+    def __init__(self, board, key, moment, killed_after=None):
+        self.board, self.key, self.killed_after = board, key, killed_after
+        self.moment, self.moments, self.came = moment, 0, None
+        self.killed = False
+
+    def __call__(self, what):
+        if self.moments == self.moment and self.can():
+            self.board.there[self.key], self.came = True, self.moments
+        if self.came is not None and self.moments - self.came == self.killed_after:
+            self.moments, self.killed = self.moments + 1, True
+            raise Killed
+        self.moments += 1
+
+    def can(self):
+        others = [self.board.partition(one) for one in self.board.there]
+        wanted = self.board.partition(self.key)
+        is_there = self.key in self.board.there
+        return self.board.on and not is_there and fits(table(HOPPER), others, wanted)
+
+
+def scene_of(directory, label="few"):
+    """A GPU that layouts cut into halves, and now into other parts."""
+    board = Board(HOPPER, on=True)
+    boards = Boards(board)
+    scene = Scene(boards, directory, kept=partial(Written, boards))
+    scene.label = "all-3g.40gb"
+    assert scene.look().state is State.SUCCESS
+    scene.layout("few", g1_10gb=3)
+    scene.label = label
+    return scene, board
+
+
+def moments(directory, label):
+    scene, board = scene_of(directory, label)
+    clock = scene.boards.step = Stranger(board, TWO, -1)
+    assert scene.look().state is State.SUCCESS
+    return clock.moments
+
+
+def is_theirs(scene, board, key):
+    return key in board.there and key not in scene.book.read().keys.get(board.uuid, ())
+
+
+@pytest.mark.parametrize("key", [ONES[0], ONES[1], ONES[6], TWO, THREES[0]], ids=str)
+@pytest.mark.parametrize("label", ["few", "all-disabled"])
+def test_what_came_at_any_moment_stays_and_is_not_taken_over(key, label, tmp_path):
+    came = 0
+    for moment in range(moments(tmp_path / "whole", label)):
+        scene, board = scene_of(tmp_path / str(moment), label)
+        stranger = scene.boards.step = Stranger(board, key, moment)
+
+        for _ in range(3):
+            scene.look()
+            if stranger.came is not None:
+                assert is_theirs(scene, board, key), moment
+            scene.start()
+        came += stranger.came is not None
+        book = scene.look()
+        assert book.before == {}
+        if stranger.came is not None and label == "few" and key in ONES:
+            assert book.state is State.SUCCESS  # what they cut counts
+
+    assert came
+
+
+@pytest.mark.parametrize("key", [ONES[1], TWO], ids=str)
+def test_what_came_stays_wherever_the_process_dies_then(key, tmp_path):
+    killed = 0
+    for moment in range(moments(tmp_path / "whole", "few")):
+        for after in (1, 3, 6, 10):
+            scene, board = scene_of(tmp_path / f"{moment}-{after}")
+            stranger = scene.boards.step = Stranger(board, key, moment, after)
+            with contextlib.suppress(Killed):
+                scene.look()
+            if not stranger.killed:
+                break
+            killed += 1
+            scene.boards.step = lambda what: None
+            scene.boards.refresh()
+            # That we were about to cut the same is all that is known: it cannot be told.
+            unknown = Made(key) in scene.book.read().made.get(board.uuid, ())
+
+            book = scene.start().look()
+
+            assert unknown or is_theirs(scene, board, key), (moment, after)
+            assert book.before == {}
+
+    assert killed > 10
+
+
+def test_what_came_while_it_cut_is_left_and_counts_for_the_layout(tmp_path):
+    board = Board(HOPPER, on=True)
+    scene = Scene(Boards(board), tmp_path, label="l")
+    scene.layout("l", g1_10gb=2)
+    scene.boards.step = came(board, f"CI {ONES[0]}", ONES[1])
+
+    book = scene.look()
+
+    outcome = book.outcomes[board.uuid]
+    assert outcome.state is State.FAILED
+    assert outcome.reason == f"{board.uuid}: {ONES[1]} is cut already; the GPU is as it was before"
+    assert (set(board.there), book.made) == ({ONES[1]}, {})
+    assert scene.look().keys == {board.uuid: (ONES[0],)}
+    assert set(board.there) == set(ONES[:2])
+
+
+def test_what_came_in_the_place_of_what_was_there_before_is_not_cut_again(tmp_path):
+    scene, board = scene_of(tmp_path)
+    scene.boards.step = came(board, f"no GI {THREES[0]}", ONES[0], THREES[1])
+
+    book = scene.look()
+
+    reason = book.outcomes[board.uuid].reason
+    assert reason.endswith(f"; the GPU is as it was before, but for {THREES[0]}")
+    assert set(board.there) == {ONES[0], THREES[1]}
+    assert book.keys == {board.uuid: (THREES[1],)}
+    assert book.before == {}
+
+
+def test_what_others_made_in_the_place_of_what_was_removed_is_not_put_back_as_ours(tmp_path):
+    scene, board = scene_of(tmp_path)
+    scene.boards.step = came(board, f"no GI {THREES[0]}", THREES[0], THREES[1])
+
+    book = scene.look()
+
+    assert set(board.there) == set(THREES)
+    assert book.keys == {board.uuid: (THREES[1],)}
+    scene.label = "all-disabled"
+    scene.boards.step = lambda what: None
+    scene.look()
+    assert THREES[0] in board.there
+
+
+def test_half_a_change_that_nobody_wants_takes_nothing_that_came_when_it_was_seen_gone(tmp_path):
+    scene, board = scene_of(tmp_path)
+
+    def killed(what):
+        if what == f"no GI {THREES[0]}" and THREES[0] not in board.there:
+            raise Killed
+
+    scene.boards.step = killed
+    with pytest.raises(Killed):
+        scene.look()
+    scene.boards.step = lambda what: None
+    scene.label, scene.claims.holding = "", {board.uuid}
+    scene.boards.refresh()
+    assert scene.start().look().keys == {board.uuid: (THREES[1],)}  # that it is gone was seen
+    board.there[THREES[0]] = True  # the same again, by somebody else
+    scene.boards.refresh()
+    scene.claims.holding = set()
+
+    book = scene.look()
+
+    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
+    assert set(board.there) == set(THREES)
+
+
+def test_what_could_not_be_put_back_beside_it_is_put_back_later(tmp_path):
+    scene, board = scene_of(tmp_path)
+    others = came(board, f"no GI {THREES[1]}", THREES[0])
+
+    def step(what):
+        others(what)
+        if what == f"GI {THREES[1]}":
+            raise NodeError("NVML says no")
+
+    scene.boards.step = step
+    book = scene.look()
+    assert "could not be put back: NVML says no" in book.outcomes[board.uuid].reason
+    assert set(board.there) == {THREES[0]}
+    assert THREES[0] not in book.keys[board.uuid]
+    scene.boards.step = lambda what: None
+    scene.label = ""
+
+    book = scene.start().look()
+
+    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
+    assert set(board.there) == set(THREES)
+
+
+def test_what_was_removed_and_cut_again_is_ours_also_where_the_rest_fails(tmp_path):
+    scene, board = scene_of(tmp_path)
+    work = MigWork(scene.boards, scene.book)
+    there = dict(board.there)
+
+    with pytest.raises(NodeError, match=r"NVML says no; the GPU is as it was before$"):
+        scene.boards.step = came(board, "", None, ONES[0])
+        work.change(board.gpu, Change(board.uuid, THREES, cut=(THREES[1], ONES[0])))
+
+    assert board.there == there
+    assert scene.book.read().keys == {board.uuid: THREES}
+
+
+class Careful(Boards):
+    """Removes nothing that has no name where one is said."""
+
+    def remove(self, gpu, key, uuid=None, patience=None):
+        if uuid is None or self.boards[gpu].there.get(key):
+            super().remove(gpu, key, uuid, patience)
+
+
+def test_what_a_crash_left_half_removed_has_no_name_any_more_and_goes(tmp_path):
+    board = Board(HOPPER, on=True)
+    scene = Scene(Careful(board), tmp_path, label="all-3g.40gb")
+    scene.look()
+
+    def killed(what):
+        if what == f"no GI {THREES[0]}":
+            raise Killed
+
+    scene.boards.step, scene.label = killed, "all-1g.10gb"
+    with pytest.raises(Killed):
+        scene.look()
+    assert not board.there[THREES[0]]
+    scene.boards.step = lambda what: None
+    scene.boards.refresh()
+
+    assert scene.start().look().state is State.SUCCESS
+    assert set(board.there) == set(ONES)
+
+
+def came(board, when, key, refused=None):
+    """Somebody cuts *key* then, once; and NVML neither cuts nor removes *refused*, once."""
+    there = [] if when else [key]
+
+    def step(what):
+        if refused and what in (f"no CI {refused}", f"GI {refused}") and there == [key]:
+            there.append(refused)
+            raise NodeError("NVML says no")
+        if what == when and not there:
+            if what.startswith("no GI") and board.there.get(part_of(board, what)) is not None:
+                return  # it is only about to go
+            there.append(key)
+            board.there[key] = True
+
+    return step
+
+
+def part_of(board, what):
+    return next((one for one in board.there if str(one) in what), None)
