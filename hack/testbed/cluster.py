@@ -9,7 +9,7 @@ from typing import Literal
 
 from hack.testbed import assets, host, images, leftovers, machine, network, packages
 from hack.testbed.cache import Progress, silent
-from hack.testbed.components import CONTROL_PLANE, NODE, NODE_NAME
+from hack.testbed.components import CONTROL_PLANE, NODE, NODE_NAME, Flags
 from hack.testbed.errors import ClusterError
 from hack.testbed.layout import Layout, default_layout
 from hack.testbed.preparation import prepare
@@ -149,10 +149,11 @@ class Cluster:
         mode: Mode = "full" if state.node else "control-plane"
         return Status(state.version, mode, state.why, pids, ready)
 
-    def start(self, name: str) -> None:
-        """Start one component and wait until it is well; running already is success."""
+    def start(self, name: str, *more: str) -> None:
+        """Start one component and wait until it is well; running already is success. *more*:
+        arguments besides its usual ones, until it is started again."""
         with self.layout.locked():
-            running = self._running()
+            running = self._running({name: more})
             running.begin(name)
             running.wait(name)
             running.wait_for_pods()
@@ -184,11 +185,11 @@ class Cluster:
     def _state(self) -> State | None:
         return load_state(self.layout.state)
 
-    def _running(self) -> Running:
+    def _running(self, flags: Flags | None = None) -> Running:
         state = self._state()
         if state is None:
             raise ClusterError("no cluster is up: `hack/cluster up` brings one up")
-        return Running(self.layout, state)
+        return Running(self.layout, state, flags)
 
     def _any_running(self) -> bool:
         return any(process_of(self.layout, name).pid() for name in CONTROL_PLANE + NODE)

@@ -22,6 +22,10 @@ RUN_AS_PROCESS = ("DaemonSet",)  # tests start the plugin themselves, to be able
 PROFILE_LABELS = ("gpu.nvidia.com/profile", "nvidia.com/device-plugin.config")
 LAYOUT_LABELS = ("nvidia.com/mig.config", "nvidia.com/mig.config.state")
 
+# The UIDs of the plugin's pods in a rolling update.
+OLD = "00000000-0000-4000-8000-00000000000a"
+NEW = "00000000-0000-4000-8000-00000000000b"
+
 
 def pytest_collection_modifyitems(items):
     here = Path(__file__).parent
@@ -153,6 +157,16 @@ def limiting(driver, kube):
     kube.clean_up()
     wait("ledger records to go", lambda: not driver.claims(), 70)
     driver.stop()
+    driver.start()
+
+
+@pytest.fixture
+def updating(driver):
+    """A plugin with sockets of its own pod UID (OLD), as a DaemonSet with maxSurge has."""
+    driver.stop()
+    driver.start(OLD)
+    yield driver
+    driver.stop_all()
     driver.start()
 
 

@@ -272,9 +272,11 @@ class Driver:
         return str(node["metadata"]["labels"].get("nvidia.com/mig.config.state", ""))
 
     def sockets(self) -> list[str]:
+        """Those that the kubelet sees: it looks at no hidden name, which a socket has while it is
+        made (and for ever where the plugin was killed just then)."""
         return sorted(
             str(path.relative_to(self.cluster.kubelet_dir))
             for directory in (self.plugin_dir, self.registry)
-            for path in directory.glob("*")
+            for path in directory.glob("[!.]*")
             if path.is_socket()
         )

@@ -41,6 +41,16 @@ def cut(driver):
     return sorted(each[:3] for each in cuts)
 
 
+def settled(driver):
+    """Until what is cut is what claims hold: some of them are still being given back."""
+
+    def whole():
+        cuts = [one for there in driver.cuts().values() for one in there]
+        return all(computes == 1 for *_, computes in cuts) and cut(driver) == held(driver)
+
+    wait(f"what is cut to be what is held: {driver.cuts()}, {held(driver)}", whole, 60, 0.5)
+
+
 def refused(kube, name, text="cannot allocate"):
     """Until it is said of a pod that it cannot be had."""
     wait(f"{text!r} to be said of {name}", lambda: text in str(kube.events(name)), 40)

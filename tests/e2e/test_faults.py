@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.e2e.driver import LIMITING
+from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim, fraction, interval, on, pod, request, template
 
@@ -18,6 +19,15 @@ SMI = "nvidia-smi -L"
 def one_gpu(kube, driver):
     """A template for one GPU, which every test here uses."""
     kube.apply(template("one"))
+
+
+@pytest.fixture(autouse=True)
+def everything_runs(cluster, driver):
+    """Whatever a test stopped, also one that fails: before anybody has to clear up."""
+    yield
+    for name, pid in cluster.status().components.items():
+        if pid is None:
+            cluster.start(name)
 
 
 @pytest.fixture
@@ -121,25 +131,23 @@ def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(ku
     """Pods with whole GPUs, and with fractions that have an interval and a memory limit."""
     driver, moments = limiting, random.Random(7)
     kube.apply(template("part", fraction("10Gi"), config=[interval("Long")]))
-    names = [f"busy-{n}" for n in range(12)]
-    for n, name in enumerate(names):
-        kube.apply(pod(name, SMI, template="part" if n % 3 else "one"))
-    for _ in range(5):
-        time.sleep(moments.uniform(0.05, 0.6))
-        driver.kill()
-        driver.start(ready=False, sim=LIMITING)
+    names = []
+    for number in range(5):
+        come = [f"{name}-{number}" for name in ("whole", "part", "other")]
+        for name in come:
+            kube.apply(pod(name, SMI, template="one" if name.startswith("whole") else "part"))
+        names += come
+        killed_at_work(driver, kube, moments, names, sim=LIMITING)
     kube.wait_pods(names, "Succeeded")
     stay = [f"stays-{n}" for n in range(6)]
     for name in stay:
         kube.apply(pod(name, template="part"))
     kube.wait_pods(stay, "Running")
-    for name in [*names, *stay]:
-        kube.delete("Pod", name)
-    for _ in range(2):
-        time.sleep(moments.uniform(0.05, 0.3))
-        driver.kill()
-        driver.start(ready=False, sim=LIMITING)
-    wait("every record to go", lambda: not driver.claims(), 90)
+    for some in (stay[:3], stay[3:]):
+        for name in some:
+            kube.delete("Pod", name)
+        killed_at_work(driver, kube, moments, some, sim=LIMITING)
+    wait("every record to go", lambda: nudge(kube, stay) or not driver.claims(), 90, 0.5)
     assert (driver.specs(), driver.metadata(), driver.limits()) == ([], [], {})
     assert driver.intervals() == {"Default": 2}
 
@@ -212,9 +220,7 @@ def test_a_plugin_that_starts_without_an_api_server_serves_when_it_is_there(clus
     driver.stop()
     cluster.stop("apiserver")
     driver.start(ready=False)
-    time.sleep(3)
-    driver.check_alive()
-    assert driver.ask("/livez")[0] == 200
+    wait("it to live", lambda: driver.ask("/livez")[0] == 200, 30)
     assert driver.ask("/readyz")[0] == 503
 
     cluster.start("apiserver")

@@ -2,12 +2,12 @@
 
 import random
 import re
-import time
 
 import pytest
 import yaml
 
 from tests.deploy.examples import uuids
+from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
 from tests.e2e.manifests import CLASS, claim, fraction, on, pod, request, sharing, template
 from tests.e2e.mig import change_gpu, modes, partitions, serving
@@ -22,6 +22,7 @@ from tests.e2e.partitions import (
     printed,
     refused,
     runs,
+    settled,
 )
 
 IS_GPU = f"device.attributes['{CLASS}'].type == 'gpu'"
@@ -216,7 +217,8 @@ def test_partitions_are_cut_around_what_somebody_else_cut(kube, driver):
     refused(kube, "late")
 
     gone(kube, "late", "half", *names)
-    wait("ours to go", lambda: cut(driver) == [(0, 19, 0)], 30)
+    wait("ours to go", lambda: not driver.claims(), 30)
+    assert cut(driver) == [(0, 19, 0)]
     assert kube.uuid(theirs) == uuid
     assert modes(driver)[gpu]
 
@@ -231,25 +233,6 @@ def test_an_instance_that_appears_is_in_the_way_until_it_vanishes(kube, driver):
     change_gpu(driver, mig=None, instances=None)
     wait("everything to be back", lambda: partitions(kube) == everything, 30)
     assert "gpu-0" in kube.published()
-
-
-WORK = re.compile("MIG mode switched|partition (cut|removed)|claim served")
-
-
-def nudge(kube, names):
-    """Have the kubelet look at these pods now: what failed is tried again."""
-    for name in names:
-        kube.nudge(name)
-
-
-def killed_at_work(driver, kube, moments, names):
-    """Kill the plugin a moment after it began to do something for one of these pods."""
-    before = len(driver.log)
-    works = lambda: nudge(kube, names) or WORK.search(driver.log, before)  # noqa: E731
-    wait(f"something to be done for {names}", works, 30, 0.05)
-    time.sleep(moments.uniform(0, 0.06))
-    driver.kill()
-    driver.start(ready=False)
 
 
 @pytest.mark.point(7, 14, 24, 61)
@@ -271,13 +254,13 @@ def test_killed_at_random_moments_while_partitions_come_and_go_nothing_is_left(k
         for kind, name in zip(kinds, come, strict=True):
             kube.apply(pod(name, LIST, template=kind))
         names += come
-        killed_at_work(driver, kube, moments, come)
+        killed_at_work(driver, kube, moments, names)
     kube.wait_pods(names, "Succeeded", 200)
     stay = {"small-s": "small", "large-s": "large", "shared-s": "shared", "shared-t": "shared"}
     for name, kind in stay.items():
         kube.apply(pod(name, template=kind))
     kube.wait_pods(stay, "Running")
-    assert cut(driver) == held(driver)
+    settled(driver)
 
     for pair in (("small-s", "shared-s"), ("large-s", "shared-t")):
         for name in pair:

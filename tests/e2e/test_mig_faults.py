@@ -1,11 +1,9 @@
-"""MIG breaks while pods with partitions come and go: at every call, by NVML, by somebody else."""
-
-import signal
+"""MIG breaks while pods with partitions come and go: by NVML, by somebody else."""
 
 import pytest
 import yaml
 
-from dra_driver.node.sim.node import KILLED, KILLED_AFTER
+from tests.e2e.kills import runs
 from tests.e2e.kube import wait
 from tests.e2e.manifests import CLASS, SLEEP, claim, on, pod, request, template
 from tests.e2e.mig import PARTITION, boards, change_gpu, described, modes, part, partitions, serving
@@ -14,8 +12,6 @@ SMALL = 19  # the id of 1g.10gb
 MODE = "nvmlDeviceSetMigMode"
 CUT = "nvmlDeviceCreateGpuInstanceWithPlacement"
 FILL = "nvmlGpuInstanceCreateComputeInstance"
-EMPTY = "nvmlComputeInstanceDestroy"
-REMOVE = "nvmlGpuInstanceDestroy"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,33 +35,6 @@ def first(h100s, driver, kube):
     wait("MIG mode to be off", lambda: not any(modes(driver).values()), 10)
 
 
-def killed(driver, function, when, act):
-    """The plugin dies at a call to NVML, which *act* brings about, and is started again."""
-    change_gpu(driver, fails={function: when})
-    act()
-    process = driver.processes[""]
-    wait(f"the plugin to be killed at {function}", lambda: process.poll() is not None, 30, 0.05)
-    del driver.processes[""]
-    assert process.returncode == -signal.SIGKILL
-    change_gpu(driver, fails=None)
-    driver.start(ready=False)
-
-
-def runs(kube, name):
-    """A pod, some of whose preparations failed: the kubelet tries again when the pod is changed."""
-    phase = lambda: kube.nudge(name) or kube.phase(name) == "Running"  # noqa: E731
-    try:
-        wait(f"{name} to run", phase, 60, 0.5)
-    except AssertionError as e:
-        raise AssertionError(f"{e}: {kube.explain(name)}") from e
-
-
-def goes(kube, name):
-    """Of a pod that is deleted: likewise."""
-    there = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
-    wait(f"{name} to go", there, 60, 0.5)
-
-
 def gone(kube, name):
     kube.delete("Pod", name)
     kube.wait_gone("Pod", name)
@@ -82,64 +51,6 @@ def refused(kube, name, *words):
         return wait(f"{words} to be said of {name}", said, 40, 0.5)
     except AssertionError as e:
         raise AssertionError(f"{e}: {kube.explain(name)}") from e
-
-
-@pytest.mark.parametrize("when", [KILLED, KILLED_AFTER])
-@pytest.mark.parametrize(
-    ("coming", "going", "beside"),
-    [
-        pytest.param(MODE, MODE, False, id="mode"),
-        pytest.param(CUT, EMPTY, True, id="cut and emptied"),
-        pytest.param(FILL, REMOVE, True, id="filled and removed"),
-    ],
-)
-def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
-    kube, driver, first, coming, going, when, beside
-):
-    """*beside*: another claim holds a partition of that GPU all the time."""
-    kube.apply(template("small", part("1g.10gb", of=first)))
-    if beside:
-        kube.apply(pod("beside", template="small"))
-        kube.wait_pod("beside", "Running")
-    before = driver.cuts().get(first, [])
-
-    killed(driver, coming, when, lambda: kube.apply(pod("comes", template="small")))
-    runs(kube, "comes")
-    (cut,) = driver.cuts().values()
-    assert [(profile, computes) for profile, _, computes in cut] == [(SMALL, 1)] * (1 + beside)
-    assert set(before) < set(cut)
-    assert len(driver.claims()) == len(driver.specs()) == len(cut)
-
-    killed(driver, going, when, lambda: kube.delete("Pod", "comes"))
-    goes(kube, "comes")
-    wait("its record to go", lambda: len(driver.claims()) == len(before))
-    assert driver.cuts().get(first, []) == before
-    assert len(driver.specs()) == len(before)
-    assert modes(driver)[first] is beside
-    if beside:
-        assert kube.phase("beside") == "Running"
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        "nvmlDeviceGetGpuInstances",
-        "nvmlGpuInstanceGetInfo",
-        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-        "nvmlGpuInstanceGetComputeInstances",
-        "nvmlDeviceGetMigDeviceHandleByIndex",
-        "nvmlDeviceGetComputeInstanceId",
-    ],
-)
-def test_killed_as_it_reads_what_it_cuts_a_pod_starts_all_the_same(kube, driver, first, function):
-    kube.apply(template("small", part("1g.10gb", of=first)))
-
-    killed(driver, function, KILLED, lambda: kube.apply(pod("comes", template="small")))
-
-    runs(kube, "comes")
-    ((profile, _, computes),) = driver.cuts()[first]
-    assert (profile, computes) == (SMALL, 1)
-    assert len(driver.claims()) == 1
 
 
 @pytest.mark.parametrize(
@@ -292,6 +203,30 @@ def test_a_partition_that_vanishes_under_a_pod_is_said_and_cut_anew_for_the_next
     assert driver.cuts() == before
 
 
+def test_what_somebody_makes_in_the_place_of_one_that_vanished_is_his(kube, driver, first):
+    """It is called the same: the driver makes a UUID of GPU and place."""
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    kube.apply(pod("has", template="small"))
+    kube.wait_pod("has", "Running")
+    before = driver.cuts()
+    ((device,),) = [held["devices"] for held in driver.claims()]
+
+    change_gpu(driver, mig=True)
+    wait("that to be seen", lambda: boards(driver)[first]["said"])
+    change_gpu(driver, mig=None)
+    wait("everything to be gone", lambda: not driver.cuts())
+    told = lambda: any("is not there any more" in said for said in kube.events("has"))  # noqa: E731
+    wait("the pod to be told", told, 30)
+    start = int(device["name"].split("-")[-1])
+    change_gpu(driver, mig=True, instances=[{"profile": "1g.10gb", "start": start}])
+    wait("his to be there", lambda: driver.cuts() == before)
+
+    gone(kube, "has")
+    wait("its record to go", lambda: not driver.claims(), 15)
+    wait("his to be published", lambda: partitions(kube, "gpu-0") == [device["name"]], 20)
+    assert driver.cuts() == before
+
+
 @pytest.mark.parametrize("reset", ["works", "impossible"])
 def test_an_a100_that_somebody_uses_is_whole_until_it_is_free_and_can_be_reset(
     kube, driver, simulated, reset
@@ -303,7 +238,7 @@ def test_an_a100_that_somebody_uses_is_whole_until_it_is_free_and_can_be_reset(
     kube.apply(pod("whole", template="whole"))
     kube.wait_pod("whole", "Running")
     gone(kube, "whole")
-    assert "processes use it: 4242" in driver.log
+    wait("who uses it", lambda: "processes use it: 4242" in driver.log, 15)
     (gpu,) = modes(driver)
 
     change_gpu(driver, processes=[])

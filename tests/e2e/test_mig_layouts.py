@@ -1,11 +1,13 @@
 """MIG: GPUs that are cut once, as the layout says that the node's label names."""
 
+import time
+
 import pytest
 
-from tests.e2e.conftest import LAYOUT_LABELS
+from tests.e2e.conftest import LAYOUT_LABELS, NEW, OLD
 from tests.e2e.kube import wait
 from tests.e2e.manifests import template
-from tests.e2e.mig import partitions
+from tests.e2e.mig import boards, partitions
 from tests.e2e.partitions import cut, gone, partition, runs
 
 LAYOUTS = """
@@ -15,6 +17,7 @@ mig-configs:
   quarters: [{devices: all, mig-enabled: true, mig-devices: {"1g.10gb": 4}}]
   too-much: [{devices: all, mig-enabled: true, mig-devices: {"3g.20gb": 3}}]
 """
+QUARTERS = [(15, start, 1) for start in (0, 2, 4, 6)]  # as ``Driver.cuts`` has them
 
 
 @pytest.fixture
@@ -66,3 +69,60 @@ def test_a_layout_that_cannot_be_had_leaves_everything_as_it_was(kube, driver, l
 def wait_failed(driver, name):
     wait(f"layout '{name}' to be told of", lambda: f"layout '{name}'" in driver.log, 30)
     wait("the failure", lambda: driver.layout_state() == "failed", 30)
+
+
+@pytest.mark.point(11)
+def test_a_layout_stays_in_a_rolling_update_and_the_new_plugin_goes_on_with_it(
+    kube, driver, layout, updating
+):
+    """Each instance of the simulated board has a number that no other one ever had."""
+    layout("halves")
+    wait("the layout", lambda: driver.layout_state() == "success", 30)
+    wait("its partitions", lambda: len(partitions(kube)) == 2, 20)
+    kube.apply(template("half", partition("3g.20gb")))
+    runs(kube, "stays", template="half")
+    before, published = boards(driver), partitions(kube)
+
+    states = set()
+    look = lambda: states.add(driver.layout_state())  # noqa: E731
+    driver.start(NEW, ready=False)
+    ready = lambda: look() or driver.ask("/readyz", NEW)[0] == 200  # noqa: E731
+    wait("the new plugin to be ready", ready, 30)
+    looks_on(look)
+    driver.stop(OLD)
+    looks_on(look)
+    assert states == {"success"}
+    assert (boards(driver), partitions(kube)) == (before, published)
+    assert kube.phase("stays") == "Running"
+    runs(kube, "late", template="half")
+    assert boards(driver) == before
+
+    gone(kube, "stays", "late")
+    layout("quarters")
+    wait("the other layout", lambda: list(driver.cuts().values()) == [QUARTERS], 30)
+    wait("that to be said", lambda: driver.layout_state() == "success", 30)
+
+
+@pytest.mark.point(11)
+def test_a_layout_that_is_chosen_while_two_plugins_run_is_made_once(kube, driver, layout, updating):
+    driver.start(NEW)
+    ((_, before),) = boards(driver).items()
+    said = len(driver.log)
+    layout("quarters")
+    wait("the layout", lambda: driver.layout_state() == "success", 30)
+    looks_on(lambda: driver.check_alive(OLD))
+    driver.stop(OLD)
+
+    ((_, after),) = boards(driver).items()
+    assert driver.log.count("partition cut", said) == 4
+    assert after["born"] - before["born"] == 8, "four instances, each with a compute instance"
+    assert list(driver.cuts().values()) == [QUARTERS]
+    wait("its partitions", lambda: len(partitions(kube)) == 4, 20)
+
+
+def looks_on(look, seconds=2.0):
+    """For longer than some looks of each plugin take."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        look()
+        time.sleep(0.02)

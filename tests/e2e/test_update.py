@@ -4,23 +4,17 @@ import signal
 
 import pytest
 
+from tests.e2e.conftest import NEW, OLD
 from tests.e2e.kube import wait
 from tests.e2e.manifests import pod, template
 
-OLD = "00000000-0000-4000-8000-00000000000a"
-NEW = "00000000-0000-4000-8000-00000000000b"
 SMI = "nvidia-smi -L"
 
 
-@pytest.fixture
-def updating(kube, driver):
-    """A plugin with sockets of its own pod UID, as a DaemonSet with maxSurge has."""
+@pytest.fixture(autouse=True)
+def one(kube, driver):
+    """A template for one GPU, which every test here uses."""
     kube.apply(template("one"))
-    driver.stop()
-    driver.start(OLD)
-    yield driver
-    driver.stop_all()
-    driver.start()
 
 
 def run(kube, name):

@@ -1,0 +1,61 @@
+"""The plugin is killed at a moment that a test chooses, and is started again."""
+
+import re
+import signal
+import time
+
+from tests.e2e.kube import wait
+from tests.e2e.mig import change_gpu
+
+WORK = re.compile("MIG mode switched|partition (cut|removed)|claim served")
+
+
+def nothing():
+    """It comes to that call by itself."""
+
+
+def killed_at(driver, function, when, again=nothing):
+    """The plugin, which is started where none runs, dies at a call to NVML of the first GPU that
+    *again*, done now and then, brings about."""
+    change_gpu(driver, fails={function: when})
+    if "" not in driver.processes:
+        driver.start(ready=False)
+    process = driver.processes[""]
+    dead = lambda: again() or process.poll() is not None  # noqa: E731
+    wait(f"the plugin to be killed at {function}", dead, 40, 0.2)
+    del driver.processes[""]
+    assert process.returncode == -signal.SIGKILL
+    change_gpu(driver, fails=None)
+
+
+def nudge(kube, names):
+    """Have the kubelet look at these pods now: what failed is tried again."""
+    for name in names:
+        kube.nudge(name)
+
+
+def killed_at_work(driver, kube, moments, names, **flags):
+    """Kill the plugin a moment after it began to do something for one of these pods, and start it
+    with *flags*. Pods that an earlier kill left half prepared are to be among them: nobody else has
+    the kubelet look at them soon, and they hold what others wait for."""
+    before = len(driver.log)
+    works = lambda: nudge(kube, names) or WORK.search(driver.log, before)  # noqa: E731
+    wait(f"something to be done for {names}", works, 30, 0.05)
+    time.sleep(moments.uniform(0, 0.06))
+    driver.kill()
+    driver.start(ready=False, **flags)
+
+
+def runs(kube, name):
+    """A pod, some of whose preparations failed: the kubelet tries again when the pod is changed."""
+    phase = lambda: kube.nudge(name) or kube.phase(name) == "Running"  # noqa: E731
+    try:
+        wait(f"{name} to run", phase, 60, 0.5)
+    except AssertionError as e:
+        raise AssertionError(f"{e}: {kube.explain(name)}") from e
+
+
+def goes(kube, name):
+    """Of a pod that is deleted: likewise."""
+    there = lambda: kube.nudge(name) or kube.find("Pod", name) is None  # noqa: E731
+    wait(f"{name} to go", there, 60, 0.5)

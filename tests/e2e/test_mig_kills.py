@@ -1,0 +1,157 @@
+"""The plugin is killed at each call of NVML that it makes where partitions are cut.
+
+Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
+``tests/plugin/test_mig_deaths.py``, which also kills at the calls in between.
+"""
+
+import pytest
+
+from dra_driver.node.sim.node import KILLED, KILLED_AFTER
+from tests.e2e.conftest import LAYOUT_LABELS
+from tests.e2e.kills import goes, killed_at, runs
+from tests.e2e.kube import wait
+from tests.e2e.manifests import pod, template
+from tests.e2e.mig import modes, part, partitions, serving
+from tests.fakes.nvml_calls import AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CUTS, REMOVES
+
+SMALL = 19  # the id of 1g.10gb
+HALF = 9  # of 3g.40gb
+MODE, CUT, FILL = CUTS
+EMPTY, REMOVE, _ = REMOVES
+BY_UUID = "nvmlDeviceGetHandleByUUID"  # how somebody's GPU is found, not what there is
+# What NVML itself calls what pynvml asks for.
+NAMES = {"nvmlDeviceGetGpuInstanceProfileInfo": "nvmlDeviceGetGpuInstanceProfileInfoV"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def h100s(session_driver):
+    """Two H100s that offer partitions beside the GPUs, for all tests here."""
+    with serving(session_driver, "h100x2-mig"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def first(h100s, driver, kube):
+    """The UUID of the first GPU, which is where calls kill."""
+    node = driver.node_file.read_text()
+    yield kube.uuid("gpu-0")
+    driver.node_file.write_text(node)
+
+
+@pytest.fixture
+def layout(driver, kube):
+    """Chooses a layout for the node. After the test every GPU is whole, and none is chosen."""
+    node = driver.cluster.node_name
+
+    def choose(name):
+        kube.label_node(node, **{LAYOUT_LABELS[0]: name})
+
+    yield choose
+    if "" not in driver.processes:
+        driver.start()
+    choose("all-disabled")
+    wait("every GPU to be whole", lambda: not driver.cuts(), 40)
+    wait("that to be said", lambda: driver.layout_state() == "success", 20)
+    kube.label_node(node, **dict.fromkeys(LAYOUT_LABELS))
+
+
+def functions(*groups):
+    return [NAMES.get(name, name) for group in groups for name in sorted(group)]
+
+
+@pytest.mark.parametrize("when", [KILLED, KILLED_AFTER])
+@pytest.mark.parametrize(
+    ("coming", "going", "beside"),
+    [
+        pytest.param(MODE, MODE, False, id="mode"),
+        pytest.param(CUT, EMPTY, True, id="cut and emptied"),
+        pytest.param(FILL, REMOVE, True, id="filled and removed"),
+    ],
+)
+def test_killed_at_a_call_that_changes_a_gpu_a_pod_comes_and_goes_all_the_same(
+    kube, driver, first, coming, going, when, beside
+):
+    """*beside*: another claim holds a partition of that GPU all the time."""
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    if beside:
+        kube.apply(pod("beside", template="small"))
+        kube.wait_pod("beside", "Running")
+    before = driver.cuts().get(first, [])
+
+    kube.apply(pod("comes", template="small"))
+    killed_at(driver, coming, when, lambda: kube.nudge("comes"))
+    driver.start(ready=False)
+    runs(kube, "comes")
+    (cut,) = driver.cuts().values()
+    assert [(profile, computes) for profile, _, computes in cut] == [(SMALL, 1)] * (1 + beside)
+    assert set(before) < set(cut)
+    assert len(driver.claims()) == len(driver.specs()) == len(cut)
+
+    kube.delete("Pod", "comes")
+    killed_at(driver, going, when, lambda: kube.nudge("comes"))
+    driver.start(ready=False)
+    goes(kube, "comes")
+    wait("its record to go", lambda: len(driver.claims()) == len(before))
+    assert driver.cuts().get(first, []) == before
+    assert len(driver.specs()) == len(before)
+    assert modes(driver)[first] is beside
+    if beside:
+        assert kube.phase("beside") == "Running"
+
+
+def test_killed_at_each_call_that_reads_as_it_cuts_a_pod_starts_all_the_same(kube, driver, first):
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    kube.apply(pod("comes", template="small"))
+
+    for function in functions(AT_WORK):
+        killed_at(driver, function, KILLED, lambda: kube.nudge("comes"))
+
+    driver.start(ready=False)
+    runs(kube, "comes")
+    ((profile, _, computes),) = driver.cuts()[first]
+    assert (profile, computes) == (SMALL, 1)
+    assert len(driver.claims()) == len(driver.specs()) == 1
+
+
+def test_killed_at_each_call_of_its_start_it_starts_when_the_fault_is_gone(kube, driver, first):
+    """A pod that has a partition meanwhile keeps it."""
+    kube.apply(template("small", part("1g.10gb", of=first)))
+    kube.apply(pod("has", template="small"))
+    kube.wait_pod("has", "Running")
+    before = driver.cuts()
+    driver.kill()
+
+    for function in functions(AT_A_LOOK, AT_WORK - {BY_UUID}):
+        killed_at(driver, function, KILLED)
+
+    driver.start()
+    assert driver.cuts() == before
+    assert kube.phase("has") == "Running"
+    kube.delete("Pod", "has")
+    goes(kube, "has")
+    wait("its record to go", lambda: not driver.claims())
+    assert driver.cuts() == {}
+    assert not any(modes(driver).values())
+
+
+def test_killed_at_each_call_of_a_layout_it_is_reached_all_the_same(kube, driver, first, layout):
+    both = (KILLED, KILLED_AFTER)
+    whole = driver.cuts()
+    layout("all-3g.40gb")
+    for function in functions(BEFORE_A_LAYOUT):
+        killed_at(driver, function, KILLED)
+    for function, when in [(name, when) for name in CUTS for when in both]:
+        killed_at(driver, function, when)
+    driver.start()
+    halves = [(HALF, 0, 1), (HALF, 4, 1)]
+    wait("the layout", lambda: driver.layout_state() == "success", 30)
+    assert list(driver.cuts().values()) == [halves, halves]
+    wait("its partitions", lambda: len(partitions(kube)) == 4, 20)
+
+    layout("all-disabled")
+    for function, when in [(name, when) for name in REMOVES for when in both]:
+        killed_at(driver, function, when)
+    driver.start()
+    done = lambda: driver.layout_state() == "success" and driver.cuts() == whole  # noqa: E731
+    wait("the GPUs to be whole", done, 30)
+    wait("MIG mode to be off", lambda: not any(modes(driver).values()), 10)
