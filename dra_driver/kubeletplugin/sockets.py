@@ -4,7 +4,8 @@ gRPC unlinks whatever lies at a socket's path when it binds, and unlinks the pat
 stops, whoever's socket lies there by then. So it never gets to know the real path: it binds a
 hidden name beside it (the kubelet ignores names that begin with a dot), and once it serves, that
 file is linked to the real name, which fails where another process was faster. A socket thus
-appears only when somebody answers behind it, and only its owner removes it.
+appears only when somebody answers behind it, and only its owner removes it. What a killed process
+left, under either name, the others sweep away.
 """
 
 import base64
@@ -12,9 +13,12 @@ import glob
 import hashlib
 import logging
 import os
+import re
 import secrets
 import socket
 import stat
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +27,11 @@ from dra_driver.errors import NodeError, SettingsError
 log = logging.getLogger(__name__)
 
 MAX_PATH_BYTES = 107  # sockaddr_un.sun_path holds 108 with the closing NUL: unix(7)
+
+_TAIL = len("reg.sock")  # what a hidden name gives up for its dot and what is random in it
+_RANDOM = "[0-9a-f]{7}"
+_POD = "[0-9a-f-]{32,36}|[A-Za-z0-9_-]{11}"  # a pod's UID, or what _digest makes of it
+_APPEARS_SECONDS = 60.0  # a socket that was just bound does not listen yet; this is ample
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +111,12 @@ def _digest(text: str, length: int) -> str:
 
 
 def hidden_name(path: Path) -> Path:
-    """A new hidden name beside *path* for gRPC to bind, no longer than "dra.sock"."""
-    return path.with_name(f".{secrets.token_hex(4)[:7]}")
+    """A new hidden name beside *path* for gRPC to bind, as long as its own.
+
+    It begins as the real name does, so that in the registry, which all drivers share, it says whose
+    it is: ".gpu.nvidia.com-1a2b3c4". In the directory of one driver it may be just ".1a2b3c4".
+    """
+    return path.with_name(f".{path.name[:-_TAIL]}{secrets.token_hex(4)[:7]}")
 
 
 def make_directory(directory: Path, mode: int) -> None:
@@ -136,8 +149,9 @@ def reveal(hidden: Path, path: Path) -> SocketFile | None:
 def sweep(paths: SocketPaths) -> None:
     """Remove the sockets of this driver's dead processes; those of live ones answer and stay.
 
-    A pod that was killed leaves sockets under its own UID, which nobody else will ever clear and
-    the kubelet goes on dialling. Names that are a hash of driver and pod are not known to be ours.
+    A pod that was killed leaves sockets under its own UID, or under a hidden name, which nobody
+    else will ever clear; the former the kubelet goes on dialling. Names that are a hash of driver
+    and another pod are not known to be ours.
     """
     data, registry = paths.service.parent, paths.registration.parent
     names = glob.escape(paths.driver)
@@ -145,8 +159,27 @@ def sweep(paths: SocketPaths) -> None:
         found = _identity(path)
         ours = path in (paths.service, paths.registration)
         if found and not ours and not _answers(path) and _identity(path) == found:
-            log.info("removed a dead process's socket", extra={"path": str(path)})
-            path.unlink(missing_ok=True)
+            _remove_dead(path)
+    for path in sorted(_hidden(paths)):
+        if _age_seconds(path) > _APPEARS_SECONDS and _refuses(path):
+            _remove_dead(path)
+
+
+def _hidden(paths: SocketPaths) -> Iterator[Path]:
+    """What lies under hidden names of this driver's processes, this one's among them."""
+    own = re.escape(paths.registration.name[:-_TAIL])
+    registered = rf"\.({re.escape(paths.driver)}-(({_POD})-)?|{own}){_RANDOM}"
+    served = rf"\.(dra-[A-Za-z0-9_-]+)?{_RANDOM}"
+    for directory, form in (
+        (paths.service.parent, served),
+        (paths.registration.parent, registered),
+    ):
+        yield from (path for path in directory.glob(".*") if re.fullmatch(form, path.name))
+
+
+def _remove_dead(path: Path) -> None:
+    log.info("removed a dead process's socket", extra={"path": str(path)})
+    path.unlink(missing_ok=True)
 
 
 def _clear(path: Path) -> bool:
@@ -164,15 +197,33 @@ def _clear(path: Path) -> bool:
 
 def _answers(path: Path) -> bool:
     """Whether a live process listens on the socket *path*."""
+    return _failure(path) is None
+
+
+def _refuses(path: Path) -> bool:
+    """Whether *path* is for certain a socket on which nobody listens."""
+    return _identity(path) is not None and isinstance(_failure(path), ConnectionRefusedError)
+
+
+def _failure(path: Path) -> OSError | None:
+    """What keeps a caller from the socket *path*; None: a live process listens there."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(os.fspath(path))
         except BlockingIOError:  # its queue is full: somebody is there, and busy
-            return True
-        except OSError:
-            return False
-    return True
+            return None
+        except OSError as error:
+            return error
+    return None
+
+
+def _age_seconds(path: Path) -> float:
+    """How long ago the socket *path* was bound; 0: it is gone."""
+    try:
+        return time.time() - path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from api.kubelet import registration_v1_pb2 as registration
 from dra_driver.errors import NodeError, SettingsError
 from dra_driver.kubeletplugin.claims import ClaimRef
 from dra_driver.kubeletplugin.plugin import Times
+from dra_driver.kubeletplugin.sockets import sweep
 from tests.fakes.claimdriver import DRIVER, Desk, device, ref, running
 from tests.fakes.kubelet import FakeKubelet, Instance
 
@@ -29,6 +32,13 @@ with running(Path(sys.argv[1])) as run:
     print("ready", flush=True)
     threading.Event().wait()
 """
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.point(2, 3, 14)
@@ -214,6 +224,48 @@ def test_the_sockets_of_a_killed_process_are_replaced(short: Path) -> None:
     with FakeKubelet(short) as kubelet, running(short):
         kubelet.wait_for_plugin(DRIVER)
         assert kubelet.prepare([ref("a")])
+
+
+STUCK = """
+import sys
+from pathlib import Path
+from tests.fakes.claimdriver import running
+running(Path(sys.argv[1]), pod_uid=sys.argv[2], patience_seconds=60).__enter__()
+"""
+
+
+@pytest.mark.point(7, 13)
+@pytest.mark.parametrize("which", ["service", "registration"])
+def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
+    short: Path, which: str
+) -> None:
+    pod = "11111111-1111-4111-8111-111111111111"
+    paths = running(short, pod_uid=pod).paths
+    path = paths.service if which == "service" else paths.registration
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as holder:  # whose name it waits for, its socket bound
+        holder.bind(os.fspath(path))
+        holder.listen()
+        with subprocess.Popen([sys.executable, "-c", STUCK, str(short), pod]) as killed:
+            wait_until(lambda: any(path.parent.glob(".*")))
+            killed.send_signal(signal.SIGKILL)
+    (hidden,) = path.parent.glob(".*")
+    rounds = threading.Semaphore(0)
+
+    def look() -> None:
+        sweep(following.paths)
+        rounds.release()
+
+    following = running(short, pod_uid=NEW, on_round=look, watch_seconds=0.02)
+    with following:
+        assert rounds.acquire(timeout=5)
+        assert hidden.is_socket()  # for all we know it is starting just now
+        then = time.time() - 61
+        os.utime(hidden, (then, then))
+        wait_until(lambda: not hidden.exists())
+        left = {path for path in short.rglob("*") if path.is_socket()}
+        assert left == {following.paths.service, following.paths.registration}
+        following.plugin.check()
 
 
 @pytest.mark.point(14)

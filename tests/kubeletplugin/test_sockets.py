@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from dra_driver.kubeletplugin.sockets import (
 
 DRIVER = "gpu.nvidia.com"
 UID = "0f3c1a52-7d1c-4a5e-9f52-4d5c3f1a2b3c"
+DEAD = "11111111-1111-4111-8111-111111111111"
 DATA = Path("/var/lib/kubelet/plugins/gpu.nvidia.com")
 REGISTRY = Path("/var/lib/kubelet/plugins_registry")
 
@@ -40,6 +42,24 @@ def listening(path: Path, backlog: int = 1) -> Iterator[socket.socket]:
 def stale(path: Path) -> None:
     with listening(path):
         pass
+
+
+def old(path: Path, seconds: float = 61) -> Path:
+    """*path* as if it had been made *seconds* ago."""
+    then = time.time() - seconds
+    os.utime(path, (then, then), follow_symlinks=False)
+    return path
+
+
+def directories(short: Path) -> tuple[Path, Path]:
+    data, registry = short / "data", short / "registry"
+    data.mkdir()
+    registry.mkdir()
+    return data, registry
+
+
+def names_in(*directories: Path) -> list[str]:
+    return sorted(path.name for directory in directories for path in directory.iterdir())
 
 
 def short_hash(text: str, size: int) -> str:
@@ -105,7 +125,9 @@ def test_paths_always_fit_and_are_never_shared(
     assert len(set(paths)) == 4
     for path in paths:
         assert len(os.fsencode(path)) <= MAX_PATH_BYTES
-        assert len(os.fsencode(hidden_name(path))) <= MAX_PATH_BYTES
+        hidden = hidden_name(path)
+        assert len(os.fsencode(hidden)) == len(os.fsencode(path))
+        assert hidden.parent == path.parent and hidden.name.startswith(f".{path.name[:-8]}")
 
 
 def test_a_socket_appears_under_its_name_and_leaves_no_other(short: Path) -> None:
@@ -186,11 +208,9 @@ def test_a_directory_that_cannot_be_made_is_named(short: Path) -> None:
 
 
 def test_sockets_of_dead_pods_are_swept_and_those_of_the_living_stay(short: Path) -> None:
-    data, registry = short / "data", short / "registry"
-    data.mkdir()
-    registry.mkdir()
+    data, registry = directories(short)
     ours = socket_paths(DRIVER, data, registry, UID)
-    dead = socket_paths(DRIVER, data, registry, "11111111-1111-4111-8111-111111111111")
+    dead = socket_paths(DRIVER, data, registry, DEAD)
     alone = socket_paths(DRIVER, data, registry)
     for path in (dead.service, dead.registration, ours.service):
         stale(path)
@@ -199,6 +219,124 @@ def test_sockets_of_dead_pods_are_swept_and_those_of_the_living_stay(short: Path
     with listening(alone.service), listening(alone.registration):
         sweep(ours)
 
-        left = sorted(path.name for path in (*data.iterdir(), *registry.iterdir()))
         names = {ours.service, alone.service, alone.registration, other}
-        assert left == sorted(path.name for path in names)
+        assert names_in(data, registry) == sorted(path.name for path in names)
+
+
+@pytest.mark.point(7)
+@pytest.mark.parametrize("pod", [None, UID, DEAD, DEAD.replace("-", "")])
+def test_what_a_process_that_died_while_starting_hid_is_swept_by_the_next(
+    short: Path, pod: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, registry = directories(short)
+    dead = socket_paths(DRIVER, data, registry, pod)
+    hidden = [hidden_name(dead.service), hidden_name(dead.registration)]
+    for path in hidden:
+        stale(path)
+        old(path)
+
+    with caplog.at_level(logging.INFO):
+        sweep(socket_paths(DRIVER, data, registry, UID))
+
+    assert names_in(data, registry) == []
+    assert {vars(record)["path"] for record in caplog.records} == set(map(str, hidden))
+
+
+@pytest.mark.point(7)
+def test_the_pods_hash_in_a_hidden_name_is_known_as_ours(short: Path) -> None:
+    data, registry = directories(short)
+    driver = "gpu." + "x" * (70 - len(os.fsencode(registry))) + ".com"
+    dead = socket_paths(driver, data, registry, DEAD)
+    assert dead.registration.name == f"{driver}-{short_hash(DEAD, 8)}-reg.sock"
+    stale(hidden_name(dead.registration))
+    (hidden,) = registry.glob(".*")
+    old(hidden)
+
+    sweep(socket_paths(driver, data, registry, UID))
+
+    assert names_in(registry) == []
+
+
+@pytest.mark.point(7)
+def test_a_restarted_pod_knows_its_hidden_name_even_without_the_drivers_in_it(short: Path) -> None:
+    data, registry = directories(short)
+    driver = "gpu." + "x" * (90 - len(os.fsencode(registry))) + ".com"
+    ours = socket_paths(driver, data, registry, UID)
+    assert ours.registration.name.startswith("dra-")
+    hidden = hidden_name(ours.registration)
+    stale(hidden)
+    old(hidden)
+
+    sweep(ours)
+
+    assert names_in(registry) == []
+
+
+@pytest.mark.point(13)
+def test_a_process_that_is_starting_keeps_what_it_hid(short: Path) -> None:
+    data, registry = directories(short)
+    ours = socket_paths(DRIVER, data, registry, UID)
+    bound = [hidden_name(path) for path in (ours.service, ours.registration)]
+    for path in bound:  # it does not listen yet
+        stale(path)
+        old(path, 50)
+    waiting, busy = (hidden_name(path) for path in (ours.service, ours.registration))
+    with (
+        listening(waiting),
+        listening(busy, backlog=0),
+        socket.socket(socket.AF_UNIX) as client,
+    ):
+        client.connect(os.fspath(busy))  # fills the queue
+        old(waiting)
+        old(busy)
+
+        sweep(ours)
+
+        left = sorted(path.name for path in (*bound, waiting, busy))
+        assert names_in(data, registry) == left
+
+
+@pytest.mark.point(13)
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".0123abc",  # nobody's, in a directory that all drivers share
+        ".other.example.com-0123abc",
+        f".{DRIVER}.example-0123abc",
+        f".{DRIVER}-extra-0123abc",
+        f".{DRIVER}-0123ab",
+        f".{DRIVER}-0123abcd",
+        f".{DRIVER}-0123ABC",
+        f".{DRIVER.replace('.', '-')}-0123abc",
+        f".{DRIVER}-0123abc.sock",
+        f"{DRIVER}-0123abc",
+    ],
+)
+def test_other_names_in_the_registry_are_never_swept(short: Path, name: str) -> None:
+    data, registry = directories(short)
+    stale(registry / name)
+    old(registry / name)
+    sweep(socket_paths(DRIVER, data, registry, UID))
+    assert names_in(registry) == [name]
+
+
+@pytest.mark.point(13)
+@pytest.mark.parametrize("kind", ["file", "directory", "link to a socket", "datagrams"])
+def test_only_sockets_as_we_bind_them_are_swept(short: Path, kind: str) -> None:
+    data, registry = directories(short)
+    ours = socket_paths(DRIVER, data, registry, UID)
+    path = hidden_name(ours.registration)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        match kind:
+            case "file":
+                path.touch()
+            case "directory":
+                path.mkdir()
+            case "link to a socket":
+                stale(short / "elsewhere")
+                path.symlink_to(short / "elsewhere")
+            case _:
+                datagrams.bind(os.fspath(path))
+        old(path)
+        sweep(ours)
+        assert names_in(registry) == [path.name]
