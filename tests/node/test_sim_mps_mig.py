@@ -5,7 +5,7 @@ import pytest
 from dra_driver.node.sim.mig.minors import capabilities
 from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
 from dra_driver.node.sim.mps.facts import read_facts
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 from dra_driver.node.sim.mps_client import REFUSED
 from dra_driver.node.sim.mps_client import main as mps_client
 from dra_driver.plan.strategies import clients

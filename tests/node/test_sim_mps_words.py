@@ -9,7 +9,7 @@ from dra_driver.node.sim.mps.config import apply, read_config
 from dra_driver.node.sim.mps.control import Never
 from dra_driver.node.sim.mps.facts import FACTS, read_facts
 from dra_driver.node.sim.mps.limits import memory_text
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 from tests.fakes.mps_daemon import ROOT, SOMEBODY, Daemon, new_node
 from tests.fakes.simulated import h100
 

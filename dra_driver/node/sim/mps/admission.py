@@ -7,7 +7,8 @@ from dra_driver.node.sim.mig.minors import capabilities
 from dra_driver.node.sim.mps.control import Control, Place
 from dra_driver.node.sim.mps.facts import Gpu
 from dra_driver.node.sim.mps.limits import Limits, granted
-from dra_driver.node.sim.mps.servers import READY, Client, Namespace, Refused, Server
+from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.servers import READY, Client, Namespace, Server
 
 
 def attach(control: Control, place: Place, ask: Mapping[str, Any]) -> dict[str, Any]:

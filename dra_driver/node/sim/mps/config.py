@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from dra_driver.node.sim.mps.control import DEFAULT, Control
 from dra_driver.node.sim.mps.protocol3 import changes
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 _LIMITS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
 _SERVER: Final[Mapping[str, type]] = {

@@ -15,13 +15,13 @@ from dra_driver.node.sim.mps.facts import (
 )
 from dra_driver.node.sim.mps.limits import Limits
 from dra_driver.node.sim.mps.places import Places
+from dra_driver.node.sim.mps.refusals import Refused
 from dra_driver.node.sim.mps.servers import (
     FAULT,
     READY,
     STARTING,
     Client,
     Namespace,
-    Refused,
     Server,
     checked_name,
 )

@@ -1,7 +1,7 @@
 """What a daemon of protocol 3 can switch: memory accounting and the sharing of contexts."""
 
 from dra_driver.node.sim.mps.options import Words, boolean
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 
 class Features:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.node.sim.mps.facts import Gpu
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 _SHIFTS: Final = {"K": 10, "M": 20, "G": 30}
 _PERCENT: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"

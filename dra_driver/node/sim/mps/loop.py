@@ -21,7 +21,8 @@ from dra_driver.node.sim.mps.places import PathTooLong, Places
 from dra_driver.node.sim.mps.processes import ServerProcesses
 from dra_driver.node.sim.mps.protocol2 import Protocol2
 from dra_driver.node.sim.mps.protocol3 import Protocol3
-from dra_driver.node.sim.mps.servers import Refused, Server
+from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.servers import Server
 from dra_driver.node.sim.mps.users import user_of
 
 _DIES_AT_ONCE: Final = 1

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from typing import Final
 from dra_driver.node.sim.mps.control import Control
 from dra_driver.node.sim.mps.facts import Gpu
 from dra_driver.node.sim.mps.options import Words, boolean, number
-from dra_driver.node.sim.mps.servers import Refused, checked_name
+from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.servers import checked_name
 from dra_driver.node.sim.mps.tables import drawn
 
 MULTIPROCESSORS: Final = 8  # of a chunk; assumed

@@ -7,7 +7,8 @@ from typing import Final
 from dra_driver.node.sim.mps import limits as values
 from dra_driver.node.sim.mps.control import Control, Never
 from dra_driver.node.sim.mps.limits import memory_text
-from dra_driver.node.sim.mps.servers import Client, Refused, Server
+from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.servers import Client, Server
 
 Verb = Callable[[list[str]], str]
 _TIMEOUT: Final = "-t"

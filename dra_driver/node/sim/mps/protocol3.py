@@ -10,7 +10,8 @@ from dra_driver.node.sim.mps.features import Features
 from dra_driver.node.sim.mps.limits import Limits, memory_text
 from dra_driver.node.sim.mps.options import Words, boolean, number, taken_apart
 from dra_driver.node.sim.mps.partitions import Partitions
-from dra_driver.node.sim.mps.servers import Client, Namespace, Refused, Server
+from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.servers import Client, Namespace, Server
 from dra_driver.node.sim.mps.tables import drawn, field_of
 
 _LIMITS: Final = ("pinned-memory-limit", "active-thread-percentage", "client-priority")

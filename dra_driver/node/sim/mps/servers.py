@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dra_driver.node.sim.mps.facts import Gpu
-    from dra_driver.node.sim.mps.limits import Granted, Limits
+    from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.node.sim.mps.limits import Granted, Limits
+from dra_driver.node.sim.mps.refusals import Refused
 
 READY = "Ready"
 STARTING = "Initializing"
 FAULT = "Fault"
-
-
-class Refused(Exception):
-    """The daemon says no; with its words."""
 
 
 @dataclass(slots=True)

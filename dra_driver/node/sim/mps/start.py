@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.node.sim.mps.processes import call, environment, interpreter
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 if TYPE_CHECKING:  # what only the daemon needs, it imports: the program that starts it is quicker
     from dra_driver.node.sim.mps.control import Options

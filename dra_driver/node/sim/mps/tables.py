@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.node.sim.mps.options import Words
-from dra_driver.node.sim.mps.servers import Refused
+from dra_driver.node.sim.mps.refusals import Refused
 
 _WIDEST: Final = 24
 

@@ -1,0 +1,5 @@
+"""What the daemon refuses."""
+
+
+class Refused(Exception):
+    """The daemon says no; with its words."""
