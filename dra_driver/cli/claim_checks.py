@@ -1,23 +1,23 @@
 """Which claims wait for a device that no node has? Read from the API server; nothing is changed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from dra_driver.cli.cluster_checks import Cluster
 from dra_driver.cli.findings import Finding, ok, skip, warn
-from dra_driver.cli.market import Document, Market, market
+from dra_driver.cli.market import Market
 from dra_driver.cli.placement import Verdict, judge
 from dra_driver.errors import Forbidden
-from dra_driver.kubeletplugin.shapes import GROUP, claim_from, slice_from
+from dra_driver.kubeletplugin.shapes import claim_from
 
 CLAIMS = "pending claims"
 _MOST_TOLD = 20
 _NOTE = "CEL selectors are looked at as far as they ask for driver, type and the like"
 
 
-def pending_claims(cluster: Cluster) -> Iterator[Finding]:
+def pending_claims(cluster: Cluster, market: Callable[[], Market]) -> Iterator[Finding]:
     try:
-        found = market_of(cluster)
-        claims = (claim_from(each) for each in _listed(cluster, "resourceclaims"))
+        found = market()
+        claims = (claim_from(each) for each in cluster.listed("resourceclaims"))
         verdict = judge(claims, found)
     except Forbidden as e:
         yield skip(
@@ -29,15 +29,6 @@ def pending_claims(cluster: Cluster) -> Iterator[Finding]:
         yield from of_verdict(verdict)
     else:
         yield of_nothing(verdict.judged, cluster.driver)
-
-
-def market_of(cluster: Cluster) -> Market:
-    """All that is published, and all DeviceClasses. Forbidden: this account may not read them."""
-    return market(
-        cluster.driver,
-        (slice_from(each) for each in _listed(cluster, "resourceslices")),
-        _listed(cluster, "deviceclasses"),
-    )
 
 
 def of_verdict(verdict: Verdict) -> Iterator[Finding]:
@@ -70,9 +61,3 @@ def of_nothing(waiting: int, driver: str) -> Finding:
         f"{waiting} wait, and no node publishes a device of {driver}",
         "kubectl get resourceslices; see what the plugin's pods log",
     )
-
-
-def _listed(cluster: Cluster, resource: str) -> Iterator[Document]:
-    path = f"/apis/{GROUP}/{cluster.resources.version}/{resource}"
-    for page in cluster.server.pages(path):
-        yield from page.get("items") or ()

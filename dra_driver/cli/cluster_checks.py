@@ -60,6 +60,12 @@ class Cluster:
     node: str
     mps: bool = False  # the node has an MPS agent
 
+    def listed(self, resource: str) -> Iterator[dict[str, Any]]:
+        """All documents of a *resource* of DRA. Forbidden: this account may not read them."""
+        path = f"/apis/{GROUP}/{self.resources.version}/{resource}"
+        for page in self.server.pages(path):
+            yield from page.get("items") or ()
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:

@@ -5,14 +5,15 @@ cannot be offered, so looking at the GPUs makes them.
 
 That is what its GPUs, the profile (``--profile``, else ``default``) and the ledger make of it: a
 GPU that a claim holds keeps its shape. A ledger that cannot be read is no reason to say nothing
-(anyone may ask about a simulated node): a warning says so, and every GPU counts as free. The label
-of the Node is not looked at, no API server is asked; what one would get that lacks a feature is
-told with ``--without``.
+(anyone may ask about a simulated node): a warning says so, and every GPU counts as free. No API
+server is asked: a label of the Node that chooses a profile is not looked at, and the one that names
+a layout is what a plugin of these GPUs read last, which goes before the profile here, too. What an
+API server would get that lacks a feature is told with ``--without``.
 
-A board that needs a reset to be switched to MIG mode, and a GPU for which the profile names a
-layout, are told of as they are once the plugin has seen to that, unless it is known that it cannot
-or has to wait: then as they are now, with the reason. GPUs that are cut are drawn, too: whose each
-memory unit is, and what fits.
+A board that needs a reset to be switched to MIG mode, and a GPU for which a layout is named, are
+told of as they are once the plugin has seen to that, unless it is known that it cannot or has to
+wait: then as they are now, with the reason. GPUs that are cut are drawn, too: whose each memory
+unit is, and what fits.
 
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
 first publication would create them. What is said beside them in a table (GPUs that are not offered,

@@ -12,7 +12,7 @@ never be placed, are for who wrote those.
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from dra_driver.cli import (
@@ -29,6 +29,7 @@ from dra_driver.cli import (
     sharing_checks,
 )
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary
+from dra_driver.cli.market import market_of
 from dra_driver.cli.sight import Ask, ask_agent
 from dra_driver.cli.simulated_host import host_directory
 from dra_driver.cluster.access import Access, in_cluster, kubeconfig
@@ -237,13 +238,14 @@ def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
     """Every question to the API server; after the first one fails, none."""
     first = list(run_checks([(cluster_checks.SERVER, partial(cluster_checks.api_server, cluster))]))
     yield from first
-    rest = {
+    market = cache(partial(market_of, cluster))  # every slice there is: listed once for both
+    rest: dict[str, Callable[[cluster_checks.Cluster], Iterable[Finding]]] = {
         cluster_checks.NODE: cluster_checks.node_object,
         cluster_checks.RIGHTS: cluster_checks.rights,
         cluster_checks.CLASS: cluster_checks.device_class,
         cluster_checks.FEATURES: cluster_checks.features,
-        claim_checks.CLAIMS: claim_checks.pending_claims,
-        pod_checks.PODS: pod_checks.pending_pods,
+        claim_checks.CLAIMS: partial(claim_checks.pending_claims, market=market),
+        pod_checks.PODS: partial(pod_checks.pending_pods, market=market),
     }
     if any(finding.level is Level.FAIL for finding in first):
         yield skip(", ".join(rest), "the API server has to answer first")

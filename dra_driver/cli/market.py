@@ -7,8 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from api import names
+from dra_driver.cli.cluster_checks import Cluster
 from dra_driver.cli.selectors import Variables, variables_of
 from dra_driver.kubeletplugin import quantity
+from dra_driver.kubeletplugin.shapes import slice_from
 
 Document = Mapping[str, Any]
 Counter = tuple[str, str]  # (counter set, counter)
@@ -79,6 +81,12 @@ def market(driver: str, slices: Iterable[Document], classes: Iterable[Document])
     )
     by_name = {each["metadata"]["name"]: each for each in classes}
     return Market(driver, devices, by_name, _counters(specs))
+
+
+def market_of(cluster: Cluster) -> Market:
+    """All that is published, and all DeviceClasses. Forbidden: this account may not read them."""
+    slices = (slice_from(each) for each in cluster.listed("resourceslices"))
+    return market(cluster.driver, slices, cluster.listed("deviceclasses"))
 
 
 def _node(spec: Document) -> str:

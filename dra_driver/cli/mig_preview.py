@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from api.names import MIG_CONFIG_LABEL
 from dra_driver.cli.mig_layouts import layout_lines
 from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
 from dra_driver.model.inventory import Inventory
@@ -29,15 +30,17 @@ class Preview:
     profile: Profile
     book: Book  # with what is known of layouts besides
     problem: str = ""  # why it cannot be told what GPUs should look like
+    label: str = ""  # the layout that the Node's label names
     switched: tuple[DeviceName, ...] = ()
     cut: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # by layout: the GPUs as they were before
 
 
 def preview(basis: Basis, layouts: Layouts, book: Book) -> Preview:
     """*basis*: as it is now. What *book* says is wrong with a board, or with a layout, stays so:
-    it is from the plugin that tried it."""
+    it is from the plugin that tried it; and so is the label of the Node that it read."""
     inventory, profile, held = basis.inventory, basis.profile, basis.held
-    wanted = wishes("", profile, layouts, inventory)
+    label = _label(book, inventory)
+    wanted = wishes(label, profile, layouts, inventory)
     laid, outcomes = _after_layouts(basis, wanted, book)
     uncut = without_cutting(profile, inventory.gpus, wanted.governed)  # nor switched for that
     seen = replace(inventory, gpus=laid)
@@ -45,9 +48,10 @@ def preview(basis: Basis, layouts: Layouts, book: Book) -> Preview:
     others = {uuid: one for uuid, one in book.outcomes.items() if uuid not in wanted.by_gpu}
     return Preview(
         after,
-        without_cutting(profile, inventory.gpus, wanted.by_gpu),
+        uncut,
         replace(book, outcomes=others | outcomes),
         wanted.problem,
+        label,
         tuple(gpu.name for gpu in _other(after.gpus, laid)),
         _by_layout(wanted, _other(inventory.gpus, laid)),
     )
@@ -55,6 +59,11 @@ def preview(basis: Basis, layouts: Layouts, book: Book) -> Preview:
 
 def preview_lines(found: Preview) -> Iterator[str]:
     """What is shown as it will be, and how far the rest is."""
+    if found.label:
+        yield (
+            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {found.label}; "
+            "it goes before the profile"
+        )
     if found.switched:
         yield (
             f"shown as after their switch to MIG mode: {', '.join(found.switched)}; the plugin "
@@ -67,6 +76,14 @@ def preview_lines(found: Preview) -> Iterator[str]:
     if found.problem and found.problem != found.book.problem:
         yield f"layout: {found.problem}"
     yield from layout_lines(found.book, found.inventory.gpus)
+
+
+def _label(book: Book, inventory: Inventory) -> str:
+    """Empty, too, where *book* is of another node: a simulated one is looked at from anywhere."""
+    known = {*book.outcomes, *book.made, *book.before, *book.switched, *book.boards}
+    if known and known.isdisjoint(gpu.uuid for gpu in inventory.gpus):
+        return ""
+    return book.label or ""
 
 
 def _after_layouts(

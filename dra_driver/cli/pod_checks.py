@@ -3,9 +3,8 @@
 Read from the API server; nothing is changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from dra_driver.cli.claim_checks import market_of
 from dra_driver.cli.cluster_checks import Cluster
 from dra_driver.cli.findings import Finding, ok, skip, some, warn
 from dra_driver.cli.market import Market
@@ -22,7 +21,7 @@ _WITHOUT_NAMES = (
 )
 
 
-def pending_pods(cluster: Cluster) -> Iterator[Finding]:
+def pending_pods(cluster: Cluster, market: Callable[[], Market]) -> Iterator[Finding]:
     """Those that ask as they would ask a device plugin."""
     try:
         pods = [
@@ -34,7 +33,7 @@ def pending_pods(cluster: Cluster) -> Iterator[Finding]:
         if not pods:
             yield ok(PODS, "none asks for a GPU by the name of a resource")
             return
-        found = market_of(cluster)
+        found = market()
         verdict = judge_pods(pods, found, _of_plugins(cluster))
     except Forbidden as e:
         yield skip(
@@ -78,11 +77,13 @@ def _mend(market: Market) -> str:
 
 
 def _of_plugins(cluster: Cluster) -> set[str]:
-    """What some node has of a device plugin."""
+    """What some node has of a device plugin. While that one starts anew, all of it is in the
+    capacity and nothing is allocatable; of one that is gone for good a zero stays in both."""
     return {
         name
         for page in cluster.server.pages("/api/v1/nodes")
         for node in page.get("items") or ()
-        for name, amount in ((node.get("status") or {}).get("allocatable") or {}).items()
+        for amounts in ("capacity", "allocatable")
+        for name, amount in ((node.get("status") or {}).get(amounts) or {}).items()
         if "/" in name and quantity.parse(str(amount))
     }

@@ -6,6 +6,7 @@ that plugin's business.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dra_driver.cli.candidates import candidates, is_ours
@@ -37,13 +38,19 @@ def judge_pods(pods: Iterable[Document], market: Market, plugins: Collection[str
     """*pods*: those that ``asks_for_gpus`` accepts; *plugins*: the resources that nodes have of
     device plugins."""
     classes = classes_of(market.classes)
+
+    @cache  # all pods of one owner ask for the same
+    def judgement(amounts: tuple[Amount, ...]) -> tuple[bool, str]:
+        ours = [one for one in amounts if _is_ours(one, classes, market)]
+        return bool(ours), _why_not(ours, classes, market)
+
     judged = 0
     problems: dict[str, list[str]] = {}
     for pod in pods:
-        amounts = [one for one in amounts_of(pod) if one.resource not in plugins]
-        ours = [one for one in amounts if _is_ours(one, classes, market)]
-        judged += bool(ours)
-        if why := _why_not(ours, classes, market):
+        amounts = tuple(one for one in amounts_of(pod) if one.resource not in plugins)
+        for_us, why = judgement(amounts)
+        judged += for_us
+        if why:
             name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
             problems.setdefault(why, []).append(name)
     return PodVerdict(judged, {why: tuple(sorted(found)) for why, found in problems.items()})

@@ -1,8 +1,9 @@
 """Events on pods and nodes: what ``kubectl describe`` shows of what happened to them.
 
 They are told at best: whoever tells one goes on at once. What the API server refuses is lost; what
-it does not answer to waits, and is lost with this process. The same thing told again of the same
-object is counted in one Event, as the kubelet and other components do it.
+it does not answer to waits, up to 1024 different things, and is lost with this process; of more the
+oldest are lost. The same thing told again of the same object is counted in one Event, as the
+kubelet and other components do it.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING: Final = 256  # what is told at once of a node and all its pods
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
 _APART_SECONDS: Final = 10.0
-_MOST_KNOWN: Final = 1024
+_MOST_KNOWN: Final = 1024  # different things, whether they wait or are written
 
 Document = dict[str, Any]
 
@@ -97,6 +98,7 @@ class EventWriter:
         self._apart_seconds = apart_seconds
         self._known: dict[_Same, _Known] = {}  # of the thread alone, like the next
         self._is_away = False
+        self._is_losing = False
         self._waiting: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -135,6 +137,8 @@ class EventWriter:
     def _note(self, event: Event) -> None:
         self._forget(self._clock())
         same = (event.regarding, event.reason, event.about)
+        if same not in self._known:
+            self._make_room()
         known = self._known.get(same, _Known())
         self._known[same] = replace(known, count=known.count + 1, unwritten=event)
 
@@ -156,7 +160,7 @@ class EventWriter:
                 return
             except DriverError as error:
                 self._lose(same, event, error)
-            self._is_away = False
+            self._is_away = self._is_losing = False
 
     def _written(self, event: Event, known: _Known, now: float) -> _Known:
         if not known.path:
@@ -202,15 +206,22 @@ class EventWriter:
         return {"count": count, "message": event.message, "lastTimestamp": _timestamp()}
 
     def _forget(self, now: float) -> None:
-        """What the API server has forgotten; and, of very many, what was written first."""
-        kept = {
+        """What the API server has forgotten."""
+        self._known = {
             same: known
             for same, known in self._known.items()
             if known.unwritten or now - known.written < _COUNTED_FOR_SECONDS
         }
-        while len(kept) >= _MOST_KNOWN:
-            del kept[next(iter(kept))]
-        self._known = kept
+
+    def _make_room(self) -> None:
+        """For one more: of very many the first goes that is written, else the first."""
+        if len(self._known) < _MOST_KNOWN:
+            return
+        written = (same for same, known in self._known.items() if not known.unwritten)
+        lost = self._known.pop(next(written, next(iter(self._known)))).unwritten
+        if lost is not None and not self._is_losing:  # told once: thousands may follow
+            log.warning("an event is lost: too many wait to be written", extra=_facts(lost))
+            self._is_losing = True
 
 
 def _namespace(one: PodRef | NodeRef) -> str:

@@ -150,9 +150,11 @@ class Cluster:
         return Status(state.version, mode, state.why, pids, ready)
 
     def start(self, name: str, *more: str) -> None:
-        """Start one component and wait until it is well; running already is success. *more*:
-        arguments besides its usual ones, until it is started again."""
+        """Start one component and wait until it is well; running already is success, unless it is
+        to get *more*: arguments besides its usual ones, until it is started again."""
         with self.layout.locked():
+            if more and process_of(self.layout, name).pid():
+                raise ClusterError(f"{name} runs already: stop it before it gets {' '.join(more)}")
             running = self._running({name: more})
             running.begin(name)
             running.wait(name)

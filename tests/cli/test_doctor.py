@@ -523,16 +523,40 @@ def test_pods_that_can_never_be_scheduled_are_named_with_the_resource(server, cl
     assert (rest.level, rest.found.partition(" wait ")[0]) == (Level.OK, "1")
 
 
-@pytest.mark.parametrize(("amount", "served"), [("8", True), ("0", False)])
-def test_a_device_plugin_on_some_node_serves_its_own_resource(server, client, amount, served):
+@pytest.mark.parametrize(
+    ("capacity", "allocatable", "served"),
+    [
+        pytest.param("8", "8", True, id="it runs"),
+        pytest.param("8", "0", True, id="it starts anew, or no GPU is well"),
+        pytest.param("0", "0", False, id="it is gone, and the kubelet keeps the name"),
+    ],
+)
+def test_a_device_plugin_on_some_node_serves_its_own_resource(
+    server, client, capacity, allocatable, served
+):
     put_slice(server)
     put_pod(server, "old", "nvidia.com/gpu")
-    allocatable = {"allocatable": {"nvidia.com/gpu": amount, "cpu": "8"}}
-    server.put({"kind": "Node", "metadata": {"name": "n2"}, "status": allocatable})
+    status = {
+        "capacity": {"nvidia.com/gpu": capacity, "cpu": "8"},
+        "allocatable": {"nvidia.com/gpu": allocatable, "cpu": "8"},
+    }
+    server.put({"kind": "Node", "metadata": {"name": "n2"}, "status": status})
 
     (found,) = of(examine(client), "pending pods")
 
     assert found.level is (Level.OK if served else Level.WARN)
+
+
+def test_slices_and_classes_are_listed_once_for_claims_and_pods(server, client):
+    put_class(server, DRIVER, "gpu")
+    put_slice(server)
+    put_claim(server, "large", capacity={"requests": {"memory": "200Gi"}})
+    put_pod(server, "old", "nvidia.com/mig-1g.10gb")
+
+    examine(client)
+
+    assert server.count("GET", "resourceslices") == 1
+    assert server.count("GET", "deviceclasses") == 2  # and the one that claims usually name
 
 
 def test_pods_that_may_not_be_listed_are_skipped(server, client):

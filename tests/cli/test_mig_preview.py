@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.model.devices import DeviceName
+from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.layouts import Book, Made, Outcome, State
 from dra_driver.model.mig import PartitionKey
@@ -112,6 +112,55 @@ def test_a_layout_that_does_not_fit_leaves_its_gpu_and_says_why(show):
         "1g.20gb"
     ]
     assert about(text, "shown as after layout both: gpu-0;")
+
+
+LABEL = "label nvidia.com/mig.config of the Node, as its plugin read it last: "
+
+
+def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_path):
+    keep(tmp_path, Book(label="sevenths"))
+
+    text = show("all-balanced")
+
+    assert about(text, "label", "shown as", "layout") == [
+        f"{LABEL}sevenths; it goes before the profile",
+        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}",
+    ]
+    assert names(show("all-balanced", "-o", "json")) == names(show("sevenths", "-o", "json"))
+
+
+@pytest.mark.parametrize("label", ["all-disabled", "nothing"])
+def test_gpus_of_which_the_label_says_something_are_not_cut_for_claims(
+    type_in, node, tmp_path, label
+):
+    keep(tmp_path, Book(label=label))
+    where = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
+
+    found = names(type_in(*where, "-o", "json").out)
+
+    assert sorted(found) == ["gpu-0", "gpu-0-mon", "gpu-1", "gpu-1-mon"]
+    assert about(type_in(*where).out, "label") == [f"{LABEL}{label}; it goes before the profile"]
+
+
+@pytest.mark.parametrize("label", [None, ""])
+def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
+    keep(tmp_path, Book(label=label))
+
+    assert about(show("sevenths"), "label", "shown as") == [
+        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}"
+    ]
+
+
+@pytest.mark.parametrize("theirs", [True, False])
+def test_the_label_of_another_node_is_not_that_of_a_simulated_one(show, node, tmp_path, theirs):
+    gpu = GpuUuid("GPU-of-the-machine") if theirs else uuids(node, tmp_path)["gpu-1"]
+    done = Outcome("all-disabled", State.SUCCESS)
+    keep(tmp_path, Book(label="all-disabled", outcomes={gpu: done}))
+
+    text = show("sevenths")
+
+    assert bool(about(text, "label")) is not theirs
+    assert bool(about(text, "shown as after layout sevenths: gpu-0;")) is theirs
 
 
 def test_a_layout_that_there_is_not_names_those_that_there_are(show):

@@ -1,5 +1,7 @@
 """Which pods that name resources can never be scheduled: what is told, and what is not."""
 
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.cli.findings import Level
@@ -151,6 +153,32 @@ def test_pods_that_wait_for_the_same_reason_are_told_together():
 
     assert verdict.judged == 3
     assert list(verdict.problems.values()) == [("team-a/a", "team-a/b")]
+
+
+class Counted(tuple):
+    """Devices that know how often somebody went through them."""
+
+    looks = 0
+
+    def __iter__(self):
+        self.looks += 1
+        return super().__iter__()
+
+
+def test_pods_that_ask_for_the_same_are_judged_once():
+    def looks(number):
+        devices = Counted(fair().devices)
+        many = [
+            pod(container(**{"nvidia.com/gpu": 3, "example.com/fpga": 1}), name=f"web-{n}")
+            for n in range(number)
+        ]
+        verdict = judge_pods(many, replace(fair(), devices=devices), ())
+        assert verdict.judged == number
+        assert [len(pods) for pods in verdict.problems.values()] == [number]
+        return devices.looks
+
+    assert looks(1) > 0
+    assert looks(50) == looks(1)
 
 
 @pytest.mark.parametrize(

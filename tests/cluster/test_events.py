@@ -305,6 +305,54 @@ class Memory:
         return {}
 
 
+class Diary(Memory):
+    """And knows what it took."""
+
+    def __init__(self):
+        self.messages = []
+
+    def create(self, path, document):
+        self.messages.append(document["message"])
+        return super().create(path, document)
+
+
+def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(clock, caplog):
+    diary = Diary()
+    desk = Desk(diary)
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    desk.error = Unreachable("create events: it is away")
+    for number in range(1030):
+        events.tell(event(str(number), about=str(number)))
+        desk.wait_for(number + 1 - 32)  # so that the queue holds them
+    desk.wait_for(1030)
+    desk.error = None
+    clock.now += 60
+    events.tell(event("1029", about="1029"))  # known already: it pushes nothing out
+
+    assert len(desk.wait_for(1030 + 1024)) == 1030 + 1024
+    assert sorted(diary.messages, key=int) == [str(number) for number in range(6, 1030)]
+    assert caplog.text.count("an event is lost: too many wait to be written") == 1
+    events.stop()
+
+
+def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
+    desk = Desk(Memory())
+    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    for number in range(1024):
+        events.tell(event(about=str(number)))
+        desk.wait_for(number + 1 - 32)
+    desk.wait_for(1024)
+    events.tell(event("again", about="0"))  # too soon after the first time: it waits
+    events.tell(event(about="one more"))
+    desk.wait_for(1025)
+    clock.now += 60
+    events.tell(event(about="1"))
+
+    assert sorted(desk.wait_for(1027)[1025:]) == ["create", "patch"]
+    assert "an event is lost" not in caplog.text
+    events.stop()
+
+
 def test_of_very_many_pods_only_the_latest_are_remembered(clock):
     desk = Desk(Memory())
     events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
