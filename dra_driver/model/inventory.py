@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dra_driver.model.devices import Gpu, Withheld
+from dra_driver.model.devices import Gpu, GpuUuid, Withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,3 +11,6 @@ class Inventory:
 
     gpus: tuple[Gpu, ...] = ()
     withheld: tuple[Withheld, ...] = ()
+    as_before: frozenset[GpuUuid] = frozenset()
+    """Those of *gpus* that this look could not read, since a GPU was being changed or was late:
+    they are what an earlier look found."""

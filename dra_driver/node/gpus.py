@@ -5,7 +5,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -65,8 +65,8 @@ class Gpus:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
-        being changed, or has to wait for that, is what it was at the last look. A node without
-        NVIDIA GPUs is empty, whatever NVML says. NodeError: the PCI bus cannot be read.
+        being changed, or has to wait for that, is ``as_before``. A node without NVIDIA GPUs is
+        empty, whatever NVML says. NodeError: the PCI bus cannot be read.
         """
         if self._bound is None:  # before NVML is started: what comes after is seen as a change
             self._bound = _bound_to_nvidia(self._pci.gpus())
@@ -85,6 +85,7 @@ class Gpus:
         if system.session != self._session:
             self._session, self._links_until = system.session, 0.0
             self._known, self._failed = {}, {}
+        last = dict(self._known)
         failed = self._learn(system)
         seen = {index: one for index, one in self._known.items() if index not in failed}
         failed |= self._refresh_links(seen)
@@ -94,7 +95,9 @@ class Gpus:
         devices = [
             self._gpu(one, system, pci) for index, one in offered.items() if index not in refused
         ]
-        return _inventory(devices, self._withheld(refused, pci))
+        unread = (one.glance.uuid for index, one in offered.items() if one is last.get(index))
+        found = _inventory(devices, self._withheld(refused, pci))
+        return replace(found, as_before=frozenset(unread))
 
     def _learn(self, system: System) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
@@ -158,6 +161,7 @@ class Gpus:
                 links.setdefault(bus_id, Links())
                 if isinstance(its, TimedOut):
                     hung[index] = withhold.unreadable(its)
+                    until = 0.0  # withheld until it answers, so it is asked at every look
             else:
                 links[bus_id] = its
         self._links, self._reached = links, neighbours(links)

@@ -94,15 +94,18 @@ def rules_by_gpu(
 ) -> tuple[dict[GpuUuid, Rules], tuple[str, ...]]:
     """What holds for each of *gpus*: the first entry that selects it, else the defaults.
 
-    And a line for each entry that holds for none of them.
+    And a line for each entry that holds for none of them; of several in one place, for all
+    together.
     """
     rules: dict[GpuUuid, Rules] = {}
     idle: list[str] = []
+    used: set[str] = set()
     for entry in profile.entries:
         selected = [gpu for gpu in gpus if _selects(entry.selection, gpu)]
         fresh = [gpu for gpu in selected if gpu.uuid not in rules]
         rules.update((gpu.uuid, entry.rules) for gpu in fresh)
-        if gpus and not fresh:
+        used |= {entry.path} if fresh else set()
+        if gpus and entry.path not in used:
             why = "earlier entries hold for all that it selects" if selected else "selects no GPU"
             idle.append(f"profile {profile.name!r}, {entry.path}: {why} of this node")
     return {gpu.uuid: rules.get(gpu.uuid, Rules()) for gpu in gpus}, tuple(idle)

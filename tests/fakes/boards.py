@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from dra_driver.errors import NodeError, Taken
-from dra_driver.model.devices import Gpu, GpuUuid
+from dra_driver.model.devices import Gpu, GpuUuid, Withheld
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Fixed, Instance, Mig, OddInstance, Partition, PartitionKey
 from dra_driver.model.processes import GpuProcess
@@ -41,6 +41,7 @@ class Board:
     pending: bool | None = None  # None: as it is
     fixed: Fixed = Fixed.NOTHING
     there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
+    divided: set[PartitionKey] = field(default_factory=set)  # by others, of those without theirs
     used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
 
     @property
@@ -62,7 +63,7 @@ class Board:
     def gpu(self) -> Gpu:
         whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
         odd = [
-            OddInstance(key, self.instance(key).gi, 0)
+            OddInstance(key, self.instance(key).gi, 2 * (key in self.divided))
             for key in sorted(self.there)
             if not self.there[key]
         ]
@@ -88,6 +89,8 @@ class Boards:
         self.step: Callable[[str], None] = lambda what: None  # before and after every effect
         self.done: list[str] = []  # effects
         self.gone: set[GpuUuid] = set()  # that cannot be seen
+        self.unread: set[GpuUuid] = set()  # of which a look finds nothing new
+        self._last: dict[GpuUuid, Gpu] = {}  # as they were read last
         self.patience: list[float | None] = []  # of those that change a mode
 
     @property
@@ -98,9 +101,12 @@ class Boards:
         return self._seen or self.refresh()
 
     def refresh(self) -> Inventory:
-        cut = [one.gpu for one in self.boards.values() if one.uuid not in self.gone]
-        gpus = sorted((*cut, *self._plain), key=lambda one: one.minor)
-        self._seen = Inventory(tuple(gpus))
+        there = {one.uuid: one.gpu for one in self.boards.values() if one.uuid not in self.gone}
+        old = {uuid: self._last[uuid] for uuid in self.unread & there.keys() & self._last.keys()}
+        self._last |= there | old
+        gpus = sorted((*(there | old).values(), *self._plain), key=lambda one: one.minor)
+        missing = (Withheld(f"GPU {uuid}", "it does not answer") for uuid in sorted(self.gone))
+        self._seen = Inventory(tuple(gpus), tuple(missing), frozenset(old))
         return self._seen
 
     def see(self, inventory: Inventory) -> None:

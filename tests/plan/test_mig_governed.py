@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
-from dra_driver.plan.mig.governed import until_known, without_cutting
+from dra_driver.plan.mig.governed import until_known, until_seen, without_cutting
 from dra_driver.plan.profiles import rules_by_gpu
 from tests.fakes.values import gpu
 
@@ -45,6 +48,49 @@ def test_what_makes_no_difference_leaves_the_profile_as_it_is():
     assert without_cutting(PROFILE, GPUS, {GPUS[2].uuid}) is PROFILE
     assert without_cutting(PROFILE, (), {GPUS[0].uuid}) is PROFILE
     assert without_cutting(DEFAULT_PROFILE, GPUS, {GPUS[0].uuid}) is DEFAULT_PROFILE
+
+
+def test_of_what_was_not_looked_at_only_that_is_cut_that_no_layout_can_be_meant_for():
+    assert until_seen(PROFILE, GPUS, False) is PROFILE
+    assert dynamic(until_seen(PROFILE, GPUS, True)) == ([True, True, False], ())
+    assert dynamic(until_seen(PROFILE, GPUS[:1], True)) == ([True, False, False], ())
+    assert dynamic(until_seen(PROFILE, (), True)) == ([False, False, False], ())
+
+    named = replace(CUT, mig=replace(CUT.mig, layout="all-1g.5gb"))
+    found = until_seen(Profile("p", (Entry(Selection(), named, "spec.gpus[0]"),)), GPUS[:1], False)
+    assert dynamic(found) == ([True, False, False], ())
+
+
+RULES = st.builds(
+    Rules,
+    replicas=st.integers(1, 3),
+    mig=st.builds(MigRules, dynamic=st.booleans(), layout=st.sampled_from(["", "l"])),
+)
+MINORS = st.frozensets(st.integers(0, 2))
+
+
+@given(st.lists(st.tuples(MINORS, RULES), max_size=4), MINORS, MINORS, st.booleans())
+def test_whatever_the_profile_says_only_the_cutting_of_some_gpus_is_different(
+    entries, there, governed, expected
+):
+    parts = [Entry(Selection(its), rules, f"{n}") for n, (its, rules) in enumerate(entries)]
+    profile = Profile("p", tuple(parts))
+    seen = [GPUS[minor] for minor in sorted(there)]
+    of_layouts = {GPUS[minor].uuid for minor in governed & there}
+
+    found = until_seen(without_cutting(profile, seen, of_layouts), seen, expected)
+
+    before, idle = rules_by_gpu(profile, GPUS)
+    after, idle_after = rules_by_gpu(found, GPUS)
+    for minor, one in enumerate(GPUS):
+        its = before[one.uuid]
+        strange = minor not in there and (expected or its.mig.layout)
+        stops = one.uuid in of_layouts or strange
+        cut = its.mig.dynamic and not stops
+        if minor in there or strange:
+            assert after[one.uuid] == replace(its, mig=replace(its.mig, dynamic=cut))
+    if len(there) == len(GPUS):
+        assert idle_after == idle
 
 
 def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():

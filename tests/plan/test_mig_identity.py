@@ -66,6 +66,17 @@ def test_of_what_cannot_be_seen_nothing_is_forgotten():
     assert remembered(book, Inventory((gpu(),)), ()) == book
 
 
+def test_of_a_gpu_that_a_look_could_not_read_nothing_is_forgotten():
+    uuid = gpu().uuid
+    book = Book(made={uuid: (MADE,)}, left_on=(uuid,))
+
+    def seen(*old):
+        return Inventory((cut(on=False),), as_before=frozenset(old))
+
+    assert remembered(book, seen(uuid), ()) == book
+    assert remembered(book, seen(GpuUuid("GPU-another")), ()) == Book()
+
+
 def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
     uuid = gpu().uuid
     before = {uuid: Before(True, (KEY,))}

@@ -385,7 +385,10 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
     offered = found(cut("h100-80-sxm", instances=(strange,), **ON))
 
     assert offered.devices == ()
-    assert "it has 1 compute instance, and none that fills it" in offered.withheld[1].reason
+    assert (
+        "it has 1 compute instance, and none that fills it and has a name; "
+        in offered.withheld[1].reason
+    )
 
 
 # Shapes.

@@ -1,5 +1,6 @@
 """What a profile's document means, and which of its rules hold for which GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -650,6 +651,18 @@ def test_an_entry_that_selects_no_gpu_of_the_node_is_told():
         "profile 'p', spec.gpus[0]: selects no GPU of this node",
         "profile 'p', spec.gpus[2]: earlier entries hold for all that it selects of this node",
     )
+
+
+def test_of_several_entries_in_one_place_none_is_idle_where_one_holds():
+    chosen = profile({"replicas": 2})
+    (entry,) = chosen.entries
+    first = replace(entry, selection=Selection(uuids=frozenset({gpu(0).uuid})))
+    chosen = replace(chosen, entries=(first, entry))
+
+    assert rules_by_gpu(chosen, [gpu(0)])[1] == ()
+    assert rules_by_gpu(chosen, [gpu(0), gpu(1)])[1] == ()
+    elsewhere = replace(chosen, entries=(first, replace(entry, path="spec.gpus[1]")))
+    assert len(rules_by_gpu(elsewhere, [gpu(0)])[1]) == 1
 
 
 def test_a_node_without_gpus_has_nothing_to_tell():

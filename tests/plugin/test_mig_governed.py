@@ -4,6 +4,7 @@ whatever fails; where none is wanted, no outage keeps partitions back."""
 import pytest
 
 from dra_driver.errors import Forbidden, NodeError, SettingsError, Unreachable
+from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding
 from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
 from dra_driver.model.offer import EXCLUSIVE, Keeps
@@ -117,6 +118,62 @@ def test_a_book_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
     assert not is_cut_for_claims(scene)
 
 
+@pytest.mark.parametrize("label", ["mine", "all-1g.10gb"])
+def test_gpus_whose_driver_was_not_ready_at_the_first_look_are_not_cut(tmp_path, label):
+    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
+    boards.gone = set(boards.boards)
+    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label=label)
+    scene.layouts["mine"] = Layout("mine", (LayoutEntry(False),))
+    scene.look()
+
+    boards.gone = set()
+
+    assert {one.gpu.name for one in offered(scene).devices} == {"gpu-0", "gpu-1"}
+    assert not is_cut_for_claims(scene)
+
+
+def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path):
+    board, other = Board(HOPPER), Board(HOPPER, 1)
+    boards = Boards(board, other)
+    scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="mine")
+    scene.layouts["mine"] = Layout("mine", (LayoutEntry(False, gpus=frozenset({board.uuid})),))
+
+    def cut():
+        return {one.gpu.name for one in offered(scene).devices if one.cut_for_claims}
+
+    for away in (board, other):
+        boards.gone = {away.uuid}
+        boards.refresh()
+        scene.look()
+        boards.gone = set()
+        assert cut() <= {"gpu-1"} - {away.gpu.name}
+        boards.refresh()
+        scene.look()
+        assert cut() == {"gpu-1"}
+        assert offered(scene).notes == ()
+
+
+def test_where_no_layout_is_wanted_gpus_that_come_are_cut_at_once(scene, board):
+    scene.label = ""
+    scene.boards.gone = {board.uuid}
+    scene.look()
+
+    scene.boards.gone = set()
+
+    assert is_cut_for_claims(scene)
+
+
+def test_a_gpu_that_the_profile_has_a_layout_for_is_not_cut_when_it_comes(tmp_path):
+    boards = Boards(Board(HOPPER), Board(HOPPER, 1))
+    scene = Scene(boards, tmp_path, profile=profile(dynamic=True, layout="all-disabled"))
+    boards.gone = {GpuUuid("GPU-0")}
+    scene.look()
+
+    boards.gone = set()
+
+    assert not is_cut_for_claims(scene)
+
+
 def test_a_process_that_does_not_get_its_turn_knows_it_too(scene):
     scene.others = True
     scene.look()
@@ -162,6 +219,9 @@ def test_that_it_is_known_now_is_told():
     assert told == [True]
     governed.tell((), frozenset({Board(HOPPER).uuid}))
     assert told == [True, True]
+    for on in (False, True):
+        governed.tell((Board(HOPPER, on=on).gpu,), frozenset({Board(HOPPER).uuid}))
+    assert told == [True, True, True]
 
 
 def test_the_profile_is_the_same_one_as_long_as_nothing_changed(scene):

@@ -1,12 +1,16 @@
-"""Whether a claim was allocated a GPU is asked when something is done to it, not long before."""
+"""Whether a claim was allocated a GPU is asked when something is done to it, not long before; and
+what it is like is looked at then."""
 
 import pytest
 
 from dra_driver.errors import Unreachable
 from dra_driver.model.layouts import State
 from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
-from tests.fakes.boards import AMPERE, Board, Boards
+from dra_driver.plugin.mig.idle import IdleGpus
+from tests.fakes.boards import AMPERE, Board, Boards, Claims, part
 from tests.plugin.mig import Scene
+
+UNREAD = "it cannot be looked at now, since a GPU is being changed or does not answer"
 
 
 @pytest.fixture
@@ -70,3 +74,49 @@ def test_what_was_answered_before_is_a_reason_to_wait(scene, boards):
 
     scene.look()
     assert boards[1].on
+
+
+class Away(Boards):
+    """The first GPU cannot be read for so many looks, and is what it was when it was seen last."""
+
+    def __init__(self, *boards):
+        super().__init__(*boards)
+        self.looks = 0
+
+    def refresh(self):
+        self.looks -= 1
+        self.unread = set(list(self.boards)[:1]) if self.looks >= 0 else set()
+        return super().refresh()
+
+
+@pytest.mark.parametrize(("looks", "is_done"), [(0, True), (1, True), (1000, False)])
+def test_nothing_is_done_to_a_gpu_by_what_it_was_before(looks, is_done):
+    board = Board(AMPERE, on=True)
+    boards = Away(board)
+    gpu = boards.refresh().gpus[0]
+    board.there[part(AMPERE, "1g.5gb", 0)] = True  # and nobody can see it yet
+    boards.looks, done = looks, []
+    idle = IdleGpus(boards, Claims().while_free, dict, frozenset, patience=0.3)
+
+    waits = idle.change(gpu, done.append)
+
+    assert done == ([board.gpu] if is_done else [])
+    assert idle.acted is is_done
+    assert waits == ("" if is_done else UNREAD)
+
+
+def test_what_was_made_is_kept_in_the_book_while_the_gpu_cannot_be_read(tmp_path):
+    board = Board(AMPERE, on=True)
+    boards = Away(board)
+    scene = Scene(boards, tmp_path, label="all-1g.5gb")
+    boards.refresh()
+    boards.step = lambda what: setattr(boards, "looks", 3)  # from now on, for three looks
+
+    made = scene.look().keys
+
+    boards.step = lambda what: None
+    assert set(made[board.uuid]) == set(board.there)
+    boards.looks = 3
+    scene.label = ""
+    assert scene.look().keys == made
+    assert set(board.there) == set(made[board.uuid])

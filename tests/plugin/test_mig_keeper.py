@@ -14,7 +14,7 @@ from dra_driver.plan.mig.identity import known_by
 from dra_driver.plan.profiles import rules_by_gpu
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.fakes.values import gpu, ref
-from tests.plugin.mig import Scene
+from tests.plugin.mig import Scene, profile
 
 ONES = tuple(part(AMPERE, "1g.5gb", start) for start in range(7))
 NAME = DeviceName("gpu-0-mig-3g20gb-9-4")
@@ -484,6 +484,29 @@ def test_a_layout_that_says_nothing_of_any_gpu_has_failed(tmp_path, label):
     assert (book.state, book.failures) == (State.FAILED, 1)
     assert f"layout '{label}' (built in) says nothing of any GPU of this node" in book.problem
     assert gpu(0).product_name in book.problem
+
+
+@pytest.mark.parametrize("wanted", [{"label": "all-9g.5gb"}, {"profile": profile(layout="all-9g")}])
+def test_before_a_gpu_can_be_seen_no_layout_is_judged(tmp_path, wanted):
+    boards = Boards(Board(AMPERE))
+    boards.gone = set(boards.boards)  # its driver is starting
+    scene = Scene(boards, tmp_path, **wanted)
+
+    book = scene.look()
+
+    assert (book.state, book.failures, scene.said()) == (State.PENDING, 0, [])
+    boards.gone = set()
+    boards.refresh()
+    assert scene.look().state is State.FAILED
+    assert [reason for reason, _ in scene.said()] == ["MIGLayoutFailed"]
+
+
+def test_a_node_without_gpus_has_no_state_but_where_its_label_names_a_layout(tmp_path):
+    scene = Scene(Boards(), tmp_path, profile=profile(layout="all-1g.5gb"))
+    assert scene.look().state is None
+
+    scene.label = "all-1g.5gb"
+    assert scene.look().state is State.PENDING
 
 
 def test_gpus_that_the_profile_leaves_alone_are_left_alone(scene, board):

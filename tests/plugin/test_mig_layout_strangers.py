@@ -2,12 +2,13 @@
 process dies then: NVIDIA's MIG manager acts on the same label at the same moment."""
 
 import contextlib
+import logging
 from functools import partial
 
 import pytest
 
 from dra_driver.errors import NodeError
-from dra_driver.model.layouts import Change, Made, State
+from dra_driver.model.layouts import Before, Book, Change, Made, State
 from dra_driver.node.mig_book import MigBook
 from dra_driver.node.sim.mig.rules import fits
 from dra_driver.plugin.mig.work import MigWork
@@ -230,6 +231,43 @@ def test_what_was_removed_and_cut_again_is_ours_also_where_the_rest_fails(tmp_pa
 
     assert board.there == there
     assert scene.book.read().keys == {board.uuid: THREES}
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    scene, board = scene_of(tmp_path)
+    made = scene.book.read().made
+    before = THREES if was_there else THREES[1:]
+    scene.book.write(Book(made=made, before={board.uuid: Before(True, before)}))
+    board.there[THREES[0]] = False
+    board.divided = {THREES[0]}
+
+    MigWork(scene.boards, scene.book).put_back(board.gpu)
+
+    assert board.there == {THREES[0]: False, THREES[1]: True}
+    book = scene.book.read()
+    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
+    (said,) = (one for one in caplog.records if one.message == "a GPU is cut as before")
+    assert said.without == str(THREES[0])  # once: it is not tried
+
+
+def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tmp_path):
+    scene, board = scene_of(tmp_path)
+    made = scene.book.read().made
+    scene.book.write(Book(made=made, before={board.uuid: Before(False)}))
+    board.there[THREES[0]] = False
+    board.divided = {THREES[0]}
+    work = MigWork(scene.boards, scene.book)
+
+    with pytest.raises(NodeError, match="in use"):
+        work.put_back(board.gpu)
+
+    assert (board.on, board.there) == (True, {THREES[0]: False})
+    assert scene.book.read().before
+    del board.there[THREES[0]]
+    work.put_back(board.gpu)
+    assert (board.on, scene.book.read()) == (False, Book())
 
 
 class Careful(Boards):

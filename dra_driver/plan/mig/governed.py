@@ -26,6 +26,24 @@ def without_cutting(
     return replace(profile, entries=tuple(entries))
 
 
+def until_seen(profile: Profile, gpus: Sequence[Gpu], expected: bool) -> Profile:
+    """*profile*, where no GPU but these is cut for claims that may be the business of a layout:
+    any, where one is *expected* of the whole node, or what the profile names one for; the same
+    where it makes no difference."""
+    if not any(_waits(entry.rules, expected) for entry in profile.entries):
+        return profile
+    rules, _ = rules_by_gpu(profile, gpus)
+    entries: list[Entry] = []
+    for entry in profile.entries:
+        if not _waits(entry.rules, expected):
+            entries.append(entry)
+            continue
+        if its := frozenset(uuid for uuid in rules if rules[uuid] is entry.rules):
+            entries.append(replace(entry, selection=Selection(uuids=its)))
+        entries.append(replace(entry, rules=_not_cut(entry.rules)))
+    return replace(profile, entries=tuple(entries))
+
+
 def until_known(profile: Profile) -> Profile:
     """*profile* as long as it is not known what layouts govern: nothing is cut for claims; the same
     where it has nothing cut."""
@@ -48,6 +66,10 @@ def _split(entry: Entry, its: set[GpuUuid], cut: set[GpuUuid]) -> Iterator[Entry
             return
         yield replace(of_layouts, selection=Selection(uuids=frozenset(its & cut)))
     yield entry
+
+
+def _waits(rules: Rules, expected: bool) -> bool:
+    return rules.mig.dynamic and (expected or bool(rules.mig.layout))
 
 
 def _not_cut(rules: Rules) -> Rules:

@@ -31,8 +31,12 @@ def keys_of(made: Iterable[Made]) -> frozenset[PartitionKey]:
 def remembered(book: Book, inventory: Inventory, turned_on: Collection[GpuUuid]) -> Book:
     """Without instances that are gone, since what comes to their places is somebody else's, though
     it may have the same UUID; with the GPUs of which claims *turned_on* MIG mode, until they are
-    seen without."""
-    seen = {gpu.uuid: gpu for gpu in inventory.gpus if gpu.mig is not None}
+    seen without. Of a GPU that this look could not read nothing is gone."""
+    seen = {
+        gpu.uuid: gpu
+        for gpu in inventory.gpus
+        if gpu.mig is not None and gpu.uuid not in inventory.as_before
+    }
 
     def made() -> Iterator[tuple[GpuUuid, tuple[Made, ...]]]:
         for uuid, entries in book.made.items():

@@ -169,7 +169,8 @@ def odd_ones(gpu: Gpu, there: Foreign) -> tuple[Withheld, ...]:
         Withheld(
             f"GPU instance {one.gi} of GPU {gpu.pci_bus_id} ({gpu.uuid})",
             f"it has {one.cis or 'no'} compute instance{'' if one.cis == 1 else 's'}, and none "
-            "that fills it; give it one (nvidia-smi mig -cci), or remove it (nvidia-smi mig -dci, "
+            f"that fills it{' and has a name' if one.cis == 1 else ''}; give it one "
+            "(nvidia-smi mig -cci), or remove it (nvidia-smi mig -dci, "
             f"-dgi with -i {gpu.pci_bus_id} -gi {one.gi})",
         )
         for one in there.odd

@@ -1,6 +1,7 @@
 """GPUs that nothing uses, for as long as something is done to them."""
 
 import threading
+import time
 from collections.abc import Callable, Collection
 from typing import Protocol
 
@@ -19,6 +20,11 @@ Allocated = Callable[[], Collection[str]]
 ClusterError: it cannot be told."""
 
 _SHOWN = 3  # claims
+_READ_SECONDS = (
+    20.0  # a GPU is waited for that others keep from being read; longer than a mode takes
+)
+_AGAIN_SECONDS = 0.2
+_UNREAD = "it cannot be looked at now, since a GPU is being changed or does not answer"
 
 
 class Node(Protocol):
@@ -32,9 +38,16 @@ class IdleGpus:
     """Keeps claims away from a GPU that no claim has and no process uses. For many threads."""
 
     def __init__(
-        self, node: Node, while_free: WhileFree, held: Callable[[], Held], allocated: Allocated
+        self,
+        node: Node,
+        while_free: WhileFree,
+        held: Callable[[], Held],
+        allocated: Allocated,
+        patience: float = _READ_SECONDS,
     ) -> None:
+        """*patience*: seconds that a GPU is waited for which cannot be read."""
         self._node = node
+        self._patience = patience
         self._while_free = while_free
         self._held = held
         self._allocated = allocated
@@ -63,6 +76,9 @@ class IdleGpus:
             nonlocal waits, alone
             alone = True
             now = self._now(gpu)
+            if now is None:
+                waits = _UNREAD
+                return
             # Other GPUs of the same look may have taken half a minute: it is asked again.
             waits = self._users(now) or self._promised(gpu, anew=True)
             if not waits:
@@ -100,11 +116,19 @@ class IdleGpus:
         except NodeError:
             return ""
 
-    def _now(self, gpu: Gpu) -> Gpu:
-        for one in self._node.refresh().gpus:
-            if one.uuid == gpu.uuid:
-                return one
-        raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
+    def _now(self, gpu: Gpu) -> Gpu | None:
+        """None: it cannot be read. What it was before says nothing of what was cut since."""
+        until = time.monotonic() + self._patience
+        while True:
+            seen = self._node.refresh()
+            found = next((one for one in seen.gpus if one.uuid == gpu.uuid), None)
+            if found is None:
+                raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
+            if gpu.uuid not in seen.as_before:
+                return found
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_AGAIN_SECONDS)
 
     def _users(self, gpu: Gpu) -> str:
         """The processes on it, also in its partitions."""

@@ -230,7 +230,6 @@ class MigKeeper:
         boards: Mapping[GpuUuid, str],
         names: Names,
     ) -> None:
-        state = State.FAILED if wanted.problem else state_of(outcomes.values())
         kept = wanted.any or (self._book.read().labelled and self._sources.is_labelled())
 
         def edit(book: Book) -> Book:
@@ -239,7 +238,7 @@ class MigKeeper:
                 outcomes=outcomes,
                 boards=boards,
                 problem=wanted.problem,
-                state=state if wanted.any else None,
+                state=_state(wanted, outcomes),
                 labelled=kept,
             )
 
@@ -254,6 +253,14 @@ class MigKeeper:
             for one in news(before, after, names):  # what the book could not take is told again
                 self._told.news(one)
         self._told.book(after)
+
+
+def _state(wanted: Wishes, outcomes: Mapping[GpuUuid, Outcome]) -> State | None:
+    if not wanted.any:
+        return None
+    if wanted.problem:
+        return State.FAILED
+    return state_of(outcomes.values()) if outcomes else State.PENDING  # no GPU can be seen
 
 
 def _noted(outcome: Outcome, wanted: Wanted, dynamic: bool) -> Outcome:

@@ -36,7 +36,9 @@ class Wishes:
 
 def wishes(label: str, profile: Profile, layouts: Layouts, inventory: Inventory) -> Wishes:
     """*label*: the name of the layout of the whole node; empty: none. What the profile leaves alone
-    is left alone."""
+    is left alone. Where no GPU can be seen yet, no layout is judged by that."""
+    if not inventory.gpus:
+        return Wishes(any=bool(label) or (bool(inventory.withheld) and _names_any(profile)))
     rules, _ = rules_by_gpu(profile, inventory.gpus)
     names = {
         gpu: label or rules[gpu.uuid].mig.layout
@@ -59,6 +61,10 @@ def wishes(label: str, profile: Profile, layouts: Layouts, inventory: Inventory)
         problems.append("GPUs that it may be meant for are not cut for claims meanwhile")
     is_any = bool(label) or any(names.values())
     return Wishes(by_gpu, frozenset(unknown), "; ".join(problems), is_any)
+
+
+def _names_any(profile: Profile) -> bool:
+    return any(entry.rules.include and entry.rules.mig.layout for entry in profile.entries)
 
 
 def _said(layout: Layout, gpus: list[Gpu], inventory: Inventory) -> dict[GpuUuid, Wanted]:

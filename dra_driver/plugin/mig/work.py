@@ -107,14 +107,16 @@ class MigWork:
             return f"what was there before could not be put back: {e}; it will be tried again"
         return "the GPU is as it was before" + (f", but for {_named(left)}" if left else "")
 
-    def _restore(self, gpu: Gpu, mine: Iterable[Made], before: Before) -> list[PartitionKey]:
-        """What somebody else came in the way of, in the meantime: it is not cut again."""
-        ours = {one.key: one for one in mine}
+    def _restore(self, gpu: Gpu, mine: Collection[Made], before: Before) -> list[PartitionKey]:
+        """What somebody else came in the way of, in the meantime: it is neither removed nor cut
+        again."""
+        divided = _divided(gpu)
+        ours = {one.key: one for one in mine if one.key not in divided}
         self._remove(gpu, [one for key, one in ours.items() if key not in before.keys], set())
         self.switch(gpu, before.on)
         cut: list[Made] = []
-        left: list[PartitionKey] = []
-        for key in before.keys if before.on else ():
+        left = sorted(divided & ({one.key for one in mine} | set(before.keys)))
+        for key in sorted(set(before.keys) - divided) if before.on else ():
             try:
                 self._cut(gpu, key, cut, set(), new=key not in ours)
             except Taken:
@@ -173,6 +175,12 @@ class MigWork:
             return _with(book, gpu, [*others, *made])
 
         return self._book.change(edit)
+
+
+def _divided(gpu: Gpu) -> set[PartitionKey]:
+    """Where somebody made compute instances of his own. Whoever did may be using them, also where
+    the instance around them was ours (see ``plan.mig.changes``)."""
+    return {one.key for one in gpu.mig.odd if one.cis} if gpu.mig else set()
 
 
 def _seen(gpu: Gpu) -> list[Made]:
