@@ -109,7 +109,8 @@ class Instance:
 @dataclass(frozen=True, slots=True)
 class OddInstance:
     """A GPU instance that is no partition: without a compute instance, with several, or with one
-    that does not fill it. Nobody is given it; it is in the way all the same."""
+    that does not fill it, or whose name NVML does not say. Nobody is given it; it is in the way all
+    the same."""
 
     key: PartitionKey
     gi: int

@@ -6,17 +6,17 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.uuids import is_instance
 from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_codes import (
-    FUNCTION_NOT_FOUND,
-    NO_PERMISSION,
-    NOT_SUPPORTED,
-    unless_refused,
-)
+from dra_driver.node.nvml_codes import unless_refused
 from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.process_lists import List, computing, drawing, sharing
+from dra_driver.node.process_lists import (
+    NOT_LISTED,
+    ProcessesOf,
+    computing,
+    drawing,
+    sharing,
+)
 
 _NO_INSTANCE: Final = 0xFFFFFFFF  # of a process that computes on the GPU itself
-_NONE_OF_THAT_KIND: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
 
 
 def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
@@ -49,6 +49,5 @@ def _of_instance(process: Any) -> bool:
     return getattr(process, "gpuInstanceId", _NO_INSTANCE) != _NO_INSTANCE
 
 
-def _if_there_are(processes: List, handle: Any) -> list[Any]:
-    """A kind of process that not every board, driver or user can list."""
-    return unless_refused(lambda: processes(handle), *_NONE_OF_THAT_KIND) or []
+def _if_there_are(processes: ProcessesOf, handle: Any) -> list[Any]:
+    return unless_refused(lambda: processes(handle), *NOT_LISTED) or []

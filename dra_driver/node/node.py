@@ -174,8 +174,8 @@ class GpuNode:
         match step:
             case CutPartition(gpu=gpu, key=key, new=new):
                 self.mig.cut(gpu, key, new)
-            case RemovePartition(gpu=gpu, key=key, uuid=uuid):
-                self.mig.remove(gpu, key, uuid)
+            case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
+                self.mig.remove(gpu, key, uuid, unless=unless)
             case _:
                 assert_never(step)
 

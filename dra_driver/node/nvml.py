@@ -147,9 +147,9 @@ class Nvml:
         """For each NVML index what can change, or why it could not be read. UnderChange: it is
         *known* from an earlier look, and not now, since a GPU is being changed, or since it is late
         for the first time."""
-        listing, late = self._listing, self._late
+        listing = self._listing
         if known:
-            late.looks()
+            self._late.looks()
         seen = dict(
             self._each(dict.fromkeys(indices, nvml_readers.glance), "reading its state", known)
         )
@@ -165,7 +165,6 @@ class Nvml:
                 for index, one in seen.items():
                     if not isinstance(one, NodeError):
                         listing.seen(index, one)
-                        late.in_time(index)
         return seen
 
     def facts(self, indices: Iterable[int], known: Container[int] = ()) -> FactsByIndex:

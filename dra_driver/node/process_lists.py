@@ -3,14 +3,22 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.node.nvml_codes import FUNCTION_NOT_FOUND, code
+from dra_driver.node.nvml_codes import (
+    FUNCTION_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    code,
+)
 from dra_driver.node.nvml_functions import Functions
 
-List = Callable[[Any], list[Any]]
+ProcessesOf = Callable[[Any], list[Any]]
 """What it lists of a handle."""
 
+NOT_LISTED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
+"""Not every board, driver or user can list every kind of process."""
 
-def computing(functions: Functions) -> List:
+
+def computing(functions: Functions) -> ProcessesOf:
     """Processes that compute, but for those of MPS."""
     return _newest(
         functions.nvmlDeviceGetComputeRunningProcesses,
@@ -18,7 +26,7 @@ def computing(functions: Functions) -> List:
     )
 
 
-def drawing(functions: Functions) -> List:
+def drawing(functions: Functions) -> ProcessesOf:
     """Processes that draw."""
     return _newest(
         functions.nvmlDeviceGetGraphicsRunningProcesses,
@@ -26,7 +34,7 @@ def drawing(functions: Functions) -> List:
     )
 
 
-def sharing(functions: Functions) -> List:
+def sharing(functions: Functions) -> ProcessesOf:
     """Processes that compute by MPS."""
     return _newest(
         functions.nvmlDeviceGetMPSComputeRunningProcesses,
@@ -37,7 +45,7 @@ def sharing(functions: Functions) -> List:
 KINDS: Final = (computing, drawing, sharing)
 
 
-def _newest(newest: List, before: List) -> List:
+def _newest(newest: ProcessesOf, before: ProcessesOf) -> ProcessesOf:
     """pynvml asks for the third version, which libraries before driver 510 do not have."""
 
     def ask(handle: Any) -> list[Any]:

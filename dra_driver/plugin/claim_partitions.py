@@ -12,7 +12,6 @@ from dra_driver.model.steps import (
     ComputeMode,
     CutPartition,
     Interval,
-    RemovePartition,
     SetMigMode,
     Setting,
     Step,
@@ -112,23 +111,11 @@ class ClaimPartitions:
             begun -= cut
             raise
 
-    def restore(self, step: Step) -> None:
-        """Do what takes a claim back."""
-        if not (isinstance(step, RemovePartition) and self._is_kept(step)):
-            self._node.restore(step)
-
-    def _is_kept(self, step: RemovePartition) -> bool:
-        """Whether what is there is known to be another claim's."""
-        if not step.unless:
-            return False
-        found = instance_at(self._node, step.gpu, step.key)
-        return found is not None and found.uuid in step.unless
-
     def drop(self, left: Record | None, others: Sequence[Record]) -> None:
         """Remove what is left of a claim whose record could not be read, and none of *others*
         needs."""
         for step in undoing(left, others) if left else ():
-            self.restore(step)
+            self._node.restore(step)
 
     def of(self, plan: Plan) -> Instances:
         """What the partitions of *plan* are now. Vanished: one is not there.

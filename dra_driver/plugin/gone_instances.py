@@ -120,8 +120,7 @@ class GoneInstances:
             self._preparer.while_prepared(record.claim.uid, ask)
         except NodeError as e:  # the next look asks again
             facts = {"claim": str(record.claim), "error": str(e)}
-            log.debug("an instance cannot be looked for", extra=facts)
-            return ()
+            log.debug("an instance cannot be looked for, or given up", extra=facts)
         return gone
 
     def _is_gone(self, holding: Holding) -> bool:

@@ -238,7 +238,7 @@ class Preparer:
         if steps and record.completed:  # from here on it is not prepared any more
             self._ledger.write(replace(record, prepared=None, spec=None))
         for step in steps:
-            self._partitions.restore(step)
+            self._node.restore(step)
         self._files.remove(record.claim.uid)
         self._ledger.forget(record.claim.uid)
 

@@ -1,5 +1,6 @@
 """GPUs that can be cut, in memory; they refuse what hardware refuses."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from dra_driver.errors import NodeError, Taken, Vanished
@@ -123,9 +124,17 @@ class FakeMig:
         self.instances[uuid, key] = found
         return found
 
-    def remove(self, uuid: GpuUuid, key: PartitionKey, instance: GpuUuid | None = None) -> None:
+    def remove(
+        self,
+        uuid: GpuUuid,
+        key: PartitionKey,
+        instance: GpuUuid | None = None,
+        unless: Collection[GpuUuid] = (),
+    ) -> None:
         found = self.instances.get((uuid, key))
-        if found is not None and instance in (None, found.uuid):
+        if found is None or found.uuid in unless:
+            return
+        if instance in (None, found.uuid):
             del self.instances[uuid, key]
 
     def find(self, uuid: GpuUuid, key: PartitionKey) -> Instance:

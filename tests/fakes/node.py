@@ -127,8 +127,8 @@ class FakeNode:
                 self.mig.set_mode(gpu, on)
             case CutPartition(gpu=gpu, key=key, new=new):
                 self.mig.cut(gpu, key, new)
-            case RemovePartition(gpu=gpu, key=key, uuid=uuid):
-                self.mig.remove(gpu, key, uuid)
+            case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
+                self.mig.remove(gpu, key, uuid, unless)
 
     def _set(self, setting: SetTimeSlice | SetComputeMode) -> None:
         match setting:

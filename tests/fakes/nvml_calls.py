@@ -36,7 +36,9 @@ AT_A_LOOK = frozenset(
 AT_WORK = frozenset(
     {
         "nvmlComputeInstanceGetInfo_v2",
+        "nvmlDeviceGetComputeInstanceId",
         "nvmlDeviceGetGpuInstanceById",
+        "nvmlDeviceGetGpuInstanceId",
         "nvmlDeviceGetGpuInstances",
         "nvmlDeviceGetHandleByUUID",
         "nvmlGpuInstanceGetComputeInstanceProfileInfo",
@@ -80,7 +82,5 @@ FOR_OTHERS = {
     "nvmlDeviceGetNvLinkRemotePciInfo": "of a GPU with NVLink, at a look",
     "nvmlDeviceGetMaxMigDeviceCount": "of an instance that NVML does not find by its place",
     "nvmlDeviceGetMigDeviceHandleByIndex": "of an instance that NVML does not find by its place",
-    "nvmlDeviceGetGpuInstanceId": "of an instance that NVML does not find by its place",
-    "nvmlDeviceGetComputeInstanceId": "of an instance that NVML does not find by its place",
 }
 """Not called for any of this; of what else."""

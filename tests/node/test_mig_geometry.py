@@ -1,9 +1,12 @@
 """How a board can be cut is what its driver says, as far as that can be."""
 
+import ctypes
 import logging
 
+import pynvml
 import pytest
 
+from dra_driver.errors import NodeError
 from dra_driver.model.mig import Engines, Placement
 from dra_driver.node.sim.boards import boards
 from dra_driver.node.sim.nvml import SimulatedNvml
@@ -120,3 +123,88 @@ def test_a_gpu_that_is_lost_is_an_error(tmp_path):
     node = MigNode(tmp_path, board(fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "GPU_IS_LOST"}))
     node.nvml.system()
     assert "GPU is lost" in str(node.nvml.facts([0])[0])
+
+
+class Leaving(SimulatedNvml):
+    """A driver whose GPU instance vanishes once so much was asked about how it can be divided."""
+
+    left = 99
+
+    def nvmlGpuInstanceGetComputeInstanceProfileInfo(  # noqa: N802
+        self,
+        device,
+        profile,
+        engProfile,  # noqa: N803
+        version=2,
+    ):
+        self.left -= 1
+        if self.left == 0:
+            self.nvmlGpuInstanceDestroy(device)
+        return super().nvmlGpuInstanceGetComputeInstanceProfileInfo(
+            device, profile, engProfile, version
+        )
+
+
+def _multiprocessors(functions, handle):
+    return functions.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount
+
+
+@pytest.mark.parametrize("asked", range(1, 10))
+def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path, asked):
+    node = MigNode(tmp_path, board(mig=True))
+    functions = Leaving(node.live, mig=node.mig)
+    key = node.key("1g.20gb", 2)  # of one slice, with two profiles of so many slices
+    partitions = node.through(functions)
+    place = pynvml.c_nvmlGpuInstancePlacement_t(key.start, key.size)
+    node.nvml.on_gpu(
+        node.gpu,
+        "somebody cuts it",
+        lambda nvml, gpu: nvml.nvmlDeviceCreateGpuInstanceWithPlacement(
+            gpu, key.profile_id, ctypes.byref(place)
+        ),
+    )
+    functions.left = asked
+    assert node.glance.instances == ()
+    assert partitions.taken(node.gpu) == ()
+
+    made = partitions.cut(node.gpu, key)
+
+    assert node.glance.instances == (made,)
+    assert node.nvml.on_gpu(made.uuid, "counting", _multiprocessors) == 26  # all there are
+
+
+def test_what_a_driver_does_not_say_at_once_is_asked_again(tmp_path):
+    class Slow(SimulatedNvml):
+        ready = False
+
+        def nvmlGpuInstanceGetComputeInstanceProfileInfo(  # noqa: N802
+            self,
+            device,
+            profile,
+            engProfile,  # noqa: N803
+            version=2,
+        ):
+            if profile and not self.ready:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return super().nvmlGpuInstanceGetComputeInstanceProfileInfo(
+                device, profile, engProfile, version
+            )
+
+    node = MigNode(tmp_path, board(mig=True))
+    functions = Slow(node.live, mig=node.mig)
+    key = node.key("3g.40gb", 4)
+    partitions = node.through(functions)
+    with pytest.raises(NodeError, match="has no compute instance that is all of it"):
+        partitions.cut(node.gpu, key)
+    functions.ready = True
+    made = partitions.cut(node.gpu, key)
+    assert node.glance.instances == (made,)
+
+
+def test_what_was_read_of_one_holds_for_all_that_are_alike(tmp_path):
+    node = MigNode(tmp_path, board(mig=True))
+    functions = Leaving(node.live, mig=node.mig)
+    partitions = node.through(functions)
+    for start in range(3):
+        partitions.cut(node.gpu, node.key("1g.10gb", start))
+    assert functions.left == 99 - 12

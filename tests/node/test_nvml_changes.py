@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -72,8 +73,11 @@ def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
     before = gpus.look()
     with Change(node, 0):
         began = time.monotonic()
-        assert gpus.look() == before
+        seen = gpus.look()
         assert time.monotonic() - began < 5
+        assert (seen.gpus, seen.withheld) == (before.gpus, before.withheld)
+        assert seen.as_before == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
+    assert gpus.look() == before
     node.change(gpu=0, mig=True)
     assert gpus.look().gpus[0].mig.on
 
@@ -86,7 +90,7 @@ def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(nod
     assert [gpu.minor for gpu in before.gpus] == [0]
     node.change(gpu=1, fails={})
     with Change(node, 0):
-        assert gpus.look() == before
+        assert gpus.look() == replace(before, as_before=frozenset({before.gpus[0].uuid}))
     assert len(gpus.look().gpus) == 2
 
 

@@ -48,6 +48,7 @@ class World:
         self.error: NodeError | None = None
         self.fails: NodeError | None = None
         self.known: tuple[Record, ...] = ()
+        self.disk: NodeError | None = None  # why nothing can be written
         self.busy = False  # somebody else is giving the claim back
         self.gives_back = False  # somebody else does so before we can look
         self.asked = 0
@@ -82,7 +83,10 @@ class World:
         if self.gives_back:
             self.known = ()
         if any(one.claim.uid == uid and one.completed for one in self.known):
-            self.known = tuple(act(o) if o.claim.uid == uid else o for o in self.known)
+            after = tuple(act(o) if o.claim.uid == uid else o for o in self.known)
+            if self.disk:
+                raise self.disk
+            self.known = after
 
     def tell(self, event):
         self.events.append(event)
@@ -213,6 +217,40 @@ def test_an_instance_that_comes_back_and_goes_again_is_told_of_again(world):
         world.look()
 
     assert (len(world.events), world.number) == (2, 0)
+
+
+def test_what_is_gone_is_held_and_given_up(world):
+    world.known = (record(A), record(B, of=OTHER))
+    world.there = [OTHER]
+    world.look()
+
+    gone, there = (one.holdings[0] for one in world.known)
+    assert (gone.instance, gone.cut, there.cut) == (MINE, False, True)
+
+
+def test_what_is_half_gone_stays_to_be_removed(world):
+    """The pods are told: nothing computes on it."""
+    world.known = (record(),)
+    world.there, world.half = [], [MINE.key]
+
+    assert world.look(2) == [("web", "MIGInstanceGone")]
+    assert world.known[0].holdings[0].cut
+
+    world.half = []
+    assert world.look(2) == [("web", "MIGInstanceGone")]
+    assert not world.known[0].holdings[0].cut
+
+
+def test_pods_are_told_also_while_the_disk_takes_nothing(world):
+    world.known = (record(),)
+    world.there = []
+    world.disk = NodeError("no space left on device")
+
+    assert world.look(2) == [("web", "MIGInstanceGone")]
+    assert world.known[0].holdings[0].cut
+    world.disk = None
+    assert world.look() == [("web", "MIGInstanceGone")]
+    assert not world.known[0].holdings[0].cut
 
 
 def test_with_the_last_claim_nothing_is_gone_any_more(world):

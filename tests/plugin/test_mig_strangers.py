@@ -229,6 +229,26 @@ def test_what_another_claim_has_stays_where_one_fails_that_was_to_share_it(world
     assert world.cut == (partition(THREE, 0).key,)
 
 
+def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
+    share_of_side(world, "first")
+    its = dict(world.node.mig.instances)
+
+    def fail(step):
+        if isinstance(step, CutPartition):
+            raise TimedOut("cutting took longer than 15 s")
+
+    world.node.before_step = fail
+    with pytest.raises(NodeError):
+        share_of_side(world, "second")
+    world.node.before_step = lambda step: None
+    world.preparer.unprepare(ref("second"))
+
+    assert [step.unless for step in world.node.undone if isinstance(step, RemovePartition)] == [
+        frozenset(one.uuid for one in its.values())
+    ]
+    assert world.node.mig.instances == its
+
+
 def test_a_gpu_whose_mig_mode_stayed_on_is_off_for_good_after_a_claim_for_all_of_it(world):
     world.prepare(FIRST)
 

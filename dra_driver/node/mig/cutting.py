@@ -5,7 +5,9 @@ was done before it, and wherever that ended, doing it again is right.
 """
 
 import ctypes
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Final
 
 from dra_driver.errors import NodeError, Taken
 from dra_driver.model.devices import GpuUuid
@@ -22,8 +24,36 @@ from dra_driver.node.mig.uuids import Uuids
 from dra_driver.node.nvml_functions import Functions
 
 
-class StillThere(NodeError):
+class Again(NodeError):
+    """What NVML does not do, or not tell, at this moment: it is tried again."""
+
+
+class StillThere(Again):
     """NVML says that an instance was removed, and lists it all the same."""
+
+
+class Nameless(Again):
+    """NVML does not say how an instance is called, so it cannot be told from another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Which instance is to be removed from its place, by what is known of it."""
+
+    uuid: GpuUuid | None = None  # its name; None: that is not known
+    unless: frozenset[GpuUuid] = frozenset()  # names of others', which it has none of
+
+    def is_other(self, names: Collection[GpuUuid], complete: bool) -> bool | None:
+        """Whether what is called by these *names* is another one. None: they are not *complete*,
+        and do not tell."""
+        if not self.unless.isdisjoint(names):
+            return True
+        if self.uuid in names or (self.uuid is None and not self.unless):
+            return False
+        return self.uuid is not None if complete else None
+
+
+_WHATEVER: Final = Meant()
 
 
 def create(functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf) -> str:
@@ -71,20 +101,28 @@ def destroy(
     handle: Any,
     key: PartitionKey,
     ask: ProfilesOf,
-    uuid: GpuUuid | None = None,
+    meant: Meant = _WHATEVER,
 ) -> tuple[GpuUuid, ...]:
     """The GPU instance is gone, its compute instances before it.
 
-    One that is there and is not called *uuid* is not the one that was meant, and stays: the answer
-    is how it is called. StillThere: NVML did not do what it says it did.
+    One that is there and is not the one that is *meant* stays: the answer is how it is called. A
+    GPU instance without compute instances has no name, and is taken for it. Nameless: that cannot
+    be told now. StillThere: NVML did not do what it says it did.
     """
     gi = gpu_instance(functions, handle, key)
     if gi is None:
         return ()
     its = compute_instances(functions, gi, ask(gi))
-    names = names_of(Uuids(functions, handle), gi, its) if uuid is not None else ()
-    if names and uuid not in names:
-        return names
+    names = names_of(Uuids(functions, handle), gi, its) if meant != _WHATEVER else ()
+    if its:
+        other = meant.is_other(names, len(names) == len(its))
+        if other is None:
+            raise Nameless(
+                f"{key}: NVML does not say now how GPU instance {gi.id} is called, so it cannot be "
+                "told from another's"
+            )
+        if other:
+            return names
     for one in its:
         functions.nvmlComputeInstanceDestroy(one.handle)
     functions.nvmlGpuInstanceDestroy(gi.handle)

@@ -15,6 +15,8 @@ from dra_driver.node.mig.instances import (
     GpuInstance,
     ProfilesOf,
     compute_profiles,
+    filling,
+    is_there,
     unlisted,
 )
 from dra_driver.node.nvml_codes import (
@@ -100,10 +102,13 @@ class Geometries:
     def compute(self, functions: Functions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
         """How GPU instances like *gi*, of *gpu*, can be divided."""
         key = gpu, gi.key.profile_id
-        # What was said of one that was just removed says nothing.
-        if not self._compute.get(key):
-            self._compute[key] = compute_profiles(functions, gi)
-        return self._compute[key]
+        if (known := self._compute.get(key)) is not None:
+            return known
+        found = compute_profiles(functions, gi)
+        # Of one that somebody removes meanwhile only a part is said, if anything.
+        if (filling(gi, found) is not None or not gi.key.slices) and is_there(functions, gi):
+            self._compute[key] = found
+        return found
 
     def asked(self, functions: Functions, gpu: GpuUuid) -> ProfilesOf:
         """How GPU instances of *gpu* can be divided, read once for all that are alike."""

@@ -11,16 +11,10 @@ from typing import Any, Final
 from dra_driver.errors import NodeError
 from dra_driver.model.devices import GpuUuid
 from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_codes import (
-    FUNCTION_NOT_FOUND,
-    NO_PERMISSION,
-    NOT_SUPPORTED,
-    unless_refused,
-)
+from dra_driver.node.nvml_codes import unless_refused
 from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.process_lists import KINDS
+from dra_driver.node.process_lists import KINDS, NOT_LISTED
 
-_NOT_LISTED: Final = (NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND)
 _MOST_NAMED: Final = 8  # in a message
 _HOLDING_MODULES: Final = ("nvidia_drm",)  # with modeset it is a client of every GPU
 
@@ -125,7 +119,7 @@ def _asked(gi: int | None) -> Any:
     def call(functions: Functions, handle: Any) -> tuple[int, set[int]]:
         lists = [kind(functions) for kind in KINDS]
         listed = [
-            one for ask in lists for one in unless_refused(partial(ask, handle), *_NOT_LISTED) or []
+            one for ask in lists for one in unless_refused(partial(ask, handle), *NOT_LISTED) or []
         ]
         pids = {int(one.pid) for one in listed if gi is None or one.gpuInstanceId == gi}
         return int(functions.nvmlDeviceGetMinorNumber(handle)), pids

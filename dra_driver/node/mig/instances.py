@@ -152,6 +152,11 @@ def gpu_instances(
     return tuple(one for one in found if one is not None)
 
 
+def is_there(functions: Functions, gi: GpuInstance) -> bool:
+    """Whether it still is."""
+    return _described(functions, gi.handle, gi.key.slices) == gi
+
+
 def compute_instances(
     functions: Functions, gi: GpuInstance, profiles: Sequence[Any]
 ) -> tuple[ComputeInstance, ...]:

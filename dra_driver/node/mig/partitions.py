@@ -124,14 +124,17 @@ class Partitions:
         key: PartitionKey,
         uuid: GpuUuid | None = None,
         patience: float | None = None,
+        *,
+        unless: frozenset[GpuUuid] = frozenset(),
     ) -> None:
-        """Have this partition no more, nor half of it. What is there now and is not called *uuid*
-        is somebody else's, and stays. NodeError: somebody uses it, or NVML refuses. With a GPU or a
-        driver, what was cut goes, too."""
+        """Have this partition no more, nor half of it. What is there now and is not called *uuid*,
+        or is called one of *unless*, is somebody else's, and stays. NodeError: somebody uses it,
+        NVML refuses, or does not say whose it is. With a GPU or a driver, what was cut goes,
+        too."""
         facts = {"gpu": gpu, "partition": str(key)}
         try:
             with self._turns.of(gpu, patience) as turn:
-                others = self._remove(turn, gpu, key, uuid)
+                others = self._remove(turn, gpu, key, cutting.Meant(uuid, unless))
         except (TimedOut, Held):
             raise
         except NodeError as error:
@@ -179,13 +182,13 @@ class Partitions:
             ) from error.__cause__
 
     def _remove(
-        self, turn: Turn, gpu: GpuUuid, key: PartitionKey, uuid: GpuUuid | None
+        self, turn: Turn, gpu: GpuUuid, key: PartitionKey, meant: cutting.Meant
     ) -> tuple[GpuUuid, ...]:
         """How that is called which is there instead, and stays."""
         if not self.mode(gpu):  # nothing is cut
             return ()
         self._allow(CONFIG)
-        change = partial(cutting.destroy, uuid=uuid)
+        change = partial(cutting.destroy, meant=meant)
         return self._patiently(turn, gpu, f"removing {key}", change, key)
 
     def _in_the_way(self, gpu: GpuUuid, key: PartitionKey) -> str:
@@ -222,12 +225,12 @@ class Partitions:
             except TimedOut:
                 raise
             except NodeError as error:
-                if code(error) != IN_USE and not isinstance(error, cutting.StillThere):
+                if code(error) != IN_USE and not isinstance(error, cutting.Again):
                     raise
                 if not turn.again():
                     raise self._held(gpu, doing, key, error) from error.__cause__
 
     def _held(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> Held:
-        if isinstance(error, cutting.StillThere):
+        if isinstance(error, cutting.Again):
             return Held(f"GPU {gpu}, {error}: it is tried again")
         return Held(f"GPU {gpu}, {doing}: in use, {self._boards.who(gpu, key)}; end what uses it")

@@ -1,0 +1,130 @@
+"""Whoever is late once is as it was; whoever is late again is withheld, whatever it was asked."""
+
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from dra_driver.errors import NodeError, TimedOut
+from dra_driver.node.nvml_changes import UnderChange
+from dra_driver.node.nvml_late import Late
+from dra_driver.node.sim.nvml import SimulatedNvml
+from tests.fakes.simulated import Node, h100, two_gpus
+
+
+class Slow(SimulatedNvml):
+    """Answers one question about the first GPU only when it may."""
+
+    question = ""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.may = threading.Event()
+
+    def _wait(self, question, handle):
+        if question == self.question and handle.bus_id.startswith("0000:1b"):
+            self.may.wait(5)
+
+    def nvmlDeviceGetBrand(self, handle):  # noqa: N802 - NVML's name
+        self._wait("brand", handle)
+        return super().nvmlDeviceGetBrand(handle)
+
+    def nvmlDeviceGetNvLinkState(self, device, link):  # noqa: N802
+        self._wait("links", device)
+        return super().nvmlDeviceGetNvLinkState(device, link)
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(tmp_path, two_gpus(), deadline_seconds=0.2)
+    node.functions = Slow(node.live, mig=node.mig)
+    return node
+
+
+@contextmanager
+def late(node, question):
+    """The first GPU answers this too late, but before it is asked anything else."""
+    node.functions.may.clear()
+    node.functions.question = question
+    yield
+    node.functions.may.set()
+    give_up = time.monotonic() + 5
+    while isinstance(node.nvml.glances([0])[0], NodeError) and time.monotonic() < give_up:
+        time.sleep(0.005)
+    node.functions.question = ""
+
+
+def looked(node, gpus, question):
+    """What a look finds while that is answered late: minors, and what is withheld."""
+    with late(node, question):
+        found = gpus.look()
+    return [gpu.minor for gpu in found.gpus], len(found.withheld)
+
+
+def test_one_whose_properties_come_late_is_withheld_from_the_second_time_on(node):
+    gpus = node.gpus(lambda minors: None)
+    (gpu, _) = gpus.look().gpus
+    node.nvml.on_gpu(gpu.uuid, "turning it on", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 1))
+
+    assert looked(node, gpus, "brand") == ([0, 1], 0)
+    for _ in range(2):
+        assert looked(node, gpus, "brand") == ([1], 1)
+
+    (gpu, _) = gpus.look().gpus
+    assert gpu.mig.on
+
+
+def test_one_whose_links_come_late_is_withheld_from_the_second_time_on(node):
+    gpus = node.gpus(lambda minors: None)
+    before = gpus.look().gpus[0]
+    node.document["gpus"].append(h100("9d"))
+    node.write()
+
+    assert looked(node, gpus, "links") == ([0, 1, 2], 0)
+    for _ in range(2):
+        assert looked(node, gpus, "links") == ([1, 2], 1)
+
+    again = gpus.look().gpus[0]
+    assert (again.uuid, again.topology.nvlink_peers) == (before.uuid, 2)
+
+
+LATE = TimedOut("no answer within 5 s")
+
+
+def is_excused(late, error=LATE, known=(0,)):
+    return isinstance(late.excused(0, error, known), UnderChange)
+
+
+def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
+    late = Late()
+    late.looks()
+    assert is_excused(late)
+    assert is_excused(late)  # by another question of the same look
+    late.looks()
+    assert not is_excused(late)
+    late.looks()
+    assert not is_excused(late)
+    late.looks()
+    late.looks()
+    assert is_excused(late)
+
+
+def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
+    late = Late()
+    late.looks()
+    assert is_excused(late)
+    late.looks()
+    changed = UnderChange("it is being changed")
+    assert late.excused(0, changed, (0,)) is changed
+    late.looks()
+    assert not is_excused(late)
+
+
+@pytest.mark.parametrize(("error", "known"), [(LATE, (1,)), (NodeError("it is lost"), (0,))])
+def test_a_new_gpu_and_another_error_are_not_excused(error, known):
+    late = Late()
+    late.looks()
+    assert late.excused(0, error, known) is error
+    late.looks()
+    assert is_excused(late)
