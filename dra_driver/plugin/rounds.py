@@ -1,6 +1,7 @@
 """What is looked at again and again: the GPUs of the node, and the claims in the ledger."""
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,6 +38,7 @@ class Watcher:
         self._metrics = metrics
         self._last: Offer | None = None
         self.error: str | None = None  # why the last look failed
+        self.looked = float("-inf")  # when the last one began that told what to offer
 
     @property
     def not_ready(self) -> str | None:
@@ -50,6 +52,7 @@ class Watcher:
         Answers with seconds where the next look should be soon: an API server that is away comes
         back.
         """
+        began = time.monotonic()
         try:
             offer = self._offers.refresh()
         except SettingsError as e:  # no pod should come here until somebody mends the profile
@@ -62,6 +65,7 @@ class Watcher:
         self.error = None
         if offer != self._last:
             self._tell(offer)
+        self.looked = began
         return None
 
     @property

@@ -151,6 +151,10 @@ class _Publishing:
     labels: NodeLabels
     keeps: Keeping
 
+    def since(self, moment: float) -> bool:
+        """Whether what a look found that began later than *moment* is published."""
+        return self.watcher.looked > moment and self.publisher.healthy()
+
 
 def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     """What publishes what looks find, as long as this process is the newest."""
@@ -220,6 +224,7 @@ def _mig(
         in_charge=parts.in_charge,
         governed=publishing.governed,
         changed=rounds.look_soon,
+        published=publishing.since,
         count=parts.metrics.mig_problems.set,
         events=parts.events,
     )

@@ -151,6 +151,7 @@ def around(tmp_path, book):
         in_charge=lambda: True,
         governed=Governed(lambda: DYNAMIC),
         changed=lambda: None,
+        published=lambda since: True,
         count=lambda problems: None,
         events=api,
     )

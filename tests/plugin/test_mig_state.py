@@ -72,6 +72,54 @@ def test_what_is_there_already_is_not_written_after_a_restart(server, state):
     assert patches(server) == 0
 
 
+class Slices:
+    """What is published: everything that was so later than *at*."""
+
+    at = float("-inf")
+
+    def since(self, moment):
+        return self.at > moment
+
+
+@pytest.mark.parametrize("before", [State.PENDING, State.FAILED])
+def test_success_is_told_once_the_slices_say_so(server, client, before):
+    slices = Slices()
+    state = MigState(client, NODE, lambda: labels_of(server), published=slices.since)
+    server.put(node({**OTHERS, LABEL: "success"}))  # of another layout
+    state.tell(before)
+    state.tell(State.SUCCESS)
+
+    assert (state.write() or 60) < 1
+    assert labels_of(server)[LABEL] == "pending"
+    slices.at = 0.0  # what was published some time before does not count
+    assert (state.write() or 60) < 1
+
+    slices.at = float("inf")
+    assert state.write() is None
+    assert labels_of(server)[LABEL] == "success"
+    slices.at = float("-inf")
+    assert state.write() is None
+    assert (labels_of(server)[LABEL], patches(server)) == ("success", 2)
+
+
+def test_a_new_process_does_not_take_back_what_is_there(server, client):
+    state = MigState(client, NODE, lambda: labels_of(server), published=Slices().since)
+    server.put(node({**OTHERS, LABEL: "success"}))
+    state.tell(State.SUCCESS)
+
+    assert state.write() is None
+    assert patches(server) == 0
+
+
+def test_an_api_server_that_is_away_is_not_asked_in_a_hurry(server, client):
+    state = MigState(client, NODE, lambda: OTHERS, published=Slices().since)
+    server.refuse_connections()
+    state.tell(State.PENDING)
+    state.tell(State.SUCCESS)
+
+    assert state.write() is None
+
+
 def test_it_comes_back_with_a_node_that_registered_again(server, state):
     state.tell(State.SUCCESS)
     state.write()

@@ -53,6 +53,10 @@ def test_nothing_is_published_again_where_nothing_changed():
 
     assert len(scene.published) == 1
     assert scene.names() == ["gpu-0", "gpu-0-mon"]
+    last, began = scene.watcher.looked, time.monotonic()
+    assert last < began
+    scene.watcher.look()
+    assert scene.watcher.looked > began
 
 
 def test_an_api_server_that_is_away_is_asked_again_soon_and_changes_nothing():
@@ -60,9 +64,11 @@ def test_an_api_server_that_is_away_is_asked_again_soon_and_changes_nothing():
     scene.watcher.look()
     scene.profile = failing(Unreachable("no answer"))
 
+    before = scene.watcher.looked
     assert (scene.watcher.look() or 3600) < 5
     assert len(scene.published) == 1
     assert scene.watcher.not_ready == "no answer"
+    assert scene.watcher.looked == before
 
 
 def test_without_a_profile_that_can_be_used_no_pod_is_sent_here(caplog):

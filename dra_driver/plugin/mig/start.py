@@ -23,7 +23,7 @@ from dra_driver.plan.mig.news import News
 from dra_driver.plugin.mig.governed import Governed, is_expected
 from dra_driver.plugin.mig.idle import Allocated
 from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Node, Sources, Told
-from dra_driver.plugin.mig.state import Api, MigState
+from dra_driver.plugin.mig.state import Api, MigState, Published
 from dra_driver.plugin.mig.wishes import Layouts
 from dra_driver.plugin.mig.work import Kept
 from dra_driver.plugin.node_labels import NodeLabels
@@ -56,6 +56,7 @@ class Around:
     in_charge: Callable[[], bool]
     governed: Governed
     changed: Callable[[], None]  # is told that GPUs are others than they were
+    published: Published
     count: Callable[[float], None]  # is told how much is not as it should be
     events: Events
 
@@ -100,7 +101,8 @@ class MigLoop:
 
 def connect(around: Around, look_seconds: float, stack: ExitStack) -> MigLoop:
     """All of it, connected and not started; *stack* stops it."""
-    state = MigState(around.api, around.labels.node, around.labels.now, _is_labelled(around.book))
+    labels, ours = around.labels, _is_labelled(around.book)
+    state = MigState(around.api, labels.node, labels.now, ours, around.published)
     state.start()
     stack.callback(state.stop)
 

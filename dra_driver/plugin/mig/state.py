@@ -1,6 +1,7 @@
 """The label of the own Node that says how far its layout is."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -13,6 +14,10 @@ from dra_driver.process.loops import Loop
 log = logging.getLogger(__name__)
 
 _AGAIN_SECONDS = 10.0
+_SOON_SECONDS = 0.1
+
+Published = Callable[[float], bool]
+"""Whether the API server has the GPUs as they are since a moment of the monotonic clock."""
 
 
 class Api(Protocol):
@@ -23,17 +28,28 @@ class Api(Protocol):
 
 class MigState:
     """Writes the label when it is another one, on a thread of its own: an API server that is away
-    keeps nobody waiting, and is asked again."""
+    keeps nobody waiting, and is asked again.
+
+    Who waits for success creates pods next: it is told once the slices are as the layout has it.
+    """
 
     def __init__(
-        self, api: Api, node: str, labels: Callable[[], Labels], ours: bool = False
+        self,
+        api: Api,
+        node: str,
+        labels: Callable[[], Labels],
+        ours: bool = False,
+        published: Published = lambda since: True,
     ) -> None:
         """*labels*: as they are on the Node now; ClusterError: not known. *ours*: whether the label
         may be one that an earlier process of ours wrote."""
         self._api = api
         self._node = node
         self._labels = labels
+        self._published = published
         self._wanted: State | None = None
+        self._since = 0.0  # when that was told
+        self._changing = False  # something else was told before success, and that not written yet
         self._ours = ours
         self._told = False
         self._logged = ""
@@ -48,6 +64,8 @@ class MigState:
     def tell(self, state: State | None) -> None:
         """Have *state* on the Node soon; None: no layout is wanted, and what we wrote goes."""
         if state is not self._wanted or not self._told:
+            self._changing |= state in (State.PENDING, State.FAILED)
+            self._since = time.monotonic()
             self._wanted, self._told = state, True
             self._loop.soon()
 
@@ -55,15 +73,25 @@ class MigState:
         """The labels are others now: ours may be gone with a Node that registered again."""
         self._loop.soon()
 
-    def write(self) -> None:
-        """Write it now, if it is not there."""
-        wanted = self._wanted
+    def write(self) -> float | None:
+        """Write it now, if it is not there. Seconds: it is for later, and not yet true."""
         if not self._told:
-            return
+            return None
+        wanted, since = self._wanted, self._since
+        if wanted is not State.SUCCESS or not self._changing:
+            self._write(wanted)
+        elif not self._published(since):
+            return _SOON_SECONDS if self._write(State.PENDING) else None
+        elif self._write(wanted):
+            self._changing = wanted is not self._wanted  # something may be told meanwhile
+        return None
+
+    def _write(self, wanted: State | None) -> bool:
+        """Whether it is there now."""
         try:
             there = self._labels().get(MIG_STATE_LABEL)
             if there == wanted or (wanted is None and not self._ours):
-                return
+                return True
             value = wanted and wanted.value
             patch = {"metadata": {"labels": {MIG_STATE_LABEL: value}}}
             self._api.patch(f"/api/v1/nodes/{self._node}", patch)
@@ -71,6 +99,7 @@ class MigState:
             if str(e) != self._logged:
                 log.warning("the state of the layout is not on the Node: %s", e)
             self._logged = str(e)
-            return
+            return False
         self._ours = wanted is not None
         self._logged = ""
+        return True
