@@ -172,8 +172,9 @@ def of_ledger(directory: Path, book: Book) -> Iterator[Finding]:
     if begun:
         yield warn(
             LEDGER,
-            f"{len(begun)} claims were begun and not completed: {some(begun)}",
-            "nothing while they are being prepared; else the plugin takes them back as it starts",
+            f"{len(begun)} claims are begun, or half given back: {some(begun)}",
+            "nothing while the kubelet tries again; where that does not end, an event of the pod "
+            "and the plugin's log say what is in the way",
         )
     if not book.aside:
         yield ok(LEDGER, f"{len(book.records)} claims in {directory}")

@@ -34,6 +34,7 @@ from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.gpus import Gpus
 from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.node.mig import holders
 from dra_driver.node.mig.partitions import Partitions
 from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.nvml import Nvml
@@ -124,6 +125,10 @@ class GpuNode:
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
         """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""
         return gpu_processes(self._nvml, gpu)
+
+    def command(self, pid: int) -> str:
+        """What the process of this number calls itself; empty: it is not seen from here."""
+        return holders.command(pid)
 
     def carry_out(self, step: Step) -> None:
         """Do it; doing it twice is doing it once."""

@@ -55,6 +55,7 @@ from dra_driver.plugin.profile_choice import ProfileChoice
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.plugin.rounds import Rounds, Watcher
+from dra_driver.plugin.stuck_claims import StuckClaims
 from dra_driver.plugin.tools import Changed, Names, Tools
 from dra_driver.process.ending import Ending
 from dra_driver.process.http import HttpServer
@@ -107,7 +108,7 @@ def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     mig = _mig(parts, publishing, Apart(preparer.upkeep.while_free, turn.held), rounds, stack)
     listeners += [rounds.claim_changed, mig.claim_changed]
     listeners += _look_after(parts, preparer, kubelet, stack)
-    plugin = _serve(parts, Service(preparer, metrics), ending, stack)
+    plugin = _serve(parts, preparer, ending, stack)
     if server is not None:
         ready = (plugin, publishing.publisher, (publishing.watcher, rounds), settings.cdi_dir)
         server.start(live_checks(plugin), ready_checks(*ready))
@@ -125,12 +126,11 @@ def _parts(
     uses = partial(claims_of, ledger.records, kubelet.pods)
     node = stack.enter_context(open_node(settings.place, settings.state / "sim", uses))
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
-    instances = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
-    stack.callback(instances.leave)
+    plugins = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
+    stack.callback(plugins.leave)
     events = EventWriter(api, settings.driver_name, settings.node_name)
     stack.callback(events.stop)
-    in_charge = instances.is_newest
-    return _Parts(settings, api, ResourceApi(api), node, ledger, in_charge, metrics, events)
+    return _Parts(settings, api, ResourceApi(api), node, ledger, plugins.is_newest, metrics, events)
 
 
 def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
@@ -196,8 +196,7 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> tu
     settings = parts.settings
     specs = SpecFiles(settings.cdi_dir, vendor(settings.driver_name))
     files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir))
-    owner = settings.pod_uid or "this node"
-    turn = Turn(settings.plugin_dir, owner, lambda: preparer.recover())
+    turn = Turn(settings.plugin_dir, settings.pod_uid or "this node", lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
     pods = PodReader(parts.api)
     tools = Tools(parts.node, offers, parts.claims, pods, parts.ledger, files, turn.held, changed)
@@ -288,12 +287,13 @@ def _look_after(
     yield watch_mps(watched, containers, stack)
 
 
-def _serve(parts: _Parts, service: Service, ending: Ending, stack: ExitStack) -> Plugin:
+def _serve(parts: _Parts, preparer: Preparer, ending: Ending, stack: ExitStack) -> Plugin:
     settings = parts.settings
     registry = settings.kubelet_dir / "plugins_registry"
     sockets = socket_paths(
         settings.driver_name, settings.plugin_dir, registry, settings.pod_uid or None
     )
+    service = Service(StuckClaims(preparer, parts.ledger.known, parts.events), parts.metrics)
     plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
     plugin.start()
     stack.callback(plugin.stop)

@@ -187,9 +187,11 @@ class TestDisk:
         assert any_.mend.startswith("every GPU takes no new claim")
 
     def test_a_claim_that_was_only_begun_is_told(self):
-        found = disk_checks.of_ledger(Path("/s"), book(record("a", completed=False)))
+        found = list(disk_checks.of_ledger(Path("/s"), book(record("a", completed=False))))
 
         assert levels(found) == [Level.WARN, Level.OK]
+        assert found[0].found.startswith("1 claims are begun, or half given back: ")
+        assert "an event of the pod" in found[0].mend
 
 
 class TestPlugins:

@@ -1,5 +1,7 @@
 """MIG breaks while pods with partitions come and go: by NVML, by somebody else."""
 
+import re
+
 import pytest
 import yaml
 
@@ -12,6 +14,7 @@ SMALL = 19  # the id of 1g.10gb
 MODE = "nvmlDeviceSetMigMode"
 CUT = "nvmlDeviceCreateGpuInstanceWithPlacement"
 FILL = "nvmlGpuInstanceCreateComputeInstance"
+REMOVE = "nvmlGpuInstanceDestroy"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,6 +89,23 @@ def test_an_error_in_the_middle_is_said_of_the_pod_and_nothing_is_left_of_it(
     change_gpu(driver, fails=None)
     runs(kube, "waits")
     assert len(driver.cuts()[first]) == 1
+
+
+def test_a_pod_that_cannot_end_since_its_partition_is_in_use_is_told(kube, driver, first):
+    """The kubelet itself says nothing of it to anybody."""
+    kube.apply(claim("held", part("1g.10gb", of=first)))
+    kube.apply(pod("held", claim="held"))
+    runs(kube, "held")
+    change_gpu(driver, fails={REMOVE: "IN_USE"})
+
+    kube.delete("Pod", "held")
+
+    said = lambda: next((e for e in kube.events("held") if "ClaimNotGivenBack" in e), "")  # noqa: E731
+    words = wait("why it stays", said, 40, 0.5)
+    assert all(word in words for word in ("default/held", "removing", "in use"))
+    assert kube.phase("held") != "gone"
+    change_gpu(driver, fails=None)
+    kube.wait_gone("Pod", "held", seconds=90)
 
 
 @pytest.fixture
@@ -239,7 +259,7 @@ def test_an_a100_that_somebody_uses_is_whole_until_it_is_free_and_can_be_reset(
     kube.apply(pod("whole", template="whole"))
     kube.wait_pod("whole", "Running")
     gone(kube, "whole")
-    wait("who uses it", lambda: "processes use it: 4242" in driver.log, 15)
+    wait("who uses it", lambda: re.search(r"processes use it: .*\b4242\b", driver.log), 15)
     (gpu,) = modes(driver)
 
     change_gpu(driver, processes=[])

@@ -91,6 +91,7 @@ class Boards:
         self.gone: set[GpuUuid] = set()  # that cannot be seen
         self.unread: set[GpuUuid] = set()  # of which a look finds nothing new
         self._last: dict[GpuUuid, Gpu] = {}  # as they were read last
+        self.commands: dict[int, str] = {}  # of processes that are seen
         self.patience: list[float | None] = []  # of those that change a mode
 
     @property
@@ -120,6 +121,9 @@ class Boards:
                 if gpu == (board.uuid if key is None else board.instance(key).uuid):
                     return (GpuProcess(pid, 0),)
         return ()
+
+    def command(self, pid: int) -> str:
+        return self.commands.get(pid, "")
 
     def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None:
         self.patience.append(patience)

@@ -1,8 +1,10 @@
 """Who holds a board is named, by NVML's lists and by who has its device file open."""
 
 import doctest
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -11,7 +13,7 @@ from dra_driver.errors import NodeError
 from dra_driver.model.devices import GpuUuid
 from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.mig import holders
-from dra_driver.node.mig.holders import Holder, Holders, in_words
+from dra_driver.node.mig.holders import Holder, Holders, command, in_words, named
 from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
@@ -120,3 +122,16 @@ def test_many_are_not_all_named():
 
 def test_the_doc_is_true():
     assert doctest.testmod(holders).failed == 0
+
+
+def test_a_process_is_named_as_it_calls_itself_and_nobody_where_it_is_not_seen(opened, tmp_path):
+    name = (Path("/proc") / str(os.getpid()) / "comm").read_text().strip()
+    assert command(os.getpid()) == name
+    assert command(opened.pid)
+    assert command(opened.pid, tmp_path) == ""
+
+
+def test_of_many_holders_the_first_are_named_and_the_rest_counted():
+    few = [Holder(pid, "") for pid in range(1, 9)]
+    assert named(few).endswith("process 8")
+    assert named([*few, Holder(9, "a"), Holder(10, "b")]) == f"{named(few)} and 2 more"

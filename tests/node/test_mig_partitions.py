@@ -226,7 +226,7 @@ def test_what_uses_a_partition_is_named(node):
     process = {"pid": 4242, "memory_bytes": 1, "gi": made.gi}
     other = {"pid": 4343, "memory_bytes": 1, "gi": made.gi + 1}
     node.change(gpu=0, processes=[process, other])
-    with pytest.raises(NodeError, match=r"in use, held by process \(4242\); end what") as raised:
+    with pytest.raises(NodeError, match=r"in use, held by process 4242; end what") as raised:
         node.partitions.remove(node.gpu, made.key)
     assert "4343" not in str(raised.value)
     assert node.cut == ["1g.10gb at 0"]

@@ -87,7 +87,9 @@ def test_a_layout_that_is_not_known_is_told_as_it_is_logged():
     ]
 
 
-@pytest.mark.parametrize("why", ["MIG mode of gpu-0 is not turned on yet: processes use it: 7"])
+@pytest.mark.parametrize(
+    "why", ["MIG mode of gpu-0 is not turned on yet: processes use it: dcgm (7)"]
+)
 def test_a_board_without_the_mode_that_its_profile_wants_is_told_as_it_is_logged(why):
     assert told(Book(), Book(boards={A: why})) == [News("MIGModeNotSet", A, why)]
 

@@ -48,7 +48,7 @@ def test_a_board_that_somebody_uses_is_not_reset_and_that_is_told(scene, board, 
 
     book = scene.look()
 
-    why = "MIG mode of gpu-0 is not turned on yet: processes use it: 4711"
+    why = "MIG mode of gpu-0 is not turned on yet: processes use it: process 4711"
     assert book.boards == {board.uuid: why}
     assert book.failures == 1
     assert why in caplog.text

@@ -395,7 +395,7 @@ def test_a_gpu_that_a_process_uses_waits_too(scene, board):
     scene.label = "all-1g.5gb"
     board.used = {None: 4711}
 
-    assert scene.look().outcomes[board.uuid].reason == "processes use it: 4711"
+    assert scene.look().outcomes[board.uuid].reason == "processes use it: process 4711"
     assert scene.boards.done == []
 
 
@@ -403,12 +403,13 @@ def test_processes_in_partitions_count(scene, board):
     scene.label = "all-1g.5gb"
     scene.look()
     scene.label = "all-3g.20gb"
-    board.used = {ONES[3]: 4712}
+    board.used = {ONES[3]: 4712, ONES[0]: 4713}
+    scene.boards.commands = {4712: "dcgm"}
 
     book = scene.look()
 
     assert book.outcomes[board.uuid] == Outcome(
-        "all-3g.20gb", State.PENDING, "processes use it: 4712"
+        "all-3g.20gb", State.PENDING, "processes use it: dcgm (4712), process 4713"
     )
     assert board.there == whole(*ONES)
 

@@ -101,7 +101,7 @@ def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_wor
         scene.look()
 
     waits = "MIG mode of gpu-0 is not turned on yet: processes use it"
-    assert scene.said() == [("MIGModeNotSet", f"{waits}: {pid}") for pid in (4711, 12)]
+    assert scene.said() == [("MIGModeNotSet", f"{waits}: process {pid}") for pid in (4711, 12)]
 
 
 def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ class Holder:
     command: str  # empty: it is not seen from here
 
     def __str__(self) -> str:
-        return f"{self.command or 'process'} ({self.pid})"
+        return f"{self.command} ({self.pid})" if self.command else f"process {self.pid}"
 
 
 class Holders:
@@ -50,7 +50,7 @@ class Holders:
             return ()
         if gi is None:
             pids |= set(self._with_open(f"nvidia{minor}"))
-        return tuple(Holder(pid, self._command(pid)) for pid in sorted(pids))
+        return tuple(Holder(pid, command(pid, self._proc)) for pid in sorted(pids))
 
     def in_words(self, holders: tuple[Holder, ...]) -> str:
         """Names them; where they are nobody, who it may be all the same."""
@@ -86,19 +86,32 @@ class Holders:
         except OSError:
             return ""
 
-    def _command(self, pid: int) -> str:
-        try:
-            return (self._proc / str(pid) / "comm").read_text(errors="replace").strip()
-        except OSError:
-            return ""
+
+def command(pid: int, proc: Path = Path("/proc")) -> str:
+    """What this process calls itself; empty: it is not seen from here."""
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def named(holders: Sequence[Holder]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> named((Holder(7, "dcgm"), Holder(9, "")))
+    'dcgm (7), process 9'
+    """
+    more = len(holders) - _MOST_NAMED
+    first = ", ".join(map(str, holders[:_MOST_NAMED]))
+    return first + (f" and {more} more" if more > 0 else "")
 
 
 def in_words(holders: tuple[Holder, ...], modules: tuple[str, ...] = ()) -> str:
-    """Names them, the first of them where they are many. *modules*: of the kernel, that may be who
+    """Says that they hold it. *modules*: of the kernel, that may be who
     it is where nobody else is seen.
 
     >>> in_words((Holder(7, "dcgm"), Holder(9, "")))
-    'held by dcgm (7), process (9)'
+    'held by dcgm (7), process 9'
     """
     if not holders and modules:
         return (
@@ -110,9 +123,7 @@ def in_words(holders: tuple[Holder, ...], modules: tuple[str, ...] = ()) -> str:
             "by nobody that can be seen from here; a monitoring agent such as DCGM may hold it "
             "from a container"
         )
-    named = ", ".join(map(str, holders[:_MOST_NAMED]))
-    more = len(holders) - _MOST_NAMED
-    return f"held by {named}" + (f" and {more} more" if more > 0 else "")
+    return f"held by {named(holders)}"
 
 
 def _asked(gi: int | None) -> Any:

@@ -11,6 +11,7 @@ from dra_driver.model.holdings import Held
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import board
 from dra_driver.model.processes import GpuProcess
+from dra_driver.node.mig.holders import Holder, named
 
 WhileFree = Callable[[Collection[str], Callable[[], None]], bool]
 """Has something done to GPUs while no claim can come to them; ``plugin.upkeep.Upkeep``."""
@@ -32,6 +33,7 @@ class Node(Protocol):
 
     def refresh(self) -> Inventory: ...
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]: ...
+    def command(self, pid: int) -> str: ...  # empty: it is not seen from here
 
 
 class IdleGpus:
@@ -135,7 +137,8 @@ class IdleGpus:
         parts = gpu.mig.instances if gpu.mig else ()
         uuids = (gpu.uuid, *(instance.uuid for instance in parts))
         pids = sorted({one.pid for uuid in uuids for one in self._node.processes(uuid)})
-        return f"processes use it: {', '.join(map(str, pids))}" if pids else ""
+        users = [Holder(pid, self._node.command(pid)) for pid in pids]
+        return f"processes use it: {named(users)}" if users else ""
 
 
 def claims_on(gpu: Gpu, held: Held) -> str:

@@ -1,0 +1,132 @@
+"""Pods of a claim that cannot be given back are told what holds it; the kubelet tells nobody."""
+
+from dataclasses import replace
+
+import pytest
+
+from dra_driver.cluster.events import Event, PodRef
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid, PreparedDevice
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.plugin.stuck_claims import StuckClaims
+from tests.fakes.values import ref
+
+A, B = ref("a"), ref("b")
+WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
+HELD = "GPU-0, removing profile 14 at 0: in use, held by sleep (27191); end what uses it"
+DEVICE = PreparedDevice(("gpu",), "node-a", "gpu-0", ("vendor/class=x",))
+
+
+def record(claim: ClaimRef, *pods: Pod) -> Record:
+    return Record(claim, (Holding(claim, DeviceName("gpu-0")),), pods=pods)
+
+
+class World:
+    """A node on which claims are recorded until they could be given back."""
+
+    def __init__(self) -> None:
+        self.records = {one.claim.uid: one for one in (record(A, WEB, DB), record(B, WEB))}
+        self.fails: dict[ClaimUid, Exception] = {}
+        self.events: list[Event] = []
+        self.claims = StuckClaims(self, self.records.get, self)
+
+    def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
+        if claim.uid in self.fails:
+            raise self.fails[claim.uid]
+        return (DEVICE,)
+
+    def unprepare(self, claim: ClaimRef) -> None:
+        if claim.uid in self.fails:
+            raise self.fails[claim.uid]
+        self.records.pop(claim.uid, None)
+
+    def tell(self, event: Event) -> None:
+        self.events.append(event)
+
+    def stuck(self, claim: ClaimRef, why: str = HELD) -> list[str]:
+        """Its pods that are told when it cannot be given back."""
+        self.fails[claim.uid] = NodeError(why)
+        before = len(self.events)
+        with pytest.raises(NodeError) as raised:
+            self.claims.unprepare(claim)
+        assert str(raised.value) == why
+        return [event.regarding.name for event in self.events[before:]]
+
+    def given_back(self, claim: ClaimRef) -> None:
+        del self.fails[claim.uid]
+        self.claims.unprepare(claim)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_every_pod_of_the_claim_is_told_what_holds_it(world):
+    assert world.stuck(A) == ["web", "db"]
+
+    message = f"claim {A} cannot be given back yet: {HELD}"
+    assert world.events == [
+        Event(PodRef(A.namespace, pod.name, pod.uid), "ClaimNotGivenBack", str(A), message)
+        for pod in (WEB, DB)
+    ]
+    assert all(event.is_warning for event in world.events)
+
+
+def test_a_pod_is_told_once_for_each_change_of_the_words(world):
+    other = HELD.replace("sleep (27191)", "dcgm (7)")
+
+    told = [bool(world.stuck(A, why)) for why in (HELD, HELD, other, other, HELD)]
+
+    assert told == [True, False, True, False, True]
+
+
+def test_each_claim_is_told_of_for_itself(world):
+    assert world.stuck(A) == ["web", "db"]
+    assert world.stuck(B) == ["web"]
+    assert world.stuck(A) == world.stuck(B) == []
+
+
+def test_a_claim_that_was_given_back_is_forgotten(world):
+    world.stuck(A)
+    world.given_back(A)
+
+    world.records[A.uid] = record(A, DB)
+
+    assert world.stuck(A) == ["db"]
+
+
+def test_a_claim_that_was_given_back_without_the_kubelet_is_forgotten_too(world):
+    world.stuck(A)
+    del world.records[A.uid]
+    world.stuck(B)
+
+    world.records[A.uid] = record(A, WEB)
+
+    assert world.stuck(A) == ["web"]
+
+
+def test_of_a_claim_without_a_record_nobody_is_told(world):
+    del world.records[A.uid]
+    assert world.stuck(A) == []
+
+
+def test_a_claim_whose_pods_are_not_known_is_told_of_to_nobody(world):
+    world.records[A.uid] = replace(world.records[A.uid], pods=())
+    assert world.stuck(A) == []
+
+
+def test_claims_are_prepared_as_ever_and_of_what_fails_there_the_kubelet_tells(world):
+    assert world.claims.prepare(A) == (DEVICE,)
+    world.fails[A.uid] = NodeError(HELD)
+    with pytest.raises(NodeError):
+        world.claims.prepare(A)
+    assert world.events == []
+
+
+def test_our_own_mistakes_are_no_news_for_pods(world):
+    world.fails[A.uid] = ZeroDivisionError("oops")
+    with pytest.raises(ZeroDivisionError):
+        world.claims.unprepare(A)
+    assert world.events == []
