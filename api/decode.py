@@ -65,6 +65,8 @@ def _problem(error: Any, path: str, model: type[pydantic.BaseModel]) -> str:
 
 def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:
     chosen = next((part for part in loc if part in _TAGS), None)
-    if loc[-1] in ("mpsConfig", "timeSlicingConfig") and chosen:
-        return f" with strategy {chosen}: remove it, or change the strategy"
-    return ""
+    strategy = {"mpsConfig": "MPS", "timeSlicingConfig": "TimeSlicing"}.get(str(loc[-1]))
+    if strategy is None or chosen is None:
+        return ""
+    other = "" if strategy == chosen else ", or change the strategy"
+    return f" with strategy {chosen}: remove it{other}"

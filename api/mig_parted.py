@@ -50,6 +50,16 @@ def _filters(values: list[str]) -> list[str]:
     return named
 
 
+def _names(value: Any) -> Any:
+    """``7`` is a name as good as ``"7"``, as in mig-parted; what else is no text is refused."""
+    if not isinstance(value, dict):
+        return value
+    named = {str(key) if type(key) is int else key: value[key] for key in value}
+    if len(named) < len(value):
+        raise ValueError("has a name twice, as a number and as text; remove one of them")
+    return named
+
+
 def _devices(value: Any) -> Any:
     numbers = isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
     if value != "all" and not numbers:
@@ -118,7 +128,7 @@ class _File(_Kebab):
     """All of it; what stands under each name is looked at one by one."""
 
     version: Literal["v1"]
-    mig_configs: Annotated[dict[str, Any], Field(min_length=1)]
+    mig_configs: Annotated[dict[str, Any], BeforeValidator(_names), Field(min_length=1)]
 
 
 def is_mig_parted(document: Any) -> bool:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,23 @@ class Document:
     where: str  # "/etc/profiles/a.yaml", or "/etc/profiles/all.yaml (document 2)"
     stem: str  # what its file is called: "a"
     content: Any
+    text: str = field(default="", repr=False, compare=False)  # of its whole file
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file whose documents cannot be told."""
+
+    why: str  # "/etc/profiles/a.yaml: while parsing ..."
+    text: str  # what is there instead, as far as it is text
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All documents, in order, and why some files have none that could be told."""
+    """All documents, in order, and the files that have none that could be told."""
 
     documents: tuple[Document, ...] = ()
-    unreadable: tuple[str, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 class ProfileFiles:
@@ -108,14 +117,16 @@ def _stat(file: Path) -> tuple[object, ...]:
 
 def _contents(files: list[tuple[str, Path]]) -> Contents:
     documents: list[Document] = []
-    unreadable: list[str] = []
+    unreadable: list[Unreadable] = []
     for shown, file in files:
+        content = file.read_bytes()
         try:
-            documents += _documents(shown, file.read_bytes())
+            documents += _documents(shown, content)
         except (yaml.YAMLError, ValueError) as e:
-            unreadable.append(f"{shown}: {' '.join(str(e).split())}")
+            why = f"{shown}: {' '.join(str(e).split())}"
+            unreadable.append(Unreadable(why, _text(content)))
         except RecursionError:
-            unreadable.append(f"{shown}: is nested too deeply")
+            unreadable.append(Unreadable(f"{shown}: is nested too deeply", _text(content)))
     return Contents(tuple(documents), tuple(unreadable))
 
 
@@ -123,9 +134,15 @@ def _documents(shown: str, content: bytes) -> list[Document]:
     """The documents of one file, all or none of them."""
     called = stem(shown.rpartition("/")[2])
     found = [each for each in yaml.load_all(content, _Loader) if each is not None]
+    text = _text(content)
     if len(found) < 2:
-        return [Document(shown, called, found[0] if found else None)]
+        return [Document(shown, called, found[0] if found else None, text)]
     return [
-        Document(f"{shown} (document {number})", called, each)
+        Document(f"{shown} (document {number})", called, each, text)
         for number, each in enumerate(found, 1)
     ]
+
+
+def _text(content: bytes) -> str:
+    """Whatever the encoding is that YAML takes, names of plain letters can be found in it."""
+    return content.decode(errors="replace").replace("\0", "")

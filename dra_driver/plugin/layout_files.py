@@ -1,5 +1,7 @@
 """The named layouts of GPUs that can be chosen: those in files, and those that boards have."""
 
+import logging
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,8 +11,12 @@ from api.strict import ConfigError
 from dra_driver.errors import SettingsError
 from dra_driver.model.devices import Gpu
 from dra_driver.model.layouts import Layout
-from dra_driver.node.profiles import Contents, Document, ProfileFiles
+from dra_driver.node.profiles import Contents, Document, ProfileFiles, Unreadable
 from dra_driver.plan.mig.layouts import built_in, layouts_of
+
+log = logging.getLogger(__name__)
+
+_IN_NAMES = r"[\w.+-]"
 
 _Said = Layout | tuple[str, ...]  # a layout, or all that is wrong with it
 
@@ -25,13 +31,13 @@ class Layouts:
         self._lock = threading.Lock()
         self._contents = Contents()
         self._by_name: Mapping[str, tuple[tuple[str, _Said], ...]] = {}
-        self._broken: tuple[str, ...] = ()
+        self._broken: tuple[Unreadable, ...] = ()
 
     def named(self, name: str, gpus: Iterable[Gpu]) -> Layout:
         """The layout called *name*, for these GPUs.
 
         SettingsError: there is none, there are two, or everything that is wrong with it. One of
-        the boards stands in for none of these.
+        the boards stands in for none of these, nor for one that a broken file seems to have.
         """
         by_name, broken = self._look()
         found = by_name.get(name, ())
@@ -42,18 +48,19 @@ class Layouts:
             if isinstance(said, tuple):
                 raise SettingsError(f"layout {name!r}: {where}: {'; '.join(said)}")
             return said
-        if broken:
-            raise SettingsError(
-                f"layout {name!r} is in no file that can be read: {'; '.join(broken)}"
-            )
         own = built_in(gpus)
+        # GPUs are not to be cut anew, by the boards' layout, while a file is damaged.
+        doubtful = [one for one in broken if name not in own or _mentions(one.text, name)]
+        if doubtful:
+            why = "; ".join(one.why for one in doubtful)
+            raise SettingsError(f"layout {name!r} is in no file that can be read: {why}")
         if name not in own:
             known = ", ".join(sorted({*by_name, *own}))
             raise SettingsError(f"there is no layout {name!r}; there are: {known}")
         return own[name]
 
-    def _look(self) -> tuple[Mapping[str, tuple[tuple[str, _Said], ...]], tuple[str, ...]]:
-        """The layouts in the files now, and what is wrong with files as such."""
+    def _look(self) -> tuple[Mapping[str, tuple[tuple[str, _Said], ...]], tuple[Unreadable, ...]]:
+        """The layouts in the files now, and the files that have something wrong as such."""
         if self._files is None:
             return {}, ()
         contents = self._files.read()
@@ -61,12 +68,14 @@ class Layouts:
             if contents is not self._contents:
                 self._by_name, self._broken = _by_name(contents)
                 self._contents = contents
+                for one in self._broken:
+                    log.warning("no layout of a file can be read", extra={"reason": one.why})
             return self._by_name, self._broken
 
 
 def _by_name(
     contents: Contents,
-) -> tuple[dict[str, tuple[tuple[str, _Said], ...]], tuple[str, ...]]:
+) -> tuple[dict[str, tuple[tuple[str, _Said], ...]], tuple[Unreadable, ...]]:
     found: dict[str, tuple[tuple[str, _Said], ...]] = {}
     broken = list(contents.unreadable)
     for document in contents.documents:
@@ -75,7 +84,7 @@ def _by_name(
         try:
             said = _read(document)
         except SettingsError as e:
-            broken.append(str(e))
+            broken.append(Unreadable(str(e), document.text))
             continue
         for name, one in said.items():
             found[name] = (*found.get(name, ()), (document.where, one))
@@ -89,3 +98,8 @@ def _read(document: Document) -> dict[str, _Said]:
         raise SettingsError(f"{document.where}: {e}") from e
     except (ValueError, RecursionError) as e:  # of a document that no one writes by accident
         raise SettingsError(f"{document.where}: cannot be read: {e}") from e
+
+
+def _mentions(text: str, name: str) -> bool:
+    """Whether *name*, and not only a longer one, is somewhere in the text of a broken file."""
+    return bool(re.search(f"(?<!{_IN_NAMES}){re.escape(name)}(?!{_IN_NAMES})", text))

@@ -73,7 +73,7 @@ class Profiles:
             if contents is not self._contents:
                 self._by_name = _by_name(contents)
                 self._contents = contents
-            return self._by_name, contents.unreadable
+            return self._by_name, tuple(one.why for one in contents.unreadable)
 
 
 @functools.cache

@@ -115,6 +115,11 @@ def test_every_percentage_that_nvidias_driver_takes_is_taken(percent):
             id="field of another strategy",
         ),
         pytest.param(
+            config("MigDeviceConfig", sharing={"strategy": "MPS", "timeSlicingConfig": {}}),
+            "p.sharing.timeSlicingConfig: unknown field with strategy MPS: remove it, or change",
+            id="field of another strategy, of a partition",
+        ),
+        pytest.param(
             config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "long"}}),
             "p.sharing.timeSlicingConfig.interval: 'long'",
             id="interval in the wrong case",
@@ -133,6 +138,17 @@ def test_what_is_wrong_is_said_with_its_path(parameters, problem):
         decode(parameters, "p")
 
     assert problem in str(refused.value)
+
+
+def test_a_field_that_partitions_lack_is_not_blamed_on_the_strategy():
+    sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+
+    with pytest.raises(ConfigError) as refused:
+        decode(config("MigDeviceConfig", sharing=sharing), "p")
+
+    assert refused.value.problems == (
+        "p.sharing.timeSlicingConfig: unknown field with strategy TimeSlicing: remove it",
+    )
 
 
 def test_everything_that_is_wrong_is_said_at_once():

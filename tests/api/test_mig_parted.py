@@ -250,8 +250,28 @@ def test_what_yaml_takes_for_no_text_is_to_be_quoted_wherever_it_is_a_key(key, t
         found = layouts(yaml.safe_load(file.format(broken, entry)))
         assert found["x"] == (f"mig-configs.x{where}: {told}",)
         assert isinstance(found["good"], list)
+    if key == "7":  # a name of a layout may be a number
+        return
     names = f"{{version: v1, mig-configs: {{{key}: [{entry}], good: [{entry}]}}}}"
     assert refused(**yaml.safe_load(names)) == (f"mig-configs: {told}",)
+
+
+@pytest.mark.parametrize(("written", "name"), [("7", "7"), ("0x10", "16"), ("-1", "-1")])
+def test_a_layout_may_be_called_by_a_whole_number_as_in_mig_parted(written, name):
+    entry = "{devices: all, mig-enabled: false}"
+    file = f"{{version: v1, mig-configs: {{{written}: [{entry}], good: [{entry}]}}}}"
+
+    found = layouts(yaml.safe_load(file))
+
+    assert set(found) == {name, "good"}
+    assert found[name] == found["good"]
+
+
+def test_a_number_and_the_same_number_in_quotes_are_one_name():
+    (problem,) = refused(**{"version": "v1", "mig-configs": {7: [], "7": []}})
+
+    assert problem.startswith("mig-configs: ")
+    assert problem.endswith(" has a name twice, as a number and as text; remove one of them")
 
 
 def test_a_key_beside_the_fields_of_a_file_is_told_without_a_path():
@@ -292,6 +312,9 @@ def test_what_is_wrong_with_the_file_is_wrong_with_all_of_it():
     assert refused(version="v1") == ("mig-configs: missing",)
     assert refused(version="v1", mig_configs={}) == (
         "mig-configs: is empty; say what is meant, or leave it out",
+    )
+    assert refused(version="v1", mig_configs=["x"]) == (
+        "mig-configs: ['x'] should be a valid dictionary",
     )
     assert refused(version="v1", mig_configs={"x": []}, flags={}) == (
         "flags: unknown field; remove it",

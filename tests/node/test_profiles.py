@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line_and_spoils_no_other(
     found = ProfileFiles(tmp_path).read()
 
     assert [each.stem for each in found.documents] == ["good"]
-    (said,) = found.unreadable
+    (said,) = (one.why for one in found.unreadable)
     assert said.startswith(f"{tmp_path}/bad: ")
     assert problem in said
     assert "\n" not in said

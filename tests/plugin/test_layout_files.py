@@ -98,22 +98,74 @@ def test_the_same_name_in_two_files_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("version: v2\nmig-configs: {x: []}\n", "version: 'v2' should be 'v1'"),
-        ("version: v1\nmig-configs: [\n", "while parsing"),
-        ("version: v1\nmig-configs: &a {x: [*a]}\n", "cannot be read"),
+        ("version: v2\nmig-configs: {NAME: []}\n", "version: 'v2' should be 'v1'"),
+        ("version: v1\nmig-configs: {NAME: [], 1.5: []}\n", "the key 1.5 is a number to YAML"),
+        ("version: v1\nmig-configs: [{NAME: []}]\n", "should be a valid dictionary"),
+        ("version: v1\nmig-configs:\n  'NAME': [\n", "while parsing"),
+        ("version: v1\nmig-configs:\n  NAME\n    - devices: all\n  x:\n", "not allowed here"),
+        ("version: v1\nmig-configs:\n  NAME: []\n  NAME: []\n", "is there twice"),
+        ("version: v1\nmig-configs: &a {NAME: [*a]}\n", "cannot be read"),
+        ("mig-configs: {NAME: " + 1000 * "[", "is nested too deeply"),
+        ("a: 1\n---\nversion: v2\nmig-configs: {NAME: []}\n", "(document 2): version: 'v2'"),
     ],
 )
-def test_a_broken_file_is_told_where_a_name_is_in_no_other_and_no_board_stands_in(
-    tmp_path, text, words
-):
-    (tmp_path / "bad.yaml").write_text(text)
+def test_a_broken_file_that_seems_to_have_a_layout_spoils_no_other(tmp_path, caplog, text, words):
+    bad = tmp_path / "bad.yaml"
     (tmp_path / "good.yaml").write_text(FILE.format("few", 2))
     layouts = Layouts(tmp_path)
 
-    message = refused(layouts, "all-1g.5gb")
-    assert message.startswith("layout 'all-1g.5gb' is in no file that can be read: ")
-    assert words in message
-    assert layouts.named("few", GPUS).name == "few"
+    for name in ("all-1g.5gb", "all-balanced"):
+        bad.write_text(text.replace("NAME", name))
+        message = refused(layouts, name)
+        assert message.startswith(f"layout '{name}' is in no file that can be read: {bad}")
+        assert words in message
+        assert refused(layouts, "fwe").startswith("layout 'fwe' is in no file that can be read: ")
+        assert layouts.named("few", GPUS).name == "few"
+        for other in ("all-disabled", "all-1g.10gb"):
+            assert layouts.named(other, GPUS) == Layouts(None).named(other, GPUS)
+        (told,) = caplog.records
+        assert told.getMessage() == "no layout of a file can be read"
+        assert told.reason.startswith(str(bad))
+        assert words in told.reason
+        caplog.clear()
+
+
+def test_a_broken_file_has_not_what_is_only_the_beginning_of_a_name_in_it(tmp_path):
+    (tmp_path / "bad.yaml").write_text(
+        "mig-configs: {all-1g.5gb.me: [], of-all-balanced: [], 1.5: 1}"
+    )
+
+    for name in ("all-1g.5gb", "all-balanced"):
+        assert Layouts(tmp_path).named(name, GPUS).where == "built in"
+    assert "1.5" in refused(Layouts(tmp_path), "all-1g.5gb.me")
+
+
+def test_a_broken_file_in_utf_16_is_searched_as_well(tmp_path):
+    (tmp_path / "bad.yaml").write_bytes("mig-configs: {all-balanced: [".encode("utf-16"))
+
+    assert "no file that can be read" in refused(Layouts(tmp_path), "all-balanced")
+    assert Layouts(tmp_path).named("all-disabled", GPUS).where == "built in"
+
+
+def test_a_file_that_is_mended_has_its_layout_again_and_the_boards_never_stood_in(tmp_path):
+    file = tmp_path / "mig.yaml"
+    whole = FILE.format("all-balanced", 2)
+    layouts = Layouts(file)
+
+    for text in (whole, whole.replace("v1", "v2"), whole.replace("]", "[").replace("{", "[")):
+        file.write_text(text)
+        if text is whole:
+            assert layouts.named("all-balanced", GPUS).where == str(file)
+        else:
+            assert "no file that can be read" in refused(layouts, "all-balanced")
+    file.write_text(whole)
+    assert layouts.named("all-balanced", GPUS).where == str(file)
+
+
+def test_a_layout_may_be_called_by_a_number(tmp_path):
+    (tmp_path / "mig.yaml").write_text(FILE.format(1, 2))
+
+    assert Layouts(tmp_path).named("1", GPUS).entries[0].counts == (("1g.5gb", 2),)
 
 
 def test_a_path_that_cannot_be_read_is_told(tmp_path):
