@@ -23,13 +23,14 @@ lacks the one attribute that nobody can know before: ``uuid``.
 
 import json
 import logging
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 from dra_driver.cli.device_tables import device_tables
+from dra_driver.cli.mig_layouts import waiting
 from dra_driver.cli.mig_picture import Board, boards, mig_picture
 from dra_driver.cli.mig_preview import preview, preview_lines
 from dra_driver.cli.simulated_host import host_directory
@@ -37,6 +38,7 @@ from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import held_by
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.slices import Home, Pool, reconcile, split
+from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held
 from dra_driver.model.layouts import Book
 from dra_driver.model.offer import Keeps, Offer, Pending
@@ -67,6 +69,7 @@ class _Answer:
     profile: Profile
     boards: tuple[Board, ...]
     mig: tuple[str, ...] = ()  # what of it is shown as it will be, and how far the rest is
+    layouts: Mapping[DeviceName, str] = field(default_factory=dict)  # by GPU: what it waits for
 
 
 def devices(
@@ -87,8 +90,10 @@ def devices(
     found = preview(basis, Layouts(settings.profiles), _book(settings))
     offered = offer(found.inventory, found.profile, keeps, held, mps=bool(settings.mps_socket))
     if output in ("table", "wide"):
-        drawn = boards(offered, found.inventory.gpus, held, found.book.made)
-        answer = _Answer(offered, profile, drawn, tuple(preview_lines(found)))
+        gpus, book = found.inventory.gpus, found.book
+        drawn = boards(offered, gpus, held, book.made)
+        mig = tuple(preview_lines(found))
+        answer = _Answer(offered, profile, drawn, mig, waiting(book, gpus))
         return "\n".join(_lines(answer, output == "wide", terminal))
     document = slices_list(offered, settings)
     if output == "yaml":
@@ -138,13 +143,16 @@ def _lines(answer: _Answer, wide: bool, terminal: Terminal) -> Iterable[str]:
         yield f"\n{mig_picture(answer.boards, terminal)}\n"
     yield from answer.mig
     yield from (f"not offered: {found.what}: {found.reason}" for found in offered.withheld)
-    yield from (_pending(change) for change in offered.pending)
+    yield from (_pending(change, answer.layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {note}" for note in profile.notes)
     yield from offered.notes[len(profile.notes) :]
     yield f"profile: {profile.name}"
 
 
-def _pending(change: Pending) -> str:
+def _pending(change: Pending, layouts: Mapping[DeviceName, str]) -> str:
+    """A layout goes before what the profile makes of its GPU."""
     if change.reason:
         return f"not as the profile says: {change.device}: {change.change}: {change.reason}"
-    return f"pending: {change.device} keeps its shape while a claim holds it, then: {change.change}"
+    layout = layouts.get(change.device)
+    then = f"as layout {layout} says" if layout else change.change
+    return f"pending: {change.device} keeps its shape while a claim holds it, then: {then}"

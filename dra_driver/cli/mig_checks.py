@@ -16,7 +16,7 @@ from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Fixed, Mig, OddInstance, PartitionKey
 from dra_driver.model.offer import partition_name
 from dra_driver.model.resets import by_hand
-from dra_driver.plan.mig.gone import lost
+from dra_driver.plan.mig.gone import known_given_up, lost
 
 MODES, INSTANCES, FILES = "MIG mode", "MIG instances", "MIG device files"
 
@@ -50,7 +50,7 @@ def instances(look: Callable[[], Inventory], book: Callable[[], Book]) -> Iterat
 
 
 def of_instances(
-    gpus: Sequence[Gpu], steady: Iterable[Record], known: Iterable[Record]
+    gpus: Sequence[Gpu], steady: Sequence[Record], known: Iterable[Record]
 ) -> Iterator[Finding]:
     """*steady*: records that were the same all the time; *known*: all that there were."""
     ours = {(h.gpu, h.partition) for record in known for h in record.holdings if h.cut}
@@ -59,6 +59,7 @@ def of_instances(
             if (gpu.uuid, one.key) not in ours:
                 yield _of_odd(gpu, mig, one)
     yield from _of_vanished(gpus, steady)
+    yield from _of_replaced(gpus, steady)
     foreign = [
         _name(gpu, mig, one.key)
         for gpu, mig in _cuttable(gpus)
@@ -141,6 +142,22 @@ def _of_vanished(gpus: Sequence[Gpu], steady: Iterable[Record]) -> Iterator[Find
                 "delete the pods of the claim, so that it is given back; and see who runs "
                 "nvidia-smi mig -dgi here",
             )
+
+
+def _of_replaced(gpus: Sequence[Gpu], steady: Iterable[Record]) -> Iterator[Finding]:
+    """What is there again, and is not what the claim had, though it is called the same."""
+    seen = {gpu.uuid for gpu, _ in _cuttable(gpus)}
+    for record in steady:
+        away = lost(record, gpus)
+        for holding in known_given_up(record):
+            if holding.gpu in seen and holding not in away:
+                yield warn(
+                    INSTANCES,
+                    f"claim {record.claim} had {holding.device}, which was removed; somebody else "
+                    "made another in its place, and its pods were told",
+                    "delete the pods of the claim (and a claim that is not from a template) to "
+                    "have one allocated anew",
+                )
 
 
 def _name(gpu: Gpu, mig: Mig, key: PartitionKey) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from api.names import MIG_CONFIG_LABEL
 from dra_driver.cli.findings import Finding, fail, ok, some, warn
-from dra_driver.model.devices import Gpu
+from dra_driver.model.devices import DeviceName, Gpu
 from dra_driver.model.layouts import Book, State
 
 LAYOUTS = "MIG layouts"
@@ -33,6 +33,12 @@ def progress(book: Book, gpus: Iterable[Gpu]) -> Iterator[Progress]:
             found.setdefault((one.layout, one.state, one.reason), []).append(gpu.name)
     for (layout, state, reason), names in found.items():
         yield Progress(layout, state, reason, tuple(names))
+
+
+def waiting(book: Book, gpus: Iterable[Gpu]) -> dict[DeviceName, str]:
+    """The layouts that are yet to come, by the names of their GPUs."""
+    found = ((gpu.name, book.outcomes.get(gpu.uuid)) for gpu in gpus)
+    return {name: one.layout for name, one in found if one and one.state is State.PENDING}
 
 
 def layout_lines(book: Book, gpus: Iterable[Gpu]) -> Iterator[str]:

@@ -69,13 +69,21 @@ def preview_lines(found: Preview) -> Iterator[str]:
             f"shown as after their switch to MIG mode: {', '.join(found.switched)}; the plugin "
             f"switches them {_WHEN}{_RESET}"
         )
+    later = {gpu.uuid: gpu for gpu in found.inventory.gpus}
     for layout, gpus in found.cut:
         names = ", ".join(gpu.name for gpu in gpus)
-        reset = _RESET if any(gpu.mig and not gpu.mig.switches for gpu in gpus) else ""
+        reset = _RESET if any(_is_reset(gpu, later[gpu.uuid]) for gpu in gpus) else ""
         yield (f"shown as after layout {layout}: {names}; the plugin cuts them so {_WHEN}{reset}")
     if found.problem and found.problem != found.book.problem:
         yield f"layout: {found.problem}"
     yield from layout_lines(found.book, found.inventory.gpus)
+
+
+def _is_reset(gpu: Gpu, later: Gpu) -> bool:
+    """Whether it takes a reset to make *gpu* what it is *later*."""
+    if gpu.mig is None or later.mig is None:
+        return False
+    return gpu.mig.on != later.mig.on and not gpu.mig.switches
 
 
 def _label(book: Book, inventory: Inventory) -> str:

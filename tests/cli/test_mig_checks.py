@@ -1,5 +1,7 @@
 """What doctor says of GPUs that can be cut, each with what to do about it."""
 
+from dataclasses import replace
+
 from dra_driver.cli import mig_checks
 from dra_driver.cli.disk_checks import Book
 from dra_driver.cli.findings import Level
@@ -9,6 +11,8 @@ from dra_driver.model.driver_files import DeviceFile
 from dra_driver.model.holdings import Record
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.mig import Fixed, Mig
+from dra_driver.model.steps import SetMigMode
+from dra_driver.plan.mig.gone import given_up
 from tests.cli.mig import a100, holding, instance, odd
 from tests.fakes.values import gpu
 
@@ -130,6 +134,29 @@ def test_another_instance_in_the_place_of_a_claims_is_not_its_own():
     failed, _ = seen(a100(0, remade), before=[record("a", "1g.5gb", 0, instance=mine)])
 
     assert failed.level is Level.FAIL
+
+
+def test_an_instance_made_anew_where_a_claims_was_given_up_is_a_warning():
+    before = record("a", "1g.5gb", 0)
+    switch = SetMigMode(a100().uuid, on=True)
+    after = given_up(replace(before, steps=(switch,)), before.holdings)
+
+    warned, foreign = seen(a100(0, ONE), before=[after])
+
+    assert warned.level is Level.WARN
+    assert warned.found.startswith("claim team-a/a had gpu-0-mig-1g5gb-19-0, which was removed")
+    assert "delete the pods" in warned.mend
+    assert foreign.found.endswith("left as they are: gpu-0-mig-1g5gb-19-0")
+    assert [one.level for one in seen(a100(), before=[after])] == [Level.FAIL]
+    assert seen(gpu(0), before=[after]) == []
+
+
+def test_a_claim_that_was_given_what_was_there_is_told_nothing():
+    given = record("a", "1g.5gb", 0, cut=False)
+
+    (foreign,) = seen(a100(0, ONE), before=[given])
+
+    assert foreign.level is Level.OK
 
 
 def test_a_claim_that_came_or_went_meanwhile_says_nothing():

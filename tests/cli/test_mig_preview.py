@@ -96,6 +96,15 @@ def test_documents_have_exactly_these_partitions_and_invent_no_uuid(show):
         assert "consumesCounters" not in device
 
 
+def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, tmp_path):
+    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+        plugin.mig.reset_mode(uuids(node, tmp_path)["gpu-0"], True)
+
+    assert about(show("sevenths"), "shown as") == [
+        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}"
+    ]
+
+
 def test_gpus_with_one_layout_are_one_line(show):
     assert about(show("all-balanced"), "shown as") == [
         f"shown as after layout all-balanced: gpu-0, gpu-1; the plugin cuts them so {WHEN}{RESET}"
@@ -185,6 +194,43 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
     ]
     assert about(text, "shown as") == [
         f"shown as after layout all-balanced: gpu-1; the plugin cuts them so {WHEN}"
+    ]
+
+
+@pytest.mark.parametrize(
+    "book, then",
+    [
+        pytest.param(Book(label="all-balanced"), "as layout all-balanced says", id="a layout"),
+        pytest.param(Book(label="sevenths"), "sliceable and partitions cut for", id="no layout"),
+    ],
+)
+def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
+    type_in, node, tmp_path, book, then
+):
+    claim = ref("training")
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
+        Record(claim, (Holding(claim, DeviceName("gpu-1")),))
+    )
+    keep(tmp_path, book)
+    where = ("--sim", node, "--state-dir", tmp_path, "--profiles", tmp_path / "profiles")
+
+    text = type_in("devices", *where, "--profile", "mig").out
+
+    (line,) = about(text, "pending")
+    start = f"pending: gpu-1 keeps its shape while a claim holds it, then: {then}"
+    assert line.startswith(start)
+
+
+def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, node, tmp_path):
+    claim = ref("training")
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
+        Record(claim, (Holding(claim, DeviceName("gpu-0")),))
+    )
+    failed = Outcome("sevenths", State.FAILED, "MIG mode cannot be turned on: no reset")
+    keep(tmp_path, Book(outcomes={uuids(node, tmp_path)["gpu-0"]: failed}))
+
+    assert about(show("sevenths"), "pending") == [
+        "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable"
     ]
 
 

@@ -7,12 +7,13 @@ import pytest
 from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.mig import Mig
+from dra_driver.model.offer import Device, Offer
 from dra_driver.model.steps import RemovePartition
 from dra_driver.plan.mig.claims import cuts
-from dra_driver.plan.mig.gone import given_up, lost, message, partitions
+from dra_driver.plan.mig.gone import given_up, known_given_up, lost, message, partitions
 from dra_driver.plan.prepare import plan_claim
 from dra_driver.plan.undo import undoing
-from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer
+from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer, partition
 from tests.fakes.values import POOL, allocation, claim, config, gpu, ref
 
 FIRST = DeviceName("gpu-0-mig-1g10gb-19-0")
@@ -63,6 +64,39 @@ def test_what_is_given_up_is_held_and_not_removed_any_more():
     ]
     assert given_up(record, ()) == record
     assert lost(after, [board(*(one.instance for one in after.holdings[1:]))]) == after.holdings[:1]
+
+
+def test_of_a_gpu_that_is_switched_for_claims_it_is_known_what_was_given_up():
+    record = prepared()
+    after = given_up(record, record.holdings)
+
+    assert known_given_up(record) == ()
+    assert known_given_up(after) == after.holdings
+    assert known_given_up(replace(after, prepared=None)) == ()
+
+
+def test_of_several_on_one_gpu_it_is_not_known_which_was_given_up():
+    record = prepared_both()
+
+    assert known_given_up(given_up(record, record.holdings[:1])) == ()
+    assert known_given_up(given_up(record, record.holdings)) == ()
+
+
+def test_of_a_board_that_claims_do_not_switch_nothing_tells_it():
+    plan = plan_claim(claim(FIRST), mig_offer(mig_gpu(on=True, switches=False)), (), POOL)
+    record = replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
+
+    assert known_given_up(given_up(record, record.holdings)) == ()
+
+
+def test_an_instance_that_was_there_before_was_not_given_up():
+    found = Device(board(MINE), partition=partition(ONE), instance=MINE, offered=("1g.10gb",))
+    plan = plan_claim(claim(FIRST), Offer((found,)), (), POOL)
+    record = replace(plan.record, prepared=(), spec="{}")
+
+    (holding,) = partitions(record)
+    assert (holding.instance, holding.cut) == (MINE, False)
+    assert known_given_up(record) == ()
 
 
 @pytest.mark.parametrize("gpus", [(), (mig_gpu(1),), (gpu(0),)])

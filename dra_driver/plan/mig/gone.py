@@ -4,12 +4,13 @@ Nobody can remove an instance on which something runs, but an idle one, or all o
 reset.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.steps import CutPartition
+from dra_driver.model.steps import CutPartition, SetMigMode
 
 
 def lost(record: Record, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
@@ -50,6 +51,20 @@ def given_up(record: Record, away: Iterable[Holding]) -> Record:
         for one in record.holdings
     )
     return replace(record, steps=tuple(steps), holdings=tuple(holdings))
+
+
+def known_given_up(record: Record) -> tuple[Holding, ...]:
+    """Of what a prepared claim computes on, what was certainly given up, whatever is there now.
+
+    Only a partition that was cut for the claim had it turn MIG mode on. Which of several it was, no
+    record says; nor whether there was one on a board that is not switched for claims.
+    """
+    cut = {one.gpu for one in record.steps if isinstance(one, CutPartition)}
+    switched = {one.gpu for one in record.steps if isinstance(one, SetMigMode) and one.on}
+    its = partitions(record)
+    places = Counter(gpu for gpu, _ in {(one.gpu, one.partition) for one in its})
+    certain = {gpu for gpu in switched - cut if places[gpu] == 1}
+    return tuple(one for one in its if not one.cut and one.gpu in certain)
 
 
 def message(record: Record, holding: Holding) -> str:
