@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from dra_driver.model.devices import Gpu
 from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.steps import CutPartition, SetMigMode
+from dra_driver.model.steps import SetMigMode
+from dra_driver.plan.mig.claims import cuts, with_cuts
 
 
 def lost(record: Record, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
@@ -41,16 +42,12 @@ def given_up(record: Record, away: Iterable[Holding]) -> Record:
     """*record*, of whose instances these are known to be *away*: it goes on holding their places,
     and what comes to them is not ours, though it may be called the same."""
     places = {(one.gpu, one.partition) for one in away}
-    steps = (
-        one
-        for one in record.steps
-        if not isinstance(one, CutPartition) or (one.gpu, one.key) not in places
-    )
+    left = [cut for cut in cuts([record]) if (cut.gpu, cut.key) not in places]
     holdings = (
         replace(one, cut=False) if (one.gpu, one.partition) in places else one
         for one in record.holdings
     )
-    return replace(record, steps=tuple(steps), holdings=tuple(holdings))
+    return replace(with_cuts(record, left), holdings=tuple(holdings))
 
 
 def known_given_up(record: Record) -> tuple[Holding, ...]:
@@ -59,7 +56,7 @@ def known_given_up(record: Record) -> tuple[Holding, ...]:
     Only a partition that was cut for the claim had it turn MIG mode on. Which of several it was, no
     record says; nor whether there was one on a board that is not switched for claims.
     """
-    cut = {one.gpu for one in record.steps if isinstance(one, CutPartition)}
+    cut = {one.gpu for one in cuts([record])}
     switched = {one.gpu for one in record.steps if isinstance(one, SetMigMode) and one.on}
     its = partitions(record)
     places = Counter(gpu for gpu, _ in {(one.gpu, one.partition) for one in its})
