@@ -9,9 +9,9 @@ from dra_driver import logs
 from dra_driver.errors import DriverError, SettingsError
 from dra_driver.settings import (
     AgentSettings,
+    ClaimsSettings,
     DevicesSettings,
     DoctorSettings,
-    NodeSettings,
     PluginSettings,
 )
 
@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     claims = commands.add_parser(
         "claims", help="print who holds how much of which GPU of this node, and what is free"
     )
-    NodeSettings.add_flags(claims)
+    ClaimsSettings.add_flags(claims)
     _add_output(claims, "bars", "table", "json")
     claims.add_argument(
         "--ledger-only",
@@ -130,7 +130,7 @@ def _claims(arguments: argparse.Namespace) -> int:
     from dra_driver.cli.claims import claims
     from dra_driver.cli.terminal import terminal
 
-    settings = NodeSettings.read(arguments)
+    settings = ClaimsSettings.read(arguments)
     logs.set_up("warning", settings.log_format)
     shown = terminal(sys.stdout, os.environ)
     print(claims(settings, arguments.output, shown, arguments.ledger_only))

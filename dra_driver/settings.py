@@ -1,12 +1,15 @@
 """Every path, port and choice of a process: from flags, else the environment, else a default.
 
 A field is a flag (``--node-name``) and an environment variable (``NODE_NAME``); its description is
-the help text. Read once, in ``__main__``; nothing below asks the environment.
+the help text. Read once, in ``__main__``; nothing below asks the environment. Each command has a
+class with the fields that it uses, and no others: another's flag is refused, and another's variable
+is not looked at.
 """
 
 import argparse
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -44,6 +47,12 @@ NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMA
 PodUid = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
+HttpAddress = Annotated[
+    str, Field(description="host:port for /metrics, /livez and /readyz; empty: none")
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"], Field(description="how much to log")
+]
 
 
 class _Settings(BaseModel):
@@ -80,10 +89,9 @@ class _Settings(BaseModel):
             raise SettingsError("; ".join(_problem(error) for error in e.errors())) from e
 
 
-class NodeSettings(_Settings):
-    """Where this node keeps things, for every command that looks at it."""
+class HostSettings(_Settings):
+    """What every command needs: the host, its driver, and how to say what happens."""
 
-    driver_name: DriverName = Field(DRIVER, description="the name of the driver")
     driver_root: OptionalPath = Field(
         "",
         description="where the NVIDIA driver is installed, as a path of the host; "
@@ -91,12 +99,38 @@ class NodeSettings(_Settings):
         "/usr/local/nvidia",
     )
     host_root: AbsolutePath = Field(Path("/"), description="where this process sees the host's /")
-    nvidia_cdi_hook: OptionalPath = Field(
-        "", description="nvidia-cdi-hook on the host; empty: containers are edited without hooks"
+    sim: str = Field(
+        "",
+        description="simulate GPUs: a bundled node (h100x8, …), or a file that describes one",
     )
-    cdi_dir: AbsolutePath = Field(
-        Path("/var/run/cdi"), description="where the container runtime reads CDI specs"
+    log_format: Literal["text", "json"] = Field("text", description="how to log")
+
+    @property
+    def place(self) -> Place:
+        """Where the GPUs are looked for."""
+        return Place(self.driver_root or None, self.host_root, self.sim)
+
+
+class AgentSettings(HostSettings):
+    """The MPS agent."""
+
+    mps_dir: AbsolutePath = Field(
+        Path(_MPS_DIR),
+        description="where MPS servers are kept: the same directory for the host, for us and for "
+        "containers, with a short name, since sockets are in it",
     )
+    health_interval: float = Field(
+        5.0, ge=0.1, le=3600, description="seconds between two looks at the MPS servers"
+    )
+    http_address: HttpAddress = ""
+    log_level: LogLevel = "info"
+
+
+class ClaimsSettings(HostSettings):
+    """`dra-driver claims`: where the plugin of this node writes down what it did, and who else
+    knows."""
+
+    driver_name: DriverName = Field(DRIVER, description="the name of the driver")
     kubelet_dir: AbsolutePath = Field(
         Path("/var/lib/kubelet"), description="the kubelet's root directory"
     )
@@ -104,38 +138,10 @@ class NodeSettings(_Settings):
         None,
         description="what outlives a restart; default <kubelet dir>/plugins/<driver name>/state",
     )
-    runtime_dir: OptionalPath = Field(
-        "",
-        description="where containerd keeps its state on the host, if not at a usual place "
-        "(/run/containerd, also those of k3s, k0s and MicroK8s)",
-    )
-    sim: str = Field(
-        "",
-        description="simulate GPUs: a bundled node (h100x8, …), or a file that describes one",
-    )
-    profiles: Path | None = Field(
-        None, description="profiles: a file, or a directory as a ConfigMap is mounted"
-    )
     mps_socket: OptionalPath = Field(
         f"{_MPS_DIR}/agent.sock",
         description="where this node's MPS agent answers; empty: this node offers no MPS",
     )
-    profile: ProfileName = Field(
-        "",
-        description="the profile of this node; empty: what the node's label gpu.nvidia.com/profile "
-        "or nvidia.com/device-plugin.config names, else the one called default",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="how much to log"
-    )
-    log_format: Literal["text", "json"] = Field("text", description="how to log")
-
-    @property
-    def place(self) -> Place:
-        """Where the GPUs are looked for."""
-        return Place(
-            self.driver_root or None, self.host_root, self.sim, self.runtime_dir, self.mps_socket
-        )
 
     @property
     def plugin_dir(self) -> Path:
@@ -156,25 +162,47 @@ class NodeSettings(_Settings):
         return self.state / "mig.json"
 
 
-class DevicesSettings(NodeSettings):
-    """What `dra-driver devices` needs beyond the node: whose slices it prints."""
+class DevicesSettings(ClaimsSettings):
+    """`dra-driver devices`: besides, as what the GPUs are offered, and whose slices it prints."""
 
     node_name: str = Field(os.uname().nodename, description="whose slices they would be")
+    profiles: Path | None = Field(
+        None, description="profiles: a file, or a directory as a ConfigMap is mounted"
+    )
+    profile: ProfileName = Field(
+        "",
+        description="the profile of this node; empty: what the node's label gpu.nvidia.com/profile "
+        "or nvidia.com/device-plugin.config names, else the one called default",
+    )
 
 
-class PluginSettings(NodeSettings):
-    """The kubelet plugin."""
+class DoctorSettings(DevicesSettings):
+    """`dra-driver doctor`: besides, whom the plugin works with."""
 
-    node_name: NodeName = Field(description="the name of this process's Node object")
+    node_name: NodeName = Field(os.uname().nodename.lower(), description="which Node to look at")
     pod_uid: PodUid = Field(
         "", description="the UID of this pod: two plugins can then serve at once in an update"
     )
     kubeconfig: Path | None = Field(
         None, description="how to reach the API server; default: the pod's service account"
     )
-    http_address: str = Field(
-        "", description="host:port for /metrics, /livez and /readyz; empty: none"
+    cdi_dir: AbsolutePath = Field(
+        Path("/var/run/cdi"), description="where the container runtime reads CDI specs"
     )
+    nvidia_cdi_hook: OptionalPath = Field(
+        "", description="nvidia-cdi-hook on the host; empty: containers are edited without hooks"
+    )
+    runtime_dir: OptionalPath = Field(
+        "",
+        description="where containerd keeps its state on the host, if not at a usual place "
+        "(/run/containerd, also those of k3s, k0s and MicroK8s)",
+    )
+
+
+class PluginSettings(DoctorSettings):
+    """The kubelet plugin: besides, how often it looks, and where it answers."""
+
+    node_name: NodeName = Field(description="the name of this process's Node object")
     look_interval: float = Field(
         10.0, ge=0.1, le=3600, description="seconds between two looks at the GPUs"
     )
@@ -184,28 +212,13 @@ class PluginSettings(NodeSettings):
     guard_interval: float = Field(
         2.0, ge=0.1, le=60, description="seconds between two looks of the memory guard"
     )
+    http_address: HttpAddress = ""
+    log_level: LogLevel = "info"
 
-
-class AgentSettings(NodeSettings):
-    """The MPS agent."""
-
-    mps_dir: AbsolutePath = Field(
-        Path(_MPS_DIR),
-        description="where MPS servers are kept: the same directory for the host, for us and for "
-        "containers, with a short name, since sockets are in it",
-    )
-    http_address: str = Field(
-        "", description="host:port for /metrics, /livez and /readyz; empty: none"
-    )
-    health_interval: float = Field(
-        5.0, ge=0.1, le=3600, description="seconds between two looks at the MPS servers"
-    )
-
-
-class DoctorSettings(PluginSettings):
-    """What is checked: the plugin's settings, for this machine where no node is named."""
-
-    node_name: NodeName = Field(os.uname().nodename.lower(), description="which Node to look at")
+    @property
+    def place(self) -> Place:
+        """Where the GPUs are looked for, and who else has a part in what claims get of them."""
+        return replace(super().place, runtime_dir=self.runtime_dir, mps_socket=self.mps_socket)
 
 
 def _metavar(name: str, field: FieldInfo) -> str:

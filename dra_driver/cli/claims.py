@@ -78,7 +78,7 @@ from dra_driver.model.mig import PartitionKey
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger_files import SetAside, read_directory
 from dra_driver.plan.offer import described
-from dra_driver.settings import NodeSettings
+from dra_driver.settings import ClaimsSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Report:
 
 
 def claims(
-    settings: NodeSettings,
+    settings: ClaimsSettings,
     output: str,
     terminal: Terminal,
     ledger_only: bool = False,

@@ -45,7 +45,7 @@ from dra_driver.node.node import GpuNode
 from dra_driver.node.place import open_driver
 from dra_driver.node.worker import Worker
 from dra_driver.plan.edits import vendor
-from dra_driver.settings import PluginSettings
+from dra_driver.settings import DoctorSettings
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its ow
 _TIMEOUTS = Timeouts(connect=3.0, read=5.0)
 
 
-def doctor(settings: PluginSettings, ask: Ask = ask_agent) -> int:
+def doctor(settings: DoctorSettings, ask: Ask = ask_agent) -> int:
     """Print each finding as soon as it is made. 0: nothing failed; 1: something did. *ask*: how the
     MPS agent is asked."""
     findings: list[Finding] = []
@@ -87,7 +87,7 @@ def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     return list(check())
 
 
-def _examine(settings: PluginSettings, ask: Ask, stack: ExitStack) -> Iterator[Finding]:
+def _examine(settings: DoctorSettings, ask: Ask, stack: ExitStack) -> Iterator[Finding]:
     sim_dir = stack.enter_context(host_directory(settings))
     node = stack.enter_context(open_node(settings.place, sim_dir))
     driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
@@ -104,7 +104,7 @@ def _examine(settings: PluginSettings, ask: Ask, stack: ExitStack) -> Iterator[F
         yield from examine_cluster(cluster)
 
 
-def _node_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[Check]:
+def _node_checks(settings: DoctorSettings, machine: gpu_checks.Machine) -> list[Check]:
     modules = DriverRoot(None, machine.host_root)
     return [
         (gpu_checks.ROOT, partial(gpu_checks.driver_root, machine)),
@@ -118,7 +118,7 @@ def _node_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[
     ]
 
 
-def _mig_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[Check]:
+def _mig_checks(settings: DoctorSettings, machine: gpu_checks.Machine) -> list[Check]:
     node = machine.node
     return [
         (mig_checks.MODES, lambda: mig_checks.modes(node.inventory().gpus)),
@@ -134,19 +134,19 @@ def _mig_checks(settings: PluginSettings, machine: gpu_checks.Machine) -> list[C
     ]
 
 
-def _layouts(settings: PluginSettings, node: GpuNode) -> Iterator[Finding]:
+def _layouts(settings: DoctorSettings, node: GpuNode) -> Iterator[Finding]:
     gpus = [gpu for gpu in node.inventory().gpus if gpu.mig is not None]
     if gpus:
         book = MigBook(settings.mig_book, boot_id(settings.host_root)).read()
         yield from mig_layouts.layouts(book, gpus)
 
 
-def _book(settings: PluginSettings) -> disk_checks.Book:
+def _book(settings: DoctorSettings) -> disk_checks.Book:
     return disk_checks.Book(*read_directory(_of_boot(settings)))
 
 
 def _sharing_checks(
-    settings: PluginSettings,
+    settings: DoctorSettings,
     machine: gpu_checks.Machine,
     cluster: cluster_checks.Cluster | Finding,
 ) -> list[Check]:
@@ -173,7 +173,7 @@ def _sharing_checks(
 
 
 def _mps_checks(
-    settings: PluginSettings, machine: gpu_checks.Machine, driver: DriverRoot, ask: Ask
+    settings: DoctorSettings, machine: gpu_checks.Machine, driver: DriverRoot, ask: Ask
 ) -> list[Check]:
     node = machine.node
     scene = mps_checks.Scene(settings.mps_socket, partial(_of_boot, settings), ask)
@@ -190,12 +190,12 @@ def _mps_checks(
     ]
 
 
-def _of_boot(settings: PluginSettings) -> Path:
+def _of_boot(settings: DoctorSettings) -> Path:
     """Where the ledger of this boot is."""
     return settings.ledger_dir / boot_id(settings.host_root)
 
 
-def _disk_checks(settings: PluginSettings) -> list[Check]:
+def _disk_checks(settings: DoctorSettings) -> list[Check]:
     kubelet, driver, cdi_dir = settings.kubelet_dir, settings.driver_name, settings.cdi_dir
     of_boot = partial(_of_boot, settings)
     return [
@@ -218,7 +218,7 @@ def _disk_checks(settings: PluginSettings) -> list[Check]:
     ]
 
 
-def _cluster(settings: PluginSettings, stack: ExitStack) -> cluster_checks.Cluster | Finding:
+def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Cluster | Finding:
     """The API server, of which nothing is asked yet; or why there is none to ask."""
     access = _access(settings)
     if isinstance(access, Finding):
@@ -253,7 +253,7 @@ def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
         yield from run_checks([(what, partial(check, cluster)) for what, check in rest.items()])
 
 
-def _access(settings: PluginSettings) -> Access | Finding:
+def _access(settings: DoctorSettings) -> Access | Finding:
     """How to reach the API server; outside a pod, and told nothing, that is not looked at."""
     if settings.kubeconfig is None:
         try:

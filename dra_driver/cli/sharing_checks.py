@@ -20,7 +20,7 @@ from dra_driver.node.withhold import named
 from dra_driver.plan.offer import described, offer
 from dra_driver.plan.profiles import Wanted, wanted
 from dra_driver.plugin.profiles import Profiles
-from dra_driver.settings import PluginSettings
+from dra_driver.settings import DoctorSettings
 
 PROFILE, SHAPES, LIMITS, CGROUPS, RUNTIME, PODS, PROCESSES = (
     "profile",
@@ -38,7 +38,7 @@ class Scene:
     """The node and its profile. Each part is looked at once, when it is asked for."""
 
     def __init__(
-        self, settings: PluginSettings, look: Callable[[], Inventory], cluster: Cluster | None
+        self, settings: DoctorSettings, look: Callable[[], Inventory], cluster: Cluster | None
     ) -> None:
         """*cluster*: None where no API server can be asked."""
         self._settings = settings

@@ -16,7 +16,7 @@ from dra_driver.node.mps.agent import MpsAgent
 from dra_driver.node.node import GpuNode
 from dra_driver.node.processes import Processes
 from dra_driver.plan.mps_clients import untold
-from dra_driver.settings import NodeSettings
+from dra_driver.settings import ClaimsSettings
 
 Ask = Callable[[Path], MpsStatus]
 """Asks the MPS agent at a socket. NodeError: it does not answer."""
@@ -30,7 +30,7 @@ class Sight:
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)
 
 
-def look(settings: NodeSettings, used_of: Collection[GpuUuid] = ()) -> Sight:
+def look(settings: ClaimsSettings, used_of: Collection[GpuUuid] = ()) -> Sight:
     """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
     listed."""
     try:

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_driver.settings import NodeSettings
+from dra_driver.settings import ClaimsSettings
 
 
 @contextlib.contextmanager
-def host_directory(settings: NodeSettings) -> Iterator[Path]:
+def host_directory(settings: ClaimsSettings) -> Iterator[Path]:
     """A directory for them. What the plugin of these *settings* did to the GPUs of its simulated
     host (how they are cut, their compute modes) is there as it is on GPUs that several processes
     look at; its own files are left alone, since they may be of another node."""

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import SettingsError
-from dra_driver.settings import AgentSettings, DevicesSettings, NodeSettings, PluginSettings
+from dra_driver.node.place import Place
+from dra_driver.settings import (
+    AgentSettings,
+    ClaimsSettings,
+    DevicesSettings,
+    DoctorSettings,
+    PluginSettings,
+)
 
-SETTINGS = [NodeSettings, DevicesSettings, PluginSettings, AgentSettings]
+SETTINGS = [ClaimsSettings, DevicesSettings, DoctorSettings, PluginSettings, AgentSettings]
 
 
 def read(settings, *words, **environment):
@@ -18,20 +25,29 @@ def read(settings, *words, **environment):
 
 
 def test_a_flag_beats_the_environment_and_that_beats_the_default():
-    assert read(NodeSettings).driver_name == "gpu.nvidia.com"
-    assert read(NodeSettings, DRIVER_NAME="a.example").driver_name == "a.example"
-    both = read(NodeSettings, "--driver-name", "b.example", DRIVER_NAME="a.example")
+    assert read(ClaimsSettings).driver_name == "gpu.nvidia.com"
+    assert read(ClaimsSettings, DRIVER_NAME="a.example").driver_name == "a.example"
+    both = read(ClaimsSettings, "--driver-name", "b.example", DRIVER_NAME="a.example")
     assert both.driver_name == "b.example"
 
 
 def test_an_empty_variable_is_as_good_as_none():
-    assert read(NodeSettings, DRIVER_NAME="").driver_name == "gpu.nvidia.com"
+    assert read(ClaimsSettings, DRIVER_NAME="").driver_name == "gpu.nvidia.com"
 
 
 def test_no_mps_can_be_said_by_an_empty_flag_or_variable():
-    assert read(NodeSettings).place.mps_socket == "/run/dra-driver-gpu/mps/agent.sock"
-    assert read(NodeSettings, MPS_SOCKET="").place.mps_socket == ""
-    assert read(NodeSettings, "--mps-socket", "").place.mps_socket == ""
+    assert read(ClaimsSettings).mps_socket == "/run/dra-driver-gpu/mps/agent.sock"
+    assert read(ClaimsSettings, MPS_SOCKET="").mps_socket == ""
+    plugin = read(PluginSettings, "--node-name", "n", "--mps-socket", "")
+    assert plugin.place.mps_socket == ""
+
+
+def test_the_plugin_prepares_with_the_agent_and_the_runtime_that_it_was_told_of():
+    words = ("--node-name", "n", "--mps-socket", "/m/agent.sock", "--runtime-dir", "/run/c")
+
+    assert read(PluginSettings, *words).place == Place(
+        mps_socket="/m/agent.sock", runtime_dir="/run/c"
+    )
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -63,7 +79,7 @@ def test_help_is_printed_and_ends_well(type_in, command):
     answer = type_in(command, "--help")
 
     assert answer.code == 0
-    assert "--driver-name" in answer.out
+    assert "--host-root" in answer.out
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,7 @@ def test_a_setting_that_could_never_work_is_refused_with_its_flag(type_in, flag,
     assert problem in answer.err
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", [DevicesSettings, DoctorSettings, PluginSettings])
 def test_profiles_and_their_choice_are_flags_and_variables(settings):
     given = ("--node-name", "n") if settings is PluginSettings else ()
 
@@ -131,7 +147,7 @@ def test_without_a_command_the_usage_is_said(type_in):
 
 
 def test_the_state_lies_with_the_kubelet_unless_it_is_said_where():
-    settings = read(NodeSettings, "--kubelet-dir", "/k", "--driver-name", "gpu.example.com")
+    settings = read(ClaimsSettings, "--kubelet-dir", "/k", "--driver-name", "gpu.example.com")
 
     assert str(settings.state) == "/k/plugins/gpu.example.com/state"
-    assert str(read(NodeSettings, "--state-dir", "/s").ledger_dir) == "/s/claims"
+    assert str(read(ClaimsSettings, "--state-dir", "/s").ledger_dir) == "/s/claims"

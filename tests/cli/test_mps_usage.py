@@ -22,7 +22,7 @@ from dra_driver.model.offer import Monitor
 from dra_driver.node.boot import boot_id
 from dra_driver.node.ledger import Ledger
 from dra_driver.plan.mps_clients import untold
-from dra_driver.settings import NodeSettings
+from dra_driver.settings import ClaimsSettings
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
 from tests.fakes.values import ref
 
@@ -298,7 +298,7 @@ def test_no_process_is_counted_for_two_claims_and_none_that_is_counted_is_left_o
 @pytest.fixture
 def settings(tmp_path):
     a = claim("a")
-    settings = NodeSettings.model_validate(
+    settings = ClaimsSettings.model_validate(
         {"state_dir": tmp_path, "sim": "h100x8", "mps_socket": "/run/agent.sock"}
     )
     ledger = Ledger(settings.ledger_dir, boot_id(Path("/")))

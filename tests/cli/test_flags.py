@@ -1,0 +1,146 @@
+"""Every command takes the flags that it uses, and no others."""
+
+import argparse
+import ast
+import inspect
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import dra_driver
+from dra_driver import __main__ as commands
+from dra_driver import settings as settings_module
+from dra_driver.settings import (
+    AgentSettings,
+    ClaimsSettings,
+    DevicesSettings,
+    DoctorSettings,
+    PluginSettings,
+)
+
+COMMANDS = {
+    "kubelet-plugin": PluginSettings,
+    "mps-agent": AgentSettings,
+    "claims": ClaimsSettings,
+    "devices": DevicesSettings,
+    "doctor": DoctorSettings,
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_that_a_command_takes_is_read_by_it(command):
+    settings = COMMANDS[command]
+
+    assert settings.model_fields.keys() - fields_read(command) == set()
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("mps-agent", "--mps-socket"),  # its socket is in --mps-dir
+        ("mps-agent", "--kubelet-dir"),
+        ("mps-agent", "--profile"),
+        ("claims", "--profile"),
+        ("claims", "--cdi-dir"),
+        ("devices", "--nvidia-cdi-hook"),
+        ("devices", "--log-level"),
+        ("doctor", "--look-interval"),
+        ("doctor", "--http-address"),
+    ],
+)
+def test_a_flag_that_a_command_does_not_use_is_refused(type_in, command, flag):
+    answer = type_in(command, flag, "x")
+
+    assert answer.code == 2
+    assert f"unrecognized arguments: {flag} x" in answer.err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_variable_that_is_another_commands_is_no_error(command):
+    settings = COMMANDS[command]
+    fields = {name for each in COMMANDS.values() for name in each.model_fields}
+    foreign = {
+        name.upper(): "relative/../No Name" for name in fields - settings.model_fields.keys()
+    }
+
+    nothing = argparse.Namespace()
+    assert settings.read(nothing, {"NODE_NAME": "n", **foreign}) == settings.read(
+        nothing, {"NODE_NAME": "n"}
+    )
+
+
+def test_a_plugins_pod_can_be_asked_with_the_plugins_variables(type_in, monkeypatch):
+    monkeypatch.setenv("LOG_LEVEL", "nonsense")
+    monkeypatch.setenv("LOOK_INTERVAL", "never")
+
+    assert type_in("devices", "--sim", "t4x1").code == 0
+
+
+def fields_read(command: str) -> set[str]:
+    """What the command reads of its settings, by the source of all modules that it can reach.
+
+    mypy sees to it that what is read is there; this is the other direction."""
+    start = ast.parse(inspect.getsource(getattr(commands, f"_{command.replace('-', '_')}")))
+    modules, unread = set[str](), imports(start)
+    while unread:
+        name = unread.pop()
+        modules.add(name)
+        unread |= imports(tree_of(name)) - modules
+    trees = [start, *(tree_of(name) for name in modules)]
+    return expanded({name for tree in trees for name in attributes(tree)}, COMMANDS[command])
+
+
+def imports(tree: ast.AST) -> set[str]:
+    """The modules of ours, wherever in the source they are imported; settings is everybody's."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    ours = {name for name in names if name.startswith("dra_driver.") and source_of(name)}
+    return ours - {settings_module.__name__, commands.__name__}
+
+
+@cache
+def source_of(name: str) -> Path | None:
+    below = Path(dra_driver.__file__).parents[1].joinpath(*name.split("."))
+    files = (below.with_suffix(".py"), below / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def tree_of(name: str) -> ast.AST:
+    source = source_of(name)
+    assert source is not None
+    return ast.parse(source.read_text())
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """The x of every ``settings.x``, ``self._settings.x`` and ``parts.settings.x``."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node.value).rpartition(".")[2].lstrip("_") == "settings"
+    }
+
+
+def expanded(names: set[str], settings: type) -> set[str]:
+    """*names*, and what those of them that are properties read in turn."""
+    found, unread = set[str](), set(names)
+    while unread:
+        name = unread.pop()
+        found.add(name)
+        for each in settings.__mro__:
+            prop = vars(each).get(name)
+            if isinstance(prop, property):
+                body = ast.parse(inspect.getsource(prop.fget).replace("\n    ", "\n").strip())
+                unread |= {
+                    node.attr
+                    for node in ast.walk(body)
+                    if isinstance(node, ast.Attribute)
+                    and ast.unparse(node.value) in ("self", "super()")
+                } - found
+    return found
