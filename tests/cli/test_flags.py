@@ -16,10 +16,11 @@ from dra_driver.settings import (
     ClaimsSettings,
     DevicesSettings,
     DoctorSettings,
+    HostSettings,
     PluginSettings,
 )
 
-COMMANDS = {
+COMMANDS: dict[str, type[HostSettings]] = {
     "kubelet-plugin": PluginSettings,
     "mps-agent": AgentSettings,
     "claims": ClaimsSettings,
@@ -135,7 +136,7 @@ def expanded(names: set[str], settings: type) -> set[str]:
         found.add(name)
         for each in settings.__mro__:
             prop = vars(each).get(name)
-            if isinstance(prop, property):
+            if isinstance(prop, property) and prop.fget:
                 body = ast.parse(inspect.getsource(prop.fget).replace("\n    ", "\n").strip())
                 unread |= {
                     node.attr
