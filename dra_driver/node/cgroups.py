@@ -13,11 +13,13 @@ kubelet's ``--cgroup-root`` says comes in front. cgroup v1 has such a tree for e
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 
 _UID: Final = "[0-9A-Za-z]+(?:[-_][0-9A-Za-z]+)*"
@@ -105,7 +107,8 @@ def cgroup_root(host_root: Path) -> Path:
 class Cgroups:
     """The directories of pods below *root*: of cgroup v2, or of all controllers of v1.
 
-    *make* and *remove* do it to an empty cgroup, as the kernel does.
+    *make* and *remove* do it to an empty cgroup, as the kernel does. What is asked for and cannot
+    be looked at now is a NodeError: that is not the same as a directory that is not there.
     """
 
     def __init__(self, root: Path, make: Change = os.mkdir, remove: Change = os.rmdir) -> None:
@@ -139,14 +142,17 @@ class Cgroups:
     def levels(self) -> tuple[Path, ...]:
         """The directories in which those of pods appear, one for each QoS class, as far as they
         are there."""
-        if not self._found or not all(base.is_dir() for base in self._found):
+        if not self._found or not all(map(_is_there, self._found)):
             self._found = tuple(_find_pods(self.root if self.unified else None, self.root))
         levels = (level for base in self._found for level in (base, *_classes(base)))
-        return tuple(level for level in levels if os.path.isdir(level))
+        return tuple(level for level in levels if _is_there(level))
 
 
 def containers_in(pod: Path) -> Iterator[tuple[str, Path]]:
-    """Each container with a directory inside that of a pod: its id, and where it is."""
+    """Each container with a directory inside that of a pod: its id, and where it is.
+
+    NodeError: it cannot be looked at now, so there may be any number.
+    """
     for path in _directories(pod):
         if container := container_in(path.name):
             yield container, path
@@ -164,8 +170,25 @@ def _directories(directory: Path) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
             return sorted(Path(one.path) for one in entries if one.is_dir(follow_symlinks=False))
-    except OSError:
-        return []  # it is gone, or nobody may look
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _hidden(directory, error) from error
+
+
+def _is_there(directory: Path) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(directory).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _hidden(directory, error) from error
+
+
+def _hidden(directory: Path, error: OSError) -> NodeError:
+    return NodeError(
+        f"the cgroups in {directory} cannot be looked at now: {error.strerror}; it is tried again"
+    )
 
 
 def _classes(base: Path) -> tuple[Path, Path]:
@@ -177,7 +200,7 @@ def _classes(base: Path) -> tuple[Path, Path]:
 
 def _pod_directory(levels: Iterable[Path], pod: PodUid) -> Path | None:
     candidates = (level / _pod_name(level, pod) for level in levels)
-    return next((path for path in candidates if os.path.isdir(path)), None)
+    return next((path for path in candidates if _is_there(path)), None)
 
 
 def _pod_name(level: Path, pod: PodUid) -> str:

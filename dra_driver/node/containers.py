@@ -1,15 +1,23 @@
-"""What a container is called in its pod, by the id that its container runtime gave it.
+"""What a container is, and which claims it was given, by the id that its container runtime gave it.
 
-The runtime writes it as an annotation of the OCI bundle, before the container's cgroup exists.
+The runtime writes all that into the container's OCI bundle before the container's cgroup exists,
+and removes it once no process of the container lives. Each request of a claim mounts a document
+(`dra_driver.node.metadata_files`), so the mounts tell the claims: of init containers and ephemeral
+ones, of pods that joined a claim later, and on every Kubernetes, with no question to anybody.
 """
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.kubeletplugin.device_metadata import CONTAINER_DIRECTORY, uid_in
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +38,37 @@ NOWHERE: Final = (
     "different claims cannot be told apart: limits and memory guard take the pod as a whole; say "
     "where it is with --runtime-dir"
 )
-_ANNOTATIONS: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
+_MOST_BYTES: Final = 16 * 1024 * 1024  # a container comes in one message of that much at most
+# The annotations of containerd, and of CRI-O.
+_NAME: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
+_POD_UID: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
+_POD_NAME: Final = ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name")
+_NAMESPACE: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace")
+_KIND: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _SANDBOX: Final = "POD"  # CRI-O's name for what only keeps the pod's namespaces
 
 Uses = Callable[[Collection[tuple[PodUid, str]]], Mapping[tuple[PodUid, str], Collection[ClaimUid]]]
 """Which claims containers use, each by its pod and what it is called. All are asked about at once;
 one that is missing in the answer is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as its runtime started it. That never changes."""
+
+    id: str
+    name: str  # in its pod's spec
+    namespace: str
+    pod: Pod
+    claims: frozenset[ClaimUid] = frozenset()  # that it was given anything of
+
+
+class Absent(Enum):
+    """Why there is no container to an id."""
+
+    GONE = "gone"  # no process of it lives any more
+    SANDBOX = "sandbox"  # it keeps the pod's namespaces, or is not the kubelet's: it has no claim
+    NOWHERE = "nowhere"  # no runtime keeps its state where it is looked for: nothing is known
 
 
 class Containers:
@@ -48,22 +81,38 @@ class Containers:
         self._bundles: Sequence[str] = (own, *_BUNDLES) if runtime_dir else _BUNDLES
         self._told = False
 
-    def name(self, container: str) -> str | None:
-        """The name in the pod's spec; None: it is gone, it is the pod's sandbox, or the runtime is
-        none of those that are known here, which is told once."""
+    def find(self, id_: str) -> Container | Absent:
+        """What there is of the container.
+
+        NodeError: it cannot be read now (too many open files, an error of the disk, half written),
+        so it may be one with any claim. To be asked again.
+        """
         for bundle in self._bundles:
-            place = self._host_root / bundle.format(id=container) / "config.json"
-            if (name := _name(place)) is not None:
-                return None if name == _SANDBOX else name
-        if not self._told and not self.places():
+            place = self._host_root / bundle.format(id=id_) / "config.json"
+            if (text := _read(place)) is not None:
+                return _container(id_, place, text)
+        if self.places():
+            return Absent.GONE
+        if not self._told:
             self._told = True
             log.warning("%s", NOWHERE)
-        return None
+        return Absent.NOWHERE
+
+    def name(self, container: str) -> str | None:
+        """The name in the pod's spec; None: it is not known, or it is no container of a pod."""
+        try:
+            found = self.find(container)
+        except NodeError:
+            return None
+        return found.name if isinstance(found, Container) else None
 
     def places(self) -> tuple[str, ...]:
-        """Where containers are found, as the host calls it; none: the runtime is elsewhere."""
+        """Where containers are found, as the host calls it; none: the runtime is elsewhere.
+
+        NodeError: that cannot be told now.
+        """
         homes = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
-        return tuple(f"/{home}" for home in homes if (self._host_root / home).is_dir())
+        return tuple(f"/{home}" for home in homes if _is_there(self._host_root / home))
 
     def uses(self, claims_of: Uses) -> Uses:
         """*claims_of*, which takes containers by their names, for those by their ids."""
@@ -79,11 +128,61 @@ class Containers:
         return by_id
 
 
-def _name(config: Path) -> str | None:
+def _container(id_: str, config: Path, text: bytes) -> Container | Absent:
     try:
-        document: Any = json.loads(config.read_bytes())
-        annotations = document["annotations"]
-        found = (annotations.get(key) for key in _ANNOTATIONS)
-        return next((name for name in found if isinstance(name, str) and name), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # gone, half written, or nothing that Kubernetes started
+        document: Any = json.loads(text)
+        annotations = document.get("annotations") or {}
+        name = _first(annotations, _NAME)
+        if not name or name == _SANDBOX or _first(annotations, _KIND) == "sandbox":
+            return Absent.SANDBOX
+        return Container(
+            id_,
+            name,
+            _first(annotations, _NAMESPACE),
+            Pod(_first(annotations, _POD_NAME), PodUid(_first(annotations, _POD_UID))),
+            frozenset(_claims(document.get("mounts") or ())),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unreadable(config, f"it is not a container's configuration ({error})") from error
+
+
+def _first(annotations: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((found for key in keys if (found := annotations.get(key))), "")
+
+
+def _claims(mounts: Sequence[Mapping[str, str]]) -> Iterator[ClaimUid]:
+    for mount in mounts:
+        ours = mount["destination"].startswith(f"{CONTAINER_DIRECTORY}/")
+        uid = uid_in(mount.get("source", "").rpartition("/")[2]) if ours else None
+        if uid is not None:
+            yield uid
+
+
+def _read(config: Path) -> bytes | None:
+    """None: it is not there."""
+    try:
+        with config.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(config, f"{error.strerror}") from error
+    if len(text) > _MOST_BYTES:
+        raise _unreadable(config, f"it has more than {_MOST_BYTES} bytes")
+    return text
+
+
+def _is_there(directory: Path) -> bool:
+    try:
+        os.stat(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(directory, f"{error.strerror}") from error
+    return True
+
+
+def _unreadable(path: Path, why: str) -> NodeError:
+    return NodeError(
+        f"which claims a container was given cannot be read at {path}: {why}; it is tried again"
+    )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
 from dra_driver.kubeletplugin.named_locks import NamedLocks
 from dra_driver.model.devices import GpuUuid
@@ -165,7 +165,7 @@ class MemoryLimits:
         try:
             with self._turn(step.gpu) as limits:
                 found = self._pods.change(limits, step, backend)
-        except TimedOut as error:
+        except NodeError as error:  # busy, or the cgroups cannot be looked at now
             log.warning("GPU memory limits not set: %s", error, extra={"gpu": step.gpu})
             return str(error)
         finally:

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.node.cgroups import Cgroups, Place, cgroup_root, containers_in, place_of, pod_in
+from tests.fakes.open_files import no_more_files
 
 POD = PodUid("7b0ac5a6-3f0e-4f4e-9c3e-0d8f3f1f2c11")
 OTHER = PodUid("11111111-3f0e-4f4e-9c3e-0d8f3f1f2c11")
@@ -131,6 +133,27 @@ def test_containers_are_told_from_what_else_is_in_a_pod(tmp_path):
     directories(tmp_path, scope, f"crio-conmon-{ID}.scope", "init")
     assert list(containers_in(tmp_path)) == [(ID, tmp_path / scope)]
     assert list(containers_in(tmp_path / "gone")) == []
+
+
+def test_what_cannot_be_listed_now_is_an_error_and_not_nobody(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
+    directories(tmp_path, f"kubepods/pod{POD}/{ID}")
+    with no_more_files():
+        with pytest.raises(NodeError, match=f"pod{POD} cannot be looked at now: Too many open"):
+            list(containers_in(tmp_path / f"kubepods/pod{POD}"))
+        with pytest.raises(NodeError, match="Too many open"):
+            Cgroups(tmp_path).pod(POD)
+
+
+def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_one_that_is_gone(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("cpu misc\n")
+    directories(tmp_path, "kubepods")
+    cgroups = Cgroups(tmp_path)
+    cgroups.levels()
+    link = tmp_path / f"kubepods/pod{POD}"
+    link.symlink_to(link)  # ELOOP, whoever looks
+    with pytest.raises(NodeError, match="cannot be looked at now"):
+        cgroups.pod(POD)
 
 
 def test_a_new_directory_says_which_pod_it_is_of():

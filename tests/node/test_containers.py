@@ -1,76 +1,129 @@
-"""The name of a container is in its bundle, where its runtime keeps that."""
+"""What a container is, and which claims it was given, is in its bundle, where its runtime keeps
+that."""
 
-import json
+import errno
+import os
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
-from dra_driver.node.containers import Containers
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.node.containers import Absent, Container, Containers
+from tests.fakes import bundles
+from tests.fakes.open_files import no_more_files
 
 ID = "0123456789abcdef" * 4
-CONTAINERD = f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{ID}"
-CRIO = f"run/containers/storage/overlay-containers/{ID}/userdata"
+POD = Pod("train", PodUid("pod-1"))
 
 
-def write(root, bundle, text):
-    (root / bundle).mkdir(parents=True, exist_ok=True)
-    (root / bundle / "config.json").write_text(text)
+@pytest.mark.parametrize("runtime", [bundles.containerd, bundles.crio])
+def test_a_bundle_says_whose_container_it_is_and_which_claims_it_was_given(tmp_path, runtime):
+    runtime(tmp_path, ID, "main", ["claim-a", "claim-b", "claim-a"])
+    claims = frozenset({ClaimUid("claim-a"), ClaimUid("claim-b")})
+    assert Containers(tmp_path).find(ID) == Container(ID, "main", "ml", POD, claims)
 
 
-@pytest.mark.parametrize(
-    ("bundle", "annotation"),
-    [
-        (CONTAINERD, "io.kubernetes.cri.container-name"),
-        (CRIO, "io.kubernetes.container.name"),
-    ],
-    ids=["containerd", "CRI-O"],
-)
-def test_a_container_has_the_name_of_its_annotation(tmp_path, bundle, annotation):
-    write(tmp_path, bundle, json.dumps({"ociVersion": "1.2.0", "annotations": {annotation: "a"}}))
-    assert Containers(tmp_path).name(ID) == "a"
+@pytest.mark.parametrize("runtime", [bundles.containerd, bundles.crio])
+def test_a_container_that_was_given_nothing_has_no_claims(tmp_path, runtime):
+    runtime(tmp_path, ID, "sidecar")
+    assert Containers(tmp_path).find(ID) == Container(ID, "sidecar", "ml", POD)
+
+
+def test_what_is_mounted_elsewhere_is_no_claim(tmp_path):
+    mount = bundles.document_mount("claim-a") | {"destination": "/mnt/claim"}
+    annotations = {"io.kubernetes.cri.container-name": "main"}
+    bundle = tmp_path / bundles.CONTAINERD / ID
+    bundles.write(bundle, {"annotations": annotations, "mounts": [mount]})
+
+    found = Containers(tmp_path).find(ID)
+
+    assert isinstance(found, Container)
+    assert found.claims == frozenset()
+
+
+@pytest.mark.parametrize("document", [{}, {"annotations": None}, {"annotations": {"a": "b"}}])
+def test_what_kubernetes_did_not_name_counts_as_a_sandbox(tmp_path, document):
+    bundles.write(tmp_path / bundles.CONTAINERD / ID, document)
+    assert Containers(tmp_path).find(ID) is Absent.SANDBOX
+    assert Containers(tmp_path).name(ID) is None
+
+
+def test_a_sandbox_is_told_from_a_container(tmp_path):
+    bundles.containerd(tmp_path, ID, "", kind="sandbox")
+    bundles.crio(tmp_path, "e" * 64, "POD")
+    containers = Containers(tmp_path)
+    assert (containers.find(ID), containers.find("e" * 64)) == (Absent.SANDBOX, Absent.SANDBOX)
+
+
+def test_a_container_without_a_bundle_is_gone(tmp_path, caplog):
+    bundles.containerd(tmp_path, ID, "main")
+    containers = Containers(tmp_path)
+    assert (containers.find("e" * 64), containers.name("e" * 64)) == (Absent.GONE, None)
+    assert not caplog.records
+
+
+def test_a_runtime_that_is_not_where_it_is_looked_for_is_told_once(tmp_path, caplog):
+    containers = Containers(tmp_path)
+    assert [containers.find(ID), containers.find(ID)] == [Absent.NOWHERE, Absent.NOWHERE]
+    assert len([one for one in caplog.records if "--runtime-dir" in one.getMessage()]) == 1
+
+
+def test_bundles_are_also_where_the_user_says(tmp_path):
+    home = tmp_path / "srv/containerd/io.containerd.runtime.v2.task/k8s.io" / ID
+    bundles.write(home, {"annotations": {"io.kubernetes.cri.container-name": "main"}})
+    assert Containers(tmp_path, "/srv/containerd/").name(ID) == "main"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "",
-        "{",
+        '{"annotations": {"io.kubernetes.cri.contai',
         "[]",
-        "{}",
-        '{"annotations": null}',
-        '{"annotations": {"io.kubernetes.cri.container-name": 7}}',
-        '{"annotations": {"io.kubernetes.cri.container-type": "sandbox"}}',
-        '{"annotations": {"io.kubernetes.container.name": "POD"}}',
+        '"a"',
+        '{"annotations": [7]}',
+        '{"annotations": {"io.kubernetes.cri.container-name": "a"}, "mounts": [7]}',
+        '{"annotations": {"io.kubernetes.cri.container-name": "a"}, "mounts": [{}]}',
+        "[" * 100_000,
     ],
 )
-def test_what_is_no_container_of_a_pod_has_no_name(tmp_path, text):
-    write(tmp_path, CONTAINERD, text)
+def test_what_is_half_written_is_an_error_and_not_nobody(tmp_path, text):
+    bundles.write(tmp_path / bundles.CONTAINERD / ID, text)
+    with pytest.raises(NodeError, match=f"{ID}/config.json: it is not a container's"):
+        Containers(tmp_path).find(ID)
     assert Containers(tmp_path).name(ID) is None
 
 
-def test_a_container_that_is_gone_has_no_name(tmp_path):
-    assert Containers(tmp_path).name(ID) is None
+def test_what_is_larger_than_any_container_is_not_read(tmp_path):
+    bundle = bundles.write(tmp_path / bundles.CONTAINERD / ID, {})
+    os.truncate(bundle, 1 << 40)  # it takes no space
+    with pytest.raises(NodeError, match="more than 16777216 bytes"):
+        Containers(tmp_path).find(ID)
 
 
-def test_a_runtime_that_is_not_where_it_is_looked_for_is_told_once(tmp_path, caplog):
+def test_a_bundle_that_cannot_be_read_is_an_error_and_not_nobody(tmp_path):
+    (tmp_path / bundles.CONTAINERD / ID / "config.json").mkdir(parents=True)
+    with pytest.raises(NodeError, match=os.strerror(errno.EISDIR)):
+        Containers(tmp_path).find(ID)
+
+
+def test_too_many_open_files_are_an_error_and_not_nobody(tmp_path):
+    bundles.containerd(tmp_path, ID, "main", ["claim-a"])
     containers = Containers(tmp_path)
-
-    containers.name(ID)
-    containers.name(ID)
-
-    assert len([one for one in caplog.records if "--runtime-dir" in one.getMessage()]) == 1
+    with no_more_files(), pytest.raises(NodeError, match=os.strerror(errno.EMFILE)):
+        containers.find(ID)
+    assert containers.name(ID) == "main"
 
 
-def test_nothing_is_told_where_only_the_container_is_gone(tmp_path, caplog):
-    write(tmp_path, CONTAINERD, "{}")
-
-    assert Containers(tmp_path).name("0" * 64) is None
-
-    assert not caplog.records
+def test_where_runtimes_keep_bundles_may_be_unreadable(tmp_path):
+    link = tmp_path / "run"
+    link.symlink_to(link)  # ELOOP, whoever looks
+    with pytest.raises(NodeError, match=os.strerror(errno.ELOOP)):
+        Containers(tmp_path).places()
 
 
 def test_which_claims_are_used_is_asked_by_name(tmp_path):
-    write(tmp_path, CONTAINERD, '{"annotations": {"io.kubernetes.cri.container-name": "a"}}')
+    bundles.containerd(tmp_path, ID, "a")
     asked = []
 
     def claims_of(containers):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cdi import check
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Allocation, Claim, ShareId
+from dra_driver.kubeletplugin.device_metadata import uid_in
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
@@ -87,7 +88,9 @@ def test_a_container_can_read_of_every_request_it_names_once(allocations, data):
     requests = data.draw(st.sets(st.sampled_from(sorted(documents)), min_size=1))
 
     targets = [target for _, target in shown(plan, requests)]
+    sources = [source.rpartition("/")[2] for source, _ in shown(plan, requests)]
 
+    assert {uid_in(source) for source in sources} == {plan.claim.ref.uid}, "by which it is known"
     assert len(set(targets)) == len(targets)
     assert {documents[request].container_path for request in requests} <= {*targets}
 
