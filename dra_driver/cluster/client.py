@@ -6,6 +6,7 @@ connection pool that it sets up carries our requests.
 """
 
 import contextlib
+import email.utils
 import json
 import threading
 import time
@@ -82,11 +83,21 @@ class ApiServer:
         self._lock = threading.Lock()
         self._watches: weakref.WeakSet[Watch] = weakref.WeakSet()
         self._closed = threading.Event()
+        self._date = ("", 0.0)  # of the last answer, and when (monotonic) it was asked for
 
     @property
     def url(self) -> str:
         """Where the API server is."""
         return str(self._configuration.host)
+
+    def now(self) -> float | None:
+        """What the API server's clock shows, in seconds of the epoch, up to one behind: it tells
+        whole ones. None: no answer said it."""
+        date, asked_at = self._date
+        with contextlib.suppress(ValueError):
+            said = email.utils.parsedate_to_datetime(date).timestamp()
+            return said + time.monotonic() - asked_at
+        return None
 
     def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
         """The document at *path*."""
@@ -206,6 +217,7 @@ class ApiServer:
                 f"{request}: not sent, because the connection to {self.url} was closed"
             )
         headers = self._headers | self._authorization(request)
+        asked_at = time.monotonic()
         with _network_errors(request, self.url):
             response: urllib3.BaseHTTPResponse = self._pool.request(
                 call.method,
@@ -221,6 +233,7 @@ class ApiServer:
                 retries=False,
                 redirect=False,
             )
+            self._date = (response.headers.get("Date", ""), asked_at)
             if 200 <= response.status < 300:
                 return response
             body = response.data

@@ -7,13 +7,14 @@ from typing import Any, Final, Protocol
 
 from dra_driver.errors import Forbidden
 from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.kubeletplugin.pods import GRACE_SECONDS, ContainerSpec, PodSpec
+from dra_driver.kubeletplugin.pods import GRACE_SECONDS, ContainerSpec, Deletion, PodSpec
 
 Document = dict[str, Any]
 
 _KINDS: Final = ("initContainers", "containers", "ephemeralContainers")
 _GRACE: Final = "terminationGracePeriodSeconds"
 _ROOT: Final = 0
+_WHOLE_SECONDS: Final = 1.0  # both moments are told in these: so much less may be left
 _HARMLESS: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
 _NEWEST: Final[Mapping[str, str]] = {}
 _KNOWN: Final[Mapping[str, str]] = {"resourceVersion": "0"}  # answered without asking etcd
@@ -23,6 +24,7 @@ class Api(Protocol):
     """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
 
     def get(self, path: str, query: Mapping[str, str]) -> Document: ...
+    def now(self) -> float | None: ...
 
 
 class PodReader:
@@ -52,17 +54,16 @@ class PodReader:
             raise Forbidden(
                 f'{e}; this driver reads the pods of its claims: it needs the rule "get pods"'
             ) from e
-        return read_pod(document)
+        return read_pod(document, self._api.now())
 
 
-def read_pod(document: Mapping[str, Any]) -> PodSpec:
-    """The pod in *document* (v1)."""
+def read_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:
+    """The pod in *document* (v1). *now*: what the API server's clock shows, if that is known."""
     metadata, spec = document["metadata"], document["spec"]
     claims = _claim_names(document)
     extended = _extended_uses(document)
     pod_context = spec.get("securityContext") or {}
     containers = [one for kind in _KINDS for one in spec.get(kind) or ()]
-    ends_at = metadata.get("deletionTimestamp")
     return PodSpec(
         metadata["namespace"],
         metadata["name"],
@@ -76,9 +77,18 @@ def read_pod(document: Mapping[str, Any]) -> PodSpec:
             for one in containers
         ),
         host_users=spec.get("hostUsers") is not False,
-        ends_at=_epoch(ends_at) if ends_at else None,
+        deletion=_deletion(metadata, now),
         grace_seconds=GRACE_SECONDS if (grace := spec.get(_GRACE)) is None else float(grace),
     )
+
+
+def _deletion(metadata: Mapping[str, Any], now: float | None) -> Deletion | None:
+    """The clock of this node has no part in it: it may be wrong."""
+    if not (written := metadata.get("deletionTimestamp")):
+        return None
+    ends_at = _epoch(written)
+    left = None if now is None else max(0.0, ends_at - now - _WHOLE_SECONDS)
+    return Deletion(ends_at, float(metadata.get("deletionGracePeriodSeconds") or 0), left)
 
 
 def _claim_names(document: Mapping[str, Any]) -> Mapping[str, str]:

@@ -36,6 +36,15 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """The kubelet ends the pod, and kills what is left of it after the grace period."""
+
+    ends_at: float  # the grace period is over, by the API server's clock: seconds of the epoch
+    grace_seconds: float  # from the deletion to that
+    left_seconds: float | None = None  # at least, when it was read; None: nobody could say
+
+
+@dataclass(frozen=True, slots=True)
 class PodSpec:
     """A pod as the API server has it."""
 
@@ -44,5 +53,7 @@ class PodSpec:
     uid: PodUid
     containers: tuple[ContainerSpec, ...]
     host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
-    ends_at: float | None = None  # deleted: its processes are killed then, in seconds of the epoch
-    grace_seconds: float = GRACE_SECONDS  # from its deletion to that, unless that says otherwise
+    deletion: Deletion | None = None
+    grace_seconds: float = (
+        GRACE_SECONDS  # that it has once it is deleted, unless that says otherwise
+    )

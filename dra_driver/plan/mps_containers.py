@@ -79,22 +79,26 @@ def split_problems(
 def tenant_problems(
     tenants: Tenants, claim: ClaimRef, pod: PodSpec, requests: Collection[str]
 ) -> list[str]:
-    """The containers of *pod* that may not use *requests*, those of *claim* under MPS."""
-    if pod.host_users and tenants is Tenants.USER_NAMESPACES:
-        barred = users([pod])
+    """The containers for which *pod* may not use *requests*, those of *claim* under MPS.
+
+    A container that does not name the claim counts too, an init or ephemeral one as well: what one
+    has of MPS it can hand to the others of its pod, in a volume or by a socket.
+    """
+    everybody = users([pod])
+    its = tuple(one for one in everybody if one.requests(claim, requests))
+    if not its or not pod.host_users or tenants is Tenants.ANY:
+        return []
+    if tenants is Tenants.USER_NAMESPACES:
         said = (
             ": this node's profile lets only pods with a user namespace share a GPU by MPS "
             "(mpsTenants: UserNamespaces); set spec.hostUsers: false"
         )
-    elif pod.host_users and tenants is Tenants.NON_ROOT:
-        barred = tuple(one for one in users([pod]) if one.container.root)
-        said = (
-            " can run as root or become it, and this node's profile lets no such pod share a GPU "
-            f"by MPS (mpsTenants: NonRoot); set {_NOT_ROOT}, or spec.hostUsers: false"
-        )
-    else:
-        return []
-    return [f"{one}{said}" for one in barred if one.requests(claim, requests)]
+        return [f"{one}{said}" for one in its]
+    said = (
+        " can run as root or become it, and this node's profile lets no pod with such a container "
+        f"share a GPU by MPS (mpsTenants: NonRoot); set {_NOT_ROOT}, or spec.hostUsers: false"
+    )
+    return [f"{one}{said}" for one in everybody if one.container.root]
 
 
 def strictest(tenants: Iterable[Tenants]) -> Tenants:

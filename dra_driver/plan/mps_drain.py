@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from dra_driver.kubeletplugin.pods import GRACE_SECONDS
+from dra_driver.kubeletplugin.pods import GRACE_SECONDS, Deletion
 
 LONGEST_MARGIN_SECONDS: Final = 3.0  # before the pod's end; a server waits for work in flight
 
@@ -22,9 +22,10 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A pod that is being deleted, in seconds of the epoch."""
+    """A pod that is being deleted, by this process's steady clock."""
 
-    ends_at: float  # the kubelet kills what is left of it
+    deletion: Deletion  # of which this is
+    ends_at: float  # the kubelet kills what is left of it, no sooner
     margin: float
 
     @property
@@ -33,16 +34,36 @@ class Ending:
         return self.ends_at - self.margin
 
 
-def ending(ends_at: float | None, now: float, before: Ending | None = None) -> Ending | None:
+def ending(
+    deletion: Deletion | None,
+    now: float,
+    undeleted_at: float | None = None,
+    before: Ending | None = None,
+) -> Ending | None:
     """What follows from a look at a pod at *now*. None: it is not deleted.
 
-    Its programs have at least half of the time that was left when that was first seen. A deletion
-    cannot be taken back and not be put off: what says so was read before it.
+    *undeleted_at*: when the last look was that did not see this deletion. Its programs have at
+    least half of the time that was left when that was first seen. A deletion cannot be taken back
+    and not be put off: what says so was read before it.
     """
-    if ends_at is None or (before is not None and before.ends_at <= ends_at):
+    if deletion is None or (before is not None and before.deletion.ends_at <= deletion.ends_at):
         return before
-    left = max(0.0, ends_at - now)
-    return Ending(ends_at, min(LONGEST_MARGIN_SECONDS, left / 2))
+    ends_at = now + _left(deletion, now, undeleted_at)
+    return Ending(deletion, ends_at, min(LONGEST_MARGIN_SECONDS, max(0.0, ends_at - now) / 2))
+
+
+def _left(deletion: Deletion, now: float, undeleted_at: float | None) -> float:
+    """Seconds until the kubelet may kill it: rather too few, since what it kills with work on the
+    GPU takes others along.
+
+    Where the API server did not tell its time, the grace period began after the last look at which
+    the pod was not deleted; where there was none, it may be over at any moment.
+    """
+    if deletion.left_seconds is not None:
+        return min(deletion.left_seconds, deletion.grace_seconds)
+    if undeleted_at is None:
+        return 0.0
+    return undeleted_at + deletion.grace_seconds - now
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,14 +49,6 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """*steady* for what is between two moments; *epoch* for those that others tell."""
-
-    steady: Callable[[], float] = time.monotonic
-    epoch: Callable[[], float] = time.time
-
-
-@dataclass(frozen=True, slots=True)
 class PodClients:
     """The clients of one space that are of one pod."""
 
@@ -88,20 +80,21 @@ class MpsDrain:
         agent: Agent,
         errands: Errands,
         observer: Observer,
-        clock: Clock | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pods = pods
         self._agent = agent
         self._errands = errands
         self._observer = observer
-        self._clock = clock or Clock()
+        self._clock = clock
         self._known: dict[PodUid, _Known] = {}
         self._lock = threading.Lock()  # of what is known: threads of errands write it
-        now = self._clock.steady()
+        now = self._clock()
         self._budget = Budget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, now)  # of the reads
         self._late = False
         self._error = ""
         self.on_ending: Callable[[], None] = lambda: None  # have ``look`` done soon
+        self.on_read: Callable[[PodSpec], None] = lambda spec: None
 
     def look(self, wanted: Sequence[PodClients]) -> float | None:
         """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
@@ -114,7 +107,7 @@ class MpsDrain:
 
     def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _Known]:
         """Begin with pods that are new; one without clients is forgotten when it would be due."""
-        now = self._clock.steady()
+        now = self._clock()
         new = _Known(not_seen_yet(now))
         with self._lock:
             kept = {
@@ -139,7 +132,7 @@ class MpsDrain:
     def _read_due(self, wanted: Sequence[PodClients], known: Mapping[PodUid, _Known]) -> None:
         pods = {one.pod.uid: one for one in wanted}
         glances = {uid: known[uid].glance for uid in sorted(pods)}
-        due = most_urgent(glances, self._clock.steady(), READS_A_SECOND)
+        due = most_urgent(glances, self._clock(), READS_A_SECOND)
         if due:
             read = partial(self._read_pods, [pods[uid] for uid in due])
             self._errands.go("pods", [Errand("pods of MPS clients", read, _AGAIN_SECONDS)])
@@ -149,7 +142,7 @@ class MpsDrain:
     def _read_pods(self, due: Sequence[PodClients]) -> None:
         """As many as there may be; where one cannot be read, no more."""
         for place, one in enumerate(due):
-            self._budget = self._budget.by(self._clock.steady())
+            self._budget = self._budget.by(self._clock())
             if not self._budget.allows:
                 self._put_off(due[place:])
                 return
@@ -163,7 +156,7 @@ class MpsDrain:
         self._in_time()
 
     def _read(self, one: PodClients) -> None:
-        now = self._clock.steady()
+        now = self._clock()
         try:
             spec = self._pods.glance(one.claim.namespace, one.pod.name)
         except ClusterError as error:
@@ -172,13 +165,17 @@ class MpsDrain:
                 raise
             return
         glance = Glance(now, spec.grace_seconds)
-        ends_at = spec.ends_at if spec.uid == one.pod.uid else None
-        epoch = self._clock.epoch()
-        self._change(
-            one.pod.uid,
-            lambda its: replace(its, glance=glance, ending=ending(ends_at, epoch, its.ending)),
-        )
-        if ends_at is not None:
+        deletion = spec.deletion if spec.uid == one.pod.uid else None
+
+        def change(its: _Known) -> _Known:
+            undeleted_at = its.glance.at if its.glance.seen else None
+            return replace(
+                its, glance=glance, ending=ending(deletion, now, undeleted_at, its.ending)
+            )
+
+        self._change(one.pod.uid, change)
+        self.on_read(spec)
+        if deletion is not None:
             self.on_ending()
 
     def _warn(self, error: str) -> None:
@@ -189,7 +186,7 @@ class MpsDrain:
 
     def _put_off(self, due: Sequence[PodClients]) -> None:
         """These have to wait. That is no harm unless it is for too long."""
-        now, known = self._clock.steady(), self._now_known()
+        now, known = self._clock(), self._now_known()
         waiting = (known[one.pod.uid] for one in due if one.pod.uid in known)
         late = sum(its.glance.is_late(now) for its in waiting)
         self._observer.mps_late_looks(late)
@@ -211,7 +208,7 @@ class MpsDrain:
     # Ending clients
 
     def _end_due(self, wanted: Sequence[PodClients], known: Mapping[PodUid, _Known]) -> None:
-        now = self._clock.epoch()
+        now = self._clock()
         for one in wanted:
             its = known[one.pod.uid]
             if its.ending is None or now < its.ending.due_at:
@@ -243,12 +240,12 @@ class MpsDrain:
     # When to come back
 
     def _until(self, its: _Known) -> float:
-        left = its.glance.at + its.glance.interval - self._clock.steady()
+        now = self._clock()
+        left = its.glance.at + its.glance.interval - now
         read_in = max(left, min(_TOGETHER_SECONDS, its.glance.interval / 2))
         if its.ending is None:
             return read_in
-        epoch = self._clock.epoch()
-        if epoch >= its.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
+        if now >= its.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
             return _LEFT_SECONDS
-        due_in = its.ending.due_at - epoch
+        due_in = its.ending.due_at - now
         return min(read_in, max(_SOONEST_SECONDS, due_in) if due_in > 0 else _AGAIN_SECONDS)

@@ -47,7 +47,8 @@ class Events(Protocol):
 
 
 class MpsJoined:
-    """Reads each pod once, beside whoever looks; one thread at a time may ``look``."""
+    """Reads each pod once, beside whoever looks, and is told of changes that others saw; one thread
+    at a time may ``look``."""
 
     def __init__(
         self,
@@ -65,14 +66,17 @@ class MpsJoined:
         self._budget = Budget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, clock())
         self._specs: Mapping[PodUid, PodSpec | None] = {}  # None: it is gone
         self._given: Mapping[ClaimUid, Sequence[Given]] = {}
-        self._lock = threading.Lock()  # of these two: the thread of an errand writes them
+        self._changed = False  # what is known of a pod, since the last look
+        self._lock = threading.Lock()  # of these three: the threads of errands write them
         self._told: frozenset[tuple[PodUid, str]] = frozenset()
         self._settled: Sequence[Record] | None = None  # the records of which all is told
         self._kept_out: frozenset[tuple[ClaimUid, PodUid]] = frozenset()
 
     def look(self, records: Sequence[Record]) -> None:
         """Costs nothing as long as nothing changes: *records* are the same object then."""
-        if records is self._settled:
+        with self._lock:
+            changed, self._changed = self._changed, False
+        if records is self._settled and not changed:
             return
         joined = to_look_at(records)
         self._forget_all_but(joined)
@@ -88,6 +92,14 @@ class MpsJoined:
                 out |= {(uid, spec.uid)} if kept_out(one, spec) else set()
         self._told, self._kept_out = frozenset(told), frozenset(out)
         self._settled = records if len(known) == len(joined) else None
+
+    def saw(self, spec: PodSpec) -> None:
+        """Somebody read a pod, for another reason: ephemeral containers come while it runs."""
+        with self._lock:
+            known = self._specs.get(spec.uid)
+            if known is not None and known.containers != spec.containers:
+                self._specs = {**self._specs, spec.uid: spec}
+                self._changed = True
 
     def keeps_out(self, claim: ClaimUid, pod: PodUid) -> bool:
         """Whether the profile does not let the pod use the claim, as far as its spec was read."""

@@ -5,6 +5,7 @@ pods they have, and what runs on the GPUs.
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from dra_driver.plugin import gpu_users, instance_at, mps_drain, mps_instances, 
 from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
 from dra_driver.plugin.errands import Errand, Errands
 from dra_driver.plugin.gpu_users import GpuUsers
-from dra_driver.plugin.mps_drain import Clock, MpsDrain, PodClients
+from dra_driver.plugin.mps_drain import MpsDrain, PodClients
 from dra_driver.plugin.mps_instances import MpsInstances
 from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_strays import Events, MpsStrays
@@ -106,6 +107,14 @@ class Watched:
 
 
 @dataclass(frozen=True, slots=True)
+class Clock:
+    """*steady* for what is between two moments; *epoch* for those that others tell."""
+
+    steady: Callable[[], float] = time.monotonic
+    epoch: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
 class Tools:
     """What a look works with."""
 
@@ -136,7 +145,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
     tools = Tools(
         processes,
         MpsStrays(users, its.events),
-        MpsDrain(its.pods, its.agent, errands, its.observer, clock),
+        MpsDrain(its.pods, its.agent, errands, its.observer, clock.steady),
         MpsJoined(its.ledger, its.pods, its.events, errands, clock.steady),
         MpsInstances(its.node, its.agent, errands),
         errands,
@@ -145,6 +154,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
     watch = MpsWatch(its, tools)
     loop = Loop("mps-watch", watch.look, _SECONDS)
     tools.drain.on_ending = loop.soon
+    tools.drain.on_read = tools.joined.saw
     loop.start()
     stack.callback(loop.stop)
 

@@ -69,6 +69,14 @@ def test_what_is_created_can_be_read_changed_and_deleted(api):
         api.get(f"{PODS}/p")
 
 
+def test_what_the_api_servers_clock_shows_is_known_from_its_answers(api):
+    assert api.now() is None
+
+    api.create(PODS, pod("p"))
+
+    assert (api.now() or 0.0) == pytest.approx(time.time(), abs=60)
+
+
 @pytest.mark.point(72)
 def test_a_stale_version_is_a_conflict(api):
     made = api.create(PODS, pod("p"))

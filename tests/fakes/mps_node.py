@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dra_driver.errors import NodeError, Unreachable, Vanished
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod, PodSpec
+from dra_driver.kubeletplugin.pods import ClaimName, Deletion, ListedPod, PodSpec
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.mig import Instance, PartitionKey
@@ -15,12 +15,12 @@ from dra_driver.plugin.container_uses import ContainerUses
 from dra_driver.plugin.errands import Errands
 from dra_driver.plugin.gpu_users import GpuUsers
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.mps_drain import Clock, MpsDrain
+from dra_driver.plugin.mps_drain import MpsDrain
 from dra_driver.plugin.mps_instances import MpsInstances
 from dra_driver.plugin.mps_joined import MpsJoined
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_strays import MpsStrays
-from dra_driver.plugin.mps_watch import MpsWatch, Tools, Watched
+from dra_driver.plugin.mps_watch import Clock, MpsWatch, Tools, Watched
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.pods import FakePods
 from tests.fakes.values import ref
@@ -40,12 +40,17 @@ class FailingPods(FakePods):
     """Pods of an API server that may not answer."""
 
     down = False
+    now: float | None = None  # what its clock shows; None: it does not say
 
     def read(self, namespace, name):
         if self.down:
             self.read_names.append(name)
             raise Unreachable("the API server does not answer")
-        return super().read(namespace, name)
+        spec = super().read(namespace, name)
+        if spec.deletion is None or self.now is None:
+            return spec
+        left = max(0.0, spec.deletion.ends_at - self.now)
+        return replace(spec, deletion=replace(spec.deletion, left_seconds=left))
 
     glance = read
 
@@ -63,6 +68,7 @@ class World:
         ] = {}  # numbers by GPU; None: it does not answer
         self.instances = {}  # by the key of a partition of GPU; an error is raised
         self.pods = FailingPods()
+        self.pods.now = 7_000.0
         self.kubelet_pods = {}
         self.sees = True
         self.newest = True
@@ -70,6 +76,7 @@ class World:
         self.put_right = []
         self.events = []
         self.steady = 500.0
+        self.server_time = 7_000.0  # by the API server's clock; the node's is in the agent
         self.later = None  # a list: work of errands is not done, but put there
         self.metrics = Metrics()
         self.observer = MpsMetrics(self.metrics.registry)
@@ -82,8 +89,9 @@ class World:
         errands = Errands(clock.steady, self.start)
         names = ContainerUses(self, self.kubelet, clock.steady)
         users = GpuUsers(self.processes, self, names)
-        self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock)
+        self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock.steady)
         self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
+        self.drain.on_read = self.joined.saw
         strays = MpsStrays(users, self, clock.steady)
         instances = MpsInstances(self, self.agent, errands)
         tools = Tools(self, strays, self.drain, self.joined, instances, errands, clock)
@@ -250,7 +258,8 @@ class World:
 
     def delete(self, pod, grace, uid=None):
         """Somebody deletes the pod."""
-        spec = PodSpec("default", pod.name, uid or pod.uid, (), ends_at=self.agent.now + grace)
+        deletion = Deletion(self.server_time + grace, grace)
+        spec = PodSpec("default", pod.name, uid or pod.uid, (), deletion=deletion)
         self.pods.pods["default", pod.name] = spec
 
     def look(self, after=5.0):
@@ -260,6 +269,9 @@ class World:
     def wait(self, seconds):
         self.steady += seconds
         self.agent.now += seconds
+        self.server_time += seconds
+        if self.pods.now is not None:
+            self.pods.now = self.server_time
 
     def go_on(self, seconds):
         """Look as the loop does, for so long."""

@@ -1,6 +1,6 @@
 """What a pod says of its containers, and when it ends, is read as the API server has it."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from dra_driver.cluster.client import Timeouts
 from dra_driver.errors import Forbidden, NotFound, Unreachable
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.kubeletplugin.pod_reader import PodReader, read_pod
-from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+from dra_driver.kubeletplugin.pods import ContainerSpec, Deletion, PodSpec
 from tests.fakes.api_server import ApiServer
 
 
@@ -263,7 +263,7 @@ def test_a_pod_has_the_users_of_the_host_unless_it_says_otherwise(spec, host_use
 
 
 def test_a_pod_that_is_not_deleted_does_not_end():
-    assert read_pod(pod(container())).ends_at is None
+    assert read_pod(pod(container())).deletion is None
 
 
 @pytest.mark.parametrize(("said", "grace"), [(None, 30.0), (0, 0.0), (600, 600.0)])
@@ -276,9 +276,30 @@ def test_a_pod_has_the_time_to_end_that_it_says(said, grace):
     ["2026-01-02T03:04:05Z", "2026-01-02T05:04:05+02:00", "2026-01-02T03:04:05"],
 )
 def test_a_deleted_pod_ends_when_the_api_server_says(written):
-    found = read_pod(pod(container(), metadata={"deletionTimestamp": written}))
+    metadata = {"deletionTimestamp": written, "deletionGracePeriodSeconds": 20}
+    ends_at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
-    assert found.ends_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
+    assert read_pod(pod(container(), metadata=metadata)).deletion == Deletion(ends_at, 20.0)
+
+
+@pytest.mark.parametrize(("ahead", "left"), [(30.0, 29.0), (1.5, 0.5), (0.5, 0.0), (-90.0, 0.0)])
+def test_what_a_deleted_pod_has_left_is_told_by_the_api_servers_clock_rather_too_little(
+    ahead, left
+):
+    metadata = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() - ahead
+
+    found = read_pod(pod(container(), metadata=metadata), now).deletion
+    assert found == Deletion(now + ahead, 0.0, left)
+
+
+def test_a_pod_that_is_read_from_the_api_server_says_what_it_has_left(server, reader):
+    far = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    metadata = {"deletionTimestamp": far.isoformat(), "deletionGracePeriodSeconds": 3600}
+    server.put(pod(container(), metadata=metadata))
+
+    found = reader.glance("ns", "p").deletion
+    assert found and found.left_seconds == pytest.approx(3600, abs=300)
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

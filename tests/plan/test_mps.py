@@ -181,7 +181,6 @@ ROOT, USER = user("c"), user("c", root=False)
         (Tenants.NON_ROOT, pod_spec("p", USER), ""),
         (Tenants.NON_ROOT, pod_spec("p", ROOT), "can run as root or become it, .* set securit"),
         (Tenants.NON_ROOT, pod_spec("p", ROOT, host_users=False), ""),
-        (Tenants.NON_ROOT, pod_spec("p", USER, container("logs")), ""),  # without the claim
         (Tenants.USER_NAMESPACES, pod_spec("p", USER), "set spec.hostUsers: false"),
         (Tenants.USER_NAMESPACES, pod_spec("p", USER, host_users=False), ""),
         (Tenants.USER_NAMESPACES, pod_spec("p", container("logs")), ""),
@@ -196,6 +195,27 @@ def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, sa
         )
     else:
         assert spaces(fraction(), pods=(pod,), at=node)
+
+
+@pytest.mark.parametrize("claim_first", [True, False])
+def test_a_container_that_is_root_counts_though_only_another_of_its_pod_names_the_claim(
+    claim_first,
+):
+    sidecar = container("sidecar")
+    both = (USER, sidecar) if claim_first else (sidecar, USER)
+    node = offer(tenants=Tenants.NON_ROOT)
+
+    said = refusal(fraction(), pods=(pod_spec("p", *both),), at=node)
+
+    assert "pod default/p, container 'sidecar' can run as root or become it" in said
+    assert "'c'" not in said
+    assert spaces(fraction(), pods=(pod_spec("p", USER, container("x", root=False)),), at=node)
+
+
+def test_a_pod_without_a_container_that_uses_the_claim_hands_it_to_nobody():
+    node = offer(tenants=Tenants.NON_ROOT)
+
+    assert spaces(fraction(), pods=(pod_spec("p", container("sidecar")),), at=node)
 
 
 def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
@@ -213,9 +233,10 @@ def test_all_that_keeps_a_program_from_becoming_root_is_said():
 
     assert refusal(fraction(), pods=pods, at=node) == (
         "claim default/claim: pod default/p, container 'c' can run as root or become it, and this "
-        "node's profile lets no such pod share a GPU by MPS (mpsTenants: NonRoot); set "
-        "securityContext.runAsNonRoot: true (or a runAsUser) and allowPrivilegeEscalation: false, "
-        "without privileged and without added capabilities, or spec.hostUsers: false"
+        "node's profile lets no pod with such a container share a GPU by MPS (mpsTenants: "
+        "NonRoot); set securityContext.runAsNonRoot: true (or a runAsUser) and "
+        "allowPrivilegeEscalation: false, without privileged and without added capabilities, or "
+        "spec.hostUsers: false"
     )
 
 

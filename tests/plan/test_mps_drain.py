@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.kubeletplugin.pods import Deletion
 from dra_driver.plan.mps_drain import (
     LONGEST_MARGIN_SECONDS,
     Budget,
@@ -14,46 +15,82 @@ from dra_driver.plan.mps_drain import (
 )
 
 SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
+LEFT = st.floats(0, 1000).map(lambda one: round(one, 3))
+
+
+def deleted(ends_at, left=None, grace=1000.0):
+    return Deletion(ends_at, grace, left)
+
+
+def ended(deletion, *looks):
+    """As ``ending``, of a pod that is deleted."""
+    found = ending(deletion, *looks)
+    assert found is not None
+    return found
 
 
 def test_a_pod_that_is_not_deleted_does_not_end():
     assert ending(None, 0.0) is None
 
 
-@given(ends_at=SECONDS, now=SECONDS)
-def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(ends_at, now):
-    found = ending(ends_at, now)
-    left = max(0.0, ends_at - now)
+@given(left=LEFT, now=SECONDS)
+def test_a_program_has_at_least_half_of_what_was_left_and_all_but_the_margin(left, now):
+    found = ended(deleted(5.0, left), now)
 
-    assert found is not None
-    assert found.due_at <= ends_at
-    assert found.due_at >= ends_at - LONGEST_MARGIN_SECONDS
-    assert found.due_at - (ends_at - left) >= left / 2 - 1e-9
+    assert found.ends_at == now + left
+    assert found.ends_at - LONGEST_MARGIN_SECONDS <= found.due_at <= found.ends_at
+    assert found.due_at - now >= left / 2 - 1e-9
     if left >= 2 * LONGEST_MARGIN_SECONDS:
         assert found.margin == LONGEST_MARGIN_SECONDS
 
 
-@given(ends_at=SECONDS, looks=st.lists(SECONDS, min_size=1))
-def test_later_looks_at_the_same_end_change_nothing(ends_at, looks):
-    first = ending(ends_at, looks[0])
-    found = first
-    for now in looks:
-        found = ending(ends_at, now, found)
+@given(ends_at=SECONDS, now=SECONDS, left=LEFT)
+def test_which_time_of_day_a_deletion_says_changes_nothing(ends_at, now, left):
+    found = ended(deleted(ends_at, left), now)
+
+    assert found.due_at == ended(deleted(0.0, left), now).due_at
+
+
+def test_nobody_has_more_than_the_grace_period_from_when_the_deletion_was_seen():
+    assert ended(deleted(0.0, 900.0, grace=30.0), 100.0).ends_at == 130.0
+
+
+@pytest.mark.parametrize(("undeleted_at", "due_at"), [(95.0, 122.0), (100.0, 127.0)])
+def test_where_nobody_says_how_much_is_left_it_began_after_the_last_look(undeleted_at, due_at):
+    assert ended(deleted(0.0, grace=30.0), 100.0, undeleted_at).due_at == due_at
+
+
+def test_where_nothing_is_known_of_a_pod_in_deletion_its_clients_are_ended_at_once():
+    assert ended(deleted(0.0, grace=30.0), 100.0).due_at == 100.0
+
+
+def test_a_grace_period_that_may_be_over_leaves_no_margin():
+    found = ended(deleted(0.0, grace=30.0), 100.0, 20.0)
+
+    assert (found.ends_at, found.due_at) == (50.0, 50.0)
+
+
+@given(ends_at=SECONDS, looks=st.lists(st.tuples(SECONDS, LEFT), min_size=1))
+def test_later_looks_at_the_same_deletion_change_nothing(ends_at, looks):
+    found = first = ended(deleted(ends_at, looks[0][1]), looks[0][0])
+    for now, left in looks:
+        found = ended(deleted(ends_at, left), now, now, found)
 
     assert found == first
 
 
 def test_an_end_that_comes_nearer_is_another_one():
-    first = ending(100.0, 0.0)
+    first = ended(deleted(100.0, 90.0), 0.0)
 
-    assert ending(12.0, 10.0, first) == ending(12.0, 10.0)
+    hurried = deleted(12.0, 2.0)
+    assert ending(hurried, 10.0, 9.0, first) == ending(hurried, 10.0, 9.0)
 
 
 def test_what_was_read_before_a_deletion_takes_nothing_back():
-    first = ending(50.0, 0.0)
+    first = ended(deleted(50.0, 30.0), 0.0)
 
-    assert ending(None, 1.0, first) == first
-    assert ending(600.0, 1.0, first) == first
+    assert ending(None, 1.0, 0.0, first) == first
+    assert ended(deleted(600.0, 500.0), 1.0, 0.0, first) == first
 
 
 # How often pods are looked at

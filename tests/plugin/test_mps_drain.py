@@ -55,6 +55,50 @@ def test_a_program_has_its_grace_period_but_for_a_margin(world, grace, at):
     assert at <= world.steady - begun <= at + 0.1
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_the_clock_of_the_node_ends_nobody_and_keeps_nobody(world, hours):
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    world.agent.now += hours * 3600
+    world.look()
+    world.delete(WEB, grace=30)
+    world.go_on(26.9)
+    assert world.agent.ended == []
+
+    world.go_on(0.2)
+    assert world.agent.ended == [(made.name, (1,))]
+
+
+def test_who_is_first_seen_when_its_pod_ends_already_is_ended_before_the_kubelet_kills_it(world):
+    made = world.claim(A, WEB)
+    world.process(1, WEB, of=made)
+    world.delete(WEB, grace=30)
+    world.wait(20)  # no plugin runs
+    world.go_on(6.9)
+    assert world.agent.ended == []
+
+    world.go_on(0.2)
+    assert world.agent.ended == [(made.name, (1,))]
+
+
+def test_where_the_api_server_says_no_time_nobody_is_killed_by_the_kubelet_either(world):
+    world.pods.now = None
+    made, other = world.claim(A, WEB), world.claim(B, DB)
+    world.process(1, WEB, of=made)
+    world.look()
+    world.wait(4)
+    world.delete(WEB, grace=30)
+    world.go_on(22.9)
+    assert world.agent.ended == []
+    world.go_on(0.2)
+    assert world.agent.ended == [(made.name, (1,))], "counted from the last look before it"
+
+    world.delete(DB, grace=30)
+    world.process(2, DB, of=other)
+    world.look(after=0)
+    assert world.agent.ended[1:] == [(other.name, (2,))], "it may be over at any moment"
+
+
 def test_clients_of_other_pods_go_on(world):
     made = world.claim(A, WEB, DB)
     other = world.claim(B, DB)

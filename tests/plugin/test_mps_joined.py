@@ -199,6 +199,23 @@ def test_clients_of_a_pod_that_the_profile_keeps_out_are_ended_as_they_come(worl
     assert caplog.messages.count("ended MPS clients of a pod that the profile keeps out") == 2
 
 
+def test_who_gets_an_ephemeral_container_that_is_root_is_kept_out_from_then_on(world):
+    made = world.claim(A, WEB)
+    keeps_out(world, A, Tenants.NON_ROOT)
+    user = container("main", (A.name, ""), root=False)
+    world.pods.pods["default", WEB.name] = pod_spec(WEB.name, user)
+    world.process(1, WEB, of=made)
+    world.go_on(30)
+    assert world.agent.ended == []
+
+    world.pods.pods["default", WEB.name] = pod_spec(WEB.name, user, container("debugger"))
+    world.go_on(30)
+
+    assert world.agent.ended[0] == (made.name, (1,))
+    (event,) = world.told("MPSNotServed")
+    assert "container 'debugger' can run as root" in event.message
+
+
 def test_a_pod_that_left_a_claim_that_keeps_it_out_is_forgotten(world):
     made = world.claim(A, WEB, DB)
     keeps_out(world, A, Tenants.USER_NAMESPACES)

@@ -14,7 +14,6 @@ from dra_driver.plugin.errands import Errands
 from dra_driver.plugin.mps_drain import (
     READS_A_SECOND,
     READS_AT_ONCE,
-    Clock,
     MpsDrain,
     PodClients,
 )
@@ -32,10 +31,12 @@ class Node:
         self.graces = {f"p{number}": grace for number, grace in enumerate(graces)}
         self.reads = []  # (when, pod)
         self.late = []
-        clock = Clock(lambda: self.now, lambda: self.now)
-        errands = Errands(clock.steady, lambda work: work())
-        self.drain = MpsDrain(self, FakeMpsAgent(), errands, self, clock)
+        errands = Errands(self.clock, lambda work: work())
+        self.drain = MpsDrain(self, FakeMpsAgent(), errands, self, self.clock)
         self.next_in = 0.0
+
+    def clock(self):
+        return self.now
 
     def glance(self, namespace, name):
         self.reads.append((self.now, name))
