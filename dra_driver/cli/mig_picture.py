@@ -59,7 +59,7 @@ def boards(
     cut = {device.gpu.uuid for device in offered.devices if device.partition is not None}
     found = []
     for gpu in gpus:
-        if gpu.mig is None or not (gpu.mig.on or gpu.uuid in cut):
+        if gpu.mig is None or not gpu.mig.profiles or not (gpu.mig.on or gpu.uuid in cut):
             continue
         its = blocks(gpu, holdings_of(gpu, held), laid.get(gpu.uuid, ()))
         taken = [block.placement for block in its]

@@ -54,6 +54,7 @@ class Gpu:
     topology: Topology = Topology()
     pci_id: str = ""  # "0x20B010DE": device and vendor, as nvmlPciInfo_t.pciDeviceId
     mig: Mig | None = None  # None: it cannot be cut
+    mig_problem: str = ""  # why not, where the board may well be made for it
 
     @property
     def name(self) -> DeviceName:

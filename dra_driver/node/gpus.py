@@ -185,6 +185,7 @@ class Gpus:
             topology=self._topology(facts.pci_bus_id, pci.get(facts.pci_bus_id)),
             pci_id=facts.pci_id,
             mig=_mig(one),
+            mig_problem=facts.mig_problem,
         )
 
     def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:

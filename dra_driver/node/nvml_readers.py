@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dra_driver.model.devices import GpuUuid, Version
 from dra_driver.model.mig import Fixed, MigProfile
-from dra_driver.node.mig.geometry import Geometries
+from dra_driver.node.mig.geometry import NO_FUNCTIONS, Geometries
 from dra_driver.node.mig.instances import instances
 from dra_driver.node.mig.virtual_machines import fixed
 from dra_driver.node.nvlink import Links
@@ -87,6 +87,7 @@ def facts(geometries: Geometries, nvml: Functions, handle: Any) -> Facts:
         mig_profiles=_mig_profiles(nvml, handle, geometries, mode),
         mig_on=None if mode is None else mode[0],
         mig_fixed=Fixed.NOTHING if mode is None else fixed(nvml, handle),
+        mig_problem=_mig_problem(nvml, handle, geometries, mode),
     )
 
 
@@ -124,6 +125,22 @@ def _mig_profiles(
     if mode is None:
         return ()
     return geometries.of(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
+
+
+def _mig_problem(
+    nvml: Functions, handle: Any, geometries: Geometries, mode: tuple[bool, bool] | None
+) -> str:
+    """Why it is not known how the GPU can be cut; empty: it is known, or the board has no MIG."""
+    if mode is not None:
+        return geometries.problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
+    try:
+        nvml.nvmlDeviceGetMigMode(handle)
+    except Exception as error:
+        if code(error) == FUNCTION_NOT_FOUND:
+            return NO_FUNCTIONS
+        if code(error) != NOT_SUPPORTED:
+            raise
+    return ""
 
 
 def _memory_bytes(nvml: Functions, handle: Any) -> int | None:

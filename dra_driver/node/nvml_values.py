@@ -93,6 +93,7 @@ class Facts:
     mig_profiles: tuple[MigProfile, ...] = ()
     mig_on: bool | None = None  # in which mode it was all of that
     mig_fixed: Fixed = Fixed.NOTHING
+    mig_problem: str = ""  # why it is not known how it can be cut
 
 
 @dataclass(frozen=True, slots=True)

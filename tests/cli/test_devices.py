@@ -543,3 +543,17 @@ def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type
 
     assert any(made.uuid in line for line in lines) is cut
     assert sorted(path for path in (tmp_path / "sim").rglob("*")) == before
+
+
+def test_boards_whose_library_has_no_mig_say_why_nothing_can_be_cut(type_in, tmp_path):
+    board = h100("1b") | {"fails": {"nvmlDeviceGetMigMode": "FUNCTION_NOT_FOUND"}}
+    node = tmp_path / "node.yaml"
+    node.write_text(yaml.safe_dump({"gpus": [board]}))
+
+    answer = type_in("devices", "--sim", node, "--profile", "mig", "--state-dir", tmp_path)
+
+    assert (
+        "has no effect on gpu-0, which cannot be cut: the NVML library of this driver lacks "
+        "functions for MIG; install a newer driver\n"
+    ) in answer.out
+    assert "\ngpu-0 " in answer.out, "whole, it is offered all the same"

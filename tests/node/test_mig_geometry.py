@@ -76,6 +76,18 @@ def test_a_library_too_old_for_the_question_cuts_nothing(tmp_path):
     assert (node.glance.mig_on, profiles(node)) == (None, ())
 
 
+def test_why_it_is_not_known_how_a_board_can_be_cut_is_told(tmp_path):
+    def problem(**fails):
+        return MigNode(tmp_path, board(fails=fails)).facts.mig_problem
+
+    asked = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    assert problem() == ""
+    assert "lacks functions for MIG" in problem(nvmlDeviceGetMigMode="FUNCTION_NOT_FOUND")
+    assert "lacks functions for MIG" in problem(**{asked: "FUNCTION_NOT_FOUND"})
+    assert problem(**{asked: "UNKNOWN"}) == "NVML does not tell its MIG profiles: Unknown Error"
+    assert problem(nvmlDeviceGetMigMode="NOT_SUPPORTED") == ""  # such a board has no MIG
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [

@@ -525,6 +525,13 @@ def test_a_gpu_without_mig_can_have_no_layout():
     )
 
 
+def test_a_gpu_that_cannot_have_a_layout_says_why_where_it_is_known():
+    assert decide(replace(gpu(), mig_problem="the library is old"), asked(g1_5gb=7), ()) == Misfit(
+        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions: the library is old",
+        always=True,
+    )
+
+
 def test_a_board_whose_geometry_is_not_known_has_no_profiles():
     one = replace(board(), mig=Mig(True, True, False))
 

@@ -121,6 +121,19 @@ def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is(
     assert len(notes) == 2
 
 
+def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
+    old = [replace(gpu(minor), mig_problem="the library is old") for minor in (1, 3)]
+
+    offered = found(gpu(0), *old, gpu(2), its=dynamic("1g.5gb"))
+
+    where = "profile 'p', spec.gpus[0].mig: has no effect on"
+    assert offered.notes == (
+        f"{where} gpu-0, gpu-2, which cannot be cut",
+        f"{where} gpu-1, gpu-3, which cannot be cut: the library is old",
+    )
+    assert len([each for each in offered.devices if not isinstance(each.shape, Monitor)]) == 4
+
+
 def test_where_no_gpu_can_be_cut_patterns_are_not_told():
     (note,) = found(gpu(0), its=dynamic("9g.*")).notes
 

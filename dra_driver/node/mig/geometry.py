@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 PROFILE_NUMBERS: Final = range(24)
 _NOT_ON_THIS_BOARD: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
 _NOT_IN_THIS_LIBRARY: Final = (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
+NO_FUNCTIONS: Final = (
+    "the NVML library of this driver lacks functions for MIG; install a newer driver"
+)
 _SEARCH_AGAIN_SECONDS: Final = 60.0
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -86,18 +89,23 @@ class Geometries:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
+        self._problems: dict[GpuUuid, str] = {}
         self._compute: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
         self._unlisted: dict[GpuUuid, _Unlisted] = {}
 
     def of(
         self, functions: Functions, handle: Any, gpu: GpuUuid, on: bool
     ) -> tuple[MigProfile, ...]:
-        """Empty: it cannot be read, which is logged. The GPU is as good as any other but for
-        that."""
+        """Empty: it cannot be read, which is logged; :meth:`problem` says why. The GPU is as good
+        as any other but for that."""
         if (gpu, on) not in self._read:
             self._read.pop((gpu, not on), None)
             self._read[gpu, on] = self._ask(functions, handle, gpu)
         return self._read[gpu, on]
+
+    def problem(self, gpu: GpuUuid) -> str:
+        """Why the geometry of *gpu* could not be read; empty: it could."""
+        return self._problems.get(gpu, "")
 
     def compute(self, functions: Functions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
         """How GPU instances like *gi*, of *gpu*, can be divided."""
@@ -128,11 +136,16 @@ class Geometries:
         return found
 
     def _ask(self, functions: Functions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
+        self._problems.pop(gpu, None)
         try:
             return geometry(functions, handle)
         except Exception as error:
             if code(error) is None or code(error) in SESSION_IS_OVER:
                 raise
+            old = code(error) in _NOT_IN_THIS_LIBRARY
+            self._problems[gpu] = (
+                NO_FUNCTIONS if old else f"NVML does not tell its MIG profiles: {error}"
+            )
             log.warning("MIG profiles not read: %s", error, extra={"gpu": gpu})
             return ()
 

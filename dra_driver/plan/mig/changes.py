@@ -35,7 +35,8 @@ def decide(
     layouts have made nothing, is taken over.
     """
     if gpu.mig is None:
-        return Misfit(f"{_named(gpu)} cannot be cut into partitions", always=True)
+        why = f": {gpu.mig_problem}" if gpu.mig_problem else ""
+        return Misfit(f"{_named(gpu)} cannot be cut into partitions{why}", always=True)
     there = _There(gpu, gpu.mig, frozenset(made), frozenset(claimed))
     found = _on(there, wanted) if wanted.on else _off(there, wanted)
     why = "" if isinstance(found, Misfit) else _fixed(gpu, gpu.mig.fixed, wanted, found)

@@ -63,9 +63,13 @@ def _of_mig(entry: Entry, gpus: Sequence[Gpu]) -> Iterator[_Line]:
     its = entry.rules.mig
     if its == MigRules():
         return
-    solid = [gpu.name for gpu in gpus if gpu.mig is None]
-    if solid:
-        yield entry.where("mig"), f"has no effect on {', '.join(solid)}, which cannot be cut"
+    solid: dict[str, list[str]] = {}
+    for gpu in gpus:
+        if gpu.mig is None:
+            solid.setdefault(gpu.mig_problem, []).append(gpu.name)
+    for problem, names in solid.items():
+        why = f": {problem}" if problem else ""
+        yield entry.where("mig"), f"has no effect on {', '.join(names)}, which cannot be cut{why}"
     if its.single:
         yield from ((entry.where("mig.strategy"), line) for line in _idle_single(its, gpus))
     yield from (
@@ -181,8 +185,8 @@ def without_partitions(gpu: Gpu, problem: str) -> Withheld:
     """A GPU in MIG mode of which there is nothing to offer."""
     what = f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
     if gpu.mig is not None and not gpu.mig.profiles:
-        why = "MIG mode is on, and how it is cut cannot be read, which root alone can: see the log"
-        return Withheld(what, why)
+        why = gpu.mig_problem or "root alone can, see the log"
+        return Withheld(what, f"MIG mode is on, and how it is cut cannot be read: {why}")
     why = problem or _to_have_some(gpu)
     return Withheld(what, f"MIG mode is on, and it has no partitions: {why}")
 
