@@ -53,7 +53,7 @@ Check = tuple[str, Callable[[], Iterable[Finding]]]
 """What is looked at, and how."""
 
 _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its own
-_TIMEOUTS = Timeouts(connect=3.0, read=5.0)
+_TIMEOUTS = Timeouts(read=5.0, write=5.0)
 
 
 def doctor(settings: DoctorSettings, ask: Ask = ask_agent) -> int:

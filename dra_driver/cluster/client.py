@@ -8,6 +8,7 @@ connection pool that it sets up carries our requests.
 import contextlib
 import email.utils
 import json
+import socket
 import threading
 import time
 import urllib.parse
@@ -37,13 +38,26 @@ _NO_QUERY: Query = {}
 _PAGE = "500"  # objects per answer, as client-go's reflectors ask for
 _CONNECTIONS = 16  # kept open between requests; more are opened where needed
 
+# A peer that vanished (a node without power, a firewall that forgot the connection) sends nothing:
+# its idle connections are found out within 25 s, and what was sent is given up after 15 s.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),  # as urllib3 has it, where it is told nothing
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),  # milliseconds
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """How long one try of a request may take, and the wait before the next, in seconds."""
 
     connect: float = 3.0
-    read: float = 10.0
+    read: float = 3.0  # it is tried again then, on another connection
+    write: float = 10.0  # nobody tries it again here
+    watch: float = 10.0  # until it is open
     retry: float = 0.2  # at most, before a read is tried again; then twice that
 
 
@@ -52,7 +66,8 @@ class _Call:
     method: str
     path: str
     query: Query
-    timeout: Timeouts
+    connect_seconds: float
+    answer_seconds: float
     body: Document | None = None
     content_type: str = "application/json"
     watch: bool = False
@@ -69,6 +84,9 @@ class ApiServer:
     Unreachable. Reads are tried up to three times within their deadline while the API server is
     Unreachable. Writes and watches are tried again only where it turned them away and said when to
     come back: whether anything else may be repeated, only their caller knows.
+
+    A connection can die in silence, and those that idle beside it mostly died with it. So where an
+    answer does not come in time, all of them are dropped, and the next try opens another.
     """
 
     def __init__(
@@ -101,7 +119,7 @@ class ApiServer:
 
     def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
         """The document at *path*."""
-        call = _Call("GET", path, query, self._timeouts)
+        call = _Call("GET", path, query, self._timeouts.connect, self._timeouts.read)
         give_up_at = time.monotonic() + deadline_seconds
         return self._tries(
             is_unreachable, deadline_seconds, lambda: self._document(_until(give_up_at, call))
@@ -127,11 +145,11 @@ class ApiServer:
 
     def create(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
         """Create *document* in the collection at *path*: what the API server made of it."""
-        return self._write(_Call("POST", path, query, self._timeouts, document))
+        return self._write("POST", path, query, document)
 
     def update(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
         """Replace the object at *path*. Conflict: its ``resourceVersion`` is not the newest."""
-        return self._write(_Call("PUT", path, query, self._timeouts, document))
+        return self._write("PUT", path, query, document)
 
     def patch(
         self,
@@ -141,7 +159,7 @@ class ApiServer:
         content_type: str = MERGE_PATCH,
     ) -> Document:
         """Change the object at *path* by *patch*."""
-        return self._write(_Call("PATCH", path, query, self._timeouts, patch, content_type))
+        return self._write("PATCH", path, query, patch, content_type)
 
     def delete(self, path: str, uid: str = "", resource_version: str = "") -> None:
         """Delete the object at *path*. Conflict: it is another one, or changed, than was meant."""
@@ -151,7 +169,7 @@ class ApiServer:
             "apiVersion": "v1",
             "preconditions": {key: value for key, value in meant.items() if value},
         }
-        self._write(_Call("DELETE", path, _NO_QUERY, self._timeouts, options))
+        self._write("DELETE", path, _NO_QUERY, options)
 
     def watch(self, path: str, query: Query, seconds: int) -> Watch:
         """What happens to the collection at *path*, since *query*'s ``resourceVersion``.
@@ -159,11 +177,13 @@ class ApiServer:
         It ends after *seconds*. Opening it raises like a write.
         """
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
-        # The server ends the watch; the read timeout notices a connection that died in silence.
-        timeout = replace(self._timeouts, read=seconds + self._timeouts.read)
-        call = _Call("GET", path, query, timeout, watch=True)
-        response = self._tries(is_turned_away, self._write_seconds, lambda: self._exchange(call))
-        chunks = _chunks(call.request, self.url, response)
+        its = self._timeouts
+        call = _Call("GET", path, query, its.connect, its.watch, watch=True)
+        response = self._tries(
+            is_turned_away, its.connect + its.watch, lambda: self._exchange(call)
+        )
+        _be_patient(response, seconds + its.watch)
+        chunks = self._chunks(call.request, response)
         watch = Watch(call.request, chunks, response.shutdown, response.close)
         with self._lock:
             self._watches.add(watch)
@@ -183,15 +203,20 @@ class ApiServer:
     def _sleep(self, seconds: float) -> None:
         self._closed.wait(seconds)
 
-    @property
-    def _write_seconds(self) -> float:
-        """Waits and all, no longer than one try may take."""
-        return self._timeouts.connect + self._timeouts.read
-
-    def _write(self, call: _Call) -> Document:
-        give_up_at = time.monotonic() + self._write_seconds
+    def _write(
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Document,
+        content_type: str = "application/json",
+    ) -> Document:
+        its = self._timeouts
+        call = _Call(method, path, query, its.connect, its.write, body, content_type)
+        seconds = its.connect + its.write  # waits and all, no longer than one try may take
+        give_up_at = time.monotonic() + seconds
         return self._tries(
-            is_turned_away, self._write_seconds, lambda: self._document(_until(give_up_at, call))
+            is_turned_away, seconds, lambda: self._document(_until(give_up_at, call))
         )
 
     def _tries(
@@ -218,7 +243,7 @@ class ApiServer:
             )
         headers = self._headers | self._authorization(request)
         asked_at = time.monotonic()
-        with _network_errors(request, self.url):
+        with self._network_errors(request):
             response: urllib3.BaseHTTPResponse = self._pool.request(
                 call.method,
                 self.url
@@ -228,7 +253,7 @@ class ApiServer:
                 headers=headers
                 if call.body is None
                 else headers | {"Content-Type": call.content_type},
-                timeout=urllib3.Timeout(connect=call.timeout.connect, read=call.timeout.read),
+                timeout=urllib3.Timeout(connect=call.connect_seconds, read=call.answer_seconds),
                 preload_content=not call.watch,
                 retries=False,
                 redirect=False,
@@ -255,16 +280,45 @@ class ApiServer:
                 f"{request}: the token file {self._access.token_file} cannot be read: {e}"
             ) from e
 
+    def _chunks(self, request: Request, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        """What arrives of a streamed answer, as it arrives."""
+        with self._network_errors(request):
+            yield from response.stream(65536)
 
-def _chunks(request: Request, url: str, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-    """What arrives of a streamed answer, as it arrives."""
-    with _network_errors(request, url):
-        yield from response.stream(65536)
+    @contextlib.contextmanager
+    def _network_errors(self, request: Request) -> Iterator[None]:
+        url = self.url
+        try:
+            yield
+        except urllib3.exceptions.NewConnectionError as e:  # a ConnectTimeoutError by its class
+            raise Unreachable(f"{request}: {url} cannot be reached: {e.__cause__ or e}") from e
+        except urllib3.exceptions.ConnectTimeoutError as e:
+            raise Unreachable(f"{request}: {url} did not take the connection in time") from e
+        except urllib3.exceptions.TimeoutError as e:
+            self._pool.clear()  # those in use go when they are given back
+            raise Unreachable(f"{request}: {url} did not answer in time") from e
+        except urllib3.exceptions.SSLError as e:
+            raise Unreachable(
+                f"{request}: no trusted connection to {url}: {e}; "
+                "check the CA in the kubeconfig or service account"
+            ) from e
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e
+
+
+def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
+    """The server ends a watch; this long wait notices a connection that died in silence. Whoever
+    closes the connection after each answer, as some proxies do, has the watch opened anew when
+    nothing happens."""
+    held = getattr(response.connection, "sock", None)
+    if held is not None:
+        held.settimeout(seconds)
 
 
 def _configuration(access: Access) -> kubernetes.client.Configuration:
     configuration = kubernetes.client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS
+    configuration.socket_options = _SOCKET_OPTIONS
     try:
         kubernetes.config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
             access.config, client_configuration=configuration, persist_config=False
@@ -284,24 +338,8 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
 def _until(give_up_at: float, call: _Call) -> _Call:
     """*call* with timeouts that end by *give_up_at* (monotonic)."""
     left = max(0.1, give_up_at - time.monotonic())
-    timeout = Timeouts(min(call.timeout.connect, left), min(call.timeout.read, left))
-    return replace(call, timeout=timeout)
-
-
-@contextlib.contextmanager
-def _network_errors(request: Request, url: str) -> Iterator[None]:
-    try:
-        yield
-    except urllib3.exceptions.NewConnectionError as e:  # a ConnectTimeoutError by its class
-        raise Unreachable(f"{request}: {url} cannot be reached: {e.__cause__ or e}") from e
-    except urllib3.exceptions.ConnectTimeoutError as e:
-        raise Unreachable(f"{request}: {url} did not take the connection in time") from e
-    except urllib3.exceptions.TimeoutError as e:
-        raise Unreachable(f"{request}: {url} did not answer in time") from e
-    except urllib3.exceptions.SSLError as e:
-        raise Unreachable(
-            f"{request}: no trusted connection to {url}: {e}; "
-            "check the CA in the kubeconfig or service account"
-        ) from e
-    except (urllib3.exceptions.HTTPError, OSError) as e:
-        raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e
+    return replace(
+        call,
+        connect_seconds=min(call.connect_seconds, left),
+        answer_seconds=min(call.answer_seconds, left),
+    )

@@ -56,7 +56,9 @@ def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
     """All figures: with the scheduler's default client limits, then without limits, and then with
     partitions."""
     with control_plane(version, _FLAGS, progress) as there:
-        api = ApiServer(kubeconfig(there.kubeconfig), Timeouts(read=_READ_SECONDS))
+        api = ApiServer(
+            kubeconfig(there.kubeconfig), Timeouts(read=_READ_SECONDS, write=_READ_SECONDS)
+        )
         fleet = Fleet(api, nodes(sizes.nodes, sizes.cut_nodes))
         bursts = Bursts(api, (WHOLE, PARTITIONS))
         course = Course(there, fleet, bursts, progress)

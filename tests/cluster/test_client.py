@@ -209,7 +209,7 @@ def test_a_write_gives_up_after_three_tries(server, api):
 
 @pytest.mark.parametrize("method", ["POST", "WATCH"])
 def test_a_write_is_not_sent_again_beyond_the_time_that_a_try_may_take(server, connect, method):
-    api = connect(Timeouts(connect=1, read=2))
+    api = connect(Timeouts(connect=1, write=2, watch=2))
     server.fail(429, method, times=9, retry_after=3)
     began = time.monotonic()
 
@@ -238,7 +238,7 @@ def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(ser
 
 
 def test_a_server_that_does_not_answer_is_unreachable_in_time(server, connect):
-    api = connect(Timeouts(connect=0.2, read=0.2))
+    api = connect(Timeouts(connect=0.2, write=0.2))
     server.delay(5, "POST")
 
     with pytest.raises(Unreachable, match=r"create pods ns: .* did not answer in time"):
