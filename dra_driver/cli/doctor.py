@@ -10,6 +10,7 @@ never be placed, are for who wrote those.
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
@@ -28,7 +29,7 @@ from dra_driver.cli import (
     pod_checks,
     sharing_checks,
 )
-from dra_driver.cli.findings import Finding, Level, fail, skip, summary
+from dra_driver.cli.findings import Finding, Level, fail, skip, summary, warn
 from dra_driver.cli.market import market_of
 from dra_driver.cli.sight import Ask, ask_agent
 from dra_driver.cli.simulated_host import host_directory
@@ -52,6 +53,17 @@ log = logging.getLogger(__name__)
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 """What is looked at, and how."""
 
+_NEED_THE_DRIVER = (
+    gpu_checks.GPUS,
+    gpu_checks.NODES,
+    mig_checks.MODES,
+    mig_checks.INSTANCES,
+    mig_checks.FILES,
+    mig_layouts.LAYOUTS,
+    sharing_checks.LIMITS,
+    mps_checks.PROGRAM,
+    mode_checks.MODES,
+)
 _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its own
 _TIMEOUTS = Timeouts(read=5.0, write=5.0)
 
@@ -93,18 +105,47 @@ def _examine(settings: DoctorSettings, ask: Ask, stack: ExitStack) -> Iterator[F
     driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
     machine = gpu_checks.Machine(node, sim_dir if settings.sim else settings.host_root)
     cluster = _cluster(settings, stack)
-    yield from run_checks(_node_checks(settings, machine))
-    yield from run_checks(_disk_checks(settings))
-    yield from run_checks(_mig_checks(settings, machine))
-    yield from run_checks(_sharing_checks(settings, machine, cluster))
-    yield from run_checks(_mps_checks(settings, machine, driver, ask))
+    yield from _user(os.geteuid())
+    of_driver = list(run_checks(_driver_checks(machine)))
+    yield from of_driver
+    rest = [
+        *_gpu_checks(settings, machine),
+        *_disk_checks(settings),
+        *_mig_checks(settings, machine),
+        *_sharing_checks(settings, machine, cluster),
+        *_mps_checks(settings, machine, driver, ask),
+    ]
+    if any(finding.level is Level.FAIL for finding in of_driver):
+        yield from _without_driver(machine)
+        rest = [(what, check) for what, check in rest if what not in _NEED_THE_DRIVER]
+    yield from run_checks(rest)
     if isinstance(cluster, Finding):
         yield cluster
     else:
         yield from examine_cluster(cluster)
 
 
-def _node_checks(settings: DoctorSettings, machine: gpu_checks.Machine) -> list[Check]:
+def _user(uid: int) -> Iterator[Finding]:
+    """Who asks: the cause of much that others than root are told."""
+    if uid != 0:
+        yield warn(
+            "user",
+            f"user {uid} asks, and the plugin is root: what root alone may read or write counts as "
+            "wrong below",
+            "ask as root",
+        )
+
+
+def _without_driver(machine: gpu_checks.Machine) -> Iterator[Finding]:
+    """What is not looked at, since all that it would say is that the driver is missing."""
+    found = list(run_checks([(gpu_checks.GPUS, partial(gpu_checks.none_there, machine))]))
+    yield from found
+    told = {finding.what for finding in found}
+    names = [what for what in _NEED_THE_DRIVER if what not in told]
+    yield skip(", ".join(names), gpu_checks.NEEDS_DRIVER)
+
+
+def _driver_checks(machine: gpu_checks.Machine) -> list[Check]:
     modules = DriverRoot(None, machine.host_root)
     return [
         (gpu_checks.ROOT, partial(gpu_checks.driver_root, machine)),
@@ -112,6 +153,11 @@ def _node_checks(settings: DoctorSettings, machine: gpu_checks.Machine) -> list[
             gpu_checks.MODULE,
             lambda: gpu_checks.kernel_module(machine, modules.loaded_version()),
         ),
+    ]
+
+
+def _gpu_checks(settings: DoctorSettings, machine: gpu_checks.Machine) -> list[Check]:
+    return [
         (gpu_checks.GPUS, partial(gpu_checks.gpus, machine)),
         (gpu_checks.NODES, partial(gpu_checks.device_files, machine)),
         (gpu_checks.HOOK, partial(gpu_checks.hook, machine, settings.nvidia_cdi_hook)),

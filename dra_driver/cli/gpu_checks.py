@@ -21,6 +21,7 @@ ROOT, MODULE, GPUS, NODES, HOOK = (
     "device files",
     "nvidia-cdi-hook",
 )
+NEEDS_DRIVER = "needs the driver, which is to be mended first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,12 @@ def kernel_module(machine: Machine, loaded: str | None) -> Iterator[Finding]:
 
 def gpus(machine: Machine) -> Iterator[Finding]:
     yield from of_inventory(machine.node.inventory())
+
+
+def none_there(machine: Machine) -> Iterator[Finding]:
+    """Where there is no driver: whether there is a GPU that misses it."""
+    if machine.node.inventory() == Inventory():
+        yield from of_inventory(Inventory())
 
 
 def device_files(machine: Machine) -> Iterator[Finding]:
@@ -81,6 +88,8 @@ def of_driver(files: DriverFiles | DriverError) -> Finding:
 
 
 def of_module(loaded: str | None, files: DriverFiles | DriverError) -> Finding:
+    if loaded is None and isinstance(files, DriverError):
+        return skip(MODULE, f"none is loaded; {NEEDS_DRIVER}")
     if loaded is None:
         return fail(
             MODULE,

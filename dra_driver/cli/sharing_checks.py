@@ -114,7 +114,10 @@ def cgroups(host_root: Path) -> Iterator[Finding]:
 
 
 def containers(host_root: Path, runtime_dir: str) -> Iterator[Finding]:
-    yield of_runtime(Containers(host_root, runtime_dir).places())
+    try:
+        yield of_runtime(Containers(host_root, runtime_dir).places())
+    except NodeError as e:
+        yield warn(RUNTIME, str(e), "ask as root")
 
 
 def of_runtime(places: Sequence[str]) -> Finding:

@@ -78,6 +78,7 @@ class TestDriver:
             pytest.param("570.124.06", FILES, Level.FAIL, id="an upgrade that was not finished"),
             pytest.param(None, FILES, Level.FAIL, id="no module"),
             pytest.param("580.95.05", NodeError("none"), Level.WARN, id="no libraries"),
+            pytest.param(None, NodeError("none"), Level.SKIP, id="neither, which is told already"),
         ],
     )
     def test_the_loaded_module_has_to_be_that_of_the_libraries(self, loaded, files, level):

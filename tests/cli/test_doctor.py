@@ -36,7 +36,8 @@ from tests.fakes.user import locked_out
 from tests.fakes.values import inventory
 
 DRIVER, NODE = "gpu.nvidia.com", "n1"
-UNMOUNTED = {"[warn] cgroups", "[warn] pod-resources socket"}  # what the test's node lacks
+# What the test's node lacks, and what is told to who runs tests as somebody else than root.
+UNMOUNTED = {"[warn] cgroups", "[warn] pod-resources socket", "[warn] user"}
 
 
 class World:
@@ -150,16 +151,35 @@ def test_asking_changes_nothing(world):
     assert everything() == before
 
 
-@pytest.mark.parametrize("state", ["not-loaded", "no-library"])
-def test_a_driver_that_is_not_ready_fails_and_the_other_checks_go_on(world, state):
+@pytest.mark.parametrize(
+    ("state", "failed"), [("not-loaded", "kernel module"), ("no-library", "driver root")]
+)
+def test_a_missing_driver_is_told_once_and_what_needs_it_is_not_looked_at(world, state, failed):
     world.gpus(driver=state)
+
+    answer = world.ask("--mps-socket", world.kubelet / "agent.sock")
+
+    assert answer.code == 1
+    (told,) = lines(answer, "[FAIL]")
+    assert told.startswith(f"[FAIL] {failed}: ")
+    assert (
+        "[skip] GPUs, device files, MIG mode, MIG instances, MIG device files, MIG layouts, memory "
+        "limits, MPS programs, compute modes: needs the driver, which is to be mended first\n"
+    ) in answer.out
+    assert answer.out.count(told.partition(": ")[2].partition("(")[0]) == 1
+    assert "NVML" not in answer.out
+    assert "[ok]   ledger: " in answer.out
+    assert lines(answer, "[warn] MPS agent"), "what does not need the driver is looked at"
+
+
+def test_a_node_without_driver_and_gpu_is_told_that_it_has_none(world):
+    world.gpus(driver="no-library", gpus=[])
 
     answer = world.ask()
 
-    assert answer.code == 1
-    assert any("kernel module: none is loaded" in line for line in lines(answer, "[FAIL]"))
-    assert "[FAIL] GPUs: all GPUs is not offered" in answer.out
-    assert "[ok]   ledger: " in answer.out
+    assert len(lines(answer, "[FAIL]")) == 1
+    assert "[warn] GPUs: this node has none" in answer.out
+    assert "[skip] device files, MIG mode, " in answer.out
 
 
 def test_without_a_driver_it_is_said_where_it_was_looked_for(world, tmp_path):
@@ -777,3 +797,19 @@ def test_who_may_not_look_is_told_to_ask_as_root_and_of_no_fault_of_ours(world):
     for what in ("CDI files", "kubelet directory", "state directory", "ledger"):
         (line,) = (one for one in refused if one.startswith(f"[FAIL] {what}: "))
         assert "Permission denied; ask as root" in line and str(world.kubelet) in line
+    (cause,) = lines(answer, "[warn] user")
+    assert "the plugin is root" in cause
+    assert answer.out.startswith(cause), "it comes before what it explains"
+
+
+def test_a_container_runtime_that_may_not_be_read_is_named_and_no_fault_of_ours(world):
+    world.kubelet.parent.chmod(0o755)
+    world.ask()
+
+    with locked_out(world.runtime, 0o000):
+        answer = world.ask()
+
+    assert "broke" not in answer.out + answer.err
+    (line,) = lines(answer, "[warn] container runtime")
+    assert str(world.runtime) in line and "Permission denied" in line
+    assert f"{line}\n       -> ask as root" in answer.out
