@@ -60,14 +60,17 @@ class Gpus:
         self._links: Mapping[str, Links] = {}  # by bus id
         self._reached: Mapping[str, frozenset[str]] = {}
         self._links_until = 0.0
+        self._last: Inventory | None = None  # what NVML, as a whole in time, told at the last look
 
     def look(self) -> Inventory:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
-        being changed, or has to wait for that, is ``as_before``. A node without NVIDIA GPUs is
-        empty, whatever NVML says. NodeError: the PCI bus cannot be read.
+        being changed, or has to wait for that, is ``as_before``, and so are all of them at the
+        first look at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
+        says. NodeError: the PCI bus cannot be read.
         """
+        last, self._last = self._last, None
         if self._bound is None:  # before NVML is started: what comes after is seen as a change
             self._bound = _bound_to_nvidia(self._pci.gpus())
         try:
@@ -77,9 +80,13 @@ class Gpus:
                 self._bound = _bound_to_nvidia(pci)
                 system = self._nvml.system()
         except NodeError as error:
+            if last is not None and isinstance(error, TimedOut):
+                log.warning("NVML is late, and all is as it was at the last look: %s", error)
+                return replace(last, as_before=frozenset(gpu.uuid for gpu in last.gpus))
             self._bound = None
             return _inventory((), withhold.all_waiting(self._pci.gpus().values(), str(error)))
-        return self._look_at(system, pci)
+        self._last = self._look_at(system, pci)
+        return self._last
 
     def _look_at(self, system: System, pci: Mapping[str, PciGpu]) -> Inventory:
         if system.session != self._session:

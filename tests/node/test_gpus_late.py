@@ -26,6 +26,22 @@ class Slow(SimulatedNvml):
         if question == self.question and handle.bus_id.startswith("0000:1b"):
             self.may.wait(5)
 
+    def _wait_for_all(self, question):
+        if question == self.question:
+            self.may.wait(60)
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        self._wait_for_all("count")
+        return super().nvmlDeviceGetCount()
+
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        self._wait_for_all("driver")
+        return super().nvmlSystemGetDriverVersion()
+
+    def nvmlInit(self):  # noqa: N802
+        self._wait_for_all("start")
+        super().nvmlInit()
+
     def nvmlDeviceGetBrand(self, handle):  # noqa: N802 - NVML's name
         self._wait("brand", handle)
         return super().nvmlDeviceGetBrand(handle)
@@ -87,6 +103,85 @@ def test_one_whose_links_come_late_is_withheld_from_the_second_time_on(node):
 
     again = gpus.look().gpus[0]
     assert (again.uuid, again.topology.nvlink_peers) == (before.uuid, 2)
+
+
+@pytest.fixture
+def system_late(node):
+    """From now on NVML answers this only when it may; the call is released in the end."""
+
+    def begin(question):
+        node.functions.may.clear()
+        node.functions.question = question
+
+    yield begin
+    node.functions.may.set()
+
+
+def in_time(node, gpus):
+    """What a look finds at which all is in time."""
+    node.functions.question = ""
+    node.functions.may.set()
+    give_up = time.monotonic() + 30
+    while not (found := gpus.look()).gpus or found.as_before:
+        assert time.monotonic() < give_up, found
+        time.sleep(0.005)
+    return found
+
+
+@pytest.mark.parametrize("question", ["count", "driver"])
+def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
+    node, system_late, question
+):
+    gpus = node.gpus(lambda minors: None)
+    before = in_time(node, gpus)
+    assert [gpu.minor for gpu in before.gpus] == [0, 1]
+
+    system_late(question)
+    once = gpus.look()
+    assert (once.gpus, once.withheld) == (before.gpus, before.withheld)
+    assert once.as_before == {gpu.uuid for gpu in before.gpus}
+    for _ in range(2):
+        again = gpus.look()
+        assert again.gpus == ()
+        assert "reading the driver" in again.withheld[0].reason
+
+    assert in_time(node, gpus).gpus == before.gpus
+    system_late(question)
+    assert gpus.look().gpus == before.gpus, "it was in time in between"
+
+
+def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
+    gpus = node.gpus(lambda minors: None)
+    before = in_time(node, gpus).gpus
+    restarted(node)
+
+    system_late("start")
+    assert gpus.look().gpus == before
+    assert gpus.look().gpus == ()
+
+    assert in_time(node, gpus).gpus == before
+
+
+def test_a_first_look_that_is_late_has_nothing_to_keep(node, system_late):
+    system_late("start")
+
+    assert node.gpus(lambda minors: None).look().gpus == ()
+
+
+def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(node):
+    gpus = node.gpus(lambda minors: None)
+    in_time(node, gpus)
+    node.change(driver="not-loaded")
+    restarted(node)
+
+    assert gpus.look().gpus == ()
+
+
+def restarted(node):
+    give_up = time.monotonic() + 30
+    while not node.nvml.restart():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
 
 
 LATE = TimedOut("no answer within 5 s")
