@@ -143,6 +143,9 @@ class GpuRules(Strict):
         ]
         | None
     ) = None  # whose pods may share by MPS
+    time_slice_interval: (
+        Annotated[Literal["WholeGPUs", "Any"], _one_of("WholeGPUs", "Any")] | None
+    ) = None  # whose claims may set it
     shares: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = None
     memory: Memory = Memory()
     memory_guard: MemoryGuard = MemoryGuard()

@@ -73,6 +73,7 @@ class Rules:
     guard: Guard = Guard(GuardPolicy.KILL)
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
     tenants: Tenants = Tenants.ANY
+    fractions_set_interval: bool = False  # a GPU has one interval, also for all other claims on it
     mig: MigRules = MigRules()
     without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 

@@ -40,6 +40,7 @@ _FOR_FRACTIONS = (
     "memory",
     "memory_guard",
     "memory_limit",
+    "time_slice_interval",
 )
 
 
@@ -153,6 +154,11 @@ def _without_effect(entry: GpuRules, path: str) -> Iterator[str]:
         yield f"{path}.rename: has no effect without replicas; write how many, from 2 on"
     if entry.shares is not None and (entry.replicas or 1) > 1:
         yield f"{path}.shares: has no effect with replicas, which are the shares; remove it"
+    if entry.time_slice_interval and (entry.replicas or 1) > 1:
+        yield (
+            f"{path}.timeSliceInterval: has no effect with replicas, each of which may set the "
+            "interval; remove it"
+        )
 
 
 def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
@@ -166,6 +172,11 @@ def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
         yield (
             f"{path}.mpsTenants: has no effect where MPS is not among {path}.strategies; add "
             "it, or remove this"
+        )
+    if entry.time_slice_interval and allowed and Strategy.TIME_SLICING not in allowed:
+        yield (
+            f"{path}.timeSliceInterval: has no effect where TimeSlicing is not among "
+            f"{path}.strategies; add it, or remove this"
         )
 
 
@@ -223,6 +234,7 @@ def _rules(entry: GpuRules) -> Rules:
         "strategies": entry.strategies and tuple(map(Strategy, dict.fromkeys(entry.strategies))),
         "default_strategy": default and Strategy(default),
         "tenants": entry.mps_tenants and Tenants(entry.mps_tenants),
+        "fractions_set_interval": entry.time_slice_interval and entry.time_slice_interval == "Any",
         "shares": entry.shares,
         "memory_least": _bytes(entry.memory.least),
         "memory_step": _bytes(entry.memory.step),

@@ -81,7 +81,10 @@ def sharing_of(
     where = f"{path}.strategy" if asked else ""
     problems = tuple(_strategy_problems(wanted, where, reserves, device))
     if isinstance(asked, TimeSlicing) or wanted is Strategy.TIME_SLICING:
-        return TimeSliced(_interval(asked, device), path), problems
+        interval = _interval(asked, device)
+        if interval is not None:
+            problems += tuple(_interval_problems(path, device, amount))
+        return TimeSliced(interval, path), problems
     limits = asked.mps_config if isinstance(asked, Mps) else MpsConfig()
     wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
     return _by_mps(limits, device, amount, alike), (*problems, *wrong)
@@ -94,6 +97,20 @@ def _interval(asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device) 
         return None
     config = asked.time_slicing_config
     return _INTERVALS[config.interval] if config else None
+
+
+def _interval_problems(path: str, device: Device, amount: Amount) -> Iterator[str]:
+    """Who has a fraction of a GPU would set the interval of everybody on it. Replicas may, as with
+    NVIDIA's device plugin."""
+    is_replica = not (isinstance(device.shape, Sliceable) and device.shape.replicas == 1)
+    if amount.whole or is_replica or device.rules.fractions_set_interval:
+        return
+    yield (
+        f"{path}.timeSlicingConfig: {device.gpu.name} has one interval for all claims on it, so on "
+        "this node only a claim that has a whole GPU sets it (timeSliceInterval: WholeGPUs); "
+        "remove timeSlicingConfig, or ask for a whole GPU, or have the node's profile say "
+        "timeSliceInterval: Any"
+    )
 
 
 def cores_of_share(shape: Shape) -> int:

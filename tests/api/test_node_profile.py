@@ -33,6 +33,7 @@ FULL = {
     "strategies": ["TimeSlicing", "MPS"],
     "defaultStrategy": "MPS",
     "mpsTenants": "NonRoot",
+    "timeSliceInterval": "Any",
     "shares": 8,
     "memory": {"least": "2Gi", "step": "512Mi"},
     "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
@@ -77,6 +78,7 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"defaultStrategy": "timeSlicing"}, "default_strategy", "TimeSlicing"),
         ({"mpsTenants": "any"}, "mps_tenants", "Any"),
         ({"mpsTenants": "userNamespaces"}, "mps_tenants", "UserNamespaces"),
+        ({"timeSliceInterval": "wholegpus"}, "time_slice_interval", "WholeGPUs"),
         ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
         ({"mig": "dynamic"}, "mig", Mig(mode="Dynamic")),
         ({"mig": {"strategy": "single"}}, "mig", Mig(strategy="Single")),
@@ -129,6 +131,11 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
             {"mpsTenants": "Root"},
             "mpsTenants: 'Root' should be 'Any', 'NonRoot' or 'UserNamespaces'",
             id="unknown tenants",
+        ),
+        pytest.param(
+            {"timeSliceInterval": "Default"},
+            "timeSliceInterval: 'Default' should be 'WholeGPUs' or 'Any'",
+            id="an interval for those who may set it",
         ),
         pytest.param(
             {"strategies": ["MPS", "mig"]},

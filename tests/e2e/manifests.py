@@ -43,6 +43,13 @@ def interval(word: str, *requests: str) -> Document:
     return sharing("TimeSlicing", *requests, timeSlicingConfig={"interval": word})
 
 
+ANY_INTERVAL = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {gpus: [{timeSliceInterval: Any}]}
+"""  # a fraction sets the interval of its GPU, too
+
+
 def claim(name: str, *requests: Document, **spec: Any) -> Document:
     devices = {"requests": list(requests) or [request()], **spec}
     return {

@@ -10,7 +10,7 @@ import yaml
 from tests.e2e.driver import LIMITING
 from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
-from tests.e2e.manifests import claim, fraction, interval, on, pod, request, template
+from tests.e2e.manifests import ANY_INTERVAL, claim, fraction, interval, on, pod, request, template
 
 SMI = "nvidia-smi -L"
 
@@ -127,9 +127,12 @@ def test_while_the_driver_stays_away_slices_go_and_pods_that_end_wait(kube, driv
 
 
 @pytest.mark.point(7, 14, 24, 61)
-def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(kube, limiting):
+def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(
+    kube, limiting, profile
+):
     """Pods with whole GPUs, and with fractions that have an interval and a memory limit."""
     driver, moments = limiting, random.Random(7)
+    profile("any-interval", ANY_INTERVAL)
     kube.apply(template("part", fraction("10Gi"), config=[interval("Long")]))
     names = []
     for number in range(5):

@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.kube import wait
 from tests.e2e.manifests import (
+    ANY_INTERVAL,
     CLASS,
     claim,
     container,
@@ -164,7 +165,8 @@ def test_a_container_reads_what_it_was_given_in_the_files_of_its_claims(kube, dr
     wait("the files to go with the pod", lambda: not driver.metadata(), 20)
 
 
-def test_an_interval_is_set_with_the_claim_and_what_was_found_comes_back(kube, driver):
+def test_an_interval_is_set_with_the_claim_and_what_was_found_comes_back(kube, driver, profile):
+    profile("any-interval", ANY_INTERVAL)
     driver.smi("compute-policy", "-i", "0", "--set-timeslice=1")
     try:
         first, second = on(kube.uuid("gpu-0")), on(kube.uuid("gpu-1"))
@@ -210,17 +212,11 @@ def test_what_is_not_offered_is_said_in_the_pods_events(kube, driver):
             template("word", part, config=[interval("Forever")]),
             f"{path}.timeSlicingConfig.interval",
         ),
-        "monitor": (template("monitor", monitor), "write adminAccess: true"),
-        "both": (
-            template(
-                "both",
-                fraction("10Gi", "a"),
-                fraction("10Gi", "b"),
-                constraints=[{"matchAttribute": f"{CLASS}/uuid"}],
-                config=[interval("Long", "a"), interval("Short", "b")],
-            ),
-            f"{path.replace('[0]', '[1]')}.timeSlicingConfig.interval: Short on gpu-0",
+        "turns": (
+            template("turns", part, config=[interval("Long")]),
+            f"{path}.timeSlicingConfig: gpu-",
         ),
+        "monitor": (template("monitor", monitor), "write adminAccess: true"),
     }
     for name, (document, _) in refused.items():
         kube.apply(document)
@@ -230,6 +226,17 @@ def test_what_is_not_offered_is_said_in_the_pods_events(kube, driver):
         said = wait_refused(kube, name, why)
         assert said.startswith("FailedPrepareDynamicResources")
         assert kube.phase(name) == "Pending"
+
+
+def test_two_intervals_on_one_gpu_are_refused(kube, driver, profile):
+    profile("any-interval", ANY_INTERVAL)
+    both = (fraction("10Gi", "a"), fraction("10Gi", "b"))
+    same = [{"matchAttribute": f"{CLASS}/uuid"}]
+    asked = [interval("Long", "a"), interval("Short", "b")]
+    kube.apply(template("both", *both, constraints=same, config=asked))
+    kube.apply(pod("both", SMI, template="both"))
+
+    wait_refused(kube, "both", "sharing.timeSlicingConfig.interval: Short on gpu-")
 
 
 def test_the_doctor_names_claims_that_can_never_be_served(cluster, kube, driver):

@@ -5,7 +5,6 @@ import pytest
 from tests.e2e.kube import wait
 from tests.e2e.manifests import (
     fraction,
-    interval,
     old_way,
     on,
     pod,
@@ -122,7 +121,7 @@ def test_a_profile_that_changes_under_load_disturbs_no_claim(kube, driver, profi
         pytest.skip("this API server keeps no consumable capacity (KEP-5075)")
     for name in ("gpu-0", "gpu-1", "gpu-2"):
         part = fraction("20Gi", cel=on(kube.uuid(name)))
-        kube.apply(template(name, part, config=[interval("Long")]))
+        kube.apply(template(name, part))
     kube.apply(template("whole", request(cel=on(kube.uuid("gpu-1")))))
     run(kube, held="gpu-0", whole="whole")
 

@@ -41,6 +41,7 @@ GIB = 1024 * MIB
 SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
 MPS = {"strategy": "MPS"}
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+ANY = offer(fractions_set_interval=True)
 
 
 def held_by(other, device="gpu-0", **fields):
@@ -274,7 +275,7 @@ def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
 
 
 def test_parts_by_mps_and_parts_that_take_turns_go_on_one_gpu_at_once():
-    turns = prepared(fraction("20Gi"), name="turns", configs=(config(sharing=SHORT),))
+    turns = prepared(fraction("20Gi"), name="turns", configs=(config(sharing=SHORT),), at=ANY)
     clients = prepared(fraction("20Gi", cores="60"), name="clients")
 
     plan = plan_claim(Claim(ref(), (fraction(cores="40"),)), offer(), (turns, clients), POOL)
@@ -312,16 +313,16 @@ def test_a_later_claim_takes_over_the_compute_mode_that_the_first_one_found():
     assert replace(mode, before=ComputeMode.PROHIBITED) in plan.steps
 
 
-def test_an_interval_is_set_for_a_whole_gpu_as_for_a_part():
-    for given in (allocation(), fraction()):
+def test_an_interval_is_set_for_a_whole_gpu_and_for_a_part_where_the_profile_lets_any():
+    for given, node in ((allocation(), offer()), (fraction(), ANY)):
         asked = Claim(ref(), (given,), (config(sharing=SHORT),))
-        steps = plan_claim(asked, offer(), (), POOL).steps
+        steps = plan_claim(asked, node, (), POOL).steps
         assert SetTimeSlice(gpu(0).uuid, Interval.SHORT) in steps
 
 
 def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opinion():
     def steps(sharing):
-        asked = Claim(ref(), (fraction(),), (config(sharing=sharing),))
+        asked = Claim(ref(), (allocation(),), (config(sharing=sharing),))
         found = plan_claim(asked, offer(), (), POOL).steps
         return [step.interval for step in found if isinstance(step, SetTimeSlice)]
 
@@ -333,17 +334,17 @@ def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
     shares = (fraction("1Gi"), fraction("1Gi", request="more"))
     both = (config("GpuConfig", "gpu", sharing=SHORT), config("GpuConfig", "more", sharing=LONG))
     with pytest.raises(ClaimError, match=r"interval: Long on gpu-0, .* another request says Short"):
-        plan_claim(Claim(ref(), shares, both), offer(), (), POOL)
+        plan_claim(Claim(ref(), shares, both), ANY, (), POOL)
 
-    long = prepared(fraction("1Gi"), configs=(config(sharing=LONG),))
+    long = prepared(fraction("1Gi"), configs=(config(sharing=LONG),), at=ANY)
     with pytest.raises(ClaimError, match="another request says Short"):
-        plan_claim(Claim(ref(), shares, both), offer(), (long,), POOL)
+        plan_claim(Claim(ref(), shares, both), ANY, (long,), POOL)
 
-    other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),))
+    other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),), at=ANY)
     path = r"fromclaim.sharing.timeSlicingConfig.interval"
     with pytest.raises(DeviceHeld, match=f"{path}: Long on gpu-0, but claim default/other"):
         wanted = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
-        plan_claim(wanted, offer(), (other,), POOL)
+        plan_claim(wanted, ANY, (other,), POOL)
 
 
 def test_more_than_one_share_is_refused_where_the_profile_says_so():

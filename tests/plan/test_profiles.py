@@ -174,6 +174,18 @@ def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
 
 
 @pytest.mark.parametrize(
+    ("said", "may"),
+    [
+        ({}, False),
+        ({"timeSliceInterval": "wholeGPUs"}, False),
+        ({"timeSliceInterval": "Any"}, True),
+    ],
+)
+def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(said, may):
+    assert rules(**said).fractions_set_interval is may
+
+
+@pytest.mark.parametrize(
     ("entry", "expected"),
     [
         pytest.param(
@@ -253,6 +265,30 @@ def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
                 "spec.gpus[0].strategies; add it, or remove this"
             ],
             id="tenants of nothing",
+        ),
+        pytest.param(
+            {"strategies": ["MPS"], "timeSliceInterval": "Any"},
+            [
+                "spec.gpus[0].timeSliceInterval: has no effect where TimeSlicing is not among "
+                "spec.gpus[0].strategies; add it, or remove this"
+            ],
+            id="turns of nobody",
+        ),
+        pytest.param(
+            {"replicas": 2, "timeSliceInterval": "WholeGPUs"},
+            [
+                "spec.gpus[0].timeSliceInterval: has no effect with replicas, each of which may "
+                "set the interval; remove it"
+            ],
+            id="the interval of replicas",
+        ),
+        pytest.param(
+            {"fractions": "Never", "timeSliceInterval": "Any"},
+            [
+                "spec.gpus[0].timeSliceInterval: has no effect with fractions: Never; remove one "
+                "of them"
+            ],
+            id="the interval of fractions where there are none",
         ),
         pytest.param(
             {"memory": {"least": "255Mi", "step": "1500k"}},

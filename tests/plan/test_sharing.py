@@ -15,7 +15,7 @@ from dra_driver.model.inventory import Inventory
 from dra_driver.model.mps import ALL_CORES, Priority
 from dra_driver.model.offer import EXCLUSIVE, Device, Keeps, Offer, Replica, Sliceable
 from dra_driver.model.profiles import DEFAULT_PROFILE, Strategy
-from dra_driver.model.steps import SetTimeSlice
+from dra_driver.model.steps import Interval, SetTimeSlice
 from dra_driver.plan.mps import Grant
 from dra_driver.plan.offer import offer as offer_of
 from dra_driver.plan.prepare import plan_claim
@@ -287,6 +287,40 @@ def test_who_has_no_opinion_on_the_interval_sets_none():
     plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), offer(), (), POOL)
 
     assert not any(isinstance(step, SetTimeSlice) for step in plan.steps)
+
+
+LONG_TURNS = {**TURNS, "timeSlicingConfig": {"interval": "Long"}}
+
+
+@pytest.mark.parametrize("sharing", [LONG_TURNS, {**TURNS, "timeSlicingConfig": {}}])
+def test_a_fraction_sets_no_interval_for_its_neighbours_unless_the_profile_lets_it(sharing):
+    assert refusal(fraction(), sharing=sharing) == (
+        "claim default/claim: fromclaim.sharing.timeSlicingConfig: gpu-0 has one interval for all "
+        "claims on it, so on this node only a claim that has a whole GPU sets it "
+        "(timeSliceInterval: WholeGPUs); remove timeSlicingConfig, or ask for a whole GPU, or have "
+        "the node's profile say timeSliceInterval: Any"
+    )
+    anybody = offer(fractions_set_interval=True)
+    assert sharing_of(fraction(), sharing=sharing, at=anybody).interval is not None
+    assert sharing_of(fraction(), sharing=TURNS).interval is None
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        pytest.param(allocation(), EXCLUSIVE, id="a GPU that is given out whole"),
+        pytest.param(allocation(), SLICEABLE, id="a claim that names no memory"),
+        pytest.param(fraction("81559Mi"), SLICEABLE, id="all of the memory"),
+        pytest.param(fraction(), QUARTER, id="a replica"),
+        pytest.param(allocation("gpu-0-1"), Replica(1, 4, 20 * GIB), id="a replica as a device"),
+    ],
+)
+def test_nvidias_manifests_set_the_interval_of_whole_gpus_and_of_replicas(given, shape):
+    at = offer(1, shape)
+
+    assert sharing_of(given, sharing=LONG_TURNS, at=at) == TimeSliced(
+        Interval.LONG, "fromclaim.sharing"
+    )
 
 
 def test_the_priority_is_the_one_asked_for():

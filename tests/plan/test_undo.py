@@ -26,7 +26,7 @@ SHORT = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interv
 
 def prepared(name, memory="20Gi"):
     asked = Claim(ref(name), (fraction(memory),), (SHORT,), (pod(),))
-    return plan_claim(asked, offer(), (), POOL).record
+    return plan_claim(asked, offer(fractions_set_interval=True), (), POOL).record
 
 
 def test_the_last_claim_takes_limit_and_interval_with_it():

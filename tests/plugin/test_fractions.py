@@ -50,6 +50,9 @@ MPS_ONLY = Profile(
     "mps-only",
     (Entry(Selection(), Rules(strategies=BY_MPS, default_strategy=Strategy.MPS), "spec.gpus[0]"),),
 )
+ANY_INTERVAL = Profile(
+    "any-interval", (Entry(Selection(), Rules(fractions_set_interval=True), "spec.gpus[0]"),)
+)
 FOUND = (Interval.DEFAULT, Interval.MEDIUM)  # of the two GPUs, before anybody came
 FOUND_MODES = (ComputeMode.DEFAULT, ComputeMode.PROHIBITED)
 
@@ -121,7 +124,7 @@ class World:
             gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND_MODES, strict=True)
         }
         self.pods = FakePods(pods())
-        self.profile = DEFAULT_PROFILE
+        self.profile = ANY_INTERVAL
         self.fuse = Fuse()
         self.node.before_step = self.fuse.burn
         self.claims = {}
@@ -184,7 +187,7 @@ class World:
 
 
 INTERVALS = st.none() | st.sampled_from(["Default", "Short", "Long"])
-PROFILES = st.sampled_from([DEFAULT_PROFILE, DEFAULT_PROFILE, MPS_ONLY, EXCLUSIVE, STRICT])
+PROFILES = st.sampled_from([ANY_INTERVAL, DEFAULT_PROFILE, MPS_ONLY, EXCLUSIVE, STRICT])
 FUSES = st.none() | st.integers(0, 16)
 PODS = st.sets(st.sampled_from(["p", "q", "r"]), max_size=2)
 
