@@ -2,8 +2,10 @@
 
 import logging
 import os
+import selectors
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +18,9 @@ log = logging.getLogger(__name__)
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MOST_SAID: Final = 2000  # characters of a program's last words that go into an error
 _UMASK: Final = 0o022  # of what stays: others pass its directories, whatever this process wants
-_GRACE_SECONDS: Final = 0.5  # for pipes to close, and for the program to end, once it is killed
+_MOST_READ: Final = 1 << 20  # bytes of all that a program writes
+_AT_ONCE: Final = 64 * 1024  # bytes that are read or written
+_GRACE_SECONDS: Final = 0.5  # for the program to end, once it is killed
 # Of chroot(1) and of what loads a program, before that begins; of the kernel, which lacks memory.
 _NEVER_RAN: Final = (125, 126, 127, -signal.SIGKILL)
 
@@ -90,9 +94,9 @@ def in_root(
 def run(command: Command, timeout_seconds: float) -> str:
     """Run it to its end and give what it wrote to standard output.
 
-    ProgramFailed: it failed; with its last words. Another NodeError: it could not be started, or
-    somebody killed it. TimedOut: it was still running after *timeout_seconds*, and was killed with
-    its process group.
+    ProgramFailed: it failed; with its last words. Another NodeError: it could not be started,
+    somebody killed it, or it wrote more than 1 MiB and was killed. TimedOut: it was still running
+    after *timeout_seconds*, and was killed with its process group.
     """
     try:
         # A session of its own: killing the group reaches what the program itself has started.
@@ -102,14 +106,12 @@ def run(command: Command, timeout_seconds: float) -> str:
             stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
     except OSError as e:
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
     try:
-        out, err = child.communicate(command.stdin or None, timeout=timeout_seconds)
+        out, err = _talk(child, command, time.monotonic() + timeout_seconds)
     except subprocess.TimeoutExpired as e:
         _end(child)
         raise TimedOut(
@@ -121,6 +123,35 @@ def run(command: Command, timeout_seconds: float) -> str:
     if child.returncode != 0:
         raise _failed(command, child.returncode, err or out)
     return out
+
+
+def _talk(child: subprocess.Popen[bytes], command: Command, end: float) -> tuple[str, str]:
+    """Give it its input, and what it wrote once it has ended. subprocess.TimeoutExpired: it had not
+    by *end*. As ``communicate``, but that keeps whatever a program writes."""
+    assert child.stdout and child.stderr
+    said = {child.stdout: bytearray(), child.stderr: bytearray()}
+    to_write = memoryview(command.stdin.encode())
+    with selectors.DefaultSelector() as pipes:
+        for pipe in said:
+            pipes.register(pipe, selectors.EVENT_READ, pipe)
+        if child.stdin:
+            os.set_blocking(child.stdin.fileno(), False)
+            pipes.register(child.stdin, selectors.EVENT_WRITE, child.stdin)
+        while pipes.get_map():
+            for key, _ in pipes.select(_left(end)):
+                if key.data is child.stdin:
+                    to_write = _written(key.fd, to_write)
+                    more = len(to_write) > 0
+                else:
+                    more = _read_on(key.fd, said[key.data])
+                if not more:
+                    pipes.unregister(key.data)
+                    key.data.close()
+            if sum(map(len, said.values())) > _MOST_READ:
+                raise NodeError(f"{command} wrote more than {_MOST_READ >> 20} MiB and was killed")
+    child.wait(_left(end))
+    out, err = (bytes(one).decode(errors="replace") for one in said.values())
+    return out, err
 
 
 def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
@@ -140,7 +171,6 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
                 stdin=subprocess.DEVNULL,
                 stdout=written,
                 stderr=written,
-                text=True,
                 start_new_session=True,
                 umask=_UMASK,
             )
@@ -161,31 +191,61 @@ def run_into(command: Command, output: Path, timeout_seconds: float) -> None:
         raise _failed(command, child.returncode, _read(output))
 
 
+def _left(end: float) -> float:
+    if (seconds := end - time.monotonic()) <= 0:
+        raise subprocess.TimeoutExpired("", 0)
+    return seconds
+
+
+def _written(fd: int, data: memoryview) -> memoryview:
+    """What is left of *data*: nothing, where nobody reads it."""
+    try:
+        return data[os.write(fd, data[:_AT_ONCE]) :]
+    except BrokenPipeError:
+        return data[:0]
+
+
+def _read_on(fd: int, said: bytearray) -> bool:
+    """False: that was the end."""
+    data = os.read(fd, _AT_ONCE)
+    said += data
+    return bool(data)
+
+
 def _read(path: Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        with open(path, "rb") as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _AT_ONCE))
+            return output.read(_AT_ONCE).decode(errors="replace")
     except OSError as e:
         return f"{path} cannot be read: {e.strerror}"
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
         log.debug("process group is gone already", extra={"pid": child.pid})
-    try:
-        child.communicate(timeout=_GRACE_SECONDS)
-        return
-    except subprocess.TimeoutExpired:
-        # A descendant that left the group keeps the pipes open, or the program itself is stuck in
-        # the kernel, as a dying GPU makes it.
-        for pipe in (child.stdout, child.stderr):
-            if pipe is not None:
-                pipe.close()
+    _close(child)
     try:
         child.wait(timeout=_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired:  # it is stuck in the kernel, as a dying GPU makes it
         log.warning("a killed process does not end", extra={"pid": child.pid})
+
+
+def _close(child: subprocess.Popen[bytes]) -> None:
+    """Close its pipes once all that was killed has let go of them; what it still says is lost. A
+    descendant that left the group may keep them, and write on."""
+    end = time.monotonic() + _GRACE_SECONDS
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is None or pipe.closed:
+            continue
+        with pipe, selectors.DefaultSelector() as one:
+            if pipe is not child.stdin:
+                one.register(pipe, selectors.EVENT_READ)
+                while (left := end - time.monotonic()) > 0 and one.select(left):
+                    if not os.read(pipe.fileno(), _AT_ONCE):
+                        break
 
 
 def _failed(command: Command, code: int, output: str) -> NodeError:

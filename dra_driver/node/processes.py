@@ -16,6 +16,7 @@ from typing import Final
 from dra_driver.errors import NodeError
 from dra_driver.model.processes import Process
 from dra_driver.node.cgroups import place_of
+from dra_driver.node.proc_files import read_of
 
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
 _START_TIME: Final = 22 - 3  # proc(5) counts from 1, and two fields are before the name's end
@@ -72,9 +73,7 @@ class Processes:
     def _read(self, pid: int, file: str) -> str:
         """Empty: the process is gone."""
         try:
-            # A cgroup can have any name but one with a line feed: nothing else ends a line.
-            with open(f"{self._proc}/{pid}/{file}", errors="replace", newline="\n") as opened:
-                return opened.read()
+            return read_of(self._proc, pid, file).decode(errors="replace")
         except OSError:
             return ""
 

@@ -70,7 +70,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> N
         run(shell(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), 0.3)
     assert time.monotonic() - started < 5
     child = int((tmp_path / "pid").read_text())
-    assert not _runs(child)
+    assert _ends(child)
 
 
 def test_a_descendant_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> None:
@@ -105,6 +105,14 @@ def test_the_examples_in_the_docs_hold() -> None:
     assert doctest.testmod(commands).failed == 0
 
 
+def _ends(pid: int) -> bool:
+    """The kernel may take a moment for it."""
+    give_up = time.monotonic() + 30
+    while _runs(pid) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return not _runs(pid)
+
+
 def _runs(pid: int) -> bool:
     """Whether it is there and no zombie that waits for a reaper."""
     try:
@@ -132,7 +140,7 @@ def test_what_does_not_come_up_says_its_last_words(tmp_path: Path) -> None:
 def test_what_does_not_go_into_the_background_is_killed(tmp_path: Path) -> None:
     with pytest.raises(TimedOut, match=r"into the background after 0.3 s and was killed: waiting"):
         run_into(shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "said", 0.3)
-    assert not _runs(int((tmp_path / "pid").read_text()))
+    assert _ends(int((tmp_path / "pid").read_text()))
 
 
 def test_what_cannot_be_put_into_the_background_is_named(tmp_path: Path) -> None:
@@ -149,6 +157,36 @@ def test_what_failed_keeps_the_words_of_the_program_apart_from_ours() -> None:
     with pytest.raises(ProgramFailed) as e:
         run(shell("echo no such device; exit 9"), 10)
     assert e.value.said == "no such device"
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_program_that_writes_more_than_a_mebibyte_is_killed(stream: str, tmp_path: Path) -> None:
+    script = f"echo $$ > {tmp_path}/pid; exec head -c 1G /dev/zero >&{stream}"
+    with pytest.raises(NodeError, match=r"/bin/sh -c .* wrote more than 1 MiB and was killed"):
+        run(shell(script), 60)
+    assert _ends(int((tmp_path / "pid").read_text()))
+
+
+def test_a_mebibyte_is_read_whole_beside_a_long_input_and_complaints() -> None:
+    most = (1 << 20) - 1000
+    command = Command(
+        "/bin/sh",
+        ("-c", f"head -c {most} /dev/zero | tr '\\0' x; echo hm >&2; wc -c"),
+        stdin="y" * 500_000,
+    )
+    assert run(command, 60) == "x" * most + "500000\n"
+
+
+def test_a_program_that_does_not_read_what_it_is_told_is_not_waited_for() -> None:
+    assert run(Command("/bin/sh", ("-c", "exec echo done"), stdin="y" * 500_000), 60) == "done\n"
+
+
+def test_of_a_long_output_of_what_stays_the_end_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NodeError, match=r"code 3: …x+END$") as e:
+        run_into(
+            shell("head -c 3M /dev/zero | tr '\\0' x; echo END; exit 3"), tmp_path / "said", 60
+        )
+    assert len(str(e.value)) < 2300
 
 
 @pytest.mark.parametrize("ends", ["exit 125", "exit 126", "exit 127", "kill -9 $$"])

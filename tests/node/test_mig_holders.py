@@ -17,23 +17,31 @@ from dra_driver.node.mig.holders import Holder, Holders, command, in_words, name
 from dra_driver.node.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
+TTY = 5  # the major number of /dev/tty, whose minor number is that of the first GPU
+
 
 @pytest.fixture
 def opened(tmp_path):
-    """A process that has the first GPU's device file open, as it calls it."""
-    device = tmp_path / "dev/nvidia0"
-    device.parent.mkdir()
-    device.touch()
-    (tmp_path / "dev/nvidia01").touch()
-    with device.open() as file:
+    """A process that has the device of the first GPU open, under another name, and one that has
+    only a file open that is called so."""
+    false = tmp_path / "dev/nvidia0"
+    false.parent.mkdir()
+    false.touch()
+    device = os.open("/dev/tty", os.O_PATH)  # without asking its driver
+    processes = []
+    for file in (device, os.open(false, os.O_RDONLY)):
         process = subprocess.Popen(
             [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
-            stdin=file,
+            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            pass_fds=[file],
         )
+        os.close(file)
         assert process.stdout
         process.stdout.readline()
-        yield process
+        processes.append(process)
+    yield processes[0]
+    for process in processes:
         process.kill()
         process.communicate()
 
@@ -72,11 +80,30 @@ def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu
         gpu_processes(node.nvml, node.gpu)
 
 
-def test_whoever_has_the_device_file_open_is_named_but_for_ourselves(tmp_path, opened):
+def test_whoever_has_the_device_open_is_named_whatever_its_file_is_called(tmp_path, opened):
     node = MigNode(tmp_path)
-    with (tmp_path / "dev/nvidia0").open():
-        found = Holders(node.nvml).of(node.gpu)
-    assert [(one.pid, bool(one.command)) for one in found] == [(opened.pid, True)]
+    ours = os.open("/dev/tty", os.O_PATH)
+    found = Holders(node.nvml, major=TTY).of(node.gpu)
+    os.close(ours)
+    commands = {one.pid: one.command for one in found}
+    assert commands[opened.pid]
+    assert os.getpid() not in commands
+    others = {pid for pid in commands if pid != opened.pid}
+    assert all(_has_a_terminal(pid) for pid in others), others
+
+
+def _has_a_terminal(pid):
+    """Somebody else on this machine may have it open."""
+    try:
+        return "/dev/tty" in {os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:
+        return True
+
+
+def test_a_program_that_calls_itself_by_several_lines_is_named_in_one(tmp_path):
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/comm").write_bytes(b"a\nb\x1b[31m\xff\n")
+    assert command(7, tmp_path) == "a?b?[31m\ufffd"
 
 
 def test_what_nvml_lists_is_named_once(tmp_path):

@@ -142,6 +142,16 @@ def test_nobody_is_no_client():
     assert parse_clients("") == ()
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\n\n9", 'a\n"b\rc', "a\x0b7,x", "a\n12,b,c"])
+def test_a_program_that_calls_itself_by_several_lines_spoils_no_list_of_clients(name):
+    text = f"12,gpu,0,c_1,{name}\n4711,gpu,0,c_2,python\n"
+
+    assert parse_clients(text) == (
+        MpsClient(12, SpaceName("c_1")),
+        MpsClient(4711, SpaceName("c_2")),
+    )
+
+
 def test_what_is_no_list_of_clients_is_an_error():
     with pytest.raises(NodeError, match="no list of MPS clients"):
         parse_clients("Server is not ready")

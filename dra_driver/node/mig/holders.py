@@ -1,7 +1,6 @@
 """Who holds a board: the processes that keep it from being cut, switched or reset."""
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,10 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.nvml_codes import unless_refused
 from dra_driver.node.nvml_functions import Functions
+from dra_driver.node.proc_files import device_number, printable, read_of
 from dra_driver.node.process_lists import KINDS, NOT_LISTED
 
+_NVIDIA: Final = 195  # the major number of nvidiaN (Linux, devices.txt)
 _MOST_NAMED: Final = 8  # in a message
 _HOLDING_MODULES: Final = ("nvidia_drm",)  # with modeset it is a client of every GPU
 
@@ -31,12 +32,13 @@ class Holder:
 
 
 class Holders:
-    """Asks NVML, and looks who has the device file open. *proc*: where the host's processes are
-    seen."""
+    """Asks NVML, and looks who has the device open. *proc*: where the host's processes are seen;
+    *major*: of the devices of GPUs."""
 
-    def __init__(self, nvml: Nvml, proc: Path = Path("/proc")) -> None:
+    def __init__(self, nvml: Nvml, proc: Path = Path("/proc"), major: int = _NVIDIA) -> None:
         self._nvml = nvml
         self._proc = proc
+        self._major = major
 
     def of(self, gpu: GpuUuid, gi: int | None = None) -> tuple[Holder, ...]:
         """Who holds *gpu*, or its GPU instance *gi*, by number; as far as can be seen.
@@ -49,7 +51,7 @@ class Holders:
         except NodeError:
             return ()
         if gi is None:
-            pids |= set(self._with_open(f"nvidia{minor}"))
+            pids |= set(self._with_open((self._major, minor)))
         return tuple(Holder(pid, command(pid, self._proc)) for pid in sorted(pids))
 
     def in_words(self, holders: tuple[Holder, ...]) -> str:
@@ -65,34 +67,34 @@ class Holders:
         loaded = {line.split(" ", 1)[0] for line in lines}
         return tuple(name for name in _HOLDING_MODULES if name in loaded)
 
-    def _with_open(self, device: str) -> Iterator[int]:
-        """Processes other than this one with */dev/device* open, wherever their /dev is."""
-        own = self._read_link("self")
+    def _with_open(self, device: tuple[int, int]) -> Iterator[int]:
+        """Processes other than this one with that device open, whatever their file is called."""
         for directory in self._proc.glob("[0-9]*"):
-            if directory.name != own and self._has_open(directory / "fd", device):
+            if directory.name != self._own() and _has_open(f"{directory}/fd", device):
                 yield int(directory.name)
 
-    def _has_open(self, directory: Path, device: str) -> bool:
+    def _own(self) -> str:
         try:
-            files = os.listdir(directory)
-        except OSError:  # it ended, or is not ours to look at
-            return False
-        pattern = re.compile(rf"(?:^|/)dev/{device}$")
-        return any(pattern.search(self._read_link(directory / file)) for file in files)
-
-    def _read_link(self, link: Path | str) -> str:
-        try:
-            return os.readlink(self._proc / link)
+            return os.readlink(self._proc / "self")
         except OSError:
             return ""
+
+
+def _has_open(directory: str, device: tuple[int, int]) -> bool:
+    try:
+        files = os.listdir(directory)
+    except OSError:  # it ended, or is not ours to look at
+        return False
+    return any(device_number(f"{directory}/{file}") == device for file in files)
 
 
 def command(pid: int, proc: Path = Path("/proc")) -> str:
     """What this process calls itself; empty: it is not seen from here."""
     try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+        name = read_of(proc, pid, "comm").decode(errors="replace")
     except OSError:
         return ""
+    return printable(name.removesuffix("\n")).strip()
 
 
 def named(holders: Sequence[Holder]) -> str:

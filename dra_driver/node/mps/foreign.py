@@ -6,9 +6,9 @@ from typing import Final
 
 from dra_driver.node.cgroups import place_of
 from dra_driver.node.mps.control import PROGRAM
+from dra_driver.node.proc_files import printable
 
 MOST: Final = 16  # lines
-_LONGEST: Final = 128  # characters of a path
 _SUMS: Final = 2  # lines that give a number of others
 
 
@@ -26,7 +26,7 @@ def described(found: Iterable[Foreign]) -> tuple[str, ...]:
     everybody = sorted(found)
     here = [one for one in everybody if not one.in_pod]
     said = [
-        f"{PROGRAM} (process {one.pid}, pipe directory {_shown(one.pipe_directory)})"
+        f"{PROGRAM} (process {one.pid}, pipe directory {printable(one.pipe_directory)})"
         for one in here[: MOST - _SUMS]
     ]
     if more := len(here) - len(said):
@@ -45,7 +45,3 @@ def is_in_pod(proc_cgroup: bytes) -> bool:
 
 def _counted(number: int) -> str:
     return "1 process" if number == 1 else f"{number} processes"
-
-
-def _shown(path: str) -> str:
-    return "".join(one if one.isprintable() else "?" for one in path[:_LONGEST])

@@ -18,6 +18,7 @@ from dra_driver.errors import NodeError, NotAsked
 from dra_driver.node.mps.control import PROGRAM
 from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN
 from dra_driver.node.mps.foreign import Foreign, is_in_pod
+from dra_driver.node.proc_files import entries, read_of
 
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
 _STATE, _PARENT, _STARTED = 0, 1, 19  # proc_pid_stat(5), from behind the name
@@ -61,7 +62,7 @@ class DaemonProcesses:
 
     def _with(self, wanted: Callable[[list[bytes]], bool]) -> tuple[Running, ...]:
         stats = {pid: stat for pid in self._pids() if (stat := self._stat(pid))}
-        found = {pid for pid in stats if wanted(self._read(pid, "environ").split(b"\0"))}
+        found = {pid for pid in stats if wanted(self._entries(pid, "environ"))}
         while more := {
             pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
         }:
@@ -112,7 +113,7 @@ class DaemonProcesses:
             words = self._words(pid)
             if not self._is_control(words) or not any(map(_AS_DAEMON.fullmatch, words)):
                 continue
-            environ = self._read(pid, "environ").decode(errors="replace").split("\0")
+            environ = (one.decode(errors="replace") for one in self._entries(pid, "environ"))
             variables = dict(entry.partition("=")[::2] for entry in environ)
             if variables.get(TOKEN) not in tokens and self._stat(pid):
                 usual = _USUAL_PIPES[3 if "3" in words else 2]
@@ -125,7 +126,7 @@ class DaemonProcesses:
         return any(word.rpartition("/")[2] == PROGRAM for word in words[:3])
 
     def _words(self, pid: int) -> list[str]:
-        return self._read(pid, "cmdline").decode(errors="replace").split("\0")
+        return [one.decode(errors="replace") for one in self._entries(pid, "cmdline")]
 
     def _signal(self, process: Running, number: signal.Signals) -> bool:
         """False: it is gone."""
@@ -160,11 +161,13 @@ class DaemonProcesses:
         fields = text.rpartition(_AFTER_NAME)[2].split()
         return [] if len(fields) <= _STARTED or fields[_STATE] in _ENDED else fields
 
+    def _entries(self, pid: int, file: str) -> list[bytes]:
+        return entries(self._read(pid, file), file)
+
     def _read(self, pid: int, file: str) -> bytes:
         """Empty: the process has ended, or is none of ours to look at."""
         try:
-            with open(f"{self._proc}/{pid}/{file}", "rb") as opened:
-                return opened.read()
+            return read_of(self._proc, pid, file)
         except OSError as e:
             if e.errno in _LACKING:  # that nobody is there would be a guess
                 raise NotAsked(f"process {pid} cannot be looked at: {e}") from e

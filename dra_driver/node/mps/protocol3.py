@@ -256,11 +256,21 @@ def parse_namespaces(text: str) -> list[Namespace]:
 
 
 def parse_clients(text: str) -> tuple[MpsClient, ...]:
-    """Each once, on however many GPUs it is. NodeError: it is no list of clients."""
+    """Each once, on however many GPUs it is. NodeError: it is no list of clients.
+
+    A tenant can call its program anything, also by a name of several lines: what is behind the
+    first is no client.
+    """
     try:
-        return tuple(sorted({_client(row) for row in rows(text, _CLIENT)}, key=_by_number))
+        found = enumerate(rows(text, _CLIENT))
+        clients = {_client(row) for place, row in found if not place or _is_whole(row)}
+        return tuple(sorted(clients, key=_by_number))
     except (KeyError, ValueError) as e:
         raise NodeError(f"no list of MPS clients ({e!r}): {text.strip()!r}") from e
+
+
+def _is_whole(row: Mapping[str, str]) -> bool:
+    return len(row) == len(_CLIENT) and row["pid"].isdecimal()
 
 
 def _client(row: Mapping[str, str]) -> MpsClient:

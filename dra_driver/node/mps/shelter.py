@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.node.cgroups import place_of
+from dra_driver.node.proc_files import read_of
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class Shelter:
 
     def _cgroup_of(self, process: str) -> str:
         try:
-            return (self._proc / process / "cgroup").read_text(errors="replace")
+            return read_of(self._proc, process, "cgroup").decode(errors="replace")
         except OSError:
             return ""  # it is gone
 

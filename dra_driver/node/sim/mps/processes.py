@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from dra_driver.node.proc_files import read_of
+
 _PACKAGES: Final = str(Path(__file__).parents[4])
 _SERVER: Final = """
 import os, signal, sys
@@ -71,7 +73,9 @@ class ServerProcesses:
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal():
                 with contextlib.suppress(OSError):
-                    words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                    words = (
+                        read_of("/proc", entry.name, "cmdline").decode(errors="replace").split("\0")
+                    )
                     if words[0] == "nvidia-cuda-mps-server" and {self._root, gpu} <= {*words}:
                         return True
         return False

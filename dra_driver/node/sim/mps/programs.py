@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.node.proc_files import entries, read_of
 from dra_driver.node.sim.mps.users import User, user_of
 
 _USUAL: Final = "/tmp/nvidia-mps"
@@ -120,19 +121,18 @@ def _tell(asker: socket.socket, program: Program, pipe: str) -> None:
 
 def program(pid: int) -> Program:
     """The process *pid*. OSError: there is none."""
-    proc = Path(f"/proc/{pid}")
-    entries = _environ(proc).decode(errors="replace").split("\0")
-    environ = dict(entry.split("=", 1) for entry in entries if "=" in entry)
+    found = [one.decode(errors="replace") for one in entries(_environ(pid), "environ")]
+    environ = dict(entry.split("=", 1) for entry in found if "=" in entry)
     # As CUDA's own variables: whatever else is in there is nobody's business.
     own = {name: value for name, value in environ.items() if name.startswith("CUDA_")}
-    words = (proc / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    words = read_of("/proc", pid, "cmdline").decode(errors="replace").split("\0")
     command = "".join(letter for letter in words[0] if letter.isprintable())
-    return Program(pid, user_of(pid), command or "?", proc / "root", own)
+    return Program(pid, user_of(pid), command or "?", Path(f"/proc/{pid}/root"), own)
 
 
-def _environ(proc: Path) -> bytes:
+def _environ(pid: int) -> bytes:
     """For a moment after a program was started the kernel shows none."""
     end = time.monotonic() + _STARTS_SECONDS
-    while not (found := (proc / "environ").read_bytes()) and time.monotonic() < end:
+    while not (found := read_of("/proc", pid, "environ")) and time.monotonic() < end:
         time.sleep(0.002)
     return found

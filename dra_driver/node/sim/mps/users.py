@@ -1,7 +1,8 @@
 """Who a process is for the kernel."""
 
 from dataclasses import dataclass
-from pathlib import Path
+
+from dra_driver.node.proc_files import read_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class User:
 
 def user_of(pid: int) -> User:
     """FileNotFoundError, ProcessLookupError: there is no such process."""
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    lines = read_of("/proc", pid, "status").decode(errors="replace").splitlines()
     said = dict(line.split(":", 1) for line in lines if ":" in line)
     effective = 1  # of the real, effective, saved and the file system's number
     uid, gid = (int(said[name].split()[effective]) for name in ("Uid", "Gid"))

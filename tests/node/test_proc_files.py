@@ -1,0 +1,89 @@
+"""Of other processes little is read, however much they have to say."""
+
+import doctest
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_driver.node import proc_files
+from dra_driver.node.mps.processes import DaemonProcesses
+from dra_driver.node.proc_files import device_number, entries, read_of
+from dra_driver.node.processes import Processes
+
+KIB = 1024
+TOKEN = "a" * 32
+
+
+def test_the_examples_are_true():
+    assert doctest.testmod(proc_files).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "most"), [("cmdline", 4 * KIB), ("environ", 64 * KIB), ("stat", 64 * KIB)]
+)
+def test_no_more_is_read_of_a_file_than_it_needs(tmp_path, file, most):
+    (tmp_path / "7").mkdir()
+    with open(tmp_path / "7" / file, "wb") as large:
+        large.truncate(1 << 40)  # whoever reads it all has no memory left
+
+    assert len(read_of(tmp_path, 7, file)) == most
+
+
+def test_an_entry_that_was_cut_is_none():
+    file = b"A=1\0" * (16 * KIB - 1) + b"B=2\0"
+    assert entries(file, "environ")[-1] == b"B=2"
+    cut = (b"A=1\0" * (16 * KIB - 1) + b"TOKEN=longer\0")[: 64 * KIB]
+    assert set(entries(cut, "environ")) == {b"A=1"}
+    assert entries(b"A=1\0B=2", "environ") == [b"A=1", b"B=2"]
+
+
+@pytest.fixture
+def started():
+    """Processes that stay, with an environment."""
+    children = []
+
+    def start(**environment):
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", "echo; read never"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdout
+        child.stdout.readline()
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def test_a_variable_that_is_not_within_the_first_64_kib_is_not_set(started):
+    token = {"DRA_DRIVER_MPS_TOKEN": TOKEN}
+    before = started(**token, LARGE="x" * 100 * KIB)
+    started(LARGE="x" * 100 * KIB, **token)
+
+    assert [one.pid for one in DaemonProcesses().of(TOKEN)] == [before.pid]
+
+
+def test_a_device_is_known_by_its_number_and_a_file_has_none(tmp_path):
+    here = os.open("/dev/null", os.O_RDONLY)
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "null").touch()
+    try:
+        for path in ("/dev/null", str(tmp_path / "link"), f"/proc/self/fd/{here}"):
+            assert device_number(path) == (1, 3)
+    finally:
+        os.close(here)
+    for path in (str(tmp_path / "null"), str(tmp_path), str(tmp_path / "none")):
+        assert device_number(path) is None
+
+
+def test_what_the_kernel_writes_of_a_process_is_read_whole():
+    own = Path("/proc/self/cgroup").read_bytes()
+    assert read_of("/proc", "self", "cgroup") == own
+    assert Processes().now() > 0
