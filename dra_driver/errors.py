@@ -8,6 +8,7 @@
     │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
     │   ├── Vanished       a MIG instance is not there any more
+    │   ├── LostRecord     what was recorded of a prepared claim is gone or damaged
     │   ├── Taken          a partition was not cut: somebody else's instance is there
     │   ├── ProgramFailed  a program ended with an error
     │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
@@ -50,6 +51,10 @@ class NodeError(DriverError):
 
 class Vanished(NodeError):
     """A MIG instance is not there any more, or not yet; the GPU itself answers."""
+
+
+class LostRecord(NodeError):
+    """What was recorded of a prepared claim is gone, or damaged."""
 
 
 class Taken(NodeError):

@@ -1,5 +1,6 @@
 """The plugin processes of one node during a rolling update, and which of them is the newest."""
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -50,7 +51,8 @@ class Instances:
 
     def leave(self) -> None:
         """Be forgotten: the next older process becomes the newest."""
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file without a lock is of a dead process
+            self._path.unlink(missing_ok=True)
         os.close(self._file)
 
     def _appear(self) -> int:

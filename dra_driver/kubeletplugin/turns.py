@@ -94,6 +94,9 @@ class Turn:
                 self._on_change()
                 with disk_errors(f"write {self._lock}"):
                     os.ftruncate(file, 0)
+                # The lock is the turn. A disk that is full leaves the file empty, and whoever comes
+                # next takes it that another one had the turn.
+                with contextlib.suppress(OSError):
                     os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
         except BaseException:
             os.close(file)
@@ -109,7 +112,7 @@ class Turn:
     def _give_up_after(self, deadline: float) -> None:
         if time.monotonic() < deadline:
             return
-        with closing(open_file(self._lock)) as file:
+        with disk_errors(f"read {self._lock}"), closing(open_file(self._lock)) as file:
             last = _read(file)
         raise TimedOut(
             "waited for the plugin process of "
@@ -132,9 +135,11 @@ class Turn:
 
 
 def _read(file: int) -> dict[str, object]:
-    """What the last owner wrote; empty where nobody did or it died while writing."""
+    """What the last owner wrote; empty where nobody did, it died while writing, or the disk had no
+    room."""
     try:
-        found = json.loads(os.pread(file, 4096, 0))
+        with disk_errors("read whose turn it was"):
+            found = json.loads(os.pread(file, 4096, 0))
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.kubeletplugin.claims import ClaimRef, Pod, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.mig import Instance, PartitionKey, uncut
 from dra_driver.model.mps import Space
@@ -76,8 +77,9 @@ Held = Mapping[DeviceName, Sequence[Holding]]
 class Record:
     """What the ledger knows of a claim.
 
-    *prepared* and *spec* (the text of its CDI file) are there once the claim is completed; a record
-    without them is of a claim whose preparation began and may have touched the node.
+    *prepared*, *spec* (the text of its CDI file) and *documents* (its device metadata) are there
+    once the claim is completed; a record without them is of a claim whose preparation began and may
+    have touched the node.
     """
 
     claim: ClaimRef
@@ -85,6 +87,7 @@ class Record:
     steps: tuple[Step, ...] = ()
     prepared: tuple[PreparedDevice, ...] | None = None
     spec: str | None = None
+    documents: tuple[Document, ...] = ()
     pods: tuple[Pod, ...] = ()  # that use it, as far as we were told
     pod_claim_name: str = ""  # empty: it is not from a template, and pods are meant to join
 

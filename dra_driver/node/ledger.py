@@ -4,9 +4,10 @@ Layout: ``<directory>/<boot ID>/<claim UID>.json``. What a claim did to a node d
 boot, so the records of other boots are void as a whole. For the same reason nothing here is
 fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot.
 
-A record that cannot be read is set aside as ``<claim UID>.unreadable`` with its reason; what it may
-hold is kept from others until its claim is written or forgotten. What was cut of GPUs for it is
-known all the same (``ledger_cuts``).
+The record of a claim that is taken back is renamed to ``<claim UID>.ending`` first: that needs no
+room on a disk that is full. One that is damaged is set aside as ``<claim UID>.unreadable`` with its
+reason; what it may hold is kept from others until its claim is written or forgotten. What was cut
+of GPUs for it is known all the same (``ledger_cuts``).
 """
 
 import bisect
@@ -19,7 +20,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dra_driver.errors import ClaimError, NodeError
+from dra_driver.errors import ClaimError, LostRecord
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Held, Holding, Record
@@ -27,13 +28,17 @@ from dra_driver.model.offer import board
 from dra_driver.node.ledger_cuts import CutFiles, CutHistory, Cuts
 from dra_driver.node.ledger_files import (
     ASIDE,
+    ENDING,
     SUFFIX,
     TEMPORARY,
     SetAside,
     discard_other_boots,
     disk_errors,
+    ending,
     put_aside,
+    read_bytes,
     read_directory,
+    without_texts,
 )
 from dra_driver.node.records import decode_record, encode_record
 from dra_driver.node.step_records import UnreadableRecord
@@ -62,7 +67,7 @@ class Ledger:
         """Look at the disk and leave it as it is: before this process has its first turn."""
         with disk_errors(self._directory):
             index, aside = read_directory(self._directory)
-        self._found(index, aside)
+            self._found(index, aside)
 
     def reload(self) -> None:
         """Look at the disk: before the first use, and after another process had its turn.
@@ -76,11 +81,13 @@ class Ledger:
                 path.unlink(missing_ok=True)  # a write that a crash cut short
             index, aside = read_directory(self._directory)
             for uid in index:
-                if not self._path(uid).exists():  # set aside by a release that could not read it
-                    os.replace(self._path(uid).with_suffix(ASIDE), self._path(uid))
+                path = self._path(uid)
+                if not path.exists() and not path.with_suffix(ENDING).exists():
+                    # Set aside by a release that could not read it.
+                    os.replace(path.with_suffix(ASIDE), path)
             aside = {uid: put_aside(found) for uid, found in aside.items()}
             self._cut_files.keep((*index, *aside))
-        self._found(index, aside)
+            self._found(index, aside)
 
     def _found(self, index: dict[ClaimUid, Record], aside: dict[ClaimUid, SetAside]) -> None:
         read = ((uid, self._cut_files.read(uid)) for uid in aside)
@@ -113,15 +120,16 @@ class Ledger:
             return self._leftovers.get(uid)
 
     def record(self, uid: ClaimUid) -> Record | None:
-        """The whole record of a claim, read from its file."""
+        """The whole record of a claim, read from its file. LostRecord: somebody removed or damaged
+        that. NodeError: it cannot be read now."""
         known = self.known(uid)
         if known is None or not known.completed:
             return known
         try:
-            return decode_record(self._path(uid).read_bytes())
-        except (OSError, UnreadableRecord) as e:
-            raise NodeError(
-                f"the record of claim {known.claim} at {self._path(uid)} cannot be read: {e}"
+            return decode_record(read_bytes(self._path(uid)))
+        except (FileNotFoundError, UnreadableRecord) as e:
+            raise LostRecord(
+                f"the record of claim {known.claim} at {self._path(uid)} is lost: {e}"
             ) from e
 
     def held(self) -> Held:
@@ -190,17 +198,26 @@ class Ledger:
                 self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
                 self._put(record, text)
         with self._lock:
-            self._replace(uid, replace(record, spec=None))
+            self._replace(uid, without_texts(record))
             aside = self._aside.pop(uid, None)
         if aside is not None:
             with disk_errors(self._directory):
                 aside.path.unlink(missing_ok=True)  # it is known again
 
+    def end(self, record: Record) -> None:
+        """From here on its claim is being taken back, and not prepared any more. Needs no room on
+        the disk. NodeError: the disk did not take it."""
+        path = self._path(record.claim.uid)
+        with disk_errors(self._directory), suppress(FileNotFoundError):  # somebody removed it
+            os.replace(path, path.with_suffix(ENDING))
+        with self._lock:
+            self._replace(record.claim.uid, ending(record))
+
     def forget(self, uid: ClaimUid) -> None:
         """Remove the record of a claim, if there is one."""
         with disk_errors(self._directory):
-            self._path(uid).unlink(missing_ok=True)
-            self._path(uid).with_suffix(ASIDE).unlink(missing_ok=True)
+            for suffix in (SUFFIX, ENDING, ASIDE):
+                self._path(uid).with_suffix(suffix).unlink(missing_ok=True)
             self._cut_files.remove(uid)
         with self._lock:
             self._aside.pop(uid, None)

@@ -14,6 +14,7 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.mig import PartitionKey
 from dra_driver.model.steps import CutPartition, SetMigMode
+from dra_driver.node.ledger_files import read_bytes
 from dra_driver.node.records import decode_record, encode_record
 from dra_driver.node.step_records import UnreadableRecord
 
@@ -51,10 +52,11 @@ class CutFiles:
         self._written[uid] = text
 
     def read(self, uid: ClaimUid) -> Record | None:
-        """What was cut for the claim; None: nothing, as far as it can be known."""
+        """What was cut for the claim; None: nothing, as far as it can be known. NodeError: it
+        cannot be read now."""
         try:
-            record = decode_record(self._path(uid).read_bytes())
-        except (OSError, UnreadableRecord):
+            record = decode_record(read_bytes(self._path(uid)))
+        except (FileNotFoundError, UnreadableRecord):
             return None
         return record if record.claim.uid == uid else None
 

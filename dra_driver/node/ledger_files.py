@@ -1,4 +1,4 @@
-"""The files of the ledger: which there are, which cannot be read, and what the disk refuses."""
+"""The files of the ledger: which there are, which are damaged, and what the disk refuses."""
 
 import errno
 import os
@@ -17,13 +17,14 @@ from dra_driver.node.records import decode_record
 from dra_driver.node.step_records import UnreadableRecord
 
 SUFFIX = ".json"
+ENDING = ".ending"  # the record of a claim that is being taken back: a rename needs no room
 ASIDE = ".unreadable"
 TEMPORARY = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A record that this release cannot read."""
+    """A record whose content this release cannot read."""
 
     uid: ClaimUid
     path: Path
@@ -38,14 +39,14 @@ class SetAside:
 
 
 def read_directory(directory: Path) -> tuple[dict[ClaimUid, Record], dict[ClaimUid, SetAside]]:
-    """The records in a directory of one boot, and those that cannot be read. Changes nothing.
+    """The records in a directory of one boot, and those that are damaged. Changes nothing.
 
-    NodeError: it is there, or may be, and cannot be listed.
+    NodeError: what is there cannot be told now. That says nothing of any claim.
     """
     records: dict[ClaimUid, Record] = {}
     aside: dict[ClaimUid, SetAside] = {}
     names = _listed(directory)
-    for suffix in (ASIDE, SUFFIX):  # a newer record replaces the one that was set aside
+    for suffix in (ASIDE, ENDING, SUFFIX):  # a newer record replaces an older one
         for name in names:
             if name.endswith(suffix):
                 _read_one(directory / name, records, aside)
@@ -59,22 +60,49 @@ def _listed(directory: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except OSError as e:
-        mend = _MENDS.get(e.errno or 0, "ask as root, or give another --state-dir")
-        raise NodeError(f"the ledger in {directory} cannot be read: {e.strerror}; {mend}") from e
+        raise _unreadable(f"the ledger in {directory}", e) from e
+
+
+def read_bytes(path: Path) -> bytes:
+    """NodeError: it cannot be read now, which says nothing of what is in it. FileNotFoundError: it
+    is gone."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise _unreadable(f"the record {path}", e) from e
+
+
+def _unreadable(what: str, error: OSError) -> NodeError:
+    mend = _MENDS.get(error.errno or 0, "ask as root, or give another --state-dir")
+    return NodeError(f"{what} cannot be read: {error.strerror}; {mend}")
 
 
 def _read_one(path: Path, records: dict[ClaimUid, Record], aside: dict[ClaimUid, SetAside]) -> None:
     uid = ClaimUid(path.stem)
     try:
-        record = decode_record(path.read_bytes())
-        if uid != record.claim.uid:
-            raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
+        text = read_bytes(path)
     except FileNotFoundError:
         return  # its claim was forgotten since the directory was listed
-    except (OSError, UnreadableRecord) as e:
-        aside[uid] = SetAside(uid, path, str(e), frozenset(_device_names(path)))
+    try:
+        record = decode_record(text)
+        if uid != record.claim.uid:
+            raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
+    except UnreadableRecord as e:
+        aside[uid] = SetAside(uid, path, str(e), frozenset(_device_names(text)))
     else:
-        records[uid] = replace(record, spec=None)
+        records[uid] = ending(record) if path.suffix == ENDING else without_texts(record)
+
+
+def without_texts(record: Record) -> Record:
+    """What is kept of it in memory."""
+    return replace(record, spec=None, documents=())
+
+
+def ending(record: Record) -> Record:
+    """It from the moment on when its claim is taken back: that is not prepared any more."""
+    return replace(without_texts(record), prepared=None)
 
 
 def discard_other_boots(mine: Path) -> None:
@@ -93,13 +121,9 @@ def put_aside(found: SetAside) -> SetAside:
     return replace(found, path=moved)
 
 
-def _device_names(path: Path) -> Iterator[DeviceName]:
+def _device_names(text: bytes) -> Iterator[DeviceName]:
     """The devices that a damaged text still names (``"device": "gpu-0"``)."""
-    try:
-        text = path.read_text(errors="replace")
-    except OSError:
-        return
-    for name in re.findall(r'"device":\s*"([^"]+)"', text):
+    for name in re.findall(r'"device":\s*"([^"]+)"', text.decode(errors="replace")):
         yield DeviceName(name)
 
 
@@ -107,6 +131,10 @@ _MENDS = {
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "free some space there, or raise the quota",
     errno.EROFS: "mount it writable",
+    errno.EMFILE: "this process has too many files open, which should pass",
+    errno.ENFILE: "this machine has too many files open",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.EIO: "look for errors of the disk in the kernel log; drain the node if it stays so",
     errno.ENOTDIR: "remove the file that stands where the directory should be",
     errno.EEXIST: "remove the file that stands where the directory should be",
 }

@@ -8,15 +8,15 @@ it the claim (see `ledger`).
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from cdi import Spec
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.kubeletplugin.device_metadata import Document, uid_in
+from dra_driver.kubeletplugin.device_metadata import Document, file_name, uid_in
 
 _SUBDIRECTORY: Final = "metadata"
 
@@ -43,12 +43,30 @@ class MetadataFiles:
                     self.directory.chmod(0o755)  # whatever the umask, as with the files
                     _create(document)
 
-    def all_shown(self, spec: Spec) -> bool:
-        """Whether every document that *spec* shows is there."""
-        mounts = (mount for device in spec.devices for mount in device.container_edits.mounts)
-        paths = (Path(mount.host_path) for mount in mounts)
+    def restore(self, documents: Sequence[Document]) -> None:
+        """Write those that are gone, or not whole."""
         with self._errors():
-            return all(path.is_file() for path in paths if path.parent == self.directory)
+            gone = [one for one in documents if _text(Path(one.host_path)) != one.text]
+        self.write(gone)
+
+    def exist(self, uid: ClaimUid, requests: Iterable[str]) -> bool:
+        """Whether the claim has a document for each of *requests*."""
+        with self._errors():
+            return all((self.directory / file_name(uid, one)).exists() for one in requests)
+
+    def shown(self, uid: ClaimUid, spec: Spec) -> tuple[Document, ...] | None:
+        """The documents that *spec* shows of a claim. None: one of them is gone."""
+        mounts = {mount for device in spec.devices for mount in device.container_edits.mounts}
+        found = []
+        with self._errors():
+            for mount in sorted(mounts, key=lambda one: one.host_path):
+                path = Path(mount.host_path)
+                if path.parent == self.directory:
+                    request = path.stem.removeprefix(f"{uid}_")
+                    if (text := _text(path)) is None:
+                        return None
+                    found.append(Document(request, mount.host_path, mount.container_path, text))
+        return tuple(found)
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove what is there of a claim, however little; that there is nothing is success."""
@@ -83,6 +101,19 @@ def _create(document: Document) -> None:
     """Make the file, instead of the one that is there: that one may be mounted in a container."""
     path = Path(document.host_path)
     path.unlink(missing_ok=True)
-    with path.open("xb") as file:
-        file.write(document.text.encode())
-        os.fchmod(file.fileno(), 0o644)  # containers' users may not be root
+    try:
+        with path.open("xb") as file:
+            file.write(document.text.encode())
+            os.fchmod(file.fileno(), 0o644)  # containers' users may not be root
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # half of it
+        raise
+
+
+def _text(path: Path) -> str | None:
+    """None: it is gone."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return None

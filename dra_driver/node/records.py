@@ -18,6 +18,7 @@ from dra_driver.kubeletplugin.claims import (
     PreparedDevice,
     ShareId,
 )
+from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mig import Instance, PartitionKey
@@ -58,6 +59,7 @@ def encode_record(record: Record) -> bytes:
     if record.prepared is not None:
         document["prepared"] = [_encode_prepared(device) for device in record.prepared]
         document["spec"] = record.spec
+        document["documents"] = [dataclasses.asdict(one) for one in record.documents]
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -94,6 +96,7 @@ def _decode(document: Mapping[str, Any]) -> Record:
         pod_claim_name=text(document.get("podClaimName", "")),
         prepared=tuple(_decode_prepared(d) for d in document["prepared"]) if completed else None,
         spec=text(document["spec"]) if completed else None,
+        documents=tuple(map(_decode_document, document["documents"])) if completed else (),
     )
 
 
@@ -233,3 +236,7 @@ def _decode_prepared(document: Mapping[str, Any]) -> PreparedDevice:
         cdi_ids=tuple(text(cdi_id) for cdi_id in document["cdiIds"]),
         share=ShareId(text(share)) if share is not None else None,
     )
+
+
+def _decode_document(document: Mapping[str, Any]) -> Document:
+    return Document(*(text(document[field.name]) for field in dataclasses.fields(Document)))

@@ -32,16 +32,23 @@ class SpecFiles:
         with _node_errors():
             return self._store.write(spec, uid).read_text()
 
-    def restore(self, uid: ClaimUid, text: str) -> Spec:
+    def restore(self, uid: ClaimUid, text: str) -> None:
         """Write what was written before; where it is still there, nothing happens."""
         with _node_errors():
-            spec = from_text(text)
-            self._store.write(spec, uid)
-        return spec
+            self._store.write(from_text(text), uid)
+
+    def read(self, uid: ClaimUid) -> Spec | None:
+        """The spec of a claim; None: there is none."""
+        with _node_errors():
+            return self._store.read(uid)
 
     def exists(self, uid: ClaimUid) -> bool:
         """Whether the claim has a file, readable or not."""
-        return self._store.path(uid).exists()
+        path = self._store.path(uid)
+        try:
+            return path.exists()
+        except OSError as e:
+            raise NodeError(f"CDI file {path} cannot be looked for: {e.strerror}") from e
 
     def remove(self, uid: ClaimUid) -> None:
         with _node_errors():

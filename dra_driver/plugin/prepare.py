@@ -15,6 +15,7 @@ from dra_driver.errors import (
     ClusterError,
     DeviceHeld,
     DriverError,
+    LostRecord,
     NodeError,
 )
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
@@ -97,8 +98,8 @@ class Preparer:
     def recover(self) -> None:
         """Bring files and ledger together: at start, and after another process had the turn.
 
-        Claims whose preparation was cut short are taken back; a completed claim gets its CDI file
-        again where that is gone (a cleared /var/run); files of no claim are removed. What fails
+        Claims whose preparation was cut short are taken back; a completed claim gets its files
+        again where they are gone (a cleared /var/run); files of no claim are removed. What fails
         waits for the next time: a *started* record goes on holding its devices. To be called while
         this process has the turn. NodeError: the ledger itself cannot be read.
         """
@@ -116,7 +117,7 @@ class Preparer:
             log.warning("cannot clear up CDI files yet", extra={"error": str(e)})
 
     def restore(self) -> None:
-        """Give completed claims their CDI files again, where somebody removed them."""
+        """Give completed claims their files again, where somebody removed them."""
         with self._turn(self._waits.all):
             lacking = [record for record in self._ledger.records() if self._lacks_files(record)]
         for record in lacking:
@@ -135,7 +136,7 @@ class Preparer:
         return self._ledger.known(ref.uid) or self._ledger.leftover(ref.uid)
 
     def _lacks_files(self, record: Record) -> bool:
-        return record.completed and not self._files.exists(record.claim.uid)
+        return record.completed and not self._files.exist(record)
 
     def _remove_orphans(self) -> None:
         self._files.sweep()
@@ -147,15 +148,26 @@ class Preparer:
                 self._files.remove(uid)
 
     def _completed(self, ref: ClaimRef) -> Sequence[PreparedDevice] | None:
-        """The recorded answer, with the CDI file that it promises."""
+        """The recorded answer, with the files that it promises: what is lost is written again.
+
+        An error is no reason to take anything back: pods may be using it.
+        """
         try:
             record = self._ledger.record(ref.uid)
-        except NodeError as e:
-            log.warning("preparing a claim again", extra={"claim": str(ref), "error": str(e)})
-            return None
+        except LostRecord as e:
+            log.warning("recording a claim again", extra={"claim": str(ref), "error": str(e)})
+            record = self._recorded_again(ref)
         if record is None or record.prepared is None:
             return None
-        return record.prepared if self._files.restore(record) else None
+        self._files.restore(record)
+        return record.prepared
+
+    def _recorded_again(self, ref: ClaimRef) -> Record | None:
+        if (known := self._ledger.known(ref.uid)) is None:
+            return None
+        record = self._files.found(known)
+        self._ledger.write(record)
+        return record
 
     def _prepare_when_free(self, claim: Claim, wait: Wait) -> Sequence[PreparedDevice]:
         wanted = self._planner.wanted(claim)
@@ -196,7 +208,9 @@ class Preparer:
             spec = self._render(plan, documents, self._serve(plan.record))
             text = self._files.write(claim.ref.uid, spec, documents)
             prepared = answer(plan, self._names.driver)
-            self._ledger.write(replace(plan.record, prepared=prepared, spec=text))
+            self._ledger.write(
+                replace(plan.record, prepared=prepared, spec=text, documents=tuple(documents))
+            )
         except DriverError:
             # The first error is reported.
             self._quietly(plan.record, partial(self._give_up, plan.record, begun))
@@ -230,13 +244,13 @@ class Preparer:
     def _give_up(self, record: Record, begun: Collection[CutPartition]) -> None:
         left = with_cuts(record, begun)
         if left != record:  # written first: the next start does not ask what was not begun
-            self._ledger.write(left)
+            self._quietly(left, partial(self._ledger.write, left))  # the disk may be full
         self._take_back(left)
 
     def _take_back(self, record: Record) -> None:
         steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))
-        if steps and record.completed:  # from here on it is not prepared any more
-            self._ledger.write(replace(record, prepared=None, spec=None))
+        if steps and record.completed:
+            self._ledger.end(record)
         for step in steps:
             self._node.restore(step)
         self._files.remove(record.claim.uid)

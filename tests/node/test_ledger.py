@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import ClaimError, NodeError
+from dra_driver.errors import ClaimError, LostRecord, NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mig import Instance, PartitionKey
@@ -288,8 +289,57 @@ def test_a_record_that_vanished_from_the_disk_is_an_error_not_an_empty_answer(tm
     ledger.write(completed())
     (tmp_path / BOOT / "uid-claim.json").unlink()
 
-    with pytest.raises(NodeError, match="cannot be read"):
+    with pytest.raises(LostRecord, match="is lost"):
         ledger.record(ClaimUid("uid-claim"))
+
+
+def test_a_claim_that_is_being_taken_back_is_not_prepared_any_more(tmp_path, ledger):
+    ledger.write(completed())
+    uid = ClaimUid("uid-claim")
+
+    ledger.end(completed())
+
+    for known in (ledger, again(tmp_path)):
+        assert known.records() == (started(),)
+        assert known.record(uid) == started()
+        assert list(known.held()) == ["gpu-0"]
+    ledger.forget(uid)
+    assert again(tmp_path).records() == ()
+    assert list((tmp_path / BOOT).iterdir()) == []
+
+
+def test_a_claim_can_be_taken_back_whose_record_somebody_removed(tmp_path, ledger):
+    ledger.write(completed())
+    (tmp_path / BOOT / "uid-claim.json").unlink()
+
+    ledger.end(completed())
+
+    assert ledger.records() == (started(),)
+
+
+def test_a_damaged_record_of_a_claim_that_was_being_taken_back_is_set_aside(tmp_path, ledger):
+    ledger.write(completed())
+    ledger.end(completed())
+    (tmp_path / BOOT / "uid-claim.ending").write_bytes(b"{")
+
+    assert [one.uid for one in again(tmp_path).set_aside()] == ["uid-claim"]
+
+
+@pytest.mark.parametrize("name", ["uid-claim.json", "uid-claim.cuts", "uid-claim.unreadable"])
+def test_a_file_that_cannot_be_read_now_is_an_error_and_nothing_is_set_aside(
+    tmp_path, ledger, name
+):
+    ledger.write(completed())
+    (tmp_path / BOOT / "uid-claim.json").write_bytes(b"{")  # so that all of them are read
+    (tmp_path / BOOT / name).unlink(missing_ok=True)
+    (tmp_path / BOOT / name).mkdir()
+
+    for look in (Ledger(tmp_path, BOOT).peek, Ledger(tmp_path, BOOT).reload):
+        with pytest.raises(NodeError, match=f"{name} cannot be read: Is a directory"):
+            look()
+
+    (tmp_path / BOOT / name).rmdir()
+    assert again(tmp_path).records() == ()
 
 
 NAMES = st.text("abcdefghij-0123456789", min_size=1, max_size=20)
@@ -397,10 +447,13 @@ RECORDS = st.builds(
 )
 
 
-@given(RECORDS, st.none() | st.lists(PREPARED, max_size=3).map(tuple), st.text())
-def test_a_record_survives_the_disk_unchanged(begun, prepared, spec):
-    done = prepared is not None
-    record = replace(begun, prepared=prepared, spec=spec if done else None)
+DOCUMENTS = st.lists(st.builds(Document, NAMES, NAMES, NAMES, st.text()), max_size=2).map(tuple)
+
+
+@given(RECORDS, st.none() | st.lists(PREPARED, max_size=3).map(tuple), st.text(), DOCUMENTS)
+def test_a_record_survives_the_disk_unchanged(begun, prepared, spec, documents):
+    texts = {"spec": spec, "documents": documents} if prepared is not None else {}
+    record = replace(begun, prepared=prepared, **texts)
 
     assert decode_record(encode_record(record)) == record
 

@@ -13,10 +13,11 @@ import pytest
 
 from cdi import ContainerEdits, Device, Mount, Spec, from_text
 from cdi.store import Store
-from dra_driver.errors import NodeError
+from dra_driver.errors import LostRecord, NodeError
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid
 from dra_driver.kubeletplugin.device_metadata import Document, MetadataDevice, documents
-from dra_driver.model.holdings import Record
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.spec_files import SpecFiles
@@ -49,6 +50,16 @@ class World:
     def write(self, uid: ClaimUid = UID, name: str = "train") -> str:
         shown = self.documents(uid, name)
         return self.files.write(uid, spec_of(uid, shown), shown)
+
+    def prepared(self) -> Record:
+        """The record of a claim with its files."""
+        ref = ClaimRef("ml", "train", UID)
+        holdings = tuple(
+            Holding(ref, DeviceName(one.device), request=one.request.partition("/")[0])
+            for one in DEVICES
+        )
+        spec, shown = self.write(), self.documents()
+        return Record(ref, holdings, prepared=(), spec=spec, documents=shown)
 
     def remove(self) -> None:
         self.files.remove(UID)
@@ -88,10 +99,6 @@ def spec_of(uid: ClaimUid, shown: tuple[Document, ...]) -> Spec:
     )
     edits = ContainerEdits(mounts=(library,))
     return Spec(f"{VENDOR}/claim", devices=tuple(devices), container_edits=edits)
-
-
-def record_of(text: str, uid: ClaimUid = UID) -> Record:
-    return Record(ClaimRef("ml", "train", uid), (), prepared=(), spec=text)
 
 
 @pytest.fixture
@@ -190,23 +197,50 @@ def test_claims_are_known_by_what_is_left_of_them(world):
 
 
 def test_a_spec_that_is_gone_comes_back(world):
-    text = world.write()
+    record = world.prepared()
     before = world.everything()
     world.spec().unlink()
-    assert world.files.restore(record_of(text))
+    assert not world.files.exist(record)
+    world.files.restore(record)
     assert world.everything() == before
+    assert world.files.exist(record)
 
 
 @pytest.mark.parametrize("request_name", ["gpu", "spare"])
-def test_a_document_that_is_gone_cannot_be_restored(world, request_name):
-    text = world.write()
-    world.document(request_name).unlink()
-    assert not world.files.restore(record_of(text))
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: path.write_text("half of")])
+def test_a_document_that_is_gone_or_cut_short_comes_back(world, request_name, lose):
+    record = world.prepared()
+    before = world.everything()
+    lose(world.document(request_name))
+    world.files.restore(record)
+    assert world.everything() == before
 
 
-def test_a_claim_that_was_prepared_without_documents_needs_none(world):
-    text = world.files.write(UID, spec_of(UID, (Document("gpu", "/elsewhere", "/x", ""),)), ())
-    assert world.files.restore(record_of(text))
+def test_a_document_that_is_gone_is_missed(world):
+    record = world.prepared()
+    world.document("spare").unlink()
+    assert not world.files.exist(record)
+
+
+def test_what_is_whole_is_left_as_it_is(world):
+    """A container may have it mounted."""
+    record = world.prepared()
+    before = {path: path.stat().st_ino for path in (world.spec(), world.document())}
+    world.files.restore(record)
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_what_was_recorded_of_files_is_found_in_the_files(world):
+    record = world.prepared()
+    assert world.files.found(replace(record, spec=None, documents=())) == record
+
+
+@pytest.mark.parametrize("lost", [World.spec, World.document])
+def test_what_was_recorded_is_not_guessed_from_some_of_the_files(world, lost):
+    record = world.prepared()
+    lost(world).unlink()
+    with pytest.raises(LostRecord, match="delete the pods that use it"):
+        world.files.found(replace(record, spec=None, documents=()))
 
 
 def test_a_directory_that_cannot_be_made_is_named_with_the_mend(world):

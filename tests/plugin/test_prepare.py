@@ -82,11 +82,13 @@ class World:
         self.ledger = Ledger(self.directory / "claims", "boot")
         self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        tools = Tools(self.node, offers, self.api, NO_PODS, self.ledger, self.files, no_wait)
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), self.tools(no_wait), self.waits)
         self.preparer.recover()
         return self.preparer
+
+    def tools(self, turn):
+        offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
+        return Tools(self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))

@@ -1,0 +1,240 @@
+"""A disk that is full, read-only or fails for a moment, while claims come and go."""
+
+import errno
+import itertools
+from contextlib import AbstractContextManager
+
+import pytest
+
+from dra_driver.errors import DriverError, NodeError
+from dra_driver.kubeletplugin.turns import Turn
+from dra_driver.model.steps import Interval
+from dra_driver.node.claim_files import ClaimFiles
+from dra_driver.node.ledger import Ledger
+from dra_driver.node.spec_files import SpecFiles
+from dra_driver.plugin.prepare import Preparer
+from dra_driver.plugin.tools import Names
+from tests.fakes.disk import Disk, FailingCalls, small_disk
+from tests.fakes.values import POOL, claim, config, ref
+from tests.plugin.test_prepare import World as Preparing
+from tests.plugin.test_prepare import metadata_in
+
+LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
+
+
+class World(Preparing):
+    """A node whose claims and CDI files are on one disk, with the turn of a real plugin."""
+
+    def restart(self):
+        self.ledger = Ledger(self.directory / "claims", "boot")
+        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        self.files = ClaimFiles(self.specs, metadata_in(self.directory))
+        self.turn = Turn(self.directory, "pod", lambda: self.preparer.recover())
+        tools = self.tools(self.held)
+        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        return self.preparer
+
+    def held(self, seconds: float) -> AbstractContextManager[None]:
+        return self.turn.held(seconds)
+
+    def put(self, name="claim"):
+        """A claim for a GPU, with an interval that has to be put back."""
+        return self.api.put(claim("gpu-0", name=name, configs=(LONG,)))
+
+    @property
+    def interval(self):
+        return next(iter(self.node.intervals.values()))
+
+    @property
+    def left(self):
+        """What is left of claims."""
+        places = ("claims", "cdi", "plugin")
+        files = [one for place in places for one in (self.directory / place).rglob("*")]
+        return [one.name for one in files if one.is_file()]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+@pytest.fixture
+def world(disk):
+    return World(disk.path)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_claim_is_given_back_on_a_disk_that_is_full(world, disk, restarted):
+    world.preparer.prepare(world.put())
+    assert world.interval == Interval.LONG
+    disk.fill()
+    if restarted:
+        world.restart()
+
+    world.preparer.unprepare(ref())
+
+    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+
+
+def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_after_a_restart(
+    world, disk
+):
+    world.preparer.prepare(world.put())
+    disk.fill()
+    world.node.undo_fails = True
+    with pytest.raises(NodeError):
+        world.preparer.unprepare(ref())
+    assert [one.completed for one in world.ledger.records()] == [False]
+    world.node.undo_fails = False
+
+    world.restart().restore()
+
+    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+
+
+@pytest.mark.parametrize("when", ["before it", "while it is done"])
+def test_a_claim_for_which_there_is_no_room_is_refused_clearly_and_leaves_nothing(
+    world, disk, when
+):
+    if when == "before it":
+        disk.fill()
+    else:
+        world.node.before_files = disk.fill
+
+    with pytest.raises(NodeError, match=r"No space left on device.* free"):
+        world.preparer.prepare(world.put())
+
+    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    world.node.before_files = lambda: None
+    disk.free()
+    assert world.preparer.prepare(ref())
+
+
+def test_a_prepared_claim_is_answered_on_a_disk_that_is_full(world, disk):
+    first = world.preparer.prepare(world.put())
+    disk.fill()
+
+    assert world.restart().prepare(ref()) == first
+    assert world.interval == Interval.LONG
+
+
+def test_a_disk_that_is_read_only_is_said_and_all_goes_on_once_it_is_not(world, disk):
+    world.preparer.prepare(world.put())
+    disk.make("ro")
+    for act in (world.preparer.unprepare, world.preparer.prepare):
+        with pytest.raises(NodeError, match="Read-only file system"):
+            act(ref())
+    assert world.interval == Interval.LONG
+
+    disk.make("rw")
+
+    assert world.preparer.prepare(ref())
+    world.preparer.unprepare(ref())
+    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+
+
+def test_two_processes_on_a_full_disk_know_what_the_other_one_did(world, disk):
+    one, other = world, World(disk.path)
+    other.api, other.node = one.api, one.node
+    other.restart()
+    one.preparer.prepare(one.put())
+    other.preparer.prepare(ref())
+    disk.fill()
+    one.preparer.prepare(ref())
+
+    other.preparer.unprepare(ref())
+
+    with pytest.raises(NodeError, match="No space left"):
+        one.preparer.prepare(ref())
+    assert one.ledger.records() == ()
+
+
+def still_prepared(world, first):
+    """Nothing was taken back, and everything that a claim has is there."""
+    assert world.node.undone == []
+    assert world.interval == Interval.LONG
+    assert world.preparer.prepare(ref()) == first
+    assert [one.completed for one in world.ledger.records()] == [True]
+    assert len(world.left) == 3, world.left
+
+
+def lost(world, what):
+    """One of the three files of a claim."""
+    (path,) = [one for one in world.directory.rglob(what) if one.is_file()]
+    path.unlink()
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("what", ["", "k8s.*claim_uid-claim.json", "uid-claim_*.json"])
+def test_a_disk_call_that_fails_while_a_claim_is_asked_for_again_leaves_it_prepared(
+    tmp_path, number, restarted, what
+):
+    """Whichever it is; also where one of its files is gone."""
+    world = World(tmp_path)
+    first = world.preparer.prepare(world.put())
+    for at in itertools.count():
+        if what:
+            lost(world, what)
+        if restarted:
+            world.restart()  # its first turn looks at the disk
+        with FailingCalls(tmp_path, at, number) as failing:
+            try:
+                assert world.preparer.prepare(ref()) == first
+            except DriverError as error:
+                assert type(error) is NodeError, error
+        still_prepared(world, first)
+        if failing.calls <= at:
+            break
+    assert at > 3, "it has so many calls at least"
+
+
+@pytest.mark.parametrize("damage", [None, b"", b'{"version": 4'])
+def test_a_record_that_is_lost_is_written_again_from_the_claims_files(tmp_path, damage):
+    world = World(tmp_path)
+    first = world.preparer.prepare(world.put())
+    (record,) = tmp_path.glob("claims/*/*.json")
+    before = record.read_bytes()
+    record.unlink()
+    if damage is not None:
+        record.write_bytes(damage)
+
+    assert world.preparer.prepare(ref()) == first
+
+    assert record.read_bytes() == before
+    still_prepared(world, first)
+
+
+def test_a_claim_of_which_all_is_lost_can_be_given_back_and_is_not_made_anew(tmp_path):
+    world = World(tmp_path)
+    world.preparer.prepare(world.put())
+    for path in tmp_path.rglob("*.json"):
+        path.unlink()
+
+    with pytest.raises(NodeError, match="delete the pods that use it"):
+        world.preparer.prepare(ref())
+
+    assert world.node.undone == []
+    world.preparer.unprepare(ref())
+    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+
+
+def test_files_that_somebody_removed_are_put_back(tmp_path):
+    world = World(tmp_path)
+    first = world.preparer.prepare(world.put())
+    lost(world, "uid-claim_*.json")
+
+    world.preparer.restore()
+
+    assert len(world.left) == 3
+    still_prepared(world, first)
+
+
+def test_the_disk_that_a_test_fills_is_full(disk: Disk) -> None:
+    disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        (disk.path / "file").write_bytes(b"x")
+    (disk.path / "file").rename(disk.path / "renamed")
+    disk.free()
+    (disk.path / "file").write_bytes(b"x")
