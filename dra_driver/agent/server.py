@@ -128,13 +128,13 @@ class Server:
     def release(self, name: SpaceName) -> None:
         if (known := self._state.find(name)) is None:
             return
-        self._book.write(self._state.keep(replace(known, served=None)))
+        self._book.note(self._state.keep(replace(known, served=None)))
         if not self._state.served:
             self._end()
         elif self._is_up():
             self._spaces.clear()
         else:
-            self._book.write(self._state.cleared())  # it is started again without
+            self._book.note(self._state.cleared())  # it is started again without
 
     def terminate(self, pids: Collection[int]) -> bool:
         """End clients. False: one cannot be ended. Then the server is condemned, and they end with
@@ -164,6 +164,7 @@ class Server:
 
     def tend(self) -> None:
         """Mend what is wrong, now and then looking for it."""
+        self._book.catch_up()
         self._trim()
         if not self._health.is_due:
             return
@@ -223,7 +224,7 @@ class Server:
         """From here on it is going to be started again, whoever does it."""
         spaces = tuple(one.space.name for one in self._state.served)
         self._record(reason, spaces, len(self._health.clients))
-        self._book.write(replace(self._state, condemned=reason))
+        self._book.note(replace(self._state, condemned=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
     def _record(self, reason: str, spaces: tuple[SpaceName, ...], lost: int) -> None:

@@ -60,7 +60,7 @@ class Spaces:
             for name in left:
                 self._daemons.remove(self._daemon, name)
         if left:
-            self._book.write(self._state.cleared())
+            self._book.note(self._state.cleared())
 
     def to_start(self, first: Space | None = None) -> tuple[Space, ...]:
         """What its daemon is started with, as that knows it: what is written, and a spare."""
@@ -153,7 +153,7 @@ class Spaces:
     def _spoil(self, spare: Spare) -> None:
         """From here on nobody gets it."""
         self._ready = None
-        self._book.write(replace(self._state, spare=replace(spare, directory="")))
+        self._book.note(replace(self._state, spare=replace(spare, directory="")))
 
     def _like_the_last(self, spare: Spare | None) -> Space:
         last = self._last or self._state.served[-1].space

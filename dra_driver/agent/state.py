@@ -2,7 +2,9 @@
 
 Layout: ``<mps-dir>/state/<server name>.json`` and ``<mps-dir>/state/incidents.json``. A file is
 written before each effect, and replaced whole. So whatever an agent leaves when it is killed, the
-next one knows of it: every process of a daemon carries the token that the file says.
+next one knows of it: every process of a daemon carries the token that the file says. Only what is
+taken back is done also where the disk has no room for it, so that pods can end: an agent that is
+killed before there is room leaves a space that the plugin has ended again.
 
 Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon outlives a power cut.
 """
@@ -13,7 +15,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -140,7 +142,8 @@ class StateFiles:
         self.set_aside: dict[ServerName, str] = {}  # of which nothing could be read, and why
 
     def load(self) -> tuple[ServerState, ...]:
-        """Every server that can be read of. What cannot is ``set_aside``: the others go on."""
+        """Every server. What is damaged is ``set_aside``: the others go on. NodeError: a file
+        cannot be read now, which says nothing of what is in it."""
         with disk_errors(f"read {self._directory}"):
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._directory.glob(".*.tmp"):
@@ -162,24 +165,26 @@ class StateFiles:
         """If they cannot be read, one that has their last number, as far as that is found: numbers
         go on."""
         path = self._directory / f"{_INCIDENTS}.json"
-        if not path.exists():
+        if (text := _bytes(path)) is None:
             return ()
         try:
-            return _read(path, _Incidents).incidents
+            return _decoded(text, path, _Incidents).incidents
         except NodeError as e:
-            numbers = [int(one) for one in _NUMBER.findall(_bytes(path))]
+            numbers = [int(one) for one in _NUMBER.findall(text)]
             self._put_aside(path, str(e))
             reason = f"what was written of earlier incidents is lost: {e}"
             known = (Incident(max(numbers, default=0) + 1, ServerName(""), 0.0, reason),)
-            self.write_incidents(known)
+            _unless_full(lambda: self.write_incidents(known))
             return known
 
     def write_incidents(self, incidents: tuple[Incident, ...]) -> None:
         self._put(_INCIDENTS, _text(wire.encode(_Incidents(incidents))))
 
     def _state(self, path: Path) -> ServerState | None:
+        if (text := _bytes(path)) is None:
+            return None
         try:
-            return _read(path, ServerState)
+            return _decoded(text, path, ServerState)
         except NodeError as e:
             self.set_aside[ServerName(path.stem)] = str(e)
             self._put_aside(path, str(e))
@@ -211,28 +216,52 @@ class Book:
     def __init__(self, state: ServerState, files: StateFiles) -> None:
         self.state = state
         self._files = files
+        self._is_kept = True
 
     def write(self, state: ServerState) -> None:
+        """Before something is done that the next agent has to know. NodeError: it cannot be."""
         self._files.write(state)
-        self.state = state
+        self.state, self._is_kept = state, True
+
+    def note(self, state: ServerState) -> None:
+        """Before something is taken back: if it cannot be written now, it is later."""
+        self.state, self._is_kept = state, False
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Write what could not be written yet."""
+        if not self._is_kept:
+            self._is_kept = _unless_full(lambda: self._files.write(self.state))
 
     def close(self) -> None:
         """Nothing is wanted of it any more."""
         self._files.remove(self.state.daemon.name)
 
 
-def _read(path: Path, kind: type[wire.T]) -> wire.T:
+def _decoded(text: bytes, path: Path, kind: type[wire.T]) -> wire.T:
     try:
-        return wire.decode(kind, wire.parse(path.read_bytes(), path.name), "it")
-    except (OSError, NodeError) as e:
+        return wire.decode(kind, wire.parse(text, path.name), "it")
+    except NodeError as e:
         raise NodeError(f"what is written in {path} cannot be read: {e}") from e
 
 
-def _bytes(path: Path) -> bytes:
+def _bytes(path: Path) -> bytes | None:
+    """None: it is not there."""
+    with disk_errors(f"read {path}"):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def _unless_full(write: Callable[[], None]) -> bool:
+    """Whether the disk took it."""
     try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+        write()
+    except NodeError as e:
+        log.warning("it goes on without being written down", extra={"error": str(e)})
+        return False
+    return True
 
 
 def _text(document: Mapping[str, Any], without: str = "") -> str:
@@ -269,7 +298,7 @@ class Incidents:
         with self._lock:
             number = self._known[-1].number + 1 if self._known else 1
             known = (*self._known, replace(incident, number=number))[-_KEPT_INCIDENTS:]
-            self._files.write_incidents(known)
+            _unless_full(lambda: self._files.write_incidents(known))
             self._known = known
 
     def known(self) -> tuple[Incident, ...]:
