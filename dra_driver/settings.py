@@ -220,6 +220,16 @@ class PluginSettings(DoctorSettings):
         """Where the GPUs are looked for, and who else has a part in what claims get of them."""
         return replace(super().place, runtime_dir=self.runtime_dir, mps_socket=self.mps_socket)
 
+    @property
+    def registry(self) -> Path:
+        """Where the kubelet looks for plugins."""
+        return self.kubelet_dir / "plugins_registry"
+
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """What we share with the kubelet and container runtimes, and where our own state is."""
+        return (self.cdi_dir, self.plugin_dir, self.registry, self.state)
+
 
 def _metavar(name: str, field: FieldInfo) -> str:
     forms = {

@@ -15,10 +15,12 @@ from dra_driver.agent.service import Service, lock_directory
 from dra_driver.agent.state import Incidents, StateFiles
 from dra_driver.agent.supervisor import Supervisor
 from dra_driver.agent.tools import Tools
+from dra_driver.kubeletplugin.disk_calls import hanging
 from dra_driver.node.cgroups import cgroup_root
 from dra_driver.node.mps.daemons import Daemons, check_directory
 from dra_driver.node.mps.shelter import Shelter
 from dra_driver.node.place import open_driver
+from dra_driver.process.directories import removed
 from dra_driver.process.ending import Ending
 from dra_driver.process.loops import Loop
 from dra_driver.settings import AgentSettings
@@ -92,6 +94,15 @@ def _serve_http(
     )
     stack.callback(server.stop)
     patience = 3 * settings.health_interval + _SLOWEST_LOOK_SECONDS
-    live = {"loop": lambda: supervisor.stuck(_STUCK_SECONDS) if loop.alive else "it has ended"}
-    ready = {"socket": service.problem, "servers": lambda: supervisor.problem(patience)}
+    directories = (settings.mps_dir, settings.mps_dir / "state")
+    live = {
+        "disk": hanging,
+        "directories": lambda: removed(directories),
+        "loop": lambda: supervisor.stuck(_STUCK_SECONDS) if loop.alive else "it has ended",
+    }
+    ready = {
+        "directories": lambda: removed(directories),
+        "socket": service.problem,
+        "servers": lambda: supervisor.problem(patience),
+    }
     server.start(live, ready)

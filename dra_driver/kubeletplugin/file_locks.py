@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_driver.errors import NodeError, TimedOut
+from dra_driver.kubeletplugin.disk_calls import disk_call
 
 POLL_SECONDS = 0.01
 
@@ -73,6 +74,7 @@ def closing(file: int) -> Iterator[int]:
 def disk_errors(doing: str) -> Iterator[None]:
     """What the disk refuses becomes a NodeError that says what we were *doing*."""
     try:
-        yield
+        with disk_call(doing):
+            yield
     except OSError as error:
         raise NodeError(f"cannot {doing}: {error}") from error

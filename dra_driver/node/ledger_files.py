@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.kubeletplugin.disk_calls import disk_call
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Record
 from dra_driver.model.offer import board
@@ -67,7 +68,8 @@ def read_bytes(path: Path) -> bytes:
     """NodeError: it cannot be read now, which says nothing of what is in it. FileNotFoundError: it
     is gone."""
     try:
-        return path.read_bytes()
+        with disk_call(f"read {path}"):
+            return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as e:
@@ -143,7 +145,8 @@ _MENDS = {
 @contextmanager
 def disk_errors(directory: Path) -> Iterator[None]:
     try:
-        yield
+        with disk_call(f"change the ledger in {directory}"):
+            yield
     except OSError as e:
         mend = _MENDS.get(e.errno or 0, "let this process write there, or give another --state-dir")
         raise NodeError(f"the ledger in {directory} cannot be changed: {e.strerror}; {mend}") from e

@@ -17,6 +17,7 @@ from cdi import Spec
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.kubeletplugin.device_metadata import Document, file_name, uid_in
+from dra_driver.kubeletplugin.disk_calls import disk_call
 
 _SUBDIRECTORY: Final = "metadata"
 
@@ -89,7 +90,8 @@ class MetadataFiles:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
-            yield
+            with disk_call(f"look after device metadata in {self.directory}"):
+                yield
         except OSError as e:
             raise NodeError(
                 f"device metadata in {self.directory} cannot be kept: {e.filename}: {e.strerror}; "

@@ -17,6 +17,7 @@ from pathlib import Path
 import pydantic
 
 from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.disk_calls import disk_call
 from dra_driver.model.layouts import Book
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,9 @@ class MigBook:
     def read(self) -> Book:
         """What was kept; an empty one where nothing was. NodeError: it cannot be told."""
         try:
-            kept = _FORM.validate_json(self._path.read_bytes())
+            with disk_call(f"read {self._path}"):
+                text = self._path.read_bytes()
+            kept = _FORM.validate_json(text)
         except FileNotFoundError:
             return Book()
         except OSError as e:
@@ -71,7 +74,7 @@ class MigBook:
         A book that is damaged is set aside, for whoever wants to look, and an empty one is edited.
         NodeError: it cannot be read or kept.
         """
-        with self._lock:
+        with self._lock, disk_call(f"change {self._path}"):
             try:
                 before: Book | None = self.read()
             except _Damaged as e:
@@ -84,7 +87,7 @@ class MigBook:
 
     def write(self, book: Book) -> None:
         """Keep *book* instead. NodeError: it cannot be kept."""
-        with self._lock:
+        with self._lock, disk_call(f"write {self._path}"):
             self._write(book)
 
     def _set_aside(self, error: NodeError) -> None:

@@ -11,6 +11,7 @@ from cdi.spec import Spec
 from cdi.store import Store
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid
+from dra_driver.kubeletplugin.disk_calls import disk_call
 
 
 class SpecFiles:
@@ -29,17 +30,17 @@ class SpecFiles:
 
     def write(self, uid: ClaimUid, spec: Spec) -> str:
         """Write the spec of a claim; the text that was written."""
-        with _node_errors():
+        with self._errors():
             return self._store.write(spec, uid).read_text()
 
     def restore(self, uid: ClaimUid, text: str) -> None:
         """Write what was written before; where it is still there, nothing happens."""
-        with _node_errors():
+        with self._errors():
             self._store.write(from_text(text), uid)
 
     def read(self, uid: ClaimUid) -> Spec | None:
         """The spec of a claim; None: there is none."""
-        with _node_errors():
+        with self._errors():
             return self._store.read(uid)
 
     def exists(self, uid: ClaimUid) -> bool:
@@ -51,23 +52,23 @@ class SpecFiles:
             raise NodeError(f"CDI file {path} cannot be looked for: {e.strerror}") from e
 
     def remove(self, uid: ClaimUid) -> None:
-        with _node_errors():
+        with self._errors():
             self._store.remove(uid)
 
     def claims(self) -> tuple[ClaimUid, ...]:
         """The claims that have a file."""
-        with _node_errors():
+        with self._errors():
             return tuple(ClaimUid(uid) for uid in self._store.ids())
 
     def sweep(self) -> None:
         """Remove what a killed writer left half written."""
-        with _node_errors():
+        with self._errors():
             self._store.sweep()
 
-
-@contextmanager
-def _node_errors() -> Iterator[None]:
-    try:
-        yield
-    except CdiError as e:
-        raise NodeError(str(e)) from e
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with disk_call(f"look after CDI files in {self.directory}"):
+                yield
+        except CdiError as e:
+            raise NodeError(str(e)) from e

@@ -1,27 +1,39 @@
 """Is this process alive, is it ready: questions to the parts that the answer depends on."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.disk_calls import hanging
 from dra_driver.kubeletplugin.plugin import Plugin
 from dra_driver.kubeletplugin.publisher import Publisher
 from dra_driver.plugin.rounds import Rounds, Watcher
+from dra_driver.process.directories import removed
 from dra_driver.process.http import Checks
 
 
-def live_checks(plugin: Plugin) -> Checks:
-    """Alive: the kubelet can reach us through our sockets. Where not, a new process can mend it."""
-    return {"sockets": _sockets(plugin)}
+def live_checks(plugin: Plugin, directories: Sequence[Path]) -> Checks:
+    """Alive: the kubelet can reach us through our sockets, the *directories* of the host are those
+    that we see, and no call to the disk hangs. Where not, a new process can mend it."""
+    return {
+        "disk": hanging,
+        "directories": lambda: removed(directories),
+        "sockets": _sockets(plugin),
+    }
 
 
 def ready_checks(
-    plugin: Plugin, publisher: Publisher, looks: tuple[Watcher, Rounds], cdi_dir: Path
+    plugin: Plugin,
+    publisher: Publisher,
+    looks: tuple[Watcher, Rounds],
+    cdi_dir: Path,
+    directories: Sequence[Path],
 ) -> Checks:
     """Ready: a pod with a claim could start here now."""
     watcher, rounds = looks
     return {
+        "directories": lambda: removed(directories),
         "sockets": _sockets(plugin),
         "registration": lambda: None if plugin.registered else "the kubelet has not accepted us",
         "slices": lambda: _slices(publisher),

@@ -110,8 +110,9 @@ def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     listeners += _look_after(parts, preparer, kubelet, stack)
     plugin = _serve(parts, preparer, ending, stack)
     if server is not None:
-        ready = (plugin, publishing.publisher, (publishing.watcher, rounds), settings.cdi_dir)
-        server.start(live_checks(plugin), ready_checks(*ready))
+        looks, directories = (publishing.watcher, rounds), settings.directories
+        ready = (plugin, publishing.publisher, looks, settings.cdi_dir, directories)
+        server.start(live_checks(plugin, directories), ready_checks(*ready))
     mig.start(_MIG_SECONDS)
     _look_on(publishing, rounds, settings, stack)
 
@@ -289,9 +290,8 @@ def _look_after(
 
 def _serve(parts: _Parts, preparer: Preparer, ending: Ending, stack: ExitStack) -> Plugin:
     settings = parts.settings
-    registry = settings.kubelet_dir / "plugins_registry"
     sockets = socket_paths(
-        settings.driver_name, settings.plugin_dir, registry, settings.pod_uid or None
+        settings.driver_name, settings.plugin_dir, settings.registry, settings.pod_uid or None
     )
     service = Service(StuckClaims(preparer, parts.ledger.known, parts.events), parts.metrics)
     plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
