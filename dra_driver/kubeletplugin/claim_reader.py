@@ -1,11 +1,17 @@
-"""Claims, read live from the API server: a copy kept here might be older than the allocation."""
+"""Claims, read from the API server: live, or as it has them in memory where that will do.
 
-from collections.abc import Mapping, Sequence
+A copy kept here might be older than the allocation, and so may be what the API server has in
+memory: nothing is prepared or taken back by that.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dra_driver.errors import ClaimError, NotFound
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, read_claim
 from dra_driver.kubeletplugin.resource_api import ResourceApi
+
+Document = dict[str, Any]
 
 
 class ClaimReader:
@@ -18,12 +24,25 @@ class ClaimReader:
         self._pool = pool
 
     def read(self, ref: ClaimRef) -> Claim:
-        """The claim that *ref* means.
+        """The claim that *ref* means, as it is at this moment.
 
         ClaimError: it does not exist, got replaced, is not allocated, or nothing in it is ours.
         """
+        return self._read(ref, self._resources.claim)
+
+    def glance(self, ref: ClaimRef) -> Claim:
+        """The claim as the API server has it in memory, for those who look at it again and again.
+
+        It may be a moment old. A ClaimError is as sure as that of ``read``: it is asked for then.
+        """
         try:
-            document = self._resources.claim(ref.namespace, ref.name)
+            return self._read(ref, self._resources.claim_in_memory)
+        except ClaimError:
+            return self.read(ref)
+
+    def _read(self, ref: ClaimRef, ask: Callable[[str, str], Document]) -> Claim:
+        try:
+            document = ask(ref.namespace, ref.name)
         except NotFound as e:
             raise ClaimError(
                 f"claim {ref} (UID {ref.uid}) does not exist any more: "
@@ -34,13 +53,16 @@ class ClaimReader:
     def exists(self, ref: ClaimRef) -> bool:
         """Whether that very claim still holds devices of this node.
 
-        False is sure: it is gone, replaced, deallocated, or allocated elsewhere. Where it cannot
-        be known a ClusterError says why; nothing may be taken from the claim's pod then.
+        True may be a moment old. False is sure: it is gone, replaced, deallocated, or allocated
+        elsewhere. Where it cannot be known a ClusterError says why; nothing may be taken from the
+        claim's pod then.
         """
         try:
-            claim = self.read(ref)
+            return self._is_here(self.glance(ref)) or self._is_here(self.read(ref))
         except ClaimError:
             return False
+
+    def _is_here(self, claim: Claim) -> bool:
         return any(allocation.pool == self._pool for allocation in claim.allocations)
 
     def find_by_uid(self, uid: ClaimUid) -> Claim | None:

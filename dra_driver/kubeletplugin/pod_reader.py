@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 from dra_driver.errors import Forbidden
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.kubeletplugin.pods import GRACE_SECONDS, ContainerSpec, Deletion, PodSpec
+from dra_driver.kubeletplugin.resource_api import IN_MEMORY, NEWEST
 
 Document = dict[str, Any]
 
@@ -16,8 +17,6 @@ _GRACE: Final = "terminationGracePeriodSeconds"
 _ROOT: Final = 0
 _WHOLE_SECONDS: Final = 1.0  # both moments are told in these: so much less may be left
 _HARMLESS: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
-_NEWEST: Final[Mapping[str, str]] = {}
-_KNOWN: Final[Mapping[str, str]] = {"resourceVersion": "0"}  # answered without asking etcd
 
 
 class Api(Protocol):
@@ -38,14 +37,14 @@ class PodReader:
 
         NotFound: there is none. Forbidden: a rule is missing, and which one.
         """
-        return self._read(namespace, name, _NEWEST)
+        return self._read(namespace, name, NEWEST)
 
     def glance(self, namespace: str, name: str) -> PodSpec:
         """The pod as the API server has it in memory, for those who ask again and again.
 
         It may be a moment old: a pod that has just come can be NotFound.
         """
-        return self._read(namespace, name, _KNOWN)
+        return self._read(namespace, name, IN_MEMORY)
 
     def _read(self, namespace: str, name: str, query: Mapping[str, str]) -> PodSpec:
         try:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dra_driver.errors import NotFound
 from dra_driver.kubeletplugin.shapes import (
@@ -14,6 +14,9 @@ from dra_driver.kubeletplugin.shapes import (
 )
 
 log = logging.getLogger(__name__)
+
+NEWEST: Final[Mapping[str, str]] = {}
+IN_MEMORY: Final[Mapping[str, str]] = {"resourceVersion": "0"}  # answered without asking etcd
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
@@ -33,7 +36,7 @@ class Api(Protocol):
     Its errors are ClusterErrors, and every call ends in seconds.
     """
 
-    def get(self, path: str) -> Document: ...
+    def get(self, path: str, query: Mapping[str, str] = ...) -> Document: ...
 
     def pages(self, path: str) -> Iterator[Document]: ...
 
@@ -120,8 +123,15 @@ class ResourceApi:
 
     def claim(self, namespace: str, name: str) -> Document:
         """The claim as it is at this moment. NotFound: there is none."""
+        return self._claim(namespace, name, NEWEST)
+
+    def claim_in_memory(self, namespace: str, name: str) -> Document:
+        """The claim as the API server has it in memory, which may be a moment old."""
+        return self._claim(namespace, name, IN_MEMORY)
+
+    def _claim(self, namespace: str, name: str, query: Mapping[str, str]) -> Document:
         path = f"namespaces/{namespace}/resourceclaims/{name}"
-        return claim_from(self._call(lambda base: self._api.get(f"{base}/{path}")))
+        return claim_from(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
 
     def claim_with_uid(self, uid: str) -> Document | None:
         """The claim with *uid* among all of the cluster; needs the right to list them."""

@@ -5,6 +5,7 @@ their MPS server or on another one than they think. Whom the profile keeps out o
 too, to have its clients ended.
 """
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ class Pods(Protocol):
     """Where pods are read from; ``dra_driver.kubeletplugin.pod_reader``."""
 
     def read(self, namespace: str, name: str) -> PodSpec: ...
+    def glance(self, namespace: str, name: str) -> PodSpec: ...
 
 
 class Ledger(Protocol):
@@ -146,8 +148,10 @@ class MpsJoined:
                     self._specs = {**self._specs, pod: spec}
 
     def _read_pod(self, one: Joined) -> PodSpec | None:
-        try:
-            spec = self._pods.read(one.record.claim.namespace, one.pod.name)
-        except NotFound:
-            return None
-        return spec if spec.uid == one.pod.uid else None
+        """One that has just come may not be in the API server's memory yet."""
+        for read in (self._pods.glance, self._pods.read):
+            with contextlib.suppress(NotFound):
+                spec = read(one.record.claim.namespace, one.pod.name)
+                if spec.uid == one.pod.uid:
+                    return spec
+        return None

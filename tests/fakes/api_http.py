@@ -188,7 +188,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _one(self, target: Target, seen: Seen) -> tuple[int, Object]:
         objects, body = self.server_state._objects, seen.body or {}
         if seen.method == "GET":
-            return 200, objects.get(target.key)
+            return 200, objects.get(target.key, in_memory=seen.query.get("resourceVersion") == "0")
         if seen.method == "DELETE":
             return 200, objects.delete(target.key, body.get("preconditions"))
         if seen.method == "PATCH":

@@ -93,6 +93,7 @@ class Objects:
         self.changed = threading.Condition(threading.RLock())
         self.disabled: set[str] = set()  # feature gates that are off
         self._objects: dict[Key, Object] = {}
+        self._memory: dict[Key, Object] | None = None  # where that is behind
         self._changes: list[Change] = []
         self._version = 1000
         self._compacted = 0
@@ -113,11 +114,17 @@ class Objects:
         with self.changed:
             return key in self._objects
 
-    def get(self, key: Key) -> Object:
+    def get(self, key: Key, in_memory: bool = False) -> Object:
         with self.changed:
-            if key not in self._objects:
+            there = self._objects if self._memory is None or not in_memory else self._memory
+            if key not in there:
                 raise Refusal(404, "NotFound", f'{_kind(key[0])} "{key[2]}" not found')
-            return copy.deepcopy(self._objects[key])
+            return copy.deepcopy(there[key])
+
+    def hold_memory(self) -> None:
+        """What is read with ``resourceVersion=0`` stays as it is now."""
+        with self.changed:
+            self._memory = copy.deepcopy(self._objects)
 
     def list(self, resource: str, namespace: str, selector: Mapping[str, str]) -> list[Object]:
         refuse_selector(RESOURCES[resource], selector)

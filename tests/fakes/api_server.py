@@ -183,6 +183,10 @@ class ApiServer:
         """Compact: watches that start before now are told 410."""
         self._objects.compact()
 
+    def hold_memory(self) -> None:
+        """Fall behind: a GET with ``resourceVersion=0`` is answered as things are now."""
+        self._objects.hold_memory()
+
     def end_watches(self) -> None:
         """Break the connections of all watches under way."""
         if self._front is not None:

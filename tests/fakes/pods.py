@@ -23,6 +23,9 @@ class FakePods:
             raise NotFound(f"there is no pod {namespace}/{name}")
         return self.pods[namespace, name]
 
+    def glance(self, namespace: str, name: str) -> PodSpec:
+        return self.read(namespace, name)
+
 
 NO_PODS = FakePods()
 

@@ -104,6 +104,66 @@ def test_what_cannot_be_known_is_not_taken_for_gone(server, reader, status, erro
         reader.exists(REF)
 
 
+def reads(server):
+    """How claims were asked for since the last time: from memory or live."""
+    asked = [one for one in server.requests if one.path.endswith("/resourceclaims/c")]
+    server.forget_requests()
+    return ["memory" if one.query.get("resourceVersion") == "0" else "live" for one in asked]
+
+
+def test_a_claim_that_is_there_is_looked_at_without_asking_etcd(server, reader):
+    server.put(claim())
+
+    assert reader.exists(REF)
+    assert reader.glance(REF).allocations == (Allocation("gpu", POOL, "gpu-0"),)
+
+    assert reads(server) == ["memory", "memory"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(None, id="not there"),
+        pytest.param(claim(device=None), id="not allocated"),
+        pytest.param(
+            claim() | {"metadata": {"name": "c", "namespace": "ns", "uid": "old"}},
+            id="another of that name",
+        ),
+        pytest.param(claim(pool="n2"), id="allocated elsewhere"),
+    ],
+)
+def test_a_claim_that_only_seems_gone_exists(server, reader, before):
+    if before:
+        server.put(before)
+    server.hold_memory()
+    if before:
+        server.remove("resourceclaims", "c", "ns")
+    server.put(claim())
+
+    assert reader.exists(REF)
+    assert reads(server) == ["memory", "live"]
+
+
+def test_a_claim_is_read_for_its_pod_as_it_is_now(server, reader):
+    server.put(claim())
+    server.hold_memory()
+    server.put(claim(device="gpu-1"))
+
+    assert reader.glance(REF).allocations[0].device == "gpu-0"
+    assert reader.read(REF).allocations[0].device == "gpu-1"
+    assert reads(server) == ["memory", "live"]
+
+
+def test_a_claim_that_is_gone_is_gone_once_memory_knows_it(server, reader):
+    server.put(claim())
+    server.hold_memory()
+    server.remove("resourceclaims", "c", "ns")
+
+    assert reader.exists(REF), "a moment too long, and nothing is taken back too early"
+    server.hold_memory()
+    assert not reader.exists(REF)
+
+
 def test_a_claim_whose_api_version_went_away_is_not_gone(server, reader):
     server.served = ["v1beta1"]
     server.put(claim())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from dra_driver.errors import NodeError, Unreachable
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PodUid
+from dra_driver.kubeletplugin.claims import Claim, ClaimUid, Pod, PodUid
 from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
@@ -35,18 +35,25 @@ class World:
         self.can_tell = True
         self.told: Any = None  # of pods that come
         self.on_unsettled: Callable[[], None] = lambda: None
+        self.in_memory: tuple[Pod, ...] = (pod("later"),)
+        self.reserved = self.in_memory
         self.asked = []
+        self.asked_live = []
         self.noted = []
         self.settled = []
         self.woken = []
         self.limits = PodLimits(lambda: self.records, self, self, self)
         self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
 
-    def read(self, wanted):
+    def glance(self, wanted):
         self.asked.append(wanted.name)
         if self.away:
             raise Unreachable("no answer")
-        return Claim(wanted, (fraction(),), pods=(pod("later"),))
+        return Claim(wanted, (fraction(),), pods=self.in_memory)
+
+    def read(self, wanted):
+        self.asked_live.append(wanted.name)
+        return Claim(wanted, (fraction(),), pods=self.reserved)
 
     def note_pods(self, claim):
         if self.refused:
@@ -70,6 +77,27 @@ class World:
         self.woken.clear()
         self.limits.settle()
         return self.woken
+
+
+def test_as_long_as_the_same_pods_use_a_claim_nobody_asks_for_more_than_is_in_memory():
+    world = World(record("shared", "first"))
+    world.in_memory = (pod("first"),)
+
+    world.limits.look_for_pods()
+
+    assert world.asked == ["shared"]
+    assert world.asked_live == []
+
+
+def test_a_pod_that_is_not_in_the_memory_of_the_api_server_yet_keeps_its_limit():
+    world = World(record("shared", "first", "second"))
+    world.in_memory = (pod("first"),)
+    world.reserved = (pod("first"), pod("second"))
+
+    world.limits.look_for_pods()
+
+    assert world.asked_live == ["shared"]
+    assert [claim.pods for claim in world.noted] == [(pod("first"), pod("second"))]
 
 
 def limited(settled):
