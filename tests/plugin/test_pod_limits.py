@@ -36,7 +36,7 @@ class World:
         self.told: Any = None  # of pods that come
         self.on_unsettled: Callable[[], None] = lambda: None
         self.in_memory: tuple[Pod, ...] = (pod("later"),)
-        self.reserved = self.in_memory
+        self.reserved: tuple[Pod, ...] = self.in_memory
         self.asked = []
         self.asked_live = []
         self.noted = []
