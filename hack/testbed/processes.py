@@ -4,6 +4,7 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class Process:
                     0o644,
                 ),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
+                *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
             ],
             setsid=True,
         )
@@ -87,6 +89,17 @@ class Process:
             os.close(handle)
         _exited(pid)
         self.record.unlink(missing_ok=True)
+
+
+def _inheritable() -> list[int]:
+    """What a program would have open that we start, beside standard input and output: a lock that
+    flock(1) holds around us, say, which would be held for as long as the program lives."""
+    found = []
+    for fd in (int(name) for name in os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # that of the directory itself, which is closed
+            if fd > 2 and os.get_inheritable(fd):
+                found.append(fd)
+    return found
 
 
 def _end(name: str, handle: int, how: signal.Signals, grace_seconds: float) -> None:

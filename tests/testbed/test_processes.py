@@ -1,5 +1,6 @@
 """Background processes: known by their record, and never mistaken for another."""
 
+import fcntl
 import os
 import signal
 import time
@@ -24,6 +25,21 @@ def test_what_was_started_is_known_and_can_be_stopped(process: Process) -> None:
     process.stop()
     assert process.pid() is None
     process.stop()  # once more is no error
+
+
+def test_a_lock_of_who_starts_it_is_not_kept_by_what_was_started(
+    process: Process, tmp_path: Path
+) -> None:
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR)
+    os.set_inheritable(lock, True)  # as flock(1) hands it to the program that it runs
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    process.spawn(["sleep", "600"], ENVIRONMENT)
+    try:
+        os.close(lock)
+        with (tmp_path / "lock").open() as again:
+            fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        process.stop(signal.SIGKILL)
 
 
 def test_what_does_not_heed_sigterm_is_killed(process: Process) -> None:
