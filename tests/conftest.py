@@ -1,11 +1,13 @@
 """What every test shares: which tests a plain `pytest` leaves out, and golden files."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+from tests.fakes.poison import Poison
 
 NEEDS = {
     "cluster": "a real Kubernetes: hack/test, or pytest -m cluster",
@@ -14,6 +16,7 @@ NEEDS = {
 GOLDEN = Path(__file__).parent / "data/golden"
 
 Golden = Callable[[str, str], None]
+poison = pytest.StashKey[Poison]()
 left_out = pytest.StashKey[Counter[str]]()
 
 
@@ -30,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("any machine", hypothesis.settings(deadline=None))
     hypothesis.settings.load_profile("any machine")
     config.stash[left_out] = Counter()
+    config.stash[poison] = Poison()
+    config.stash[poison].swallow()
 
 
 @pytest.hookimpl(trylast=True)  # after -k, so that what that left out is not counted again
@@ -58,6 +63,18 @@ def pytest_terminal_summary(
 ) -> None:
     for marker, count in sorted(config.stash[left_out].items()):
         terminalreporter.write_line(f"left out: {count} tests that need {NEEDS[marker]}")
+
+
+@pytest.fixture(autouse=True)
+def own_places(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test touches the machine's own kubelet, container runtime or driver: what is there would
+    decide how it ends. But those that are for a real cluster or GPU."""
+    its = request.config.stash[poison]
+    before = its.touched()  # by nobody, or by what a module does when it is imported
+    yield
+    after = its.touched()
+    if not _need(request.node):
+        assert (before, after) == ((), ()), "a test stays in directories of its own"
 
 
 @pytest.fixture

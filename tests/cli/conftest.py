@@ -21,8 +21,16 @@ Type = Callable[..., Answer]
 
 
 @pytest.fixture
-def type_in(capsys: pytest.CaptureFixture[str]) -> Type:
-    """Run ``dra-driver`` with these words."""
+def type_in(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Type:
+    """Run ``dra-driver`` with these words, on a machine where no kubelet ran."""
+    machine = tmp_path_factory.mktemp("machine")
+    monkeypatch.setenv("KUBELET_DIR", str(machine / "kubelet"))
+    monkeypatch.setenv("CDI_DIR", str(machine / "cdi"))
+    monkeypatch.setenv("MPS_SOCKET", str(machine / "agent.sock"))
 
     def run(*words: str | Path) -> Answer:
         try:

@@ -30,6 +30,7 @@ from dra_driver.plan.publish import published
 from dra_driver.settings import DoctorSettings
 from tests.cli.mps import server as server_of
 from tests.fakes import api_server
+from tests.fakes.poison import own_host
 from tests.fakes.registrar import Registrar
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
@@ -48,10 +49,11 @@ class World:
         self.registry = self.kubelet / "plugins_registry"
         self.cdi = directory / "cdi"
         self.home = self.kubelet / "plugins" / DRIVER
-        self.records = self.home / "state/claims" / boot_id(Path("/"))
+        self.host = own_host(directory / "host")
+        self.records = self.home / "state/claims" / boot_id(self.host)
         self.node_file = directory / "node.yaml"
         self._type_in = type_in
-        self.runtime = directory / "runtime"
+        self.runtime = self.host / "runtime"
         bundles = self.runtime / "io.containerd.runtime.v2.task/k8s.io"
         for each in (self.registry, self.cdi, self.records, bundles):
             each.mkdir(parents=True)
@@ -63,7 +65,7 @@ class World:
     def ask(self, *words):
         return self._type_in(
             "doctor",
-            *("--runtime-dir", self.runtime),
+            *("--host-root", self.host, "--runtime-dir", "/runtime"),
             *("--sim", self.node_file, "--node-name", NODE),
             *("--kubelet-dir", self.kubelet, "--cdi-dir", self.cdi),
             *("--mps-socket", ""),
@@ -674,6 +676,7 @@ def test_what_the_agent_tells_is_told(world, capsys):
     settings = DoctorSettings.model_validate(
         {
             "sim": str(world.node_file),
+            "host_root": world.host,
             "node_name": NODE,
             "kubelet_dir": world.kubelet,
             "cdi_dir": world.cdi,
@@ -762,7 +765,7 @@ def test_a_ledger_that_cannot_be_made_is_found(world):
 def test_a_board_that_is_cut_is_looked_at_with_its_instances_and_its_layout(world):
     board = h100("1b") | {"mig": True, "instances": [{"profile": "1g.10gb", "start": 0}]}
     world.node_file.write_text(yaml.safe_dump({"gpus": [board]}))
-    book = MigBook(world.home / "state/mig.json", boot_id(Path("/")))
+    book = MigBook(world.home / "state/mig.json", boot_id(world.host))
     book.write(Book(problem="there is no layout 'x'"))
 
     answer = world.ask()

@@ -220,7 +220,7 @@ def test_a_driver_without_the_programs_of_mps_is_a_warning():
 def test_a_driver_that_is_not_there_is_told_once(tmp_path):
     scene = Scene("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
 
-    (found,) = mps_checks.programs(scene, DriverRoot(str(tmp_path / "none"), Path("/")))
+    (found,) = mps_checks.programs(scene, DriverRoot("/none", tmp_path))
 
     assert found.level is Level.WARN
     assert found.found.count("no complete NVIDIA driver") == 1

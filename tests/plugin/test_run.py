@@ -14,6 +14,7 @@ import pytest
 from dra_driver.kubeletplugin.claims import ClaimRef
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.poison import own_host
 from tests.fakes.values import POOL, claim, claim_document, config, ref
 
 DRIVER = "gpu.nvidia.com"
@@ -44,6 +45,8 @@ def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
             "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
             "kubelet-dir": str(home / "kubelet"),
             "cdi-dir": str(home / "cdi"),
+            "host-root": str(own_host(home / "host")),
+            "mps-socket": str(home / "agent.sock"),
             "sim": "h100x8",
             **{name.replace("_", "-"): value for name, value in flags.items()},
         }
