@@ -32,7 +32,7 @@ Pods = Sequence[PodSpec]
 
 
 class PodsNeeded(Exception):
-    """It depends on the pods of the claim, which have to be read first."""
+    """It depends on the pods of the claim, which have to be read first: says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def with_spaces(claim: Claim, grants: Sequence[Grant], pods: Pods | None) -> tup
     everything = {g.allocation.base_request for g in grants if not g.allocation.admin}
     tenants = strictest(part.grant.device.rules.tenants for part in parts)
     if pods is None and (len(everything) > 1 or tenants is not Tenants.ANY):
-        raise PodsNeeded
+        raise PodsNeeded("it is shared by MPS")
     used = users(pods or ())
     groups = _groups(ours, [one.requests(claim.ref, ours) for one in used])
     problems = [

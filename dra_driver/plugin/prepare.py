@@ -22,11 +22,13 @@ from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
+from dra_driver.model.offer import Offer
 from dra_driver.model.steps import CutPartition, ServeMps
 from dra_driver.plan.answer import answer, granted
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.mig.claims import with_cuts
+from dra_driver.plan.mps import Pods, PodsNeeded
 from dra_driver.plan.prepare import Plan
 from dra_driver.plan.undo import undoing
 from dra_driver.plugin.claim_partitions import ClaimPartitions
@@ -55,7 +57,7 @@ class Preparer:
         self._changed = tools.changed
         self._pods = ClaimPods(tools.pods, tools.ledger)
         self._partitions = ClaimPartitions(tools.node)
-        self._planner = Planner(tools, names.pool, self._partitions, self._pods)
+        self._planner = Planner(tools, names.pool, self._partitions)
         self._waits = waits or Waits()
         self._locks = Locks()
         self.upkeep: Final = Upkeep(tools, self._locks, self._waits)
@@ -171,19 +173,24 @@ class Preparer:
 
     def _prepare_when_free(self, claim: Claim, wait: Wait) -> Sequence[PreparedDevice]:
         wanted = self._planner.wanted(claim)
+        pods: Pods | None = None
         while True:
             try:
                 with self._turn(wait.left()):
                     known = self._known(claim.ref)
                     with self._locks.gpus.hold(wanted | _gpus(known), wait.left()):
-                        return self._prepare(claim, wanted)
+                        return self._prepare(claim, wanted, pods)
+            except PodsNeeded as e:
+                pods = self._pods.read(claim, why=str(e))  # the turn and the locks are free
             except DeviceHeld:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
                 if not wait.hands_over():
                     raise
                 self._ledger.wait_for_change(_POLL_SECONDS)
 
-    def _prepare(self, claim: Claim, wanted: Collection[str]) -> Sequence[PreparedDevice]:
+    def _prepare(
+        self, claim: Claim, wanted: Collection[str], pods: Pods | None
+    ) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
         if known is not None and _is_of(known, claim) and self._partitions.are_there(known):
             done = self._completed(claim.ref)
@@ -194,12 +201,12 @@ class Preparer:
         )  # while the claim holds its GPU, that is offered as it was
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
-        plan = self._planner.plan(claim, offer, wanted)
+        plan = self._planned(claim, offer, wanted, pods)
         documents = self._documents(plan)  # they may be refused: before anything is done
         self._ledger.write(plan.record)
         begun: set[CutPartition] = set()
         try:
-            self._pods.refuse_two_servers(claim)
+            self._pods.refuse_two_servers(plan.record, pods)  # others may have come meanwhile
             self._carry_out(plan.record, begun)
             if instances := self._partitions.of(plan):
                 plan = plan.settled(instances)
@@ -211,11 +218,18 @@ class Preparer:
             self._ledger.write(
                 replace(plan.record, prepared=prepared, spec=text, documents=tuple(documents))
             )
-        except DriverError:
+        except (DriverError, PodsNeeded):
             # The first error is reported.
             self._quietly(plan.record, partial(self._give_up, plan.record, begun))
             raise
         return prepared
+
+    def _planned(
+        self, claim: Claim, offer: Offer, wanted: Collection[str], pods: Pods | None
+    ) -> Plan:
+        plan = self._planner.plan(claim, offer, wanted, pods)
+        self._pods.refuse_two_servers(plan.record, pods)
+        return plan
 
     def _documents(self, plan: Plan) -> Sequence[Document]:
         return documents_of(plan, self._names.driver, self._files.metadata_directory)

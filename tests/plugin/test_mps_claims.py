@@ -49,6 +49,11 @@ def part(name="claim", device="gpu-0", *, pods=""):
     return Claim(ref(name), (fraction("20Gi", device, cores="30"),), (), tuple(map(pod, pods)))
 
 
+def two_fractions(name="claim", *, pods=""):
+    requests = (fraction("10Gi", "gpu-0", "a"), fraction("10Gi", "gpu-1", "b"))
+    return Claim(ref(name), requests, (MPS,), tuple(map(pod, pods)))
+
+
 def two_requests(name="claim", *, pods=""):
     requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
     return Claim(ref(name), requests, (MPS,), tuple(map(pod, pods)))
@@ -287,8 +292,49 @@ def test_pods_that_are_gone_and_others_of_their_name_need_nothing(world):
 
     world.prepare(two_requests(pods="opq"))
 
-    assert world.pods.read_names == ["o", "p", "q"]
+    assert sorted(world.pods.read_names) == ["o", "p", "q"]
     assert len(world.node.spaces) == 2
+
+
+def test_the_pods_of_a_claim_are_read_side_by_side(world):
+    together = threading.Barrier(3)
+    read = world.pods.read
+
+    def read_together(namespace, name):
+        together.wait(30)
+        return read(namespace, name)
+
+    world.pods.read = read_together
+    world.run(*(pod_spec(name, container("x", ("claim", ""))) for name in "opq"))
+
+    world.prepare(two_requests(pods="opq"))
+
+    assert sorted(world.pods.read_names) == ["o", "p", "q"]
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        pytest.param(two_fractions(pods="p"), id="what it gets depends on them"),
+        pytest.param(part(pods="p"), id="another claim is on a server"),
+    ],
+)
+def test_while_pods_are_read_other_claims_get_the_same_gpu(world, claim):
+    world.prepare(part("other", "gpu-1", pods="q"))
+    world.run(pod_spec("p", container("x", ("claim", ""))))
+    read, beside = world.pods.read, []
+
+    def read_meanwhile(namespace, name):
+        world.pods.read = read
+        beside.append(world.prepare(turns("beside", memory="1Gi")))
+        return read(namespace, name)
+
+    world.pods.read = read_meanwhile
+
+    world.prepare(claim)
+
+    assert beside
+    assert len(world.ledger.records()) == 3
 
 
 def test_several_requests_wait_for_a_pod_that_is_there(world):
@@ -389,15 +435,20 @@ def test_a_claim_without_mps_whose_pod_may_not_be_read_is_told_why_it_has_to_be(
 
 
 class MeetingLedger(Ledger):
-    """Two claims go on from their first record together."""
+    """Two claims come to their first record together, and go on from it together."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.both = threading.Barrier(2, timeout=5)
+        self.both = threading.Barrier(2, timeout=30)
+        self.met = set()
 
     def write(self, record):
+        is_first = record.claim not in self.met
+        self.met.add(record.claim)
+        if is_first:
+            self.both.wait()
         super().write(record)
-        if not record.completed:
+        if is_first:
             self.both.wait()
 
 
