@@ -81,12 +81,18 @@ def doctor(settings: DoctorSettings, ask: Ask = ask_agent) -> int:
 
 
 def run_checks(checks: Iterable[Check], deadline_seconds: float = _SECONDS) -> Iterator[Finding]:
-    """All of them, whatever one of them runs into; each ends in time."""
+    """All of them, whatever one of them runs into; each ends in time. What several run into is told
+    once."""
+    told: dict[str, str] = {}
     for what, check in checks:
         worker = Worker(f"doctor: {what}")
         try:
             yield from worker.submit(what, partial(_made, check), deadline_seconds).result()
         except DriverError as e:
+            first = told.setdefault(str(e), what)
+            if first != what:
+                yield skip(what, f"cannot be looked at, for the same reason as {first}")
+                continue
             yield fail(what, f"cannot be looked at: {e}", "mend this first, then ask again")
         except Exception as e:
             log.exception("a check broke", extra={"check": what})

@@ -332,6 +332,19 @@ def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
     assert "a check broke" in caplog.text
 
 
+def test_what_several_checks_run_into_is_told_once():
+    def locked():
+        raise NodeError("the ledger is locked")
+
+    def lost():
+        raise NodeError("the disk is gone")
+
+    found = list(run_checks([("a", locked), ("b", lost), ("c", locked)]))
+
+    assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.SKIP]
+    assert found[2].found == "cannot be looked at, for the same reason as a"
+
+
 def of(found, what):
     return [one for one in found if one.what == what]
 
