@@ -146,6 +146,9 @@ class GpuRules(Strict):
     time_slice_interval: (
         Annotated[Literal["WholeGPUs", "Any"], _one_of("WholeGPUs", "Any")] | None
     ) = None  # whose claims may set it
+    mps_server: (
+        Annotated[Literal["PerNamespace", "Shared"], _one_of("PerNamespace", "Shared")] | None
+    ) = None  # who shares a server, with drivers before 615
     shares: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = None
     memory: Memory = Memory()
     memory_guard: MemoryGuard = MemoryGuard()

@@ -58,6 +58,10 @@ class Server:
         return self._state.daemon.gpus
 
     @property
+    def protocol(self) -> int:
+        return self._state.daemon.protocol
+
+    @property
     def is_well(self) -> bool:
         return not self._state.condemned and not self._health.trouble
 
@@ -81,6 +85,9 @@ class Server:
     def find(self, name: SpaceName) -> Kept | None:
         return self._state.find(name)
 
+    def serves(self, name: SpaceName) -> bool:
+        return any(one.space.name == name for one in self._state.served)
+
     def status(self) -> MpsServer:
         state, trouble = self._state, self._health.trouble
         reason = "; ".join(dict.fromkeys(one for one in (state.condemned, trouble) if one))
@@ -93,6 +100,7 @@ class Server:
             spaces=state.served,
             clients=self._health.clients,
             restarts=state.restarts,
+            tenant=state.tenant,
         )
 
     def seconds_to_wait(self) -> float | None:
@@ -146,7 +154,8 @@ class Server:
                 self._daemons.terminate(self._state.daemon, pids)
         except Wedged as e:
             self.look(0)  # how many are lost
-            self._condemn(f"a client could not be ended: {e}")
+            log.warning("clients do not end", extra={"server": self.name, "error": str(e)})
+            self._condemn("a client could not be ended")  # whose, is no business of the others
             return False
         return True
 
@@ -233,11 +242,19 @@ class Server:
 
     def _restart(self, more: Space | None = None) -> None:
         """End what is left of it and start it with what was served, in the same directory:
-        containers have it mounted."""
+        containers have it mounted.
+
+        Only protocol 3 serves several tenants: where there is no more of that, they have to come to
+        servers of their own.
+        """
         old = self._state.daemon
         # Containers have what their protocol needs; a driver that is older by now has no other.
         protocol = min(old.protocol, self._daemons.protocol())  # without a driver nothing is ended
         self._daemons.end(old)
+        if protocol < old.protocol:
+            self._book.write(self._state.without_tenants())
+            if not self._state.served:
+                return self._end()
         spaces = tuple(one.space for one in self._state.served)
         most = mps_servers.most((*spaces, more) if more else spaces)
         daemon = replace(
@@ -275,7 +292,8 @@ class Server:
             return
         self.look(0)
         if self._health.clients or self._health.trouble:
-            busy = ", ".join(str(one.pid) for one in self._health.clients) or self._health.trouble
+            number = len(self._health.clients)
+            busy = f"{number} now" if number else self._health.trouble
             raise NodeError(
                 f"the MPS server over {', '.join(space.gpus)} gives a client at most "
                 f"{mps_servers.said(most)}, and claim {space.claim} wants "

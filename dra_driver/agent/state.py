@@ -31,7 +31,6 @@ from dra_driver.model.mps import (
     ServerName,
     Space,
     SpaceName,
-    server_name,
 )
 from dra_driver.node.mps import wire
 from dra_driver.node.mps.daemon import Daemon
@@ -106,6 +105,16 @@ class ServerState:
         spare = self.spare if self.spare and self.spare.directory else None
         return replace(self, spaces=spaces, spare=spare)
 
+    @property
+    def tenant(self) -> str:
+        """Whose they all are; empty: several tenants have one."""
+        tenants = {one.space.tenant for one in self.spaces}
+        return tenants.pop() if len(tenants) == 1 else ""
+
+    def without_tenants(self) -> "ServerState":
+        """Without the spaces of those who share no server of protocol 2."""
+        return replace(self, spaces=tuple(one for one in self.spaces if not one.space.tenant))
+
     def named(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
         """With the spaces that they are in, in place of namespaces."""
         names = {one.namespace: one.space.name for one in self.spaces if one.namespace}
@@ -124,12 +133,11 @@ def new_token() -> str:
     return secrets.token_hex(16)
 
 
-def new_state(space: Space, protocol: int, mps_dir: str) -> ServerState:
+def new_state(name: ServerName, space: Space, protocol: int, mps_dir: str) -> ServerState:
     """A server over the GPUs of *space*, in which nothing is.
 
     It has them in the order of the space: by that its clients count them, in limits too.
     """
-    name = server_name(space.gpus)
     daemon = Daemon(name, space.gpus, protocol, f"{mps_dir}/{name}", new_token(), most([space]))
     return ServerState(daemon)
 

@@ -86,26 +86,51 @@ class Supervisor:
 
     def serve(self, space: Space) -> Served:
         """Serve *space*; the same again is the same answer. If it fails, everything is undone."""
-        name, limits = server_name(space.gpus), self._tools.limits
+        limits = self._tools.limits
         with (
             request(limits.serve, limits.undoing),
             self._of_space.hold([space.name], within(_SERVE_SECONDS)),
-            self._changing(name, _SERVE_SECONDS),
         ):
-            holder = self._holder(space.name)
-            if holder is not None:
-                _refuse_other(holder, space)
-            server = self._servers.get(name)
-            if server is not None:
-                self._put_right(server)
-            if server is not None and not server.gone:
-                return server.serve(space)
-            protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
-            self._leftovers.take_away(name)
-            server = Server(new_state(space, protocol, self._tools.directory), self._tools)
-            with self._guard:
-                self._servers[name] = server
-            return server.start(space)
+            served = None
+            while served is None:  # at most once for each server of these GPUs
+                name = self._server_of(space)
+                with self._changing(name, _SERVE_SECONDS):
+                    served = self._serve(space, name)
+            return served
+
+    def _serve(self, space: Space, name: ServerName) -> Served | None:
+        """None: it belongs in another server by now."""
+        holder = self._holder(space.name)
+        if holder is not None:
+            _refuse_other(holder, space)
+        server = self._servers.get(name)
+        if server is not None:
+            self._put_right(server)
+        if server is not None and not server.gone:
+            return server.serve(space)
+        if server is not None and self._server_of(space) != name:
+            return None
+        protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
+        self._leftovers.take_away(name)
+        server = Server(new_state(name, space, protocol, self._tools.directory), self._tools)
+        with self._guard:
+            self._servers[name] = server
+        return server.start(space)
+
+    def _server_of(self, space: Space) -> ServerName:
+        """The one that serves it already, else the one in which it belongs: of protocol 2, that is
+        its tenant's own."""
+        holder = self._holder(space.name)
+        if holder is not None and holder.serves(space.name):
+            return holder.name
+        name = server_name(space.gpus)
+        if not space.tenant:
+            return name
+        everybodys = self._servers.get(name)
+        protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
+        if everybodys is not None:
+            protocol = min(protocol, everybodys.protocol)
+        return server_name(space.gpus, space.tenant) if protocol == 2 else name
 
     def release(self, name: SpaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""

@@ -35,6 +35,7 @@ def server_document(server: MpsServer, uses: MpsUses) -> dict[str, Any]:
         "name": server.name,
         "gpus": list(server.gpus),
         "protocol": server.protocol,
+        "namespace": server.tenant or None,
         "ready": server.ready,
         "reason": server.reason,
         "restarts": server.restarts,

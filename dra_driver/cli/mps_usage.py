@@ -3,7 +3,7 @@
 The limits are what the ledger says. Who runs there is known while the agent answers.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dra_driver.cli.mps_devices import spaces_of_device
@@ -18,9 +18,9 @@ from dra_driver.model.mps import (
     ServerName,
     Space,
     SpaceName,
-    server_name,
 )
 from dra_driver.plan.mps_clients import clients_of, owners
+from dra_driver.plan.mps_watch import server_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,9 @@ class Told:
     pods: Mapping[int, PodUid] = field(default_factory=dict)  # of clients, where that was found out
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)  # by process
 
-    def server(self, gpus: Iterable[GpuUuid]) -> MpsServer | None:
-        name = server_name(gpus)
-        servers = self.status.servers if self.status else ()
-        return next((one for one in servers if one.name == name), None)
+    def server(self, space: Space) -> MpsServer | None:
+        """The one that serves it."""
+        return server_of(space.name, self.status) if self.status else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class SpaceUse:
     space: Space
     gpu: GpuUuid
     served: Served | None = None  # None: the agent does not serve it, or was not asked
+    server: ServerName | None = None  # that serves it
     lost: bool = False  # the agent was asked, and does not serve a claim that is prepared
     clients: tuple[int, ...] | None = None  # by the host's numbers; None: not known
     used_bytes: int | None = None  # by its clients on this GPU; None: not known
@@ -58,10 +58,6 @@ class SpaceUse:
             return self.space.allowance.memory_bytes
         limits = dict(zip(self.space.gpus, self.space.memory_bytes, strict=False))
         return limits.get(self.gpu)
-
-    @property
-    def server(self) -> ServerName:
-        return server_name(self.space.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +104,16 @@ class MpsUses:
         )
 
     def _use(self, record: Record, space: Space, gpu: GpuUuid) -> SpaceUse:
-        server, served = self.told.server(space.gpus), self._served(space)
+        server, served = self.told.server(space), self._served(space)
         if server is None or served is None:
             return SpaceUse(space, gpu, lost=record.completed and self.told.status is not None)
         pids = clients_of({space.name}, owners(server, self._users(), self.told.pods))
         clients = None if pids is None else tuple(sorted(pids))
-        return SpaceUse(space, gpu, served, clients=clients, used_bytes=self._used(gpu, clients))
+        used = self._used(gpu, clients)
+        return SpaceUse(space, gpu, served, server.name, clients=clients, used_bytes=used)
 
     def _served(self, space: Space) -> Served | None:
-        server = self.told.server(space.gpus)
+        server = self.told.server(space)
         served = server.spaces if server else ()
         return next((one for one in served if one.space.name == space.name), None)
 
@@ -155,6 +152,7 @@ def server_words(server: MpsServer) -> str:
     words = (
         f"protocol {server.protocol}",
         "ready" if server.ready else f"not ready: {server.reason or 'it does not say why'}",
+        f"of namespace {server.tenant}" if server.tenant and server.protocol == 2 else "",
         f"over {len(server.gpus)} GPUs" if len(server.gpus) > 1 else "",
         _counted(number),
         again if server.restarts else "",

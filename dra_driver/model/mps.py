@@ -3,32 +3,34 @@
 A *space* is what a claim has of a server: its own limits, and a pipe directory that leads to it.
 With protocol 3 of CUDA's Multi-Process Service it is a namespace, whose limits the server holds;
 with protocol 2 all spaces of a server are one place, and the limits are in the environment of the
-claim's containers.
+claim's containers: so tenants that do not trust each other have servers of their own.
 """
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NewType
+from typing import Final, NewType
 
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import GpuUuid
 
 SpaceName = NewType("SpaceName", str)  # [a-z0-9_]{1,64}; one per claim and set of its GPUs
-ServerName = NewType("ServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs
+ServerName = NewType("ServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs and tenant
 
 ALL_CORES = 100  # percent
+PROTOCOL_3_FROM: Final = 615  # the driver's major version
 
 
-def server_name(gpus: Iterable[GpuUuid]) -> ServerName:
+def server_name(gpus: Iterable[GpuUuid], tenant: str = "") -> ServerName:
     """What the server over these GPUs is called, in whatever order they come: short, because it is
-    part of the paths of sockets.
+    part of the paths of sockets. *tenant*: whom it is for; empty: everybody.
 
     >>> server_name([GpuUuid("GPU-1"), GpuUuid("GPU-0")]) == server_name(["GPU-0", "GPU-1"])
     True
     """
-    digest = hashlib.sha256(",".join(sorted(gpus)).encode()).hexdigest()
+    whose = f"/{tenant}" if tenant else ""
+    digest = hashlib.sha256((",".join(sorted(gpus)) + whose).encode()).hexdigest()
     return ServerName(f"s{digest[:12]}")
 
 
@@ -54,6 +56,9 @@ class Space:
     *memory_bytes* has one entry for each of *gpus*. A server of protocol 3 holds one value for all
     of them, the smallest; protocol 2 has the environment for each, and *most* as the server's
     default: the most that one claim can have by the rules of the node.
+
+    *tenant*: the Kubernetes namespace with which alone it shares a server of protocol 2; empty:
+    with everybody who says so.
     """
 
     name: SpaceName
@@ -63,6 +68,7 @@ class Space:
     memory_bytes: tuple[int | None, ...] = ()  # whole MiB; empty: no limit on any
     priority: Priority = Priority.NORMAL
     most: Allowance = Allowance()
+    tenant: str = ""
 
     @property
     def allowance(self) -> Allowance:
@@ -101,6 +107,7 @@ class MpsServer:
     spaces: tuple[Served, ...] = ()
     clients: tuple[MpsClient, ...] = ()
     restarts: int = 0
+    tenant: str = ""  # the Kubernetes namespace that it is for; empty: several
 
 
 @dataclass(frozen=True, slots=True)

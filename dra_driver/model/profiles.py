@@ -32,6 +32,13 @@ class Tenants(StrEnum):
     USER_NAMESPACES = "UserNamespaces"  # pods with hostUsers: false only
 
 
+class MpsServers(StrEnum):
+    """Who shares an MPS server of protocol 2, whose clients share memory with it and each other."""
+
+    PER_NAMESPACE = "PerNamespace"  # of Kubernetes: each has servers of its own
+    SHARED = "Shared"  # everybody, of any namespace
+
+
 @dataclass(frozen=True, slots=True)
 class MigRules:
     """What becomes of a GPU that can be cut into partitions. Those that exist are always offered.
@@ -74,6 +81,7 @@ class Rules:
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
     tenants: Tenants = Tenants.ANY
     fractions_set_interval: bool = False  # a GPU has one interval, also for all other claims on it
+    mps_servers: MpsServers = MpsServers.PER_NAMESPACE
     mig: MigRules = MigRules()
     without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 

@@ -15,7 +15,7 @@ from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.mig import Instance
 from dra_driver.model.mps import ALL_CORES, Allowance, Space, SpaceName
 from dra_driver.model.offer import Device, Replica, Sliceable
-from dra_driver.model.profiles import Tenants
+from dra_driver.model.profiles import MpsServers, Tenants
 from dra_driver.model.steps import ServeMps
 from dra_driver.model.uuids import GpuUuid
 from dra_driver.plan.amounts import Amount
@@ -177,7 +177,13 @@ def _space(claim: Claim, parts: Sequence[Part]) -> Space:
         tuple(_sum(its) for its in by_gpu.values()),
         max(part.sharing.priority for part in parts),
         _most([part.grant.device for part in parts]),
+        claim.ref.namespace if _has_servers_of_its_own(parts) else "",
     )
+
+
+def _has_servers_of_its_own(parts: Iterable[Part]) -> bool:
+    """With protocol 3 a server keeps its spaces apart, and the agent puts all into one."""
+    return any(part.device.rules.mps_servers is MpsServers.PER_NAMESPACE for part in parts)
 
 
 def _sum(its: Sequence[ByMps]) -> int | None:

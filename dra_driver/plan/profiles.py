@@ -16,6 +16,7 @@ from dra_driver.model.profiles import (
     Entry,
     Guard,
     GuardPolicy,
+    MpsServers,
     Profile,
     Rules,
     Selection,
@@ -42,6 +43,7 @@ _FOR_FRACTIONS = (
     "memory_limit",
     "time_slice_interval",
 )
+_FOR_MPS = ("mps_tenants", "mps_server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +170,12 @@ def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
             f"{path}.defaultStrategy: {entry.default_strategy} is not among "
             f"{path}.strategies: {', '.join(allowed)}"
         )
-    if entry.mps_tenants and allowed and Strategy.MPS not in allowed:
-        yield (
-            f"{path}.mpsTenants: has no effect where MPS is not among {path}.strategies; add "
-            "it, or remove this"
-        )
+    if allowed and Strategy.MPS not in allowed:
+        for name in _in_order(entry.model_fields_set & set(_FOR_MPS)):
+            yield (
+                f"{path}.{_written(name)}: has no effect where MPS is not among "
+                f"{path}.strategies; add it, or remove this"
+            )
     if entry.time_slice_interval and allowed and Strategy.TIME_SLICING not in allowed:
         yield (
             f"{path}.timeSliceInterval: has no effect where TimeSlicing is not among "
@@ -235,6 +238,7 @@ def _rules(entry: GpuRules) -> Rules:
         "default_strategy": default and Strategy(default),
         "tenants": entry.mps_tenants and Tenants(entry.mps_tenants),
         "fractions_set_interval": entry.time_slice_interval and entry.time_slice_interval == "Any",
+        "mps_servers": entry.mps_server and MpsServers(entry.mps_server),
         "shares": entry.shares,
         "memory_least": _bytes(entry.memory.least),
         "memory_step": _bytes(entry.memory.step),

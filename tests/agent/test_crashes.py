@@ -24,9 +24,12 @@ SPACES = [
     space("c_5", ONE, percent=10, most=most(80)),
     space("c_6", INSTANCE, percent=40, mib=2048, most=most(80, 4096)),
     space("c_7", INSTANCE, percent=60, mib=1024, most=most(80, 4096)),
+    space("c_8", ONE, percent=10, mib=512, most=most(80, 8192), tenant="a"),
+    space("c_9", ONE, percent=10, mib=512, most=most(80, 8192), tenant="b"),
+    space("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
 ]
 ANY = st.sampled_from(SPACES)
-SERVERS = sorted({server_name(one.gpus) for one in SPACES})
+SERVERS = sorted({server_name(one.gpus, whose) for one in SPACES for whose in ("", one.tenant)})
 DYING = st.none() | st.integers(0, 25)
 
 
@@ -106,11 +109,11 @@ class Node(RuleBasedStateMachine):
     @rule(of=ANY)
     def client(self, of):
         self.pid += 1
-        if any(
-            one.daemon.name == server_name(of.gpus) for one in self.host.daemons.running.values()
-        ):
+        apart = self.newest == 2 or of.gpus == (INSTANCE,)
+        name = server_name(of.gpus, of.tenant if apart else "")
+        if any(one.daemon.name == name for one in self.host.daemons.running.values()):
             namespace = self.host.namespaces(self.agent).get(of.name, "default")
-            self.host.daemons.connect(server_name(of.gpus), self.pid, namespace)
+            self.host.daemons.connect(name, self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
     def trouble(self, name, how):
@@ -148,6 +151,12 @@ class Node(RuleBasedStateMachine):
     def no_two_daemons_have_one_directory(self):
         names = [one.daemon.name for one in self.host.daemons.running.values()]
         assert len(names) == len(set(names))
+
+    @invariant()
+    def tenants_share_no_server_of_protocol_2(self):
+        for server in self.agent.status().servers:
+            if server.protocol == 2:
+                assert len({one.space.tenant for one in server.spaces}) <= 1
 
     @invariant()
     def what_was_promised_is_promised_still(self):
@@ -239,7 +248,7 @@ def survives(host, dies_in):
 
 def an_instance_that_is_cut_and_removed(host, agent):
     """While claims share it, and one beside them its GPU's neighbour."""
-    first, second = SPACES[6:]
+    first, second = SPACES[6:8]
     agent.serve(first)
     agent.serve(SPACES[0])
     agent.serve(second)
@@ -260,7 +269,7 @@ def test_killed_at_any_point_an_instance_is_free_once_its_spaces_were_released()
             except Killed:
                 killed, agent = True, host.agent()
             host.fate.dies_in = None
-            for one in SPACES[6:]:
+            for one in SPACES[6:8]:
                 agent.release(one.name)
             assert not any(one.daemon.gpus == (INSTANCE,) for one in host.daemons.running.values())
             if not killed:

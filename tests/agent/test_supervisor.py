@@ -13,7 +13,7 @@ from dra_driver.errors import NodeError, NotAsked, TimedOut
 from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.mps import MpsClient, Priority, Space, SpaceName, server_name
-from tests.agent.conftest import ONE, OVER_ONE, TWO, Host, most, space
+from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, most, space
 
 NAME = OVER_ONE
 
@@ -588,7 +588,7 @@ def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
     agent.serve(space("c_1", percent=30, most=most(30)))
     host.connect(agent, 71, "c_1")
 
-    with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(71\)"):
+    with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(1 now\)"):
         agent.serve(space("c_2", percent=60, most=most(60)))
 
     assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
@@ -604,6 +604,100 @@ def test_an_older_driver_takes_over_what_a_newer_one_served(host, agent):
 
     (served,) = agent.status().spaces()
     assert (served.protocol, served.pipe_directory) == (2, f"{host.directory}/{NAME}/pipe")
+
+
+def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_together(host, agent):
+    everybodys, mine, others = space("c_1"), space("c_2", tenant="a"), space("c_3", tenant="b")
+    for one in (everybodys, mine, others):
+        agent.serve(one)
+    host.daemons.kill(NAME)
+    host.daemons.newest = 2
+
+    host.pass_time(agent, 5)
+    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+    (incident,) = agent.status().incidents
+    assert incident.spaces == ("c_1", "c_2", "c_3"), "their pods are told"
+
+    assert len({agent.serve(one).pipe_directory for one in (everybodys, mine, others)}) == 3
+
+
+def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(host, agent):
+    mine = space("c_1", tenant="a")
+    agent.serve(mine)
+    host.daemons.kill(NAME)
+    host.daemons.newest = 2
+
+    assert agent.serve(mine).protocol == 2
+    assert [one.name for one in agent.status().servers] == [server_name([ONE], "a")]
+
+
+def test_with_protocol_3_one_server_has_the_tenants_apart(agent):
+    served = [agent.serve(space(f"c_{tenant}", tenant=tenant)) for tenant in ("", "a", "b")]
+
+    (server,) = agent.status().servers
+    assert (server.name, server.tenant) == (NAME, "")
+    assert len({one.pipe_directory for one in served}) == 3
+
+
+@pytest.mark.parametrize("gpu", [ONE, INSTANCE])
+def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mps_dir, gpu):
+    host = Host(mps_dir, newest=2 if gpu == ONE else 3)
+    agent = host.agent()
+    wanted = [
+        space(f"c_{number}", gpu, percent=10, tenant=tenant)
+        for number, tenant in enumerate(["", "", "a", "a", "b"])
+    ]
+
+    served = [agent.serve(one) for one in wanted]
+
+    names = [server_name([gpu], one.tenant) for one in wanted]
+    assert [one.pipe_directory for one in served] == [f"{mps_dir}/{one}/pipe" for one in names]
+    assert [one.shm_directory for one in served] == [f"{mps_dir}/{one}/shm" for one in names]
+    found = {one.name: (one.tenant, len(one.spaces)) for one in agent.status().servers}
+    assert found == {names[0]: ("", 2), names[2]: ("a", 2), names[4]: ("b", 1)}
+
+    again = host.agent()
+    again.look_after()
+    assert [again.serve(one) for one in wanted] == served
+    for one in wanted:
+        again.release(one.name)
+    assert host.left() == []
+
+
+def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
+    host = Host(mps_dir, newest=2)
+    agent = host.agent()
+    agent.serve(space("c_1", percent=30, tenant="a", most=most(30)))
+    host.daemons.connect(server_name([ONE], "a"), 71, "c_1")
+
+    agent.serve(space("c_2", percent=60, tenant="b", most=most(60)))
+
+    host.seconds += 2
+    assert {one.tenant: len(one.clients) for one in agent.status().servers} == {"a": 1, "b": 0}
+    assert agent.status().incidents == ()
+
+
+def test_after_a_newer_driver_came_a_tenant_does_not_join_what_others_share_by_protocol_2(mps_dir):
+    host = Host(mps_dir, newest=2)
+    agent = host.agent()
+    shared = agent.serve(space("c_1"))
+    host.daemons.newest = 3
+
+    mine = agent.serve(space("c_2", tenant="a"))
+
+    assert mine.protocol == 3
+    assert agent.serve(space("c_1")) == shared
+    assert {one.name for one in agent.status().servers} == {NAME, server_name([ONE], "a")}
+
+
+def test_who_is_told_that_a_client_does_not_end_is_not_told_whose(host, agent):
+    agent.serve(space())
+    host.connect(agent, 71, "c_1")
+    host.daemons.of(NAME).hanging = True
+
+    agent.terminate(space().name, [71])
+
+    assert [one.reason for one in agent.status().incidents] == ["a client could not be ended"]
 
 
 def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
@@ -834,7 +928,7 @@ def test_a_server_has_its_gpus_in_the_order_in_which_containers_see_them():
     later, earlier = GpuUuid("GPU-b"), GpuUuid("GPU-a")
     wanted = Space(SpaceName("c_0"), ClaimUid("u"), (later, earlier), 50, (1 << 30, 2 << 30))
 
-    daemon = new_state(wanted, 2, "/run/m").daemon
+    daemon = new_state(NAME, wanted, 2, "/run/m").daemon
 
     assert daemon.gpus == (later, earlier)
-    assert daemon.name == server_name((earlier, later))
+    assert server_name((earlier, later)) == server_name((later, earlier))

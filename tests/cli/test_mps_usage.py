@@ -94,6 +94,12 @@ def test_a_prepared_claim_that_the_agent_does_not_serve_is_told():
         pytest.param({}, "protocol 3, ready, no clients", id="idle"),
         pytest.param({"protocol": 2, "clients": [7]}, "protocol 2, ready, 1 client", id="older"),
         pytest.param(
+            {"protocol": 2, "tenant": "a"},
+            "protocol 2, ready, of namespace a, no clients",
+            id="of a namespace",
+        ),
+        pytest.param({"tenant": "a"}, "protocol 3, ready, no clients", id="of everybody"),
+        pytest.param(
             {"ready": False, "reason": "Fault", "restarts": 1},
             "protocol 3, not ready: Fault, no clients, restarted once",
             id="ill",
@@ -173,6 +179,7 @@ def test_json_has_the_servers_and_whose_they_are():
             "name": SERVER,
             "gpus": [GPU.uuid],
             "protocol": 3,
+            "namespace": None,
             "ready": True,
             "reason": "",
             "restarts": 1,
@@ -191,8 +198,8 @@ def test_json_says_what_it_does_not_know():
     assert not_asked["mpsAgent"] == {"answers": None, "problem": ""}
     for found in (down, not_asked):
         mps = found["claims"][0]["devices"][0]["mps"]
-        assert (mps["percent"], mps["server"]) == (30, SERVER)
-        assert {mps[key] for key in ("clients", "protocol", "pipeDirectory")} == {None}
+        assert mps["percent"] == 30
+        assert {mps[key] for key in ("clients", "protocol", "pipeDirectory", "server")} == {None}
 
 
 def test_each_gpu_has_the_limit_that_is_its_own():

@@ -18,6 +18,7 @@ from dra_driver.model.mps import (
     server_name,
 )
 from dra_driver.plan.mps_servers import protocol_over
+from dra_driver.plan.mps_watch import server_of
 
 _LEGAL = re.compile("[a-z0-9_]{1,64}")
 
@@ -42,8 +43,8 @@ class FakeMpsAgent:
         self._answer()
         if not _LEGAL.fullmatch(space.name):
             raise NodeError(f"{space.name!r} is no name of a space: [a-z0-9_]{{1,64}}")
-        name = server_name(space.gpus)
         protocol = protocol_over(space.gpus, self.protocol)
+        name = server_name(space.gpus, space.tenant if protocol == 2 else "")
         server = self._servers.get(name, MpsServer(name, space.gpus, protocol, ready=True))
         for served in server.spaces:
             if served.space.name == space.name:
@@ -82,8 +83,8 @@ class FakeMpsAgent:
 
     def connect(self, pid: int, space: Space) -> None:
         """A process becomes a client. NodeError: nobody serves that space."""
-        server = self._servers.get(server_name(space.gpus))
-        if server is None or space.name not in {one.space.name for one in server.spaces}:
+        server = server_of(space.name, MpsStatus(tuple(self._servers.values())))
+        if server is None:
             raise NodeError(f"space {space.name} is not served")
         client = MpsClient(pid, space.name if server.protocol > 2 else None)
         kept = (one for one in server.clients if one.pid != pid)

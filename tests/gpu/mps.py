@@ -72,10 +72,10 @@ class Host:
         agent.recover()
         return agent
 
-    def space(self, number: int, percent: int, memory: int) -> Space:
+    def space(self, number: int, percent: int, memory: int, tenant: str = "") -> Space:
         claim = ClaimUid(f"5b6ffb0e-5d6a-4a3b-9e0b-{number:012x}")
         name = SpaceName(f"c_{number:024x}")
-        return Space(name, claim, (self.gpu,), percent, (memory,))
+        return Space(name, claim, (self.gpu,), percent, (memory,), tenant=tenant)
 
     def client(self, served: Served, **changes: str | None) -> Program:
         """A program in a container of that claim, but for *changes* of variables (None: it has

@@ -198,6 +198,29 @@ def test_a_limit_for_a_gpu_that_is_not_seen_leaves_the_multiprocessors_limited(
     assert is_about(strange.found["multiprocessors"], 25, all_of_it)
 
 
+def test_two_namespaces_have_a_daemon_each_on_one_gpu(all_of_it, host, report):
+    """With protocol 2: whether two daemons serve one GPU side by side is not documented."""
+    one, other = (
+        host.agent.serve(host.space(number, 50, 2 * GIB, tenant=f"team-{number}"))
+        for number in (1, 2)
+    )
+    first, second = client(host, one), client(host, other)
+
+    servers = host.agent.status().servers
+    assert len(servers) == (2 if host.protocol == 2 else 1)
+    assert one.pipe_directory != other.pipe_directory
+    for program in (first, second):
+        assert program.ask("compute") == ""
+        assert is_about(program.found["multiprocessors"], 50, all_of_it)
+        assert program.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
+
+    host.agent.terminate(one.space.name, [first.pid])
+    said = second.ask("compute")
+    report([f"after a client of the other server was ended: {said or 'it computes'}"])
+    assert said == ""
+    assert host.agent.status().incidents == ()
+
+
 def test_ending_one_client_leaves_the_other(host, quarter, half, report):
     ended, other = client(host, quarter), client(host, half)
     both = {host.as_client(ended, quarter), host.as_client(other, half)}

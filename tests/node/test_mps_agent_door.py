@@ -88,6 +88,7 @@ def test_a_space_is_asked_for_in_whole(path, answering):
                 "memory_bytes": [],
                 "priority": 0,
                 "most": {"percent": 100, "memory_bytes": None},
+                "tenant": "",
             },
         }
     ]

@@ -483,6 +483,25 @@ def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothin
 
 
 @both
+def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(other_host, caplog):
+    """It may tell of clients of others than who has it started again."""
+    host = other_host
+    daemon, daemons = host.daemon(), host.daemons(BRIEF)
+    daemons.start(daemon, [host.space(0)])
+    daemons.end(daemon)
+    host.change(mps="fails")
+
+    with pytest.raises(NodeError) as told:
+        daemons.start(daemon, [host.space(0)])
+
+    assert "always fails" not in str(told.value)
+    assert "the log of the MPS agent has its last lines" in str(told.value)
+    (logged,) = (one.lines for one in caplog.records if hasattr(one, "lines"))
+    assert any("always fails" in line for line in logged)
+    daemons.stop(daemon)
+
+
+@both
 def test_a_daemon_that_dies_before_it_was_asked_does_not_start_and_leaves_nothing(other_host):
     host = other_host
     host.change(mps="dies")

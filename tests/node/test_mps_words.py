@@ -157,6 +157,46 @@ def test_what_is_no_list_of_clients_is_an_error():
         parse_clients("Server is not ready")
 
 
+FORGED = [
+    "hello",
+    ",,,,",
+    "99999999999999999999x,gpu,0,c_1,x",
+    "pid,server,device,namespace,command",
+    "command,namespace,device,server,pid",
+    "| Server | PID |",
+    '"',
+    "a\rb\0c\x0b\u2028d",
+    "x" * 200_000,
+]
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_process_whose_name_has_line_feeds_forges_no_fault_of_its_server(forged):
+    """For which all its clients would be ended."""
+    text = f"4711,gpu,0,c_1,a\n{forged}\n4712,gpu,0,c_2,b\n"
+
+    assert parse_clients(text) == (
+        MpsClient(4711, SpaceName("c_1")),
+        MpsClient(4712, SpaceName("c_2")),
+    )
+
+
+@given(st.lists(st.text(max_size=20), min_size=1))
+def test_whatever_processes_are_called_a_list_of_clients_is_one(names):
+    lines = [f"{pid},gpu,0,c_1,{name}" for pid, name in enumerate(names, 10**9)]
+    found = {one.pid for one in parse_clients("\n".join(lines))}
+
+    assert {10**9 + place for place in range(len(names))} <= found
+
+
+def test_what_a_daemon_says_of_others_is_not_told_with_the_error(caplog):
+    with pytest.raises(NodeError) as told:
+        parse_clients("who runs train.py of team-b?")
+
+    assert "train.py" not in str(told.value)
+    assert "train.py" in caplog.records[0].said
+
+
 @pytest.mark.parametrize(
     ("said", "same"),
     [

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.kubeletplugin.claims import Claim
+from dra_driver.model.devices import Version
 from dra_driver.model.holdings import Record
-from dra_driver.model.offer import EXCLUSIVE
-from dra_driver.model.profiles import Strategy
+from dra_driver.model.offer import EXCLUSIVE, Offer
+from dra_driver.model.profiles import MpsServers, Strategy
 from dra_driver.model.steps import ComputeMode, ServeMps, SetComputeMode
 from dra_driver.plan.gpu_settings import undo_settings
 from dra_driver.plan.prepare import plan_claim
@@ -19,8 +20,16 @@ TURNS = config(sharing={"strategy": "TimeSlicing"})
 MPS_ONLY = offer(strategies=(Strategy.MPS,), default_strategy=Strategy.MPS)
 
 
-def planned(*allocations, name="claim", others=(), configs=(MPS,), at=None, pods=()) -> Record:
-    claim = Claim(ref(name), allocations, configs)
+def planned(
+    *allocations,
+    name="claim",
+    others=(),
+    configs=(MPS,),
+    at=None,
+    pods=(),
+    namespace="default",
+) -> Record:
+    claim = Claim(ref(name, namespace=namespace), allocations, configs)
     return plan_claim(claim, at or offer(4), others, POOL, pods).record
 
 
@@ -117,6 +126,36 @@ def test_another_server_opens_the_gpu_that_one_had_alone():
         0: ComputeMode.DEFAULT,
         1: ComputeMode.EXCLUSIVE_PROCESS,
     }
+
+
+NEW = gpu(driver_version=Version(615, 71, 9))
+
+
+@pytest.mark.parametrize(("driver", "opens"), [(gpu(), True), (NEW, False)])
+def test_another_namespace_with_a_server_of_its_own_opens_the_gpu(driver, opens):
+    at = Offer(tuple(replace(one, gpu=driver) for one in MPS_ONLY.devices))
+    first = planned(fraction(), name="first", at=at)
+
+    second = planned(fraction(), others=(first,), at=at, namespace="other")
+
+    mode = ComputeMode.DEFAULT if opens else ComputeMode.EXCLUSIVE_PROCESS
+    assert modes(second) == {0: mode}
+    assert modes(planned(fraction(), others=(first,), at=at)) == {0: ComputeMode.EXCLUSIVE_PROCESS}
+    assert modes(planned(fraction(), others=(first, second), at=at)) == {0: mode}
+
+
+def test_where_the_profile_joins_namespaces_their_server_has_the_gpu_alone():
+    at = Offer(
+        tuple(
+            replace(one, rules=replace(one.rules, mps_servers=MpsServers.SHARED))
+            for one in MPS_ONLY.devices
+        )
+    )
+    first = planned(fraction(), name="first", at=at)
+
+    second = planned(fraction(), others=(first,), at=at, namespace="other")
+
+    assert modes(first) == modes(second) == {0: ComputeMode.EXCLUSIVE_PROCESS}
 
 
 def test_who_takes_turns_opens_it_too_and_who_looks_on_does_not():

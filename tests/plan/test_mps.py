@@ -12,7 +12,7 @@ from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import Claim, ShareId
 from dra_driver.model.mps import Allowance, Priority, Space
 from dra_driver.model.offer import Device, Offer, Replica, Sliceable
-from dra_driver.model.profiles import Rules, Tenants
+from dra_driver.model.profiles import MpsServers, Rules, Tenants
 from dra_driver.model.steps import ServeMps
 from dra_driver.plan.mps import PodsNeeded
 from dra_driver.plan.prepare import plan_claim
@@ -382,6 +382,13 @@ def test_a_server_over_two_gpus_is_for_no_single_replica():
     (space,) = spaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
 
     assert space.most == Allowance()
+
+
+def test_a_claims_namespace_has_a_server_of_its_own_unless_the_profile_joins_them():
+    shared = offer(mps_servers=MpsServers.SHARED)
+
+    assert [one.tenant for one in spaces(fraction())] == ["default"]
+    assert [one.tenant for one in spaces(fraction(), at=shared)] == [""]
 
 
 def test_the_name_of_a_space_is_the_same_whenever_it_is_planned_and_another_for_another_claim():

@@ -18,6 +18,7 @@ from dra_driver.model.profiles import (
     Guard,
     GuardPolicy,
     MigRules,
+    MpsServers,
     Profile,
     Rules,
     Selection,
@@ -186,6 +187,18 @@ def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(said, may):
 
 
 @pytest.mark.parametrize(
+    ("said", "servers"),
+    [
+        ({}, MpsServers.PER_NAMESPACE),
+        ({"mpsServer": "PerNamespace"}, MpsServers.PER_NAMESPACE),
+        ({"mpsServer": "Shared", "fractions": "Never"}, MpsServers.SHARED),
+    ],
+)
+def test_namespaces_have_mps_servers_of_their_own_unless_the_profile_joins_them(said, servers):
+    assert rules(**said).mps_servers is servers
+
+
+@pytest.mark.parametrize(
     ("entry", "expected"),
     [
         pytest.param(
@@ -259,10 +272,12 @@ def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(said, may):
             id="a default that is not allowed",
         ),
         pytest.param(
-            {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot"},
+            {"strategies": ["TimeSlicing"], "mpsTenants": "NonRoot", "mpsServer": "Shared"},
             [
                 "spec.gpus[0].mpsTenants: has no effect where MPS is not among "
-                "spec.gpus[0].strategies; add it, or remove this"
+                "spec.gpus[0].strategies; add it, or remove this",
+                "spec.gpus[0].mpsServer: has no effect where MPS is not among "
+                "spec.gpus[0].strategies; add it, or remove this",
             ],
             id="tenants of nothing",
         ),

@@ -12,7 +12,7 @@ from typing import Final
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
-from dra_driver.model.mps import Space, SpaceName
+from dra_driver.model.mps import PROTOCOL_3_FROM, Space, SpaceName
 from dra_driver.node.commands import Command, Run, run, run_into
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.mps import logs, shared_memory
@@ -33,7 +33,6 @@ __all__ = ["Daemon", "Daemons", "Look", "Patience", "check_directory"]
 
 log = logging.getLogger(__name__)
 
-_PROTOCOL_3_FROM: Final = 615
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
 _PATIENCE: Final = Patience()
 
@@ -88,7 +87,7 @@ class Daemons:
             return self._bring_up(daemon, spaces)
         except (NodeError, OSError) as e:
             kind = TimedOut if isinstance(e, TimedOut) else NodeError
-            said = f"{e}{logs.last_lines(daemon.log)}{self._undo(daemon, again)}"
+            said = f"{e}{_log_of(daemon, again)}{self._undo(daemon, again)}"
             raise kind(f"MPS server {daemon.name} does not start: {said}") from e
         except BaseException:
             self._undo(daemon, again)
@@ -181,7 +180,7 @@ class Daemons:
         logs.trim(daemon.log)
 
     def _look_for_protocol(self, driver: DriverFiles) -> int:
-        if driver_version(driver.version).major < _PROTOCOL_3_FROM:
+        if driver_version(driver.version).major < PROTOCOL_3_FROM:
             return 2
         return 3 if is_spoken(self._control, Deadline(self._patience.ask, PROGRAM)) else 2
 
@@ -297,6 +296,17 @@ class Daemons:
                 log.info("an MPS daemon does not quit", extra=extra)
         else:
             self._processes.wait(processes, within(self._patience.term, undoing=True))
+
+
+def _log_of(daemon: Daemon, again: bool) -> str:
+    """The last lines, for whoever had it started: of one that ran before they may tell of the
+    clients of others, and are for the administrator alone."""
+    lines = logs.last_lines(daemon.log)
+    if not again or not lines:
+        return lines
+    extra = {"server": daemon.name, "lines": lines.split("\n")[1:]}
+    log.warning("the last lines of an MPS daemon that does not start again", extra=extra)
+    return "; the log of the MPS agent has its last lines"
 
 
 def _within(daemon: Daemon, seconds: float) -> Deadline:

@@ -4,6 +4,7 @@ A daemon has one server here, whose namespaces are the spaces of claims. Nothing
 survives the daemon, besides what is in its configuration.
 """
 
+import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -21,6 +22,8 @@ from dra_driver.node.mps.daemon import SERVER, Daemon, Look
 from dra_driver.node.mps.deadlines import Deadline
 from dra_driver.node.mps.draining import End
 from dra_driver.node.mps.tables import percent, rows, size, size_text
+
+log = logging.getLogger(__name__)
 
 READY: Final = "ready"
 _ON_SERVER: Final = f"--server={SERVER}"
@@ -44,6 +47,7 @@ _UNKNOWN: Final = re.compile(
     r"|\bserver\b[^\n]{0,80}\b(?:not found|unknown|does not exist|doesn't exist)\b",
     re.IGNORECASE,
 )
+_SHOWN: Final = 1000  # characters of an answer, that is shown
 _ROUNDED: Final = 0.01  # of a limit: a daemon may write 4.88G for 5000M
 
 
@@ -252,28 +256,38 @@ def parse_namespaces(text: str) -> list[Namespace]:
             for row in rows(text, _NAMESPACE)
         ]
     except (KeyError, ValueError) as e:
-        raise NodeError(f"no list of MPS namespaces ({e!r}): {text.strip()!r}") from e
+        said = text.strip()[:_SHOWN]
+        raise NodeError(f"no list of MPS namespaces ({e!r}): {said!r}") from e
 
 
 def parse_clients(text: str) -> tuple[MpsClient, ...]:
     """Each once, on however many GPUs it is. NodeError: it is no list of clients.
 
-    A tenant can call its program anything, also by a name of several lines: what is behind the
-    first is no client.
+    A line begins with what the daemon says and ends with what a process is called, which may have
+    line feeds. So a line behind a client's that is none is more of that name, and no fault of the
+    daemon's, who would be started again for it.
     """
-    try:
-        found = enumerate(rows(text, _CLIENT))
-        clients = {_client(row) for place, row in found if not place or _is_whole(row)}
-        return tuple(sorted(clients, key=_by_number))
-    except (KeyError, ValueError) as e:
-        raise NodeError(f"no list of MPS clients ({e!r}): {text.strip()!r}") from e
+    found: set[MpsClient] = set()
+    for row in rows(text, _CLIENT):
+        try:
+            found.add(_client(row))
+        except (KeyError, ValueError) as e:
+            if not found:
+                raise _no_clients(text) from e
+    return tuple(sorted(found, key=_by_number))
 
 
-def _is_whole(row: Mapping[str, str]) -> bool:
-    return len(row) == len(_CLIENT) and row["pid"].isdecimal()
+def _no_clients(text: str) -> NodeError:
+    """Tenants are told of it, and what it says of others is for the administrator."""
+    extra = {"said": text[:_SHOWN]}
+    log.warning("an MPS daemon was asked for its clients, and answers otherwise", extra=extra)
+    return NodeError("no list of MPS clients: the log of the MPS agent has what it said")
 
 
 def _client(row: Mapping[str, str]) -> MpsClient:
+    """KeyError: it has fewer columns. ValueError: it has no number."""
+    if len(row) < len(_CLIENT):
+        raise KeyError(_CLIENT[-1])
     space = row["namespace"]
     return MpsClient(int(row["pid"]), None if space in ("", "-") else SpaceName(space))
 

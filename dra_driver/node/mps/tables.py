@@ -14,20 +14,20 @@ _NO_LIMIT: Final = frozenset({"", "-", "none", "unlimited", "n/a", "0"})
 
 def rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     """The lines of a list by the names of their *columns*, which are in this order unless a head
-    says otherwise; the last takes what commas it has.
+    in front says otherwise; the last takes what commas it has.
 
     >>> rows("4711,gpu,0,c_1,python a,b", ("pid", "server", "device", "namespace", "command"))
     [{'pid': '4711', 'server': 'gpu', 'device': '0', 'namespace': 'c_1', 'command': 'python a,b'}]
     >>> rows("| Pipe_Directory | Name |\\n+------+\\n| /p | x |", ("name", "pipe-directory"))
     [{'pipe-directory': '/p', 'name': 'x'}]
     """
-    found = []
+    found: list[dict[str, str]] = []
     names = list(columns)
-    for line in text.splitlines():
+    for line in text.split("\n"):  # no other character ends one: a process can be called so
         if not line.strip() or (_RULE.fullmatch(line) and "," not in line):
             continue
         cells = _cells(line)
-        if set(columns[:2]) <= {_plain(cell) for cell in cells}:
+        if not found and set(columns[:2]) <= {_plain(cell) for cell in cells}:
             names = [_plain(cell) for cell in cells]
             continue
         last = ",".join(cells[len(names) - 1 :])
