@@ -1,0 +1,75 @@
+"""A plugin as a process of its own, between a fake kubelet and a fake API server."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_driver.kubeletplugin.claims import ClaimRef
+from tests.fakes.api_server import ApiServer
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.poison import own_host
+from tests.fakes.values import POOL, claim, claim_document, ref
+
+Process = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def server() -> Iterator[ApiServer]:
+    with ApiServer() as server:
+        server.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": POOL}})
+        yield server
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A short path: names of sockets have to fit."""
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def start(server: ApiServer, home: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def run(**flags: str) -> Process:
+        arguments = {
+            "node-name": POOL,
+            "kubeconfig": str(server.kubeconfig(home / "kubeconfig")),
+            "kubelet-dir": str(home / "kubelet"),
+            "cdi-dir": str(home / "cdi"),
+            "host-root": str(own_host(home / "host")),
+            "mps-socket": str(home / "agent.sock"),
+            "sim": "h100x8",
+            **{name.replace("_", "-"): value for name, value in flags.items()},
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dra_driver", "kubelet-plugin"]
+            + [f"--{name}={value}" for name, value in arguments.items()],
+            stderr=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"]},
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def kubelet(home: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(home / "kubelet") as kubelet:
+        yield kubelet
+
+
+def put(server: ApiServer, *devices: str, name: str = "claim", **fields: object) -> ClaimRef:
+    """Put an allocated claim onto the API server."""
+    document = claim_document(claim(*devices, name=name, **fields))  # type: ignore[arg-type]
+    stored = server.put(document)
+    return ref(name, stored["metadata"]["uid"])
