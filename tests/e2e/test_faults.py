@@ -1,5 +1,6 @@
 """Things break while pods come and go: the plugin, the kubelet, the API server, the GPUs."""
 
+import os
 import random
 import signal
 import time
@@ -11,6 +12,7 @@ from tests.e2e.driver import LIMITING
 from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
 from tests.e2e.manifests import ANY_INTERVAL, claim, fraction, interval, on, pod, request, template
+from tests.fakes.disk import small_disk
 
 SMI = "nvidia-smi -L"
 
@@ -346,3 +348,49 @@ def test_a_claim_that_the_kubelet_forgot_is_taken_back(kube, driver):
     driver.start()
 
     wait("the forgotten record to go", lambda: not driver.claims(), 20)
+
+
+@pytest.fixture
+def small_plugin_disk(cluster, driver):
+    """The plugin's directory, on a small file system of its own. Its simulated host, which is not
+    the plugin's, is on another one."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    driver.stop()
+    with small_disk(driver.plugin_dir, "4m") as disk, small_disk(driver.host, "256m"):
+        driver.start()
+        yield disk
+        driver.stop_all()
+    driver.start()
+
+
+def test_on_a_full_disk_pods_end_also_after_the_plugin_was_killed(kube, driver, small_plugin_disk):
+    kube.apply(template("slow", config=[interval("Long")]))
+    names = [f"fills-{number}" for number in range(3)]
+    for name in names:
+        kube.apply(pod(name, template="slow"))
+    kube.wait_pods(names, "Running")
+    assert driver.intervals() == {"Long": 3, "Default": 5}
+
+    small_plugin_disk.fill()
+    kube.delete("Pod", names[0])
+    kube.wait_gone("Pod", names[0], seconds=120)
+    driver.kill()
+    driver.start()
+    for name in names[1:]:
+        kube.delete("Pod", name)
+
+    for name in names[1:]:
+        kube.wait_gone("Pod", name, seconds=120)
+    wait("every record to go", lambda: not driver.claims(), 120)
+    assert (driver.specs(), driver.metadata()) == ([], [])
+    assert driver.intervals() == {"Default": 8}
+    small_plugin_disk.fill()  # with what the pods that ended left free, too
+    kube.apply(pod("no-room", SMI, template="slow"))
+    wait(
+        "the pod to be told", lambda: "No space left on device" in str(kube.events("no-room")), 120
+    )
+
+    small_plugin_disk.free()
+
+    kube.wait_pods(["no-room"], "Succeeded", 120)
