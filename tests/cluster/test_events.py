@@ -291,7 +291,7 @@ def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
         events.tell(event(about=str(number)))
     events.stop()
 
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     desk.open.set()
 
 

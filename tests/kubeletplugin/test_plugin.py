@@ -53,7 +53,7 @@ def test_the_kubelet_is_told_who_we_are(short: Path) -> None:
             request_serializer=registration.InfoRequest.SerializeToString,
             response_deserializer=registration.PluginInfo.FromString,
         )
-        answers = list(pool.map(lambda _: ask(registration.InfoRequest(), timeout=1), range(40)))
+        answers = list(pool.map(lambda _: ask(registration.InfoRequest(), timeout=30), range(40)))
     expected = registration.PluginInfo(
         type="DRAPlugin",
         name=DRIVER,
@@ -89,14 +89,14 @@ def test_the_service_answers_before_the_registration_socket_appears(short: Path)
             if kubelet_sees.exists():
                 with grpc.insecure_channel(f"unix:{service}") as channel:
                     method = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
-                    seen.append(channel.unary_unary(method)(b"", timeout=1))  # type: ignore[arg-type]
+                    seen.append(channel.unary_unary(method)(b"", timeout=30))  # type: ignore[arg-type]
                 return
 
     run, stop = running(short), threading.Event()
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(watch, run.paths.registration, run.paths.service, stop)
         with run:
-            watching.result(5)
+            watching.result(30)
     assert seen == [b""]
 
 

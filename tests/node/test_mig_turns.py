@@ -66,7 +66,7 @@ def test_a_turn_that_is_late_has_a_moment_for_its_last_call(turns):
 
 def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
     node = MigNode(tmp_path, patience=1.0)
-    keys = [node.key("1g.10gb", start) for start in range(4)]
+    keys = [node.key("1g.10gb", start) for start in range(7)]
     for key in keys:
         node.partitions.cut(node.gpu, key)
     node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "IN_USE"})
@@ -84,8 +84,8 @@ def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert time.monotonic() - began < 2.8
-    assert ["in use" in error for error in errors] == [True] * 4
+    assert time.monotonic() - began < 6.5, "one after the other would take 7 s"
+    assert ["in use" in error for error in errors] == [True] * 7
 
 
 @pytest.mark.parametrize("product", ["H100-80-SXM", "A100-40-SXM"])

@@ -70,8 +70,8 @@ def test_too_little_time_is_no_reason_to_call_a_client_wedged():
 def test_the_time_of_a_request_is_kept():
     began = time.monotonic()
     with request(0.1), pytest.raises(NodeError, match="ask again"):
-        Clients(**{f"p{pid}": 0.04 for pid in range(40)}).drain(0.05)
-    assert time.monotonic() - began < 1
+        Clients(**{f"p{pid}": 0.04 for pid in range(1000)}).drain(0.05)
+    assert time.monotonic() - began < 20, "all of them would take 40 s"
 
 
 def test_another_error_is_told_once_the_others_have_ended():

@@ -37,7 +37,7 @@ class Keeper:
 
     def look(self):
         self.looks += 1
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(50)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_look_that_takes_long_is_not_waited_for(keeper, loop):
 
     loop.start(0.05)
 
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
 
 
 def test_it_looks_again_when_it_is_told_to(keeper, loop):

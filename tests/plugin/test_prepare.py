@@ -297,7 +297,7 @@ def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
 
 
 def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
-    world.waits = Waits(all=6, hand_over=3)
+    world.waits = Waits(all=40, hand_over=30)
     world.restart()
     world.prepare("gpu-0", name="holder")
     waiting = threading.Thread(target=_ignoring(DeviceHeld, world.prepare), args=("gpu-0", "gpu-1"))
@@ -307,7 +307,7 @@ def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
     world.prepare("gpu-1", name="quick")
     world.preparer.unprepare(ref("quick"))
 
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 20
     world.preparer.unprepare(ref("holder"))
     waiting.join()
 
@@ -672,7 +672,7 @@ def test_cdi_files_that_somebody_removed_are_put_back(world):
 
 
 def test_waiting_for_everything_together_ends_in_time(world):
-    world.waits = Waits(all=0.3, hand_over=10)
+    world.waits = Waits(all=0.3, hand_over=40)
     world.restart()
     world.prepare("gpu-0", name="holder")
     begun = time.monotonic()
@@ -680,4 +680,4 @@ def test_waiting_for_everything_together_ends_in_time(world):
     with pytest.raises((DeviceHeld, TimedOut)):
         world.prepare("gpu-0")
 
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 30

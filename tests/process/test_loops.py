@@ -23,7 +23,7 @@ class Steps:
 
     def wait(self, number):
         with self.changed:
-            return self.changed.wait_for(lambda: self.done >= number, 5)
+            return self.changed.wait_for(lambda: self.done >= number, 30)
 
 
 def test_no_error_ends_it():
