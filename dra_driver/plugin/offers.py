@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,8 +16,9 @@ from dra_driver.plan.offer import offer
 
 log = logging.getLogger(__name__)
 
-_ASK_AGAIN_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while we run
-
+ASK_AGAIN_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while we run
+_SOON_SECONDS = 1.0  # until it is asked again that has never answered
+_FIRST_SECONDS = 5.0  # that the first answer is waited for
 
 _Parts = tuple[Inventory, Profile, Keeps, Held, Ours]
 
@@ -113,26 +113,33 @@ class Offers:
 
 
 class Keeping:
-    """What the API server keeps of a slice; asked for once, and again from time to time."""
+    """What the API server keeps of a slice. A loop asks for it, at once and from time to time: who
+    prepares a claim never does."""
 
-    def __init__(self, ask: Callable[[], Keeps], again_seconds: float = _ASK_AGAIN_SECONDS) -> None:
+    def __init__(self, ask: Callable[[], Keeps]) -> None:
         self._ask = ask
-        self._again_seconds = again_seconds
-        self._lock = threading.Lock()
         self._known: Keeps | None = None
-        self._until = 0.0
+        self._error: ClusterError | None = None
+        self._asked = threading.Event()
+
+    def look(self) -> float | None:
+        """Ask; one thread's. Answers with seconds where the next time should be soon: there never
+        was an answer."""
+        try:
+            self._known = self._ask()
+        except ClusterError as e:
+            self._error = e
+            if self._known is not None:
+                log.info("the API server does not say what it keeps", extra={"error": str(e)})
+        finally:
+            self._asked.set()
+        return None if self._known is not None else _SOON_SECONDS
 
     def __call__(self) -> Keeps:
-        """What is known. ClusterError: the API server could not be asked even once."""
-        with self._lock:
-            known = self._known
-            if known is not None and time.monotonic() < self._until:
-                return known
-            try:
-                known = self._ask()
-            except ClusterError as e:
-                if known is None:
-                    raise
-                log.info("the API server is not asked what it keeps", extra={"error": str(e)})
-            self._known, self._until = known, time.monotonic() + self._again_seconds
-            return known
+        """What is known; the first answer is waited for. ClusterError: there is none yet."""
+        if self._known is None:
+            self._asked.wait(_FIRST_SECONDS)
+        if self._known is None:
+            why = self._error or f"nothing came within {_FIRST_SECONDS:g} s"
+            raise ClusterError(f"what the API server keeps of a slice is not known: {why}")
+        return self._known

@@ -48,7 +48,7 @@ from dra_driver.plugin.mig.start import Around, MigLoop, connect
 from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_watch import Watched, watch_mps
 from dra_driver.plugin.node_labels import NodeLabels
-from dra_driver.plugin.offers import Keeping, Offers
+from dra_driver.plugin.offers import ASK_AGAIN_SECONDS, Keeping, Offers
 from dra_driver.plugin.pod_limits import claims_of
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.profile_choice import ProfileChoice
@@ -59,6 +59,7 @@ from dra_driver.plugin.stuck_claims import StuckClaims
 from dra_driver.plugin.tools import Changed, Names, Tools
 from dra_driver.process.ending import Ending
 from dra_driver.process.http import HttpServer
+from dra_driver.process.loops import Loop
 from dra_driver.settings import PluginSettings
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,9 @@ def _publish(parts: _Parts, stack: ExitStack) -> _Publishing:
     stack.callback(profile.stop)
     parts.metrics.judge_profile(lambda: profile.error)
     keeps = Keeping(partial(_keeps, parts))
+    asking = Loop("api-features", keeps.look, ASK_AGAIN_SECONDS)
+    asking.start()
+    stack.callback(asking.stop)
     by_mps = parts.node.mps is not None
     governed = Governed(profile.current)
     offers = Offers(parts.node, governed.profile, keeps, parts.ledger, mps=by_mps)

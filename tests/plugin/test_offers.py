@@ -203,38 +203,53 @@ def test_an_offer_with_partitions_is_the_same_as_long_as_nothing_changes():
     assert world.offers.now() is world.offers.refresh() is world.offers.now()
 
 
-def test_the_api_server_is_asked_once():
-    answers = [Keeps()]
-    keeping = Keeping(answers.pop)
+class Answers:
+    """What an API server answers, one after the other."""
 
-    assert keeping() is keeping()
+    def __init__(self, *answers):
+        self.left = list(answers)
+        self.keeping = Keeping(self.ask)
 
-
-def test_until_the_api_server_answered_once_nothing_can_be_offered():
-    answers = [Unreachable("no answer"), Keeps(capacity=False)]
-
-    def ask():
-        answer = answers.pop(0)
+    def ask(self):
+        answer = self.left.pop(0)
         if isinstance(answer, ClusterError):
             raise answer
         return answer
 
-    keeping = Keeping(ask)
 
-    with pytest.raises(Unreachable):
-        keeping()
-    assert keeping() == Keeps(capacity=False)
+def test_the_api_server_is_asked_again_from_time_to_time_and_by_nobody_who_wants_to_know():
+    world = Answers(Keeps(), Keeps(taints=False))
+
+    assert world.keeping.look() is None
+    assert [world.keeping(), world.keeping()] == [Keeps(), Keeps()]
+    assert world.keeping.look() is None
+    assert world.keeping() == Keeps(taints=False)
+
+
+def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_asked_soon():
+    world = Answers(Unreachable("no answer"), Keeps(capacity=False))
+
+    assert world.keeping.look() == 1.0
+    with pytest.raises(ClusterError, match="keeps of a slice is not known: no answer"):
+        world.keeping()
+    assert world.keeping.look() is None
+    assert world.keeping() == Keeps(capacity=False)
+
+
+def test_the_first_answer_is_waited_for():
+    world = Answers(Keeps())
+    asking = threading.Timer(0.1, world.keeping.look)
+    asking.start()
+
+    assert world.keeping() == Keeps()
+    asking.join()
 
 
 def test_what_was_known_counts_while_the_api_server_is_away():
-    answers = iter([Keeps(), None, Keeps(taints=False)])
+    world = Answers(Keeps(), Unreachable("no answer"), Keeps(taints=False))
+    found = []
+    while world.left:
+        assert world.keeping.look() is None
+        found.append(world.keeping())
 
-    def ask():
-        answer = next(answers)
-        if answer is None:
-            raise Unreachable("no answer")
-        return answer
-
-    keeping = Keeping(ask, again_seconds=0)
-
-    assert [keeping(), keeping(), keeping()] == [Keeps(), Keeps(), Keeps(taints=False)]
+    assert found == [Keeps(), Keeps(), Keeps(taints=False)]
