@@ -76,6 +76,27 @@ def test_what_was_answered_before_is_a_reason_to_wait(scene, boards):
     assert boards[1].on
 
 
+def test_all_claims_are_listed_once_for_a_change_and_not_while_claims_wait_for_the_gpu():
+    boards, story = Boards(Board(AMPERE, on=True)), []
+
+    def allocated():
+        story.append("listed")
+        return frozenset()
+
+    def while_free(gpus, act):
+        story.append("claims wait")
+        act()
+        return True
+
+    idle = IdleGpus(boards, while_free, dict, allocated)
+
+    for _ in range(2):
+        idle.forget()
+        assert idle.change(boards.refresh().gpus[0], lambda gpu: story.append("done")) == ""
+
+    assert story == ["listed", "claims wait", "done"] * 2
+
+
 class Away(Boards):
     """The first GPU cannot be read for so many looks, and is what it was when it was seen last."""
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 from dra_driver.errors import ClusterError, NodeError, TimedOut
@@ -25,6 +26,7 @@ _READ_SECONDS = (
     20.0  # a GPU is waited for that others keep from being read; longer than a mode takes
 )
 _AGAIN_SECONDS = 0.2
+_MOMENT_SECONDS = 2.0  # so old an answer may be by which something is done
 _UNREAD = "it cannot be looked at now, since a GPU is being changed or does not answer"
 
 
@@ -34,6 +36,14 @@ class Node(Protocol):
     def refresh(self) -> Inventory: ...
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]: ...
     def command(self, pid: int) -> str: ...  # empty: it is not seen from here
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Which devices are allocated, and when that was asked."""
+
+    devices: Collection[str] = ()
+    at: float = float("-inf")
 
 
 class IdleGpus:
@@ -53,13 +63,14 @@ class IdleGpus:
         self._while_free = while_free
         self._held = held
         self._allocated = allocated
-        self._asked: Collection[str] | None = None
+        self._first: Collection[str] | None = None  # answer of this look
+        self._last = _Answer()
         self._lock = threading.Lock()
         self.acted = False  # whether anything was done since ``forget``
 
     def forget(self) -> None:
         """A new look begins: what was asked for the last one is old."""
-        self._asked = None
+        self._first = None
         self.acted = False
 
     def change(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
@@ -81,10 +92,10 @@ class IdleGpus:
             if now is None:
                 waits = _UNREAD
                 return
-            # Other GPUs of the same look may have taken half a minute: it is asked again.
-            waits = self._users(now) or self._promised(gpu, anew=True)
+            waits = self._users(now) or self._promised(gpu)
             if not waits:
                 self.acted = True
+                self._last = _Answer()
                 act(now)
 
         try:
@@ -95,21 +106,35 @@ class IdleGpus:
             return str(e)
         return waits
 
-    def _promised(self, gpu: Gpu, anew: bool = False) -> str:
-        """The scheduler gave it to a claim that the kubelet has not asked for yet. What was
-        answered before in this look is a reason to wait, and never one to act."""
+    def _promised(self, gpu: Gpu) -> str:
+        """The scheduler gave it to a claim that the kubelet has not asked for yet.
+
+        What was answered first in this look is a reason to wait. To act it takes an answer of this
+        moment: other GPUs may have taken half a minute since.
+        """
         try:
-            asked = self._allocated() if anew else self._asked_once()
-            devices = sorted(one for one in asked if board(one) == gpu.name)
+            devices = _of(gpu, self._asked_first()) or _of(gpu, self._asked_now())
         except ClusterError as e:
             return f"it is not known whether a claim was allocated a part of it: {e}"
         return f"a claim was allocated {', '.join(devices)}" if devices else ""
 
-    def _asked_once(self) -> Collection[str]:
+    def _asked_first(self) -> Collection[str]:
         with self._lock:
-            if self._asked is None:
-                self._asked = self._allocated()
-            return self._asked
+            if self._first is None:
+                self._first = self._ask()
+            return self._first
+
+    def _asked_now(self) -> Collection[str]:
+        """It is a list of all claims of the cluster: what was answered a moment ago will do, where
+        nothing was done to a GPU since."""
+        with self._lock:
+            is_new = time.monotonic() - self._last.at < _MOMENT_SECONDS
+            return self._last.devices if is_new else self._ask()
+
+    def _ask(self) -> Collection[str]:
+        at = time.monotonic()  # before: what was allocated while it was answered may lack
+        self._last = _Answer(self._allocated(), at)
+        return self._last.devices
 
     def _glanced(self, gpu: Gpu) -> str:
         """An instance that is gone since the last look has no processes."""
@@ -139,6 +164,10 @@ class IdleGpus:
         pids = sorted({one.pid for uuid in uuids for one in self._node.processes(uuid)})
         users = [Holder(pid, self._node.command(pid)) for pid in pids]
         return f"processes use it: {named(users)}" if users else ""
+
+
+def _of(gpu: Gpu, devices: Collection[str]) -> list[str]:
+    return sorted(one for one in devices if board(one) == gpu.name)
 
 
 def claims_on(gpu: Gpu, held: Held) -> str:
