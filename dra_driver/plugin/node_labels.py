@@ -52,6 +52,8 @@ class NodeLabels:
         self._retry = self._pace.first_retry
         self._labels: Labels | None = None
         self._uid = ""
+        self._only = {"fieldSelector": f"metadata.name={node}"}
+        self._since = ""  # where the last watch ended; empty: it did not, or failed
         self._error: DriverError = ClusterError(f"the labels of node {node} were not read yet")
         self._logged = ""
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -122,14 +124,9 @@ class NodeLabels:
         self._retry = min(self._retry * 2, self._pace.last_retry)
 
     def _follow(self) -> None:
-        """Read the labels, and again whenever the Node changes, until the watch ends."""
-        query = {"fieldSelector": f"metadata.name={self._node}"}
-        found = self._api.list(_NODES, query)
-        if not found["items"]:
-            raise NotFound(f"node {self._node} has to register with the API server first")
-        self._see(found["items"][0])
-        since = str(found.get("metadata", {}).get("resourceVersion", ""))
-        query |= {"resourceVersion": since, "allowWatchBookmarks": "true"}
+        """Follow the labels until the watch ends: from where the last one did, if it ended well."""
+        since, self._since = self._since or self._read(), ""
+        query = self._only | {"resourceVersion": since, "allowWatchBookmarks": "true"}
         watch = self._api.watch(
             _NODES, query, round(self._pace.watch * random.uniform(0.9, 1.1)) or 1
         )
@@ -139,6 +136,7 @@ class NodeLabels:
                 watch.close()
         try:
             for event in watch:
+                since = str(event["object"]["metadata"]["resourceVersion"])
                 # A Node that is deleted registers again, and its labels come back with it.
                 if event.get("type") in ("ADDED", "MODIFIED"):
                     self._see(event["object"])
@@ -146,6 +144,15 @@ class NodeLabels:
             with self._lock:
                 self._watch = None
             watch.close()
+        self._since = since
+
+    def _read(self) -> str:
+        """See the Node as it is now: the version of it from which to watch."""
+        found = self._api.list(_NODES, self._only)
+        if not found["items"]:
+            raise NotFound(f"node {self._node} has to register with the API server first")
+        self._see(found["items"][0])
+        return str(found.get("metadata", {}).get("resourceVersion", ""))
 
     def _see(self, node: Mapping[str, Any]) -> None:
         labels = dict(node["metadata"].get("labels") or {})

@@ -332,6 +332,17 @@ def test_a_watch_that_ends_or_falls_behind_is_opened_again(server, label, run):
     assert running.is_in_force("b")
 
 
+def test_after_a_watch_whose_time_is_over_the_node_is_not_read_again(server, label, run):
+    label(new="a")
+    running = run(pace=Pace(watch=1, first_retry=0.01)).start()
+    assert server.wait(lambda: server.count("WATCH", "nodes") >= 3, 30)
+
+    label(new="b")
+
+    assert running.is_in_force("b")
+    assert server.count("GET", "nodes") == 1
+
+
 def test_an_api_server_that_ends_every_watch_at_once_is_asked_ever_less(server, label, run):
     label(new="a")
     server.fail(410, "WATCH", "nodes", times=10**6)
