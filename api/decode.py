@@ -6,9 +6,11 @@ import pydantic
 
 from api.names import CONFIG_GROUP, CONFIG_VERSION
 from api.strict import ConfigError as ConfigError
-from api.strict import meant, show, without_nulls
+from api.strict import meant, show, show_name
 from api.v1beta1 import KINDS, Config
 
+_MOST_PROBLEMS = 17  # of one configuration: more than anybody reads
+_LEVELS = 4  # of objects in a configuration
 _TAGS = frozenset(
     {"TimeSlicing", "MPS"}
 )  # pydantic names the chosen case in its paths; users never wrote it
@@ -17,7 +19,8 @@ _TAGS = frozenset(
 def decode(parameters: Any, path: str = "parameters") -> Config:
     """The configuration in *parameters*, a JSON object as the API server stored it.
 
-    *path* stands before every field path in the ConfigError.
+    *path* stands before every field path in the ConfigError. Whoever can create a claim writes what
+    this reads, so its time is linear in the length, whatever is there.
     """
     if not isinstance(parameters, dict):
         raise ConfigError([f"{path}: must be an object with apiVersion and kind"])
@@ -29,9 +32,21 @@ def decode(parameters: Any, path: str = "parameters") -> Config:
             [f"{path}.kind: {show(kind)} is unknown; write one of {', '.join(KINDS)}"]
         )
     try:
-        return model.model_validate(without_nulls(parameters))
+        return model.model_validate(_without_nulls(parameters, _LEVELS))
     except pydantic.ValidationError as e:
-        raise ConfigError([_problem(error, path, model) for error in e.errors()]) from e
+        first = e.errors(include_url=False)[:_MOST_PROBLEMS]
+        raise ConfigError([_problem(error, path, model) for error in first]) from e
+
+
+def _without_nulls(value: Any, levels: int) -> Any:
+    """An absent field and a null one are the same in the API conventions of Kubernetes.
+
+    No configuration has a list, or more than *levels* of objects: what is in those is refused
+    without a look.
+    """
+    if levels == 0 or not isinstance(value, dict):
+        return value
+    return {k: _without_nulls(inner, levels - 1) for k, inner in value.items() if inner is not None}
 
 
 def _check_version(version: Any, path: str) -> None:
@@ -47,20 +62,29 @@ def _check_version(version: Any, path: str) -> None:
 
 
 def _problem(error: Any, path: str, model: type[pydantic.BaseModel]) -> str:
-    where = path
-    for part in error["loc"]:
-        where += f"[{part}]" if isinstance(part, int) else "" if part in _TAGS else f".{part}"
-    if error["type"] == "extra_forbidden":
-        why = _not_of_this_strategy(error["loc"]) or f"; {meant(error['loc'][-1], model)}"
-        return f"{where}: unknown field{why}"
-    if error["type"] == "string_pattern_mismatch":
-        return f"{where}: {show(error['input'])} is not a quantity; write for example 10Gi"
-    if error["type"] == "union_tag_not_found":
-        return f"{where}.strategy: missing; write TimeSlicing or MPS"
-    if error["type"] == "union_tag_invalid":
-        return f"{where}.strategy: {show(error['ctx']['tag'])} is unknown; write TimeSlicing or MPS"
+    where, found = _where(path, error["loc"]), error["input"]
+    match error["type"]:
+        case "extra_forbidden":
+            why = _not_of_this_strategy(error["loc"]) or f"; {meant(error['loc'][-1], model)}"
+            return f"{where}: unknown field{why}"
+        case "string_pattern_mismatch" | "string_too_long":
+            return f"{where}: {show(found)} is not a quantity; write for example 10Gi"
+        case "too_long":
+            return f"{where}: has more entries than a claim has GPUs; write one for each"
+        case "union_tag_not_found" if not isinstance(found, dict):
+            return f"{where}: {show(found)} should be an object with a strategy"
+        case "union_tag_not_found" if "strategy" not in found:
+            return f"{where}.strategy: missing; write TimeSlicing or MPS"
+        case "union_tag_not_found" | "union_tag_invalid":
+            tag = show(found["strategy"])
+            return f"{where}.strategy: {tag} is unknown; write TimeSlicing or MPS"
     message = error["msg"].removeprefix("Input ")
-    return f"{where}: {show(error['input'])} {message}"
+    return f"{where}: {show(found)} {message}"
+
+
+def _where(path: str, loc: tuple[str, ...]) -> str:
+    """No configuration has a list, so all are names."""
+    return ".".join((path, *(show_name(part) for part in loc if part not in _TAGS)))
 
 
 def _not_of_this_strategy(loc: tuple[str | int, ...]) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 import pydantic
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 _LONGEST_SHOWN = 80
+_LONGEST_NAME = 64  # of a field that is looked for among those that there are
 _WORDS = {
     True: ("true", "on and yes, too"),
     False: ("false", "off and no, too"),
@@ -65,19 +67,39 @@ def field(path: str, *parts: str | int) -> str:
 
 def show(value: Any) -> str:
     """*value* as a message shows it: not all of it, if it is long."""
-    text = repr(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    try:
+        return _short(repr(value))
+    except RecursionError:
+        return "a value nested too deeply"
+    except ValueError:  # of integers with thousands of digits
+        return "a number that is too long"
+
+
+def show_name(name: str) -> str:
+    """*name* as a path shows it: such that it can be printed, and not all of it, if it is long."""
+    return _short(name if name.isprintable() else repr(name)[1:-1])
 
 
 def meant(name: Any, model: type[BaseModel]) -> str:
     """What to write instead of a field that there is not, anywhere in *model*."""
-    schema = model.model_json_schema()
-    parts = (schema, *schema.get("$defs", {}).values())
-    known = sorted({field for part in parts for field in part.get("properties", {})})
+    known = _fields(model)
     if name in known:
         return "it belongs elsewhere"
-    near = difflib.get_close_matches(str(name), known, n=1)
+    word = str(name)
+    near = difflib.get_close_matches(word, known, n=1) if len(word) <= _LONGEST_NAME else ()
     return f"did you mean {near[0]}?" if near else "remove it"
+
+
+@cache
+def _fields(model: type[BaseModel]) -> tuple[str, ...]:
+    """The names of all fields in *model*. Making a schema costs milliseconds."""
+    schema = model.model_json_schema()
+    parts = (schema, *schema.get("$defs", {}).values())
+    return tuple(sorted({field for part in parts for field in part.get("properties", {})}))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
 def _no_text(path: Sequence[str | int], key: Any) -> str:

@@ -6,9 +6,9 @@ strategy than the chosen one: what the type excludes needs no further check. ``a
 raw parameters into these.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Discriminator, Field, StringConstraints, Tag
 
 from api.strict import Strict
 
@@ -16,7 +16,10 @@ QUANTITY_PATTERN = r"^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE]
 """A positive Kubernetes quantity (k8s.io/apimachinery/pkg/api/resource): ``10Gi``, ``500M``,
 ``1e9``."""
 
-Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN)]
+_LONGEST_QUANTITY = 64  # characters; the API server writes 30 at most
+_MOST_DEVICES = 64  # twice what a claim can be allocated: each by its UUID, and by its index
+
+Quantity = Annotated[str, StringConstraints(pattern=QUANTITY_PATTERN, max_length=_LONGEST_QUANTITY)]
 
 
 class TimeSlicingConfig(Strict):
@@ -38,7 +41,7 @@ class MpsConfig(Strict):
     default_active_thread_percentage: Annotated[int, Field(ge=0, le=100)] | None = None
     default_pinned_device_memory_limit: Quantity | None = None
     default_per_device_pinned_memory_limit: dict[str, Quantity] = Field(
-        default_factory=dict
+        default_factory=dict, max_length=_MOST_DEVICES
     )  # by UUID, or index of the UUID-sorted GPUs
     multi_user: bool | None = None
     client_priority: Literal["Normal", "BelowNormal"] = "Normal"  # NVIDIA's driver lacks it
@@ -57,12 +60,26 @@ class MigTimeSlicing(Strict):
     strategy: Literal["TimeSlicing"]
 
 
+def _strategy(sharing: Any) -> str | None:
+    """What tells the strategies apart. pydantic's own way writes out whatever stands there instead
+    of a word, nested lists included."""
+    strategy = sharing.get("strategy") if isinstance(sharing, dict) else None
+    return strategy if isinstance(strategy, str) else None
+
+
+_MPS = Annotated[Mps, Tag("MPS")]
+_Sharing = Annotated[Annotated[TimeSlicing, Tag("TimeSlicing")] | _MPS, Discriminator(_strategy)]
+_MigSharing = Annotated[
+    Annotated[MigTimeSlicing, Tag("TimeSlicing")] | _MPS, Discriminator(_strategy)
+]
+
+
 class GpuConfig(Strict):
     """Configuration of a whole GPU."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
     kind: Literal["GpuConfig"]
-    sharing: Annotated[TimeSlicing | Mps, Field(discriminator="strategy")] | None = None
+    sharing: _Sharing | None = None
 
 
 class MigDeviceConfig(Strict):
@@ -70,7 +87,7 @@ class MigDeviceConfig(Strict):
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
     kind: Literal["MigDeviceConfig"]
-    sharing: Annotated[MigTimeSlicing | Mps, Field(discriminator="strategy")] | None = None
+    sharing: _MigSharing | None = None
 
 
 class Iommu(Strict):

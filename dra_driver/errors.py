@@ -28,6 +28,12 @@ Every message names the thing and what to change. Errors of foreign libraries be
 one door of that library, with the cause kept (``raise ... from``).
 """
 
+from collections.abc import Iterable
+
+MOST_PROBLEMS = 16  # that a claim is told of at once
+_LONGEST = 1024  # bytes; the kubelet cuts the messages of its events there
+_MORE = "… and more"
+
 
 class DriverError(Exception):
     """The root: everything this project raises on purpose."""
@@ -116,3 +122,13 @@ class Unreachable(ClusterError):
 
 class SettingsError(DriverError):
     """A flag, an environment variable or a file given to us is wrong."""
+
+
+def one_text(opening: str, problems: Iterable[str]) -> str:
+    """*opening* and *problems*, each once: as many as anybody reads, for whoever writes a claim
+    decides how many there are, and how long."""
+    distinct = tuple(dict.fromkeys(problems))
+    text = (opening + "; ".join(distinct[:MOST_PROBLEMS])).encode(errors="replace")
+    if len(distinct) <= MOST_PROBLEMS and len(text) <= _LONGEST:
+        return text.decode()
+    return text[: _LONGEST - len(_MORE.encode())].decode(errors="ignore") + _MORE

@@ -18,7 +18,7 @@ MODULES = sorted(
     if "_pb2" not in path.name
 )
 LOCKS = ("requirements-dev.lock", "requirements-runtime.lock")
-AIM, MOST = 300, 350  # lines of a module
+AIM, MOST = 300, 450  # lines of a module
 
 RUNTIME = {
     "grpcio",

@@ -1,7 +1,7 @@
 """What we read from a ResourceClaim: our own results and their configuration, as values."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NewType
 
 from dra_driver.errors import ClaimError
@@ -77,6 +77,7 @@ class Claim:
     pods: tuple[Pod, ...] = ()  # sorted
     pod_claim_name: str = ""  # under which a pod's spec names the template that it is from
     made_for_pod: bool = False  # as from a template; other pods can name it all the same
+    decoded: object = field(default=None, repr=False, compare=False)  # the driver's, of *configs*
 
 
 @dataclass(frozen=True, slots=True)

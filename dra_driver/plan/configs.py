@@ -6,12 +6,12 @@ names none applies where it fits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from api.decode import ConfigError, decode
 from api.names import CONFIG_VERSION
 from api.v1beta1 import Config, GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from dra_driver.errors import ClaimError
+from dra_driver.errors import MOST_PROBLEMS, ClaimError, one_text
 from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig
 from dra_driver.model.offer import Device
 
@@ -34,19 +34,42 @@ class Chosen:
     path: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _All:
+    """Every configuration of a claim, or what is wrong with them."""
+
+    configs: tuple[Decoded, ...]
+    problems: tuple[str, ...]
+
+
+def with_decoded(claim: Claim) -> Claim:
+    """*claim*, with its configurations decoded before anything is taken that others wait for.
+
+    What is wrong with them is said when it is planned: what it was given before stays its own.
+    """
+    return replace(claim, decoded=_all(claim.configs))
+
+
 def decode_configs(claim: Claim) -> tuple[Decoded, ...]:
-    """Every configuration of *claim*, lowest precedence first. ClaimError names every problem of
-    all of them."""
+    """Every configuration of *claim*, lowest precedence first. ClaimError names the problems of all
+    of them."""
+    found = claim.decoded if isinstance(claim.decoded, _All) else _all(claim.configs)
+    if found.problems:
+        raise ClaimError(one_text(f"claim {claim.ref}: ", found.problems))
+    return found.configs
+
+
+def _all(configs: Sequence[OpaqueConfig]) -> _All:
     decoded: list[Decoded] = []
     problems: list[str] = []
-    for origin in claim.configs:
+    for origin in configs:
         try:
             decoded.append(Decoded(origin, decode(origin.parameters, origin.path)))
         except ConfigError as e:
             problems.extend(e.problems)
-    if problems:
-        raise ClaimError(f"claim {claim.ref}: " + "; ".join(problems))
-    return tuple(decoded)
+        if len(problems) > MOST_PROBLEMS:  # nobody reads more
+            break
+    return _All(tuple(decoded), tuple(problems))
 
 
 def config_of(allocation: Allocation, configs: Sequence[Decoded], device: Device) -> Chosen:

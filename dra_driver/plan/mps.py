@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dra_driver.errors import ClaimError
+from dra_driver.errors import ClaimError, one_text
 from dra_driver.kubeletplugin.claims import Allocation, Claim
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.mig import Instance
@@ -88,7 +88,7 @@ def with_spaces(claim: Claim, grants: Sequence[Grant], pods: Pods | None) -> tup
         *_partition_problems(groups, parts),
     ]
     if problems:
-        raise ClaimError(f"claim {claim.ref}: " + "; ".join(dict.fromkeys(problems)))
+        raise ClaimError(one_text(f"claim {claim.ref}: ", problems))
     spaces: dict[Allocation, Space] = {}
     for group in groups:
         its = [part for part in parts if part.request in group]

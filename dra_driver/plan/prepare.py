@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dra_driver.errors import ClaimError, UnknownDevice
+from dra_driver.errors import ClaimError, UnknownDevice, one_text
 from dra_driver.kubeletplugin.claims import Allocation, Claim
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
@@ -166,7 +166,7 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
                 "(failRequestsGreaterThanOne): two shares are not twice as much; ask for one"
             )
     if problems:
-        raise ClaimError(f"claim {claim.ref}: " + "; ".join(sorted(set(problems))))
+        raise ClaimError(one_text(f"claim {claim.ref}: ", sorted(problems)))
 
 
 def _is_nothing(allocation: Allocation, device: Device, its: Amount) -> bool:
@@ -209,7 +209,7 @@ def _grants(
         grants.append(Grant(allocation, device, its, sharing))
         problems += found
     if problems:
-        raise ClaimError(f"claim {claim.ref}: " + "; ".join(dict.fromkeys(problems)))
+        raise ClaimError(one_text(f"claim {claim.ref}: ", problems))
     return tuple(grants)
 
 

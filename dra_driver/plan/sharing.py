@@ -216,9 +216,9 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
             )
     uuids = {one.uuid for one in alike if not one.cut_for_claims}
     known = {*uuids, *(str(place) for place in range(len(alike)))}
+    gpus = ", ".join(f"{place} ({_called(one)})" for place, one in enumerate(alike))
+    what = "an index or UUID" if uuids else "an index"
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
-        gpus = ", ".join(f"{place} ({_called(one)})" for place, one in enumerate(alike))
-        what = "an index or UUID" if uuids else "an index"
         yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write {what}: {gpus}"
 
 

@@ -25,6 +25,7 @@ from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer
 from dra_driver.model.steps import CutPartition, ServeMps
 from dra_driver.plan.answer import answer, granted
+from dra_driver.plan.configs import with_decoded
 from dra_driver.plan.edits import Host, claim_spec
 from dra_driver.plan.metadata import documents_of
 from dra_driver.plan.mig.claims import with_cuts
@@ -73,7 +74,8 @@ class Preparer:
                     if (done := self._completed(ref)) is not None:
                         return done
                 raise
-            prepared = self._prepare_when_free(claim, wait)
+            # Whoever can create a claim says how long it takes to read: nobody waits for that.
+            prepared = self._prepare_when_free(with_decoded(claim), wait)
         self._changed(self._ledger.known(ref.uid))
         return prepared
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dra_driver.errors import DriverError
 from hack.benchmark import (
+    configs,
     fleet,
     idles,
     machine,
@@ -101,6 +102,7 @@ def _parts(sizes: Sizes) -> Sequence[Part]:
         ("starts of the plugin", lambda there: starts.measure(there, sizes.starts)),
         ("prepare and unprepare", lambda there: prepares.measure(there, sizes)),
         (f"prepare with {sizes.held} claims held", held),
+        ("the costliest configurations", lambda there: configs.measure(sizes.configs)),
         ("prepare under MPS", by_mps),
         ("prepare partitions", cut),
         (f"publish {publishing.GPUS} MIG GPUs", sixteen),

@@ -102,6 +102,11 @@ FIGURES = (
         no_aim,
     ),
     Figure("unprepare_p50_ms", "NodeUnprepareResources, one GPU", no_aim),
+    Figure(
+        "worst_configs_ms",
+        "CPU to read and decode the costliest configurations that a claim can have",
+        at_most(50),
+    ),
     Figure("rss_mib", "resident memory, idle, after 40 claims", at_most(70)),
     Figure("cpu_idle_percent", "of one core, slices published, kubelet connected", at_most(0.05)),
     Figure("pod_start_ms", "pod created to first instruction, no claim, p50", no_aim),

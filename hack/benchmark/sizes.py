@@ -13,10 +13,11 @@ class Sizes:
     held_rounds: int
     idle_seconds: float
     pods: int  # of each kind
+    configs: int  # of each shape
 
 
-FULL = Sizes(7, 5, 24, 8, 500, 3, 60.0, 12)
-QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4)
+FULL = Sizes(7, 5, 24, 8, 500, 3, 60.0, 12, 10)
+QUICK = Sizes(3, 2, 15, 4, 500, 1, 10.0, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)

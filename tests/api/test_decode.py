@@ -1,5 +1,8 @@
 """What users write in an opaque configuration, and what they are told when it is wrong."""
 
+import contextlib
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +16,8 @@ from api.v1beta1 import (
     TimeSlicingConfig,
     VfioDeviceConfig,
 )
+from tests.fakes.configs import LONGEST, shapes
+from tests.fakes.work import calls
 
 VERSION = "resource.nvidia.com/v1beta1"
 
@@ -131,6 +136,45 @@ def test_every_percentage_that_nvidias_driver_takes_is_taken(percent):
             "p.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: 'x' is not a quantity",
             id="no quantity",
         ),
+        pytest.param(
+            config(
+                sharing={
+                    "strategy": "MPS",
+                    "mpsConfig": {"defaultPinnedDeviceMemoryLimit": "1" * 65},
+                }
+            ),
+            "p.sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: '1111",
+            id="a quantity that nobody writes",
+        ),
+        pytest.param(
+            config(
+                sharing={
+                    "strategy": "MPS",
+                    "mpsConfig": {
+                        "defaultPerDevicePinnedMemoryLimit": {str(n): "1Gi" for n in range(65)}
+                    },
+                }
+            ),
+            "p.sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit: has more entries than",
+            id="limits of more GPUs than a claim has",
+        ),
+        pytest.param(
+            config(sharing=["MPS"]),
+            "p.sharing: ['MPS'] should be an object with a strategy",
+            id="sharing is a list",
+        ),
+        pytest.param(
+            config(sharing={"strategy": ["MPS"]}),
+            "p.sharing.strategy: ['MPS'] is unknown; write TimeSlicing or MPS",
+            id="strategy is a list",
+        ),
+        pytest.param(
+            config(**{"col\nour": 1, "\ud800": 2}), "should be a valid string", id="lone surrogates"
+        ),
+        pytest.param(config(**{"col\nour": 1}), "p.col\\nour: unknown field", id="line feeds"),
+        pytest.param(config(**{"x" * 5000: 1}), f"p.{'x' * 80}…: unknown field; remove", id="long"),
+        pytest.param(config(colour=float("nan")), "p.colour: unknown field", id="no number"),
+        pytest.param(config(sharing=10**4400), "p.sharing: a number that is too long", id="digits"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_path(parameters, problem):
@@ -171,19 +215,94 @@ def test_a_huge_value_does_not_flood_the_message():
     assert len(str(refused.value)) < 300
 
 
+def deep(levels, *, lists):
+    value: object = 1
+    for _ in range(levels):
+        value = [value] if lists else {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("levels", [900, 5000])
+@pytest.mark.parametrize("lists", [True, False], ids=["lists", "maps"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda value: config(x=value),
+        lambda value: config(sharing=value),
+        lambda value: config(sharing={"strategy": value}),
+        lambda value: config(sharing={"strategy": "MPS", "mpsConfig": value}),
+        lambda value: value,
+        lambda value: config(value),
+        lambda value: {"apiVersion": value},
+    ],
+    ids=["a field", "sharing", "strategy", "limits", "all of it", "kind", "version"],
+)
+def test_nesting_without_end_is_refused_like_anything_else(place, lists, levels):
+    with pytest.raises(ConfigError) as refused:
+        decode(place(deep(levels, lists=lists)), "p")
+
+    assert len(str(refused.value)) < 1000
+
+
+def decoding(text):
+    """The work of decoding the configuration in *text*."""
+    parameters = json.loads(text)
+
+    def decode_it():
+        with contextlib.suppress(ConfigError):
+            decode(parameters)
+
+    return calls(decode_it)
+
+
+@pytest.mark.parametrize("shape", sorted(shapes(LONGEST // 20)))
+def test_twice_as_long_a_configuration_is_no_more_than_twice_the_work(shape):
+    half, whole = (shapes(length)[shape] for length in (LONGEST // 20, LONGEST // 10))
+    decoding(half)  # what is made once is made now
+
+    assert decoding(whole) <= 2 * decoding(half) + 200
+
+
+@pytest.mark.parametrize("shape", sorted(set(shapes()) - {"lists in lists", "maps in maps"}))
+def test_no_legal_configuration_is_much_work(shape):
+    decoding(shapes()[shape])
+
+    assert decoding(shapes()[shape]) < 20_000  # one schema alone takes 15,000
+
+
+TEXT = st.text(st.characters(), max_size=5) | st.sampled_from(
+    ["strategy", "mpsConfig", "defaultPerDevicePinnedMemoryLimit", "MPS", "TimeSlicing", "\ud800"]
+)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.just(10**4000),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(JSON, st.sampled_from(["GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"]))
-def test_whatever_is_written_is_decoded_or_refused_with_a_reason(sharing, kind):
+PLACES = [
+    lambda name, value: {name: value},
+    lambda name, value: {"sharing": value},
+    lambda name, value: {"sharing": {"strategy": value}},
+    lambda name, value: {"sharing": {"strategy": "MPS", "mpsConfig": value}},
+    lambda name, value: {
+        "sharing": {
+            "strategy": "MPS",
+            "mpsConfig": {"defaultPerDevicePinnedMemoryLimit": {name: value}},
+        }
+    },
+]
+
+
+@given(
+    st.sampled_from(["GpuConfig", "MigDeviceConfig", "VfioDeviceConfig"]),
+    st.sampled_from(PLACES),
+    TEXT,
+    JSON,
+)
+def test_whatever_is_written_is_decoded_or_refused_with_a_reason(kind, place, name, value):
     try:
-        decode(config(kind, sharing=sharing), "p")
+        decode({**config(kind), **place(name, value)}, "p")
     except ConfigError as refused:
         assert refused.problems
         assert all(problem.startswith("p") for problem in refused.problems)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hack.benchmark import configs
 from hack.benchmark.figures import (
     FIGURES,
     FLEET_FIGURES,
@@ -135,3 +136,10 @@ def test_the_table_has_a_row_for_each_figure_and_marks_what_misses_its_aim():
 def test_the_table_says_why_a_value_is_missing():
     assert "no containers here" in table({"pod_start_ms": Measured(None, "no containers here")})
     assert table({}).count("not measured") == len(FIGURES)
+
+
+def test_the_costliest_configurations_are_measured():
+    (name, measured), *others = configs.measure(1).items()
+
+    assert name in {figure.name for figure in FIGURES} and not others
+    assert measured.value is not None and measured.value > 0

@@ -1,14 +1,20 @@
 """Which configuration applies: the claim's after the class's, and it must fit the device."""
 
+import contextlib
+import json
 from typing import Any
 
 import pytest
 
+from api.decode import decode
 from dra_driver.errors import ClaimError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
 from dra_driver.model.offer import Device
-from dra_driver.plan.configs import Chosen, config_of, decode_configs
-from tests.fakes.values import allocation, claim, config, gpu
+from dra_driver.plan.configs import Chosen, config_of, decode_configs, with_decoded
+from dra_driver.plan.prepare import plan_claim
+from tests.fakes.configs import LONGEST, MOST, claim_text, shapes
+from tests.fakes.values import POOL, allocation, claim, config, gpu, offer, ref
+from tests.fakes.work import calls
 
 SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}
 
@@ -86,3 +92,94 @@ def test_configs_of_other_drivers_are_not_even_read():
     assert [c.parameters for c in read.configs] == [{"b": 2}]
     assert read.configs[0].path == "status.allocation.devices.config[1].opaque.parameters"
     assert [a.device for a in read.allocations] == ["e"]
+
+
+def wrong(number):
+    """A configuration with so many problems."""
+    fields: dict[str, Any] = {f"colour{n}": n for n in range(number)}
+    return config(**fields)
+
+
+def refused(asked):
+    with pytest.raises(ClaimError) as error:
+        decode_configs(asked)
+    return str(error.value)
+
+
+def test_a_claim_is_told_of_all_configurations_that_are_wrong():
+    first = config(source="FromClass", colour=1)
+    said = refused(claim("gpu-0", configs=(first, config(), wrong(1))))
+
+    assert said == (
+        "claim default/claim: fromclass.colour: unknown field; remove it; "
+        "fromclaim.colour0: unknown field; remove it"
+    )
+
+
+@pytest.mark.parametrize("problems", [(16,), (8, 8)])
+def test_sixteen_problems_are_all_told(problems):
+    said = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
+
+    assert said.count("unknown field") == max(problems)
+    assert not said.endswith("and more")
+
+
+@pytest.mark.parametrize("problems", [(17,), (1200,), (16, 1200)])
+def test_of_more_problems_than_sixteen_that_many_are_told(problems):
+    said = refused(claim("gpu-0", configs=tuple(map(wrong, problems))))
+
+    assert said.count("unknown field") <= 16
+    assert said.endswith("… and more")
+
+
+@pytest.mark.parametrize("shape", sorted(set(shapes()) - {"lists in lists", "maps in maps"}))
+def test_an_error_has_a_kibibyte_of_text_whatever_was_written(shape):
+    document = json.loads(claim_text(shapes()[shape]))
+
+    with contextlib.suppress(ClaimError):
+        plan_claim(read_claim(document, ref("worst"), "gpu.nvidia.com"), offer(), (), POOL)
+        return
+    said = refused(read_claim(document, ref("worst"), "gpu.nvidia.com"))
+
+    assert len(said.encode()) <= 1024
+
+
+def test_a_message_can_be_sent_whatever_characters_it_has():
+    fields: dict[str, Any] = {"\udc80" * 40: 1}
+
+    said = refused(claim("gpu-0", configs=(config(**fields), wrong(1))))
+
+    assert said.encode()
+
+
+def test_each_configuration_is_decoded_once_however_often_the_claim_is_planned():
+    asked = claim("gpu-0", configs=(config(), config(**SHARED), config("MigDeviceConfig")))
+    known = with_decoded(asked)
+
+    assert calls(lambda: with_decoded(asked), decode) == 3
+    assert calls(lambda: plan_claim(known, offer(), (), POOL), decode) == 0
+    assert plan_claim(known, offer(), (), POOL) == plan_claim(asked, offer(), (), POOL)
+
+
+def test_what_is_wrong_is_said_when_the_claim_is_planned():
+    known = with_decoded(claim("gpu-0", configs=(wrong(1),)))
+
+    with pytest.raises(ClaimError, match="colour0: unknown field"):
+        plan_claim(known, offer(), (), POOL)
+
+
+def test_decoding_ends_where_nobody_reads_on():
+    asked = claim("gpu-0", configs=(wrong(1200),) * MOST)
+
+    assert calls(lambda: with_decoded(asked), decode) == 1
+
+
+def test_a_claim_with_as_many_configurations_as_there_can_be_is_as_much_work_as_they_are():
+    def work(shape, count):
+        document = json.loads(claim_text(shapes(LONGEST)[shape], count))
+        asked = read_claim(document, ref("worst"), "gpu.nvidia.com")
+        return calls(lambda: with_decoded(asked))
+
+    for shape in sorted(set(shapes()) - {"lists in lists", "maps in maps"}):
+        work(shape, 1)
+        assert work(shape, MOST) <= MOST * work(shape, 1), shape

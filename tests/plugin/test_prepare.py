@@ -681,3 +681,47 @@ def test_waiting_for_everything_together_ends_in_time(world):
         world.prepare("gpu-0")
 
     assert time.monotonic() - begun < 30
+
+
+class Read(dict):
+    """A configuration that notes whether the turn is held while it is read."""
+
+    def __init__(self, turns, fields):
+        super().__init__(fields)
+        self.turns = turns
+        self.seen = []
+
+    def items(self):
+        self.seen.append(self.turns.held)
+        return super().items()
+
+
+class Turn:
+    """Whose turn it is: always ours, and said."""
+
+    def __init__(self):
+        self.held = False
+
+    @contextlib.contextmanager
+    def __call__(self, seconds):
+        self.held = True
+        yield
+        self.held = False
+
+
+def test_configurations_are_read_while_nobody_waits_for_it(tmp_path):
+    turn = Turn()
+    written = Read(turn, {**config().parameters, "colour": "red"})
+    world = World(tmp_path)
+    world.preparer = Preparer(Names("gpu.nvidia.com", POOL), world.tools(turn), world.waits)
+
+    with pytest.raises(ClaimError, match="colour: unknown field"):
+        world.prepare("gpu-0", configs=(replace(config(), parameters=written),))
+
+    assert written.seen == [False]
+
+
+def test_what_a_claim_was_given_stays_its_own_when_its_configuration_is_refused_now(world):
+    answered = world.prepare("gpu-0")
+
+    assert world.prepare("gpu-0", configs=(config(colour="red"),)) == answered
