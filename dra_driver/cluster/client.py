@@ -23,6 +23,7 @@ import urllib3
 
 from dra_driver.cluster.access import Access
 from dra_driver.cluster.attempts import AskedToWait, attempts, is_turned_away, is_unreachable
+from dra_driver.cluster.parsing import LONGEST_ANSWER, TooLong, parse
 from dra_driver.cluster.refusals import Request, describe, refusal
 from dra_driver.cluster.watch import Watch
 from dra_driver.errors import Forbidden, SettingsError, Unreachable
@@ -128,10 +129,17 @@ class ApiServer:
     def pages(
         self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0
     ) -> Iterator[Document]:
-        """The list at *path*, 500 objects a page, each within the deadline. Gone: start again."""
+        """The list at *path*, 500 objects a page, fewer where they are large, each page within the
+        deadline. Gone: start again."""
         query = {"limit": _PAGE, **query}
         while True:
-            page = self.get(path, query, deadline_seconds)
+            try:
+                page = self.get(path, query, deadline_seconds)
+            except TooLong:  # whoever fills claims to the brim keeps nobody from listing them
+                if int(query["limit"]) < 10:
+                    raise
+                query = {**query, "limit": str(int(query["limit"]) // 10)}
+                continue
             yield page
             following = page.get("metadata", {}).get("continue")
             if not following:
@@ -179,7 +187,7 @@ class ApiServer:
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
         its = self._timeouts
         call = _Call("GET", path, query, its.connect, its.watch, watch=True)
-        response = self._tries(
+        response, _ = self._tries(
             is_turned_away, its.connect + its.watch, lambda: self._exchange(call)
         )
         _be_patient(response, seconds + its.watch)
@@ -225,17 +233,18 @@ class ApiServer:
         return attempts(again, seconds, self._timeouts.retry, self._sleep)(attempt)
 
     def _document(self, call: _Call) -> Document:
-        response = self._exchange(call)
+        _, body = self._exchange(call)
         try:
-            document = json.loads(response.data)
+            document = parse(body)
         except ValueError as e:
             raise Unreachable(f"{call.request}: {self.url} did not answer with JSON: {e}") from e
         if not isinstance(document, dict):
             raise Unreachable(f"{call.request}: {self.url} did not answer with a JSON object")
         return document
 
-    def _exchange(self, call: _Call) -> urllib3.BaseHTTPResponse:
-        """One try: the answer if it is a success, otherwise the error that it is."""
+    def _exchange(self, call: _Call) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        """One try: the answer and its body if it is a success, otherwise the error that it is. Of a
+        watch the body is yet to come."""
         request = call.request
         if self._closed.is_set():
             raise Unreachable(
@@ -254,14 +263,14 @@ class ApiServer:
                 if call.body is None
                 else headers | {"Content-Type": call.content_type},
                 timeout=urllib3.Timeout(connect=call.connect_seconds, read=call.answer_seconds),
-                preload_content=not call.watch,
+                preload_content=False,
                 retries=False,
                 redirect=False,
             )
             self._date = (response.headers.get("Date", ""), asked_at)
             if 200 <= response.status < 300:
-                return response
-            body = response.data
+                return response, b"" if call.watch else _body(response, request)
+            body = _body(response, request)
         error = refusal(request, response.status, body)
         wait = _retry_after(response)
         if isinstance(error, Unreachable) and wait is not None:
@@ -304,6 +313,20 @@ class ApiServer:
             ) from e
         except (urllib3.exceptions.HTTPError, OSError) as e:
             raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e
+
+
+def _body(response: urllib3.BaseHTTPResponse, request: Request) -> bytes:
+    """All of it, and the connection is free again. TooLong: it is more than anything has that we
+    ask for."""
+    body = bytearray()
+    for chunk in response.stream(65536):
+        body += chunk
+        if len(body) > LONGEST_ANSWER:
+            response.close()
+            raise TooLong(
+                f"{request}: the API server answered with more than {LONGEST_ANSWER >> 20} MiB"
+            )
+    return bytes(body)
 
 
 def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dra_driver.cluster.parsing import parse
 from dra_driver.errors import (
     ClusterError,
     Conflict,
@@ -92,7 +93,7 @@ def _status(body: bytes) -> tuple[str, str]:
     """Reason and message of a ``Status`` object; of anything else the first line."""
     text = body.decode("utf-8", "replace").strip()
     try:
-        status = json.loads(text)
+        status = parse(body)
     except ValueError:
         return "", text.partition("\n")[0][:300]
     if not isinstance(status, dict):

@@ -1,11 +1,11 @@
 """The events of one watch, which another thread may end."""
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from dra_driver.cluster.parsing import LONGEST_ANSWER, parse
 from dra_driver.cluster.refusals import Request, event_refusal
 from dra_driver.errors import Unreachable
 
@@ -58,7 +58,7 @@ class Watch(Iterator[dict[str, Any]]):
 
     def _read(self) -> Generator[dict[str, Any], None, None]:
         try:
-            for line in _lines(self._chunks):
+            for line in _lines(self._chunks, self._request):
                 if self._closed.is_set():
                     return
                 yield self._event(line)
@@ -70,17 +70,21 @@ class Watch(Iterator[dict[str, Any]]):
 
     def _event(self, line: bytes) -> dict[str, Any]:
         try:
-            event: dict[str, Any] = json.loads(line)
+            event: Any = parse(line)
         except ValueError as e:
             raise Unreachable(f"{self._request}: an event is cut off: {e}") from e
+        if not isinstance(event, dict):
+            raise Unreachable(f"{self._request}: an event is no JSON object")
         if event.get("type") == "ERROR":
             raise event_refusal(self._request, event.get("object") or {})
         return event
 
 
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _lines(chunks: Iterator[bytes], request: Request) -> Iterator[bytes]:
     """The lines in *chunks*, each as soon as it is whole."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         yield from (line for line in lines if line)
+        if len(rest) > LONGEST_ANSWER:
+            raise Unreachable(f"{request}: an event has more than {LONGEST_ANSWER >> 20} MiB")
