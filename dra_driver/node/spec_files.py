@@ -47,7 +47,8 @@ class SpecFiles:
         """Whether the claim has a file, readable or not."""
         path = self._store.path(uid)
         try:
-            return path.exists()
+            with disk_call(f"look for {path}"):
+                return path.exists()
         except OSError as e:
             raise NodeError(f"CDI file {path} cannot be looked for: {e.strerror}") from e
 

@@ -20,6 +20,7 @@ from dra_driver.errors import (
 )
 from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import Document
+from dra_driver.kubeletplugin.disk_calls import disk_call
 from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Served, SpaceName
 from dra_driver.model.offer import Offer
@@ -254,7 +255,8 @@ class Preparer:
         gets = granted(plan, documents, served)
         capabilities = tuple(sorted({name for one in gets for name in one.capabilities}))
         nodes = self._node.device_files(minors, capabilities)
-        host = Host(self._node.driver_files(), nodes, self._names.hook)
+        with disk_call("look for the driver's files"):
+            host = Host(self._node.driver_files(), nodes, self._names.hook)
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
     def _give_up(self, record: Record, begun: Collection[CutPartition]) -> None:

@@ -39,7 +39,10 @@ def small_disk(path: Path, size: str = "1m") -> Iterator[Disk]:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
     path.mkdir(parents=True, exist_ok=True)
-    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path))
+    try:
+        _run("mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(path))
+    except subprocess.CalledProcessError as e:
+        pytest.skip(f"no file system can be mounted here: {e.stderr.decode().strip()}")
     try:
         yield Disk(path)
     finally:
@@ -79,9 +82,9 @@ class FailingCalls:
 
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if _failing and arguments:
-        path = arguments[0]
-        _failing[0].before(event, os.fspath(path) if isinstance(path, os.PathLike) else path)
+    for failing in tuple(_failing):
+        path = arguments[0] if arguments else None
+        failing.before(event, os.fspath(path) if isinstance(path, os.PathLike) else path)
 
 
 sys.addaudithook(_hook)

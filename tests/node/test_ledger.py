@@ -602,7 +602,7 @@ def test_any_damage_is_noticed_or_harmless(noise, at):
 @hypothesis_settings(max_examples=30)
 @given(
     st.lists(
-        st.tuples(st.sampled_from("abc"), st.sampled_from(["start", "complete", "forget"])),
+        st.tuples(st.sampled_from("abc"), st.sampled_from(["start", "complete", "end", "forget"])),
         max_size=12,
     )
 )
@@ -610,8 +610,12 @@ def test_what_the_process_knows_and_what_the_disk_says_never_differ(tmp_path_fac
     directory = tmp_path_factory.mktemp("ledger")
     ledger = again(directory)
     for name, what in story:
+        known = ledger.known(ClaimUid(f"uid-{name}"))
         if what == "forget":
             ledger.forget(ClaimUid(f"uid-{name}"))
+        elif what == "end":
+            if known is not None:
+                ledger.end(known)
         else:
             ledger.write(started(name) if what == "start" else completed(name))
 

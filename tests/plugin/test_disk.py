@@ -2,11 +2,15 @@
 
 import errno
 import itertools
+import os
+import threading
+import time
 from contextlib import AbstractContextManager
 
 import pytest
 
 from dra_driver.errors import DriverError, NodeError
+from dra_driver.kubeletplugin.disk_calls import hanging
 from dra_driver.kubeletplugin.turns import Turn
 from dra_driver.model.steps import Interval
 from dra_driver.node.claim_files import ClaimFiles
@@ -218,6 +222,38 @@ def test_a_claim_of_which_all_is_lost_can_be_given_back_and_is_not_made_anew(tmp
     assert world.node.undone == []
     world.preparer.unprepare(ref())
     assert (world.interval, world.left) == (Interval.DEFAULT, [])
+
+
+def test_what_waits_for_the_disk_with_the_turn_held_is_told_of_and_goes_on_when_that_answers(
+    tmp_path,
+):
+    world = World(tmp_path)
+    first = world.preparer.prepare(world.put())
+    (record,) = tmp_path.glob("claims/*/*.json")
+    record.unlink()
+    os.mkfifo(record)  # whoever reads it waits for somebody who writes
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(world.preparer.prepare(ref())))
+    thread.start()
+
+    deadline = time.monotonic() + 30
+    while (writer := opened(record)) is None:
+        assert time.monotonic() < deadline
+    assert f"read {record}" in str(hanging(-1))
+
+    os.close(writer)
+    thread.join(30)
+    assert answers == [first]
+    assert f"read {record}" not in str(hanging(-1))
+    still_prepared(world, first)
+
+
+def opened(pipe):
+    """For writing; None: nobody reads it yet."""
+    try:
+        return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
 
 
 def test_files_that_somebody_removed_are_put_back(tmp_path):
