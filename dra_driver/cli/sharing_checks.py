@@ -225,7 +225,7 @@ def of_pods(problem: str, number: int) -> Finding:
     return warn(
         PODS,
         problem,
-        "where containers of one pod use different claims, nobody can tell whose memory is whose",
+        "it is asked which pods joined a claim where no container runtime's state can be found",
     )
 
 

@@ -1,12 +1,23 @@
-"""Pods: which container uses which claims, as the kubelet tells it, and as their spec says it."""
+"""Pods: which container uses which claims, as its runtime, the kubelet and its spec say it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
 
 GRACE_SECONDS: Final = 30.0  # that a pod has to end, unless it says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as its runtime started it. That never changes."""
+
+    id: str
+    name: str  # in its pod's spec
+    namespace: str
+    pod: Pod
+    claims: frozenset[ClaimUid] = frozenset()  # that it was given anything of
 
 
 @dataclass(frozen=True, slots=True, order=True)

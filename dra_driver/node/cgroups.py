@@ -139,6 +139,15 @@ class Cgroups:
         found = ((pod, _pod_directory(levels, pod)) for pod in pods if re.fullmatch(_UID, pod))
         return {pod: directory for pod, directory in found if directory is not None}
 
+    def all_pods(self) -> Mapping[PodUid, Path]:
+        """The directory of every pod of this node."""
+        return {
+            pod: path
+            for level in self.levels()
+            for path in _directories(level)
+            if (pod := pod_in(path.name, level.name)) is not None
+        }
+
     def levels(self) -> tuple[Path, ...]:
         """The directories in which those of pods appear, one for each QoS class, as far as they
         are there."""

@@ -9,8 +9,7 @@ ones, of pods that joined a claim later, and on every Kubernetes, with no questi
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
 from dra_driver.kubeletplugin.device_metadata import CONTAINER_DIRECTORY, uid_in
+from dra_driver.kubeletplugin.pods import Container as Container
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,8 @@ _BUNDLES: Final = (
 )
 NOWHERE: Final = (
     "no container runtime keeps its state where it is looked for, so containers of a pod that use "
-    "different claims cannot be told apart: limits and memory guard take the pod as a whole; say "
-    "where it is with --runtime-dir"
+    "different claims cannot be told apart, and pods that join a claim are noticed late: limits "
+    "and memory guard take the pod as a whole; say where it is with --runtime-dir"
 )
 _MOST_BYTES: Final = 16 * 1024 * 1024  # a container comes in one message of that much at most
 # The annotations of containerd, and of CRI-O.
@@ -46,21 +46,6 @@ _POD_NAME: Final = ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name")
 _NAMESPACE: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace")
 _KIND: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _SANDBOX: Final = "POD"  # CRI-O's name for what only keeps the pod's namespaces
-
-Uses = Callable[[Collection[tuple[PodUid, str]]], Mapping[tuple[PodUid, str], Collection[ClaimUid]]]
-"""Which claims containers use, each by its pod and what it is called. All are asked about at once;
-one that is missing in the answer is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A container as its runtime started it. That never changes."""
-
-    id: str
-    name: str  # in its pod's spec
-    namespace: str
-    pod: Pod
-    claims: frozenset[ClaimUid] = frozenset()  # that it was given anything of
 
 
 class Absent(Enum):
@@ -98,14 +83,6 @@ class Containers:
             log.warning("%s", NOWHERE)
         return Absent.NOWHERE
 
-    def name(self, container: str) -> str | None:
-        """The name in the pod's spec; None: it is not known, or it is no container of a pod."""
-        try:
-            found = self.find(container)
-        except NodeError:
-            return None
-        return found.name if isinstance(found, Container) else None
-
     def places(self) -> tuple[str, ...]:
         """Where containers are found, as the host calls it; none: the runtime is elsewhere.
 
@@ -113,19 +90,6 @@ class Containers:
         """
         homes = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
         return tuple(f"/{home}" for home in homes if _is_there(self._host_root / home))
-
-    def uses(self, claims_of: Uses) -> Uses:
-        """*claims_of*, which takes containers by their names, for those by their ids."""
-
-        def by_id(
-            containers: Collection[tuple[PodUid, str]],
-        ) -> Mapping[tuple[PodUid, str], Collection[ClaimUid]]:
-            found = {(pod, id_): self.name(id_) for pod, id_ in containers}
-            names = {key: (key[0], name) for key, name in found.items() if name is not None}
-            told = claims_of(sorted(set(names.values()))) if names else {}
-            return {key: told[named] for key, named in names.items() if named in told}
-
-        return by_id
 
 
 def _container(id_: str, config: Path, text: bytes) -> Container | Absent:

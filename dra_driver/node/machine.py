@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
 from dra_driver.node.cgroups import Cgroups, cgroup_root
 from dra_driver.node.compute_modes import ComputeModes
-from dra_driver.node.containers import Containers, Uses
+from dra_driver.node.containers import Containers
 from dra_driver.node.device_nodes import DeviceNodes, device_number
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
@@ -27,31 +26,20 @@ from dra_driver.node.topology import PciTree
 log = logging.getLogger(__name__)
 
 
-def nothing_known(
-    containers: Collection[tuple[PodUid, str]],
-) -> Mapping[tuple[PodUid, str], Collection[ClaimUid]]:
-    """Of no container it is known which claims it uses."""
-    return {}
-
-
 @contextmanager
-def open_node(place: Place, sim_dir: Path, claims_of: Uses = nothing_known) -> Iterator[GpuNode]:
+def open_node(place: Place, sim_dir: Path) -> Iterator[GpuNode]:
     """The node at *place*, until it is closed.
 
     A simulated one puts its host's files (driver, device nodes, sysfs, cgroups) into *sim_dir*.
-    *claims_of*: which claims containers, by pod and name, use.
     """
     with ExitStack() as stack:
-        if place.sim:
-            parts = _simulated(place, sim_dir, claims_of, stack)
-        else:
-            parts = _real(place, claims_of)
+        parts = _simulated(place, sim_dir, stack) if place.sim else _real(place)
         stack.callback(parts.nvml.stop)
         stack.callback(parts.limits.stop)
         yield GpuNode(parts)
 
 
-def _real(place: Place, claims_of: Uses) -> Parts:
+def _real(place: Place) -> Parts:
     driver = DriverRoot(place.driver_root, place.host_root)
     nvml = Nvml(lambda: load_nvml(driver.nvml_library()))
     nodes = DeviceNodes(driver)
@@ -62,14 +50,14 @@ def _real(place: Place, claims_of: Uses) -> Parts:
         driver,
         nodes,
         TimeSlices(driver),
-        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),
         _agent(place),
     )
 
 
-def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -> Parts:
+def _simulated(place: Place, sim_dir: Path, stack: ExitStack) -> Parts:
     # Imported here: a node with GPUs has no use for it.
     from dra_driver.node.sim.cgroup_mirror import CgroupMirror
     from dra_driver.node.sim.commands import run_simulated
@@ -100,7 +88,7 @@ def _simulated(place: Place, sim_dir: Path, claims_of: Uses, stack: ExitStack) -
         driver,
         nodes,
         TimeSlices(driver, run_simulated),
-        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).uses(claims_of)),
+        MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),
         _agent(place),

@@ -13,31 +13,33 @@ Where the driver offers nothing of this, nothing is done, and the memory guard r
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.shares import PodShare
 from dra_driver.model.steps import LimitMemory
 from dra_driver.node.cgroups import Cgroups, containers_in
-from dra_driver.node.container_claims import ContainerClaims, PodClaims
-from dra_driver.node.containers import Uses
 from dra_driver.node.gpu_limits import GpuLimits
 from dra_driver.node.limit_backend import Backend, LimitBackend, Offered
 from dra_driver.node.new_pods import NewPods
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.pod_cgroups import PodCgroups
+from dra_driver.node.pod_containers import Find, PodContainers
 from dra_driver.node.pod_directories import PodDirectories
 
 log = logging.getLogger(__name__)
 
-ReadShares = Callable[[], Iterable[PodShare]]
+ReadShares = Callable[[Sequence[Container]], Iterable[PodShare]]
+"""What all pods hold by the claims of this node, with those whose containers are known to have been
+given some."""
 _LOOK_AGAIN_SECONDS: Final = 60.0  # where nothing seems to change
 _BUSY: Final = "the memory limits of GPU {name} are still being changed after {seconds} s"
 
@@ -47,6 +49,7 @@ class _Settled:
     """What all was made right by, at the last time."""
 
     shares: tuple[PodShare, ...]
+    joinable: bool
     offered: Offered
     news: int
     until: float  # on the clock
@@ -59,7 +62,7 @@ class MemoryLimits:
         self,
         nvml: Nvml,
         cgroups: Cgroups,
-        uses: Uses,
+        find: Find,
         clock: Callable[[], float] = time.monotonic,
         turn_seconds: float = 15.0,
     ) -> None:
@@ -69,15 +72,16 @@ class MemoryLimits:
         self._turn_seconds = turn_seconds
         self._clock = clock
         self._backend = LimitBackend(nvml, cgroups, clock)
-        self._claims = ContainerClaims(uses, clock)
+        self._containers = PodContainers(find)
         self._directories = PodDirectories(cgroups, self._appeared)
-        self._pods = PodCgroups(cgroups, self._claims, self._directories)
+        self._pods = PodCgroups(cgroups, self._containers, self._directories)
         self._new_pods = NewPods(cgroups)
         self._turns = NamedLocks(_BUSY)
         self._lock = threading.Lock()  # of what follows
         self._gpus: dict[GpuUuid, GpuLimits] = {}
         self._news = 0  # how often something happened that ``settle`` has to look at
         self._settled: _Settled | None = None
+        self._read: ReadShares = lambda containers: ()
         self.on_unsettled: Callable[[], None] = lambda: None  # it would be good to settle now
 
     def status(self) -> Offered:
@@ -103,29 +107,34 @@ class MemoryLimits:
                 "guard is enough"
             )
 
-    def settle(self, read: ReadShares) -> None:
+    def settle(self, read: ReadShares, joinable: bool = False) -> None:
         """Make the limits those of *read*, what all pods hold by the claims of this node.
 
         For pods that came to a claim later or left it, for limits that were lost, for containers
         that nobody told of, and for what those use. While nothing changes it compares, and no more.
-        *read* is asked again for each GPU, so that no claim prepared meanwhile is undone. One
-        thread at a time.
+        *read* is asked again for each GPU, so that no claim prepared meanwhile is undone.
+        *joinable*: there are claims that limit whoever joins them, which a pod may do that nobody
+        named: as its containers appear, they tell. One thread at a time.
         """
-        shares = tuple(read())
-        if self._is_settled(shares):
+        self._read = read
+        containers = self._containers.known
+        shares = tuple(read(containers))
+        if self._is_settled(shares, joinable):
             return
-        limited = tuple(share for share in shares if share.memory_bytes is not None)
-        gpus = {share.gpu for share in limited} | set(self._known())
-        if not gpus:
+        if not (joinable or self._known() or _limited(shares)):
+            self._directories.forget()
             return
-        news, offered = self._news, self._backend.offered()
+        news, offered, well = self._news, self._backend.offered(), True
         places: Mapping[PodUid, Path] = {}
         if offered.backend is not None:
-            places = self._directories.find({share.pod for share in limited})
-            self._claims.learn(_to_ask(limited, places))  # nobody waits for a turn meanwhile
-        well = [self._settle_gpu(gpu, read, offered, places) for gpu in sorted(gpus)]
-        self._directories.keep({pod for gpu in self._known() for pod in self._pods_of(gpu)})
-        self._settled = _Settled(shares, offered, news, self._due()) if all(well) else None
+            places = self._directories.find()
+            well = self._containers.learn({pod: _ids(places[pod]) for pod in places})
+            if self._containers.known is not containers:
+                shares = tuple(read(self._containers.known))
+        gpus = {share.gpu for share in _limited(shares)} | set(self._known())
+        well &= all([self._settle_gpu(gpu, read, offered, places) for gpu in sorted(gpus)])
+        done = _Settled(shares, joinable, offered, news, self._due())
+        self._settled = done if well else None
 
     def tell_of_pods(self, told: Callable[[], None] | None) -> bool:
         """Call *told* when a pod comes to this node, from now on; None: no longer.
@@ -139,11 +148,11 @@ class MemoryLimits:
         self._directories.stop()
         self._new_pods.stop()
 
-    def _is_settled(self, shares: tuple[PodShare, ...]) -> bool:
+    def _is_settled(self, shares: tuple[PodShare, ...], joinable: bool) -> bool:
         last = self._settled
         return (
             last is not None
-            and last.shares == shares
+            and (last.shares, last.joinable) == (shares, joinable)
             and last.news == self._news
             and self._clock() < last.until
             and self._directories.complete
@@ -154,7 +163,7 @@ class MemoryLimits:
         """When to look again even if nothing changes."""
         with self._lock:
             dues = [limits.due for limits in self._gpus.values()]
-        return min(self._clock() + _LOOK_AGAIN_SECONDS, self._claims.ask_at, *dues)
+        return min([self._clock() + _LOOK_AGAIN_SECONDS, *dues])
 
     def _note(self) -> None:
         with self._lock:
@@ -183,11 +192,11 @@ class MemoryLimits:
         """Whether it was possible."""
         try:
             with self._turn(gpu) as limits:
-                limits.shares = {
-                    share.pod: share
-                    for share in read()
-                    if share.gpu == gpu and share.memory_bytes is not None
-                }
+                # Nobody can tell whether a pod whose containers are hidden still has its claims.
+                hidden = self._containers.hidden
+                kept = {pod: share for pod, share in limits.shares.items() if pod in hidden}
+                wanted = _limited(read(self._containers.known))
+                limits.shares = kept | {one.pod: one for one in wanted if one.gpu == gpu}
                 if offered.backend is not None:
                     self._pods.settle(limits, offered.backend, places)
                 elif not offered.fault:
@@ -197,26 +206,37 @@ class MemoryLimits:
             return False
         return True
 
-    def _appeared(self, pod: PodUid) -> None:
-        """A directory of *pod* is new."""
-        gpus = [gpu for gpu in self._known() if pod in self._pods_of(gpu)]
-        several = False  # the answer to who uses which of them is not waited for here
-        for gpu in gpus:
+    def _appeared(self, pod: PodUid, container: str | None) -> None:
+        """The directory of *pod*, or something in it, is new."""
+        try:
+            directory = self._cgroups.pod(pod)
+            ids = [container] if container else _ids(directory) if directory else []
+            well = self._containers.learn_new(pod, ids)
+        except NodeError as error:
+            log.warning("GPU memory limits not set: %s", error, extra={"pod": pod})
+            well = False
+        gpus = {share.gpu for share in self._shares_of(pod)}
+        gpus |= {gpu for gpu in self._known() if pod in self._pods_of(gpu)}
+        for gpu in sorted(gpus):
             try:
-                several |= self._limit_new(gpu, pod)
+                self._limit_new(gpu, pod)
             except NodeError as error:
                 log.warning("GPU memory limits not set: %s", error, extra={"gpu": gpu, "pod": pod})
-        if gpus:
+        if gpus or not well:
             self._note()
-        if several:
+        if not well:
             self.on_unsettled()
 
-    def _limit_new(self, gpu: GpuUuid, pod: PodUid) -> bool:
-        """Whether the pod has several claims, so that its containers may use different ones."""
+    def _shares_of(self, pod: PodUid) -> Iterable[PodShare]:
+        shares = self._read(self._containers.known)
+        return [share for share in _limited(shares) if share.pod == pod]
+
+    def _limit_new(self, gpu: GpuUuid, pod: PodUid) -> None:
         with self._turn(gpu) as limits:
+            mine = {share.pod: share for share in self._shares_of(pod) if share.gpu == gpu}
+            limits.shares = {**limits.shares, **mine}
             if (backend := self._backend.known()) is not None:
                 self._pods.limit(limits, pod, backend)
-            return pod in limits.shares and len(limits.shares[pod].claims) > 1
 
     def _pods_of(self, gpu: GpuUuid) -> Collection[PodUid]:
         with self._lock:
@@ -240,16 +260,9 @@ class MemoryLimits:
                         del self._gpus[gpu]
 
 
-def _to_ask(limited: Iterable[PodShare], places: Mapping[PodUid, Path]) -> Mapping[str, PodClaims]:
-    """The containers of pods that hold something of one GPU by several claims."""
-    claims: dict[PodUid, set[ClaimUid]] = {}
-    several: set[PodUid] = set()
-    for share in limited:
-        claims.setdefault(share.pod, set()).update(claim for claim, _ in share.claims)
-        if len(share.claims) > 1 and share.pod in places:
-            several.add(share.pod)
-    return {
-        container: PodClaims(pod, frozenset(claims[pod]))
-        for pod in sorted(several)
-        for container, _ in containers_in(places[pod])
-    }
+def _limited(shares: Iterable[PodShare]) -> Sequence[PodShare]:
+    return [share for share in shares if share.memory_bytes is not None]
+
+
+def _ids(pod: Path) -> Sequence[str]:
+    return [container for container, _ in containers_in(pod)]

@@ -22,9 +22,9 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.shares import PodShare
 from dra_driver.model.steps import LimitMemory
 from dra_driver.node.cgroups import Cgroups, containers_in
-from dra_driver.node.container_claims import ContainerClaims
 from dra_driver.node.gpu_limits import GpuLimits
 from dra_driver.node.limit_backend import Backend
+from dra_driver.node.pod_containers import PodContainers
 from dra_driver.node.pod_directories import INNER, PodDirectories
 
 
@@ -32,10 +32,10 @@ class PodCgroups:
     """Changes what one GPU's driver keeps, while nobody else does."""
 
     def __init__(
-        self, cgroups: Cgroups, claims: ContainerClaims, directories: PodDirectories
+        self, cgroups: Cgroups, containers: PodContainers, directories: PodDirectories
     ) -> None:
         self._cgroups = cgroups
-        self._claims = claims
+        self._containers = containers
         self._directories = directories
 
     def change(
@@ -121,7 +121,7 @@ class PodCgroups:
         every = _claims(share)
         if len(every) == 1:
             return every
-        return self._claims.used(container, every) or every
+        return (self._containers.given(container) & every) or every
 
 
 def _claims(share: PodShare) -> frozenset[ClaimUid]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.processes import Process
@@ -44,6 +44,7 @@ class Uses:
 
     known: frozenset[ClaimUid] = frozenset()
     possible: frozenset[ClaimUid] = frozenset()
+    namespace: str = ""  # of the container, where its claims are known
 
 
 def mildest(guards: Iterable[Guard]) -> Guard:
@@ -91,22 +92,14 @@ def holders(records: Iterable[Record]) -> Mapping[PodUid, Holder]:
     return found
 
 
-def uses(listed: Iterable[ListedPod], holder: Holder, container: str | None) -> Uses:
-    """What the kubelet's list says of a container of *holder*; None: its name is not known.
+def uses(container: Container | None, holder: Holder | None) -> Uses:
+    """What a container uses. *holder*: its pod, where it is recorded with claims.
 
-    Of a claim that the list names for no container of the pod nothing can be told: an init
-    container may be the one that uses it, or the kubelet names no claims at all.
+    Where nobody knows the container, each claim of its pod may be the one that it uses.
     """
-    mine = [pod for pod in listed if (pod.namespace, pod.name) == (holder.namespace, holder.name)]
-    if container is None or not any(container in pod.containers for pod in mine):
-        return Uses(possible=frozenset(claim.uid for claim in holder.claims))
-    own = {name for pod in mine for name in pod.containers.get(container, ())}
-    named = {name for pod in mine for names in pod.containers.values() for name in names}
-    by_name = {claim.uid: ClaimName(claim.namespace, claim.name) for claim in holder.claims}
-    return Uses(
-        known=frozenset(uid for uid, name in by_name.items() if name in own),
-        possible=frozenset(uid for uid, name in by_name.items() if name not in named),
-    )
+    if container is not None:
+        return Uses(known=container.claims, namespace=container.namespace)
+    return Uses(possible=frozenset(claim.uid for claim in holder.claims) if holder else frozenset())
 
 
 def owners(gpu_shares: Iterable[Share], process: Process, its: Uses) -> frozenset[ClaimUid]:
@@ -114,8 +107,12 @@ def owners(gpu_shares: Iterable[Share], process: Process, its: Uses) -> frozense
 
     A process that may be a monitor's is left alone, unless its container surely uses a share.
     """
+    known = [
+        share
+        for share in gpu_shares
+        if share.claim.uid in its.known and share.claim.namespace == its.namespace
+    ]
     mine = [share for share in gpu_shares if process.pod in share.pods]
-    known = [share for share in mine if share.claim.uid in its.known]
     possible = [share for share in mine if share.claim.uid in its.possible]
     if all(share.admin for share in known) and any(share.admin for share in possible):
         return frozenset()

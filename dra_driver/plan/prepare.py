@@ -79,6 +79,7 @@ def plan_claim(
     intervals = _intervals(claim, grants)
     refuse_held(claim, grants, others, intervals)
     wanted = Plan(claim, grants, ())
+    _refuse_strict_for_nobody(wanted.record)
     minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
         MakeDeviceNodes(tuple(minors)),
@@ -211,6 +212,19 @@ def _grants(
     if problems:
         raise ClaimError(one_text(f"claim {claim.ref}: ", problems))
     return tuple(grants)
+
+
+def _refuse_strict_for_nobody(record: Record) -> None:
+    """A driver's own limit is there before the first container where the pod is known by then."""
+    strict = [one for one in record.holdings if one.limit is not None and one.limit.strict]
+    if strict and not record.pods:
+        names = ", ".join(sorted({one.device for one in strict}))
+        raise ClaimError(
+            f"claim {record.claim}: its part of {names} is to be limited by the driver "
+            "(memoryLimit: Strict in this node's profile), and which pods to limit is not known: "
+            "it is reserved for no pod (a PodGroup does not tell its pods); write a claim for each "
+            "pod, or let the profile say memoryLimit: BestEffort"
+        )
 
 
 def _intervals(claim: Claim, grants: Iterable[Grant]) -> dict[GpuUuid, SetTimeSlice]:

@@ -9,10 +9,11 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.processes import GpuProcess
 from dra_driver.node.processes import Processes
-from dra_driver.plugin import gone_instances, guard, pod_limits
-from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
+from dra_driver.plugin import container_uses, gone_instances, guard, pod_limits
+from dra_driver.plugin.container_uses import ContainerUses
 from dra_driver.plugin.gone_instances import GoneInstances
 from dra_driver.plugin.guard import Events, MemoryGuard, Tools
+from dra_driver.plugin.listed_pods import Kubelet, ListedPods, Pods
 from dra_driver.plugin.memory_use import MemoryUse
 from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits
 from dra_driver.plugin.tools import Changed
@@ -37,6 +38,12 @@ class Ledger(Protocol):
     def records(self) -> tuple[Record, ...]: ...
 
 
+class Containers(container_uses.Containers, Protocol):
+    """The containers of this machine; ``dra_driver.node.containers``."""
+
+    def places(self) -> tuple[str, ...]: ...
+
+
 class Preparer(pod_limits.Preparer, gone_instances.Preparer, Protocol):
     """Who acts on claims; ``dra_driver.plugin.upkeep``."""
 
@@ -54,6 +61,7 @@ class Enforced:
     claims: Claims
     preparer: Preparer
     kubelet: Kubelet
+    pods: Pods
     events: Events
     metrics: Observer
     in_charge: Callable[[], bool]
@@ -65,13 +73,18 @@ def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitS
     The answer has the limits of pods looked after at once: to be called after a claim changed.
     """
     processes = Processes()
-    containers = ContainerUses(known, its.kubelet)
-    use = MemoryUse(its.node.processes, processes, containers)
-    guarding = MemoryGuard(its.ledger.records, Tools(use, processes, its.events, its.metrics))
+    use = MemoryUse(its.node.processes, processes, ContainerUses(known))
+    listed = ListedPods(its.ledger.records, its.kubelet, its.pods, lambda: not known.places())
+    guarding = MemoryGuard(listed.records, Tools(use, processes, its.events, its.metrics))
     gone = GoneInstances(its.node, its.ledger.records, its.preparer, its.events, its.metrics)
-    limits = PodLimits(its.ledger.records, its.claims, its.preparer, its.node.limits)
+    limits = PodLimits(listed.records, its.claims, its.preparer, its.node.limits)
+
+    def look_for_pods() -> float | None:
+        listed.look()
+        return limits.look_for_pods()
+
     settling = Loop("pod-limits", _when(its.in_charge, limits.settle), _LIMITS_SECONDS)
-    looking = Loop("pods", _when(its.in_charge, limits.look_for_pods), _PODS_SECONDS)
+    looking = Loop("pods", _when(its.in_charge, look_for_pods), _PODS_SECONDS)
     limits.wake(looking.soon, settling.soon)
     for loop in (
         Loop("memory-guard", _when(its.in_charge, guarding.look), guard_seconds),

@@ -10,6 +10,7 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.model.processes import GpuProcess, Process
 from dra_driver.plan.memory_look import GpuLook, Use
 from dra_driver.plan.memory_shares import Holder, Share, Uses, owners
+from dra_driver.plugin.container_uses import Users
 
 GpuProcesses = Callable[[GpuUuid], Sequence[GpuProcess]]
 """What NVML sees on a GPU; NodeError: it does not answer. ``dra_driver.node.gpu_processes``."""
@@ -26,9 +27,7 @@ class Processes(Protocol):
 class Containers(Protocol):
     """What containers use; ``dra_driver.plugin.container_uses``."""
 
-    def of(
-        self, processes: Sequence[Process], holders: Mapping[PodUid, Holder]
-    ) -> Mapping[str, Uses]: ...
+    def of(self, processes: Sequence[Process], holders: Mapping[PodUid, Holder]) -> Users: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,7 @@ class Looked:
 
     looks: tuple[GpuLook, ...] = ()
     failed: Mapping[GpuUuid, str] = field(default_factory=dict)
+    joined: Mapping[PodUid, Holder] = field(default_factory=dict)  # known by containers alone
 
 
 _HIDDEN: Final = (
@@ -60,7 +60,10 @@ class GpuUsers:
     def look(
         self, shares: Mapping[GpuUuid, Sequence[Share]], holders: Mapping[PodUid, Holder]
     ) -> Looked:
-        """Everybody of *holders* who is on these GPUs; also who is there for none of *shares*."""
+        """Who of all pods is on these GPUs; also who is there for none of *shares*.
+
+        *holders*: the pods that are recorded. Others join a claim, and their containers tell it.
+        """
         # A process stays in its namespace: who saw them once need not look again every time.
         self._sees_pods = self._sees_pods or self._processes.sees_pods()
         if not self._sees_pods:
@@ -69,21 +72,21 @@ class GpuUsers:
         failed: dict[GpuUuid, str] = {}
         for gpu in shares:
             try:
-                used[gpu] = self._used(gpu, holders)
+                used[gpu] = self._used(gpu)
             except NodeError as error:
                 failed[gpu] = str(error)
         everybody = [process for its in used.values() for process, _ in its]
-        containers = self._containers.of(everybody, holders) if everybody else {}
-        looks = (_gpu_look(gpu, shares[gpu], its, containers) for gpu, its in used.items())
-        return Looked(tuple(looks), failed)
+        users = self._containers.of(everybody, holders) if everybody else Users()
+        looks = (_gpu_look(gpu, shares[gpu], its, users.uses) for gpu, its in used.items())
+        return Looked(tuple(looks), failed, users.pods)
 
-    def _used(self, gpu: GpuUuid, holders: Mapping[PodUid, Holder]) -> _Used:
+    def _used(self, gpu: GpuUuid) -> _Used:
         began = self._processes.now()
         used: list[tuple[Process, int | None]] = []
         for one in self._gpu_processes(gpu):
             process = self._processes.find(one.pid)
             # A process younger than NVML's answer only has the number of the one that was meant.
-            if process is not None and process.started < began and process.pod in holders:
+            if process is not None and process.started < began:
                 used.append((process, one.memory_bytes))
         return used
 

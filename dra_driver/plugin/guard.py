@@ -99,6 +99,7 @@ class MemoryGuard:
         self._records = records
         self._tools = tools
         self._shared = _Shared(())
+        self._pods: Mapping[PodUid, Holder] = {}  # who uses what is guarded, at the last look
         self._excursions: Excursions = {}
         self._told = _NOTHING
         self._watched = False
@@ -111,6 +112,7 @@ class MemoryGuard:
         if not shared.shares and not self._watched:
             return
         seen = self._tools.use.look(shared.shares, shared.pods) if shared.shares else _NOTHING
+        self._pods = {**shared.pods, **seen.joined}
         self._excursions, actions = decide(seen.looks, self._excursions, self._tools.clock())
         for action in actions:
             self._do(action, shared)
@@ -144,7 +146,7 @@ class MemoryGuard:
         )
         for pod in sorted({use.process.pod for use in group.uses}):
             about, message = _about(group), f"{_above(group, shared)}{then}"
-            ref = _ref(pod, shared.pods)
+            ref = _ref(pod, self._pods)
             self._tools.events.tell(Event(ref, "GPUMemoryAboveShare", about, message))
 
     def _tell_of_end(
@@ -160,7 +162,7 @@ class MemoryGuard:
         )
         # Each signal is an event of its own: the same one told again so soon would only count.
         about = f"{_about(group)} {number.name}"
-        pod = _ref(use.process.pod, shared.pods)
+        pod = _ref(use.process.pod, self._pods)
         self._tools.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))
 
     def _signal(self, group: Group, use: Use, number: signal.Signals) -> bool:

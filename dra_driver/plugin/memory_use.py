@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.model.devices import GpuUuid
@@ -19,6 +19,7 @@ class Seen:
 
     looks: tuple[GpuLook, ...] = ()
     blind: frozenset[GpuUuid] = frozenset()
+    joined: Mapping[PodUid, Holder] = field(default_factory=dict)  # pods, as ``Looked`` says
 
 
 class MemoryUse:
@@ -40,7 +41,7 @@ class MemoryUse:
             if any(use.memory_bytes is None for use in look.uses):
                 blind[look.gpu] = "NVML does not tell how much memory each process uses"
         self._tell(blind)
-        return Seen(tuple(map(_of_claims, looked.looks)), frozenset(blind))
+        return Seen(tuple(map(_of_claims, looked.looks)), frozenset(blind), looked.joined)
 
     def _tell(self, blind: dict[GpuUuid, str]) -> None:
         for gpu, why in blind.items():

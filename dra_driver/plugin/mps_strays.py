@@ -55,6 +55,7 @@ class MpsStrays:
         shares = gpu_shares(records, spaces)
         pods = holders(records)
         looked = self._users.look(shares, pods) if shares else Looked()
+        pods = {**pods, **looked.joined}
         self._warn(looked.failed)
         now = self._clock()
         found = strays(looked.looks, spaces, status)

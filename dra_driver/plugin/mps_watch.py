@@ -35,7 +35,7 @@ from dra_driver.plan.mps_watch import (
 )
 from dra_driver.plan.mps_words import agent_down, restarted
 from dra_driver.plugin import gpu_users, instance_at, mps_drain, mps_instances, mps_joined
-from dra_driver.plugin.container_uses import Containers, ContainerUses, Kubelet
+from dra_driver.plugin.container_uses import Containers, ContainerUses
 from dra_driver.plugin.errands import Errand, Errands
 from dra_driver.plugin.gpu_users import GpuUsers
 from dra_driver.plugin.mps_drain import MpsDrain, PodClients
@@ -100,7 +100,6 @@ class Watched:
     preparer: Preparer
     node: Node
     pods: Pods
-    kubelet: Kubelet
     events: Events
     observer: Observer
     in_charge: Callable[[], bool]
@@ -141,7 +140,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
     The answer is to be called after a claim changed.
     """
     processes, clock, errands = Processes(), Clock(), Errands()
-    users = GpuUsers(its.node.processes, processes, ContainerUses(known, its.kubelet))
+    users = GpuUsers(its.node.processes, processes, ContainerUses(known))
     tools = Tools(
         processes,
         MpsStrays(users, its.events),

@@ -1,23 +1,25 @@
 """Looks after what holds for the pods of prepared claims: those that come later, and their limits.
 
-The kubelet prepares a claim for its first pod. More can use it, and nobody says so. So claims that
-are meant for several pods are read again whenever one comes to this node, and from time to time, in
-case that was not seen. A claim from a template is meant for one, but any pod can name it: under
-MPS, where it matters who is on a server, these are read from time to time, some of them at once.
+The kubelet prepares a claim for its first pod. More can use it, and nobody says so. Any pod can
+join any claim that limits, and is limited as soon as one of its containers shows that it was given
+the claim (`dra_driver.plan.claim_pods`). Claims that are meant for several pods are read again
+besides, whenever a pod comes to this node, and from time to time, in case that was not seen: so
+their limits are there before the first container. A claim from a template is meant for one pod: it
+is read again only under MPS, where it matters who is on a server, some of them at once.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from dra_driver.errors import DriverError, NodeError
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, PodUid
-from dra_driver.kubeletplugin.pods import ListedPod
+from dra_driver.errors import DriverError
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.holdings import Record
 from dra_driver.model.shares import PodShare
+from dra_driver.plan.claim_pods import with_pods
 from dra_driver.plan.limits import pod_shares
-from dra_driver.plan.memory_shares import holders, uses
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,9 @@ class Limits(Protocol):
 
     on_unsettled: Callable[[], None]
 
-    def settle(self, read: Callable[[], Iterable[PodShare]]) -> None: ...
+    def settle(
+        self, read: Callable[[Sequence[Container]], Iterable[PodShare]], joinable: bool
+    ) -> None: ...
     def tell_of_pods(self, told: Callable[[], None] | None) -> bool: ...
 
 
@@ -51,8 +55,8 @@ class _Read:
     """What follows from the records, as long as they are these."""
 
     records: tuple[Record, ...] = ()
+    containers: Sequence[Container] = ()
     shares: tuple[PodShare, ...] = ()
-    shared: frozenset[ClaimUid] = frozenset()
 
 
 _NOT_TOLD_SECONDS: Final = 5.0  # between looks where nobody tells of new pods
@@ -70,7 +74,7 @@ class PodLimits:
         self._claims = claims
         self._preparer = preparer
         self._limits = limits
-        self._last = _Read()  # settle's own
+        self._last = _Read()
         self._shared: Collection[ClaimUid] = ()  # as far as they were looked at
         self._turn: ClaimRef | None = None  # of the claims from templates, the last that was read
         self._told = False  # of pods as they come
@@ -83,20 +87,20 @@ class PodLimits:
         self._settle_soon = self._limits.on_unsettled = settle
 
     def look_for_pods(self) -> float | None:
-        """Read the claims that pods can join. What fails waits for the next look.
+        """Read the claims of which it matters. What fails waits for the next look.
 
         Answers with the seconds until then where nobody tells of new pods.
         """
-        joinable = [record for record in self._records() if _is_joinable(record)]
-        shared = [record for record in joinable if not record.pod_claim_name]
-        for record in (*shared, *self._in_turn(joinable)):
+        read = [record for record in self._records() if _is_read(record)]
+        shared = [record for record in read if not record.pod_claim_name]
+        for record in (*shared, *self._in_turn(read)):
             self._note_pods(record)
         return _NOT_TOLD_SECONDS if shared and not self._told else None
 
-    def _in_turn(self, joinable: Iterable[Record]) -> Iterable[Record]:
+    def _in_turn(self, records: Iterable[Record]) -> Iterable[Record]:
         """Of those from templates, the next ones."""
         waiting = sorted(
-            (record for record in joinable if record.pod_claim_name),
+            (record for record in records if record.pod_claim_name),
             key=lambda one: (self._turn is not None and one.claim <= self._turn, one.claim),
         )[:_AT_ONCE]
         if waiting:
@@ -105,21 +109,24 @@ class PodLimits:
 
     def settle(self) -> None:
         """Make the limits what they should be, also those of containers that came meanwhile."""
-        shared = self._read().shared
+        records = tuple(self._records())
+        shared = frozenset(
+            one.claim.uid for one in records if _is_read(one) and not one.pod_claim_name
+        )
         told = self._limits.tell_of_pods(self._look_soon if shared else None)
         if told and not (self._told and shared.issubset(self._shared)):
             self._look_soon()  # once for those who came before they were told of
         self._told, self._shared = told, shared
-        self._limits.settle(lambda: self._read().shares)
+        self._limits.settle(self._shares, any(record.limited for record in records))
 
-    def _read(self) -> _Read:
+    def _shares(self, containers: Sequence[Container]) -> tuple[PodShare, ...]:
+        """What every pod holds, with those of *containers* that were given claims."""
         records = tuple(self._records())
-        if records != self._last.records:
-            shared = frozenset(
-                one.claim.uid for one in records if _is_joinable(one) and not one.pod_claim_name
-            )
-            self._last = _Read(records, pod_shares(records), shared)
-        return self._last
+        last = self._last
+        if records != last.records or containers != last.containers:
+            shares = pod_shares(with_pods(records, containers))
+            self._last = last = _Read(records, containers, shares)
+        return last.shares
 
     def _note_pods(self, record: Record) -> None:
         facts = {"claim": str(record.claim)}
@@ -141,28 +148,8 @@ class PodLimits:
             )
 
 
-def claims_of(
-    records: Records,
-    listed: Callable[[], Iterable[ListedPod]],
-    containers: Collection[tuple[PodUid, str]],
-) -> Mapping[tuple[PodUid, str], frozenset[ClaimUid]]:
-    """Which claims containers use, each by its pod and name; without those of which it cannot be
-    told."""
-    known = holders(records())
-    asked = [(pod, container) for pod, container in containers if pod in known]
-    if not asked:
-        return {}
-    try:
-        pods = tuple(listed())
-    except NodeError as e:
-        log.info("which container uses which claim is not known", extra={"error": str(e)})
-        return {}
-    found = {(pod, container): uses(pods, known[pod], container) for pod, container in asked}
-    return {key: its.known for key, its in found.items() if not its.possible}
-
-
-def _is_joinable(record: Record) -> bool:
-    """Whether pods can come to a claim that is prepared already, and it matters which."""
+def _is_read(record: Record) -> bool:
+    """Whether it matters before any container runs which pods come to it, prepared already."""
     if not record.completed:
         return False
     return bool(record.spaces) or (record.limited and not record.pod_claim_name)

@@ -49,7 +49,6 @@ from dra_driver.plugin.mps_metrics import MpsMetrics
 from dra_driver.plugin.mps_watch import Watched, watch_mps
 from dra_driver.plugin.node_labels import NodeLabels
 from dra_driver.plugin.offers import ASK_AGAIN_SECONDS, Keeping, Offers
-from dra_driver.plugin.pod_limits import claims_of
 from dra_driver.plugin.prepare import Preparer
 from dra_driver.plugin.profile_choice import ProfileChoice
 from dra_driver.plugin.profiles import Profiles
@@ -99,16 +98,16 @@ class _Parts:
 
 def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     """Start every part; *stack* stops them, the last one first. What may take long comes last."""
-    metrics, kubelet = Metrics(), PodResources(settings.kubelet_dir)
+    metrics = Metrics()
     server = _http_server(settings, metrics, stack)  # it may not be to be had: first of all
-    parts = _parts(settings, metrics, kubelet, stack)
+    parts = _parts(settings, metrics, stack)
     publishing = _publish(parts, stack)
     listeners: list[Changed] = []
     preparer, turn = _preparer(parts, publishing.offers, listeners)
     rounds = _rounds(parts, publishing, preparer)
     mig = _mig(parts, publishing, Apart(preparer.upkeep.while_free, turn.held), rounds, stack)
     listeners += [rounds.claim_changed, mig.claim_changed]
-    listeners += _look_after(parts, preparer, kubelet, stack)
+    listeners += _look_after(parts, preparer, stack)
     plugin = _serve(parts, preparer, ending, stack)
     if server is not None:
         looks, directories = (publishing.watcher, rounds), settings.directories
@@ -118,15 +117,12 @@ def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     _look_on(publishing, rounds, settings, stack)
 
 
-def _parts(
-    settings: PluginSettings, metrics: Metrics, kubelet: PodResources, stack: ExitStack
-) -> _Parts:
+def _parts(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> _Parts:
     api = ApiServer(kubeconfig(settings.kubeconfig) if settings.kubeconfig else in_cluster())
     stack.callback(api.close)
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
-    uses = partial(claims_of, ledger.records, kubelet.pods)
-    node = stack.enter_context(open_node(settings.place, settings.state / "sim", uses))
+    node = stack.enter_context(open_node(settings.place, settings.state / "sim"))
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     plugins = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(plugins.leave)
@@ -259,9 +255,7 @@ def _look_on(
     stack.callback(rounds.stop)
 
 
-def _look_after(
-    parts: _Parts, preparer: Preparer, kubelet: PodResources, stack: ExitStack
-) -> Iterator[Changed]:
+def _look_after(parts: _Parts, preparer: Preparer, stack: ExitStack) -> Iterator[Changed]:
     """The loops that see to it that claims use what they were given; what wakes each."""
     settings = parts.settings
     enforced = Enforced(
@@ -269,7 +263,8 @@ def _look_after(
         parts.ledger,
         parts.claims,
         preparer.upkeep,
-        kubelet,
+        PodResources(settings.kubelet_dir),
+        PodReader(parts.api),
         parts.events,
         parts.metrics,
         parts.in_charge,
@@ -284,7 +279,6 @@ def _look_after(
         preparer.upkeep,
         parts.node,
         PodReader(parts.api),
-        kubelet,
         parts.events,
         MpsMetrics(parts.metrics.registry),
         parts.in_charge,

@@ -10,7 +10,7 @@ from dra_driver.model.holdings import Record
 from dra_driver.model.mps import Space
 from dra_driver.model.offer import board
 from dra_driver.model.steps import EndMps
-from dra_driver.plan.limits import limit_steps, undo_limit_steps
+from dra_driver.plan.limits import limit_steps
 from dra_driver.plugin.tools import Tools
 from dra_driver.plugin.waits import Wait, Waits
 
@@ -118,14 +118,12 @@ class Upkeep:
         return True
 
     def _change_pods(self, record: Record, claim: Claim) -> None:
-        """Record, act, record: a pod that leaves is forgotten once its limit is gone."""
+        """Record, act, record. The limit of a pod that left goes once none of its containers is
+        known to have been given the claim (``dra_driver.plugin.pod_limits``)."""
         both = tuple(sorted({*record.pods, *claim.pods}))
         self._ledger.write(replace(record, pods=both))
         others = self._ledger.neighbours(record.claim.uid, record.gpus)
         after = replace(record, pods=claim.pods)
-        gone = tuple(pod for pod in record.pods if pod not in claim.pods)
-        for step in undo_limit_steps(replace(record, pods=gone), others):
-            self._node.restore(step)
         for step in limit_steps(after, others):
             self._node.carry_out(step)
         self._ledger.write(after)

@@ -7,9 +7,14 @@ from tests.e2e.kube import Kube, wait
 
 
 def container_ids(kube: Kube, name: str, namespace: str = "default") -> dict[str, str]:
-    """By its name, the id of each container of a pod."""
-    found = kube.get("Pod", name, namespace)["status"]["containerStatuses"]
-    return {one["name"]: one["containerID"].rpartition("/")[2] for one in found}
+    """By its name, the id of each container of a pod that was started; also of init containers."""
+    status = kube.get("Pod", name, namespace)["status"]
+    found = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    return {
+        one["name"]: one["containerID"].rpartition("/")[2]
+        for one in found
+        if one.get("containerID")
+    }
 
 
 def pids(container_id: str) -> dict[str, int]:

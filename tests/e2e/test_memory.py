@@ -123,6 +123,68 @@ def test_the_driver_limits_pods_and_containers_to_what_their_claims_hold(kube, l
     wait("every limit to go", lambda: not driver.limits(), 30)
 
 
+def joined(kube, how, cel):
+    """A claim of 10 GiB with its first pod, as users can make one that looks like a template's; its
+    name."""
+    if how == "annotated":
+        made = claim("joined-annotated", fraction("10Gi", cel=cel))
+        made["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "gpu"}
+        kube.apply(made)
+        kube.apply(pod("owner-annotated", MAIN.format(3604), claim="joined-annotated"))
+        kube.wait_pod("owner-annotated", "Running")
+        return "joined-annotated"
+    kube.apply(template("joined", fraction("10Gi", cel=cel)))
+    kube.apply(pod("owner", MAIN.format(3604), template="joined"))
+    kube.wait_pod("owner", "Running")
+    (status,) = kube.get("Pod", "owner")["status"]["resourceClaimStatuses"]
+    return status["resourceClaimName"]
+
+
+def second_pod(kube, how, name):
+    """Another pod that names the claim, and uses it in an init container that does not end."""
+    uses = ({"name": "mine"},)
+    setup = container(MAIN.format(3605), "setup", uses)
+    sources = [{"name": "mine", "resourceClaimName": name}]
+    second = f"second-{how}"
+    kube.apply(pod_of(second, [container(uses=uses)], sources, initContainers=[setup]))
+    return second, wait("its init container", lambda: container_ids(kube, second).get("setup"), 60)
+
+
+@pytest.mark.parametrize("how", ["template", "annotated"])
+def test_the_driver_limits_a_second_pod_that_names_a_claim_of_one_pod(kube, limiting, how):
+    """Nobody tells us of it, and the claim is not read again: its containers show that they were
+    given the claim."""
+    name = joined(kube, how, on(kube.uuid("gpu-0")))
+
+    second, setup = second_pod(kube, how, name)
+
+    directory = limited(kube, second)
+
+    def limits():
+        found = limiting.limits()
+        return [found.get(one, 0) // GIB for one in (directory, f"{directory}/{setup}")]
+
+    wait("limits of the pod and its init container", lambda: limits() == [10, 10], 60)
+
+
+@pytest.mark.parametrize("how", ["template", "annotated"])
+def test_the_guard_counts_a_second_pod_that_names_a_claim_of_one_pod(
+    kube, driver, profile, uses, how
+):
+    profile("quick", QUICK)
+    name = joined(kube, how, on(kube.uuid("gpu-0")))
+    owner = "owner" if how == "template" else "owner-annotated"
+    second, setup = second_pod(kube, how, name)
+    outlier = process(setup, "sleep 3605")
+    spared = process(container_ids(kube, owner)["main"], "sleep 3604")
+
+    uses({outlier: 9 * GIB, spared: 5 * GIB})
+
+    wait("the outlier to be ended", lambda: not is_alive(outlier), 60)
+    wait("an event", lambda: "GPUMemoryProcessEnded" in str(kube.events(second)), 60)
+    assert is_alive(spared)
+
+
 def limited(kube, name):
     """Where the cgroup of a pod is, below kubepods."""
     return f"besteffort/pod{kube.get('Pod', name)['metadata']['uid']}"

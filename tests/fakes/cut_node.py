@@ -15,6 +15,7 @@ from dra_driver.model.offer import Keeps
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.claim_files import ClaimFiles
 from dra_driver.node.compute_modes import ComputeModes
+from dra_driver.node.containers import Absent
 from dra_driver.node.device_nodes import DeviceNodes
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.gpus import Gpus
@@ -168,7 +169,7 @@ class CutNode:
             driver,
             nodes,
             TimeSlices(driver, run_simulated),
-            MemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda containers: {}),
+            MemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda id_: Absent.GONE),
             ComputeModes(nvml),
             Partitions(
                 nvml,

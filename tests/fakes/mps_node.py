@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from dra_driver.errors import NodeError, Unreachable, Vanished
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, Deletion, ListedPod, PodSpec
+from dra_driver.kubeletplugin.pods import Container, Deletion, PodSpec
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Record
 from dra_driver.model.mig import Instance, PartitionKey
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.processes import GpuProcess, Process
 from dra_driver.model.steps import ServeMps
+from dra_driver.node.containers import Absent
 from dra_driver.plugin.container_uses import ContainerUses
 from dra_driver.plugin.errands import Errands
 from dra_driver.plugin.gpu_users import GpuUsers
@@ -55,6 +56,26 @@ class FailingPods(FakePods):
     glance = read
 
 
+def id_of(pod, container):
+    return f"{container} of {pod.uid}"
+
+
+class Bundles:
+    """What the containers of pods were given."""
+
+    def __init__(self):
+        self.given = {}
+
+    def give(self, pod, container, *claims):
+        id_ = id_of(pod, container)
+        before = self.given.get(id_, Container(id_, container, "default", pod))
+        mine = before.claims | {claim.uid for claim in claims}
+        self.given[id_] = replace(before, claims=mine)
+
+    def find(self, id_):
+        return self.given.get(id_, Absent.GONE)
+
+
 class World:
     """A node with claims under MPS, and what looks after them."""
 
@@ -69,7 +90,7 @@ class World:
         self.instances = {}  # by the key of a partition of GPU; an error is raised
         self.pods = FailingPods()
         self.pods.now = 7_000.0
-        self.kubelet_pods = {}
+        self.bundles = Bundles()
         self.sees = True
         self.newest = True
         self.refuses = {}  # by UID of a claim or name of a space: why it cannot be put right
@@ -87,7 +108,7 @@ class World:
         observer = observer or self.observer
         clock = Clock(lambda: self.steady, lambda: self.agent.now)
         errands = Errands(clock.steady, self.start)
-        names = ContainerUses(self, self.kubelet, clock.steady)
+        names = ContainerUses(self.bundles)
         users = GpuUsers(self.processes, self, names)
         self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock.steady)
         self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
@@ -104,7 +125,6 @@ class World:
             self,
             self,
             self.pods,
-            self.kubelet,
             self,
             self.observer,
             lambda: self.newest,
@@ -137,20 +157,6 @@ class World:
     def _refuse(self, what):
         if what in self.refuses:
             raise NodeError(self.refuses[what])
-
-    @property
-    def kubelet(self):
-        world = self
-
-        class Kubelet:
-            def pods(self):
-                return tuple(world.kubelet_pods.values())
-
-        return Kubelet()
-
-    def name(self, container):
-        """Of a container whose id is its name."""
-        return container
 
     def processes(self, gpu):
         if (pids := self.on_gpus.get(gpu, ())) is None:
@@ -220,11 +226,7 @@ class World:
             self.pods.pods.setdefault(
                 ("default", pod.name), PodSpec("default", pod.name, pod.uid, ())
             )
-            listed = self.kubelet_pods.setdefault(
-                pod, ListedPod("default", pod.name, {"main": frozenset()})
-            )
-            mine = listed.containers["main"] | {ClaimName("default", record.claim.name)}
-            self.kubelet_pods[pod] = replace(listed, containers={"main": frozenset(mine)})
+            self.bundles.give(pod, "main", record.claim)
 
     def give_back(self, claim):
         self.listed = tuple(one for one in self.listed if one.claim != claim)
@@ -244,7 +246,7 @@ class World:
 
     def process(self, pid, pod, *gpus, of=None, container="main"):
         """A process of a pod on GPUs; a client of the space *of* a claim."""
-        self.running[pid] = Process(pid, 7, pod.uid, container)
+        self.running[pid] = Process(pid, 7, pod.uid, id_of(pod, container))
         for gpu in gpus or (GPU,):
             self.on_gpus[gpu] = (*(self.on_gpus.get(gpu) or ()), pid)
         if of is not None:

@@ -12,6 +12,7 @@ from dra_driver.kubeletplugin.claims import Pod, PodUid
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.node.containers import Absent
 from dra_driver.node.gpu_processes import gpu_processes
 from dra_driver.node.nvml import Nvml, load_nvml
 from dra_driver.node.processes import Processes
@@ -33,13 +34,10 @@ DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
 
 
 class Nobody:
-    """No container runtime and no kubelet: the claims of a pod count together."""
+    """No container runtime: the claims of a pod count together."""
 
-    def name(self, container):
-        return None
-
-    def pods(self):
-        return ()
+    def find(self, id_):
+        return Absent.NOWHERE
 
 
 class Told:
@@ -116,7 +114,7 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
         Record(B, (holding(B, gpu, 8),), pods=(DB,)),
     ]
     told, processes = Told(), Processes(tmp_path / "proc")
-    containers = ContainerUses(Nobody(), Nobody())
+    containers = ContainerUses(Nobody())
     use = MemoryUse(lambda uuid: gpu_processes(nvml, uuid), processes, containers)
     guard = MemoryGuard(lambda: records, Tools(use, processes, told, Metrics()))
 

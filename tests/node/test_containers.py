@@ -45,7 +45,6 @@ def test_what_is_mounted_elsewhere_is_no_claim(tmp_path):
 def test_what_kubernetes_did_not_name_counts_as_a_sandbox(tmp_path, document):
     bundles.write(tmp_path / bundles.CONTAINERD / ID, document)
     assert Containers(tmp_path).find(ID) is Absent.SANDBOX
-    assert Containers(tmp_path).name(ID) is None
 
 
 def test_a_sandbox_is_told_from_a_container(tmp_path):
@@ -58,7 +57,7 @@ def test_a_sandbox_is_told_from_a_container(tmp_path):
 def test_a_container_without_a_bundle_is_gone(tmp_path, caplog):
     bundles.containerd(tmp_path, ID, "main")
     containers = Containers(tmp_path)
-    assert (containers.find("e" * 64), containers.name("e" * 64)) == (Absent.GONE, None)
+    assert containers.find("e" * 64) is Absent.GONE
     assert not caplog.records
 
 
@@ -71,7 +70,7 @@ def test_a_runtime_that_is_not_where_it_is_looked_for_is_told_once(tmp_path, cap
 def test_bundles_are_also_where_the_user_says(tmp_path):
     home = tmp_path / "srv/containerd/io.containerd.runtime.v2.task/k8s.io" / ID
     bundles.write(home, {"annotations": {"io.kubernetes.cri.container-name": "main"}})
-    assert Containers(tmp_path, "/srv/containerd/").name(ID) == "main"
+    assert isinstance(Containers(tmp_path, "/srv/containerd/").find(ID), Container)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,6 @@ def test_what_is_half_written_is_an_error_and_not_nobody(tmp_path, text):
     bundles.write(tmp_path / bundles.CONTAINERD / ID, text)
     with pytest.raises(NodeError, match=f"{ID}/config.json: it is not a container's"):
         Containers(tmp_path).find(ID)
-    assert Containers(tmp_path).name(ID) is None
 
 
 def test_what_is_larger_than_any_container_is_not_read(tmp_path):
@@ -112,7 +110,7 @@ def test_too_many_open_files_are_an_error_and_not_nobody(tmp_path):
     containers = Containers(tmp_path)
     with no_more_files(), pytest.raises(NodeError, match=os.strerror(errno.EMFILE)):
         containers.find(ID)
-    assert containers.name(ID) == "main"
+    assert isinstance(containers.find(ID), Container)
 
 
 def test_where_runtimes_keep_bundles_may_be_unreadable(tmp_path):
@@ -120,17 +118,3 @@ def test_where_runtimes_keep_bundles_may_be_unreadable(tmp_path):
     link.symlink_to(link)  # ELOOP, whoever looks
     with pytest.raises(NodeError, match=os.strerror(errno.ELOOP)):
         Containers(tmp_path).places()
-
-
-def test_which_claims_are_used_is_asked_by_name(tmp_path):
-    bundles.containerd(tmp_path, ID, "a")
-    asked = []
-
-    def claims_of(containers):
-        asked.append(containers)
-        return {one: {ClaimUid("c")} for one in containers}
-
-    uses = Containers(tmp_path).uses(claims_of)
-    assert uses([(PodUid("p"), ID), (PodUid("p"), "f" * 64)]) == {(PodUid("p"), ID): {"c"}}
-    assert uses([(PodUid("p"), "f" * 64)]) == {}
-    assert asked == [[("p", "a")]], "nobody is asked about containers without a name"

@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.shares import PodShare
 from dra_driver.model.steps import LimitMemory, PodLimit
 from dra_driver.node.cgroups import Cgroups
+from dra_driver.node.containers import Absent
 from dra_driver.node.gpu_limits import GpuLimits
 from dra_driver.node.memory_limits import MemoryLimits
 from tests.fakes.limits import GIB, LimitedNode, container_id
+from tests.fakes.open_files import no_more_files
 
 SECONDS = 10.0
 MOST = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
@@ -31,24 +34,31 @@ class Limits:
     def __init__(self, directory, backend="dmem", **fields):
         self.node = LimitedNode(directory, backend, **fields)
         self.now = 0.0
-        self.used = {}  # by pod and container
-        self.asked = []  # what the kubelet was asked about, each time
+        self.given = {}  # what containers were given, by their ids
+        self.found = []  # the containers that were looked for
+        self.joined = {}  # what a claim holds that is given to whoever joins it
+        self.unreadable = False
         self.opened = []
         self.limits = self.again()
 
     def again(self, nvml=None, turn_seconds=SECONDS):
         """As after a restart."""
         nvml, cgroups = nvml or self.node.nvml, self.node.cgroups
-        fresh = MemoryLimits(nvml, cgroups, self.uses, lambda: self.now, turn_seconds)
+        fresh = MemoryLimits(nvml, cgroups, self.find, lambda: self.now, turn_seconds)
         self.opened.append(fresh)
         return fresh
 
-    def uses(self, containers):
-        self.asked.append(sorted(containers))
-        return {one: self.used[one] for one in containers if one in self.used}
+    def find(self, id_):
+        self.found.append(id_)
+        if self.unreadable:
+            raise NodeError("its bundle cannot be read now")
+        return self.given.get(id_, Absent.GONE)
 
     def use(self, pod, container, *claims):
-        self.used[pod, container_id(container)] = {ClaimUid(claim) for claim in claims}
+        """The runtime writes the bundle of a container, before its cgroup is there."""
+        id_ = container_id(container)
+        uids = frozenset(ClaimUid(claim) for claim in claims)
+        self.given[id_] = Container(id_, container, "default", Pod(pod, PodUid("")), uids)
 
     def step(self, strict=False, gpu=0, **pods):
         limits = tuple(PodLimit(PodUid(pod), held) for pod, held in sorted(pods.items()))
@@ -58,8 +68,19 @@ class Limits:
         held = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
         return PodShare(PodUid(pod), self.node.gpus[gpu], held)
 
-    def settle(self, *shares):
-        self.limits.settle(lambda: shares)
+    def settle(self, *shares, joinable=False):
+        """What pods hold, and whoever joins the claims of ``joined``."""
+
+        def read(containers):
+            joined = (
+                self.share(one.pod.uid, **{claim: self.joined[claim]})
+                for one in containers
+                for claim in one.claims
+                if claim in self.joined
+            )
+            return (*shares, *joined)
+
+        self.limits.settle(read, joinable)
 
 
 @pytest.fixture(params=["dmem", "misc"])
@@ -169,8 +190,10 @@ def test_where_the_driver_offers_nothing_only_a_strict_step_minds(old, caplog):
 
 def test_nothing_held_means_nothing_is_looked_at(tmp_path):
     never = MemoryLimits(None, Cgroups(tmp_path), None)  # type: ignore[arg-type]
-    never.settle(lambda: ())
-    never.settle(lambda: [PodShare(PodUid("a"), GpuUuid("GPU-0"), ((ClaimUid("whole"), None),))])
+    never.settle(lambda containers: ())
+    never.settle(
+        lambda containers: [PodShare(PodUid("a"), GpuUuid("GPU-0"), ((ClaimUid("whole"), None),))]
+    )
 
 
 def test_a_container_sees_its_share_as_it_appears(dmem):
@@ -224,12 +247,13 @@ def test_what_a_container_uses_may_be_known_later(either):
     either.node.pod("a")
     leaf = either.node.container("a", "one")
     shares = (either.share("a", c1=1 * GIB, c2=2 * GIB),)
+    either.use("a", "one", "c1")
+    either.unreadable = True
     either.settle(*shares)
     assert either.node.limit(leaf) == 3 * GIB
-    either.use("a", "one", "c1")
-    either.now = 30.0
+    either.unreadable = False
     either.settle(*shares)
-    assert either.node.limit(leaf) == 1 * GIB
+    assert either.node.limit(leaf) == 1 * GIB, "it is read again without waiting"
 
 
 def test_with_misc_a_limit_of_a_container_is_not_lifted_above_its_pods(misc):
@@ -341,7 +365,7 @@ def test_a_settle_with_old_news_does_not_undo_a_claim_prepared_meanwhile(either)
     entered, go_on = threading.Event(), threading.Event()
     reads = []
 
-    def read():
+    def read(containers):
         reads.append(len(told))
         if len(reads) == 1:
             entered.set()
@@ -466,47 +490,17 @@ def test_giving_back_without_a_turn_is_made_up_for_by_the_next_round(either, hel
     assert its.node.limit(other) is None
 
 
-def test_a_kubelet_that_hangs_holds_up_no_other_claim_on_the_gpu(either):
-    either.node.pod("a")
-    either.node.container("a", "one")
-    b = either.node.pod("b")
-    asked, answer = threading.Event(), threading.Event()
-
-    def hangs(containers):
-        asked.set()
-        assert answer.wait(SECONDS)
-        return {}
-
-    either.uses = hangs
-    either.limits = either.again(turn_seconds=0.05)
-    shares = (either.share("a", c1=1 * GIB, c2=2 * GIB),)
-    round_ = threading.Thread(target=either.settle, args=shares)
-    round_.start()
-    assert asked.wait(SECONDS)
-    either.limits.carry_out(either.step(strict=True, b=4 * GIB))
-    assert either.node.limit(b) == 4 * GIB
-    either.limits.carry_out(either.step(strict=True, b=None))
-    answer.set()
-    round_.join(SECONDS)
-
-
-def test_a_kubelet_that_hangs_holds_up_no_container_that_appears(either):
+def test_a_container_keeps_to_its_own_claims_as_it_appears(either):
     either.node.pod("a")
     either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
-    woken = threading.Event()
-    either.limits.on_unsettled = woken.set
     either.use("a", "one", "c1")
 
     leaf = either.node.container("a", "one")
 
-    assert woken.wait(SECONDS)
-    assert either.asked == [], "only who is woken asks"
-    assert either.node.limit(leaf) == 3 * GIB
-    either.settle(either.share("a", c1=1 * GIB, c2=2 * GIB))
-    assert either.node.limit(leaf) == 1 * GIB
+    eventually(lambda: either.node.limit(leaf) == 1 * GIB)
 
 
-def test_it_is_asked_once_and_about_all_containers_together(either):
+def test_a_container_is_read_once(either):
     shares = tuple(either.share(pod, c1=1 * GIB, c2=2 * GIB) for pod in ("a", "b"))
     containers = [("a", "1"), ("a", "2"), ("b", "3"), ("b", "4")]
     for pod, name in containers:
@@ -516,24 +510,108 @@ def test_it_is_asked_once_and_about_all_containers_together(either):
     for now in (0.0, 60.0, 120.0):
         either.now = now
         either.settle(*shares)
-    assert either.asked == [[(pod, container_id(name)) for pod, name in containers]]
+    assert either.found == [container_id(name) for _, name in containers]
 
 
-def test_nobody_is_asked_where_all_containers_have_the_same_claim(either):
+def test_a_pod_that_joins_a_claim_unseen_is_limited_as_its_first_container_appears(either):
+    either.joined = {"c": 4 * GIB}
     either.node.pod("a")
-    either.node.container("a", "one")
-    either.settle(either.share("a", c=1 * GIB), either.share("a", gpu=1, d=2 * GIB))
-    assert either.asked == []
+    either.settle(either.share("a", c=4 * GIB), joinable=True)
+    joins, other = either.node.pod("joins"), either.node.pod("other")
+    either.use("joins", "setup", "c")
+    either.use("other", "main")
+    leaf = either.node.container("joins", "setup")
+    either.node.container("other", "main")
+
+    eventually(lambda: either.node.limit(joins) == either.node.limit(leaf) == 4 * GIB)
+
+    either.settle(either.share("a", c=4 * GIB), joinable=True)
+    assert either.node.limit(joins) == 4 * GIB
+    assert either.node.limit(other) is None
 
 
-def test_a_claim_that_a_pod_gets_later_may_be_its_containers_too(dmem):
-    dmem.node.pod("a")
-    leaf = dmem.node.container("a", "one")
-    dmem.use("a", "one", "c1")
-    dmem.settle(dmem.share("a", c1=1 * GIB, c2=2 * GIB))
-    dmem.use("a", "one", "c1", "c3")
-    dmem.settle(dmem.share("a", c1=1 * GIB, c2=2 * GIB, c3=3 * GIB))
-    assert dmem.node.limit(leaf) == 4 * GIB
+def test_the_members_of_a_claim_that_names_no_pod_are_limited(either):
+    """It is reserved for a PodGroup."""
+    either.joined = {"c": 4 * GIB}
+    before = either.node.pod("before")
+    either.use("before", "one", "c")
+    either.node.container("before", "one")
+    either.settle(joinable=True)
+    assert either.node.limit(before) == 4 * GIB
+
+    after = either.node.pod("after")
+    either.use("after", "two", "c")
+    either.node.container("after", "two")
+    eventually(lambda: either.node.limit(after) == 4 * GIB)
+
+
+def test_a_container_that_could_not_be_read_as_it_appeared_wakes_who_settles(either):
+    either.joined = {"c": 4 * GIB}
+    woken = threading.Event()
+    either.limits.on_unsettled = woken.set
+    either.node.tree.make("kubepods/burstable")
+    either.settle(joinable=True)
+    joins = either.node.pod("joins")
+    either.unreadable = True
+    either.use("joins", "one", "c")
+    either.node.container("joins", "one")
+    assert woken.wait(SECONDS)
+
+    either.unreadable = False
+    either.settle(joinable=True)
+    assert either.node.limit(joins) == 4 * GIB
+
+
+def test_a_limit_stays_as_long_as_a_container_that_was_given_the_claim_is_there(either):
+    """Its pod was deleted by force: the claim is not reserved for it any more."""
+    either.joined = {"c": 4 * GIB}
+    a = either.node.pod("a")
+    either.use("a", "main", "c")
+    either.node.container("a", "main")
+    either.settle(either.share("a", c=4 * GIB), joinable=True)
+
+    either.settle(joinable=True)
+
+    assert either.node.limit(a) == 4 * GIB
+
+
+@pytest.mark.parametrize("hidden", ["elsewhere", "unreadable"])
+def test_a_limit_stays_where_nobody_can_tell_what_containers_were_given(either, hidden):
+    a = either.node.pod("a")
+    either.node.container("a", "main")
+    if hidden == "elsewhere":
+        either.given[container_id("main")] = Absent.NOWHERE
+    either.unreadable = hidden == "unreadable"
+    either.settle(either.share("a", c=4 * GIB), joinable=True)
+
+    either.settle(joinable=True)
+    assert either.node.limit(a) == 4 * GIB
+
+    either.limits.carry_out(either.step(a=None))
+    either.settle(joinable=True)
+    assert either.node.limit(a) is None, "the claim was given back"
+
+
+def test_limits_stay_while_cgroups_cannot_be_listed(either):
+    a = either.node.pod("a")
+    leaf = either.node.container("a", "main")
+    either.settle(either.share("a", c=4 * GIB))
+    with no_more_files(), pytest.raises(NodeError, match="Too many open files"):
+        either.settle(either.share("a", c=4 * GIB), either.share("b", d=1 * GIB))
+    assert [either.node.limit(one) for one in (a, leaf)] == [4 * GIB, 4 * GIB]
+
+
+def test_nobody_looks_at_pods_any_more_once_nothing_is_limited(either):
+    either.node.pod("a")
+    either.settle(either.share("a", c=4 * GIB))
+    either.now = 60.0
+    either.settle()
+    either.now = 120.0
+    either.settle()
+    found = len(either.found)
+    either.node.container("a", "main")
+    either.settle()
+    assert len(either.found) == found
 
 
 class Counting(Cgroups):
@@ -541,9 +619,9 @@ class Counting(Cgroups):
 
     looks = 0
 
-    def pods(self, pods):
+    def all_pods(self):
         self.looks += 1
-        return super().pods(pods)
+        return super().all_pods()
 
 
 @pytest.fixture
@@ -567,7 +645,7 @@ def test_directories_are_looked_for_once_in_a_round_and_records_read_once_more_f
     reads = []
     counting.now = 60.0
 
-    def read():
+    def read(containers):
         reads.append(1)
         return counting.shares
 
@@ -579,7 +657,7 @@ def test_directories_are_looked_for_once_in_a_round_and_records_read_once_more_f
 def test_a_round_in_which_nothing_changed_looks_at_nothing(counting):
     reads = []
 
-    def read():
+    def read(containers):
         reads.append(1)
         return counting.shares
 
@@ -619,7 +697,7 @@ def test_a_round_that_failed_is_done_again(either, caplog):
     shares = [either.share("a", c=4 * GIB)]
     reads = []
 
-    def read():
+    def read(containers):
         reads.append(1)
         if len(reads) == 2:
             raise NodeError("it cannot be read now")

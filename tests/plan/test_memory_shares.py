@@ -1,9 +1,11 @@
 """Who may use how much of which GPU, and whose a process is."""
 
+from dataclasses import replace
+
 import pytest
 
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mig import Instance, PartitionKey
@@ -26,6 +28,7 @@ KILL = Guard(GuardPolicy.KILL, 10.0)
 A, B, C, M = ref("a"), ref("b"), ref("c"), ref("m")
 WEB = Pod("web", PodUid("pod-web"))
 IN_WEB = Process(100, 1, WEB.uid, "c1")
+IN_OTHER = Process(100, 1, PodUid("pod-other"), "c1")
 
 
 def holding(claim, gpu=GPU, memory=10, guard=KILL, **fields):
@@ -41,16 +44,13 @@ def share(claim, memory=10, **fields):
     return Share(claim, frozenset({WEB.uid}), memory, KILL, **fields)
 
 
-def listed(**containers):
-    """The pod "web", with the claims of each of its containers."""
-    return ListedPod(
-        "default",
-        "web",
-        {
-            name: frozenset(ClaimName("default", claim.name) for claim in claims)
-            for name, claims in containers.items()
-        },
-    )
+def given(*claims):
+    """A container of the pod "web"."""
+    return Container("c1", "main", "default", WEB, frozenset(claim.uid for claim in claims))
+
+
+def known(*claims):
+    return uses(given(*claims), None)
 
 
 def holder(*claims):
@@ -157,58 +157,37 @@ def test_a_pod_holds_all_claims_that_name_it():
     assert (found[db.uid].name, found[db.uid].namespace) == ("db", "default")
 
 
-def test_a_container_uses_the_claims_that_the_kubelet_names_for_it():
-    its = uses([listed(main=[A], side=[B])], holder(A, B), "main")
+def test_a_container_uses_the_claims_that_it_was_given():
+    its = uses(given(A), holder(A, B))
 
-    assert its == Uses(known=frozenset({A.uid}))
-
-
-def test_a_container_without_a_claim_uses_none():
-    assert uses([listed(main=[A], side=[])], holder(A), "side") == Uses()
+    assert its == Uses(known=frozenset({A.uid}), namespace="default")
 
 
-@pytest.mark.parametrize(
-    ("pods", "container"),
-    [
-        pytest.param([listed(main=[A], side=[B])], None, id="its name is not known"),
-        pytest.param([listed(main=[A], side=[B])], "setup", id="an init container"),
-        pytest.param([], "main", id="the kubelet does not answer, or the pod is about to go"),
-        pytest.param([listed(main=[], side=[])], "main", id="a kubelet that names no claims"),
-    ],
-)
-def test_where_it_cannot_be_told_every_claim_of_the_pod_is_possible(pods, container):
-    assert uses(pods, holder(A, B), container) == Uses(possible=frozenset({A.uid, B.uid}))
+def test_a_container_that_was_given_no_claim_uses_none():
+    assert owners([share(A)], IN_WEB, uses(given(), holder(A))) == set()
 
 
-def test_a_claim_that_is_named_for_no_container_may_be_any_containers():
-    its = uses([listed(main=[A])], holder(A, B), "main")
-
-    assert its == Uses(frozenset({A.uid}), frozenset({B.uid}))
-
-
-def test_pods_and_claims_of_other_namespaces_are_others():
-    elsewhere = ListedPod("other", "web", {"main": frozenset({ClaimName("other", "a")})})
-    mixed = ListedPod("default", "web", {"main": frozenset({ClaimName("other", "a")})})
-
-    assert uses([elsewhere], holder(A), "main").known == frozenset()
-    assert uses([mixed], holder(A), "main").known == frozenset()
-
-
-def test_of_two_pods_with_one_name_only_the_claims_that_this_one_has_count():
-    """A pod that was created again while the old one is still listed."""
-    its = uses([listed(main=[B]), listed(main=[A])], holder(A), "main")
-
-    assert its == Uses(known=frozenset({A.uid}))
+def test_of_a_container_that_cannot_be_read_every_claim_of_its_pod_is_possible():
+    assert uses(None, holder(A, B)) == Uses(possible=frozenset({A.uid, B.uid}))
+    assert uses(None, None) == Uses(), "nor has its pod any that is recorded"
 
 
 def test_a_process_is_of_the_claims_that_its_container_uses():
-    assert owners([share(A), share(B)], IN_WEB, Uses(frozenset({A.uid}))) == {A.uid}
+    assert owners([share(A), share(B)], IN_WEB, known(A)) == {A.uid}
+
+
+def test_a_process_of_a_pod_that_joined_unseen_is_of_the_claim_that_its_container_was_given():
+    assert owners([share(A)], IN_OTHER, known(A)) == {A.uid}
 
 
 def test_a_process_of_another_pod_is_of_no_claim():
-    stranger = Process(100, 1, PodUid("pod-other"), "c1")
+    assert owners([share(A)], IN_OTHER, uses(None, holder(A))) == set()
 
-    assert owners([share(A)], stranger, Uses(frozenset({A.uid}), frozenset({A.uid}))) == set()
+
+def test_a_container_of_another_namespace_uses_no_claim_of_this_one():
+    elsewhere = replace(given(A), namespace="other")
+
+    assert owners([share(A)], IN_OTHER, uses(elsewhere, None)) == set()
 
 
 def test_a_process_of_a_container_that_uses_no_claim_is_of_none():
@@ -218,7 +197,7 @@ def test_a_process_of_a_container_that_uses_no_claim_is_of_none():
 def test_a_process_of_a_monitor_is_of_no_claim():
     monitor = share(M, None, admin=True)
 
-    assert owners([share(A), monitor], IN_WEB, Uses(frozenset({M.uid}))) == set()
+    assert owners([share(A), monitor], IN_WEB, known(M)) == set()
 
 
 def test_a_process_that_may_be_a_monitors_is_left_alone():
@@ -231,6 +210,6 @@ def test_a_process_that_may_be_a_monitors_is_left_alone():
 def test_a_process_that_surely_uses_a_share_is_counted_though_it_may_look_on():
     monitor = share(M, None, admin=True)
 
-    assert owners([share(A), monitor], IN_WEB, Uses(frozenset({A.uid, M.uid}))) == {A.uid}
-    its = Uses(frozenset({A.uid}), frozenset({M.uid}))
+    assert owners([share(A), monitor], IN_WEB, known(A, M)) == {A.uid}
+    its = replace(known(A), possible=frozenset({M.uid}))
     assert owners([share(A), monitor], IN_WEB, its) == {A.uid}

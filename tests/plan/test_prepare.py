@@ -155,6 +155,19 @@ def test_a_fraction_is_granted_beside_others_with_a_limit_on_its_memory():
     assert plan.steps == (MakeDeviceNodes((0,)), limit)
 
 
+def test_a_strict_limit_for_pods_that_nobody_knows_is_refused():
+    """The claim is reserved for a PodGroup, or for nobody."""
+    strict = offer(strict=True)
+    nobodys = Claim(ref(), (fraction("20Gi"),))
+
+    with pytest.raises(ClaimError, match="claim default/claim: its part of gpu-0 is to be limited"):
+        plan_claim(nobodys, strict, (), POOL)
+
+    assert plan_claim(replace(nobodys, pods=(pod(),)), strict, (), POOL).grants
+    assert plan_claim(nobodys, offer(), (), POOL).grants, "the guard sees who they are"
+    assert plan_claim(Claim(ref(), (allocation(),)), strict, (), POOL).grants, "a whole GPU"
+
+
 @pytest.mark.point(82)
 def test_a_fraction_that_does_not_fit_beside_what_others_hold_is_refused():
     other = prepared(fraction("70Gi"))

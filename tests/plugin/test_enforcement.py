@@ -11,7 +11,7 @@ from dra_driver.kubeletplugin.claims import Claim
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.node.containers import Containers
+from dra_driver.node.containers import Absent, Containers
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.memory_limits import MemoryLimits
 from dra_driver.plugin.enforcement import Enforced, enforce
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, directory):
         self.node = LimitedNode(directory)
-        self.limits = MemoryLimits(self.node.nvml, self.node.cgroups, lambda containers: {})
+        self.limits = MemoryLimits(self.node.nvml, self.node.cgroups, lambda id_: Absent.GONE)
         self.processes = lambda gpu: ()
         self.ledger = Ledger(directory / "claims", "boot")
         self.ledger.reload()
@@ -64,7 +64,7 @@ def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
     nobody: Any = SimpleNamespace(pods=lambda: (), tell=lambda event: None)
     its: Any = world
     enforced = Enforced(
-        its, world.ledger, world, world, nobody, nobody, Metrics(), in_charge=lambda: True
+        its, world.ledger, world, world, nobody, nobody, nobody, Metrics(), in_charge=lambda: True
     )
     with ExitStack() as stack:
         claim_changed = enforce(enforced, Containers(world.node.tree.root), 3600.0, stack)

@@ -67,8 +67,8 @@ class Plugin:
     def pods(self):
         return ()
 
-    def name(self, container):
-        return None
+    def places(self):
+        return ("/run/containerd",)
 
     def read(self, wanted):
         return Claim(wanted, (fraction(),), pods=(Pod("later", PodUid("uid-later")),))
@@ -79,8 +79,8 @@ class Plugin:
         self._note(f"noted the pods of {claim.ref.name}")
         return True
 
-    def settle(self, read):
-        self._note(f"settled the limits of {sorted({share.pod for share in read()})}")
+    def settle(self, read, joinable):
+        self._note(f"settled the limits of {sorted({share.pod for share in read(())})}")
 
     def tell_of_pods(self, told):
         self.a_pod_came = told
@@ -118,7 +118,7 @@ def stack():
 
 
 def start(plugin, stack, guard_seconds=3600.0):
-    parts = (plugin,) * 7
+    parts = (plugin,) * 8
     return enforce(Enforced(*parts, plugin.in_charge), plugin, guard_seconds, stack)
 
 

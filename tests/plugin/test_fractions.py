@@ -144,7 +144,7 @@ class World:
         tools = Tools(self.node, offers, self, self.pods, self.ledger, self.files, turn)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, Waits(all=5, hand_over=0))
         self.preparer.recover()
-        self.node.settle(pod_shares(self.ledger.records()))
+        self.settle()
 
     def prepare(self, wanted, after=None):
         """Whether it was prepared; *after* so many effects the process is killed."""
@@ -156,7 +156,13 @@ class World:
 
     def join(self, wanted, after=None):
         self.claims[wanted.ref.name] = wanted
-        return self._until_killed(lambda: self.preparer.upkeep.note_pods(wanted), after)
+        done = self._until_killed(lambda: self.preparer.upkeep.note_pods(wanted), after)
+        self.settle()
+        return done
+
+    def settle(self):
+        """The loop that looks after limits has its turn."""
+        self.node.settle(pod_shares(self.ledger.records()))
 
     def look_after_spaces(self):
         """What is done about an agent again and again: what it should not have, what it lacks."""
@@ -258,6 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
         if not self.world.join(changed, after):
             # Whoever notes it looks again and again.
             self.world.preparer.upkeep.note_pods(changed)
+            self.world.settle()
 
     @rule(profile=PROFILES)
     def change_profile(self, profile):
@@ -536,7 +543,11 @@ def test_a_pod_that_joins_is_limited_and_one_that_leaves_is_not(world):
     assert world.join(part("a", pods="pq"))
     assert {uid for uid, _ in world.node.limits} == {"uid-p", "uid-q"}
 
-    assert world.join(part("a", pods="q"))
+    assert world.preparer.upkeep.note_pods(part("a", pods="q"))
+    limited = {uid for uid, _ in world.node.limits}
+    assert limited == {"uid-p", "uid-q"}, "its containers may run: it was deleted by force"
+
+    world.settle()
     assert {uid for uid, _ in world.node.limits} == {"uid-q"}
 
 

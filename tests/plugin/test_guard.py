@@ -1,15 +1,13 @@
 """The memory guard with real processes: it ends the one that is too large, and only it.
 
 The GPU is simulated, and says that these processes use it; /proc is theirs, but for the containers
-that they are in; the kubelet's socket and the container runtime's files are as on a node.
+that they are in; the container runtime's files are as on a node.
 """
 
-import json
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import pytest
 from dra_driver.cluster.events import PodRef
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pod_resources import PodResources
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mig import Instance, PartitionKey
@@ -31,7 +28,7 @@ from dra_driver.plugin.container_uses import ContainerUses
 from dra_driver.plugin.guard import MemoryGuard, Tools
 from dra_driver.plugin.memory_use import MemoryUse
 from dra_driver.plugin.metrics import Metrics
-from tests.fakes.pod_resources import FakePodResources
+from tests.fakes import bundles
 from tests.fakes.processes import Proc
 from tests.fakes.simulated import Node, h100
 from tests.fakes.values import ref
@@ -54,10 +51,9 @@ def container_id(name):
 class World:
     """A node on which a test starts processes, and the guard of its one GPU."""
 
-    def __init__(self, directory: Path, kubelet: FakePodResources, kubelet_dir: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         self.node = Node(directory, {"gpus": [h100("1b", uuid=str(GPU)), h100("43")]})
         self.proc = Proc(directory / "proc")
-        self.kubelet = kubelet
         self.host_root = directory / "host"
         self.records = []
         self.listed = ()
@@ -67,9 +63,8 @@ class World:
         self.signals = []
         self.children = {}
         self.stubborn = set()
-        self.uses = ContainerUses(
-            Containers(self.host_root), PodResources(kubelet_dir, 1.0), lambda: self.now
-        )
+        self.given = {}  # to containers: the UIDs of claims
+        self.uses = ContainerUses(Containers(self.host_root))
         self.processes = Processes(self.proc.path)
         self.on_instances = {}  # what each lists
         use = MemoryUse(self.listed_on, self.processes, self.uses)
@@ -106,8 +101,9 @@ class World:
         self.records.append(Record(claim, (holding,), pods=pods))
 
     def pod(self, pod, **containers):
-        """A pod as the kubelet lists it: the claims of each container."""
-        self.kubelet.pods[("default", pod.name)] = containers
+        """The claims of each container of a pod, which it is given when it starts."""
+        for name, claims in containers.items():
+            self.given[pod, name] = [claim.uid for claim in claims]
 
     def start(self, pod, container, gib, stubborn=False, version=2):
         """A process in a container, which uses so much of the GPU."""
@@ -116,12 +112,9 @@ class World:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         self.proc.put(child.pid, pod.uid, container_id(container), version)
-        bundle = self.host_root / (
-            f"run/containerd/io.containerd.runtime.v2.task/k8s.io/{container_id(container)}"
-        )
-        bundle.mkdir(parents=True, exist_ok=True)
-        annotations = {"io.kubernetes.cri.container-name": container}
-        (bundle / "config.json").write_text(json.dumps({"annotations": annotations}))
+        its = ("default", pod.name, str(pod.uid))
+        given = self.given.get((pod, container), ())
+        bundles.containerd(self.host_root, container_id(container), container, given, pod=its)
         self.children[child.pid] = child
         if stubborn:
             self.stubborn.add(child.pid)
@@ -135,7 +128,7 @@ class World:
         listed[child.pid] = {"pid": child.pid, "memory_bytes": used}
         self.node.change(gpu=0, processes=list(listed.values()))
 
-    def forget_names(self):
+    def hide_bundles(self):
         """The container runtime is one whose files are somewhere else."""
         shutil.rmtree(self.host_root)
 
@@ -155,15 +148,11 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    with (
-        tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as short,
-        FakePodResources(Path(short)) as kubelet,
-    ):
-        made = World(tmp_path, kubelet, Path(short))
-        yield made
-        for child in made.children.values():
-            child.kill()
-            child.communicate()
+    made = World(tmp_path)
+    yield made
+    for child in made.children.values():
+        child.kill()
+        child.communicate()
 
 
 def alive(*children):
@@ -281,18 +270,13 @@ def test_containers_that_hold_different_claims_are_judged_each_by_its_own(world)
     assert [pid for pid, _ in world.signals] == [above.pid]
 
 
-@pytest.mark.parametrize("why", ["no claims", "no socket", "no name"])
-def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world, why):
+def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world):
     world.claim(A, WEB, gib=4)
     world.claim(B, WEB, gib=20)
     world.pod(WEB, first=[A], second=[B])
-    world.kubelet.names_claims = why != "no claims"
     first = world.start(WEB, "first", 5)
     second = world.start(WEB, "second", 10)
-    if why == "no socket":
-        world.kubelet.__exit__()
-    if why == "no name":
-        world.forget_names()
+    world.hide_bundles()
     world.look()
     world.look(after=10)
     assert world.signals == []
@@ -304,34 +288,79 @@ def test_where_claims_cannot_be_told_apart_those_of_the_pod_count_together(world
     assert alive(first) == [True]
 
 
-def test_the_kubelet_is_asked_once_for_each_container(world):
+def test_a_container_is_read_once(world):
+    world.claim(A, WEB, gib=4)
+    world.claim(B, WEB, gib=20)
+    world.pod(WEB, main=[A])
+    above = world.start(WEB, "main", 5)
+    world.look()
+    world.hide_bundles()
+    world.look(after=10)
+
+    assert [pid for pid, _ in world.signals] == [above.pid], "what it was given stays known"
+
+
+def test_a_container_that_cannot_be_read_now_is_read_at_the_next_look(world, caplog):
+    world.claim(A, WEB, gib=4)
+    world.claim(B, WEB, gib=20)
+    world.pod(WEB, main=[A])
+    above = world.start(WEB, "main", 5)
+    bundle = world.host_root / bundles.CONTAINERD / container_id("main") / "config.json"
+    text = bundle.read_text()
+    bundle.write_text(text[:100])
+    world.look()
+    world.look()
+    assert world.signals == []
+    assert caplog.text.count("which container uses which claim is not known") == 1
+
+    bundle.write_text(text)
+    world.look()
+    world.look(after=10)
+    assert [pid for pid, _ in world.signals] == [above.pid]
+
+
+def test_a_pod_that_joined_a_claim_unseen_is_guarded_and_told(world):
+    """It names a template's claim by resourceClaimName, and no record says so."""
     world.claim(A, WEB)
     world.pod(WEB, main=[A])
-    world.start(WEB, "main", 2)
-    for _ in range(5):
-        world.look()
-    world.start(WEB, "main", 2)
+    world.pod(DB, setup=[A])
+    recorded = world.start(WEB, "main", 5)
+    joined = world.start(DB, "setup", 9)
+
     world.look()
-    assert world.kubelet.asked == 1
+    world.look(after=10)
 
-    world.pod(WEB, main=[A], side=[A])
-    world.start(WEB, "side", 2)
-    world.look()
-    assert world.kubelet.asked == 2
+    assert [pid for pid, _ in world.signals] == [joined.pid]
+    assert alive(recorded) == [True]
+    about_joined = PodRef("default", "db", DB.uid)
+    told = {event.reason for event in world.events if event.regarding == about_joined}
+    assert told == {"GPUMemoryAboveShare", "GPUMemoryProcessEnded"}
 
 
-def test_what_could_not_be_told_is_asked_again_after_a_while(world):
-    world.claim(A, WEB)
-    world.kubelet.names_claims = False
+def test_the_members_of_a_claim_that_is_recorded_for_no_pod_are_guarded(world):
+    """It is reserved for a PodGroup."""
+    world.claim(A)
     world.pod(WEB, main=[A])
-    world.start(WEB, "main", 2)
-    for _ in range(10):
-        world.look(after=2)
-    assert world.kubelet.asked == 1
-    world.kubelet.names_claims = True
-    for _ in range(30):
-        world.look(after=2)
-    assert world.kubelet.asked == 2
+    world.pod(DB, store=[A])
+    world.start(WEB, "main", 4)
+    above = world.start(DB, "store", 8)
+
+    world.look()
+    world.look(after=10)
+
+    assert [pid for pid, _ in world.signals] == [above.pid]
+
+
+def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
+    world.claim(A, WEB)
+    world.start(DB, "store", 50)
+    id_, its = container_id("store"), ("other", "db", str(DB.uid))
+    bundles.containerd(world.host_root, id_, "store", [A.uid], pod=its)
+
+    world.look()
+    world.look(after=10)
+
+    assert world.signals == []
 
 
 def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
@@ -342,7 +371,8 @@ def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
     world.look()
     world.look(after=10)
 
-    assert world.kubelet.asked == 0
+    assert world.signals == []
+    assert world.events == []
     assert world.metric("memory_guard_blind_gpus") == 0.0
 
 

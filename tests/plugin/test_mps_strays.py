@@ -4,7 +4,6 @@ import pytest
 
 from dra_driver.cluster.events import PodRef
 from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
 from dra_driver.model.mps import SpaceName
 from tests.fakes.mps_node import DB, GPU, WEB, A, B, C, World
 
@@ -83,11 +82,8 @@ def test_who_has_the_gpu_without_mps_or_is_no_pod_of_ours_is_left_alone(world):
 def test_where_containers_of_a_pod_use_different_claims_each_is_judged_by_its_own(world):
     world.claim(A, WEB)
     world.other_claim(C, WEB)
-    listed = {
-        "mine": frozenset({ClaimName("default", "a")}),
-        "other": frozenset({ClaimName("default", "c")}),
-    }
-    world.kubelet_pods[WEB] = ListedPod("default", "web", listed)
+    world.bundles.give(WEB, "mine", A)
+    world.bundles.give(WEB, "other", C)
     world.process(1, WEB, container="mine")
     world.process(2, WEB, container="other")
     for _ in range(3):

@@ -248,9 +248,8 @@ def until(happened):
 
 def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_process(world):
     begun = time.monotonic()
-    world.kubelet_pods.clear()
     with ExitStack() as stack:
-        changed = watch_mps(world.watched(), world, stack)
+        changed = watch_mps(world.watched(), world.bundles, stack)
         assert until(lambda: world.agent.asked == 1)
         made = world.claim(A, WEB)
         changed(world.listed[0])

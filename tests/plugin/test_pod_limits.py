@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from dra_driver.errors import NodeError, Unreachable
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, Pod, PodUid
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.kubeletplugin.claims import Claim, Pod
+from dra_driver.kubeletplugin.pods import Container
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.mps import Space, SpaceName
 from dra_driver.model.profiles import Guard, GuardPolicy
 from dra_driver.model.steps import ServeMps
-from dra_driver.plugin.pod_limits import PodLimits, claims_of
+from dra_driver.plugin.pod_limits import PodLimits
 from tests.fakes.values import fraction, pod, ref
 
 GPU = GpuUuid("GPU-0")
@@ -41,6 +41,8 @@ class World:
         self.asked_live = []
         self.noted = []
         self.settled = []
+        self.joinable = None
+        self.containers: tuple[Container, ...] = ()
         self.woken = []
         self.limits = PodLimits(lambda: self.records, self, self, self)
         self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
@@ -61,8 +63,9 @@ class World:
         self.noted.append(claim)
         return True
 
-    def settle(self, read):
-        self.settled.append(read())
+    def settle(self, read, joinable):
+        self.settled.append(read(self.containers))
+        self.joinable = joinable
 
     def tell_of_pods(self, told):
         self.told = told
@@ -245,53 +248,34 @@ def test_the_limits_of_the_node_wake_who_settles():
     assert world.woken == ["settle"]
 
 
-def listed(**containers):
-    names = {
-        container: frozenset(ClaimName("default", name) for name in claims)
-        for container, claims in containers.items()
-    }
-    return [ListedPod("default", "p", names)]
+def given(name, *claims, namespace="default"):
+    """A container of a pod that was given something of these claims."""
+    return Container(f"of {name}", "main", namespace, pod(name), frozenset(r.uid for r in claims))
 
 
-def known(kubelet, container="main"):
-    records = (record("a", "p"), record("b", "p"))
-    asked = (PodUid("uid-p"), container)
-    return claims_of(lambda: records, kubelet, [asked]).get(asked)
+def test_a_pod_whose_container_was_given_a_claim_is_limited_whoever_it_is_reserved_for():
+    world = World(record("p-gpu-x7k2", "p", pod_claim_name="gpu"), record("of-a-pod-group"))
+    world.containers = (given("second", ref("p-gpu-x7k2")), given("member", ref("of-a-pod-group")))
+
+    world.look()
+
+    assert world.joinable
+    assert limited(world.settled[-1]) == [("uid-member", 1), ("uid-p", 1), ("uid-second", 1)]
+    assert world.asked == ["of-a-pod-group"], "nobody is asked about a claim from a template"
 
 
-def test_a_container_uses_the_claims_that_the_kubelet_lists():
-    assert known(lambda: listed(main=["a"], other=["b"])) == {ClaimUid("uid-a")}
+def test_claims_are_joinable_for_the_limits_only_where_one_limits():
+    world = World(record("whole", "p", limit=None))
+
+    world.look()
+
+    assert world.joinable is False
 
 
-def test_a_container_without_claims_is_known_to_use_none():
-    assert known(lambda: listed(main=[], other=["a", "b"])) == frozenset()
+def test_a_container_of_another_namespace_joins_nothing():
+    world = World(record("a", "p"))
+    world.containers = (given("stranger", ref("a"), namespace="other"),)
 
+    world.look()
 
-def test_the_kubelet_is_asked_once_about_all_containers():
-    asked = []
-
-    def kubelet():
-        asked.append(1)
-        return listed(main=["a"], other=["b"])
-
-    wanted = [(PodUid("uid-p"), name) for name in ("main", "other")]
-    records = (record("a", "p"), record("b", "p"))
-    found = claims_of(lambda: records, kubelet, wanted)
-    assert list(found.values()) == [{ClaimUid("uid-a")}, {ClaimUid("uid-b")}]
-    assert asked == [1]
-
-
-def test_where_the_kubelet_does_not_say_nothing_is_known():
-    def away():
-        raise NodeError("the kubelet does not answer")
-
-    assert known(away) is None
-    assert known(lambda: listed(other=["a", "b"])) is None
-    assert known(lambda: listed(main=["a"])) is None, "b may be an init container's"
-
-
-def test_a_pod_of_no_claim_uses_none():
-    def never():
-        raise AssertionError("the kubelet need not be asked")
-
-    assert claims_of(tuple, never, [(PodUid("uid-stranger"), "main")]) == {}
+    assert limited(world.settled[-1]) == [("uid-p", 1)]

@@ -1,0 +1,110 @@
+"""Where no container's bundle is to be found, the kubelet's list says which pods use a claim."""
+
+from dataclasses import replace
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Limit, Record
+from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.plugin.listed_pods import ListedPods
+from tests.fakes.pods import FakePods, pod_spec
+from tests.fakes.values import pod, ref
+
+LIMIT = Limit(1, Guard(GuardPolicy.KILL))
+
+
+def record(name, *pods, limit=LIMIT):
+    holding = Holding(ref(name), DeviceName("gpu-0"), limit=limit)
+    return Record(ref(name), (holding,), prepared=(), spec="", pods=tuple(map(pod, pods)))
+
+
+def listed(name, *claims, namespace="default"):
+    names = frozenset(ClaimName("default", claim) for claim in claims)
+    return ListedPod(namespace, name, {"main": names, "side": frozenset()})
+
+
+class World:
+    def __init__(self, *records):
+        self.ledger = records
+        self.hidden = True
+        self.fails = False
+        self.asked = 0
+        self.list: tuple[ListedPod, ...] = ()
+        self.api = FakePods([pod_spec("p"), pod_spec("q"), pod_spec("r")])
+        self.pods_listed = ListedPods(lambda: self.ledger, self, self.api, lambda: self.hidden)
+
+    def pods(self):
+        self.asked += 1
+        if self.fails:
+            raise NodeError("the kubelet does not answer")
+        return self.list
+
+    def look(self):
+        self.pods_listed.look()
+        return self.pods_listed.records()
+
+
+def test_a_listed_pod_uses_the_claims_that_the_kubelet_names():
+    world = World(record("a", "p"), record("b"))
+    world.list = (listed("p", "a"), listed("q", "a", "b"), listed("other"))
+
+    assert world.look() == (record("a", "p", "q"), record("b", "q"))
+    assert world.api.read_names == ["q"], "of those that are recorded the UID is known"
+    assert world.look() is world.look(), "the same object where nothing changed"
+    assert world.api.read_names == ["q"]
+
+
+def test_nobody_is_asked_where_containers_tell_or_nothing_is_limited():
+    world = World(record("a", "p"))
+    world.hidden = False
+    assert world.look() is world.ledger
+    world.hidden, world.ledger = True, (record("a", "p", limit=None), _begun("b"))
+    assert world.look() is world.ledger
+    assert world.asked == 0
+
+
+def _begun(name):
+    return replace(record(name), prepared=None, spec=None)
+
+
+def test_what_was_known_stays_where_the_kubelet_does_not_answer():
+    world = World(record("a"))
+    world.list = (listed("q", "a"),)
+    world.look()
+    world.fails = True
+
+    assert world.look() == (record("a", "q"),)
+
+
+def test_a_pod_that_goes_uses_nothing_any_more_and_one_of_its_name_is_another():
+    world = World(record("a"))
+    world.list = (listed("q", "a"),)
+    world.look()
+    world.list = ()
+    assert world.look() == (record("a"),)
+
+    world.api.pods["default", "q"] = replace(pod_spec("q"), uid=pod("new").uid)
+    world.list = (listed("q", "a"),)
+    assert [one.uid for one in world.look()[0].pods] == ["uid-new"]
+
+
+def test_a_pod_that_cannot_be_read_is_read_at_the_next_look():
+    world = World(record("a"))
+    world.list = (listed("gone", "a"), listed("q", "a"))
+    assert world.look() == (record("a", "q"),)
+    world.api.pods["default", "gone"] = pod_spec("gone")
+    assert world.look() == (record("a", "gone", "q"),)
+
+
+def test_one_look_reads_some_pods_and_the_next_the_others():
+    world = World(record("a"))
+    names = [f"p{number:02}" for number in range(12)]
+    world.api = FakePods([pod_spec(name) for name in names])
+    world.pods_listed = ListedPods(lambda: world.ledger, world, world.api, lambda: True)
+    world.list = tuple(listed(name, "a") for name in names)
+
+    world.look()
+    assert len(world.api.read_names) == 8
+    assert world.look() == (record("a", *names),)
+    assert sorted(world.api.read_names) == names
