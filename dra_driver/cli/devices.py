@@ -81,7 +81,10 @@ def devices(
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
     profile = profile_of(settings)  # a wrong one is told before the GPUs are looked at
-    with host_directory(settings) as sim_dir, open_node(settings.place, sim_dir) as node:
+    with (
+        host_directory(settings) as sim_dir,
+        open_node(settings.place, sim_dir, state=settings.state) as node,
+    ):
         seen = node.refresh()
     capacity, taints, counters = (name not in without for name in FEATURES)
     keeps = Keeps(capacity, taints, counters)

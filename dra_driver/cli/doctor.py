@@ -107,7 +107,7 @@ def _made(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
 
 def _examine(settings: DoctorSettings, ask: Ask, stack: ExitStack) -> Iterator[Finding]:
     sim_dir = stack.enter_context(host_directory(settings))
-    node = stack.enter_context(open_node(settings.place, sim_dir))
+    node = stack.enter_context(open_node(settings.place, sim_dir, state=settings.state))
     driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
     machine = gpu_checks.Machine(node, sim_dir if settings.sim else settings.host_root)
     cluster = _cluster(settings, stack)

@@ -34,7 +34,10 @@ def look(settings: ClaimsSettings, used_of: Collection[GpuUuid] = ()) -> Sight:
     """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
     listed."""
     try:
-        with host_directory(settings) as sim_dir, open_node(settings.place, sim_dir) as node:
+        with (
+            host_directory(settings) as sim_dir,
+            open_node(settings.place, sim_dir, state=settings.state) as node,
+        ):
             return Sight(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
     except NodeError as e:
         return Sight(Inventory(withheld=(Withheld(ALL_GPUS, str(e)),)))

@@ -6,12 +6,14 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import NodeError, ProgramFailed, TimedOut
+from dra_driver.kubeletplugin.file_locks import closing, disk_errors, lock_within
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +22,7 @@ _MOST_SAID: Final = 2000  # characters of a program's last words that go into an
 _UMASK: Final = 0o022  # of what stays: others pass its directories, whatever this process wants
 _MOST_READ: Final = 1 << 20  # bytes of all that a program writes
 _AT_ONCE: Final = 64 * 1024  # bytes that are read or written
+_LOCK_SECONDS: Final = 5.0  # for another to end that has the lock: one of a plugin that was killed
 _GRACE_SECONDS: Final = 0.5  # for the program to end, once it is killed
 # Of chroot(1) and of what loads a program, before that begins; of the kernel, which lacks memory.
 _NEVER_RAN: Final = (125, 126, 127, -signal.SIGKILL)
@@ -39,6 +42,9 @@ class Command:
     library_path: str = ""
     variables: tuple[tuple[str, str], ...] = ()  # of its environment, beside the usual ones
     stdin: str = ""  # what it reads from standard input
+    # A file on which it has a lock while it lives, and all that it starts: a program that is stuck
+    # in the kernel outlives being killed, and the process that started it. Empty: none.
+    lock: str = ""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -96,20 +102,11 @@ def run(command: Command, timeout_seconds: float) -> str:
 
     ProgramFailed: it failed; with its last words. Another NodeError: it could not be started,
     somebody killed it, or it wrote more than 1 MiB and was killed. TimedOut: it was still running
-    after *timeout_seconds*, and was killed with its process group.
+    after *timeout_seconds*, and was killed with its process group; or it was not started, since an
+    earlier one with its lock does not end.
     """
-    try:
-        # A session of its own: killing the group reaches what the program itself has started.
-        child = subprocess.Popen(
-            command.argv,
-            env=command.env,
-            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as e:
-        raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
+    with _locked(command) as files:
+        child = _started(command, files)
     try:
         out, err = _talk(child, command, time.monotonic() + timeout_seconds)
     except subprocess.TimeoutExpired as e:
@@ -123,6 +120,35 @@ def run(command: Command, timeout_seconds: float) -> str:
     if child.returncode != 0:
         raise _failed(command, child.returncode, err or out)
     return out
+
+
+@contextmanager
+def _locked(command: Command) -> Iterator[tuple[int, ...]]:
+    """The file that the program is to hold, if any."""
+    if not command.lock:
+        yield ()
+        return
+    with disk_errors(f"lock {command.lock} for {command}"):
+        before = f"an earlier {os.path.basename(command.program)} has ended"
+        file = lock_within(Path(command.lock), _LOCK_SECONDS, before)
+    with closing(file):
+        yield (file,)
+
+
+def _started(command: Command, files: Collection[int]) -> subprocess.Popen[bytes]:
+    try:
+        # A session of its own: killing the group reaches what the program itself has started.
+        return subprocess.Popen(
+            command.argv,
+            env=command.env,
+            pass_fds=files,
+            stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as e:
+        raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
 
 
 def _talk(child: subprocess.Popen[bytes], command: Command, end: float) -> tuple[str, str]:

@@ -27,19 +27,21 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_node(place: Place, sim_dir: Path) -> Iterator[GpuNode]:
+def open_node(place: Place, sim_dir: Path, state: Path | None = None) -> Iterator[GpuNode]:
     """The node at *place*, until it is closed.
 
     A simulated one puts its host's files (driver, device nodes, sysfs, cgroups) into *sim_dir*.
+    *state*: where it is kept what outlives this process; None: in *sim_dir*.
     """
+    kept = (state or sim_dir) / "time-slices"
     with ExitStack() as stack:
-        parts = _simulated(place, sim_dir, stack) if place.sim else _real(place)
+        parts = _simulated(place, sim_dir, kept, stack) if place.sim else _real(place, kept)
         stack.callback(parts.nvml.stop)
         stack.callback(parts.limits.stop)
         yield GpuNode(parts)
 
 
-def _real(place: Place) -> Parts:
+def _real(place: Place, kept: Path) -> Parts:
     driver = DriverRoot(place.driver_root, place.host_root)
     nvml = Nvml(lambda: load_nvml(driver.nvml_library()))
     nodes = DeviceNodes(driver)
@@ -49,7 +51,7 @@ def _real(place: Place) -> Parts:
         nvml,
         driver,
         nodes,
-        TimeSlices(driver),
+        TimeSlices(driver, kept),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),
@@ -57,7 +59,7 @@ def _real(place: Place) -> Parts:
     )
 
 
-def _simulated(place: Place, sim_dir: Path, stack: ExitStack) -> Parts:
+def _simulated(place: Place, sim_dir: Path, kept: Path, stack: ExitStack) -> Parts:
     # Imported here: a node with GPUs has no use for it.
     from dra_driver.node.sim.cgroup_mirror import CgroupMirror
     from dra_driver.node.sim.commands import run_simulated
@@ -87,7 +89,7 @@ def _simulated(place: Place, sim_dir: Path, stack: ExitStack) -> Parts:
         nvml,
         driver,
         nodes,
-        TimeSlices(driver, run_simulated),
+        TimeSlices(driver, kept, run_simulated),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),

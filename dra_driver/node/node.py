@@ -28,6 +28,7 @@ from dra_driver.model.steps import (
     Setting,
     Step,
 )
+from dra_driver.node import withhold
 from dra_driver.node.compute_modes import ComputeModes
 from dra_driver.node.device_nodes import DeviceNodes
 from dra_driver.node.driver_root import DriverRoot
@@ -71,6 +72,7 @@ class GpuNode:
         self._modes = parts.modes
         self._looking = threading.Lock()
         self._inventory: Inventory | None = None
+        self._owed: Mapping[GpuUuid, Interval] = {}
         self.mig: Final = parts.partitions
         self.limits: Final = parts.limits  # what the driver itself enforces of memory
         self.mps: Final = parts.mps  # None: this node serves nothing by MPS
@@ -83,10 +85,21 @@ class GpuNode:
         """Look again; the same value where nothing changed. Bounded, also where a GPU hangs (see
         ``Gpus.look``)."""
         with self._looking:
-            found = self._gpus.look()
+            found = withhold.without_owed(self._gpus.look(), self._still_owed())
             if found != self._inventory:
                 self._inventory = found
             return self._inventory or found
+
+    def _still_owed(self) -> Mapping[GpuUuid, Interval]:
+        try:
+            self._owed = self._time_slices.owed()
+        except NodeError as e:
+            log.info("GPUs are withheld as before: %s", e)
+        return self._owed
+
+    def put_back(self) -> bool:
+        """Try to put back what could not be when its claim was given back. Whether some was."""
+        return self._time_slices.put_back()
 
     def driver_files(self) -> DriverFiles:
         return self._driver.files()

@@ -10,14 +10,21 @@ with exit code 3, the number of that NVML error. The shape of its list is not do
 or table that names the policy "timeslice" is understood, and what is not understood counts as not
 said. Which GPUs can set an interval is found by trying: compute capability 7.0 is what NVIDIA's
 documents ask for, and boards differ.
+
+Where nvidia-smi does not end in time, no second one is started for that GPU while it lives. What it
+should have put back is noted on disk, and is put back later.
 """
 
 import logging
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import ClaimError, NodeError, TimedOut
+from dra_driver.kubeletplugin.file_locks import disk_errors, try_lock
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.steps import Interval
 from dra_driver.node.commands import Run, run
@@ -27,20 +34,27 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_SECONDS: Final = 10.0  # of which a node with eight GPUs may need two or three
 _NAMES: Final = {str(interval).casefold(): interval for interval in Interval}
+_NOTE: Final = ".to-put-back"  # of the name of a file, behind the UUID of its GPU
 _POLICY: Final = "timeslice"
 _CANNOT: Final = ("not supported", "not available")
 _GONE: Final = ("no devices were found", "gpu is lost")
 
 
 class TimeSlices:
-    """The intervals of the GPUs of the driver in *driver*. Safe to use from several threads."""
+    """The intervals of the GPUs of the driver in *driver*. Safe to use from several threads.
 
-    def __init__(self, driver: DriverRoot, run: Run = run) -> None:
+    *directory*: where locks and notes outlive this process; it is made.
+    """
+
+    def __init__(self, driver: DriverRoot, directory: Path, run: Run = run) -> None:
         self._driver = driver
+        self._directory = directory
         self._run = run
 
     def read(self, gpu: GpuUuid) -> Interval | None:
-        """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer."""
+        """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer. NodeError:
+        it is not the one that the GPU is to have."""
+        self._refuse_owed(gpu)
         try:
             said = self._ask(gpu, "-l")
         except TimedOut:
@@ -58,6 +72,10 @@ class TimeSlices:
 
         ClaimError: this GPU has no other interval than the default one. NodeError: it failed.
         """
+        self._refuse_owed(gpu)
+        self._set(gpu, interval)
+
+    def _set(self, gpu: GpuUuid, interval: Interval) -> None:
         try:
             self._ask(gpu, f"--set-timeslice={interval.value}")
         except TimedOut:
@@ -80,15 +98,75 @@ class TimeSlices:
 
         A GPU that is gone, one that never had an interval and a driver that is not loaded any more
         have nothing left that could be restored: giving the claim back must not fail for ever.
+        Where nvidia-smi does not end, the interval is ``owed`` from now on.
         """
         try:
-            self.set(gpu, interval)
-        except TimedOut:
-            raise
+            self._set(gpu, interval)
+        except TimedOut as e:
+            facts = {"gpu": gpu, "interval": str(interval), "error": str(e)}
+            log.warning("an interval is put back later", extra=facts)
+            self._note(gpu, interval)
+            return
         except (ClaimError, NodeError) as e:
             if isinstance(e, NodeError) and not (_says(e, _GONE) or self._not_loaded()):
                 raise
             log.warning("no interval to restore", extra={"gpu": gpu, "error": str(e)})
+        with disk_errors(f"note that the interval of {gpu} was put back"):
+            if (note := self._note_of(gpu)).exists():
+                note.unlink()
+
+    def owed(self) -> Mapping[GpuUuid, Interval]:
+        """What is still to be put back. NodeError: that cannot be told."""
+        with disk_errors(f"read what is to be put back from {self._directory}"):
+            try:
+                names = sorted(os.listdir(self._directory))
+            except FileNotFoundError:
+                return {}
+            gpus = [GpuUuid(name.removesuffix(_NOTE)) for name in names if name.endswith(_NOTE)]
+            return {gpu: _noted(self._note_of(gpu)) for gpu in gpus}
+
+    def put_back(self) -> bool:
+        """Try to put back what is ``owed``, where nvidia-smi does not run. Whether some was."""
+        before = self.owed()
+        for gpu, interval in before.items():
+            if not self._is_asked(gpu):
+                try:
+                    self.restore(gpu, interval)
+                except NodeError as e:
+                    log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
+        return self.owed().keys() != before.keys()
+
+    def _refuse_owed(self, gpu: GpuUuid) -> None:
+        if self._note_of(gpu).exists():
+            raise NodeError(
+                f"the time-slice interval of {gpu} is still to be put back to what it was before "
+                "an earlier claim, since nvidia-smi does not end; select another GPU, or reboot "
+                "the node"
+            )
+
+    def _note(self, gpu: GpuUuid, interval: Interval) -> None:
+        """A reader sees all of it or none, and so does who comes after a power cut."""
+        note = self._note_of(gpu)
+        fresh = note.with_suffix(".new")
+        with disk_errors(f"write down that the interval of {gpu} is to be put back"):
+            with fresh.open("w") as file:
+                file.write(str(interval.value))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(fresh, note)
+
+    def _note_of(self, gpu: GpuUuid) -> Path:
+        return self._directory / f"{gpu}{_NOTE}"
+
+    def _lock_of(self, gpu: GpuUuid) -> Path:
+        return self._directory / f"{gpu}.lock"
+
+    def _is_asked(self, gpu: GpuUuid) -> bool:
+        with disk_errors(f"lock {self._lock_of(gpu)}"):
+            file = try_lock(self._lock_of(gpu))
+        if file is not None:
+            os.close(file)
+        return file is None
 
     def _not_loaded(self) -> bool:
         """What was set is forgotten with the kernel module."""
@@ -96,7 +174,17 @@ class TimeSlices:
 
     def _ask(self, gpu: GpuUuid, option: str) -> str:
         command = self._driver.command("nvidia-smi", "compute-policy", option, "-i", gpu)
-        return self._run(command, _TIMEOUT_SECONDS)
+        with disk_errors(f"make {self._directory}"):
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return self._run(replace(command, lock=str(self._lock_of(gpu))), _TIMEOUT_SECONDS)
+
+
+def _noted(note: Path) -> Interval:
+    """What is in a note that cannot be understood is taken for what a driver sets up."""
+    try:
+        return Interval(int(note.read_text()))
+    except (FileNotFoundError, ValueError):
+        return Interval.DEFAULT
 
 
 def parse(text: str) -> Interval | None:

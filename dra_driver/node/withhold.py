@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 
 from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
+from dra_driver.model.inventory import Inventory
+from dra_driver.model.steps import Interval
 from dra_driver.node.nvml_values import Seen
 from dra_driver.node.topology import PciGpu
 
@@ -47,6 +49,25 @@ def unreadable(error: NodeError) -> str:
             "drain and reboot the node"
         )
     return str(error)
+
+
+def without_owed(found: Inventory, owed: Mapping[GpuUuid, Interval]) -> Inventory:
+    """*found*, with GPUs withheld whose interval is still to be put back."""
+    kept = tuple(gpu for gpu in found.gpus if gpu.uuid not in owed)
+    if kept == found.gpus:
+        return found
+    withheld = [
+        Withheld(
+            named(gpu.pci_bus_id, gpu.uuid),
+            f"its time-slice interval is still to be put back to {owed[gpu.uuid]} after a claim, "
+            "since nvidia-smi did not end in time; that is tried again. If it stays so, look for "
+            "Xid and NVRM in the kernel log, drain and reboot the node",
+        )
+        for gpu in found.gpus
+        if gpu.uuid in owed
+    ]
+    everything = sorted((*found.withheld, *withheld), key=lambda one: (one.what, one.reason))
+    return Inventory(kept, tuple(everything), found.as_before - owed.keys())
 
 
 def unlisted(gpus: Iterable[PciGpu]) -> tuple[Withheld, ...]:

@@ -103,10 +103,12 @@ class Work(Protocol):
     """What is done for the claims from time to time."""
 
     def restore(self) -> None: ...
+    def put_back(self) -> bool: ...
 
 
 class Rounds:
-    """Two loops: one looks at the node, one holds ledger, CDI files and API server together."""
+    """Three loops: one looks at the node, one holds ledger, CDI files and API server together, one
+    puts back settings of GPUs that could not be put back with their claims."""
 
     def __init__(
         self,
@@ -130,6 +132,7 @@ class Rounds:
         self._loops = (
             Loop("looks", self._watcher.look, look_seconds),
             Loop("reconciler", self._reconcile, reconcile_seconds),
+            Loop("settings", self._put_back, look_seconds),
         )
         for loop in self._loops:
             loop.start()
@@ -152,6 +155,10 @@ class Rounds:
     def error(self) -> str | None:
         """Why ledger and CDI files could not be brought together at the last round."""
         return self._error
+
+    def _put_back(self) -> None:
+        if self._in_charge() and self._work.put_back():
+            self.look_soon()
 
     def _reconcile(self) -> None:
         if not self._in_charge():

@@ -122,7 +122,7 @@ def _parts(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> _Par
     stack.callback(api.close)
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
-    node = stack.enter_context(open_node(settings.place, settings.state / "sim"))
+    node = stack.enter_context(open_node(settings.place, settings.state / "sim", settings.state))
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     plugins = Instances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(plugins.leave)

@@ -94,6 +94,9 @@ class FakeNode:
             self._do(step)
         self.undone.append(step)
 
+    def put_back(self) -> bool:
+        return False
+
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         return self.mig.on(gpu)
 

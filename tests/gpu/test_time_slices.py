@@ -18,15 +18,15 @@ def listed(ask_smi) -> str:
         pytest.skip(f"this GPU's nvidia-smi has no compute policies to list: {e}")
 
 
-def test_the_interval_of_every_gpu_is_understood(driver, document, listed, report):
+def test_the_interval_of_every_gpu_is_understood(driver, document, listed, report, tmp_path):
     report(["nvidia-smi compute-policy -l:", *listed.splitlines()])
-    slices = TimeSlices(driver)
+    slices = TimeSlices(driver, tmp_path)
     for gpu in document.gpus:
         assert slices.read(gpu.uuid) in tuple(Interval), listed
 
 
-def test_reading_changes_nothing(driver, document, listed, ask_smi):
-    slices = TimeSlices(driver)
+def test_reading_changes_nothing(driver, document, listed, ask_smi, tmp_path):
+    slices = TimeSlices(driver, tmp_path)
     for gpu in document.gpus:
         slices.read(gpu.uuid)
     assert ask_smi("compute-policy", "-l") == listed

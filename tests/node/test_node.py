@@ -57,6 +57,30 @@ def test_an_interval_is_set_and_restored(opened):
         assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.DEFAULT
 
 
+def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened, tmp_path):
+    with opened() as node:
+        (gpu,) = node.refresh().gpus
+        node.carry_out(SetTimeSlice(gpu.uuid, Interval.LONG))
+        note = tmp_path / f"sim/time-slices/{gpu.uuid}.to-put-back"
+        note.write_text("1")
+
+        found = node.refresh()
+        assert found.gpus == ()
+        (withheld,) = found.withheld
+        assert withheld.what == f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
+        assert withheld.reason.startswith(
+            "its time-slice interval is still to be put back to Short"
+        )
+        note.with_name("GPU-other.to-put-back").mkdir()  # it cannot be told what is owed
+        assert node.refresh() == found
+        note.with_name("GPU-other.to-put-back").rmdir()
+
+        assert node.put_back()
+        assert node.refresh().gpus == (gpu,)
+        assert node.found(SetTimeSlice(gpu.uuid, Interval.LONG)) is Interval.SHORT
+        assert not node.put_back()
+
+
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
     with opened() as node:
         gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")

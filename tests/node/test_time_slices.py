@@ -1,6 +1,11 @@
 """The interval of a GPU: read from whatever nvidia-smi prints, set, or refused with a reason."""
 
+import contextlib
 import doctest
+import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +14,7 @@ from dra_driver.errors import ClaimError, NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.steps import Interval
 from dra_driver.node import time_slices
-from dra_driver.node.commands import Command
+from dra_driver.node.commands import Command, run
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.sim.commands import run_simulated
 from dra_driver.node.time_slices import TimeSlices, parse
@@ -86,7 +91,8 @@ def node(tmp_path):
 
 def simulated(node: Node) -> TimeSlices:
     root = str(node.root)
-    return TimeSlices(DriverRoot(root, Path("/"), proc=f"{root}/proc"), run_simulated)
+    driver = DriverRoot(root, Path("/"), proc=f"{root}/proc")
+    return TimeSlices(driver, node.root.parent / "kept", run_simulated)
 
 
 def uuids(node: Node) -> list[GpuUuid]:
@@ -167,7 +173,7 @@ def test_the_program_of_a_driver_container_runs_in_there(tmp_path):
     install(tmp_path / "run/nvidia/driver")
     (tmp_path / "run/nvidia/driver/dev").mkdir()
     smi = Smi("GPU 0: Timeslice: Short")
-    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
     assert slices.read(GpuUuid("GPU-a")) is Interval.SHORT
     slices.set(GpuUuid("GPU-a"), Interval.LONG)
     inside = ("chroot", f"{tmp_path}/run/nvidia/driver", "/usr/bin/nvidia-smi", "compute-policy")
@@ -183,7 +189,7 @@ def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
     smi = Smi(
         NodeError(f"nvidia-smi … failed with code 3: {REFUSED.format(word, 'Not Supported')}")
     )
-    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
     assert slices.read(GpuUuid("GPU-a")) is None
     with pytest.raises(ClaimError, match="has no time-slice interval"):
         slices.set(GpuUuid("GPU-a"), Interval.LONG)
@@ -192,19 +198,176 @@ def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
 def test_who_may_not_set_it_is_told_so(tmp_path):
     install(tmp_path)
     smi = Smi(NodeError(REFUSED.format("Long", "Insufficient Permissions")))
-    slices = TimeSlices(DriverRoot(None, tmp_path), smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
     with pytest.raises(NodeError, match="Insufficient Permissions; it takes root"):
         slices.set(GpuUuid("GPU-a"), Interval.LONG)
 
 
-def test_a_program_that_does_not_end_is_an_error_whatever_was_asked(tmp_path):
-    install(tmp_path)
-    slices = TimeSlices(DriverRoot(None, tmp_path), Smi(TimedOut("nvidia-smi was killed")))
-    for act in (slices.set, slices.restore):
-        with pytest.raises(TimedOut):
-            act(GpuUuid("GPU-a"), Interval.DEFAULT)
+GPU = GpuUuid("GPU-a")
+LATE = TimedOut("nvidia-smi was killed")
+
+
+def late(tmp_path: Path, smi: Smi | None = None) -> TimeSlices:
+    install(tmp_path / "host")
+    loaded = tmp_path / "host/proc/driver/nvidia/version"
+    loaded.parent.mkdir(parents=True, exist_ok=True)
+    loaded.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Fri\n")
+    driver = DriverRoot(None, tmp_path / "host")
+    return TimeSlices(driver, tmp_path / "kept", smi or Smi(LATE))
+
+
+def test_a_program_that_does_not_end_is_an_error_when_a_claim_comes(tmp_path):
+    slices = late(tmp_path)
     with pytest.raises(TimedOut):
-        slices.read(GpuUuid("GPU-a"))
+        slices.set(GPU, Interval.SHORT)
+    with pytest.raises(TimedOut):
+        slices.read(GPU)
+    assert slices.owed() == {}
+
+
+def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_restart(tmp_path):
+    late(tmp_path).restore(GPU, Interval.SHORT)
+
+    smi = Smi(LATE)
+    restarted = late(tmp_path, smi)
+    assert restarted.owed() == {GPU: Interval.SHORT}
+    assert not restarted.put_back()
+    assert restarted.owed() == {GPU: Interval.SHORT}
+    smi.answer = "done"
+    assert restarted.put_back()
+    assert smi.runs[-1].args[1] == "--set-timeslice=1"
+    assert restarted.owed() == {}
+    assert not restarted.put_back()
+
+
+def test_no_claim_gets_an_interval_on_a_gpu_that_is_owed_one(tmp_path):
+    smi = Smi(LATE)
+    slices = late(tmp_path, smi)
+    slices.restore(GPU, Interval.DEFAULT)
+    smi.answer = "GPU 0: Timeslice: Long"
+    before = len(smi.runs)
+
+    with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
+        slices.set(GPU, Interval.LONG)
+    with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
+        slices.read(GPU)
+    assert len(smi.runs) == before
+    assert slices.read(GpuUuid("GPU-b")) is Interval.LONG
+
+
+def test_a_program_that_fails_in_time_owes_nothing_and_fails_the_claim(tmp_path):
+    slices = late(tmp_path, Smi(NodeError("Unknown Error")))
+
+    with pytest.raises(NodeError, match="Unknown Error"):
+        slices.restore(GPU, Interval.DEFAULT)
+    assert slices.owed() == {}
+
+
+def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
+    smi = Smi(LATE)
+    slices = late(tmp_path, smi)
+    slices.restore(GPU, Interval.LONG)
+    smi.answer = NodeError("No devices were found")
+
+    assert slices.put_back()
+    assert slices.owed() == {}
+
+
+def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
+    smi = Smi(LATE)
+    slices = late(tmp_path, smi)
+    slices.restore(GPU, Interval.LONG)
+    slices.restore(GpuUuid("GPU-b"), Interval.LONG)
+
+    def answer(command, timeout_seconds):
+        if command.args[-1] == GPU:
+            raise NodeError("Unknown Error")
+        return ""
+
+    slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", answer)
+    assert slices.put_back()
+    assert slices.owed() == {GPU: Interval.LONG}
+
+
+def test_a_damaged_note_is_taken_for_the_interval_of_a_new_driver(tmp_path):
+    slices = late(tmp_path)
+    slices.restore(GPU, Interval.LONG)
+    (note,) = (one for one in (tmp_path / "kept").iterdir() if one.suffix != ".lock")
+    note.write_text("")
+
+    assert slices.owed() == {GPU: Interval.DEFAULT}
+
+
+def test_what_is_owed_and_cannot_be_written_down_keeps_the_claim(tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / f"kept/{GPU}.new").mkdir()
+
+    with pytest.raises(NodeError, match="cannot write down that the interval of GPU-a"):
+        late(tmp_path).restore(GPU, Interval.LONG)
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    """An nvidia-smi that outlives being killed, as one that is stuck in the kernel: by a process
+    that has left its group and holds what it was given. Each writes a line when it starts."""
+    install(tmp_path / "host")
+    program = tmp_path / "host/usr/bin/nvidia-smi"
+    program.write_text(
+        f"#!/bin/sh\necho $$ >> {tmp_path}/started\n"
+        f"[ -e {tmp_path}/well ] && exit 0\n"
+        f"setsid sh -c 'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; "
+        "exec sleep 600' > /dev/null 2>&1 &\n"
+        "exec sleep 600\n"
+    )
+    program.chmod(0o755)
+
+    def impatient(command: Command, timeout_seconds: float) -> str:
+        on_host = replace(command, root="/", program=str(program), library_path="")
+        while True:  # it may have been killed before it had got stuck
+            try:
+                return run(on_host, 30 if (tmp_path / "well").exists() else 0.5)
+            except TimedOut:
+                if (tmp_path / "pid").exists():
+                    raise
+
+    yield TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", impatient)
+    if (tmp_path / "pid").exists():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+
+def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuck):
+    stuck.restore(GPU, Interval.SHORT)
+    started = (tmp_path / "started").read_text()
+    pid = int((tmp_path / "pid").read_text())
+
+    stuck.restore(GPU, Interval.SHORT)
+    assert not stuck.put_back()
+    assert (tmp_path / "started").read_text() == started, "not even once more"
+    assert stuck.owed() == {GPU: Interval.SHORT}
+
+    (tmp_path / "well").touch()
+    os.kill(pid, signal.SIGKILL)
+    assert wait_for(stuck.put_back)
+    assert stuck.owed() == {}
+
+
+def test_other_gpus_go_on_while_the_program_hangs_for_one(tmp_path, stuck):
+    with pytest.raises(TimedOut, match="was still running"):
+        stuck.set(GPU, Interval.SHORT)
+    (tmp_path / "well").touch()
+
+    stuck.set(GpuUuid("GPU-b"), Interval.SHORT)
+    with pytest.raises(TimedOut, match="until an earlier nvidia-smi has ended"):
+        stuck.set(GPU, Interval.SHORT)
+
+
+def wait_for(condition):
+    give_up = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+    return found
 
 
 def test_the_documentation_is_true():

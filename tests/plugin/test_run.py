@@ -1,5 +1,7 @@
 """The whole plugin as a process, between a fake kubelet and a fake API server."""
 
+import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -170,6 +172,60 @@ def test_killed_and_started_again_it_knows_its_claims(
     with FakeKubelet(home / "kubelet") as kubelet:
         kubelet.wait_for_plugin(DRIVER)
         assert kubelet.prepare([mine]) == before
+
+
+TURNS = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
+
+
+@pytest.mark.timeout(240)
+def test_a_gpu_whose_nvidia_smi_hangs_is_withheld_until_its_interval_was_put_back(
+    server: ApiServer, start: Callable[..., Process], home: Path
+) -> None:
+    """The claim is given back all the same, and a restart forgets nothing."""
+    process = start(look_interval="0.2")
+    with FakeKubelet(home / "kubelet") as kubelet:
+        kubelet.wait_for_plugin(DRIVER)
+        mine = put(server, "gpu-3", configs=(config(sharing=TURNS),))
+        kubelet.prepare([mine])
+        assert server.wait(lambda: "gpu-3" in _offered(server), 60)
+        _hang(home / "kubelet/plugins/gpu.nvidia.com/state/sim/usr/bin/nvidia-smi", home)
+
+        kubelet.unprepare([mine])
+        assert server.wait(lambda: "gpu-3" not in _offered(server), 60)
+    process.kill()
+    process.wait()
+    (home / "kubelet/plugins_registry/gpu.nvidia.com-reg.sock").unlink()
+    _goes_on(server, start, home)
+
+
+def _goes_on(server: ApiServer, start: Callable[..., Process], home: Path) -> None:
+    """What the next process does, while what holds nvidia-smi lives and when it has ended."""
+    holder = int((home / "holder").read_text())
+    try:
+        start(look_interval="0.2")
+        with FakeKubelet(home / "kubelet") as kubelet:
+            kubelet.wait_for_plugin(DRIVER)
+            kubelet.prepare([put(server, "gpu-4", name="other")])
+            assert "gpu-3" not in _offered(server)
+            os.kill(holder, signal.SIGKILL)
+            assert server.wait(lambda: "gpu-3" in _offered(server), 60)
+            kubelet.prepare([put(server, "gpu-3", name="next", configs=(config(sharing=TURNS),))])
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(holder, signal.SIGKILL)
+
+
+def _offered(server: ApiServer) -> list[str]:
+    slices = server.objects("resourceslices")
+    return [device["name"] for one in slices for device in one["spec"].get("devices", ())]
+
+
+def _hang(smi: Path, home: Path) -> None:
+    """It outlives being killed, as one that is stuck in the kernel does: what it has started has
+    left its group, and holds what it was given."""
+    first, _, rest = smi.read_text().partition("\n")
+    stuck = f"setsid sh -c 'echo $$ > {home}/new; mv {home}/new {home}/holder; exec sleep 600'"
+    smi.write_text(f"{first}\n{stuck} > /dev/null 2>&1 &\nexec sleep 600\n{rest}")
 
 
 @pytest.mark.point(62)
