@@ -129,7 +129,10 @@ def _locked(command: Command) -> Iterator[tuple[int, ...]]:
         yield ()
         return
     with disk_errors(f"lock {command.lock} for {command}"):
-        before = f"an earlier {os.path.basename(command.program)} has ended"
+        before = (
+            f"an earlier {os.path.basename(command.program)} has ended, which may hang in the "
+            "driver (look for Xid and NVRM in the kernel log, drain and reboot the node)"
+        )
         file = lock_within(Path(command.lock), _LOCK_SECONDS, before)
     with closing(file):
         yield (file,)

@@ -47,7 +47,7 @@ def printable(name: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in name[:_MOST_SHOWN])
 
 
-def device_number(path: str) -> tuple[int, int] | None:
+def device_behind(path: str) -> tuple[int, int] | None:
     """Major and minor number of the character device behind *path*; None: it is none, or it cannot
     be told.
 

@@ -53,7 +53,7 @@ class Slow(SimulatedNvml):
 
 @pytest.fixture
 def node(tmp_path):
-    node = Node(tmp_path, two_gpus(), deadline_seconds=0.2)
+    node = Node(tmp_path, two_gpus(), deadline_seconds=0.5)
     node.functions = Slow(node.live, mig=node.mig)
     return node
 

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.node import proc_files
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.proc_files import device_number, entries, read_of
+from dra_driver.node.proc_files import device_behind, entries, read_of
 from dra_driver.node.processes import Processes
 
 KIB = 1024
@@ -76,11 +76,11 @@ def test_a_device_is_known_by_its_number_and_a_file_has_none(tmp_path):
     (tmp_path / "null").touch()
     try:
         for path in ("/dev/null", str(tmp_path / "link"), f"/proc/self/fd/{here}"):
-            assert device_number(path) == (1, 3)
+            assert device_behind(path) == (1, 3)
     finally:
         os.close(here)
     for path in (str(tmp_path / "null"), str(tmp_path), str(tmp_path / "none")):
-        assert device_number(path) is None
+        assert device_behind(path) is None
 
 
 def test_what_the_kernel_writes_of_a_process_is_read_whole():

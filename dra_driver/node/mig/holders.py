@@ -12,7 +12,7 @@ from dra_driver.model.devices import GpuUuid
 from dra_driver.node.nvml import Nvml
 from dra_driver.node.nvml_codes import unless_refused
 from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.proc_files import device_number, printable, read_of
+from dra_driver.node.proc_files import device_behind, printable, read_of
 from dra_driver.node.process_lists import KINDS, NOT_LISTED
 
 _NVIDIA: Final = 195  # the major number of nvidiaN (Linux, devices.txt)
@@ -85,7 +85,7 @@ def _has_open(directory: str, device: tuple[int, int]) -> bool:
         files = os.listdir(directory)
     except OSError:  # it ended, or is not ours to look at
         return False
-    return any(device_number(f"{directory}/{file}") == device for file in files)
+    return any(device_behind(f"{directory}/{file}") == device for file in files)
 
 
 def command(pid: int, proc: Path = Path("/proc")) -> str:
