@@ -55,7 +55,7 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
     api_server(WITHOUT)
     wait("theirs, and the GPU that is whole", lambda: kube.devices() == ["gpu-1", THEIRS], 20)
     assert "ounters" not in str([one["spec"] for one in kube.slices()])
-    assert WHY in driver.log[said:]
+    wait("the reason to be said", lambda: WHY in driver.log[said:])
     told = driver.command(
         "doctor", f"--kubeconfig={cluster.kubeconfig}", f"--sim={driver.node_file}"
     )
