@@ -22,8 +22,9 @@ profile, ``plugin.profile_choice``), ``plan.publish`` how the scheduler should s
                                  ``node.claim_files``
 8. ``node.ledger``               records *completed*; the kubelet gets the CDI names
 
-Unprepare is the same road back (``plan.undo``). ``plugin.reconcile`` looks after claims that the
-kubelet forgot.
+Unprepare is the same road back (``plan.undo``), not while a process of the claim's pods uses it
+(``plugin.claim_users``; which ones do, ``plan.claim_users`` says; for their end
+``plugin.ended_claims`` waits). ``plugin.reconcile`` looks after claims that the kubelet forgot.
 
 *Cut.* Where a profile says so, a GPU is offered in partitions of MIG besides: ``plan.mig.cutting``
 says when, ``plan.mig.offered`` which, ``plan.mig.blocks`` what keeps them apart for the scheduler,

@@ -9,6 +9,7 @@
     ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
     │   ├── Vanished       a MIG instance is not there any more
     │   ├── LostRecord     what was recorded of a prepared claim is gone or damaged
+    │   ├── InUse          a process still uses what is to be given back
     │   ├── Taken          a partition was not cut: somebody else's instance is there
     │   ├── ProgramFailed  a program ended with an error
     │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
@@ -61,6 +62,11 @@ class Vanished(NodeError):
 
 class LostRecord(NodeError):
     """What was recorded of a prepared claim is gone, or damaged."""
+
+
+class InUse(NodeError):
+    """A claim is not given back, since a process of its pods still uses it; once that has ended, it
+    can be."""
 
 
 class Taken(NodeError):

@@ -11,7 +11,7 @@ never be placed, are for who wrote those.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from dra_driver.cli import (
     plugin_checks,
     pod_checks,
     sharing_checks,
+    use_checks,
 )
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary, warn
 from dra_driver.cli.market import market_of
@@ -36,7 +37,9 @@ from dra_driver.cli.simulated_host import host_directory
 from dra_driver.cluster.access import Access, in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer, Timeouts
 from dra_driver.errors import DriverError, SettingsError
+from dra_driver.kubeletplugin.claims import ClaimUid
 from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.model.holdings import Record
 from dra_driver.node.boot import boot_id
 from dra_driver.node.driver_root import DriverRoot
 from dra_driver.node.ledger_files import read_directory
@@ -44,14 +47,18 @@ from dra_driver.node.machine import open_node
 from dra_driver.node.mig_book import MigBook
 from dra_driver.node.node import GpuNode
 from dra_driver.node.place import open_driver
+from dra_driver.node.pod_processes import open_pod_processes
 from dra_driver.node.worker import Worker
 from dra_driver.plan.edits import vendor
+from dra_driver.plugin.claim_users import ClaimUsers
 from dra_driver.settings import DoctorSettings
 
 log = logging.getLogger(__name__)
 
 Check = tuple[str, Callable[[], Iterable[Finding]]]
 """What is looked at, and how."""
+
+ClusterCheck = Callable[[cluster_checks.Cluster], Iterable[Finding]]
 
 _NEED_THE_DRIVER = (
     gpu_checks.GPUS,
@@ -64,6 +71,7 @@ _NEED_THE_DRIVER = (
     mps_checks.PROGRAM,
     mode_checks.MODES,
 )
+_NO_OTHERS: Mapping[str, ClusterCheck] = {}
 _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its own
 _TIMEOUTS = Timeouts(read=5.0, write=5.0)
 
@@ -128,7 +136,7 @@ def _examine(settings: DoctorSettings, ask: Ask, stack: ExitStack) -> Iterator[F
     if isinstance(cluster, Finding):
         yield cluster
     else:
-        yield from examine_cluster(cluster)
+        yield from examine_cluster(cluster, {use_checks.IN_USE: _claims_in_use(settings, node)})
 
 
 def _user(uid: int) -> Iterator[Finding]:
@@ -270,6 +278,18 @@ def _disk_checks(settings: DoctorSettings) -> list[Check]:
     ]
 
 
+def _claims_in_use(settings: DoctorSettings, node: GpuNode) -> ClusterCheck:
+    def records() -> Sequence[Record]:
+        return tuple(_book(settings).records.values())
+
+    def neighbours(uid: ClaimUid, gpus: Collection[str]) -> list[Record]:
+        return [one for one in records() if one.claim.uid != uid and one.gpus & set(gpus)]
+
+    processes = open_pod_processes(settings.host_root, settings.runtime_dir)
+    users = ClaimUsers(processes, node.processes, neighbours)
+    return partial(use_checks.claims_in_use, records=records, users=users)
+
+
 def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Cluster | Finding:
     """The API server, of which nothing is asked yet; or why there is none to ask."""
     access = _access(settings)
@@ -286,18 +306,21 @@ def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Clust
     )
 
 
-def examine_cluster(cluster: cluster_checks.Cluster) -> Iterator[Finding]:
-    """Every question to the API server; after the first one fails, none."""
+def examine_cluster(
+    cluster: cluster_checks.Cluster, others: Mapping[str, ClusterCheck] = _NO_OTHERS
+) -> Iterator[Finding]:
+    """Every question to the API server, and *others*; after the first one fails, none."""
     first = list(run_checks([(cluster_checks.SERVER, partial(cluster_checks.api_server, cluster))]))
     yield from first
     market = cache(partial(market_of, cluster))  # every slice there is: listed once for both
-    rest: dict[str, Callable[[cluster_checks.Cluster], Iterable[Finding]]] = {
+    rest: dict[str, ClusterCheck] = {
         cluster_checks.NODE: cluster_checks.node_object,
         cluster_checks.RIGHTS: cluster_checks.rights,
         cluster_checks.CLASS: cluster_checks.device_class,
         cluster_checks.FEATURES: cluster_checks.features,
         claim_checks.CLAIMS: partial(claim_checks.pending_claims, market=market),
         pod_checks.PODS: partial(pod_checks.pending_pods, market=market),
+        **others,
     }
     if any(finding.level is Level.FAIL for finding in first):
         yield skip(", ".join(rest), "the API server has to answer first")

@@ -65,6 +65,14 @@ class ClaimReader:
     def _is_here(self, claim: Claim) -> bool:
         return any(allocation.pool == self._pool for allocation in claim.allocations)
 
+    def is_deleted(self, ref: ClaimRef) -> bool:
+        """Whether that very claim is gone for good: one that is merely deallocated is not."""
+        try:
+            document = self._resources.claim(ref.namespace, ref.name)
+        except NotFound:
+            return True
+        return bool(document["metadata"]["uid"] != ref.uid)
+
     def find_by_uid(self, uid: ClaimUid) -> Claim | None:
         """The claim with *uid*, looked for among all claims of the cluster; None: there is none.
 

@@ -1,8 +1,8 @@
-"""The processes of pods' containers that use a GPU."""
+"""The processes of pods' containers, and those that use a GPU."""
 
 from dataclasses import dataclass
 
-from dra_driver.kubeletplugin.claims import PodUid
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -21,3 +21,15 @@ class GpuProcess:
 
     pid: int
     memory_bytes: int | None  # None: NVML does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupProcesses:
+    """What is in the cgroup of one of a pod's containers, or in the pod's outside of all of them.
+
+    Some of the processes may have ended meanwhile. Number 0: it is not seen from here which one.
+    """
+
+    pod: Pod
+    claims: frozenset[ClaimUid] | None  # that the container was given; None: it cannot be told
+    pids: tuple[int, ...]

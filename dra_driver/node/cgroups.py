@@ -144,7 +144,7 @@ class Cgroups:
         return {
             pod: path
             for level in self.levels()
-            for path in _directories(level)
+            for path in directories_in(level)
             if (pod := pod_in(path.name, level.name)) is not None
         }
 
@@ -162,20 +162,13 @@ def containers_in(pod: Path) -> Iterator[tuple[str, Path]]:
 
     NodeError: it cannot be looked at now, so there may be any number.
     """
-    for path in _directories(pod):
+    for path in directories_in(pod):
         if container := container_in(path.name):
             yield container, path
 
 
-def _find_pods(unified: Path | None, root: Path) -> Iterator[Path]:
-    level = [unified] if unified else _directories(root)  # v1: a tree for each controller
-    for _ in range(_DEEPEST + 1):
-        inside = [path for directory in level for path in _directories(directory)]
-        yield from (path for path in inside if _PODS.fullmatch(path.name))
-        level = [path for path in inside if not _PODS.fullmatch(path.name)]
-
-
-def _directories(directory: Path) -> list[Path]:
+def directories_in(directory: Path) -> list[Path]:
+    """Those directly in *directory*; none where that is not there. NodeError: not known now."""
     try:
         with os.scandir(directory) as entries:
             return sorted(Path(one.path) for one in entries if one.is_dir(follow_symlinks=False))
@@ -183,6 +176,14 @@ def _directories(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise _hidden(directory, error) from error
+
+
+def _find_pods(unified: Path | None, root: Path) -> Iterator[Path]:
+    level = [unified] if unified else directories_in(root)  # v1: a tree for each controller
+    for _ in range(_DEEPEST + 1):
+        inside = [path for directory in level for path in directories_in(directory)]
+        yield from (path for path in inside if _PODS.fullmatch(path.name))
+        level = [path for path in inside if not _PODS.fullmatch(path.name)]
 
 
 def _is_there(directory: Path) -> bool:

@@ -65,6 +65,7 @@ class Containers:
         own = f"{runtime_dir.strip('/')}/{_CONTAINERD}"
         self._bundles: Sequence[str] = (own, *_BUNDLES) if runtime_dir else _BUNDLES
         self._told = False
+        self._known: Mapping[str, Container | Absent] = {}  # what is read of a bundle never changes
 
     def find(self, id_: str) -> Container | Absent:
         """What there is of the container.
@@ -83,6 +84,19 @@ class Containers:
             log.warning("%s", NOWHERE)
         return Absent.NOWHERE
 
+    def given(self, claim: ClaimUid) -> tuple[Container, ...]:
+        """The containers that were given anything of *claim*; some may have ended.
+
+        NodeError: one cannot be read now, so it may be one of them.
+        """
+        known: dict[str, Container | Absent] = {}
+        for id_ in self._ids():
+            if (found := self._known.get(id_) or self._begun(id_)) is not None:
+                known[id_] = found
+        self._known = known
+        containers = (one for one in known.values() if isinstance(one, Container))
+        return tuple(one for one in containers if claim in one.claims)
+
     def places(self) -> tuple[str, ...]:
         """Where containers are found, as the host calls it; none: the runtime is elsewhere.
 
@@ -90,6 +104,21 @@ class Containers:
         """
         homes = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
         return tuple(f"/{home}" for home in homes if _is_there(self._host_root / home))
+
+    def _ids(self) -> list[str]:
+        """Of everything that has a bundle."""
+        homes = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
+        return sorted({id_ for home in homes for id_ in _listed(home)})
+
+    def _begun(self, id_: str) -> Container | Absent | None:
+        """None: it is gone, or is being made, and no process of it has begun."""
+        try:
+            found = self.find(id_)
+        except NodeError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            return None  # half written
+        return found if found is not Absent.GONE else None
 
 
 def _container(id_: str, config: Path, text: bytes) -> Container | Absent:
@@ -134,6 +163,15 @@ def _read(config: Path) -> bytes | None:
     if len(text) > _MOST_BYTES:
         raise _unreadable(config, f"it has more than {_MOST_BYTES} bytes")
     return text
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(directory, f"{error.strerror}") from error
 
 
 def _is_there(directory: Path) -> bool:

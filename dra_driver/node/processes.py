@@ -19,7 +19,11 @@ from dra_driver.node.cgroups import place_of
 from dra_driver.node.proc_files import read_of
 
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
-_START_TIME: Final = 22 - 3  # proc(5) counts from 1, and two fields are before the name's end
+# proc(5) counts from 1, and two fields are before the name's end.
+_STATE: Final = 3 - 3
+_THREADS: Final = 20 - 3
+_START_TIME: Final = 22 - 3
+_ENDED: Final = ("Z", "X")
 _INIT_OF_A_POD: Final = "pause"  # of a pod whose containers see each other's processes
 
 
@@ -45,6 +49,23 @@ class Processes:
             return None
         started = int(stat.rpartition(_AFTER_NAME)[2].split()[_START_TIME])
         return Process(pid, started, place.pod, place.container)
+
+    def lives(self, pid: int) -> bool:
+        """Whether that process has not ended. A zombie has, unless some thread of it goes on.
+
+        NodeError: it cannot be told now.
+        """
+        try:
+            text = read_of(self._proc, pid, "stat").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        except OSError as error:
+            raise NodeError(
+                f"whether process {pid} still runs cannot be told now: {error.strerror}; it is "
+                "tried again"
+            ) from error
+        fields = text.rpartition(_AFTER_NAME)[2].split()
+        return fields[_STATE] not in _ENDED or int(fields[_THREADS]) > 1
 
     def signal(self, process: Process, number: signal.Signals) -> bool:
         """Send a signal to *process*. False: it is gone, or no more in its container.

@@ -57,6 +57,7 @@ class Preparer:
         self._files = tools.files
         self._turn = tools.turn
         self._changed = tools.changed
+        self._users = tools.users
         self._pods = ClaimPods(tools.pods, tools.ledger)
         self._partitions = ClaimPartitions(tools.node)
         self._planner = Planner(tools, names.pool, self._partitions)
@@ -92,11 +93,7 @@ class Preparer:
             with self._locks.gpus.hold(_gpus(record), wait.left()):
                 if not gone():
                     return False
-                if record is not None:
-                    self._take_back(record)
-                else:
-                    self._files.remove(ref.uid)
-                    self._ledger.forget(ref.uid)
+                self._take_back(record or Record(ref, ()))
         self._changed(record)
         return True
 
@@ -271,6 +268,8 @@ class Preparer:
         self._take_back(left)
 
     def _take_back(self, record: Record) -> None:
+        """Not while a process uses the claim (InUse): a limit holds as long as that runs."""
+        self._users.refuse_while_used(record)
         steps = undoing(record, self._ledger.neighbours(record.claim.uid, record.gpus))
         if steps and record.completed:
             self._ledger.end(record)

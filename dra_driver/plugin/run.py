@@ -11,7 +11,7 @@ from functools import partial
 
 from dra_driver.cluster.access import in_cluster, kubeconfig
 from dra_driver.cluster.client import ApiServer
-from dra_driver.cluster.events import EventWriter
+from dra_driver.cluster.events import EventWriter, NodeRef
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claim_reader import ClaimReader
 from dra_driver.kubeletplugin.features import probe_devices
@@ -36,9 +36,12 @@ from dra_driver.node.machine import open_node
 from dra_driver.node.metadata_files import MetadataFiles
 from dra_driver.node.mig_book import MigBook
 from dra_driver.node.node import GpuNode
+from dra_driver.node.pod_processes import open_pod_processes
 from dra_driver.node.spec_files import SpecFiles
 from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
+from dra_driver.plugin.claim_users import ClaimUsers
+from dra_driver.plugin.ended_claims import EndedClaims
 from dra_driver.plugin.enforcement import Enforced, enforce
 from dra_driver.plugin.layout_files import Layouts
 from dra_driver.plugin.metrics import Metrics
@@ -54,7 +57,7 @@ from dra_driver.plugin.profile_choice import ProfileChoice
 from dra_driver.plugin.profiles import Profiles
 from dra_driver.plugin.reconcile import Reconciler
 from dra_driver.plugin.rounds import Rounds, Watcher
-from dra_driver.plugin.stuck_claims import StuckClaims
+from dra_driver.plugin.stuck_claims import Listeners, StuckClaims
 from dra_driver.plugin.tools import Changed, Names, Tools
 from dra_driver.process.ending import Ending
 from dra_driver.process.http import HttpServer
@@ -64,6 +67,7 @@ from dra_driver.settings import PluginSettings
 log = logging.getLogger(__name__)
 
 _LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first look
+_ENDED_SECONDS = 60.0  # between looks at nothing: it is woken
 _MIG_SECONDS = 5.0  # to wait until GPUs are cut; then they are published as they are
 
 
@@ -90,6 +94,7 @@ class _Parts:
     in_charge: Callable[[], bool]  # whether no newer process of this plugin runs
     metrics: Metrics
     events: EventWriter
+    users: ClaimUsers
 
     @property
     def claims(self) -> ClaimReader:
@@ -104,11 +109,12 @@ def _start(settings: PluginSettings, ending: Ending, stack: ExitStack) -> None:
     publishing = _publish(parts, stack)
     listeners: list[Changed] = []
     preparer, turn = _preparer(parts, publishing.offers, listeners)
-    rounds = _rounds(parts, publishing, preparer)
+    claims = _stuck_claims(parts, preparer, publishing.labels, stack)
+    rounds = _rounds(parts, publishing, preparer, claims)
     mig = _mig(parts, publishing, Apart(preparer.upkeep.while_free, turn.held), rounds, stack)
     listeners += [rounds.claim_changed, mig.claim_changed]
     listeners += _look_after(parts, preparer, stack)
-    plugin = _serve(parts, preparer, ending, stack)
+    plugin = _serve(parts, claims, ending, stack)
     if server is not None:
         looks, directories = (publishing.watcher, rounds), settings.directories
         ready = (plugin, publishing.publisher, looks, settings.cdi_dir, directories)
@@ -128,7 +134,10 @@ def _parts(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> _Par
     stack.callback(plugins.leave)
     events = EventWriter(api, settings.driver_name, settings.node_name)
     stack.callback(events.stop)
-    return _Parts(settings, api, ResourceApi(api), node, ledger, plugins.is_newest, metrics, events)
+    processes = open_pod_processes(settings.host_root, settings.runtime_dir)
+    users = ClaimUsers(processes, node.processes, ledger.neighbours)
+    resources, in_charge = ResourceApi(api), plugins.is_newest
+    return _Parts(settings, api, resources, node, ledger, in_charge, metrics, events, users)
 
 
 def _http_server(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> HttpServer | None:
@@ -200,7 +209,17 @@ def _preparer(parts: _Parts, offers: Offers, listeners: Sequence[Changed]) -> tu
     turn = Turn(settings.plugin_dir, settings.pod_uid or "this node", lambda: preparer.recover())
     names = Names(settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None)
     pods = PodReader(parts.api)
-    tools = Tools(parts.node, offers, parts.claims, pods, parts.ledger, files, turn.held, changed)
+    tools = Tools(
+        parts.node,
+        offers,
+        parts.claims,
+        pods,
+        parts.ledger,
+        files,
+        turn.held,
+        changed,
+        parts.users,
+    )
     preparer = Preparer(names, tools)
     return preparer, turn
 
@@ -238,9 +257,24 @@ def _mig(
     return mig
 
 
-def _rounds(parts: _Parts, publishing: _Publishing, preparer: Preparer) -> Rounds:
+def _stuck_claims(
+    parts: _Parts, preparer: Preparer, labels: NodeLabels, stack: ExitStack
+) -> StuckClaims:
+    """What gives claims back, tells of those that are still used, and sees to their end."""
+    ended = EndedClaims(preparer, parts.users, parts.claims, parts.ledger.known)
+    loop = Loop("ended-claims", ended.look, _ENDED_SECONDS)
+    ended.look_soon = loop.soon
+    loop.start()
+    stack.callback(loop.stop)
+    listeners = Listeners(parts.events, lambda: NodeRef(labels.node, labels.uid), ended.refused)
+    return StuckClaims(preparer, parts.ledger.known, listeners)
+
+
+def _rounds(
+    parts: _Parts, publishing: _Publishing, preparer: Preparer, claims: StuckClaims
+) -> Rounds:
     """The loops that look at the node and at its claims."""
-    reconciler = Reconciler(parts.ledger, parts.claims, preparer, parts.settings.node_name)
+    reconciler = Reconciler(parts.ledger, parts.claims, claims, parts.settings.node_name)
     return Rounds(publishing.watcher, reconciler, preparer, parts.in_charge, parts.metrics)
 
 
@@ -286,12 +320,12 @@ def _look_after(parts: _Parts, preparer: Preparer, stack: ExitStack) -> Iterator
     yield watch_mps(watched, containers, stack)
 
 
-def _serve(parts: _Parts, preparer: Preparer, ending: Ending, stack: ExitStack) -> Plugin:
+def _serve(parts: _Parts, claims: StuckClaims, ending: Ending, stack: ExitStack) -> Plugin:
     settings = parts.settings
     sockets = socket_paths(
         settings.driver_name, settings.plugin_dir, settings.registry, settings.pod_uid or None
     )
-    service = Service(StuckClaims(preparer, parts.ledger.known, parts.events), parts.metrics)
+    service = Service(claims, parts.metrics)
     plugin = Plugin(sockets, service, ending.on_fatal, on_round=lambda: sweep(sockets))
     plugin.start()
     stack.callback(plugin.stop)

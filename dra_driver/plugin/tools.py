@@ -1,11 +1,11 @@
 """What a Preparer works with, and as whom."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef
+from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid, Pod
 from dra_driver.kubeletplugin.pods import PodSpec
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
@@ -53,6 +53,23 @@ class PodSpecs(Protocol):
     def read(self, namespace: str, name: str) -> PodSpec: ...
 
 
+class Users(Protocol):
+    """Who still uses claims; ``dra_driver.plugin.claim_users``. NodeError: it cannot be told."""
+
+    def refuse_while_used(self, record: Record) -> None: ...
+    def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]: ...
+
+
+class NoUsers:
+    """Containers end before their claims are given back."""
+
+    def refuse_while_used(self, record: Record) -> None:
+        """Nobody uses it."""
+
+    def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
+        return ()
+
+
 Changed = Callable[[Record | None], None]
 """Told of a claim that is prepared or not any more: what it holds or held, as far as known."""
 
@@ -73,6 +90,7 @@ class Tools:
     files: ClaimFiles
     turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
     changed: Changed = _nobody  # told of every claim that was prepared or given back
+    users: Users = field(default_factory=NoUsers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Upkeep:
         self._node = tools.node
         self._ledger = tools.ledger
         self._turn = tools.turn
+        self._users = tools.users
         self._locks = locks
         self._waits = waits
 
@@ -119,11 +120,17 @@ class Upkeep:
 
     def _change_pods(self, record: Record, claim: Claim) -> None:
         """Record, act, record. The limit of a pod that left goes once none of its containers is
-        known to have been given the claim (``dra_driver.plugin.pod_limits``)."""
+        known to have been given the claim (``dra_driver.plugin.pod_limits``); as long as they are
+        ending, it is of the claim's pods.
+        """
         both = tuple(sorted({*record.pods, *claim.pods}))
+        left = tuple(pod for pod in record.pods if pod not in claim.pods)
+        ending = self._users.still_using(claim.ref.uid, left) if left else ()
+        after = replace(record, pods=tuple(sorted({*claim.pods, *ending})))
+        if after == record:
+            return
         self._ledger.write(replace(record, pods=both))
         others = self._ledger.neighbours(record.claim.uid, record.gpus)
-        after = replace(record, pods=claim.pods)
         for step in limit_steps(after, others):
             self._node.carry_out(step)
         self._ledger.write(after)

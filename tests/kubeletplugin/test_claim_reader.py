@@ -213,3 +213,23 @@ def test_that_nobody_can_tell_what_was_allocated_is_an_error(server, reader):
 
     with pytest.raises(Unreachable):
         reader.allocated()
+
+
+def test_a_claim_is_deleted_when_it_or_its_uid_is_gone_and_not_when_it_is_deallocated(
+    server, reader
+):
+    assert reader.is_deleted(REF)
+    server.put(claim())
+    assert not reader.is_deleted(REF)
+    assert reader.is_deleted(ClaimRef("ns", "c", ClaimUid("an-earlier-one")))
+    server.put(claim(device=None))
+    assert not reader.is_deleted(REF)
+
+
+@pytest.mark.parametrize(("status", "error"), [(503, Unreachable), (403, Forbidden)])
+def test_what_cannot_be_known_is_not_taken_for_deleted(server, reader, status, error):
+    server.put(claim())
+    server.fail(status, "GET", "resourceclaims", times=9)
+
+    with pytest.raises(error):
+        reader.is_deleted(REF)

@@ -38,6 +38,7 @@ from dra_driver.plugin.tools import Names, Tools
 from dra_driver.plugin.waits import Waits
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
+from tests.fakes.users import FakeUsers
 from tests.fakes.values import MIB, POOL, allocation, config, fraction, inventory, pod, ref
 
 GIB = 1024 * MIB
@@ -124,6 +125,7 @@ class World:
             gpu.uuid: found for gpu, found in zip(self.node.now.gpus, FOUND_MODES, strict=True)
         }
         self.pods = FakePods(pods())
+        self.users = FakeUsers()
         self.profile = ANY_INTERVAL
         self.fuse = Fuse()
         self.node.before_step = self.fuse.burn
@@ -141,7 +143,8 @@ class World:
         self.files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        tools = Tools(self.node, offers, self, self.pods, self.ledger, self.files, turn)
+        its = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
+        tools = Tools(*its, users=self.users)
         self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, Waits(all=5, hand_over=0))
         self.preparer.recover()
         self.settle()
@@ -266,6 +269,19 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.preparer.upkeep.note_pods(changed)
             self.world.settle()
 
+    @precondition(lambda self: any(record.pods for record in self.world.ledger.records()))
+    @rule(data=st.data())
+    def a_process_begins(self, data):
+        records = [record for record in self.world.ledger.records() if record.pods]
+        record = data.draw(st.sampled_from(records))
+        used = self.world.users.alive.setdefault(record.claim.uid, set())
+        used.add(data.draw(st.sampled_from(record.pods)))
+
+    @precondition(lambda self: self.world.users.alive)
+    @rule()
+    def every_process_ends(self):
+        self.world.users.alive.clear()
+
     @rule(profile=PROFILES)
     def change_profile(self, profile):
         self.world.profile = profile
@@ -310,6 +326,15 @@ class AnyOrder(RuleBasedStateMachine):
             if None not in limits
         }
         assert self.node().limits == expected
+
+    @invariant()
+    def what_a_process_uses_stays_as_it_is(self):
+        if hasattr(self, "world"):
+            for uid, pods in self.world.users.alive.items():
+                record = self.world.ledger.known(uid)
+                assert record is not None
+                assert record.completed
+                assert pods <= set(record.pods), "their limits hold (see above)"
 
     @invariant()
     def every_interval_is_the_one_asked_for_or_the_one_found(self):
@@ -380,6 +405,7 @@ class AnyOrder(RuleBasedStateMachine):
                 shutil.rmtree(self.directory)
 
     def give_all_back(self):
+        self.world.users.alive.clear()
         for name in "abcdef":
             self.world.unprepare(name)
         self.node().agent = True

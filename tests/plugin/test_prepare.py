@@ -12,6 +12,7 @@ import pytest
 from dra_driver.errors import (
     ClaimError,
     DeviceHeld,
+    InUse,
     NodeError,
     TimedOut,
     UnknownDevice,
@@ -32,7 +33,8 @@ from dra_driver.plugin.tools import Names, Tools
 from dra_driver.plugin.waits import Waits
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
-from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, ref
+from tests.fakes.users import FakeUsers
+from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, pod, ref
 
 KEEPS = Keeps()
 
@@ -74,6 +76,7 @@ class World:
         self.directory = directory
         self.api = Api()
         self.node = FakeNode(inventory(3))
+        self.users = FakeUsers()
         self.profile = DEFAULT_PROFILE
         self.waits = Waits(all=5, hand_over=0.2)
         self.preparer = self.restart()
@@ -88,7 +91,8 @@ class World:
 
     def tools(self, turn):
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
-        return Tools(self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
+        its = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
+        return Tools(*its, users=self.users)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
@@ -725,3 +729,75 @@ def test_what_a_claim_was_given_stays_its_own_when_its_configuration_is_refused_
     answered = world.prepare("gpu-0")
 
     assert world.prepare("gpu-0", configs=(config(colour="red"),)) == answered
+
+
+def test_a_claim_that_a_process_still_uses_keeps_everything_until_that_ends(world):
+    world.prepare("gpu-0")
+    world.users.alive[ref().uid] = {pod("train")}
+    before = world.spec()
+
+    for give_back in (
+        lambda: world.preparer.unprepare(ref()),
+        lambda: world.preparer.take_back_if(ref(), lambda: True),
+    ):
+        with pytest.raises(InUse, match="pod default/train: process 7 still runs"):
+            give_back()
+    with pytest.raises(DeviceHeld):
+        world.prepare("gpu-0", name="next")
+    assert (world.spec(), world.node.undone) == (before, [])
+    assert world.ledger.records()[0].completed
+
+    world.users.alive.clear()
+    world.preparer.unprepare(ref())
+
+    assert world.nothing_left
+
+
+def test_a_claim_of_which_it_cannot_be_told_who_uses_it_keeps_everything(world):
+    world.prepare("gpu-0")
+    world.users.hidden = NodeError("too many open files")
+
+    with pytest.raises(NodeError, match="too many open files"):
+        world.preparer.unprepare(ref())
+
+    assert world.ledger.records()[0].completed
+
+
+def test_a_claim_that_is_allocated_anew_keeps_what_a_process_still_uses(world):
+    world.prepare("gpu-0")
+    world.users.alive[ref().uid] = {pod("train")}
+
+    with pytest.raises(InUse):
+        world.prepare("gpu-1")
+
+    assert set(world.ledger.held()) == {"gpu-0"}
+
+
+def test_what_was_begun_is_not_taken_back_from_a_process_that_uses_it(world):
+    dying = die_after(world, "record started")
+    with pytest.raises(Killed):
+        dying.prepare(world.api.put(claim("gpu-0")))
+    world.users.alive[ref().uid] = {pod("train")}
+
+    world.restart()
+
+    assert set(world.ledger.held()) == {"gpu-0"}
+    world.users.alive.clear()
+    world.restart()
+    assert world.nothing_left
+
+
+def test_a_claim_without_a_readable_record_is_kept_for_its_processes_too(world):
+    world.prepare("gpu-0")
+    (record,) = (world.directory / "claims/boot").glob("*.json")
+    record.write_text("{")
+    world.restart()
+    world.users.alive[ref().uid] = {pod("train")}
+
+    with pytest.raises(InUse):
+        world.preparer.unprepare(ref())
+
+    assert world.ledger.set_aside()
+    world.users.alive.clear()
+    world.preparer.unprepare(ref())
+    assert not world.ledger.set_aside()

@@ -1,20 +1,23 @@
-"""Pods of a claim that cannot be given back are told what holds it; the kubelet tells nobody."""
+"""Who is told what holds a claim that cannot be given back; the kubelet tells nobody."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from dra_driver.cluster.events import Event, PodRef
-from dra_driver.errors import NodeError
+from dra_driver.cluster.events import Event, NodeRef, PodRef
+from dra_driver.errors import ClusterError, InUse, NodeError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid, PreparedDevice
 from dra_driver.model.devices import DeviceName
 from dra_driver.model.holdings import Holding, Record
-from dra_driver.plugin.stuck_claims import StuckClaims
+from dra_driver.plugin.stuck_claims import Listeners, StuckClaims
 from tests.fakes.values import ref
 
 A, B = ref("a"), ref("b")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
 HELD = "GPU-0, removing profile 14 at 0: in use, held by sleep (27191); end what uses it"
+RUNS = "pod default/web: process 7 still runs; the claim waits for its end"
+NODE = NodeRef("node-a", "uid-node-a")
 DEVICE = PreparedDevice(("gpu",), "node-a", "gpu-0", ("vendor/class=x",))
 
 
@@ -29,7 +32,9 @@ class World:
         self.records = {one.claim.uid: one for one in (record(A, WEB, DB), record(B, WEB))}
         self.fails: dict[ClaimUid, Exception] = {}
         self.events: list[Event] = []
-        self.claims = StuckClaims(self, self.records.get, self)
+        self.in_use: list[ClaimRef] = []
+        listeners = Listeners(self, lambda: NODE, self.in_use.append)
+        self.claims = StuckClaims(self, self.records.get, listeners)
 
     def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
         if claim.uid in self.fails:
@@ -40,6 +45,11 @@ class World:
         if claim.uid in self.fails:
             raise self.fails[claim.uid]
         self.records.pop(claim.uid, None)
+
+    def take_back_if(self, claim: ClaimRef, gone: Callable[[], bool]) -> bool:
+        if gone():
+            self.unprepare(claim)
+        return gone()
 
     def tell(self, event: Event) -> None:
         self.events.append(event)
@@ -129,4 +139,39 @@ def test_our_own_mistakes_are_no_news_for_pods(world):
     world.fails[A.uid] = ZeroDivisionError("oops")
     with pytest.raises(ZeroDivisionError):
         world.claims.unprepare(A)
+    assert world.events == []
+
+
+def test_of_a_claim_that_a_process_still_uses_the_node_is_told_too_since_the_pod_may_be_gone(world):
+    world.fails[A.uid] = InUse(RUNS)
+    for _ in range(2):
+        with pytest.raises(InUse):
+            world.claims.unprepare(A)
+
+    message = f"claim {A} cannot be given back yet: {RUNS}"
+    assert [one.regarding.name for one in world.events] == ["web", "db", "node-a"]
+    assert world.events[-1] == Event(NODE, "ClaimNotGivenBack", str(A), message)
+    assert world.in_use == [A, A], "its end is waited for"
+
+
+def test_what_else_holds_a_claim_is_no_news_for_the_node(world):
+    world.stuck(A)
+    assert world.in_use == []
+
+
+def test_a_claim_that_the_reconciler_cannot_take_back_is_told_of_in_the_same_way(world):
+    world.fails[A.uid] = InUse(RUNS)
+    with pytest.raises(InUse):
+        world.claims.take_back_if(A, lambda: True)
+
+    assert [one.regarding.name for one in world.events] == ["web", "db", "node-a"]
+    assert world.in_use == [A]
+    world.fails.clear()
+    assert world.claims.take_back_if(A, lambda: True)
+
+
+def test_an_api_server_that_does_not_tell_whether_a_claim_is_gone_is_no_news(world):
+    world.fails[A.uid] = ClusterError("no answer")
+    with pytest.raises(ClusterError):
+        world.claims.take_back_if(A, lambda: True)
     assert world.events == []

@@ -1,0 +1,89 @@
+"""The processes in the cgroups of pods, and which claims the containers they are in were given."""
+
+import errno
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod
+from dra_driver.model.processes import CgroupProcesses
+from dra_driver.node.cgroups import Cgroups, cgroup_root, containers_in, directories_in
+from dra_driver.node.containers import Absent, Container, Containers
+from dra_driver.node.processes import Processes
+
+_MOST: Final = 4096  # processes of one container, and cgroups below its own
+# The cgroup was removed meanwhile; or it is one of threads, whose processes are listed above it.
+_NOTHING_LISTED: Final = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
+
+
+def open_pod_processes(host_root: Path, runtime_dir: str) -> "PodProcesses":
+    """Those of this machine. *runtime_dir*: of its container runtime, if not at a usual place."""
+    containers = Containers(host_root, runtime_dir)
+    return PodProcesses(Cgroups(cgroup_root(host_root)), containers, Processes())
+
+
+class PodProcesses:
+    """Looks each time it is asked. What cannot be looked at is a NodeError, and never nobody."""
+
+    def __init__(self, cgroups: Cgroups, containers: Containers, processes: Processes) -> None:
+        self._cgroups = cgroups
+        self._containers = containers
+        self._processes = processes
+
+    def pods_given(self, claim: ClaimUid) -> frozenset[Pod]:
+        """The pods with a container that was given *claim*, by what the runtime keeps of it."""
+        return frozenset(container.pod for container in self._containers.given(claim))
+
+    def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
+        """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""
+        by_uid = {pod.uid: pod for pod in pods}
+        places = self._cgroups.pods(sorted(by_uid))
+        found = (self._in_pod(by_uid[uid], place) for uid, place in places.items())
+        return tuple(one for its in found for one in its)
+
+    def lives(self, pid: int) -> bool:
+        """Whether that process has not ended; one that is not seen from here (0) has not."""
+        return pid == 0 or self._processes.lives(pid)
+
+    def _in_pod(self, pod: Pod, place: Path) -> Iterator[CgroupProcesses]:
+        containers = tuple(containers_in(place))
+        for container, cgroup in containers:
+            if pids := _processes_in(cgroup):
+                yield CgroupProcesses(pod, self._claims(container), pids)
+        if pids := _processes_in(place, {cgroup for _, cgroup in containers}):
+            yield CgroupProcesses(pod, frozenset(), pids)
+
+    def _claims(self, container: str) -> frozenset[ClaimUid] | None:
+        found = self._containers.find(container)
+        if isinstance(found, Container):
+            return found.claims
+        return frozenset() if found is Absent.SANDBOX else None
+
+
+def _processes_in(cgroup: Path, leaving_out: Collection[Path] = ()) -> tuple[int, ...]:
+    """The numbers of all processes in *cgroup* and below it."""
+    found: list[int] = []
+    waiting, looked_at = [cgroup], 0
+    while waiting:
+        one = waiting.pop()
+        found += _listed(one)
+        waiting += (path for path in directories_in(one) if path not in leaving_out)
+        looked_at += 1
+        if max(looked_at, len(found)) > _MOST:
+            raise NodeError(
+                f"who runs in {cgroup} cannot be told: more than {_MOST} processes or cgroups"
+            )
+    return tuple(sorted(found))
+
+
+def _listed(cgroup: Path) -> list[int]:
+    try:
+        with open(cgroup / "cgroup.procs") as file:
+            return [int(line) for line in file]
+    except OSError as error:
+        if error.errno in _NOTHING_LISTED:
+            return []
+        raise NodeError(
+            f"who runs in {cgroup} cannot be told now: {error.strerror}; it is tried again"
+        ) from error

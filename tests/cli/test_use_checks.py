@@ -1,0 +1,99 @@
+"""The doctor names claims that are nobody's any more and that a process keeps."""
+
+import pytest
+
+from dra_driver.cli.cluster_checks import Cluster
+from dra_driver.cli.findings import Level
+from dra_driver.cli.use_checks import claims_in_use
+from dra_driver.cluster.access import kubeconfig
+from dra_driver.cluster.client import ApiServer
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from tests.fakes import api_server
+from tests.fakes.users import FakeUsers
+from tests.fakes.values import pod, ref
+
+A, B = ref("a"), ref("b")
+
+
+class World:
+    """Two claims on a node, and what the API server has of them."""
+
+    def __init__(self, server, client):
+        self.server = server
+        self.users = FakeUsers()
+        self.cluster = Cluster(client, ResourceApi(client), "gpu.nvidia.com", "node-a")
+        self.records = [
+            Record(claim, (Holding(claim, DeviceName(f"gpu-{number}")),), pods=(pod("train"),))
+            for number, claim in enumerate((A, B))
+        ]
+
+    def put(self, claim, uid=None, reserved=True):
+        pods = [{"resource": "pods", "name": "train", "uid": "uid-train"}]
+        metadata = {"name": claim.name, "namespace": claim.namespace, "uid": uid or claim.uid}
+        document = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": metadata,
+            "spec": {},
+            "status": {"reservedFor": pods if reserved else []},
+        }
+        self.server.put(document)
+
+    def use(self, *claims):
+        self.users.alive = {claim.uid: {pod("train")} for claim in claims}
+
+    def found(self):
+        return list(claims_in_use(self.cluster, lambda: self.records, self.users))
+
+
+@pytest.fixture
+def world(tmp_path):
+    with api_server.ApiServer() as server:
+        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+        yield World(server, client)
+        client.close()
+
+
+def test_claims_that_pods_use_are_in_order(world):
+    world.put(A)
+    world.use(A)
+
+    (found,) = world.found()
+
+    assert (found.level, found.found) == (Level.OK, "none that is nobody's any more")
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        pytest.param(None, "is deleted", id="gone"),
+        pytest.param({"uid": "another"}, "is deleted", id="replaced"),
+        pytest.param({"reserved": False}, "is reserved for no pod", id="free"),
+    ],
+)
+def test_a_claim_that_a_process_keeps_is_named_with_pod_and_process(world, there, why):
+    world.put(B)
+    if there is not None:
+        world.put(A, **there)
+    world.use(A, B)
+
+    (found,) = world.found()
+
+    assert found.level is Level.WARN
+    assert found.found == (
+        f"claim default/a {why} and holds gpu-0: pod default/train: process 7 still runs"
+    )
+    assert "reboot the node" in found.mend
+
+
+def test_a_claim_that_is_gone_and_used_by_nobody_is_soon_given_back(world):
+    assert [one.level for one in world.found()] == [Level.OK]
+
+
+def test_what_cannot_be_looked_at_is_an_error_of_the_check(world):
+    world.users.hidden = NodeError("too many open files")
+    with pytest.raises(NodeError):
+        world.found()

@@ -1,0 +1,26 @@
+"""Processes that use claims, as a test says; a claim that nobody uses is free."""
+
+from collections.abc import Iterable
+
+from dra_driver.errors import InUse, NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod
+from dra_driver.model.holdings import Record
+
+
+class FakeUsers:
+    """Which pods have a process that uses which claim."""
+
+    def __init__(self) -> None:
+        self.alive: dict[ClaimUid, set[Pod]] = {}
+        self.hidden: NodeError | None = None
+
+    def refuse_while_used(self, record: Record) -> None:
+        if self.hidden:
+            raise self.hidden
+        for pod in sorted(self.alive.get(record.claim.uid, ())):
+            raise InUse(f"pod {record.claim.namespace}/{pod.name}: process 7 still runs")
+
+    def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
+        if self.hidden:
+            raise self.hidden
+        return tuple(sorted(set(pods) & self.alive.get(claim, set())))

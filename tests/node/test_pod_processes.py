@@ -1,0 +1,269 @@
+"""Who is in the cgroups of pods: nobody where none is left, an error where it cannot be told."""
+
+import errno
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.model.processes import CgroupProcesses
+from dra_driver.node.cgroups import Cgroups
+from dra_driver.node.containers import Containers
+from dra_driver.node.pod_processes import PodProcesses
+from dra_driver.node.processes import Processes
+from tests.fakes import bundles
+
+POD = Pod("train", PodUid("11111111-2222-4333-8444-555555555555"))
+MAIN, SIDE, SANDBOX = "a" * 64, "b" * 64, "c" * 64
+CLAIM = ClaimUid("claim-a")
+
+
+class Machine:
+    """A host in a directory: cgroups of one version, and a container runtime's bundles."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.root = root
+        self.cgroup = root / "sys/fs/cgroup"
+        self.cgroup.mkdir(parents=True)
+        self.kubepods = self.cgroup / "kubepods"
+        if version == 1:
+            self.kubepods = self.cgroup / "freezer/kubepods"
+        else:
+            (self.cgroup / "cgroup.controllers").write_text("cpu memory\n")
+        self.pod = self.kubepods / f"burstable/pod{POD.uid}"
+        bundles.containerd(root, SANDBOX, "", kind="sandbox", pod=("ml", POD.name, POD.uid))
+        self.processes = PodProcesses(
+            Cgroups(self.cgroup), Containers(root), Processes(root / "proc")
+        )
+
+    def put(self, cgroup: str, *pids: int) -> None:
+        place = self.pod / cgroup
+        place.mkdir(parents=True, exist_ok=True)
+        for one in (place, *place.parents):
+            if self.kubepods in one.parents and not (one / "cgroup.procs").exists():
+                (one / "cgroup.procs").write_text("")
+        (place / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+
+    def bundle(self, container: str, *claims: str) -> Path:
+        pod = ("ml", POD.name, POD.uid)
+        return bundles.containerd(self.root, container, "main", claims, pod=pod)
+
+    def of(self, pod: Pod = POD) -> tuple[CgroupProcesses, ...]:
+        return self.processes.of([pod])
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def machine(request, tmp_path):
+    return Machine(tmp_path, request.param)
+
+
+def given(*claims):
+    return frozenset(map(ClaimUid, claims))
+
+
+def test_each_container_with_processes_is_told_with_the_claims_that_it_was_given(machine):
+    machine.bundle(MAIN, CLAIM)
+    machine.bundle(SIDE)
+    machine.put(MAIN, 12, 11)
+    machine.put(SIDE, 21)
+
+    assert machine.of() == (
+        CgroupProcesses(POD, given(CLAIM), (11, 12)),
+        CgroupProcesses(POD, given(), (21,)),
+    )
+
+
+def test_processes_in_cgroups_that_a_container_made_are_its_own(machine):
+    machine.bundle(MAIN, CLAIM)
+    machine.put(f"{MAIN}/deep/deeper", 13)
+
+    assert machine.of() == (CgroupProcesses(POD, given(CLAIM), (13,)),)
+
+
+def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
+    machine.put(SANDBOX, 1)
+    machine.put("crio-conmon-x.scope", 5)
+    machine.put("", 7)
+
+    assert machine.of() == (
+        CgroupProcesses(POD, given(), (1,)),
+        CgroupProcesses(POD, given(), (5, 7)),
+    )
+
+
+def test_a_container_whose_bundle_is_gone_may_have_been_given_any_claim(machine):
+    machine.put(MAIN, 11)
+    assert machine.of() == (CgroupProcesses(POD, None, (11,)),)
+
+
+def test_where_no_cgroup_or_an_empty_one_is_left_nobody_is(machine):
+    assert machine.of() == ()
+    machine.put(MAIN)
+    assert machine.of() == ()
+    (machine.pod / MAIN / "cgroup.procs").unlink()  # it is being removed
+    assert machine.of() == ()
+
+
+def test_pods_of_others_are_not_looked_at(machine):
+    machine.put(MAIN, 11)
+    assert machine.of(Pod("other", PodUid("99999999-2222-4333-8444-555555555555"))) == ()
+
+
+def test_a_bundle_that_cannot_be_read_is_an_error_and_not_nobody(machine):
+    machine.put(MAIN, 11)
+    machine.bundle(MAIN, CLAIM).write_text("{")
+    with pytest.raises(NodeError, match="cannot be read"):
+        machine.of()
+
+
+def test_a_cgroup_that_cannot_be_read_is_an_error_and_not_nobody(machine):
+    machine.put(MAIN, 11)
+    (machine.pod / MAIN / "cgroup.procs").unlink()
+    (machine.pod / MAIN / "cgroup.procs").mkdir()  # reading it is an error
+    with pytest.raises(NodeError, match="cannot be told now"):
+        machine.of()
+
+
+@contextmanager
+def no_more_files():
+    """EMFILE for whoever opens one more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
+    try:
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError as error:
+        assert error.errno == errno.EMFILE
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for one in taken:
+            os.close(one)
+
+
+def test_too_many_open_files_are_an_error_and_not_nobody(machine):
+    machine.bundle(MAIN, CLAIM)
+    machine.put(MAIN, os.getpid())
+    assert machine.of()
+
+    with no_more_files():
+        for ask in (
+            machine.of,
+            lambda: machine.processes.lives(os.getpid()),
+            lambda: machine.processes.pods_given(CLAIM),
+        ):
+            with pytest.raises(NodeError):
+                ask()
+
+
+def test_more_processes_than_anybody_can_look_at_are_an_error(machine):
+    machine.bundle(MAIN, CLAIM)
+    machine.put(MAIN, *range(1, 5000))
+    with pytest.raises(NodeError, match="more than 4096"):
+        machine.of()
+
+
+def test_pods_are_known_by_what_their_containers_were_given(machine):
+    assert machine.processes.pods_given(CLAIM) == frozenset()
+    machine.bundle(MAIN, CLAIM)
+    machine.bundle(SIDE)
+
+    assert machine.processes.pods_given(CLAIM) == {POD}
+
+
+def test_of_many_bundles_each_is_read_once(machine):
+    config = machine.bundle(MAIN, CLAIM)
+    assert machine.processes.pods_given(CLAIM) == {POD}
+    config.write_text("{")  # it never changes, so nobody looks
+
+    assert machine.processes.pods_given(CLAIM) == {POD}
+
+
+def test_a_container_that_is_gone_is_forgotten(machine):
+    config = machine.bundle(MAIN, CLAIM)
+    machine.processes.pods_given(CLAIM)
+    config.unlink()
+    config.parent.rmdir()
+
+    assert machine.processes.pods_given(CLAIM) == frozenset()
+
+
+@pytest.mark.parametrize("text", [None, "", '{"annotations"'], ids=["none", "empty", "half"])
+def test_a_container_that_is_being_made_runs_nothing_yet_and_is_looked_at_again(machine, text):
+    config = machine.bundle(MAIN, CLAIM)
+    whole = config.read_text()
+    config.unlink() if text is None else config.write_text(text)
+    assert machine.processes.pods_given(CLAIM) == frozenset()
+
+    config.write_text(whole)
+
+    assert machine.processes.pods_given(CLAIM) == {POD}
+
+
+class TestWhoLives:
+    """Real processes of this machine."""
+
+    processes = PodProcesses(
+        Cgroups(Path("/nonexistent")), Containers(Path("/nonexistent")), Processes()
+    )
+
+    @pytest.fixture
+    def child(self):
+        started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        yield started
+        started.kill()
+        started.wait(30)
+
+    def eventually(self, pid, lives):
+        until = time.monotonic() + 30
+        while self.processes.lives(pid) != lives and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.processes.lives(pid) == lives
+
+    def test_a_process_lives_until_it_ended_and_a_zombie_has(self, child):
+        assert self.processes.lives(child.pid)
+        child.kill()
+        assert self.eventually(child.pid, lives=False)
+        child.wait(30)
+        assert not self.processes.lives(child.pid)
+
+    def test_one_that_was_stopped_lives(self, child):
+        child.send_signal(signal.SIGSTOP)
+        assert self.processes.lives(child.pid)
+
+    def test_a_process_of_another_pid_namespace_lives(self):
+        assert self.processes.lives(0)
+
+    def test_a_process_whose_first_thread_ended_lives_as_long_as_another_does(self):
+        exit_thread = {"x86_64": 60}.get(platform.machine(), 93)
+        code = (
+            "import ctypes, threading, time\n"
+            "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+            "print('up', flush=True)\n"
+            f"ctypes.CDLL(None).syscall(ctypes.c_long({exit_thread}), 0)\n"  # of this thread alone
+        )
+        started = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        out = started.stdout
+        assert out is not None
+        try:
+            assert out.readline() == b"up\n"
+            stat = Path(f"/proc/{started.pid}/stat")
+            until = time.monotonic() + 30
+            while ") Z " not in stat.read_text() and time.monotonic() < until:
+                time.sleep(0.01)
+            assert ") Z " in stat.read_text()
+            assert self.processes.lives(started.pid)
+        finally:
+            started.kill()
+            started.wait(30)
+            out.close()

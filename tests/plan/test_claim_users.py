@@ -1,0 +1,72 @@
+"""Whose processes keep a claim from being given back, and whose do not."""
+
+from dra_driver.kubeletplugin.claims import ClaimRef, Pod
+from dra_driver.model.devices import DeviceName
+from dra_driver.model.holdings import Holding, Record
+from dra_driver.model.processes import CgroupProcesses
+from dra_driver.plan.claim_users import in_given_containers, must_not_compute
+from tests.fakes.values import gpu, pod, ref
+
+A, B = ref("a"), ref("b")
+ZERO, ONE = gpu(0).uuid, gpu(1).uuid
+WEB, DB = pod("web"), pod("db")
+
+
+def record(claim: ClaimRef, *minors: int, admin: bool = False) -> Record:
+    return Record(
+        claim,
+        tuple(
+            Holding(claim, DeviceName(f"gpu-{minor}"), gpu=gpu(minor).uuid, admin=admin)
+            for minor in minors
+        ),
+    )
+
+
+def processes(*pids: int, claims: tuple[ClaimRef, ...] | None = (), of: Pod = WEB):
+    given = None if claims is None else frozenset(claim.uid for claim in claims)
+    return CgroupProcesses(of, given, pids)
+
+
+def test_the_containers_that_were_given_the_claim_count_and_those_that_may_have_been():
+    mine = processes(1, claims=(A,))
+    both = processes(2, claims=(A, B), of=DB)
+    unknown = processes(3, claims=None)
+    others = (processes(4, claims=(B,)), processes(5))
+
+    assert in_given_containers(A.uid, (mine, both, unknown, *others)) == (mine, both, unknown)
+
+
+def test_elsewhere_in_its_pods_nobody_may_compute_on_its_gpus():
+    sidecar, outside = processes(4, 5), processes(6, of=DB)
+
+    assert must_not_compute(record(A, 0, 1), (), (sidecar, outside)) == {
+        ZERO: {4: WEB, 5: WEB, 6: DB},
+        ONE: {4: WEB, 5: WEB, 6: DB},
+    }
+
+
+def test_who_was_given_another_claim_on_the_gpu_may_compute_there():
+    neighbour = processes(4, claims=(B,))
+
+    assert must_not_compute(record(A, 0, 1), (record(B, 0),), (neighbour,)) == {ONE: {4: WEB}}
+
+
+def test_a_claim_that_only_looks_on_brings_nobody_to_compute():
+    monitor = processes(4, claims=(B,))
+
+    assert must_not_compute(record(A, 0), (record(B, 0, admin=True),), (monitor,)) == {
+        ZERO: {4: WEB}
+    }
+    assert must_not_compute(record(A, 0, admin=True), (), (monitor,)) == {}
+
+
+def test_who_counts_already_because_it_lives_is_not_looked_for():
+    there = (processes(1, claims=(A,)), processes(3, claims=None))
+
+    assert must_not_compute(record(A, 0), (), there) == {}
+
+
+def test_of_a_claim_that_holds_no_gpu_that_is_known_no_gpu_is_asked():
+    assert must_not_compute(Record(A, ()), (), (processes(4),)) == {}
+    nameless = Record(A, (Holding(A, DeviceName("gpu-0")),))
+    assert must_not_compute(nameless, (), (processes(4),)) == {}
