@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from dra_driver.errors import SettingsError
+from dra_driver.yaml_documents import only_document
 
 SERVICE_ACCOUNT = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -83,8 +82,8 @@ def in_cluster(
 
 def _load(path: pathlib.Path) -> Mapping[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+        document = only_document(path.read_bytes())
+    except (OSError, ValueError) as e:
         raise SettingsError(f"kubeconfig {path} cannot be read: {e}") from e
     if not isinstance(document, dict):
         raise SettingsError(f"kubeconfig {path} is empty or no kubeconfig")

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dra_driver.errors import SettingsError
+from dra_driver.yaml_documents import documents
 
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # a ConfigMap's key, unless it is hidden
 _SUFFIX = re.compile(r"\.ya?ml$")
@@ -83,27 +82,14 @@ def stem(name: str) -> str:
     return _SUFFIX.sub("", name)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice: which of them counts is nothing to guess."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                continue
-            if key.value in seen:
-                problem = f"{key.value!r} is there twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def _files(path: Path) -> list[tuple[str, Path]]:
     """The files at *path*, each with what people call it, in order.
 
     Those of a mounted ConfigMap are taken from one state of it, never partly from the next.
     """
     if not path.is_dir():
+        if path.exists() and not path.is_file():  # a FIFO without a writer would never be read
+            raise OSError(f"{path} is neither a file nor a directory")
         return [(str(path), path)]
     directory = Path(os.path.realpath(path / _MOUNTED)) if (path / _MOUNTED).is_dir() else path
     names = sorted(name for name in os.listdir(directory) if _KEY.fullmatch(name))
@@ -116,24 +102,21 @@ def _stat(file: Path) -> tuple[object, ...]:
 
 
 def _contents(files: list[tuple[str, Path]]) -> Contents:
-    documents: list[Document] = []
+    found: list[Document] = []
     unreadable: list[Unreadable] = []
     for shown, file in files:
         content = file.read_bytes()
         try:
-            documents += _documents(shown, content)
-        except (yaml.YAMLError, ValueError) as e:
-            why = f"{shown}: {' '.join(str(e).split())}"
-            unreadable.append(Unreadable(why, _text(content)))
-        except RecursionError:
-            unreadable.append(Unreadable(f"{shown}: is nested too deeply", _text(content)))
-    return Contents(tuple(documents), tuple(unreadable))
+            found += _documents(shown, content)
+        except ValueError as e:
+            unreadable.append(Unreadable(f"{shown}: {e}", _text(content)))
+    return Contents(tuple(found), tuple(unreadable))
 
 
 def _documents(shown: str, content: bytes) -> list[Document]:
     """The documents of one file, all or none of them."""
     called = stem(shown.rpartition("/")[2])
-    found = [each for each in yaml.load_all(content, _Loader) if each is not None]
+    found = [each for each in documents(content) if each is not None]
     text = _text(content)
     if len(found) < 2:
         return [Document(shown, called, found[0] if found else None, text)]

@@ -139,6 +139,8 @@ def test_a_link_that_leads_elsewhere_is_followed(tmp_path):
         pytest.param(b"a: {b: 1, b: 1}", "'b' is there twice", id="a field twice, further in"),
         pytest.param(b"? [1]\n: 1", "unhashable", id="a list as a field"),
         pytest.param(b"[" * 5000, "nested too deeply", id="too deep"),
+        pytest.param(b"a: &a [*a]", "stands for what it is in", id="an alias without end"),
+        pytest.param(b"a: " + b"1" * 5000, "no YAML", id="thousands of digits"),
         pytest.param(b"a: 1\n---\nb: [", "while parsing", id="half a file"),
         pytest.param(b"!!python/object:os.system {}", "could not determine", id="a program"),
     ],
@@ -173,6 +175,13 @@ def test_a_path_where_nothing_is_is_refused_until_something_is_there(tmp_path):
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles/a").write_text("a: 1")
     assert contents(files) == [{"a": 1}]
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "profiles")
+
+    with pytest.raises(SettingsError, match="profiles is neither a file nor a directory"):
+        ProfileFiles(tmp_path / "profiles").read()
 
 
 def test_a_directory_that_is_empty_has_nothing(tmp_path):

@@ -105,6 +105,21 @@ def test_every_problem_is_told_at_once_with_its_place(write):
         ("- a list", "expected fields"),
         ("{", "cannot be read"),
         ("name: ../x", "name: String should match pattern"),
+        ("gpus: " + "[" * 5000, "nested too deeply"),
+        ("gpus: &a [*a]", "an alias stands for what it is in"),
+        ("driver_version: " + "9" * 5000, "cannot be read"),
+        (f"driver_version: '{'9' * 5000}.1'", "driver_version: String should match pattern"),
+        ("gpus: 0x" + "f" * 5000, "cannot be read"),
+        ("gpus: .nan", "gpus: Input should be a valid array"),
+        ("{[1]: 2}", "cannot be read"),
+        ("2026-01-01: 2", "cannot be read"),
+        ("a: 1\n---\nb: 2", "has 2 documents"),
+        ({"gpus": [h100("1b", minor=2**40)]}, "minor: Input should be less than"),
+        ({"gpus": [h100("1b", numa_node=2**40)]}, "numa_node: Input should be less than"),
+        (
+            {"gpus": [h100("1b", processes=[{"pid": 2**40, "memory_bytes": 2**70}])]},
+            "processes[0].pid: Input should be less than",
+        ),
     ],
 )
 def test_a_node_that_cannot_be_is_refused(write, document, said):

@@ -104,7 +104,7 @@ def test_the_same_name_in_two_files_is_refused(tmp_path):
         ("version: v1\nmig-configs:\n  'NAME': [\n", "while parsing"),
         ("version: v1\nmig-configs:\n  NAME\n    - devices: all\n  x:\n", "not allowed here"),
         ("version: v1\nmig-configs:\n  NAME: []\n  NAME: []\n", "is there twice"),
-        ("version: v1\nmig-configs: &a {NAME: [*a]}\n", "cannot be read"),
+        ("version: v1\nmig-configs: &a {NAME: [*a]}\n", "stands for what it is in"),
         ("mig-configs: {NAME: " + 1000 * "[", "is nested too deeply"),
         ("a: 1\n---\nversion: v2\nmig-configs: {NAME: []}\n", "(document 2): version: 'v2'"),
     ],

@@ -38,12 +38,12 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 import pynvml
-import yaml
 
 from dra_driver.errors import SettingsError
 from dra_driver.node.sim.boards import Board, boards
 from dra_driver.node.sim.mig.geometry import Geometry, geometry
 from dra_driver.node.sim.mig.rules import compute_instances_fit
+from dra_driver.yaml_documents import only_document
 
 _ERRORS: Mapping[str, int] = {
     name.removeprefix("NVML_ERROR_"): getattr(pynvml, name)
@@ -71,10 +71,10 @@ class _Model(pydantic.BaseModel):
 class Process(_Model):
     """A process that uses a GPU."""
 
-    pid: int = pydantic.Field(gt=0)
-    memory_bytes: int | None = pydantic.Field(ge=0)  # null: NVML does not tell
+    pid: int = pydantic.Field(gt=0, lt=2**22)  # Linux has no more
+    memory_bytes: int | None = pydantic.Field(ge=0, lt=2**63)  # null: NVML does not tell
     kinds: tuple[Literal["compute", "graphics", "mps"], ...] = ("compute",)
-    gi: int | None = pydantic.Field(default=None, ge=0)  # the GPU instance that it is in
+    gi: int | None = pydantic.Field(default=None, ge=0, lt=2**31)  # the GPU instance that it is in
 
 
 class ForeignInstance(_Model):
@@ -92,8 +92,8 @@ class SimulatedGpu(_Model):
     product: str
     bus_id: BusId
     below: Below = "pci0000:00"
-    numa_node: int = pydantic.Field(default=-1, ge=-1)  # -1: the kernel does not know
-    minor: int | None = pydantic.Field(default=None, ge=0)  # None: its place in the file
+    numa_node: int = pydantic.Field(default=-1, ge=-1, lt=2**31)  # -1: the kernel does not know
+    minor: int | None = pydantic.Field(default=None, ge=0, lt=2**20)  # None: its place in the file
     uuid: str | None = None  # None: follows from node and bus id
     processes: tuple[Process, ...] = ()
 
@@ -174,7 +174,7 @@ class PciDevice(_Model):
 
     bus_id: BusId
     below: Below = "pci0000:00"
-    numa_node: int = pydantic.Field(default=-1, ge=-1)
+    numa_node: int = pydantic.Field(default=-1, ge=-1, lt=2**31)
     vendor: Hex4
     device: Hex4
     kind: str = pydantic.Field(alias="class", pattern=r"^0x[0-9a-f]{6}$")
@@ -185,9 +185,9 @@ class Node(_Model):
 
     name: str = pydantic.Field(pattern=r"^[A-Za-z0-9._-]+$")
     driver_version: str = pydantic.Field(
-        default="580.95.05", pattern=r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
+        default="580.95.05", pattern=r"^[0-9]{1,4}\.[0-9]{1,4}(\.[0-9]{1,4})?$"
     )
-    cuda_version: str = pydantic.Field(default="13.0", pattern=r"^[0-9]+\.[0-9]$")
+    cuda_version: str = pydantic.Field(default="13.0", pattern=r"^[0-9]{1,4}\.[0-9]$")
     driver: Literal["ready", "not-loaded", "no-library"] = "ready"
     nvidia_modprobe: Literal["works", "fails", "missing"] = "works"
     mps: Literal["works", "fails", "dies", "hangs", "missing", "protocol-2"] = "works"
@@ -273,14 +273,18 @@ def node_file(name: str) -> Path:
 def read_node(path: Path) -> Node:
     """The node in *path*. SettingsError: every problem with it, each with its path in the file."""
     try:
-        document = yaml.safe_load(path.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        document = only_document(path.read_bytes()) or {}
+    except (OSError, ValueError) as error:
         raise SettingsError(f"node file {path} cannot be read: {error}") from error
     if not isinstance(document, dict):
         raise SettingsError(f"node file {path}: expected fields such as driver_version and gpus")
     try:
         # As JSON, because there a list can be strict and still become a tuple.
-        return Node.model_validate_json(json.dumps({"name": path.stem, **document}, default=str))
+        text = json.dumps({"name": path.stem, **document}, default=str)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise SettingsError(f"node file {path} cannot be read: {error}") from error
+    try:
+        return Node.model_validate_json(text)
     except pydantic.ValidationError as error:
         problems = sorted({_problem(one) for one in error.errors()})
         raise SettingsError(f"node file {path}: {'; '.join(problems)}") from error
