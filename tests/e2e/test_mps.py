@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import time
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 import yaml
@@ -71,11 +74,11 @@ def part(memory, cores, where, name="gpu"):
     return asked
 
 
-def seen(kube, name, container="main"):
+def seen(kube, name, container="main", namespace="default"):
     """What a container was told of MPS."""
 
     def said():
-        lines = kube.logs(name, container).splitlines()
+        lines = kube.logs(name, container, namespace).splitlines()
         return dict(line.split("=", 1) for line in lines if line.startswith("CUDA_MPS_"))
 
     return wait(f"what {name} was told", said, 20)
@@ -262,6 +265,152 @@ def test_an_older_driver_limits_by_the_environment_and_clients_are_drained(kube,
     drained = lambda: sum(metric(driver, "dra_driver_mps_drained_clients_total")) >= 1  # noqa: E731
     wait("it to be counted", drained, 10)
     kube.wait_gone("Pod", "first")
+
+
+ROOT_KEPT_OUT = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {gpus: [{mpsTenants: NonRoot}]}
+"""
+SERVERS = """
+apiVersion: resource.nvidia.com/v1beta1
+kind: NodeProfile
+spec: {gpus: [{mpsServer: WHOSE}]}
+"""
+TEAMS = ("team-a", "team-b")
+TIME = r"[0-9-]{10}T[0-9:.]{12}Z"  # of a line of the log
+
+
+def test_a_sidecar_that_is_root_keeps_its_pod_out_where_the_profile_wants_no_root(
+    kube, driver, profile
+):
+    profile("no-root", ROOT_KEPT_OUT)
+    kube.apply(template("no-root", part("10Gi", "20", on(kube.uuid("gpu-3")))))
+    source = [{"name": "gpu", "resourceClaimTemplateName": "no-root"}]
+    harmless = {"runAsUser": 1000, "allowPrivilegeEscalation": False}
+    for name, user in (("no-root-barred", 0), ("no-root-let-in", 1000)):
+        main, sidecar = container(SHOW, uses=({"name": "gpu"},)), container(name="sidecar")
+        main["securityContext"] = harmless
+        sidecar["securityContext"] = {**harmless, "runAsUser": user}
+        kube.apply(pod_of(name, [main, sidecar], source))
+
+    running(kube, "no-root-let-in")
+
+    told = "container 'sidecar' can run as root"
+    wait("the reason", lambda: told in str(kube.events("no-root-barred")), 120)
+    assert kube.phase("no-root-barred") == "Pending"
+
+
+def starts(kube, name, where, *namespaces):
+    """A pod with a fifth of a GPU in each; its main processes."""
+    for namespace in namespaces:
+        kube.apply(template(name, part("8Gi", "20", where)), namespace)
+        kube.apply(pod(name, SHOW, template=name), namespace)
+    for namespace in namespaces:
+        kube.wait_pod(name, "Running", namespace=namespace, seconds=120)
+    return [main_process(kube, name, namespace=namespace) for namespace in namespaces]
+
+
+def places(kube, name, namespace):
+    """The pipe directory that a container was told."""
+    return seen(kube, name, namespace=namespace)["CUDA_MPS_PIPE_DIRECTORY"]
+
+
+def servers_over(driver, gpu):
+    """By the namespace that each is for, the number of claims that it serves."""
+    found = [one for one in driver.agent.status().servers if one.gpus == (gpu,)]
+    assert len({one.name for one in found}) == len(found)
+    return {one.tenant: len(one.spaces) for one in found}
+
+
+def inside(pid, path):
+    """A path of the container in which that process of the host is."""
+    return Path(f"/proc/{pid}/root{path}")
+
+
+def test_with_an_older_driver_each_namespace_has_a_server_of_its_own_on_the_gpu(kube, driver):
+    gpu = kube.uuid("gpu-4")
+    first, other = starts(kube, "apart", on(gpu), *TEAMS)
+    (second,) = starts(kube, "apart-too", on(gpu), TEAMS[0])
+
+    wait("their servers", lambda: servers_over(driver, gpu) == {"team-a": 2, "team-b": 1}, 120)
+    mine, others = (places(kube, "apart", team) for team in TEAMS)
+    assert mine == places(kube, "apart-too", TEAMS[0]) != others
+    assert not inside(first, others).exists()
+    assert not inside(other, mine).exists()
+    inside(first, "/dev/shm/of-team-a").touch()
+    assert inside(second, "/dev/shm/of-team-a").exists()
+    assert not inside(other, "/dev/shm/of-team-a").exists()
+
+    for pid in (first, second, other):
+        attached(driver, pid)
+    wait("all to be clients", lambda: alive(driver, first, second, other), 120)
+    assert driver.agent.client("wedge-server", first).returncode == 0
+
+    def again():
+        return {one.tenant: one.restarts for one in driver.agent.status().servers}
+
+    wait("a restart", lambda: again() == {"team-a": 1, "team-b": 0}, 120)
+    assert alive(driver, other), "what one namespace does to its server is no other's business"
+
+
+def test_who_has_a_server_keeps_it_whatever_the_profile_says_and_whoever_is_killed_meanwhile(
+    kube, driver, profile
+):
+    profile("servers", SERVERS.replace("WHOSE", "PerNamespace"))
+    gpu = kube.uuid("gpu-5")
+    held = starts(kube, "held", on(gpu), *TEAMS)
+    before = [places(kube, "held", team) for team in TEAMS]
+    for pid in held:
+        attached(driver, pid)
+
+    driver.kill()
+    driver.agent.kill()
+    told = driver.log.count("profile in force")
+    (driver.profiles / "servers.yaml").write_text(SERVERS.replace("WHOSE", "Shared"))
+    driver.agent.start()
+    driver.start()
+    wait("the other profile", lambda: driver.log.count("profile in force") > told, 120)
+    wait("both to be clients", lambda: alive(driver, *held), 120)
+
+    starts(kube, "joined", on(gpu), *TEAMS)
+    assert servers_over(driver, gpu) == {"team-a": 1, "team-b": 1, "": 2}
+    together = {places(kube, "joined", team) for team in TEAMS}
+    assert len(together) == 1
+    assert not together & set(before)
+    assert alive(driver, *held)
+
+    for team in TEAMS:
+        kube.delete("Pod", "held", team)
+        kube.wait_gone("Pod", "held", team, 120)
+    wait("their servers to end", lambda: servers_over(driver, gpu) == {"": 2}, 120)
+
+
+def test_clients_of_a_pod_that_ended_while_no_plugin_ran_are_drained_before_the_kubelets_kill(
+    kube, driver
+):
+    """And not at once: they have their grace period, whenever the plugin comes to see it."""
+    kube.apply(template("drained", part("10Gi", "20", on(kube.uuid("gpu-6")))))
+    stubborn = pod("drained", "trap '' TERM; while :; do sleep 1; done", template="drained")
+    stubborn["spec"]["terminationGracePeriodSeconds"] = 45
+    kube.apply(stubborn)
+    running(kube, "drained")
+    pid = main_process(kube, "drained")
+    attached(driver, pid)
+    driver.kill()
+
+    kube.delete("Pod", "drained")
+    written = kube.get("Pod", "drained")["metadata"]["deletionTimestamp"]
+    ends_at = datetime.fromisoformat(written).timestamp()
+    driver.start()
+
+    def drained():
+        said = (line for line in driver.log.splitlines() if "ended the MPS clients" in line)
+        return [re.findall(TIME, line)[0] for line in said if "drained" in line]
+
+    at = datetime.fromisoformat(wait("the client to be drained", drained, 120)[0]).timestamp()
+    assert ends_at - 15 < at < ends_at
+    kube.wait_gone("Pod", "drained", seconds=120)
 
 
 def test_an_agent_ends_at_once_and_leaves_its_daemons(driver, kube):
