@@ -21,7 +21,7 @@ from dra_driver.process.loops import Loop
 
 _LIMITS_SECONDS: Final = 5.0
 _INSTANCES_SECONDS: Final = 10.0
-_PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
+PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
 
 
 class Node(gone_instances.Node, Protocol):
@@ -84,7 +84,7 @@ def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitS
         return limits.look_for_pods()
 
     settling = Loop("pod-limits", _when(its.in_charge, limits.settle), _LIMITS_SECONDS)
-    looking = Loop("pods", _when(its.in_charge, look_for_pods), _PODS_SECONDS)
+    looking = Loop("pods", _when(its.in_charge, look_for_pods), PODS_SECONDS)
     limits.wake(looking.soon, settling.soon)
     for loop in (
         Loop("memory-guard", _when(its.in_charge, guarding.look), guard_seconds),
