@@ -1,6 +1,7 @@
 """What a real API server does: our client, our slices, and the fake that our other tests trust."""
 
 import os
+import re
 import subprocess
 import threading
 import time
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on 
 
 DRIVER = "probe.example.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 STRICT = {"dryRun": "All", "fieldValidation": "Strict"}
 
 
@@ -263,6 +265,56 @@ def test_a_blocked_watch_over_tls_ends_at_once_when_it_is_closed(api):
 
     assert list(watch) == []
     assert 0.1 < time.monotonic() - began < 2
+
+
+READS = 50
+
+
+def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
+    resources, name = ResourceApi(api), "read-again-and-again"
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": "probe"}}]
+    claim = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
+    api.create(CLAIMS, claim)
+    try:
+        assert eventually(lambda: is_in_memory(resources, name), 120)
+
+        live = etcd_reads(cluster, lambda: resources.claim("default", name))
+        # Others may read claims, too, while we count.
+        in_memory = min(
+            etcd_reads(cluster, lambda: resources.claim_in_memory("default", name))
+            for _ in range(3)
+        )
+    finally:
+        api.delete(f"{CLAIMS}/{name}")
+
+    assert live >= READS
+    assert in_memory < READS / 2
+
+
+def is_in_memory(resources, name):
+    try:
+        return resources.claim_in_memory("default", name)
+    except NotFound:
+        return None
+
+
+def etcd_reads(cluster, read):
+    """How many reads of claims the API server sent to etcd while it was asked so often."""
+    before = etcd_gets(cluster)
+    for _ in range(READS):
+        assert read()["metadata"]["name"]
+    return etcd_gets(cluster) - before
+
+
+def etcd_gets(cluster):
+    kubectl = [cluster.kubectl, "--kubeconfig", cluster.kubeconfig, "get", "--raw", "/metrics"]
+    text = subprocess.run(kubectl, check=True, capture_output=True, text=True, timeout=60).stdout
+    of_claims = re.compile(
+        r"^etcd_requests_total\{[^}]*operation=.get.,[^}]*"
+        r'(?:="resourceclaims"|ResourceClaim")\} (.+)$',
+        re.MULTILINE,
+    )
+    return sum(float(found) for found in of_claims.findall(text))
 
 
 @pytest.mark.point(64, 65, 68, 69)
