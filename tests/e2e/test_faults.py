@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from tests.e2e.kills import killed_at_work, nudge
 from tests.e2e.kube import wait
 from tests.e2e.manifests import ANY_INTERVAL, claim, fraction, interval, on, pod, request, template
 from tests.fakes.disk import small_disk
+from tests.fakes.silent_proxy import SilentProxy
 
 SMI = "nvidia-smi -L"
 
@@ -398,3 +400,56 @@ def test_on_a_full_disk_pods_end_also_after_the_plugin_was_killed(kube, driver, 
     small_plugin_disk.free()
 
     kube.wait_pods(["no-room"], "Succeeded", 120)
+
+
+@pytest.fixture
+def proxy(kube, driver):
+    """What the plugin reaches the API server through."""
+    config = yaml.safe_load(driver.kubeconfig.read_text())
+    server = config["clusters"][0]["cluster"]
+    there = urlsplit(server["server"])
+    with SilentProxy(there.hostname, there.port) as proxy:
+        server["server"] = f"https://127.0.0.1:{proxy.port}"
+        server["tls-server-name"] = there.hostname
+        proxied = driver.directory / "proxied.kubeconfig"
+        proxied.write_text(yaml.safe_dump(config))
+        driver.stop()
+        driver.start(kubeconfig=str(proxied))
+        yield proxy
+        proxy.new_are_silent = False
+        kube.clean_up()
+        wait("ledger records to go", lambda: not driver.claims(), 120)
+        driver.stop()
+    driver.start()
+
+
+def failures(kube, pod):
+    return [event for event in kube.events(pod) if "FailedPrepareDynamic" in event]
+
+
+def test_after_connections_died_in_silence_a_pod_starts_at_the_first_try(kube, driver, proxy):
+    before = [f"before-silence-{number}" for number in range(4)]
+    for name in before:
+        kube.apply(pod(name, template="one"))
+    kube.wait_pods(before, "Running")
+
+    proxy.silence()
+    kube.apply(pod("after-silence", template="one"))
+
+    kube.wait_pod("after-silence", "Running", seconds=120)
+    assert not failures(kube, "after-silence")
+    assert proxy.swallowed
+
+
+def test_a_pod_waits_while_the_api_server_keeps_silence_and_starts_once_it_speaks(
+    kube, driver, proxy
+):
+    proxy.new_are_silent = True
+    proxy.silence()
+    kube.apply(pod("in-silence", template="one"))
+    wait("the kubelet to be told", lambda: "in time" in str(failures(kube, "in-silence")), 120)
+    assert kube.phase("in-silence") == "Pending"
+
+    proxy.new_are_silent = False
+
+    kube.wait_pods(["in-silence"], "Running", seconds=120)
