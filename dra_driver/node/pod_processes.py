@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups import Cgroups, cgroup_root, containers_in, directories_in
 from dra_driver.node.containers import Absent, Container, Containers
@@ -31,9 +31,15 @@ class PodProcesses:
         self._containers = containers
         self._processes = processes
 
-    def pods_given(self, claim: ClaimUid) -> frozenset[Pod]:
-        """The pods with a container that was given *claim*, by what the runtime keeps of it."""
-        return frozenset(container.pod for container in self._containers.given(claim))
+    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]:
+        """The pods with a container that was given *claim*, by what the runtime keeps of it.
+
+        Those of its namespace: whatever a container of another one mounts is not believed. Of a
+        claim of which only the UID is known, all.
+        """
+        containers = self._containers.given(claim.uid)
+        namespaces = {claim.namespace} if claim.namespace else {one.namespace for one in containers}
+        return frozenset(one.pod for one in containers if one.namespace in namespaces)
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
         """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""

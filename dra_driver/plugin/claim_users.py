@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from dra_driver.errors import InUse, Vanished
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod
 from dra_driver.model.devices import GpuUuid
 from dra_driver.model.holdings import Record
 from dra_driver.model.processes import CgroupProcesses
@@ -19,7 +19,7 @@ from dra_driver.plugin.gpu_users import GpuProcesses
 class PodProcesses(Protocol):
     """Who is in the cgroups of pods; ``dra_driver.node.pod_processes``. NodeError: not known."""
 
-    def pods_given(self, claim: ClaimUid) -> frozenset[Pod]: ...
+    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]: ...
     def of(self, pods: Iterable[Pod]) -> Sequence[CgroupProcesses]: ...
     def lives(self, pid: int) -> bool: ...
 
@@ -41,7 +41,7 @@ class ClaimUsers:
     def refuse_while_used(self, record: Record) -> None:
         """InUse: a process of a pod of the claim uses it. NodeError: that cannot be told now."""
         claim = record.claim
-        pods = self._processes.pods_given(claim.uid) | frozenset(record.pods)
+        pods = self._processes.pods_given(claim) | frozenset(record.pods)
         cgroups = self._processes.of(sorted(pods))
         for pod, pid in self._living(in_given_containers(claim.uid, cgroups)):
             raise InUse(f"{_told(record, pod, pid)} still runs; the claim waits for its end")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.containers import Containers
@@ -25,6 +25,7 @@ from tests.fakes import bundles
 POD = Pod("train", PodUid("11111111-2222-4333-8444-555555555555"))
 MAIN, SIDE, SANDBOX = "a" * 64, "b" * 64, "c" * 64
 CLAIM = ClaimUid("claim-a")
+REF = ClaimRef("ml", "a", CLAIM)
 
 
 class Machine:
@@ -160,7 +161,7 @@ def test_too_many_open_files_are_an_error_and_not_nobody(machine):
         for ask in (
             machine.of,
             lambda: machine.processes.lives(os.getpid()),
-            lambda: machine.processes.pods_given(CLAIM),
+            lambda: machine.processes.pods_given(REF),
         ):
             with pytest.raises(NodeError):
                 ask()
@@ -174,28 +175,34 @@ def test_more_processes_than_anybody_can_look_at_are_an_error(machine):
 
 
 def test_pods_are_known_by_what_their_containers_were_given(machine):
-    assert machine.processes.pods_given(CLAIM) == frozenset()
+    assert machine.processes.pods_given(REF) == frozenset()
     machine.bundle(MAIN, CLAIM)
     machine.bundle(SIDE)
 
-    assert machine.processes.pods_given(CLAIM) == {POD}
+    assert machine.processes.pods_given(REF) == {POD}
+
+
+def test_what_a_container_of_another_namespace_mounts_is_not_believed(machine):
+    machine.bundle(MAIN, CLAIM)
+    assert machine.processes.pods_given(ClaimRef("other", "a", CLAIM)) == frozenset()
+    assert machine.processes.pods_given(ClaimRef("", "", CLAIM)) == {POD}, "only its UID is known"
 
 
 def test_of_many_bundles_each_is_read_once(machine):
     config = machine.bundle(MAIN, CLAIM)
-    assert machine.processes.pods_given(CLAIM) == {POD}
+    assert machine.processes.pods_given(REF) == {POD}
     config.write_text("{")  # it never changes, so nobody looks
 
-    assert machine.processes.pods_given(CLAIM) == {POD}
+    assert machine.processes.pods_given(REF) == {POD}
 
 
 def test_a_container_that_is_gone_is_forgotten(machine):
     config = machine.bundle(MAIN, CLAIM)
-    machine.processes.pods_given(CLAIM)
+    machine.processes.pods_given(REF)
     config.unlink()
     config.parent.rmdir()
 
-    assert machine.processes.pods_given(CLAIM) == frozenset()
+    assert machine.processes.pods_given(REF) == frozenset()
 
 
 @pytest.mark.parametrize("text", [None, "", '{"annotations"'], ids=["none", "empty", "half"])
@@ -203,11 +210,11 @@ def test_a_container_that_is_being_made_runs_nothing_yet_and_is_looked_at_again(
     config = machine.bundle(MAIN, CLAIM)
     whole = config.read_text()
     config.unlink() if text is None else config.write_text(text)
-    assert machine.processes.pods_given(CLAIM) == frozenset()
+    assert machine.processes.pods_given(REF) == frozenset()
 
     config.write_text(whole)
 
-    assert machine.processes.pods_given(CLAIM) == {POD}
+    assert machine.processes.pods_given(REF) == {POD}
 
 
 class TestWhoLives:

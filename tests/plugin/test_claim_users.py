@@ -33,7 +33,7 @@ class World:
         self.users = ClaimUsers(self, self.gpu_processes, self.neighbours)
 
     def pods_given(self, claim):
-        return frozenset(self.given.get(claim, ()))
+        return frozenset(self.given.get(claim.uid, ()))
 
     def of(self, pods):
         if self.hidden:
