@@ -37,7 +37,15 @@ _MORE = "… and more"
 
 
 class DriverError(Exception):
-    """The root: everything this project raises on purpose."""
+    """The root: everything this project raises on purpose.
+
+    *public*: the same for a pod's events, which its tenant reads, without what is another tenant's;
+    the node's log has all of it.
+    """
+
+    def __init__(self, message: str = "", public: str = "") -> None:
+        super().__init__(message)
+        self.public = public or message
 
 
 class ClaimError(DriverError):

@@ -22,6 +22,12 @@ class ClaimRef:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    def named_for(self, namespace: str) -> str:
+        """What tenants of *namespace* are told of it: who the others are is not theirs to know."""
+        if namespace == self.namespace:
+            return f"claim {self} (UID {self.uid})"
+        return "a claim of another namespace"
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:

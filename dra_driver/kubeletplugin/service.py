@@ -171,7 +171,7 @@ class Service:
             answer, outcome = self._ask(operation, ref), "ok"
             log.info("claim served", extra=facts | {"seconds": _since(begun), "outcome": outcome})
         except DriverError as error:
-            answer, outcome = Answer(error=str(error)), _outcome(error)
+            answer, outcome = Answer(error=error.public), _outcome(error)
             log.warning(
                 "claim not served: %s",
                 error,

@@ -19,6 +19,8 @@ from dra_driver.plan.mps import Grant
 from dra_driver.plan.sharing import TimeSliced
 from dra_driver.plan.time_slices import clashing
 
+_Problem = tuple[str, str]  # for the node's log, and for tenants of the claim's namespace
+
 
 def refuse_held(
     claim: Claim,
@@ -31,7 +33,7 @@ def refuse_held(
     for holding in (h for record in others for h in record.holdings if not h.admin):
         holdings[holding.of_gpu].append(holding)
     mine: dict[DeviceName, Amount] = defaultdict(lambda: NOTHING)
-    problems: list[str] = []
+    problems: list[_Problem] = []
     taking = [grant for grant in grants if not grant.allocation.admin]
     _refuse_overlaps(claim, [grant.device for grant in taking])
     for grant in taking:
@@ -42,14 +44,18 @@ def refuse_held(
             what = f"{unit} twice" if mine[unit] != NOTHING else f"too much of {unit}"
             raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
         mine[unit] += grant.amount
-        problems += _held(device, mine[unit], its)
-    problems += _clashes(grants, clashing(intervals, others))
+        problems += _held(device, mine[unit], its, claim.ref.namespace)
+    problems += _clashes(grants, clashing(intervals, others), claim.ref.namespace)
     if problems:
-        raise DeviceHeld(
-            f"claim {claim.ref} cannot have its devices yet: "
-            + "; ".join(dict.fromkeys(problems))
-            + "; it is served once the pod that uses that claim has ended on this node"
-        )
+        raise DeviceHeld(*(_refusal(claim, texts) for texts in zip(*problems, strict=True)))
+
+
+def _refusal(claim: Claim, problems: Iterable[str]) -> str:
+    return (
+        f"claim {claim.ref} cannot have its devices yet: "
+        + "; ".join(dict.fromkeys(problems))
+        + "; it is served once the pod that uses that claim has ended on this node"
+    )
 
 
 def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
@@ -64,21 +70,25 @@ def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
             )
 
 
-def _held(device: Device, wanted: Amount, its: Sequence[Holding]) -> Iterator[str]:
+def _held(
+    device: Device, wanted: Amount, its: Sequence[Holding], namespace: str
+) -> Iterator[_Problem]:
     """Why *wanted* of *device* is not to be had beside what others hold of its GPU."""
     key = device.key
     over = [h for h in its if _excludes(h.partition, key)]
     if over:
         parts = ", ".join(sorted({h.device for h in over}))
-        yield f"{device.name} overlaps {parts}, held by claim {_holders(over)}"
+        all_of_them, theirs = _holders(over, namespace)
+        what = f"{device.name} overlaps {parts}, held by"
+        yield f"{what} {all_of_them}", f"{what} {theirs}"
         return
     same = [h for h in its if h.partition == key]
     twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in same)
     lack = lacking(wanted, taken(same), device.memory_bytes, device.shape)
     if twice or lack:
-        yield (
-            f"{device.name} is held by claim {_holders(same)}, and it needs {lack or 'all of it'}"
-        )
+        all_of_them, theirs = _holders(same, namespace)
+        what, needs = f"{device.name} is held by", f"and it needs {lack or 'all of it'}"
+        yield f"{what} {all_of_them}, {needs}", f"{what} {theirs}, {needs}"
 
 
 def _excludes(one: PartitionKey | None, other: PartitionKey | None) -> bool:
@@ -90,8 +100,8 @@ def _excludes(one: PartitionKey | None, other: PartitionKey | None) -> bool:
 
 
 def _clashes(
-    grants: Iterable[Grant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]]
-) -> list[str]:
+    grants: Iterable[Grant], clashes: Iterable[tuple[ClaimRef, SetTimeSlice]], namespace: str
+) -> list[_Problem]:
     """Intervals that this claim asks for where another one has set a different one."""
     set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
     found = []
@@ -101,13 +111,20 @@ def _clashes(
             continue
         if gpu.uuid in set_by_others:
             interval, holder = set_by_others[gpu.uuid]
-            found.append(
-                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but "
-                f"claim {holder} (UID {holder.uid}) has set {interval}; write {interval}, or leave "
-                "timeSlicingConfig out, which fits any"
+            its = (
+                f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but"
             )
+            mend = (
+                f"has set {interval}; write {interval}, or leave timeSlicingConfig out, which fits "
+                "any"
+            )
+            known = holder.named_for(holder.namespace)
+            found.append((f"{its} {known} {mend}", f"{its} {holder.named_for(namespace)} {mend}"))
     return found
 
 
-def _holders(holdings: Iterable[Holding]) -> str:
-    return ", ".join(sorted({f"{h.claim} (UID {h.claim.uid})" for h in holdings}))
+def _holders(holdings: Iterable[Holding], namespace: str) -> _Problem:
+    claims = sorted({holding.claim for holding in holdings})
+    everybody = (claim.named_for(claim.namespace) for claim in claims)
+    known = dict.fromkeys(claim.named_for(namespace) for claim in claims)
+    return ", ".join(everybody), ", ".join(known)

@@ -102,7 +102,7 @@ class ProfileChoice:
         state = self._state
         if state.profile is None:
             kind = ClusterError if isinstance(state.problem, ClusterError) else SettingsError
-            raise kind(self.error)
+            raise kind(self.error or "")
         return state.profile
 
     @property

@@ -85,8 +85,9 @@ class StuckClaims:
             self._listeners.in_use(ref)
         if record is None or not is_new:
             return
-        message = f"claim {record.claim} cannot be given back yet: {why}"
         for regarding in _concerned(record, self._listeners.node(), error):
+            words = why if isinstance(regarding, NodeRef) else error.public
+            message = f"claim {record.claim} cannot be given back yet: {words}"
             self._listeners.events.tell(Event(regarding, _REASON, str(record.claim), message))
 
 

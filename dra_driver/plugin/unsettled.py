@@ -12,8 +12,10 @@ def refuse_unsettled(claim: Claim, set_aside: Iterable[SetAside]) -> None:
     wanted = {allocation.device for allocation in claim.allocations if not allocation.admin}
     for aside in set_aside:
         if aside.uid != claim.ref.uid and any(map(aside.may_hold, wanted)):
+            held = f"claim {claim.ref} has to wait: its device may be held by"
+            then = "it is settled as soon as the API server can be asked about that claim"
             raise NodeError(
-                f"claim {claim.ref} has to wait: its device may be held by the claim with UID "
-                f"{aside.uid}, whose record {aside.path} cannot be read ({aside.reason}); "
-                "it is settled as soon as the API server can be asked about that claim"
+                f"{held} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
+                f"({aside.reason}); {then}",
+                f"{held} a claim whose record cannot be read; {then}",
             )

@@ -46,7 +46,7 @@ def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKube
         if ref.name == "refused":
             raise ClaimError("claim default/refused wants two GPUs of one: ask for one")
         if ref.name == "node":
-            raise NodeError("NVML does not answer")
+            raise NodeError("NVML does not answer: ask claim other/secret", "NVML does not answer")
         if ref.name == "crash":
             raise ZeroDivisionError("oops")
 

@@ -198,8 +198,10 @@ def test_persistence_mode_is_named_where_it_is_on(made, is_on):
 def test_a_driver_that_cannot_tell_of_persistence_mode_names_the_rest(made):
     node = made(AMPERE, fails={"nvmlDeviceGetPersistenceMode": "NOT_SUPPORTED"}, **BUSY)
 
-    with pytest.raises(NodeError, match=r"in use, held by process 4242; end"):
+    with pytest.raises(NodeError, match=r"in use, held by process 4242; end") as refused:
         node.partitions.reset_mode(node.gpu, True)
+
+    assert "in use, held by processes that the log of" in refused.value.public
 
 
 def test_who_resets_a_board_by_hand_is_told_that_this_driver_holds_it_too(made):

@@ -229,6 +229,8 @@ def test_what_uses_a_partition_is_named(node):
     with pytest.raises(NodeError, match=r"in use, held by process 4242; end what") as raised:
         node.partitions.remove(node.gpu, made.key)
     assert "4343" not in str(raised.value)
+    assert "4242" not in raised.value.public  # it may be another tenant's
+    assert "held by processes that the log of this node's plugin names" in raised.value.public
     assert node.cut == ["1g.10gb at 0"]
 
 

@@ -569,8 +569,10 @@ def test_a_damaged_record_keeps_its_gpu_from_others_until_it_is_settled(world):
     record.write_bytes(record.read_bytes()[:-30])
     world.restart()
 
-    with pytest.raises(NodeError, match="may be held by the claim with UID uid-victim"):
+    with pytest.raises(NodeError, match="may be held by the claim with UID uid-victim") as refused:
         world.prepare("gpu-0", name="other")
+    assert "may be held by a claim whose record cannot be read" in refused.value.public
+    assert "victim" not in refused.value.public
     assert world.prepare("gpu-1", name="elsewhere")
     assert world.spec("victim") is not None
 

@@ -52,12 +52,17 @@ class Boards:
 
         return self._nvml.on_gpu(gpu, "reading what is cut of it", call)
 
-    def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> str:
-        """Who uses the instance of this partition, or else the GPU, in words."""
+    def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
+        """Who uses the instance of this partition, or else the GPU, in words: for the log, and for
+        tenants, whose processes they need not be."""
         gi = None if key is None else self._instance(gpu, key)
-        if gi is not None and (inside := self._holders.of(gpu, gi)):
-            return self._holders.in_words(inside)
-        return self._holders.in_words(self._holders.of(gpu))
+        found = () if gi is None else self._holders.of(gpu, gi)
+        found = found or self._holders.of(gpu)
+        words = self._holders.in_words(found)
+        return (
+            words,
+            "held by processes that the log of this node's plugin names" if found else words,
+        )
 
     def is_kept(self, gpu: GpuUuid, error: NodeError) -> bool:
         """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""

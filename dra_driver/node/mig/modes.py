@@ -57,11 +57,11 @@ class Modes:
         if now is not None and now[0] == on:
             log.info("MIG mode switched", extra={"gpu": gpu, "on": on})
             return
-        held = self._boards.who(gpu)
+        held, more = self._boards.who(gpu), ""
         if self._boards.persists(gpu):
-            held += f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
+            more = f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
         self._put_back(turn, gpu, before[1])
-        raise Held(_why_not_switched(gpu, on, said, held))
+        raise Held(*(_why_not_switched(gpu, on, said, words + more) for words in held))
 
     def _ask_for(self, turn: Turn, gpu: GpuUuid, on: bool) -> int:
         """What NVML says about the change taking effect: 0, IN_USE, RESET_REQUIRED, …"""

@@ -233,4 +233,5 @@ class Partitions:
     def _held(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> Held:
         if isinstance(error, cutting.Again):
             return Held(f"GPU {gpu}, {error}: it is tried again")
-        return Held(f"GPU {gpu}, {doing}: in use, {self._boards.who(gpu, key)}; end what uses it")
+        held = self._boards.who(gpu, key)
+        return Held(*(f"GPU {gpu}, {doing}: in use, {words}; end what uses it" for words in held))
