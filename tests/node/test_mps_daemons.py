@@ -482,6 +482,33 @@ def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothin
     assert host.left() == []
 
 
+def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
+    host = other_host
+    daemon, daemons = host.daemon(), host.daemons()
+    space = host.space(0)
+    directory = daemons.start(daemon, [space])[space.name]
+    named = subprocess.Popen(
+        ["x\nforged\nz,gpu,0,c_0,\npid,server,device,namespace,command\n", "-c", "echo; read end"],
+        executable="/bin/sh",
+        env={"CUDA_MPS_PIPE_DIRECTORY": directory},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    host.programs.append(named)
+    assert named.stdout
+    named.stdout.readline()
+    assert client(["attach", str(named.pid)]) == 0
+    other = host.attach(daemon, directory)
+    assert "\nforged\n" in host.ask(daemon, "client", "list", "--format=csv,noheader")
+
+    look = daemons.look(daemon)
+
+    assert look.ready
+    assert {one.pid for one in look.clients} == {named.pid, other}
+    host.end_programs()
+    daemons.stop(daemon)
+
+
 @both
 def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(other_host, caplog):
     """It may tell of clients of others than who has it started again."""

@@ -126,7 +126,8 @@ def program(pid: int) -> Program:
     # As CUDA's own variables: whatever else is in there is nobody's business.
     own = {name: value for name, value in environ.items() if name.startswith("CUDA_")}
     words = read_of("/proc", pid, "cmdline").decode(errors="replace").split("\0")
-    command = "".join(letter for letter in words[0] if letter.isprintable())
+    # Assumed the worst: a list of clients has the lines that a program's name has.
+    command = "".join(letter for letter in words[0] if letter.isprintable() or letter == "\n")
     return Program(pid, user_of(pid), command or "?", Path(f"/proc/{pid}/root"), own)
 
 
