@@ -127,14 +127,25 @@ class MemoryLimits:
         news, offered, well = self._news, self._backend.offered(), True
         places: Mapping[PodUid, Path] = {}
         if offered.backend is not None:
-            places = self._directories.find()
-            well = self._containers.learn({pod: _ids(places[pod]) for pod in places})
+            places, well = self._look()
             if self._containers.known is not containers:
                 shares = tuple(read(self._containers.known))
         gpus = {share.gpu for share in _limited(shares)} | set(self._known())
         well &= all([self._settle_gpu(gpu, read, offered, places) for gpu in sorted(gpus)])
         done = _Settled(shares, joinable, offered, news, self._due())
         self._settled = done if well else None
+
+    def _look(self) -> tuple[Mapping[PodUid, Path], bool]:
+        """Where all pods are, and whether all could be read that their containers were given."""
+        places: Mapping[PodUid, Path] = {}
+
+        def there() -> Mapping[PodUid, Sequence[str]]:
+            nonlocal places
+            places = self._directories.find()
+            return {pod: _ids(directory) for pod, directory in places.items()}
+
+        well = self._containers.learn(there)
+        return places, well
 
     def tell_of_pods(self, told: Callable[[], None] | None) -> bool:
         """Call *told* when a pod comes to this node, from now on; None: no longer.

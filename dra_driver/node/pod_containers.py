@@ -49,14 +49,20 @@ class PodContainers:
         found = self._read.get(container)
         return found.claims if found else _NOTHING
 
-    def learn(self, there: Mapping[PodUid, Collection[str]]) -> bool:
-        """Read those of *there*, which are all that have cgroups, that are new; forget all others.
+    def learn(self, look: Callable[[], Mapping[PodUid, Collection[str]]]) -> bool:
+        """Read the containers that are new; *look* says which have cgroups. Those that were there
+        before and went are forgotten: who appears meanwhile is not.
 
-        False: not all could be read, which may work the next time.
+        False: not all could be read, which may work the next time. What *look* raises is raised,
+        and what was known stays.
         """
+        with self._lock:
+            before = frozenset(self._read)
+        there = look()
         ids = {id_ for containers in there.values() for id_ in containers}
         with self._lock:
-            self._read = {id_: one for id_, one in self._read.items() if id_ in ids}
+            gone = before - ids
+            self._read = {id_: one for id_, one in self._read.items() if id_ not in gone}
             self._hidden = frozenset()
         read = [self.learn_new(pod, containers) for pod, containers in sorted(there.items())]
         self._changed()

@@ -1,0 +1,106 @@
+"""What containers were given is read once, and never forgotten while they may be there."""
+
+import pytest
+
+from dra_driver.errors import NodeError
+from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.kubeletplugin.pods import Container
+from dra_driver.node.containers import Absent
+from dra_driver.node.pod_containers import PodContainers
+
+A, B = PodUid("pod-a"), PodUid("pod-b")
+CLAIM = ClaimUid("claim")
+
+
+def given(id_, *claims):
+    return Container(id_, "main", "default", Pod("p", PodUid("")), frozenset(claims))
+
+
+class World:
+    """The bundles on a machine: what there is of each container; an error is raised."""
+
+    def __init__(self, **found):
+        self.found = found
+        self.asked = []
+        self.containers = PodContainers(self.find)
+
+    def find(self, id_):
+        self.asked.append(id_)
+        found = self.found.get(id_, Absent.GONE)
+        if isinstance(found, NodeError):
+            raise found
+        return found
+
+    def learn(self, **there):
+        return self.containers.learn(lambda: {PodUid(pod): its for pod, its in there.items()})
+
+    def known(self):
+        return {one.id: one.pod.uid for one in self.containers.known}
+
+
+def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
+    world = World(one=given("one", CLAIM), side=given("side"), sandbox=Absent.SANDBOX)
+
+    assert world.learn(a=["one", "side", "sandbox"])
+
+    assert world.known() == {"one": "a"}
+    assert world.containers.given("one") == {CLAIM}
+    assert world.containers.given("side") == world.containers.given("nobody") == frozenset()
+
+
+def test_it_is_the_same_object_until_something_changes():
+    world = World(one=given("one", CLAIM))
+    world.learn(a=["one"])
+    before = world.containers.known
+
+    world.learn(a=["one"], b=["side"])
+    assert world.containers.known is before
+    assert world.asked.count("one") == 1
+
+    world.learn(a=[])
+    assert world.containers.known == ()
+
+
+def test_one_that_appears_while_the_others_are_listed_is_not_forgotten():
+    world = World(one=given("one", CLAIM), late=given("late", CLAIM))
+
+    def look():
+        world.containers.learn_new(B, ["late"])
+        return {A: ["one"]}
+
+    assert world.containers.learn(look)
+    assert world.known() == {"one": A, "late": B}
+
+
+def test_what_was_known_stays_where_nothing_can_be_listed():
+    world = World(one=given("one", CLAIM))
+    world.learn(a=["one"])
+
+    def look():
+        raise NodeError("too many open files")
+
+    with pytest.raises(NodeError, match="too many"):
+        world.containers.learn(look)
+    assert world.known() == {"one": "a"}
+
+
+def test_one_that_cannot_be_read_hides_its_pod_and_is_read_again(caplog):
+    world = World(one=NodeError("half written"))
+
+    assert not world.learn(a=["one"])
+    assert not world.learn(a=["one"])
+    assert world.containers.hidden == {"a"}
+    assert caplog.text.count("who uses GPU memory is not known: half written") == 1
+
+    world.found["one"] = given("one", CLAIM)
+    assert world.learn(a=["one"])
+    assert (world.known(), world.containers.hidden) == ({"one": "a"}, frozenset())
+
+
+def test_where_the_runtime_is_elsewhere_pods_are_hidden_and_nothing_is_expected():
+    world = World(one=Absent.NOWHERE, two=Absent.GONE)
+
+    assert world.learn(a=["one"], b=["two"]), "another try would find no more"
+    assert world.containers.hidden == {"a"}
+    assert world.containers.learn_new(B, ["one"])
+    assert world.containers.hidden == {"a", B}
