@@ -8,6 +8,7 @@ import yaml
 
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim, container, fraction, on, pod, pod_of, template
+from tests.e2e.pod_groups import add_pod, prepare, reserve_for_group
 from tests.e2e.processes import container_ids, is_alive, process
 
 GIB = 1 << 30
@@ -183,6 +184,37 @@ def test_the_guard_counts_a_second_pod_that_names_a_claim_of_one_pod(
     wait("the outlier to be ended", lambda: not is_alive(outlier), 60)
     wait("an event", lambda: "GPUMemoryProcessEnded" in str(kube.events(second)), 60)
     assert is_alive(spared)
+
+
+def test_the_driver_limits_the_members_of_a_pod_group(kube, limiting):
+    """Its claim is prepared for no pod; one that looks like a template's is not read again."""
+    made = claim("grouped", fraction("10Gi"))
+    made["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "gpu"}
+    kube.apply(made)
+    uid = reserve_for_group(kube, "grouped", limiting.cluster.node_name, "10Gi")
+    assert prepare(limiting, "grouped", uid) == ""
+    member = pod("member", claim="grouped")
+    member["spec"]["schedulingGates"] = [{"name": "dra.test/reserved"}]
+    kube.apply(member)
+    add_pod(kube, "grouped", "member")
+
+    path = f"{kube.path('Pod', 'default')}/member"
+    kube.api.patch(path, {"spec": {"schedulingGates": None}})
+
+    kube.wait_pod("member", "Running")
+    directory = limited(kube, "member")
+    wait("its limit", lambda: limiting.limits().get(directory) == 10 * GIB, 60)
+
+
+def test_a_strict_claim_of_a_pod_group_is_refused(kube, limiting, profile):
+    profile("strict", STRICT)
+    kube.apply(claim("strict-grouped", fraction("10Gi")))
+    uid = reserve_for_group(kube, "strict-grouped", limiting.cluster.node_name, "10Gi")
+
+    refused = prepare(limiting, "strict-grouped", uid)
+
+    assert "a PodGroup does not tell its pods" in refused
+    assert limiting.claims() == []
 
 
 def limited(kube, name):
