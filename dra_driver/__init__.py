@@ -33,7 +33,8 @@ GPUs that are cut by a named layout, and to those that have to be switched befor
 Words: ``model.mig``.
 
 *Enforce.* ``plugin.enforcement``: claims use no more memory than they were given. The GPU's driver
-limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use.
+limits pods where it can (``plugin.pod_limits``); ``plugin.guard`` looks at what processes use. Who
+uses a claim, and how that is known: ``plan.claim_pods``.
 ``plugin.mps_watch``: what a claim has of MPS goes on as it was granted. ``plugin.gone_instances``
 tells pods whose MIG instance somebody removed.
 
