@@ -221,7 +221,7 @@ def assert_nothing_left(driver):
         wait("devices to be as usual", lambda: kube.published() == driver.usual, 20)
     assert kube.published() == driver.usual
     assert not driver.metadata()
-    assert not driver.limits()
+    wait(f"memory limits to go: {driver.limits()}", lambda: not driver.limits(), 30)
     assert not driver.cuts()
     wait(f"MPS servers to go: {driver.agent.left()}", lambda: not driver.agent.left(), 20)
     assert set(driver.intervals()) <= {"Default"}

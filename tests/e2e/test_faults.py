@@ -155,7 +155,8 @@ def test_killed_at_random_moments_while_pods_come_and_go_everything_is_served(
             kube.delete("Pod", name)
         killed_at_work(driver, kube, moments, some, sim=LIMITING)
     wait("every record to go", lambda: nudge(kube, stay) or not driver.claims(), 90, 0.5)
-    assert (driver.specs(), driver.metadata(), driver.limits()) == ([], [], {})
+    wait("every limit to go", lambda: not driver.limits(), 30)
+    assert (driver.specs(), driver.metadata()) == ([], [])
     assert driver.intervals() == {"Default": 2}
 
 
