@@ -43,9 +43,9 @@ class PodProcesses:
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
         """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""
-        by_uid = {pod.uid: pod for pod in pods}
-        places = self._cgroups.pods(sorted(by_uid))
-        found = (self._in_pod(by_uid[uid], place) for uid, place in places.items())
+        in_order = sorted(set(pods))
+        places = self._cgroups.pods([pod.uid for pod in in_order])
+        found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
         return tuple(one for its in found for one in its)
 
     def lives(self, pid: int) -> bool:

@@ -90,6 +90,15 @@ def test_processes_in_cgroups_that_a_container_made_are_its_own(machine):
     assert machine.of() == (CgroupProcesses(POD, given(CLAIM), (13,)),)
 
 
+def test_pods_are_told_in_the_order_of_their_names(machine):
+    other = Pod("a-pod", PodUid("99999999-2222-4333-8444-555555555555"))
+    machine.put(MAIN, 11)
+    machine.pod = machine.kubepods / f"pod{other.uid}"
+    machine.put(SIDE, 21)
+
+    assert [one.pod for one in machine.processes.of([POD, other])] == [other, POD]
+
+
 def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
     machine.put(SANDBOX, 1)
     machine.put("crio-conmon-x.scope", 5)
