@@ -113,6 +113,7 @@ def doctor(cluster, driver) -> str:
     return "\n".join(line for line in told.splitlines() if "claims in use" in line)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("two_templates")
 def test_a_process_that_cannot_end_keeps_exactly_its_gpu_and_everybody_can_see_why(
     cluster, kube, driver, freeze, refusals
@@ -136,6 +137,7 @@ def test_a_process_that_cannot_end_keeps_exactly_its_gpu_and_everybody_can_see_w
     assert "claims in use: none" in doctor(cluster, driver)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("two_templates")
 def test_the_pod_that_waits_for_the_gpu_runs_within_three_seconds_of_the_end(
     kube, driver, freeze, refusals
@@ -162,6 +164,7 @@ def test_the_pod_that_waits_for_the_gpu_runs_within_three_seconds_of_the_end(
     assert min(taken) < 3, f"{taken}"
 
 
+@pytest.mark.timeout(900)
 def test_a_claim_that_the_kubelet_forgets_is_kept_for_the_last_of_its_pods(
     cluster, kube, driver, refusals
 ):
