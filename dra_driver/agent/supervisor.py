@@ -106,10 +106,10 @@ class Supervisor:
         server = self._servers.get(name)
         if server is not None:
             self._put_right(server)
+            if self._server_of(space) != name:  # it speaks an older protocol by now
+                return None
         if server is not None and not server.gone:
             return server.serve(space)
-        if server is not None and self._server_of(space) != name:
-            return None
         protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
         self._leftovers.take_away(name)
         server = Server(new_state(name, space, protocol, self._tools.directory), self._tools)

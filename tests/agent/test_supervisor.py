@@ -631,6 +631,21 @@ def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(ho
     assert [one.name for one in agent.status().servers] == [server_name([ONE], "a")]
 
 
+def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_then(host, agent):
+    agent.serve(space("c_1"))
+    host.daemons.kill(NAME)
+    host.daemons.newest = 2
+
+    served = agent.serve(space("c_2", tenant="a"))
+
+    assert served.pipe_directory == f"{host.directory}/{server_name([ONE], 'a')}/pipe"
+    host.pass_time(agent, 5)
+    assert {one.name: one.protocol for one in agent.status().servers} == {
+        NAME: 2,
+        server_name([ONE], "a"): 2,
+    }
+
+
 def test_with_protocol_3_one_server_has_the_tenants_apart(agent):
     served = [agent.serve(space(f"c_{tenant}", tenant=tenant)) for tenant in ("", "a", "b")]
 
