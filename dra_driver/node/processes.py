@@ -40,7 +40,10 @@ class Processes:
         return int(time.clock_gettime(time.CLOCK_BOOTTIME) * self._ticks_per_second)
 
     def find(self, pid: int) -> Process | None:
-        """The process with that number, if it is in a container of a pod and not this process."""
+        """The process with that number, if it is in a container of a pod and not this process.
+
+        NodeError: it cannot be told now.
+        """
         if pid <= 1 or pid == self._own_pid():
             return None
         stat, cgroup = self._read(pid, "stat"), self._read(pid, "cgroup")
@@ -55,16 +58,9 @@ class Processes:
 
         NodeError: it cannot be told now.
         """
-        try:
-            text = read_of(self._proc, pid, "stat").decode(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
+        if not (stat := self._read(pid, "stat")):
             return False
-        except OSError as error:
-            raise NodeError(
-                f"whether process {pid} still runs cannot be told now: {error.strerror}; it is "
-                "tried again"
-            ) from error
-        fields = text.rpartition(_AFTER_NAME)[2].split()
+        fields = stat.rpartition(_AFTER_NAME)[2].split()
         return fields[_STATE] not in _ENDED or int(fields[_THREADS]) > 1
 
     def signal(self, process: Process, number: signal.Signals) -> bool:
@@ -92,11 +88,16 @@ class Processes:
         return self._own_pid() != 1 and self._read(1, "comm").strip() != _INIT_OF_A_POD
 
     def _read(self, pid: int, file: str) -> str:
-        """Empty: the process is gone."""
+        """Empty: the process is gone. NodeError: it may be there, and cannot be looked at now."""
         try:
             return read_of(self._proc, pid, file).decode(errors="replace")
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return ""
+        except OSError as error:
+            raise NodeError(
+                f"process {pid} cannot be looked at now ({file}): {error.strerror}; it is tried "
+                "again"
+            ) from error
 
 
 def _gone(error: OSError, process: Process) -> bool:

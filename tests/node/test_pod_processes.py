@@ -1,14 +1,11 @@
 """Who is in the cgroups of pods: nobody where none is left, an error where it cannot be told."""
 
-import errno
 import os
 import platform
-import resource
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +18,7 @@ from dra_driver.node.containers import Containers
 from dra_driver.node.pod_processes import PodProcesses
 from dra_driver.node.processes import Processes
 from tests.fakes import bundles
+from tests.fakes.open_files import no_more_files
 
 POD = Pod("train", PodUid("11111111-2222-4333-8444-555555555555"))
 MAIN, SIDE, SANDBOX = "a" * 64, "b" * 64, "c" * 64
@@ -141,24 +139,6 @@ def test_a_cgroup_that_cannot_be_read_is_an_error_and_not_nobody(machine):
     (machine.pod / MAIN / "cgroup.procs").mkdir()  # reading it is an error
     with pytest.raises(NodeError, match="cannot be told now"):
         machine.of()
-
-
-@contextmanager
-def no_more_files():
-    """EMFILE for whoever opens one more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open("/dev/null", os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, hard))
-    try:
-        while True:
-            taken.append(os.open("/dev/null", os.O_RDONLY))
-    except OSError as error:
-        assert error.errno == errno.EMFILE
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for one in taken:
-            os.close(one)
 
 
 def test_too_many_open_files_are_an_error_and_not_nobody(machine):

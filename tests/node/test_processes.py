@@ -15,6 +15,7 @@ import pytest
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import PodUid
 from dra_driver.node.processes import Processes
+from tests.fakes.open_files import no_more_files
 from tests.fakes.processes import CONTAINER, Proc
 
 POD = PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001")
@@ -86,6 +87,23 @@ def test_what_is_in_no_container_of_a_pod_is_nobody(proc, cgroup):
 
 def test_a_process_that_is_gone_is_nobody(proc):
     assert Processes(proc.path).find(4242) is None
+
+
+def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, child):
+    """So the guard knows that it saw nothing of a GPU, and its clocks go on."""
+    proc.put(child.pid, POD)
+    processes = Processes(proc.path)
+    found = find(processes, child.pid)
+    (proc.path / str(child.pid) / "cgroup").unlink()
+    (proc.path / str(child.pid) / "cgroup").mkdir()  # reading it is an error
+
+    with pytest.raises(NodeError, match="cannot be looked at now"):
+        processes.find(child.pid)
+    with pytest.raises(NodeError, match="cannot be looked at now"):
+        processes.signal(found, signal.SIGKILL)
+    with no_more_files(), pytest.raises(NodeError, match="Too many open files"):
+        processes.find(child.pid)
+    assert child.poll() is None
 
 
 def test_neither_the_first_process_nor_this_one_is_ever_found(proc):
