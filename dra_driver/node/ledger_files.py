@@ -136,7 +136,10 @@ _MENDS = {
     errno.EMFILE: "this process has too many files open, which should pass",
     errno.ENFILE: "this machine has too many files open",
     errno.ENOMEM: "this machine has no memory left",
-    errno.EIO: "look for errors of the disk in the kernel log; drain the node if it stays so",
+    errno.EIO: (
+        "look for errors of the disk in the kernel log; if it stays so, drain the node and reboot "
+        "it: no record outlives that"
+    ),
     errno.ENOTDIR: "remove the file that stands where the directory should be",
     errno.EEXIST: "remove the file that stands where the directory should be",
 }

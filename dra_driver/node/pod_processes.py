@@ -7,6 +7,7 @@ from typing import Final
 
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod
+from dra_driver.kubeletplugin.disk_calls import disk_call
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups import Cgroups, cgroup_root, containers_in, directories_in
 from dra_driver.node.containers import Absent, Container, Containers
@@ -37,16 +38,18 @@ class PodProcesses:
         Those of its namespace: whatever a container of another one mounts is not believed. Of a
         claim of which only the UID is known, all.
         """
-        containers = self._containers.given(claim.uid)
+        with disk_call(f"look for containers that were given claim {claim.uid}"):
+            containers = self._containers.given(claim.uid)
         namespaces = {claim.namespace} if claim.namespace else {one.namespace for one in containers}
         return frozenset(one.pod for one in containers if one.namespace in namespaces)
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
         """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""
         in_order = sorted(set(pods))
-        places = self._cgroups.pods([pod.uid for pod in in_order])
-        found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
-        return tuple(one for its in found for one in its)
+        with disk_call(f"look for processes in {self._cgroups.root}"):
+            places = self._cgroups.pods([pod.uid for pod in in_order])
+            found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
+            return tuple(one for its in found for one in its)
 
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended; one that is not seen from here (0) has not."""

@@ -17,7 +17,7 @@ from dra_driver.errors import DriverError
 
 log = logging.getLogger(__name__)
 
-_SECONDS: Final = 4.5  # for stopping in good order
+_SECONDS: Final = 4.0  # for stopping in good order; the rest is for a busy machine
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BROKEN: Final = 0  # no signal has this number
 

@@ -5,6 +5,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from dra_driver.errors import NodeError
 from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
+from dra_driver.kubeletplugin.disk_calls import hanging
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.containers import Containers
@@ -154,6 +156,30 @@ def test_too_many_open_files_are_an_error_and_not_nobody(machine):
         ):
             with pytest.raises(NodeError):
                 ask()
+
+
+@pytest.mark.parametrize("what", ["bundle", "cgroup"])
+def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, what):
+    """Somebody may hold the turn meanwhile, and no timeout ends it."""
+    config = machine.bundle(MAIN, CLAIM)
+    machine.put(MAIN, 11)
+    if what == "bundle":
+        pipe, ask = config, lambda: machine.processes.pods_given(REF)
+    else:
+        pipe, ask = machine.pod / MAIN / "cgroup.procs", machine.of
+    said = pipe.read_text()
+    pipe.unlink()
+    os.mkfifo(pipe)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+
+    with pipe.open("w") as writer:  # as soon as somebody reads it
+        assert "look for" in str(hanging(-1))
+        writer.write(said)
+
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "look for" not in str(hanging(-1))
 
 
 def test_more_processes_than_anybody_can_look_at_are_an_error(machine):
