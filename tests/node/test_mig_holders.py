@@ -107,15 +107,15 @@ def test_a_program_that_calls_itself_by_several_lines_is_named_in_one(tmp_path):
 
 
 def test_what_nvml_lists_is_named_once(tmp_path):
-    process = {"pid": 4_000_000_001, "memory_bytes": 1, "kinds": ["compute", "graphics"]}
+    process = {"pid": 4_194_301, "memory_bytes": 1, "kinds": ["compute", "graphics"]}
     node = MigNode(tmp_path, board(processes=[process]))
-    assert Holders(node.nvml).of(node.gpu) == (Holder(4_000_000_001, ""),)
+    assert Holders(node.nvml).of(node.gpu) == (Holder(4_194_301, ""),)
 
 
 def test_of_an_instance_only_those_in_it_are_named(tmp_path, opened):
-    processes = [{"pid": 4_000_000_000 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
+    processes = [{"pid": 4_194_290 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
     node = MigNode(tmp_path, board(mig=True, processes=processes))
-    assert [one.pid for one in Holders(node.nvml).of(node.gpu, 8)] == [4_000_000_008]
+    assert [one.pid for one in Holders(node.nvml).of(node.gpu, 8)] == [4_194_298]
 
 
 def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
