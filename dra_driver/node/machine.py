@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from dra_driver.node.boot import boot_id
 from dra_driver.node.cgroups import Cgroups, cgroup_root
 from dra_driver.node.compute_modes import ComputeModes
 from dra_driver.node.containers import Containers
@@ -24,6 +25,8 @@ from dra_driver.node.time_slices import TimeSlices
 from dra_driver.node.topology import PciTree
 
 log = logging.getLogger(__name__)
+
+_ROOT = Path("/")  # whose /proc tells the boot: the kernel is the host's
 
 
 @contextmanager
@@ -51,7 +54,7 @@ def _real(place: Place, kept: Path) -> Parts:
         nvml,
         driver,
         nodes,
-        TimeSlices(driver, kept),
+        TimeSlices(driver, kept, boot_id(_ROOT)),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),
@@ -89,7 +92,7 @@ def _simulated(place: Place, sim_dir: Path, kept: Path, stack: ExitStack) -> Par
         nvml,
         driver,
         nodes,
-        TimeSlices(driver, kept, run_simulated),
+        TimeSlices(driver, kept, boot_id(_ROOT), run_simulated),
         MemoryLimits(nvml, cgroups, Containers(place.host_root, place.runtime_dir).find),
         ComputeModes(nvml),
         _partitions(nvml, driver, nodes),

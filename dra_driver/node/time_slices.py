@@ -12,7 +12,8 @@ said. Which GPUs can set an interval is found by trying: compute capability 7.0 
 documents ask for, and boards differ.
 
 Where nvidia-smi does not end in time, no second one is started for that GPU while it lives. What it
-should have put back is noted on disk, and is put back later.
+should have put back is noted on disk, and is put back later in this boot: the next one sets up the
+GPU anew.
 """
 
 import logging
@@ -43,12 +44,13 @@ _GONE: Final = ("no devices were found", "gpu is lost")
 class TimeSlices:
     """The intervals of the GPUs of the driver in *driver*. Safe to use from several threads.
 
-    *directory*: where locks and notes outlive this process; it is made.
+    *directory*: where locks and notes outlive this process; it is made. *boot*: which one it is.
     """
 
-    def __init__(self, driver: DriverRoot, directory: Path, run: Run = run) -> None:
+    def __init__(self, driver: DriverRoot, directory: Path, boot: str, run: Run = run) -> None:
         self._driver = driver
         self._directory = directory
+        self._boot = boot
         self._run = run
 
     def read(self, gpu: GpuUuid) -> Interval | None:
@@ -123,21 +125,28 @@ class TimeSlices:
             except FileNotFoundError:
                 return {}
             gpus = [GpuUuid(name.removesuffix(_NOTE)) for name in names if name.endswith(_NOTE)]
-            return {gpu: _noted(self._note_of(gpu)) for gpu in gpus}
+            noted = {gpu: self._noted(gpu) for gpu in gpus}
+            return {gpu: interval for gpu, interval in noted.items() if interval is not None}
 
     def put_back(self) -> bool:
         """Try to put back what is ``owed``, where nvidia-smi does not run. Whether some was."""
         before = self.owed()
-        for gpu, interval in before.items():
-            if not self._is_asked(gpu):
-                try:
-                    self.restore(gpu, interval)
-                except NodeError as e:
-                    log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
+        for gpu in before:
+            try:
+                self._put_back(gpu)
+            except NodeError as e:
+                log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
         return self.owed().keys() != before.keys()
 
+    def _put_back(self, gpu: GpuUuid) -> None:
+        """Other GPUs may have taken long: what was put back meanwhile may be another claim's."""
+        if not self._is_asked(gpu) and (interval := self.owed().get(gpu)) is not None:
+            self.restore(gpu, interval)
+
     def _refuse_owed(self, gpu: GpuUuid) -> None:
-        if self._note_of(gpu).exists():
+        with disk_errors(f"read whether the interval of {gpu} is to be put back"):
+            interval = self._noted(gpu)
+        if interval is not None:
             raise NodeError(
                 f"the time-slice interval of {gpu} is still to be put back to what it was before "
                 "an earlier claim, since nvidia-smi does not end; select another GPU, or reboot "
@@ -145,15 +154,20 @@ class TimeSlices:
             )
 
     def _note(self, gpu: GpuUuid, interval: Interval) -> None:
-        """A reader sees all of it or none, and so does who comes after a power cut."""
+        """A reader sees all of it or none. Without fsync: a power cut ends the boot."""
         note = self._note_of(gpu)
         fresh = note.with_suffix(".new")
         with disk_errors(f"write down that the interval of {gpu} is to be put back"):
-            with fresh.open("w") as file:
-                file.write(str(interval.value))
-                file.flush()
-                os.fsync(file.fileno())
+            fresh.write_text(f"{interval.value} {self._boot}")
             os.replace(fresh, note)
+
+    def _noted(self, gpu: GpuUuid) -> Interval | None:
+        """None: no note of this boot."""
+        try:
+            value, _, boot = self._note_of(gpu).read_text(errors="replace").partition(" ")
+            return Interval(int(value)) if boot == self._boot else None
+        except (FileNotFoundError, ValueError):
+            return None
 
     def _note_of(self, gpu: GpuUuid) -> Path:
         return self._directory / f"{gpu}{_NOTE}"
@@ -177,14 +191,6 @@ class TimeSlices:
         with disk_errors(f"make {self._directory}"):
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         return self._run(replace(command, lock=str(self._lock_of(gpu))), _TIMEOUT_SECONDS)
-
-
-def _noted(note: Path) -> Interval:
-    """What is in a note that cannot be understood is taken for what a driver sets up."""
-    try:
-        return Interval(int(note.read_text()))
-    except (FileNotFoundError, ValueError):
-        return Interval.DEFAULT
 
 
 def parse(text: str) -> Interval | None:

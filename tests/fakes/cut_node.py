@@ -168,7 +168,7 @@ class CutNode:
             nvml,
             driver,
             nodes,
-            TimeSlices(driver, host / "time-slices", run_simulated),
+            TimeSlices(driver, host / "time-slices", "boot", run_simulated),
             MemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda id_: Absent.GONE),
             ComputeModes(nvml),
             Partitions(

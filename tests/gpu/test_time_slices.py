@@ -20,13 +20,13 @@ def listed(ask_smi) -> str:
 
 def test_the_interval_of_every_gpu_is_understood(driver, document, listed, report, tmp_path):
     report(["nvidia-smi compute-policy -l:", *listed.splitlines()])
-    slices = TimeSlices(driver, tmp_path)
+    slices = TimeSlices(driver, tmp_path, "boot")
     for gpu in document.gpus:
         assert slices.read(gpu.uuid) in tuple(Interval), listed
 
 
 def test_reading_changes_nothing(driver, document, listed, ask_smi, tmp_path):
-    slices = TimeSlices(driver, tmp_path)
+    slices = TimeSlices(driver, tmp_path, "boot")
     for gpu in document.gpus:
         slices.read(gpu.uuid)
     assert ask_smi("compute-policy", "-l") == listed

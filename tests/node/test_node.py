@@ -19,6 +19,7 @@ from dra_driver.model.steps import (
     SetMigMode,
     SetTimeSlice,
 )
+from dra_driver.node.boot import boot_id
 from dra_driver.node.machine import open_node
 from dra_driver.node.place import Place
 from dra_driver.node.sim.memory_limits import CgroupTree
@@ -62,7 +63,7 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened,
         (gpu,) = node.refresh().gpus
         node.carry_out(SetTimeSlice(gpu.uuid, Interval.LONG))
         note = tmp_path / f"sim/time-slices/{gpu.uuid}.to-put-back"
-        note.write_text("1")
+        note.write_text(f"1 {boot_id(Path('/'))}")
 
         found = node.refresh()
         assert found.gpus == ()

@@ -92,7 +92,7 @@ def node(tmp_path):
 def simulated(node: Node) -> TimeSlices:
     root = str(node.root)
     driver = DriverRoot(root, Path("/"), proc=f"{root}/proc")
-    return TimeSlices(driver, node.root.parent / "kept", run_simulated)
+    return TimeSlices(driver, node.root.parent / "kept", "boot", run_simulated)
 
 
 def uuids(node: Node) -> list[GpuUuid]:
@@ -173,7 +173,7 @@ def test_the_program_of_a_driver_container_runs_in_there(tmp_path):
     install(tmp_path / "run/nvidia/driver")
     (tmp_path / "run/nvidia/driver/dev").mkdir()
     smi = Smi("GPU 0: Timeslice: Short")
-    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     assert slices.read(GpuUuid("GPU-a")) is Interval.SHORT
     slices.set(GpuUuid("GPU-a"), Interval.LONG)
     inside = ("chroot", f"{tmp_path}/run/nvidia/driver", "/usr/bin/nvidia-smi", "compute-policy")
@@ -189,7 +189,7 @@ def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
     smi = Smi(
         NodeError(f"nvidia-smi … failed with code 3: {REFUSED.format(word, 'Not Supported')}")
     )
-    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     assert slices.read(GpuUuid("GPU-a")) is None
     with pytest.raises(ClaimError, match="has no time-slice interval"):
         slices.set(GpuUuid("GPU-a"), Interval.LONG)
@@ -198,7 +198,7 @@ def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
 def test_who_may_not_set_it_is_told_so(tmp_path):
     install(tmp_path)
     smi = Smi(NodeError(REFUSED.format("Long", "Insufficient Permissions")))
-    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", smi)
+    slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     with pytest.raises(NodeError, match="Insufficient Permissions; it takes root"):
         slices.set(GpuUuid("GPU-a"), Interval.LONG)
 
@@ -207,13 +207,13 @@ GPU = GpuUuid("GPU-a")
 LATE = TimedOut("nvidia-smi was killed")
 
 
-def late(tmp_path: Path, smi: Smi | None = None) -> TimeSlices:
+def late(tmp_path: Path, smi: Smi | None = None, boot: str = "boot") -> TimeSlices:
     install(tmp_path / "host")
     loaded = tmp_path / "host/proc/driver/nvidia/version"
     loaded.parent.mkdir(parents=True, exist_ok=True)
     loaded.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Fri\n")
     driver = DriverRoot(None, tmp_path / "host")
-    return TimeSlices(driver, tmp_path / "kept", smi or Smi(LATE))
+    return TimeSlices(driver, tmp_path / "kept", boot, smi or Smi(LATE))
 
 
 def test_a_program_that_does_not_end_is_an_error_when_a_claim_comes(tmp_path):
@@ -284,18 +284,47 @@ def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
             raise NodeError("Unknown Error")
         return ""
 
-    slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", answer)
+    slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer)
     assert slices.put_back()
     assert slices.owed() == {GPU: Interval.LONG}
 
 
-def test_a_damaged_note_is_taken_for_the_interval_of_a_new_driver(tmp_path):
+def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
+    late(tmp_path, boot="earlier").restore(GPU, Interval.LONG)
+    smi = Smi("GPU 0: Timeslice: Short")
+    slices = late(tmp_path, smi)
+
+    assert slices.owed() == {}
+    assert not slices.put_back()
+    assert slices.read(GPU) is Interval.SHORT
+    assert [run.args[1] for run in smi.runs] == ["-l"], "an administrator may have set it since"
+
+
+def test_a_note_that_a_power_cut_left_empty_owes_nothing(tmp_path):
     slices = late(tmp_path)
     slices.restore(GPU, Interval.LONG)
     (note,) = (one for one in (tmp_path / "kept").iterdir() if one.suffix != ".lock")
     note.write_text("")
 
-    assert slices.owed() == {GPU: Interval.DEFAULT}
+    assert slices.owed() == {}
+
+
+def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path):
+    """Another claim may have set its own by then."""
+    late(tmp_path).restore(GPU, Interval.LONG)
+    late(tmp_path).restore(GpuUuid("GPU-b"), Interval.LONG)
+    ran = []
+
+    def answer(command, timeout_seconds):
+        ran.append(command.args[-1])
+        if command.args[-1] == GPU:
+            late(tmp_path, Smi("done")).restore(GpuUuid("GPU-b"), Interval.LONG)
+        return ""
+
+    assert TimeSlices(
+        DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer
+    ).put_back()
+    assert ran == [GPU]
 
 
 def test_what_is_owed_and_cannot_be_written_down_keeps_the_claim(tmp_path):
@@ -330,7 +359,7 @@ def stuck(tmp_path):
                 if (tmp_path / "pid").exists():
                     raise
 
-    yield TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", impatient)
+    yield TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", impatient)
     if (tmp_path / "pid").exists():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
