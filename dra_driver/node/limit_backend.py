@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, TimedOut
 from dra_driver.model.devices import GpuUuid
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.nvml import Nvml
@@ -73,6 +73,7 @@ class LimitBackend:
         self._last: Offered | None = None
         self._until = 0.0
         self._session: int | None = None  # of NVML, at the last look
+        self._late = False  # whether NVML did not answer at the last look
 
     def offered(self) -> Offered:
         """What the last look found. It takes as long as NVML's deadlines at most."""
@@ -93,10 +94,16 @@ class LimitBackend:
         return (self._last or self.offered()).backend
 
     def _look(self) -> tuple[Offered, float]:
-        """What is found now, and for how many seconds that is good enough."""
+        """What is found now, and for how many seconds that is good enough. That NVML is late once
+        changes nothing: claims would be prepared without a limit, or strict ones be refused."""
+        late, self._late = self._late, False
         try:
             system = self._nvml.system()
         except NodeError as error:
+            self._late = isinstance(error, TimedOut)
+            if self._late and not late and self._last and self._last.backend:
+                log.warning("NVML is late, and limits are as they were: %s", error)
+                return self._last, _NOT_READY_SECONDS
             return _refused(error), _NOT_READY_SECONDS
         try:
             return self._offered_by(system), _HOLDS_SECONDS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import NodeError
+from dra_driver.errors import NodeError, TimedOut
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.limit_backend import Backend, LimitBackend, Offered, apply_limit
 from tests.fakes.limits import GIB, LimitedNode
@@ -194,6 +194,47 @@ def test_a_driver_that_is_not_ready_is_looked_at_again_soon(tmp_path):
     assert backend.offered().fault
     clock.now = 5.0
     assert backend.offered() == Offered(Backend.DMEM)
+
+
+class LateNvml:
+    """*nvml*, which does not answer in time while it is late."""
+
+    def __init__(self, nvml):
+        self.nvml = nvml
+        self.late = False
+
+    def system(self):
+        if self.late:
+            raise TimedOut("NVML did not answer")
+        return self.nvml.system()
+
+    def __getattr__(self, name):
+        return getattr(self.nvml, name)
+
+
+def test_a_driver_that_is_late_once_limits_as_before_and_no_more_when_it_is_late_again(tmp_path):
+    node = LimitedNode(tmp_path)
+    nvml: Any = LateNvml(node.nvml)
+    clock = Clock()
+    backend = LimitBackend(nvml, node.cgroups, clock)
+    assert backend.offered() == Offered(Backend.DMEM)
+
+    nvml.late, clock.now = True, 60.0
+    assert backend.offered() == Offered(Backend.DMEM)
+    clock.now = 65.0
+    assert backend.offered().fault
+    nvml.late, clock.now = False, 70.0
+    assert backend.offered() == Offered(Backend.DMEM)
+    nvml.late, clock.now = True, 130.0
+    assert backend.offered() == Offered(Backend.DMEM)
+
+
+def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
+    node = LimitedNode(tmp_path)
+    nvml: Any = LateNvml(node.nvml)
+    nvml.late = True
+
+    assert LimitBackend(nvml, node.cgroups, Clock()).offered().fault
 
 
 def test_another_driver_is_tried_anew(tmp_path):
