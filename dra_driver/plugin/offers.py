@@ -17,7 +17,8 @@ from dra_driver.plan.offer import offer
 log = logging.getLogger(__name__)
 
 ASK_AGAIN_SECONDS = 600.0  # an API server can be upgraded, or its gates set, while we run
-_SOON_SECONDS = 1.0  # until it is asked again that has never answered
+_SOON_SECONDS = 1.0  # until it is asked again that has never answered; after that twice as long …
+_MOST_SECONDS = 60.0  # … and so on, up to this
 _FIRST_SECONDS = 5.0  # that the first answer is waited for
 
 _Parts = tuple[Inventory, Profile, Keeps, Held, Ours]
@@ -120,11 +121,12 @@ class Keeping:
         self._ask = ask
         self._known: Keeps | None = None
         self._error: ClusterError | None = None
+        self._soon = _SOON_SECONDS
         self._asked = threading.Event()
 
     def look(self) -> float | None:
         """Ask; one thread's. Answers with seconds where the next time should be soon: there never
-        was an answer."""
+        was an answer. Every node asks, and whoever refuses may go on for long."""
         try:
             self._known = self._ask()
         except ClusterError as e:
@@ -133,7 +135,10 @@ class Keeping:
                 log.info("the API server does not say what it keeps", extra={"error": str(e)})
         finally:
             self._asked.set()
-        return None if self._known is not None else _SOON_SECONDS
+        if self._known is not None:
+            return None
+        seconds, self._soon = self._soon, min(2 * self._soon, _MOST_SECONDS)
+        return seconds
 
     def __call__(self) -> Keeps:
         """What is known; the first answer is waited for. ClusterError: there is none yet."""

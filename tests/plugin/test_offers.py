@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from dra_driver.errors import ClusterError, Unreachable
+from dra_driver.errors import ClusterError, Forbidden, Unreachable
 from dra_driver.model.holdings import Holding
 from dra_driver.model.inventory import Inventory
 from dra_driver.model.offer import Keeps, partition_name
@@ -234,6 +234,12 @@ def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_ask
         world.keeping()
     assert world.keeping.look() is None
     assert world.keeping() == Keeps(capacity=False)
+
+
+def test_an_api_server_that_refuses_for_long_is_asked_ever_more_seldom():
+    world = Answers(*[Forbidden("no rule")] * 8)
+
+    assert [world.keeping.look() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_the_first_answer_is_waited_for():
