@@ -33,6 +33,7 @@ class Claims(Protocol):
     """What the API server knows of claims. Every call may raise ClusterError: not known now."""
 
     def exists(self, ref: ClaimRef) -> bool: ...
+    def is_deleted(self, ref: ClaimRef) -> bool: ...
     def find_by_uid(self, uid: ClaimUid) -> Claim | None: ...
 
 
@@ -80,8 +81,12 @@ class Reconciler:
             if ref.uid not in self._missed:
                 self._missed.add(ref.uid)
                 return False
-            # Asked again where nobody else can act: it may have been allocated anew meanwhile.
-            taken = self._preparer.take_back_if(ref, lambda: not self._claims.exists(ref))
+            # A deleted claim does not come back. Any other may have been allocated anew meanwhile,
+            # so it is asked again where nobody else can act, and all who come wait for the answer.
+            deleted = self._claims.is_deleted(ref)
+            taken = self._preparer.take_back_if(
+                ref, lambda: deleted or not self._claims.exists(ref)
+            )
         except DriverError as e:
             log.warning("cannot reconcile a claim", extra={"claim": str(ref), "error": str(e)})
             return False

@@ -18,6 +18,7 @@ class Api:
 
     def __init__(self, *existing):
         self.existing = set(existing)
+        self.deallocated = set()
         self.allocations = {}
         self.down = False
         self.asked = []
@@ -27,6 +28,9 @@ class Api:
             raise Unreachable("no answer")
         self.asked.append(claim.name)
         return claim in self.existing
+
+    def is_deleted(self, claim):
+        return claim not in self.existing | self.deallocated
 
     def device_of(self, claim):
         return (self.allocations.get(claim.uid) or allocation()).device
@@ -188,6 +192,7 @@ def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
 def test_a_claim_allocated_anew_between_the_look_and_the_act_is_left_alone(ledger):
     ledger.write(record("a"))
     api = Api()
+    api.deallocated.add(ref("a"))
 
     class Slow(Preparer):
         def take_back_if(self, claim, gone):
@@ -198,6 +203,22 @@ def test_a_claim_allocated_anew_between_the_look_and_the_act_is_left_alone(ledge
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
+
+
+def test_nobody_is_asked_about_a_deleted_claim_while_others_wait_for_the_turn(ledger):
+    ledger.write(record("a"))
+    api = Api()
+
+    class Waiting(Preparer):
+        def take_back_if(self, claim, gone):
+            before = list(api.asked)
+            assert gone()
+            assert api.asked == before
+            return super().take_back_if(claim, gone)
+
+    reconciler = Reconciler(ledger, api, Waiting(ledger), POOL)
+
+    assert [reconciler.look() for _ in range(2)] == [0, 1]
 
 
 def test_two_records_that_say_nothing_do_not_stand_in_each_others_way(tmp_path):
