@@ -20,7 +20,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        words = [f"{clock}.{int(record.msecs):03d}Z", f"{record.levelname:7}", record.getMessage()]
+        words = [f"{clock}.{int(record.msecs):03d}Z", f"{record.levelname:7}", _line(record)]
         words += [f"{name}={_word(value)}" for name, value in facts(record).items()]
         trace = self.formatException(record.exc_info) if record.exc_info else ""
         return " ".join(words) + (f"\n{trace}" if trace else "")
@@ -52,6 +52,13 @@ def set_up(level: str, form: str, stream: TextIO = sys.stderr) -> None:
     logging.captureWarnings(True)
 
 
+def _line(record: logging.LogRecord) -> str:
+    """The message, in one line: parts of it may be what a tenant wrote."""
+    text = record.getMessage()
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def _word(value: Any) -> str:
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return json.dumps(text) if not text or any(c in text for c in ' "\n=') else text
+    is_plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if is_plain else json.dumps(text)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from api import names
+from api.strict import show_name
 from api.v1beta1 import MigTimeSlicing, Mps, MpsConfig, TimeSlicing
 from dra_driver.kubeletplugin import quantity as quantities
 from dra_driver.kubeletplugin.claims import Allocation
@@ -202,13 +203,13 @@ def _pinned(config: MpsConfig, device: Device, alike: Sequence[Device]) -> int |
 
 
 def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iterator[str]:
-    limits = {
-        f"{path}.{_PER_DEVICE}[{key}]": value
+    limits = [
+        (f"{path}.{_PER_DEVICE}[{show_name(key)}]", value)
         for key, value in config.default_per_device_pinned_memory_limit.items()
-    }
-    if config.default_pinned_device_memory_limit:
-        limits[f"{path}.defaultPinnedDeviceMemoryLimit"] = config.default_pinned_device_memory_limit
-    for where, value in limits.items():
+    ]
+    if most := config.default_pinned_device_memory_limit:
+        limits.append((f"{path}.defaultPinnedDeviceMemoryLimit", most))
+    for where, value in limits:
         if quantities.whole(value) < CUDA_CONTEXT_BYTES:
             yield (
                 f"{where}: {value} is less than a CUDA context takes; write "
@@ -219,7 +220,8 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
     gpus = ", ".join(f"{place} ({_called(one)})" for place, one in enumerate(alike))
     what = "an index or UUID" if uuids else "an index"
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
-        yield f"{path}.{_PER_DEVICE}[{key}]: is no GPU of the claim; write {what}: {gpus}"
+        where = f"{path}.{_PER_DEVICE}[{show_name(key)}]"
+        yield f"{where}: is no GPU of the claim; write {what}: {gpus}"
 
 
 def _called(device: Device) -> str:

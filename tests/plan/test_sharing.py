@@ -169,6 +169,16 @@ def test_indexes_count_the_gpus_that_the_configuration_is_for():
     assert [one.memory_bytes // GIB for one in found[1:]] == [1, 2, 3]
 
 
+def test_a_key_that_cannot_be_printed_or_is_long_is_shown_such_that_it_harms_no_log():
+    key = "\n\x1b[2J" + 5000 * "x"
+    for limit in ("1Gi", "1"):
+        said = refusal(allocation("gpu-0"), sharing=mps(**{PER_DEVICE: {key: limit}}))
+
+        assert said.isprintable()
+        assert f"{PER_DEVICE}[\\n\\x1b[2Jxxx" in said
+        assert "x…]: " in said
+
+
 @pytest.mark.parametrize("key", ["2", "GPU-of-another-node", "-1", "00"])
 def test_a_limit_for_a_gpu_that_is_not_of_the_claim_is_refused_and_those_that_are_are_named(key):
     said = refusal(
