@@ -431,6 +431,9 @@ class Claims:
     def exists(self, wanted):
         return wanted in self._claims
 
+    def is_deleted(self, wanted):
+        return not self.exists(wanted)
+
     def find_by_uid(self, uid):
         return next((one for one in self._claims.values() if one.ref.uid == uid), None)
 
