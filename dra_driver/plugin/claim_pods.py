@@ -1,5 +1,6 @@
 """The pods of a claim, read where what it gets depends on them."""
 
+import threading
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,9 +26,11 @@ class ClaimPods:
         """The pods that *claim* is reserved for; those that are gone need nothing. NodeError: they
         cannot be read, and *why* they have to be known.
 
-        To be called while nobody waits for a GPU: an API server may take its time.
+        To be called while nobody waits for a GPU: an API server may take its time. One that does
+        not answer for a pod is not asked for those that are still to come.
         """
-        found = side_by_side(partial(self._read, claim, why), claim.pods)
+        failed = threading.Event()
+        found = side_by_side(partial(self._read, claim, why, failed), claim.pods)
         return tuple(spec for spec in found if spec is not None)
 
     def refuse_two_servers(self, mine: Record, pods: Pods | None) -> None:
@@ -59,12 +62,15 @@ class ClaimPods:
             and has_gpus(one)
         ]
 
-    def _read(self, claim: Claim, why: str, pod: Pod) -> PodSpec | None:
+    def _read(self, claim: Claim, why: str, failed: threading.Event, pod: Pod) -> PodSpec | None:
+        if failed.is_set():
+            return None
         try:
             spec = self._pods.read(claim.ref.namespace, pod.name)
         except NotFound:
             return None
         except ClusterError as e:
+            failed.set()
             raise NodeError(
                 f"claim {claim.ref}: which container of pod {pod.name} uses what cannot be read, "
                 f"and has to be known ({why}): {e}"

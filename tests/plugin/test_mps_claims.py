@@ -286,6 +286,16 @@ def test_pods_that_may_not_be_read_are_named_with_the_claim_that_needs_it(world)
     assert world.prepare(part(pods="p")), "it does not depend on the pod"
 
 
+def test_pods_that_cannot_be_read_are_not_waited_for_one_after_the_other(world):
+    """Each may take the whole deadline of a read."""
+    world.pods.allowed = False
+
+    with pytest.raises(NodeError, match="has to be known"):
+        world.prepare(two_requests(pods=[f"p-{number}" for number in range(100)]))
+
+    assert len(world.pods.read_names) <= 8, "no more than are read at once"
+
+
 def test_pods_that_are_gone_and_others_of_their_name_need_nothing(world):
     both = container("x", ("claim", ""))
     world.run(pod_spec("o"), replace(pod_spec("q", both), uid=PodUid("another one")))
