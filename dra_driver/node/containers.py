@@ -38,6 +38,7 @@ NOWHERE: Final = (
     "different claims cannot be told apart, and pods that join a claim are noticed late: limits "
     "and memory guard take the pod as a whole; say where it is with --runtime-dir"
 )
+_FIRST_PROCESS: Final = "init.pid"
 _MOST_BYTES: Final = 16 * 1024 * 1024  # a container comes in one message of that much at most
 # The annotations of containerd, and of CRI-O.
 _NAME: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
@@ -85,17 +86,31 @@ class Containers:
         return Absent.NOWHERE
 
     def given(self, claim: ClaimUid) -> tuple[Container, ...]:
-        """The containers that were given anything of *claim*; some may have ended.
+        """Those of ``all`` that were given anything of *claim*."""
+        return tuple(one for one in self.all() if claim in one.claims)
 
-        NodeError: one cannot be read now, so it may be one of them.
+    def all(self) -> tuple[Container, ...]:
+        """The containers that have a bundle; some may have ended.
+
+        NodeError: one cannot be read now, so it may be any.
         """
         known: dict[str, Container | Absent] = {}
         for id_ in self._ids():
             if (found := self._known.get(id_) or self._begun(id_)) is not None:
                 known[id_] = found
         self._known = known
-        containers = (one for one in known.values() if isinstance(one, Container))
-        return tuple(one for one in containers if claim in one.claims)
+        return tuple(one for one in known.values() if isinstance(one, Container))
+
+    def first_process(self, id_: str) -> int | None:
+        """What containerd says is the container's; None: it says nothing. It may have ended.
+
+        NodeError: that cannot be read now.
+        """
+        for bundle in self._bundles:
+            text = _read(self._host_root / bundle.format(id=id_) / _FIRST_PROCESS)
+            if text is not None and text.strip().isdigit():
+                return int(text)
+        return None
 
     def places(self) -> tuple[str, ...]:
         """Where containers are found, as the host calls it; none: the runtime is elsewhere.

@@ -1,12 +1,12 @@
 """The processes in the cgroups of pods, and which claims the containers they are in were given."""
 
 import errno
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod
+from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.kubeletplugin.disk_calls import disk_call
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.node.cgroups import Cgroups, cgroup_root, containers_in, directories_in
@@ -49,7 +49,8 @@ class PodProcesses:
         with disk_call(f"look for processes in {self._cgroups.root}"):
             places = self._cgroups.pods([pod.uid for pod in in_order])
             found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
-            return tuple(one for its in found for one in its)
+            inside = tuple(one for its in found for one in its)
+            return (*inside, *self._elsewhere(in_order, places))
 
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended; one that is not seen from here (0) has not."""
@@ -62,6 +63,21 @@ class PodProcesses:
                 yield CgroupProcesses(pod, self._claims(container), pids)
         if pids := _processes_in(place, {cgroup for _, cgroup in containers}):
             yield CgroupProcesses(pod, frozenset(), pids)
+
+    def _elsewhere(
+        self, pods: Iterable[Pod], places: Mapping[PodUid, Path]
+    ) -> Iterator[CgroupProcesses]:
+        """Of containers with claims whose cgroups are not in their pods', as with a runtime on
+        cgroupfs under a kubelet on systemd: their first processes, if they live."""
+        wanted = {pod.uid: pod for pod in pods}
+        for one in self._containers.all():
+            pod, place = wanted.get(one.pod.uid), places.get(one.pod.uid)
+            if pod is None or not one.claims or (place and one.id in dict(containers_in(place))):
+                continue
+            pid = self._containers.first_process(one.id)
+            process = self._processes.find(pid) if pid is not None else None
+            if process is not None and process.container == one.id:
+                yield CgroupProcesses(pod, one.claims, (process.pid,))
 
     def _claims(self, container: str) -> frozenset[ClaimUid] | None:
         found = self._containers.find(container)

@@ -21,6 +21,7 @@ from dra_driver.node.pod_processes import PodProcesses
 from dra_driver.node.processes import Processes
 from tests.fakes import bundles
 from tests.fakes.open_files import no_more_files
+from tests.fakes.processes import Proc
 
 POD = Pod("train", PodUid("11111111-2222-4333-8444-555555555555"))
 MAIN, SIDE, SANDBOX = "a" * 64, "b" * 64, "c" * 64
@@ -113,6 +114,23 @@ def test_the_sandbox_and_what_is_in_no_container_was_given_no_claim(machine):
 def test_a_container_whose_bundle_is_gone_may_have_been_given_any_claim(machine):
     machine.put(MAIN, 11)
     assert machine.of() == (CgroupProcesses(POD, None, (11,)),)
+
+
+@pytest.mark.parametrize("below", ["", "/system.slice/containerd.service"])
+def test_a_container_whose_cgroup_is_not_in_its_pods_is_told_by_its_first_process(machine, below):
+    """containerd on cgroupfs under a kubelet on systemd: the pod's own cgroup has nobody."""
+    proc = Proc(machine.root / "proc")
+    pod = f"kubepods-burstable-pod{POD.uid.replace('-', '_')}.slice"
+    machine.put("")
+    (machine.bundle(MAIN, CLAIM).parent / "init.pid").write_text("77")
+    assert machine.of() == ()
+
+    proc.write(77, POD.uid, cgroup=f"0::{below}/{pod}:cri-containerd:{MAIN}\n")
+    assert machine.of() == (CgroupProcesses(POD, given(CLAIM), (77,)),)
+    assert machine.of(Pod("other", PodUid("99999999-2222-4333-8444-555555555555"))) == ()
+
+    proc.write(77, POD.uid, cgroup=f"0::{below}/{pod}:cri-containerd:{SIDE}\n")
+    assert machine.of() == (), "the number is another process's by now"
 
 
 def test_where_no_cgroup_or_an_empty_one_is_left_nobody_is(machine):
