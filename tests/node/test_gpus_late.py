@@ -53,7 +53,8 @@ class Slow(SimulatedNvml):
 
 @pytest.fixture
 def node(tmp_path):
-    node = Node(tmp_path, two_gpus(), deadline_seconds=0.5)
+    """What it is not asked late it has 1.5 s for, also on a machine that does much else."""
+    node = Node(tmp_path, two_gpus(), deadline_seconds=1.5)
     node.functions = Slow(node.live, mig=node.mig)
     return node
 
@@ -140,10 +141,9 @@ def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
     once = gpus.look()
     assert (once.gpus, once.withheld) == (before.gpus, before.withheld)
     assert once.as_before == {gpu.uuid for gpu in before.gpus}
-    for _ in range(2):
-        again = gpus.look()
-        assert again.gpus == ()
-        assert "reading the driver" in again.withheld[0].reason
+    again = gpus.look()
+    assert again.gpus == ()
+    assert "reading the driver" in again.withheld[0].reason
 
     assert in_time(node, gpus).gpus == before.gpus
     system_late(question)
@@ -168,7 +168,9 @@ def test_a_first_look_that_is_late_has_nothing_to_keep(node, system_late):
     assert node.gpus(lambda minors: None).look().gpus == ()
 
 
-def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(node):
+def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(tmp_path):
+    node = Node(tmp_path, two_gpus(), deadline_seconds=60)
+    node.functions = Slow(node.live, mig=node.mig)
     gpus = node.gpus(lambda minors: None)
     in_time(node, gpus)
     node.change(driver="not-loaded")
