@@ -19,8 +19,6 @@ from dra_driver.plugin.pod_limits import Claims, Limits, PodLimits
 from dra_driver.plugin.tools import Changed
 from dra_driver.process.loops import Loop
 
-_LIMITS_SECONDS: Final = 5.0
-_INSTANCES_SECONDS: Final = 10.0
 PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
 
 
@@ -67,7 +65,17 @@ class Enforced:
     in_charge: Callable[[], bool]
 
 
-def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitStack) -> Changed:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds from one look to the next, where nothing wakes it."""
+
+    guard: float
+    limits: float = 5.0
+    instances: float = 10.0
+    pods: float = PODS_SECONDS
+
+
+def enforce(its: Enforced, known: Containers, pace: Pace, stack: ExitStack) -> Changed:
     """Begin to look after what is given out; *stack* ends that. What a driver limits stays so.
 
     The answer has the limits of pods looked after at once: to be called after a claim changed.
@@ -83,12 +91,12 @@ def enforce(its: Enforced, known: Containers, guard_seconds: float, stack: ExitS
         listed.look()
         return limits.look_for_pods()
 
-    settling = Loop("pod-limits", _when(its.in_charge, limits.settle), _LIMITS_SECONDS)
-    looking = Loop("pods", _when(its.in_charge, look_for_pods), PODS_SECONDS)
+    settling = Loop("pod-limits", _when(its.in_charge, limits.settle), pace.limits)
+    looking = Loop("pods", _when(its.in_charge, look_for_pods), pace.pods)
     limits.wake(looking.soon, settling.soon)
     for loop in (
-        Loop("memory-guard", _when(its.in_charge, guarding.look), guard_seconds),
-        Loop("mig-instances", _when(its.in_charge, gone.look), _INSTANCES_SECONDS),
+        Loop("memory-guard", _when(its.in_charge, guarding.look), pace.guard),
+        Loop("mig-instances", _when(its.in_charge, gone.look), pace.instances),
         looking,
         settling,
     ):

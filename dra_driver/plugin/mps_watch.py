@@ -134,10 +134,12 @@ class _Outage:
     told: bool = False
 
 
-def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
+def watch_mps(
+    its: Watched, known: Containers, stack: ExitStack, seconds: float = _SECONDS
+) -> Changed:
     """Begin to look after MPS; *stack* ends that, and leaves what is served as it is.
 
-    The answer is to be called after a claim changed.
+    The answer is to be called after a claim changed. *seconds*: from one look to the next.
     """
     processes, clock, errands = Processes(), Clock(), Errands()
     users = GpuUsers(its.node.processes, processes, ContainerUses(known))
@@ -151,7 +153,7 @@ def watch_mps(its: Watched, known: Containers, stack: ExitStack) -> Changed:
         clock,
     )
     watch = MpsWatch(its, tools)
-    loop = Loop("mps-watch", watch.look, _SECONDS)
+    loop = Loop("mps-watch", watch.look, seconds)
     tools.drain.on_ending = loop.soon
     tools.drain.on_read = tools.joined.saw
     loop.start()

@@ -42,7 +42,7 @@ from dra_driver.plan.edits import vendor
 from dra_driver.plugin.checks import live_checks, ready_checks
 from dra_driver.plugin.claim_users import ClaimUsers
 from dra_driver.plugin.ended_claims import EndedClaims
-from dra_driver.plugin.enforcement import Enforced, enforce
+from dra_driver.plugin.enforcement import Enforced, Pace, enforce
 from dra_driver.plugin.layout_files import Layouts
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.governed import Governed
@@ -304,7 +304,7 @@ def _look_after(parts: _Parts, preparer: Preparer, stack: ExitStack) -> Iterator
         parts.in_charge,
     )
     containers = Containers(settings.host_root, settings.runtime_dir)
-    yield enforce(enforced, containers, settings.guard_interval, stack)
+    yield enforce(enforced, containers, Pace(settings.guard_interval), stack)
     if parts.node.mps is None:
         return
     watched = Watched(

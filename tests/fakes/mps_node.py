@@ -29,7 +29,7 @@ from tests.fakes.values import ref
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
-SECONDS = 10.0
+SECONDS = 60.0
 INSTANCE = Instance(PartitionKey(9, 4, 4, 3), 1, 0, GpuUuid("MIG-0"))
 
 

@@ -1,6 +1,7 @@
 """The loops that look after limits are woken by what happens on the node."""
 
 import threading
+import time
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,13 @@ from dra_driver.model.profiles import Guard, GuardPolicy
 from dra_driver.node.containers import Absent, Containers
 from dra_driver.node.ledger import Ledger
 from dra_driver.node.memory_limits import MemoryLimits
-from dra_driver.plugin.enforcement import Enforced, enforce
+from dra_driver.plan.undo import undoing
+from dra_driver.plugin.enforcement import Enforced, Pace, enforce
 from dra_driver.plugin.metrics import Metrics
 from tests.fakes.limits import GIB, LimitedNode
 from tests.fakes.values import fraction, pod, ref
 
-SECONDS = 10.0  # much less than the loops let pass by themselves
+SECONDS = 60.0
 
 
 class World:
@@ -60,14 +62,19 @@ def world(tmp_path):
     made.node.nvml.stop()
 
 
-def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
+def begin(world, stack):
     nobody: Any = SimpleNamespace(pods=lambda: (), tell=lambda event: None)
     its: Any = world
     enforced = Enforced(
         its, world.ledger, world, world, nobody, nobody, nobody, Metrics(), in_charge=lambda: True
     )
+    pace = Pace(*(3600.0,) * 4)  # what happens at once was woken
+    return enforce(enforced, Containers(world.node.tree.root), pace, stack)
+
+
+def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
     with ExitStack() as stack:
-        claim_changed = enforce(enforced, Containers(world.node.tree.root), 3600.0, stack)
+        claim_changed = begin(world, stack)
         world.ledger.write(world.record)
         world.node.pod("uid-first")
         claim_changed(None)
@@ -75,3 +82,29 @@ def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
         world.pods.append(pod("later"))
         world.node.pod("uid-later")
         assert world.noted.wait(SECONDS)
+
+
+def eventually(condition):
+    give_up = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+def test_a_limit_that_is_set_again_while_its_claim_is_taken_back_goes_with_the_record(world):
+    """A look between the two, at a record that is still there, sets what was just taken away."""
+    with ExitStack() as stack:
+        claim_changed = begin(world, stack)
+        world.ledger.write(world.record)
+        first = world.node.pod("uid-first")
+        claim_changed(world.record)
+        eventually(lambda: world.node.limit(first) == GIB)
+        for step in undoing(world.record, ()):
+            world.limits.carry_out(step)
+        claim_changed(world.record)  # as by another claim
+        eventually(lambda: world.node.limit(first) == GIB)
+
+        world.ledger.forget(world.record.claim.uid)
+        claim_changed(world.record)
+
+        eventually(lambda: world.node.limit(first) is None)

@@ -12,14 +12,14 @@ from dra_driver.kubeletplugin.claims import Claim, Pod, PodUid
 from dra_driver.model.devices import DeviceName, GpuUuid
 from dra_driver.model.holdings import Holding, Limit, Record
 from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.plugin.enforcement import Enforced, enforce
+from dra_driver.plugin.enforcement import Enforced, Pace, enforce
 from tests.fakes.values import fraction, ref
 
 GPU = GpuUuid("GPU-0")
 SHARED = ref("shared")
 LIMIT = Limit(10 << 30, Guard(GuardPolicy.KILL))
 LOOPS = {"memory-guard", "mig-instances", "pods", "pod-limits"}
-SECONDS = 10.0  # to wait for what is to happen at once
+SECONDS = 60.0  # to wait for what is to happen at once
 
 
 class Plugin:
@@ -119,7 +119,8 @@ def stack():
 
 def start(plugin, stack, guard_seconds=3600.0):
     parts = (plugin,) * 8
-    return enforce(Enforced(*parts, plugin.in_charge), plugin, guard_seconds, stack)
+    pace = Pace(guard_seconds, 3600.0, 3600.0, 3600.0)  # what happens at once was woken
+    return enforce(Enforced(*parts, plugin.in_charge), plugin, pace, stack)
 
 
 def test_everything_is_looked_after_from_the_beginning(stack):
@@ -138,32 +139,27 @@ def test_the_guard_looks_as_often_as_it_is_told_to(stack):
 
 def test_a_claim_that_changed_wakes_the_limits(stack):
     plugin = Plugin()
-    begun = time.monotonic()
     changed = start(plugin, stack)
     assert plugin.wait(SETTLED)
 
     changed(None)
 
     assert plugin.wait(SETTLED, times=2)
-    assert time.monotonic() - begun < 4  # by itself it would have been later
 
 
 def test_a_limit_that_came_undone_wakes_the_limits(stack):
     plugin = Plugin()
-    begun = time.monotonic()
     start(plugin, stack)
     assert plugin.wait(SETTLED)
 
     plugin.on_unsettled()
 
     assert plugin.wait(SETTLED, times=2)
-    assert time.monotonic() - begun < 4
 
 
 def test_a_pod_that_comes_has_claims_read_again_at_once(stack):
     plugin = Plugin()
     plugin.tells_of_pods = True
-    begun = time.monotonic()
     start(plugin, stack)
     assert plugin.wait(JOINED, SETTLED)
     before = plugin.done.count(JOINED)  # 1 or 2: those who came first are looked at again
@@ -172,7 +168,6 @@ def test_a_pod_that_comes_has_claims_read_again_at_once(stack):
         assert plugin.a_pod_came is not None
         plugin.a_pod_came()
         assert plugin.wait(JOINED, times=before + number)
-    assert time.monotonic() - begun < 4
 
 
 def test_an_older_process_of_the_plugin_leaves_everything_alone():

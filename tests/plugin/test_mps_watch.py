@@ -247,9 +247,8 @@ def until(happened):
 
 
 def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_process(world):
-    begun = time.monotonic()
     with ExitStack() as stack:
-        changed = watch_mps(world.watched(), world.bundles, stack)
+        changed = watch_mps(world.watched(), world.bundles, stack, 3600.0)
         assert until(lambda: world.agent.asked == 1)
         made = world.claim(A, WEB)
         changed(world.listed[0])
@@ -261,7 +260,6 @@ def test_it_begins_at_once_is_woken_by_claims_under_mps_and_ends_with_the_proces
         world.give_back(A)
         changed(None)
         assert until(lambda: made.name in world.put_right)
-        assert time.monotonic() - begun < 4  # by itself it would have been later
         (thread,) = ours()
     thread.join(SECONDS)
     assert not thread.is_alive()
