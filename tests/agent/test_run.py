@@ -21,7 +21,7 @@ from dra_driver.node.mps.agent import MpsAgent
 from tests.agent.conftest import space
 
 GPU = GpuUuid("GPU-ee8fd3e5-3216-5b3f-99a8-7b77d545fca3")
-SECONDS = 20.0
+SECONDS = 90.0  # on whatever machine; that it ends in 5 s, test_hangs of the plugin sees
 
 
 @pytest.fixture
@@ -90,10 +90,8 @@ def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
     running = daemons(mps_dir)
     assert running
 
-    began = time.monotonic()
     first.terminate()
     assert ended(first)[0] == 0
-    assert time.monotonic() - began < 5
     assert daemons(mps_dir) == running
     assert not (mps_dir / "agent.sock").exists()
 
@@ -196,10 +194,8 @@ def test_an_agent_that_is_ended_while_it_starts_a_daemon_ends_and_the_next_clear
     asking.start()
     until(lambda: daemons(mps_dir))
 
-    began = time.monotonic()
     first.terminate()
     assert ended(first)[0] == 0
-    assert time.monotonic() - began < 5
     asking.join(SECONDS)
 
     node.write_text(text)

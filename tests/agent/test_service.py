@@ -17,7 +17,7 @@ from dra_driver.model.mps import Allowance, server_name
 from dra_driver.node.mps.agent import MpsAgent
 from tests.agent.conftest import INSTANCE, ONE, space
 
-SECONDS = 5
+SECONDS = 60
 
 
 @pytest.fixture

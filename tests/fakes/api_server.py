@@ -132,7 +132,7 @@ class ApiServer:
         with self._objects.changed:
             self._seen.clear()
 
-    def wait(self, predicate: Callable[[], bool], seconds: float = 5.0) -> bool:
+    def wait(self, predicate: Callable[[], bool], seconds: float = 60.0) -> bool:
         """Wait until *predicate* holds, asked after every change and request: whether it does."""
         return self._objects.wait(predicate, seconds)
 

@@ -71,7 +71,7 @@ class FakeKubelet:
         """The registered processes of *driver*, oldest first."""
         return self._watched.instances(driver)
 
-    def wait_for_plugin(self, driver: str, count: int = 1, seconds: float = 10.0) -> Instance:
+    def wait_for_plugin(self, driver: str, count: int = 1, seconds: float = 60.0) -> Instance:
         """The newest instance, once *count* of them are registered and connected."""
 
         def ready() -> bool:
@@ -80,11 +80,11 @@ class FakeKubelet:
         self._watched.wait_until(ready, f"{count} connected instances of {driver}", seconds)
         return self.instances(driver)[-1]
 
-    def wait_until_gone(self, driver: str, seconds: float = 10.0) -> None:
+    def wait_until_gone(self, driver: str, seconds: float = 60.0) -> None:
         """Wait until no instance of *driver* is registered."""
         self.wait_until(lambda: not self.instances(driver), f"{driver} to deregister", seconds)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait for something that comes by itself, with the registrations at rest."""
         self._watched.wait_until(ready, what, seconds)
 

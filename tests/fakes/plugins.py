@@ -94,7 +94,7 @@ class Plugins:
         with self._changed:
             return tuple(i for i in self._instances.values() if i.driver == driver)
 
-    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 10.0) -> None:
+    def wait_until(self, ready: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
         """Wait for something that comes by itself."""
         deadline = time.monotonic() + seconds
         with self._changed:

@@ -40,7 +40,7 @@ class Recorder:
     def dropped(self, fields):
         self._note(self.drops, fields)
 
-    def wait(self, predicate, seconds=5):
+    def wait(self, predicate, seconds=60):
         with self.changed:
             return self.changed.wait_for(lambda: predicate(self), seconds)
 

@@ -66,7 +66,7 @@ def late(node, question):
     node.functions.question = question
     yield
     node.functions.may.set()
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 60
     while isinstance(node.nvml.glances([0])[0], NodeError) and time.monotonic() < give_up:
         time.sleep(0.005)
     node.functions.question = ""

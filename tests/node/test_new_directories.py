@@ -11,7 +11,7 @@ import pytest
 
 from dra_driver.node.new_directories import NewDirectories
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Told:

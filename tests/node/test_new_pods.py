@@ -8,7 +8,7 @@ import pytest
 from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.new_pods import NewPods
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Told(queue.SimpleQueue):

@@ -74,7 +74,7 @@ def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
     with Change(node, 0):
         began = time.monotonic()
         seen = gpus.look()
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25
         assert (seen.gpus, seen.withheld) == (before.gpus, before.withheld)
         assert seen.as_before == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
     assert gpus.look() == before

@@ -28,7 +28,7 @@ def stuck(worker):
 
 
 def becomes_idle(worker: Worker) -> bool:
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 60
     while not worker.idle and time.monotonic() < give_up:
         time.sleep(0.001)
     return worker.idle

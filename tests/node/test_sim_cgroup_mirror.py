@@ -9,7 +9,7 @@ from dra_driver.node.cgroups import Cgroups
 from dra_driver.node.sim.cgroup_mirror import CgroupMirror
 from dra_driver.node.sim.memory_limits import CgroupTree
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.errors import NodeError
 from dra_driver.plugin.errands import Errand, Errands
 
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 class Clock:

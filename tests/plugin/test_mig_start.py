@@ -54,7 +54,7 @@ def loop(keeper):
 
 
 def until(condition):
-    give_up = time.monotonic() + 5
+    give_up = time.monotonic() + 60
     while not condition() and time.monotonic() < give_up:
         time.sleep(0.005)
     assert condition()

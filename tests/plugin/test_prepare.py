@@ -288,7 +288,7 @@ def test_a_held_device_is_refused_and_its_holder_untouched(world):
 
 
 def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
-    world.waits = Waits(all=12, hand_over=10)
+    world.waits = Waits(all=300, hand_over=300)
     world.restart()
     world.prepare("gpu-0", name="holder")
     threading.Timer(0.1, world.preparer.unprepare, [ref("holder")]).start()
@@ -296,7 +296,7 @@ def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
 
     world.prepare("gpu-0")
 
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 100
     assert [record.claim.name for record in world.ledger.records()] == ["claim"]
 
 

@@ -47,7 +47,7 @@ class Running:
         fresh.write_text(text)
         fresh.rename(self.directory / name)
 
-    def wait(self, predicate, seconds=5):
+    def wait(self, predicate, seconds=60):
         """Wait until *predicate* holds of the choice, asked after every change."""
         with self.changed:
             return self.changed.wait_for(lambda: predicate(self.choice), seconds)
