@@ -126,13 +126,13 @@ def test_a_read_gives_up_after_three_tries(server, api):
 
 
 def test_a_read_waits_as_long_as_it_is_asked_to_but_not_beyond_its_deadline(server, api):
-    server.fail(429, "GET", times=9, retry_after=30)
+    server.fail(429, "GET", times=9, retry_after=300)
     began = time.monotonic()
 
     with pytest.raises(Unreachable, match="429"):
-        api.get("/api/v1/nodes/n", deadline_seconds=5)
+        api.get("/api/v1/nodes/n", deadline_seconds=100)
     assert server.count("GET") == 1
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
 
 
 def test_a_read_tries_again_when_it_was_asked_to(server, api):
@@ -189,7 +189,7 @@ def test_it_comes_back_no_sooner_than_it_was_asked_to(server, api):
 
     api.create(PODS, pod("p"))
 
-    assert 1 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 1
 
 
 def test_when_to_come_back_may_be_a_date(server, api):
@@ -209,18 +209,19 @@ def test_a_write_gives_up_after_three_tries(server, api):
 
 @pytest.mark.parametrize("method", ["POST", "WATCH"])
 def test_a_write_is_not_sent_again_beyond_the_time_that_a_try_may_take(server, connect, method):
-    api = connect(Timeouts(connect=1, write=2, watch=2))
-    server.fail(429, method, times=9, retry_after=3)
+    api = connect(Timeouts(write=100, watch=100))
+    server.fail(429, method, times=9, retry_after=300)
     began = time.monotonic()
 
     with pytest.raises(Unreachable, match="429"):
         api.create(PODS, pod("p")) if method == "POST" else api.watch(PODS, {}, 30)
     assert server.count(method) == 1
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60
 
 
-def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(server, api):
-    server.fail(429, "POST", times=9, retry_after=8)
+def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(server, connect):
+    api = connect(Timeouts(write=300))
+    server.fail(429, "POST", times=9, retry_after=200)
     failed = threading.Event()
 
     def write():
@@ -233,7 +234,7 @@ def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(ser
     assert server.wait(lambda: server.count("POST") == 1)
     api.close()
 
-    assert failed.wait(2)
+    assert failed.wait(60)
     thread.join()
 
 
@@ -246,12 +247,12 @@ def test_a_server_that_does_not_answer_is_unreachable_in_time(server, connect):
 
 
 def test_a_deadline_holds_for_all_tries_together(server, api):
-    server.delay(5, "GET", times=9)
+    server.delay(60, "GET", times=9)
     began = time.monotonic()
 
     with pytest.raises(Unreachable):
         api.get("/version", deadline_seconds=0.3)
-    assert time.monotonic() - began < 4.5, "an answer takes 5 s"
+    assert time.monotonic() - began < 50, "an answer takes 60 s"
 
 
 def test_a_server_that_is_not_there_is_unreachable(server, api):

@@ -61,11 +61,11 @@ def test_a_turn_that_is_late_has_a_moment_for_its_last_call(turns):
     with turns.of(GPU, None, seconds=0.0) as turn:
         assert turn.seconds == 1.0
     with turns.of(GPU, None, seconds=15.0) as turn:
-        assert 14.0 < turn.seconds <= 15.0
+        assert 1.0 < turn.seconds <= 15.0
 
 
 def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
-    node = MigNode(tmp_path, patience=1.0)
+    node = MigNode(tmp_path, patience=4.0)
     keys = [node.key("1g.10gb", start) for start in range(7)]
     for key in keys:
         node.partitions.cut(node.gpu, key)
@@ -83,8 +83,8 @@ def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - began < 6.5, "one after the other would take 7 s"
+        thread.join(60)
+    assert time.monotonic() - began < 26, "one after the other would take 28 s"
     assert ["in use" in error for error in errors] == [True] * 7
 
 
