@@ -177,7 +177,7 @@ class Driver:
         process = self.processes.pop(pod_uid)
         begun = time.monotonic()
         process.send_signal(how)
-        process.wait(10)
+        process.wait(30)
         return time.monotonic() - begun
 
     def serve(self, node: str) -> None:
