@@ -6,15 +6,13 @@ anybody from reading a list of everybody's objects.
 
 import json
 import re
-from array import array
-from contextlib import suppress
-from itertools import accumulate
 from typing import Any
 
 from dra_driver.errors import ClusterError
 
 LONGEST_ANSWER = 16 << 20  # bytes; of a watch: of one event
 _DEEPEST = 100  # levels; no object of Kubernetes that we read has half as many
+_CHUNK = 512  # bytes that are looked at together: almost all are shallow, or deep, as a whole
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _STEPS = tuple({ord(c): 1 for c in "[{"}.get(b, -1 if chr(b) in "]}" else 0) for b in range(256))
 
@@ -43,13 +41,21 @@ def _parse_shallow(text: bytes) -> Any:
 
 def _shallow(text: bytes) -> bytes:
     no_strings = _STRING.sub(lambda found: b" " * len(found[0]), text)
-    depths = array("i", accumulate(map(_STEPS.__getitem__, no_strings)))
     parts: list[bytes] = []
-    begin = 0
-    with suppress(ValueError):  # there is no more of it
-        while True:
-            opens = depths.index(_DEEPEST, begin)
-            closes = depths.index(_DEEPEST - 1, opens)
-            parts += (text[begin:opens], b"null")
-            begin = closes + 1
+    depth = begin = 0
+    for start in range(0, len(text), _CHUNK):
+        chunk = no_strings[start : start + _CHUNK]
+        opened = chunk.count(b"[") + chunk.count(b"{")
+        closed = chunk.count(b"]") + chunk.count(b"}")
+        if depth + opened < _DEEPEST or depth - closed >= _DEEPEST:  # all shallow, or all deep
+            depth += opened - closed
+            continue
+        for place, byte in enumerate(chunk, start):
+            before, depth = depth, depth + _STEPS[byte]
+            if before < depth == _DEEPEST:
+                parts += (text[begin:place], b"null")
+            elif before == _DEEPEST > depth:
+                begin = place + 1
+    if depth >= _DEEPEST:
+        raise ValueError("its brackets are left open")
     return b"".join((*parts, text[begin:]))

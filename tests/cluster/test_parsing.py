@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.cluster.parsing import parse
-from tests.fakes.configs import claim_text, shapes
+from tests.fakes.configs import TOO_DEEP, claim_text, shapes
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 JSON = st.recursive(
@@ -20,7 +20,7 @@ def test_what_is_written_is_read(value):
     assert parse(json.dumps(value).encode()) == value
 
 
-@pytest.mark.parametrize("nested", ["lists in lists", "maps in maps"])
+@pytest.mark.parametrize("nested", sorted(TOO_DEEP))
 def test_what_is_nested_too_deeply_is_null_and_all_else_is_read(nested):
     text = f'{{"items":[{claim_text(shapes()[nested], 2)},{{"a":"[{{\\"é"}}]}}'
 
@@ -38,6 +38,33 @@ def test_brackets_in_texts_are_no_nesting(texts, others):
     text = json.dumps([texts, *others])[:-1] + f", {deep}]"
 
     assert parse(text.encode())[:-1] == [texts, *others]
+
+
+@given(st.lists(st.integers(-60, 60), max_size=8))
+def test_only_what_is_too_deep_is_null_wherever_it_begins_and_ends(changes):
+    """Lists in lists that rise and fall by *changes* levels, one after another."""
+    text, depth = "[1", 1
+    for change in changes:
+        if change > 0:
+            text += ",[1" * change
+        else:
+            change = max(change, 1 - depth)
+            text += "]" * -change
+        depth += change
+    text += "]" * depth
+    deep = "[" * 5000 + "]" * 5000
+
+    read, last = parse(f"[{text},{deep}]".encode())
+
+    assert read == _cut(json.loads(text), 2)
+    assert last == _cut(json.loads("[" * 200 + "]" * 200), 2)
+
+
+def _cut(value, depth):
+    """*value*, with null for lists at 100 levels; its own, if it is one, is at *depth*."""
+    if not isinstance(value, list):
+        return value
+    return None if depth == 100 else [_cut(one, depth + 1) for one in value]
 
 
 @pytest.mark.parametrize(

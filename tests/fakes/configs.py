@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 LONGEST = 10 * 1024  # bytes of one (resource.k8s.io: OpaqueParametersMaxLength)
 MOST = 32  # in a claim
+TOO_DEEP = frozenset({"lists in lists", "maps in maps", "lists at the edge"})  # for Python's JSON
 
 _HEAD = '{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig"'
 _MPS = '"sharing":{"strategy":"MPS","mpsConfig":{'
@@ -27,6 +28,12 @@ def _nested(begin: str, end: str, length: int) -> str:
     return f'{_HEAD},"x":{begin * levels}1{end * levels}}}'
 
 
+def _at_the_edge(number: int) -> str:
+    """One that is too deep to be read at once, then many that only just are to be left out."""
+    levels = 1000 if number == 0 else 16
+    return "[" * levels + "]" * levels
+
+
 def _long(begin: str, character: str, end: str, length: int) -> str:
     return f"{_HEAD},{begin}{character * (length - len(_HEAD) - len(begin) - len(end) - 1)}{end}"
 
@@ -47,6 +54,8 @@ def shapes(length: int = LONGEST) -> dict[str, str]:
         "wrong limits": _filled(_LIMITS, lambda n: f'"{n}":1', "}}}}", length),
         "lists in lists": _nested("[", "]", length),
         "maps in maps": _nested('{"a":', "}", length),
+        "many lists in lists": _filled('"x":[', lambda n: "[" * 97 + "]" * 97, "]}", length),
+        "lists at the edge": _filled(f'"x":{"[" * 92}', _at_the_edge, f"{']' * 92}}}", length),
         "a long name": _long('"', "x", '":1}', length),
         "a long strategy": _long('"sharing":{"strategy":"', "x", '"}}', length),
         "a long quantity": _long(f'{_MPS}"defaultPinnedDeviceMemoryLimit":"', "1", '"}}}', length),
