@@ -96,7 +96,7 @@ def run_checks(checks: Iterable[Check], deadline_seconds: float = _SECONDS) -> I
         worker = Worker(f"doctor: {what}")
         try:
             yield from worker.submit(what, partial(_made, check), deadline_seconds).result()
-        except DriverError as e:
+        except (DriverError, OSError) as e:  # a file that this user may not read, for instance
             first = told.setdefault(str(e), what)
             if first != what:
                 yield skip(what, f"cannot be looked at, for the same reason as {first}")

@@ -1,5 +1,7 @@
 """The doctor on simulated nodes and a fake API server: all in order, and what is not."""
 
+import errno
+import os
 import socket
 import tempfile
 import threading
@@ -330,6 +332,17 @@ def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
     assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.OK]
     assert "the disk is gone" in found[1].found
     assert "a check broke" in caplog.text
+
+
+def test_a_place_that_this_user_may_not_read_is_named_and_no_fault_of_ours():
+    def hidden():
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/sys/module/nvidia")
+
+    (found,) = run_checks([("kernel module", hidden)])
+
+    assert found.level == Level.FAIL
+    assert "cannot be looked at: [Errno 13] Permission denied: '/sys/module/nvidia'" in found.found
+    assert "fault of ours" not in str(found)
 
 
 def test_what_several_checks_run_into_is_told_once():
