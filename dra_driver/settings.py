@@ -167,7 +167,9 @@ class DevicesSettings(ClaimsSettings):
 
     node_name: str = Field(os.uname().nodename, description="whose slices they would be")
     profiles: Path | None = Field(
-        None, description="profiles: a file, or a directory as a ConfigMap is mounted"
+        None,
+        description="a file that is one profile and named after it, or a directory of such files, "
+        "as a ConfigMap is mounted",
     )
     profile: ProfileName = Field(
         "",

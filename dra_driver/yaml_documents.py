@@ -17,6 +17,7 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, content: str | bytes) -> None:
         super().__init__(content)
+        self.name = "this file"  # so it is called in errors, which stand behind its path
         self._seen = 0  # nodes, those counted again that an alias stands for
         self._repeated = 0
         self._sizes: dict[yaml.Node | None, int] = {}
@@ -60,7 +61,8 @@ def documents(content: str | bytes) -> list[Any]:
     except RecursionError as e:
         raise ValueError("is nested too deeply") from e
     except _OTHERS as e:
-        raise ValueError(f"has a value that is no YAML: {e}") from e
+        why = str(e).partition(";")[0]  # of long numbers: what a programmer could do besides
+        raise ValueError(f"has a value that is no YAML: {why}") from e
 
 
 def only_document(content: str | bytes) -> Any:

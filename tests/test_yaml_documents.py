@@ -52,6 +52,13 @@ def test_what_cannot_be_read_says_why_in_one_line(text, problem):
     assert type(refused.value) is ValueError
 
 
+def test_a_mistake_is_said_by_its_line_and_without_words_for_programmers():
+    with pytest.raises(ValueError, match=r'got .* in "this file", line 2, column 6'):
+        documents(b"a: 1\nb: [1")
+    with pytest.raises(ValueError, match=r"integer string conversion: value has 5000 digits$"):
+        documents("a: " + "1" * 5000)
+
+
 def test_aliases_are_refused_before_they_grow():
     def read():
         with pytest.raises(ValueError):
