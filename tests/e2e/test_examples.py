@@ -56,12 +56,28 @@ def follow(kube, driver, profile, example):
 def play(kube, driver, example):
     for document in example.objects():
         kube.apply(with_local_image(document))
+        if document["kind"] == "Pod":
+            wait_decided(kube, document["metadata"])
     for use in example.uses:
         tell_simulation(kube, driver, use)
     for expected in example.expectations:
         kube.wait_pod(expected.pod, expected.phase, namespace=expected.namespace, seconds=100)
         for check in expected.checks:
             holds(kube, check)
+
+
+def wait_decided(kube, pod):
+    """The scheduler has said where *pod* runs, or why nowhere.
+
+    For a moment it counts a share that it is giving away twice, and would put the next pod on
+    another GPU, though there is room.
+    """
+
+    def conditions():
+        status = kube.get("Pod", pod["name"], pod.get("namespace", "default"))["status"]
+        return {condition["type"] for condition in status.get("conditions", ())}
+
+    wait(f"the scheduler to decide on pod {pod['name']}", lambda: "PodScheduled" in conditions())
 
 
 def remove(kube, example):
