@@ -4,6 +4,7 @@ An opaque configuration may be nested 5,000 levels deep: the API server takes it
 anybody from reading a list of everybody's objects.
 """
 
+import gc
 import json
 import re
 from typing import Any
@@ -27,14 +28,23 @@ def parse(text: bytes) -> Any:
     ValueError: it is no JSON, or has integers of thousands of digits.
     """
     try:
-        return json.loads(text)
+        return _read(text)
     except RecursionError:
         return _parse_shallow(text)
 
 
+def _read(text: bytes) -> Any:
+    """What is read has no cycles: of a hundred thousand lists, looking for some took most time."""
+    gc.disable()
+    try:
+        return json.loads(text)
+    finally:
+        gc.enable()
+
+
 def _parse_shallow(text: bytes) -> Any:
     try:
-        return json.loads(_shallow(text))
+        return _read(_shallow(text))
     except RecursionError as e:  # it is no JSON either: brackets are left open
         raise ValueError("it is nested too deeply") from e
 
