@@ -1,6 +1,7 @@
-"""What the README tells people to write is what the API server, the chart and the driver read."""
+"""What README and docs tell people to write is what cluster, chart and driver read."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,44 @@ from dra_driver.plugin.mps_metrics import MpsMetrics
 from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
 
-README = (REPOSITORY / "README.md").read_text()
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+README = REPOSITORY / "README.md"
+PAGES = [README, *sorted((REPOSITORY / "docs").rglob("*.md"))]
+TEXT = "".join(page.read_text() for page in PAGES)
+BLOCKS = re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+POINTING = [
+    *PAGES,
+    *(REPOSITORY / name for name in ("CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(REPOSITORY.glob("deploy/examples/**/README.md")),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of *page*, as links name them."""
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", POINTING, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len(README.read_text().splitlines()) <= 200
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    }
+    assert set(PAGES) - linked <= {README}
 
 
 def profiles() -> dict[str, Any]:
@@ -49,11 +86,13 @@ def test_its_profiles_are_values_that_the_chart_takes(tmp_path: Any) -> None:
 def test_its_requests_ask_for_classes_and_capacities_that_there_are() -> None:
     claims = [block for block in BLOCKS if "deviceClassName" in block]
     named = [re.findall(r"deviceClassName: ([\w.-]+)", block) for block in claims]
-    assert named == [*[[names.DRIVER]] * 3, [f"mig-1g-10gb.{names.DRIVER}"]]
+    partition = [f"mig-1g-10gb.{names.DRIVER}"]
+    assert named == [*[[names.DRIVER]] * 3, partition, [names.DRIVER]]
     assert {name for each in named for name in each} <= objects(GOLDEN.read_text()).keys()
-    requests = [request for block in claims[1:3] for request in yaml.safe_load(block)]
+    parts = [block for block in claims if "capacity" in block]
+    requests = [request for block in parts for request in yaml.safe_load(block)]
     asked = [request["exactly"]["capacity"]["requests"].keys() for request in requests]
-    assert asked == [{names.MEMORY}, {names.CORES, names.MEMORY}]
+    assert asked == [*[{names.MEMORY}] * 2, {names.CORES, names.MEMORY}]
 
 
 def test_what_it_says_of_partitions_in_a_profile_is_what_the_driver_reads() -> None:
@@ -67,7 +106,7 @@ def test_what_it_says_of_partitions_in_a_profile_is_what_the_driver_reads() -> N
 
 
 def test_it_leads_to_examples_that_there_are() -> None:
-    named = set(re.findall(r"\]\(deploy/examples/([\w-]+)/\)", README))
+    named = set(re.findall(r"\]\(deploy/examples/([\w-]+)/\)", README.read_text()))
     assert named <= {example.name for example in examples()}
     assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
     families = ("mps-", "mig-")
@@ -75,7 +114,7 @@ def test_it_leads_to_examples_that_there_are() -> None:
 
 
 def test_its_metrics_of_mps_are_those_that_agent_and_plugin_serve() -> None:
-    rows = re.findall(r"^\| (`dra_driver_mps.+?) \| (agent|plugin) \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| (`dra_driver_mps.+?) \| (agent|plugin) \|", TEXT, re.MULTILINE)
     named: dict[str, set[str]] = {"agent": set(), "plugin": set()}
     for cell, origin in rows:
         named[origin] |= set(re.findall(r"`(\w+)", cell))
