@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from api.strict import Strict, field
+from api.strict import StrictModel, field_path
 
 _BY_CLAIM = "containers get what their claim was allocated, by CDI"
 _HOOKS = "containers are edited without hooks, unless --nvidia-cdi-hook names a program for them"
@@ -60,7 +60,7 @@ Strategies = Annotated[
 ]
 
 
-class PluginFlags(Strict):
+class PluginFlags(StrictModel):
     """Of the plugin alone."""
 
     pass_device_specs: bool | None = _unused(_BY_CLAIM)
@@ -76,7 +76,7 @@ class PluginFlags(Strict):
     )
 
 
-class GfdFlags(Strict):
+class GfdFlags(StrictModel):
     """Of GPU feature discovery alone."""
 
     oneshot: bool | None = _unused(_NO_LABELS)
@@ -86,7 +86,7 @@ class GfdFlags(Strict):
     machine_type_file: str | None = _unused(_NO_LABELS)
 
 
-class Flags(Strict):
+class Flags(StrictModel):
     """What can be given on the plugin's command line too."""
 
     mig_strategy: Literal["none", "single", "mixed"] | None = None
@@ -105,21 +105,21 @@ class Flags(Strict):
     gfd: GfdFlags | None = None
 
 
-class NamedResource(Strict):
+class NamedResource(StrictModel):
     """Another name for the GPUs of some product."""
 
     pattern: str
     name: str
 
 
-class Resources(Strict):
+class Resources(StrictModel):
     """Other names for resources."""
 
     gpus: list[NamedResource] | None = _unused(_NAMES)
     mig: list[NamedResource] | None = _unused(_NAMES)
 
 
-class ReplicatedResource(Strict):
+class ReplicatedResource(StrictModel):
     """What each GPU that is known under this name is divided into."""
 
     name: str
@@ -132,7 +132,7 @@ class ReplicatedResource(Strict):
     replicas: Annotated[int, Field(ge=2)]  # as NVIDIA's plugin: one is no sharing
 
 
-class ReplicatedResources(Strict):
+class ReplicatedResources(StrictModel):
     """One way to share."""
 
     rename_by_default: bool = False
@@ -140,21 +140,21 @@ class ReplicatedResources(Strict):
     resources: Annotated[list[ReplicatedResource], Field(min_length=1)]
 
 
-class Sharing(Strict):
+class Sharing(StrictModel):
     """One of the two at most."""
 
     time_slicing: ReplicatedResources | None = None
     mps: ReplicatedResources | None = None
 
 
-class Imex(Strict):
+class Imex(StrictModel):
     """Channels between nodes."""
 
     channel_ids: list[Literal[0]] | None = _unused(_NO_IMEX, "channelIDs")
     required: bool | None = _unused(_NO_IMEX)
 
 
-class Health(Strict):
+class HealthConfig(StrictModel):
     """What makes a GPU unhealthy."""
 
     disabled: bool | None = _unused(_NO_HEALTH)
@@ -163,7 +163,7 @@ class Health(Strict):
     critical_xids: Annotated[Any, AfterValidator(_xids)] = _unused(_NO_HEALTH, "criticalXIDs")
 
 
-class DevicePluginConfig(Strict):
+class DevicePluginConfig(StrictModel):
     """One file."""
 
     version: Literal["v1"] = "v1"
@@ -171,19 +171,19 @@ class DevicePluginConfig(Strict):
     resources: Resources = Resources()
     sharing: Sharing = Sharing()
     imex: Imex = Imex()
-    health: Health = Health()
+    health: HealthConfig = HealthConfig()
 
 
-def unused(part: Strict, path: str = "") -> Iterator[tuple[str, str]]:
+def unused(part: StrictModel, path: str = "") -> Iterator[tuple[str, str]]:
     """The path of every field in *part* that has no meaning here, and why, in the order of the
     fields."""
     for name, about in type(part).model_fields.items():
         value = getattr(part, name)
-        where = field(path, about.alias or name)
-        if isinstance(value, Strict):
+        where = field_path(path, about.alias or name)
+        if isinstance(value, StrictModel):
             yield from unused(value, where)
         elif isinstance(value, list) and not about.description:
             for number, each in enumerate(value):
-                yield from unused(each, field(where, number))
+                yield from unused(each, field_path(where, number))
         elif about.description and value != about.default:
             yield where, about.description

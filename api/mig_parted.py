@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from api.strict import ConfigError, Strict, field, show, validated
+from api.strict import ConfigError, StrictModel, field_path, show_value, validated
 
 MIG_CONFIGS = "mig-configs"
 
@@ -71,7 +71,9 @@ def _profiles(counts: dict[str, int]) -> dict[str, int]:
     for name in counts:
         found = _PROFILE.fullmatch(name)
         if not found:
-            raise ValueError(f"has {show(name)}, which is no profile; write for example 1g.10gb")
+            raise ValueError(
+                f"has {show_value(name)}, which is no profile; write for example 1g.10gb"
+            )
         compute, slices, _ = found.groups()
         if compute not in (None, slices):
             whole = name.partition(".")[2]
@@ -91,7 +93,7 @@ def _without_compute(name: str) -> str:
     return re.sub(r"^\d+c\.", "", name)
 
 
-class _Kebab(Strict):
+class _Kebab(StrictModel):
     """Fields are written with dashes."""
 
     model_config = ConfigDict(alias_generator=_kebab)
@@ -118,7 +120,7 @@ class MigConfig(_Kebab):
         return self
 
 
-class _Layout(Strict):
+class _Layout(StrictModel):
     """What stands under one name."""
 
     entries: Annotated[list[MigConfig], Field(min_length=1)]
@@ -142,7 +144,7 @@ def layouts(document: Mapping[str, Any]) -> dict[str, list[MigConfig] | tuple[st
     ConfigError: what is wrong with the file as such, and so with all of them.
     """
     found = validated(_File, document).mig_configs
-    return {name: _layout(found[name], field("", MIG_CONFIGS, name)) for name in sorted(found)}
+    return {name: _layout(found[name], field_path("", MIG_CONFIGS, name)) for name in sorted(found)}
 
 
 def _layout(entries: Any, path: str) -> list[MigConfig] | tuple[str, ...]:

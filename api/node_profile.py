@@ -24,13 +24,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from api.strict import Strict
-from api.v1beta1 import QUANTITY_PATTERN
+from api.claim_configs import QUANTITY_PATTERN
+from api.strict import StrictModel
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _MIG_PROFILE = re.compile(r"[0-9]+g\.[0-9]+gb([-+][a-z.]+)?")
 _DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h))+")
-MOST_REPLICAS = 1000
+MAX_REPLICAS = 1000
 """Of one GPU. Each is a device of its own where the API server keeps no consumable capacity."""
 
 
@@ -75,7 +75,7 @@ Duration = Annotated[str, _matching(_DURATION, "is not a duration; write for exa
 Strategy = Annotated[Literal["TimeSlicing", "MPS"], _one_of("TimeSlicing", "MPS")]
 
 
-class Select(Strict):
+class GpuSelectorConfig(StrictModel):
     """GPUs that match every field that is given, each by one item of its list."""
 
     index: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
@@ -91,21 +91,21 @@ class Select(Strict):
     )
 
 
-class Memory(Strict):
+class MemoryConfig(StrictModel):
     """In which amounts memory is given out."""
 
     least: Quantity | None = None
     step: Quantity | None = None
 
 
-class MemoryGuard(Strict):
+class MemoryGuardConfig(StrictModel):
     """What is done about a claim whose processes use more memory than its share."""
 
     policy: Annotated[Literal["Off", "Warn", "Kill"], _one_of("Off", "Warn", "Kill")] | None = None
     grace: Duration | None = None
 
 
-class Mig(Strict):
+class MigSectionConfig(StrictModel):
     """What becomes of GPUs that can be cut into partitions. Those that exist are always offered."""
 
     mode: Annotated[Literal["Dynamic", "Off"], _one_of("Dynamic", "Off")] | None = None
@@ -119,19 +119,19 @@ class Mig(Strict):
     replicas: (
         dict[
             Annotated[str, _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb")],
-            Annotated[int, Field(ge=1, le=MOST_REPLICAS)],
+            Annotated[int, Field(ge=1, le=MAX_REPLICAS)],
         ]
         | None
     ) = None  # by profile
 
 
-class GpuRules(Strict):
+class GpuRules(StrictModel):
     """What holds for the GPUs that are selected."""
 
-    select: Select | None = None
+    select: GpuSelectorConfig | None = None
     include: bool | None = None
     fractions: Annotated[Literal["Capacity", "Never"], _one_of("Capacity", "Never")] | None = None
-    replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = None
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
     rename: bool | None = None
     fail_requests_greater_than_one: bool | None = None
     strategies: Annotated[list[Strategy], Field(min_length=1)] | None = None
@@ -149,31 +149,31 @@ class GpuRules(Strict):
     mps_server: (
         Annotated[Literal["PerNamespace", "Shared"], _one_of("PerNamespace", "Shared")] | None
     ) = None  # who shares a server, with drivers before 615
-    shares: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] | None = None
-    memory: Memory = Memory()
-    memory_guard: MemoryGuard = MemoryGuard()
+    shares: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    memory: MemoryConfig = MemoryConfig()
+    memory_guard: MemoryGuardConfig = MemoryGuardConfig()
     memory_limit: (
         Annotated[Literal["BestEffort", "Strict"], _one_of("BestEffort", "Strict")] | None
     ) = None
-    mig: Annotated[Mig, BeforeValidator(_mode_alone)] = Mig()
+    mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = MigSectionConfig()
 
 
-class Spec(Strict):
+class NodeProfileSpec(StrictModel):
     """The rules, first match first."""
 
     gpus: Annotated[list[GpuRules], Field(min_length=1)]
 
 
-class Metadata(Strict):
+class NodeProfileMetadata(StrictModel):
     """Without a name the profile is called like its file."""
 
     name: Name | None = None
 
 
-class NodeProfile(Strict):
+class NodeProfile(StrictModel):
     """One document."""
 
     api_version: Literal["resource.nvidia.com/v1beta1"]
     kind: Literal["NodeProfile"]
-    metadata: Metadata = Metadata()
-    spec: Spec
+    metadata: NodeProfileMetadata = NodeProfileMetadata()
+    spec: NodeProfileSpec

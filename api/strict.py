@@ -21,7 +21,7 @@ _WORDS = {
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """A part of a document. Fields are written in camelCase; unknown ones are errors."""
 
     model_config = ConfigDict(
@@ -54,7 +54,7 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
-def field(path: str, *parts: str | int) -> str:
+def field_path(path: str, *parts: str | int) -> str:
     """The path of a field below *path*.
 
     >>> field("", "spec", "gpus", 0, "select")
@@ -65,7 +65,7 @@ def field(path: str, *parts: str | int) -> str:
     return path
 
 
-def show(value: Any) -> str:
+def show_value(value: Any) -> str:
     """*value* as a message shows it: not all of it, if it is long."""
     try:
         return _short(repr(value))
@@ -80,7 +80,7 @@ def show_name(name: str) -> str:
     return _short(name if name.isprintable() else repr(name)[1:-1])
 
 
-def meant(name: Any, model: type[BaseModel]) -> str:
+def suggestion(name: Any, model: type[BaseModel]) -> str:
     """What to write instead of a field that there is not, anywhere in *model*."""
     known = _fields(model)
     if name in known:
@@ -104,7 +104,7 @@ def _short(text: str) -> str:
 
 def _no_text(path: Sequence[str | int], key: Any) -> str:
     """YAML takes more for something else than text than people do: 7, on, 2020-01-01."""
-    where = f"{field('', *path)}: " if path else ""
+    where = f"{field_path('', *path)}: " if path else ""
     if key is None or isinstance(key, bool):
         word, written = _WORDS[key]
         return f"{where}a key is {word}, as YAML reads {written}; write it in quotes"
@@ -113,21 +113,21 @@ def _no_text(path: Sequence[str | int], key: Any) -> str:
 
 
 def _problem(error: Any, model: type[BaseModel]) -> str:
-    where = field("", *error["loc"])
+    where = field_path("", *error["loc"])
     match error["type"]:
         case "missing":
             return f"{where}: missing"
         case "extra_forbidden":
-            return f"{where}: unknown field; {meant(error['loc'][-1], model)}"
+            return f"{where}: unknown field; {suggestion(error['loc'][-1], model)}"
         case "too_short":
             return f"{where}: is empty; say what is meant, or leave it out"
         case "model_type" | "model_attributes_type":
-            return f"{where}: {show(error['input'])} should be a mapping"
+            return f"{where}: {show_value(error['input'])} should be a mapping"
         case "invalid_key":  # of a mapping with fields
             return _no_text(error["loc"][:-1], error["input"])
         case "string_type" if error["loc"][-1] == "[key]":
             return _no_text(error["loc"][:-2], error["input"])
         case "string_type" if not isinstance(error["input"], list | dict):
-            return f"{where}: {show(error['input'])} should be a string; write it in quotes"
+            return f"{where}: {show_value(error['input'])} should be a string; write it in quotes"
     message = error["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"{where}: {show(error['input'])} {message}"
+    return f"{where}: {show_value(error['input'])} {message}"

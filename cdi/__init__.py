@@ -64,11 +64,12 @@ A spec is a file
 ================
 
 ``cdi.store`` writes files that appear at once or not at all; ``cdi.registry`` reads directories as
-runtimes do; ``cdi.apply`` edits an OCI configuration as runtimes do. They touch the machine, so
+runtimes do; ``hack.cdi_apply`` edits an OCI configuration as runtimes do. They touch the machine,
+so
 they are imported by their own names, and an import line tells who does.
 
 >>> import tempfile
->>> from cdi.apply import inject
+>>> from hack.cdi_apply import inject
 >>> from cdi.store import Store
 >>> null = ContainerEdits(env=("GPU=0",), device_nodes=(DeviceNode("/dev/gpu0", "/dev/null"),))
 >>> spec = Spec("vendor.example/gpu", devices=(Device("gpu-0", container_edits=null),))
@@ -101,22 +102,11 @@ Runtimes keep what they read. Never write other content for a device name that w
 put something unique into the name, such as the id of what the device was made for.
 """
 
-from cdi.document import from_document, to_document
-from cdi.encode import from_text, to_json, to_yaml
+from cdi.encoding import from_document, from_text, to_document, to_json, to_yaml
 from cdi.errors import CdiDeviceError, CdiError, CdiNameError, CdiSpecError, CdiStoreError
 from cdi.names import QualifiedName, is_qualified, parse_name, qualify, spec_file_name
-from cdi.spec import (
-    ContainerEdits,
-    Device,
-    DeviceNode,
-    Hook,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    Spec,
-)
-from cdi.validate import check
-from cdi.version import VERSIONS, oldest_version
+from cdi.spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.validate import VERSIONS, check, oldest_version
 
 __all__ = [
     "VERSIONS",

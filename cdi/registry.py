@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cdi.encode import from_text
+from cdi.encoding import from_text
 from cdi.errors import CdiDeviceError, CdiSpecError
 from cdi.names import QualifiedName
 from cdi.spec import ContainerEdits, Device, Spec
@@ -24,7 +24,7 @@ Directory = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RegisteredDevice:
     """A device, the spec it is part of, and the file of that spec."""
 
     device: Device
@@ -33,10 +33,10 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Registry:
+class DeviceRegistry:
     """The usable devices by qualified name, and everything that was wrong on the way to them."""
 
-    devices: Mapping[str, Found]
+    devices: Mapping[str, RegisteredDevice]
     problems: tuple[str, ...]
 
     def edits(self, names: Iterable[str]) -> ContainerEdits:
@@ -62,13 +62,13 @@ class Registry:
         return f"unresolvable CDI devices {', '.join(unknown)}; known are: {known}{problems}"
 
 
-def load(directories: Iterable[Directory] = DEFAULT_DIRECTORIES) -> Registry:
+def load_registry(directories: Iterable[Directory] = DEFAULT_DIRECTORIES) -> DeviceRegistry:
     """Read all directories, the least important first; one that is missing is empty."""
-    devices: dict[str, Found] = {}
+    devices: dict[str, RegisteredDevice] = {}
     conflicts: set[str] = set()
     problems: list[str] = []
     for directory in directories:
-        here: dict[str, Found] = {}
+        here: dict[str, RegisteredDevice] = {}
         for found in _scan(Path(directory), problems):
             name = str(QualifiedName(found.spec.vendor, found.spec.device_class, found.device.name))
             if name in here:
@@ -78,17 +78,17 @@ def load(directories: Iterable[Directory] = DEFAULT_DIRECTORIES) -> Registry:
         devices |= here
     # As in the Go library, a device in conflict stays unusable even if a later directory has it.
     usable = {name: devices[name] for name in sorted(devices.keys() - conflicts)}
-    return Registry(MappingProxyType(usable), tuple(problems))
+    return DeviceRegistry(MappingProxyType(usable), tuple(problems))
 
 
-def _scan(directory: Path, problems: list[str]) -> Iterator[Found]:
+def _scan(directory: Path, problems: list[str]) -> Iterator[RegisteredDevice]:
     for path in _files(directory, problems):
         try:
             spec = from_text(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, CdiSpecError) as e:
             problems.append(f"{path} is ignored: {e}")
             continue
-        yield from (Found(device, spec, path) for device in spec.devices)
+        yield from (RegisteredDevice(device, spec, path) for device in spec.devices)
 
 
 def _files(directory: Path, problems: list[str]) -> list[Path]:

@@ -4,7 +4,7 @@ Fields are named and ordered as in the CDI SPEC, in Python's spelling; a field t
 default is not written. Nothing here is checked on the way in: :func:`cdi.check` says everything
 that is wrong with a whole spec at once.
 
-A spec has no version: which one to write follows from what it says (:mod:`cdi.version`).
+A spec has no version: which one to write follows from what it says (:mod:`cdi.validate`).
 """
 
 from collections.abc import Hashable

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from cdi.encode import from_text, parse_text, to_json
+from cdi.encoding import from_text, parse_text, to_json
 from cdi.errors import CdiNameError, CdiSpecError, CdiStoreError
 from cdi.names import spec_file_name, spec_file_prefix
 from cdi.spec import Spec
@@ -40,7 +40,7 @@ _MENDS: Final = {
 }
 
 
-class Store:
+class SpecStore:
     """The transient specs of one vendor and class in one directory, each under an id of its own.
 
     Everything else there is left alone, even a file whose name would be ours but whose ``kind`` is
@@ -135,7 +135,7 @@ class Store:
     def _ids(self) -> Iterator[str]:
         for entry in self._entries():
             transient_id = entry.name.removeprefix(self._prefix).removesuffix(".json")
-            with suppress(CdiNameError, _ForeignError):
+            with suppress(CdiNameError, _UnmanagedFileError):
                 path = self.path(transient_id)
                 if entry.name == path.name and self._own_text(path) is not None:
                     yield transient_id
@@ -163,7 +163,7 @@ class Store:
             return None
         kind = _kind(text)
         if kind not in (None, self.kind):
-            raise _ForeignError(
+            raise _UnmanagedFileError(
                 f"{path} holds devices of {kind!r}, which is not ours ({self.kind!r}):"
                 " give one of the two a directory of its own",
                 self.directory,
@@ -212,7 +212,7 @@ class Store:
             ) from e
 
 
-class _ForeignError(CdiStoreError):
+class _UnmanagedFileError(CdiStoreError):
     """A file has our name and another's content."""
 
 

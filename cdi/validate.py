@@ -4,25 +4,102 @@ The rules are those of the Go library (``pkg/cdi``, ``Validate``).
 Where the CDI SPEC or the OCI runtime specification asks for more, so do we: a file that the library
 lets pass and the runtime then stumbles over at container start helps nobody.
 This concerns lengths of names, absolute paths, timeouts, and the ranges of numbers.
+
+Which CDI version a spec needs: the oldest that can say it, so that the oldest runtimes load it.
+
+A runtime refuses a whole file whose version it does not know, and a file that declares less than
+it uses (CDI SPEC, "Released versions").
+
+A new CDI version is one line at the top of ``_NEEDS`` and one predicate that says what a spec must
+use to need it; a version that adds nothing is named in ``VERSIONS`` only.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from cdi.errors import CdiSpecError
 from cdi.names import device_problem, kind_problem
-from cdi.spec import (
-    Annotations,
-    ContainerEdits,
-    DeviceNode,
-    Hook,
-    IntelRdt,
-    Mount,
-    NetDevice,
-    Spec,
+from cdi.spec import Annotations, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+
+VERSIONS: Final = (
+    "0.1.0",
+    "0.2.0",
+    "0.3.0",
+    "0.4.0",
+    "0.5.0",
+    "0.6.0",
+    "0.7.0",
+    "0.8.0",
+    "1.0.0",
+    "1.1.0",
 )
+"""Every version a file may declare, oldest first; the first two can say nothing."""
+
+_EARLIEST: Final = "0.3.0"
+
+
+def oldest_version(spec: Spec) -> str:
+    """Give the oldest version that can say this spec.
+
+    >>> from cdi import ContainerEdits, Device
+    >>> edits = ContainerEdits(env=("A=1",))
+    >>> oldest_version(Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),)))
+    '0.3.0'
+    >>> oldest_version(Spec("vendor.example/gpu", devices=(Device("0", (), edits),)))
+    '0.5.0'
+    """
+    return next((version for version, needs in _NEEDS if needs(spec)), _EARLIEST)
+
+
+def version_problem(declared: str, spec: Spec) -> str | None:
+    """Say why a file that declares this version would not be loaded, or ``None``."""
+    if declared not in VERSIONS:
+        return f"unknown version {declared!r}, known are {VERSIONS[0]} to {VERSIONS[-1]}"
+    needed = oldest_version(spec)
+    if VERSIONS.index(declared) < VERSIONS.index(needed):
+        return f"must be at least {needed} for what the spec uses, not {declared}"
+    return None
+
+
+def _needs_1_1(spec: Spec) -> bool:
+    return any(edits.net_devices or _is_new(edits.intel_rdt) for edits in spec.all_edits)
+
+
+def _is_new(rdt: IntelRdt | None) -> bool:
+    return rdt is not None and bool(rdt.schemata or rdt.enable_monitoring)
+
+
+def _needs_0_7(spec: Spec) -> bool:
+    return any(edits.intel_rdt is not None or edits.additional_gids for edits in spec.all_edits)
+
+
+def _needs_0_6(spec: Spec) -> bool:
+    annotated = spec.annotations or any(device.annotations for device in spec.devices)
+    return bool(annotated) or "." in spec.device_class
+
+
+def _needs_0_5(spec: Spec) -> bool:
+    return any(device.name[:1] in tuple("0123456789") for device in spec.devices) or any(
+        node.host_path for edits in spec.all_edits for node in edits.device_nodes
+    )
+
+
+def _needs_0_4(spec: Spec) -> bool:
+    return any(mount.type for edits in spec.all_edits for mount in edits.mounts)
+
+
+# Newest first: the first predicate that holds decides. The rules are those of the Go library's
+# specs-go/version.go at 1.1.0.
+_NEEDS: Final[tuple[tuple[str, Callable[[Spec], bool]], ...]] = (
+    ("1.1.0", _needs_1_1),
+    ("0.7.0", _needs_0_7),
+    ("0.6.0", _needs_0_6),
+    ("0.5.0", _needs_0_5),
+    ("0.4.0", _needs_0_4),
+)
+
 
 HOOK_NAMES: Final = (
     "prestart",
@@ -78,7 +155,7 @@ def _spec_problems(spec: Spec) -> Iterator[str]:
 
 
 def _annotation_problems(at: str, annotations: Annotations) -> Iterator[str]:
-    for key in _twice(key for key, _ in annotations):
+    for key in _duplicate_problems(key for key, _ in annotations):
         yield f"{at}: {key!r} is there twice"
     for key, _ in annotations:
         if not _ANNOTATION_KEY.fullmatch(key.lower()):
@@ -160,9 +237,9 @@ def _net_problems(at: str, net_devices: tuple[NetDevice, ...]) -> Iterator[str]:
             yield f"{at}[{i}].hostInterfaceName: must not be empty"
         if not device.name:
             yield f"{at}[{i}].name: must not be empty"
-    for name in _twice(device.host_interface_name for device in net_devices):
+    for name in _duplicate_problems(device.host_interface_name for device in net_devices):
         yield f"{at}: hostInterfaceName {name!r} is there twice"
-    for name in _twice(device.name for device in net_devices):
+    for name in _duplicate_problems(device.name for device in net_devices):
         yield f"{at}: name {name!r} is there twice"
 
 
@@ -178,5 +255,5 @@ def _range_problems(at: str, number: int | None, highest: int) -> Iterator[str]:
         yield f"{at}: must be 0 to {highest}, not {number}"
 
 
-def _twice(names: Iterable[str]) -> list[str]:
+def _duplicate_problems(names: Iterable[str]) -> list[str]:
     return [name for name, times in Counter(names).items() if times > 1]

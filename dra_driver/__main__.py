@@ -5,8 +5,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from dra_driver import logs
-from dra_driver.errors import DriverError, SettingsError
+from dra_driver.base import logs
+from dra_driver.base.errors import DriverError, SettingsError
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
@@ -103,7 +103,7 @@ def _kubelet_plugin(arguments: argparse.Namespace) -> int:
     from dra_driver.plugin.run import run
 
     settings = PluginSettings.read(arguments)
-    logs.set_up(settings.log_level, settings.log_format)
+    logs.set_up_logging(settings.log_level, settings.log_format)
     return run(settings)
 
 
@@ -111,37 +111,37 @@ def _mps_agent(arguments: argparse.Namespace) -> int:
     from dra_driver.agent.run import run
 
     settings = AgentSettings.read(arguments)
-    logs.set_up(settings.log_level, settings.log_format)
+    logs.set_up_logging(settings.log_level, settings.log_format)
     return run(settings)
 
 
 def _devices(arguments: argparse.Namespace) -> int:
-    from dra_driver.cli.devices import devices
+    from dra_driver.cli.devices.run import devices
     from dra_driver.cli.terminal import terminal
 
     settings = DevicesSettings.read(arguments)
-    logs.set_up("warning", settings.log_format)
+    logs.set_up_logging("warning", settings.log_format)
     shown = terminal(sys.stdout, os.environ)
     print(devices(settings, arguments.output, arguments.without, shown))
     return 0
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from dra_driver.cli.claims import claims
+    from dra_driver.cli.claims.run import claims
     from dra_driver.cli.terminal import terminal
 
     settings = ClaimsSettings.read(arguments)
-    logs.set_up("warning", settings.log_format)
+    logs.set_up_logging("warning", settings.log_format)
     shown = terminal(sys.stdout, os.environ)
     print(claims(settings, arguments.output, shown, arguments.ledger_only))
     return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from dra_driver.cli.doctor import doctor
+    from dra_driver.cli.doctor.run import doctor
 
     settings = DoctorSettings.read(arguments)
-    logs.set_up("error", settings.log_format)
+    logs.set_up_logging("error", settings.log_format)
     return doctor(settings)
 
 

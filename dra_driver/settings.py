@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pydantic.fields import FieldInfo
 
 from api.names import DRIVER
-from dra_driver.errors import SettingsError
-from dra_driver.node.place import Place
+from dra_driver.base.errors import SettingsError
+from dra_driver.node.driver.config import NodeConfig
 
 _DNS_SUBDOMAIN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -44,7 +44,7 @@ def _absolute_or_none(path: str) -> str:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 OptionalPath = Annotated[str, AfterValidator(_absolute_or_none)]
 NodeName = Annotated[str, StringConstraints(max_length=253, pattern=_DNS_SUBDOMAIN)]
-PodUid = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
+PodUidFlag = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9-]*$")]
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
 HttpAddress = Annotated[
@@ -106,9 +106,9 @@ class HostSettings(_Settings):
     log_format: Literal["text", "json"] = Field("text", description="how to log")
 
     @property
-    def place(self) -> Place:
+    def place(self) -> NodeConfig:
         """Where the GPUs are looked for."""
-        return Place(self.driver_root or None, self.host_root, self.sim)
+        return NodeConfig(self.driver_root or None, self.host_root, self.sim)
 
 
 class AgentSettings(HostSettings):
@@ -182,7 +182,7 @@ class DoctorSettings(DevicesSettings):
     """`dra-driver doctor`: besides, whom the plugin works with."""
 
     node_name: NodeName = Field(os.uname().nodename.lower(), description="which Node to look at")
-    pod_uid: PodUid = Field(
+    pod_uid: PodUidFlag = Field(
         "", description="the UID of this pod: two plugins can then serve at once in an update"
     )
     kubeconfig: Path | None = Field(
@@ -218,7 +218,7 @@ class PluginSettings(DoctorSettings):
     log_level: LogLevel = "info"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> NodeConfig:
         """Where the GPUs are looked for, and who else has a part in what claims get of them."""
         return replace(super().place, runtime_dir=self.runtime_dir, mps_socket=self.mps_socket)
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from dra_driver.logs import JsonFormatter, TextFormatter
+from dra_driver.base.logs import JsonFormatter, TextFormatter
 
 FORGED = "no such key: x\n2026-01-01T00:00:00.000Z WARNING claim served\x1b[2J"
 

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.yaml_documents import documents, only_document
+from dra_driver.base.yaml_documents import load_document, load_documents
 from tests.fakes.work import calls
 
 # Eight values, then eight times what stands above: a billion of them in ten lines.
@@ -18,7 +18,7 @@ LAUGHS = "\n".join(
 def test_aliases_are_read_where_they_stand_for_little():
     text = "a: &a [1, 2]\nb: [*a, *a]\nc: &c {x: *a}\nd: {<<: *c, y: 3}"
 
-    assert only_document(text) == {
+    assert load_document(text) == {
         "a": [1, 2],
         "b": [[1, 2], [1, 2]],
         "c": {"x": [1, 2]},
@@ -46,7 +46,7 @@ def test_aliases_are_read_where_they_stand_for_little():
 )
 def test_what_cannot_be_read_says_why_in_one_line(text, problem):
     with pytest.raises(ValueError, match=problem) as refused:
-        documents(text)
+        load_documents(text)
 
     assert "\n" not in str(refused.value)
     assert type(refused.value) is ValueError
@@ -54,24 +54,24 @@ def test_what_cannot_be_read_says_why_in_one_line(text, problem):
 
 def test_a_mistake_is_said_by_its_line_and_without_words_for_programmers():
     with pytest.raises(ValueError, match=r'got .* in "this file", line 2, column 6'):
-        documents(b"a: 1\nb: [1")
+        load_documents(b"a: 1\nb: [1")
     with pytest.raises(ValueError, match=r"integer string conversion: value has 5000 digits$"):
-        documents("a: " + "1" * 5000)
+        load_documents("a: " + "1" * 5000)
 
 
 def test_aliases_are_refused_before_they_grow():
     def read():
         with pytest.raises(ValueError):
-            documents(LAUGHS)
+            load_documents(LAUGHS)
 
     assert calls(read) < 100_000  # written out it has a billion values
 
 
 def test_several_documents_are_read_and_one_is_asked_for():
-    assert documents("a: 1\n---\nb: &x [2]\n---\n") == [{"a": 1}, {"b": [2]}, None]
-    assert only_document("") is None
+    assert load_documents("a: 1\n---\nb: &x [2]\n---\n") == [{"a": 1}, {"b": [2]}, None]
+    assert load_document("") is None
     with pytest.raises(ValueError, match="has 2 documents; write one"):
-        only_document("a: 1\n---\nb: 2\n")
+        load_document("a: 1\n---\nb: 2\n")
 
 
 YAML = st.recursive(
@@ -84,12 +84,12 @@ YAML = st.recursive(
 
 @given(YAML)
 def test_what_is_written_is_read(value):
-    assert only_document(yaml.safe_dump([value, value])) == [value, value]
+    assert load_document(yaml.safe_dump([value, value])) == [value, value]
 
 
 @given(st.text() | st.text("[]{}&*a:- \n!?|>'\"#%@`<,01"))
 def test_any_text_is_read_or_refused(text):
     try:
-        documents(text)
+        load_documents(text)
     except ValueError as refused:
         assert str(refused)

@@ -4,22 +4,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from dra_driver.agent.tools import Clock
-from dra_driver.errors import TimedOut, Wedged
+from dra_driver.agent.dependencies import AgentClock
+from dra_driver.base.errors import MpsClientStuck, TimedOut
 from dra_driver.model.mps import MpsClient
-from dra_driver.node.mps.daemon import Look
+from dra_driver.node.mps.daemon import DaemonStatus
 
-LOOK_SECONDS: Final = 12.0  # between two looks at a server that is well: a look runs a program
+STATUS_SECONDS: Final = 12.0  # between two looks at a server that is well: a look runs a program
 _STRIKES: Final = 2  # wrong answers in a row, until it is no coincidence
 # A node on which nobody gets on makes a daemon slow, and to start it again ends all its clients.
 _SILENT_SECONDS, _UNANSWERED = 15.0, 3  # without any answer, and questions meanwhile
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 60.0  # seconds
 
 
-class Health:
+class ServerHealth:
     """Of one server. Nothing of it is written down: a new agent looks for itself."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: AgentClock) -> None:
         self._clock = clock
         self._looked_at = float("-inf")
         self._strikes = 0
@@ -31,7 +31,7 @@ class Health:
         self.trouble = ""  # empty: it is well
         self.clients: tuple[MpsClient, ...] = ()  # when it last answered
 
-    def needs_look(self, older_than: float = LOOK_SECONDS) -> bool:
+    def needs_look(self, older_than: float = STATUS_SECONDS) -> bool:
         """Whether nobody looked for so long; at a server that is not well, whether nobody did just
         now."""
         allowed = min(older_than, 1.0) if self.trouble else older_than
@@ -43,7 +43,7 @@ class Health:
         silent = self._silent >= _SILENT_SECONDS and self._unanswered >= _UNANSWERED
         return silent or self._strikes >= _STRIKES
 
-    def saw(self, look: Look) -> None:
+    def saw(self, look: DaemonStatus) -> None:
         """It answered."""
         self.clients = look.clients
         if look.ready:
@@ -80,7 +80,7 @@ class Health:
         asked_at = self._clock.passed()
         try:
             yield
-        except Wedged:
+        except MpsClientStuck:
             raise
         except TimedOut as e:
             self.saw_nothing(str(e), asked_at)

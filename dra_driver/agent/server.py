@@ -11,37 +11,37 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Final
 
-from dra_driver.agent.health import LOOK_SECONDS, Health
-from dra_driver.agent.spaces import Spaces
-from dra_driver.agent.state import Book, Kept, ServerState, new_token
-from dra_driver.agent.tools import Tools
-from dra_driver.errors import DriverError, NodeError, NotAsked, TimedOut, Wedged
-from dra_driver.model.devices import GpuUuid
+from dra_driver.agent.dependencies import AgentDependencies
+from dra_driver.agent.health import STATUS_SECONDS, ServerHealth
+from dra_driver.agent.namespaces import ServerNamespaces
+from dra_driver.agent.state import NamespaceState, ServerState, ServerStateFile, new_daemon_token
+from dra_driver.base.errors import DriverError, MpsClientStuck, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
-    Incident,
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
+    MpsServerName,
+    MpsServerRestart,
+    ServedNamespace,
 )
-from dra_driver.node.mps.daemon import Look
-from dra_driver.plan import mps_servers
+from dra_driver.node.mps.daemon import DaemonStatus
+from dra_driver.plan.mps import servers
 
 log = logging.getLogger(__name__)
 
 _TRIM_SECONDS: Final = 60.0  # between two looks at its logs
 
 
-class Server:
+class ManagedServer:
     """Whoever calls holds the lock of this server; ``status`` and ``served`` need none."""
 
-    def __init__(self, state: ServerState, tools: Tools) -> None:
-        self._book = Book(state, tools.files)
+    def __init__(self, state: ServerState, tools: AgentDependencies) -> None:
+        self._book = ServerStateFile(state, tools.files)
         self._tools = tools
         self._daemons = tools.daemons
-        self._health = Health(tools.clock)
-        self._spaces = Spaces(self._book, tools.daemons, self._health)
+        self._health = ServerHealth(tools.clock)
+        self._spaces = ServerNamespaces(self._book, tools.daemons, self._health)
         self._trimmed_at = float("-inf")
         self.gone = False  # ended, and nothing is written of it any more
 
@@ -50,7 +50,7 @@ class Server:
         return self._book.state
 
     @property
-    def name(self) -> ServerName:
+    def name(self) -> MpsServerName:
         return self._state.daemon.name
 
     @property
@@ -82,10 +82,10 @@ class Server:
         """Another agent started it."""
         self._daemons.shelter(self._state.daemon)
 
-    def find(self, name: SpaceName) -> Kept | None:
+    def find(self, name: MpsNamespaceName) -> NamespaceState | None:
         return self._state.find(name)
 
-    def serves(self, name: SpaceName) -> bool:
+    def serves(self, name: MpsNamespaceName) -> bool:
         return any(one.space.name == name for one in self._state.served)
 
     def status(self) -> MpsServer:
@@ -111,9 +111,9 @@ class Server:
 
     # What is asked of it
 
-    def start(self, space: Space) -> Served:
+    def start(self, space: MpsNamespace) -> ServedNamespace:
         """The first space of a server that was not there. If it fails, everything is undone."""
-        self._book.write(self._state.keep(Kept(space)))
+        self._book.write(self._state.keep(NamespaceState(space)))
         try:
             self._start(space)
         except Exception:
@@ -121,7 +121,7 @@ class Server:
             raise
         return self._served(space.name)
 
-    def serve(self, space: Space) -> Served:
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
         """A space in a server that runs. If it fails, everything is undone."""
         if (known := self._state.find(space.name)) and known.served:
             return known.served
@@ -133,7 +133,7 @@ class Server:
             raise
         return self._served(space.name)
 
-    def release(self, name: SpaceName) -> None:
+    def release(self, name: MpsNamespaceName) -> None:
         if (known := self._state.find(name)) is None:
             return
         self._book.note(self._state.keep(replace(known, served=None)))
@@ -152,7 +152,7 @@ class Server:
         try:
             with self._health.counting():
                 self._daemons.terminate(self._state.daemon, pids)
-        except Wedged as e:
+        except MpsClientStuck as e:
             self.look(0)  # how many are lost
             log.warning("clients do not end", extra={"server": self.name, "error": str(e)})
             self._condemn("a client could not be ended")  # whose, is no business of the others
@@ -179,7 +179,7 @@ class Server:
             return
         try:
             self._tend()
-        except NotAsked as e:
+        except MpsStateUnknown as e:
             self._health.could_not_ask(str(e))
             raise
 
@@ -205,7 +205,7 @@ class Server:
             self._health.pause(str(e))
             raise
 
-    def look(self, older_than: float = LOOK_SECONDS) -> Look | None:
+    def look(self, older_than: float = STATUS_SECONDS) -> DaemonStatus | None:
         """See how it is; None: the last look is not that old, or it does not say."""
         if self._state.condemned or not self._health.needs_look(older_than):
             return None
@@ -215,7 +215,7 @@ class Server:
         except TimedOut as e:
             self._health.saw_nothing(f"it does not answer: {e}", asked_at)
             return None
-        except NotAsked as e:
+        except MpsStateUnknown as e:
             self._health.could_not_ask(str(e))
             return None
         except NodeError as e:
@@ -236,11 +236,11 @@ class Server:
         self._book.note(replace(self._state, condemned=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
-    def _record(self, reason: str, spaces: tuple[SpaceName, ...], lost: int) -> None:
+    def _record(self, reason: str, spaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
         now = self._tools.clock.since_epoch()
-        self._tools.incidents.record(Incident(0, self.name, now, reason, spaces, lost))
+        self._tools.incidents.record(MpsServerRestart(0, self.name, now, reason, spaces, lost))
 
-    def _restart(self, more: Space | None = None) -> None:
+    def _restart(self, more: MpsNamespace | None = None) -> None:
         """End what is left of it and start it with what was served, in the same directory:
         containers have it mounted.
 
@@ -256,17 +256,17 @@ class Server:
             if not self._state.served:
                 return self._end()
         spaces = tuple(one.space for one in self._state.served)
-        most = mps_servers.most((*spaces, more) if more else spaces)
+        most = servers.default_limits((*spaces, more) if more else spaces)
         daemon = replace(
             old,
-            token=new_token(),
+            token=new_daemon_token(),
             most=most,
             protocol=protocol,
         )
         self._book.write(replace(self._state.cleared(), daemon=daemon))
         self._start()
 
-    def _start(self, first: Space | None = None) -> None:
+    def _start(self, first: MpsNamespace | None = None) -> None:
         wanted = self._spaces.to_start(first)
         directories = self._daemons.start(self._state.daemon, wanted)
         state = self._spaces.started(directories)
@@ -285,10 +285,10 @@ class Server:
         self._book.close()
         self.gone = True
 
-    def _make_room(self, space: Space) -> None:
+    def _make_room(self, space: MpsNamespace) -> None:
         """Protocol 2: the environment cannot give a client more than the server's defaults."""
-        most, needed = self._state.daemon.most, mps_servers.needed(space)
-        if self._state.daemon.protocol > 2 or not mps_servers.exceeds(needed, most):
+        most, needed = self._state.daemon.most, servers.least_limits(space)
+        if self._state.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
             return
         self.look(0)
         if self._health.clients or self._health.trouble:
@@ -296,14 +296,14 @@ class Server:
             busy = f"{number} now" if number else self._health.trouble
             raise NodeError(
                 f"the MPS server over {', '.join(space.gpus)} gives a client at most "
-                f"{mps_servers.said(most)}, and claim {space.claim} wants "
-                f"{mps_servers.said(needed)}: it can give more once its clients have "
+                f"{servers.describe_limits(most)}, and claim {space.claim} wants "
+                f"{servers.describe_limits(needed)}: it can give more once its clients have "
                 f"ended ({busy})"
             )
         self._condemn("it has to give more than it was started with")
         self._restart(space)
 
-    def _served(self, name: SpaceName) -> Served:
+    def _served(self, name: MpsNamespaceName) -> ServedNamespace:
         return next(one for one in self._state.served if one.space.name == name)
 
     def _undo(self, how: Callable[[], None]) -> None:

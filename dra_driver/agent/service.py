@@ -2,6 +2,8 @@
 
 Only root can connect (mode 0600). A lock beside the socket says whether an agent lives: while it is
 held no other agent serves this directory, and whatever socket lies there without it is stale.
+
+What the agent is asked, as values: parsed once, strictly.
 """
 
 import logging
@@ -13,14 +15,95 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, assert_never
 
-from dra_driver.agent.requests import Release, Request, Serve, Status, Terminate, parse_request
-from dra_driver.agent.supervisor import Supervisor
-from dra_driver.errors import DriverError, NodeError, SettingsError, TimedOut
-from dra_driver.kubeletplugin.file_locks import disk_errors, lock_within
-from dra_driver.node.mps import wire
+from dra_driver.agent.supervisor import MpsSupervisor
+from dra_driver.base.errors import ClaimError, DriverError, NodeError, SettingsError, TimedOut
+from dra_driver.base.files import disk_errors, lock_within
+from dra_driver.model.gpus import is_mig_uuid
+from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.node.mps import agent_protocol
+
+_NAME: Final = re.compile(r"[a-z0-9_]{1,64}")  # what MPS takes for a namespace
+_GPU: Final = re.compile(r"[A-Za-z0-9-]{1,96}")
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRequest:
+    space: MpsNamespace
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRequest:
+    name: MpsNamespaceName
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateRequest:
+    name: MpsNamespaceName
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Asks for what is known."""
+
+
+AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest
+
+_KINDS: Final = {
+    "serve": ServeRequest,
+    "release": ReleaseRequest,
+    "terminate": TerminateRequest,
+    "status": StatusRequest,
+}
+
+
+def parse_request(line: bytes) -> AgentRequest:
+    """NodeError: it is none. ClaimError: it asks for what cannot be."""
+    document = agent_protocol.parse(line, "the request")
+    call: Any = document.get("call")
+    kind = _KINDS.get(call) if isinstance(call, str) else None
+    if kind is None:
+        raise NodeError(f"the call {call!r} is unknown: {', '.join(_KINDS)} are known")
+    request: AgentRequest = agent_protocol.decode(kind, document, "the request")
+    if isinstance(request, ServeRequest):
+        _check(request.space)
+    return request
+
+
+def _check(space: MpsNamespace) -> None:
+    """What becomes arguments and paths of a program that runs as root has to look the part."""
+    wrong = []
+    if not _NAME.fullmatch(space.name):
+        wrong.append(f"its name {space.name!r} is not 1 to 64 of a-z, 0-9 and _")
+    if not space.gpus or len(set(space.gpus)) != len(space.gpus):
+        wrong.append(f"its GPUs are none, or one comes twice: {list(space.gpus)}")
+    wrong += [f"{gpu!r} is no UUID of a GPU" for gpu in space.gpus if not _GPU.fullmatch(gpu)]
+    if len(space.gpus) > 1 and any(map(is_mig_uuid, space.gpus)):
+        wrong.append("a MIG instance has a server of its own")
+    if space.memory_bytes and len(space.memory_bytes) != len(space.gpus):
+        wrong.append(f"{len(space.memory_bytes)} memory limits for {len(space.gpus)} GPUs")
+    sizes = [size for size in space.memory_bytes if size is not None]
+    for allowance in (MpsLimits(space.percent), *(MpsLimits(memory_bytes=one) for one in sizes)):
+        wrong += _wrong(allowance)
+    wrong += _wrong(space.most)
+    if wrong:
+        raise ClaimError(f"claim {space.claim} cannot have this MPS space: {'; '.join(wrong)}")
+
+
+def _wrong(allowance: MpsLimits) -> list[str]:
+    wrong = []
+    if not 1 <= allowance.percent <= ALL_CORES:
+        wrong.append(f"{allowance.percent} % of the multiprocessors is not 1 to {ALL_CORES}")
+    size = allowance.memory_bytes
+    if size is not None and (size < _MIB or size % _MIB):
+        wrong.append(f"a memory limit of {size} bytes is not 1 or more whole MiB")
+    return wrong
+
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +132,10 @@ def lock_directory(directory: Path, seconds: float = _LOCK_SECONDS) -> int:
             ) from e
 
 
-class Service:
+class AgentService:
     """Serves *supervisor* at ``<directory>/agent.sock``, from ``start`` to ``stop``."""
 
-    def __init__(self, supervisor: Supervisor, directory: Path) -> None:
+    def __init__(self, supervisor: MpsSupervisor, directory: Path) -> None:
         """Only whoever has the lock of *directory* makes one."""
         self._supervisor = supervisor
         self.path = directory / SOCKET
@@ -150,24 +233,26 @@ class Service:
 
     def _answer(self, line: bytes) -> bytes:
         try:
-            return wire.dump(self._done(parse_request(line)))
+            return agent_protocol.dump(self._done(parse_request(line)))
         except DriverError as e:
             log.warning("a request was refused", extra={"error": str(e)})
-            return wire.dump(wire.error(e))
+            return agent_protocol.dump(agent_protocol.encode_error(e))
         except Exception as e:  # whoever asks has to be told something
             log.exception("a request failed")
-            return wire.dump(wire.error(NodeError(f"the MPS agent failed: {e}; see its log")))
+            return agent_protocol.dump(
+                agent_protocol.encode_error(NodeError(f"the MPS agent failed: {e}; see its log"))
+            )
 
-    def _done(self, request: Request) -> dict[str, Any]:
+    def _done(self, request: AgentRequest) -> dict[str, Any]:
         match request:
-            case Serve(space=space):
-                return {"served": wire.encode(self._supervisor.serve(space))}
-            case Release(name=name):
+            case ServeRequest(space=space):
+                return {"served": agent_protocol.encode(self._supervisor.serve(space))}
+            case ReleaseRequest(name=name):
                 self._supervisor.release(name)
-            case Terminate(name=name, pids=pids):
+            case TerminateRequest(name=name, pids=pids):
                 self._supervisor.terminate(name, pids)
-            case Status():
-                return {"status": wire.encode(self._supervisor.status())}
+            case StatusRequest():
+                return {"status": agent_protocol.encode(self._supervisor.status())}
             case _:
                 assert_never(request)
         return {}
@@ -185,6 +270,6 @@ def read_line(connection: socket.socket, clock: Callable[[], float] = time.monot
         if not chunk:
             return b""
         received += chunk
-        if len(received) > wire.MAX_REQUEST_BYTES:
-            raise NodeError(f"a request is longer than {wire.MAX_REQUEST_BYTES} bytes")
+        if len(received) > agent_protocol.MAX_REQUEST_BYTES:
+            raise NodeError(f"a request is longer than {agent_protocol.MAX_REQUEST_BYTES} bytes")
     return bytes(received)

@@ -22,19 +22,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.file_locks import disk_errors
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import disk_errors
 from dra_driver.model.mps import (
-    Incident,
     MpsClient,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsServerName,
+    MpsServerRestart,
+    ServedNamespace,
 )
-from dra_driver.node.mps import wire
-from dra_driver.node.mps.daemon import Daemon
-from dra_driver.plan.mps_servers import most
+from dra_driver.node.mps import agent_protocol
+from dra_driver.node.mps.daemon import ControlDaemon
+from dra_driver.plan.mps.servers import default_limits
 
 log = logging.getLogger(__name__)
 
@@ -46,26 +46,26 @@ _NUMBER: Final = re.compile(rb'"number": ([0-9]{1,15})\b')
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class NamespaceState:
     """A space of a server. One without *served* is none that anybody can use: it is on its way in,
     on its way out, or a crash left it there."""
 
-    space: Space
-    served: Served | None = None
-    namespace: SpaceName | None = None  # what its daemon calls it; None: as the space
+    space: MpsNamespace
+    served: ServedNamespace | None = None
+    namespace: MpsNamespaceName | None = None  # what its daemon calls it; None: as the space
 
     @property
-    def inside(self) -> Space:
+    def inside(self) -> MpsNamespace:
         """As its daemon knows it."""
         return replace(self.space, name=self.namespace) if self.namespace else self.space
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class SpareNamespace:
     """A namespace that nobody has, for the next space. Its limits are not written: whoever did not
     set them itself cannot know them, and sets them."""
 
-    namespace: SpaceName
+    namespace: MpsNamespaceName
     directory: str = ""  # empty: it is on its way in or out, or a crash left it there
 
 
@@ -73,27 +73,27 @@ class Spare:
 class ServerState:
     """One server, as wanted. One without a served space is wanted by nobody."""
 
-    daemon: Daemon
-    spaces: tuple[Kept, ...] = ()
+    daemon: ControlDaemon
+    spaces: tuple[NamespaceState, ...] = ()
     condemned: str = ""  # why it has to be started again; its incident is recorded
     restarts: int = 0
-    spare: Spare | None = None
+    spare: SpareNamespace | None = None
 
     @property
-    def served(self) -> tuple[Served, ...]:
+    def served(self) -> tuple[ServedNamespace, ...]:
         return tuple(one.served for one in self.spaces if one.served is not None)
 
-    def find(self, name: SpaceName) -> Kept | None:
+    def find(self, name: MpsNamespaceName) -> NamespaceState | None:
         return next((one for one in self.spaces if one.space.name == name), None)
 
-    def keep(self, kept: Kept) -> "ServerState":
+    def keep(self, kept: NamespaceState) -> "ServerState":
         """With this space, in place of what it was."""
         others = (one for one in self.spaces if one.space.name != kept.space.name)
         by_name = sorted((*others, kept), key=lambda one: one.space.name)
         return replace(self, spaces=tuple(by_name))
 
     @property
-    def left(self) -> tuple[SpaceName, ...]:
+    def left(self) -> tuple[MpsNamespaceName, ...]:
         """The namespaces that nobody can use."""
         spare = self.spare
         unready = () if spare is None or spare.directory else (spare.namespace,)
@@ -123,31 +123,35 @@ class ServerState:
         )
 
 
-def new_namespace() -> SpaceName:
+def new_namespace_name() -> MpsNamespaceName:
     """For a spare. Short, because it is part of the path of a socket."""
-    return SpaceName(f"n_{secrets.token_hex(8)}")
+    return MpsNamespaceName(f"n_{secrets.token_hex(8)}")
 
 
-def new_token() -> str:
+def new_daemon_token() -> str:
     """What the processes of one daemon carry; nobody else can know it."""
     return secrets.token_hex(16)
 
 
-def new_state(name: ServerName, space: Space, protocol: int, mps_dir: str) -> ServerState:
+def new_server_state(
+    name: MpsServerName, space: MpsNamespace, protocol: int, mps_dir: str
+) -> ServerState:
     """A server over the GPUs of *space*, in which nothing is.
 
     It has them in the order of the space: by that its clients count them, in limits too.
     """
-    daemon = Daemon(name, space.gpus, protocol, f"{mps_dir}/{name}", new_token(), most([space]))
+    daemon = ControlDaemon(
+        name, space.gpus, protocol, f"{mps_dir}/{name}", new_daemon_token(), default_limits([space])
+    )
     return ServerState(daemon)
 
 
-class StateFiles:
+class ServerStateFiles:
     """The directory of the files. One agent at a time uses it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.set_aside: dict[ServerName, str] = {}  # of which nothing could be read, and why
+        self.set_aside: dict[MpsServerName, str] = {}  # of which nothing could be read, and why
 
     def load(self) -> tuple[ServerState, ...]:
         """Every server. What is damaged is ``set_aside``: the others go on. NodeError: a file
@@ -161,32 +165,32 @@ class StateFiles:
         return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
-        text = _text(wire.encode(replace(state, spaces=())), _SPACES)
+        text = _text(agent_protocol.encode(replace(state, spaces=())), _SPACES)
         spaces = ", ".join(_text_of(one) for one in state.spaces)
         self._put(state.daemon.name, f"{text[:-1]}, {json.dumps(_SPACES)}: [{spaces}]}}")
 
-    def remove(self, name: ServerName) -> None:
+    def remove(self, name: MpsServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
             (self._directory / f"{name}.json").unlink(missing_ok=True)
 
-    def incidents(self) -> tuple[Incident, ...]:
+    def incidents(self) -> tuple[MpsServerRestart, ...]:
         """If they cannot be read, one that has their last number, as far as that is found: numbers
         go on."""
         path = self._directory / f"{_INCIDENTS}.json"
         if (text := _bytes(path)) is None:
             return ()
         try:
-            return _decoded(text, path, _Incidents).incidents
+            return _decoded(text, path, _IncidentDocument).incidents
         except NodeError as e:
             numbers = [int(one) for one in _NUMBER.findall(text)]
             self._put_aside(path, str(e))
             reason = f"what was written of earlier incidents is lost: {e}"
-            known = (Incident(max(numbers, default=0) + 1, ServerName(""), 0.0, reason),)
+            known = (MpsServerRestart(max(numbers, default=0) + 1, MpsServerName(""), 0.0, reason),)
             _unless_full(lambda: self.write_incidents(known))
             return known
 
-    def write_incidents(self, incidents: tuple[Incident, ...]) -> None:
-        self._put(_INCIDENTS, _text(wire.encode(_Incidents(incidents))))
+    def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
+        self._put(_INCIDENTS, _text(agent_protocol.encode(_IncidentDocument(incidents))))
 
     def _state(self, path: Path) -> ServerState | None:
         if (text := _bytes(path)) is None:
@@ -194,7 +198,7 @@ class StateFiles:
         try:
             return _decoded(text, path, ServerState)
         except NodeError as e:
-            self.set_aside[ServerName(path.stem)] = str(e)
+            self.set_aside[MpsServerName(path.stem)] = str(e)
             self._put_aside(path, str(e))
             return None
 
@@ -218,10 +222,10 @@ class StateFiles:
                 raise
 
 
-class Book:
+class ServerStateFile:
     """What is wanted of one server, as it is written."""
 
-    def __init__(self, state: ServerState, files: StateFiles) -> None:
+    def __init__(self, state: ServerState, files: ServerStateFiles) -> None:
         self.state = state
         self._files = files
         self._is_kept = True
@@ -246,9 +250,9 @@ class Book:
         self._files.remove(self.state.daemon.name)
 
 
-def _decoded(text: bytes, path: Path, kind: type[wire.T]) -> wire.T:
+def _decoded(text: bytes, path: Path, kind: type[agent_protocol.T]) -> agent_protocol.T:
     try:
-        return wire.decode(kind, wire.parse(text, path.name), "it")
+        return agent_protocol.decode(kind, agent_protocol.parse(text, path.name), "it")
     except NodeError as e:
         raise NodeError(f"what is written in {path} cannot be read: {e}") from e
 
@@ -274,34 +278,34 @@ def _unless_full(write: Callable[[], None]) -> bool:
 
 def _text(document: Mapping[str, Any], without: str = "") -> str:
     """Of an object that is never empty."""
-    fields = {"version": wire.VERSION, **document}
+    fields = {"version": agent_protocol.VERSION, **document}
     fields.pop(without, None)
     return json.dumps(fields, sort_keys=True)
 
 
 @lru_cache(maxsize=1024)
-def _text_of(kept: Kept) -> str:
+def _text_of(kept: NamespaceState) -> str:
     """Each is written again whenever another comes or goes, and a claim waits for it."""
-    return json.dumps(wire.encode(kept), sort_keys=True)
+    return json.dumps(agent_protocol.encode(kept), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Incidents:
-    incidents: tuple[Incident, ...] = ()
+class _IncidentDocument:
+    incidents: tuple[MpsServerRestart, ...] = ()
 
 
-class Incidents:
+class IncidentLog:
     """What happened to servers: the last ones, with numbers that go on over restarts of the agent.
 
     Thread safe.
     """
 
-    def __init__(self, files: StateFiles) -> None:
+    def __init__(self, files: ServerStateFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
         self._known = files.incidents()
 
-    def record(self, incident: Incident) -> None:
+    def record(self, incident: MpsServerRestart) -> None:
         """Write it down, with the next number."""
         with self._lock:
             number = self._known[-1].number + 1 if self._known else 1
@@ -309,6 +313,6 @@ class Incidents:
             _unless_full(lambda: self._files.write_incidents(known))
             self._known = known
 
-    def known(self) -> tuple[Incident, ...]:
+    def known(self) -> tuple[MpsServerRestart, ...]:
         """Oldest first."""
         return self._known

@@ -2,67 +2,146 @@
 
 What touches a server holds its lock, so that things come one after the other there; servers do not
 wait for each other. No wait is longer than a caller's patience.
+
+Directories of servers of which nothing is written, and who lives in them: both are taken away.
+
+An agent leaves none. They are there when a file of its state was lost, or cannot be read.
+
+MPS daemons on the node that this agent did not start, and leaves alone.
 """
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
-from dra_driver.agent.leftovers import Leftovers
-from dra_driver.agent.others import Others
-from dra_driver.agent.server import Server
-from dra_driver.agent.state import new_state
-from dra_driver.agent.tools import Tools
-from dra_driver.errors import DriverError, NodeError, TimedOut
-from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.agent.dependencies import AgentDependencies
+from dra_driver.agent.server import ManagedServer
+from dra_driver.agent.state import new_daemon_token, new_server_state
+from dra_driver.base.deadlines import request_deadline, seconds_within_request
+from dra_driver.base.errors import DriverError, NodeError, TimedOut
+from dra_driver.base.files import disk_errors
+from dra_driver.base.threads import NamedLocks
 from dra_driver.model.mps import (
-    Incident,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsServerName,
+    MpsServerRestart,
     MpsStatus,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
-    server_name,
+    ServedNamespace,
+    mps_server_name,
 )
-from dra_driver.node.mps.deadlines import request, within
-from dra_driver.plan.mps_servers import protocol_over
+from dra_driver.node.mps.daemon import ControlDaemon
+from dra_driver.plan.mps.servers import protocol_over
 
 log = logging.getLogger(__name__)
 
+_NAME: Final = re.compile(r"s[0-9a-f]{12}")
+
+
+class OrphanedServers:
+    """Whoever takes one away holds the lock of that server."""
+
+    def __init__(self, tools: AgentDependencies) -> None:
+        self._tools = tools
+        self._left: frozenset[MpsServerName] = frozenset()
+
+    @property
+    def names(self) -> tuple[MpsServerName, ...]:
+        """Those that are still there."""
+        return tuple(sorted(self._left))
+
+    def find(self, known: Collection[MpsServerName]) -> None:
+        """Look for them. *known*: of these something is written."""
+        directory = Path(self._tools.directory)
+        with disk_errors(f"look for what was left in {directory}"):
+            found = [one.name for one in directory.iterdir() if one.is_dir()]
+        names = (MpsServerName(name) for name in found if _NAME.fullmatch(name))
+        self._left = frozenset(names) - frozenset(known)
+
+    def take_away(self, name: MpsServerName) -> None:
+        """One of them, if it is one. NodeError: it cannot be done."""
+        if name not in self._left:
+            return
+        log.warning("removing what nobody wrote of", extra={"server": name})
+        directory = f"{self._tools.directory}/{name}"
+        self._tools.daemons.clear(ControlDaemon(name, (), 2, directory, new_daemon_token()))
+        self._left -= {name}
+
+    def try_to(self, name: MpsServerName) -> None:
+        """As ``take_away``; if it fails, it is done later."""
+        try:
+            self.take_away(name)
+        except DriverError as e:
+            extra = {"server": name, "error": str(e)}
+            log.warning("what an MPS server left cannot be removed, will try again", extra=extra)
+
+
+_UNMANAGED_SECONDS: Final = 60.0  # between two looks
+
+
+class UnmanagedDaemonWatch:
+    """*tokens*: what marks our own, as of now."""
+
+    def __init__(self, tools: AgentDependencies, tokens: Callable[[], list[str]]) -> None:
+        self._tools = tools
+        self._tokens = tokens
+        self._looked_at = float("-inf")
+        self.found: tuple[str, ...] = ()
+
+    def look(self) -> None:
+        """Unless that was just done. What cannot be seen now is looked for the next time."""
+        now = self._tools.clock.passed()
+        if now - self._looked_at < _UNMANAGED_SECONDS:
+            return
+        ours = self._tokens()
+        try:
+            found = self._tools.daemons.foreign(ours)
+        except DriverError as e:
+            log.info("MPS daemons of others cannot be looked for", extra={"error": str(e)})
+            return
+        if self._tokens() != ours:
+            return  # one of ours was started meanwhile, and may be in there
+        if found != self.found:
+            log.warning("MPS daemons that are not ours", extra={"daemons": list(found)})
+        self.found, self._looked_at = found, now
+
+
 _SERVE_SECONDS: Final = 8.0  # to wait for others; a daemon that is started takes about as much
 _SECONDS: Final = 2.0
-_GLANCE_SECONDS: Final = 0.05  # who only looks does not wait
+_QUICK_STATUS_SECONDS: Final = 0.05  # who only looks does not wait
 _STATUS_SECONDS: Final = 3.0  # for looking at servers, all together
 _CLIENTS_SECONDS: Final = 1.0  # how old the clients in a status can be
 
-Each = Callable[[Iterable[Callable[[], None]]], None]
+ForEachServer = Callable[[Iterable[Callable[[], None]]], None]
 """What does several things, side by side or one after the other. Some may go on afterwards."""
 
 
-def in_turn(things: Iterable[Callable[[], None]]) -> None:
+def sequentially(things: Iterable[Callable[[], None]]) -> None:
     for thing in things:
         thing()
 
 
-class Supervisor:
+class MpsSupervisor:
     """Thread safe. ``recover`` comes first."""
 
-    def __init__(self, tools: Tools, each: Each = in_turn) -> None:
+    def __init__(self, tools: AgentDependencies, each: ForEachServer = sequentially) -> None:
         self._tools = tools
         self._each = each
         self._guard = threading.Lock()
-        self._servers: dict[ServerName, Server] = {}
+        self._servers: dict[MpsServerName, ManagedServer] = {}
         self._of_space = NamedLocks("waited {seconds} s: the MPS space {name} is being changed")
         self._of_server = NamedLocks(
             "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
         )
-        self._others = Others(tools, lambda: [server.token for server in self._all()])
-        self._leftovers = Leftovers(tools)
-        self._tended: set[ServerName] = set()  # by somebody, now
+        self._others = UnmanagedDaemonWatch(tools, lambda: [server.token for server in self._all()])
+        self._leftovers = OrphanedServers(tools)
+        self._tended: set[MpsServerName] = set()  # by somebody, now
         self._looked_at: float | None = None
         self._round_at = tools.clock.passed()
         self.on_trouble: Callable[[], None] = lambda: None  # have ``look_after`` done soon
@@ -75,21 +154,21 @@ class Supervisor:
         """
         for state in self._tools.files.load():
             log.info("an MPS server is known", extra={"server": state.daemon.name})
-            server = self._servers[state.daemon.name] = Server(state, self._tools)
+            server = self._servers[state.daemon.name] = ManagedServer(state, self._tools)
             self._adopt(server)
         for name, why in self._tools.files.set_aside.items():
             now = self._tools.clock.since_epoch()
-            self._tools.incidents.record(Incident(0, name, now, f"it was ended: {why}"))
+            self._tools.incidents.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
         self._leftovers.find(self._servers)
         for name in self._leftovers.names:
             self._leftovers.try_to(name)
 
-    def serve(self, space: Space) -> Served:
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
         """Serve *space*; the same again is the same answer. If it fails, everything is undone."""
         limits = self._tools.limits
         with (
-            request(limits.serve, limits.undoing),
-            self._of_space.hold([space.name], within(_SERVE_SECONDS)),
+            request_deadline(limits.serve, limits.undoing),
+            self._of_space.hold([space.name], seconds_within_request(_SERVE_SECONDS)),
         ):
             served = None
             while served is None:  # at most once for each server of these GPUs
@@ -98,7 +177,7 @@ class Supervisor:
                     served = self._serve(space, name)
             return served
 
-    def _serve(self, space: Space, name: ServerName) -> Served | None:
+    def _serve(self, space: MpsNamespace, name: MpsServerName) -> ServedNamespace | None:
         """None: it belongs in another server by now."""
         holder = self._holder(space.name)
         if holder is not None:
@@ -112,41 +191,46 @@ class Supervisor:
             return server.serve(space)
         protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
         self._leftovers.take_away(name)
-        server = Server(new_state(name, space, protocol, self._tools.directory), self._tools)
+        server = ManagedServer(
+            new_server_state(name, space, protocol, self._tools.directory), self._tools
+        )
         with self._guard:
             self._servers[name] = server
         return server.start(space)
 
-    def _server_of(self, space: Space) -> ServerName:
+    def _server_of(self, space: MpsNamespace) -> MpsServerName:
         """The one that serves it already, else the one in which it belongs: of protocol 2, that is
         its tenant's own."""
         holder = self._holder(space.name)
         if holder is not None and holder.serves(space.name):
             return holder.name
-        name = server_name(space.gpus)
+        name = mps_server_name(space.gpus)
         if not space.tenant:
             return name
         everybodys = self._servers.get(name)
         protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
         if everybodys is not None:
             protocol = min(protocol, everybodys.protocol)
-        return server_name(space.gpus, space.tenant) if protocol == 2 else name
+        return mps_server_name(space.gpus, space.tenant) if protocol == 2 else name
 
-    def release(self, name: SpaceName) -> None:
+    def release(self, name: MpsNamespaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""
-        with request(self._tools.limits.release), self._of_space.hold([name], within(_SECONDS)):
+        with (
+            request_deadline(self._tools.limits.release),
+            self._of_space.hold([name], seconds_within_request(_SECONDS)),
+        ):
             if (server := self._holder(name)) is not None:
                 with self._changing(server.name, _SECONDS):
                     server.release(name)
 
-    def terminate(self, name: SpaceName, pids: Collection[int]) -> None:
+    def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
         """End clients of a space; a server that cannot do that is started again.
 
         NodeError: not all have ended yet.
         """
         if (server := self._holder(name)) is None:
             return
-        with request(self._tools.limits.terminate), self._changing(server.name, _SECONDS):
+        with request_deadline(self._tools.limits.terminate), self._changing(server.name, _SECONDS):
             if not server.gone:
                 server.terminate(pids)
 
@@ -199,18 +283,18 @@ class Supervisor:
         passed = self._tools.clock.passed() - self._round_at
         return None if passed <= seconds else f"the last round began {passed:.0f} s ago"
 
-    def _adopt(self, server: Server) -> None:
+    def _adopt(self, server: ManagedServer) -> None:
         try:
             server.adopt()
         except DriverError as e:
             extra = {"server": server.name, "error": str(e)}
             log.warning("it is not known whether an MPS server is sheltered", extra=extra)
 
-    def _remove(self, name: ServerName) -> None:
-        with suppress(TimedOut), self._held(name, _GLANCE_SECONDS):
+    def _remove(self, name: MpsServerName) -> None:
+        with suppress(TimedOut), self._held(name, _QUICK_STATUS_SECONDS):
             self._leftovers.try_to(name)
 
-    def _make_spare(self, server: Server) -> None:
+    def _make_spare(self, server: ManagedServer) -> None:
         try:
             with self._changing(server.name, 0):
                 if not server.gone:
@@ -221,7 +305,7 @@ class Supervisor:
             extra = {"server": server.name, "error": str(e)}
             log.info("no MPS space is ready for the next claim", extra=extra)
 
-    def _tend_alone(self, server: Server) -> None:
+    def _tend_alone(self, server: ManagedServer) -> None:
         """Unless the last time is not over: no more and more wait for what hangs."""
         with self._guard:
             if server.name in self._tended:
@@ -233,14 +317,14 @@ class Supervisor:
             with self._guard:
                 self._tended.discard(server.name)
 
-    def _tend(self, server: Server) -> None:
+    def _tend(self, server: ManagedServer) -> None:
         try:
             with self._held(server.name, _SECONDS):
                 self._tend_held(server)
         except TimedOut:
             log.debug("an MPS server is busy", extra={"server": server.name})
 
-    def _tend_held(self, server: Server) -> None:
+    def _tend_held(self, server: ManagedServer) -> None:
         try:
             if not server.gone:
                 server.tend()
@@ -250,10 +334,10 @@ class Supervisor:
         except Exception:  # another server may fare better
             log.exception("looking after an MPS server failed", extra={"server": server.name})
 
-    def _glance(self, server: Server) -> None:
+    def _glance(self, server: ManagedServer) -> None:
         was_well = server.is_well
         try:
-            with self._held(server.name, _GLANCE_SECONDS):
+            with self._held(server.name, _QUICK_STATUS_SECONDS):
                 if not server.gone:
                     server.look(_CLIENTS_SECONDS)
         except TimedOut:
@@ -261,7 +345,7 @@ class Supervisor:
         if was_well and not server.is_well:
             self.on_trouble()
 
-    def _put_right(self, server: Server) -> None:
+    def _put_right(self, server: ManagedServer) -> None:
         """Before something is put into it."""
         try:
             server.put_right()
@@ -271,7 +355,7 @@ class Supervisor:
             ) from e
 
     @contextmanager
-    def _changing(self, name: ServerName, seconds: float) -> Iterator[None]:
+    def _changing(self, name: MpsServerName, seconds: float) -> Iterator[None]:
         """As ``_held``; what is wrong afterwards is looked after soon."""
         try:
             with self._held(name, seconds):
@@ -282,9 +366,9 @@ class Supervisor:
                 self.on_trouble()
 
     @contextmanager
-    def _held(self, name: ServerName, seconds: float) -> Iterator[None]:
+    def _held(self, name: MpsServerName, seconds: float) -> Iterator[None]:
         """Nobody else touches this server. One that is gone in the end is forgotten."""
-        with self._of_server.hold([name], within(seconds)):
+        with self._of_server.hold([name], seconds_within_request(seconds)):
             try:
                 yield
             finally:
@@ -292,18 +376,18 @@ class Supervisor:
                     if (server := self._servers.get(name)) is not None and server.gone:
                         del self._servers[name]
 
-    def _holder(self, name: SpaceName) -> Server | None:
+    def _holder(self, name: MpsNamespaceName) -> ManagedServer | None:
         """Whose space it is. Where nobody serves it, one that still has to take it out."""
         found = [(server, kept) for server in self._all() if (kept := server.find(name))]
         found.sort(key=lambda one: one[1].served is None)
         return found[0][0] if found else None
 
-    def _all(self) -> list[Server]:
+    def _all(self) -> list[ManagedServer]:
         with self._guard:
             return [self._servers[name] for name in sorted(self._servers)]
 
 
-def _refuse_other(holder: Server, space: Space) -> None:
+def _refuse_other(holder: ManagedServer, space: MpsNamespace) -> None:
     """One name is one space: its limits do not change while somebody may use it."""
     known = holder.find(space.name)
     if known is None or known.served is None:

@@ -51,7 +51,7 @@ def skip(what: str, found: str) -> Finding:
     return Finding(Level.SKIP, what, found)
 
 
-def some(names: Iterable[str]) -> str:
+def abbreviated(names: Iterable[str]) -> str:
     """*names* for a line: the first few, and how many more.
 
     >>> some("abcdefg")

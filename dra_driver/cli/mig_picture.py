@@ -8,20 +8,94 @@ For example::
       .  room for 1 x 1g.5gb
 
 Capital letters are claims. A unit is equally wide everywhere, so that boards can be compared.
+
+How many more partitions fit into what is free of a GPU, by the counters that keep them apart.
 """
 
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dra_driver.cli.mig_blocks import Block, blocks, holdings_of
-from dra_driver.cli.mig_room import NO_ROOM, Room, room
-from dra_driver.cli.pens import Pen, pen
-from dra_driver.cli.terminal import Terminal
-from dra_driver.model.devices import Gpu, GpuUuid
-from dra_driver.model.holdings import Held
-from dra_driver.model.layouts import Made
-from dra_driver.model.offer import Offer
+from dra_driver.cli.mig_status import OccupiedPlacement, holdings_of_gpu, occupied_placements
+from dra_driver.cli.terminal import BarStyle, Terminal, bar_style
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Placement
+from dra_driver.model.mig_layouts import LayoutInstance
+from dra_driver.model.offer import Device, Offer, counter_set_name
+from dra_driver.model.records import HoldingsByDevice
+
+
+@dataclass(frozen=True, slots=True)
+class AvailablePartitions:
+    """What a GPU could still be cut into."""
+
+    partitions: tuple[tuple[str, int], ...] = ()  # (profile, the most of it), the smallest first
+    whole: bool = False  # or all of it could be given to one claim
+    offered: bool = False  # it is cut when a claim needs it
+
+
+NO_AVAILABLE_PARTITIONS = AvailablePartitions()
+
+
+def available_partitions(
+    offered: Offer, gpu: Gpu, taken: Collection[Placement], held: Collection[DeviceName]
+) -> AvailablePartitions:
+    """*taken*: the placements of *gpu* where something is; *held*: the devices that claims hold."""
+    its = [device for device in offered.devices if device.gpu.uuid == gpu.uuid]
+    left = _remaining_counters(
+        offered, gpu, (d for d in its if d.name in held or d.instance is not None)
+    )
+    by_profile: dict[str, list[Device]] = {}
+    for device in its:
+        if device.partition is not None and device.cut_for_claims:
+            by_profile.setdefault(device.partition.profile.name, []).append(device)
+    names = sorted(by_profile, key=lambda name: _size(by_profile[name][0]))
+    most = ((name, _most(by_profile[name], left, taken)) for name in names)
+    whole = any(d.takes and d.partition is None and _fits(d, left) for d in its) and not taken
+    fits = tuple((name, number) for name, number in most if number)
+    return AvailablePartitions(fits, whole, offered=bool(by_profile))
+
+
+def _remaining_counters(offered: Offer, gpu: Gpu, used: Iterable[Device]) -> dict[str, int]:
+    name = counter_set_name(gpu)
+    left = {k: v for one in offered.counter_sets if one.name == name for k, v in one.counters}
+    for device in used:
+        _subtract_counters(device, left)
+    return left
+
+
+def _subtract_counters(device: Device, left: dict[str, int]) -> None:
+    for name, amount in device.takes:
+        left[name] = left.get(name, 0) - amount
+
+
+def _fits(device: Device, left: Mapping[str, int]) -> bool:
+    return all(left.get(name, 0) >= amount for name, amount in device.takes)
+
+
+def _most(
+    devices: Sequence[Device], before: Mapping[str, int], taken: Collection[Placement]
+) -> int:
+    """Partitions of one profile are equally long: one after the other, from the left, is best."""
+    left, number = dict(before), 0
+    for device in sorted(devices, key=_start):
+        if _fits(device, left) and not any(_placement(device).overlaps(one) for one in taken):
+            _subtract_counters(device, left)
+            number += 1
+    return number
+
+
+def _placement(device: Device) -> Placement:
+    return device.partition.placement if device.partition else Placement(0, 0)
+
+
+def _start(device: Device) -> int:
+    return _placement(device).start
+
+
+def _size(device: Device) -> tuple[int, int, str]:
+    profile = device.partition.profile if device.partition else None
+    return (profile.slices, profile.memory_bytes, profile.name) if profile else (0, 0, "")
+
 
 _WIDEST = 4  # characters of one unit
 _GAP = "  "
@@ -30,12 +104,12 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class GpuMigPicture:
     """One GPU, what is taken of it, and what still fits."""
 
     gpu: Gpu
-    blocks: tuple[Block, ...] = ()
-    room: Room = NO_ROOM
+    blocks: tuple[OccupiedPlacement, ...] = ()
+    room: AvailablePartitions = NO_AVAILABLE_PARTITIONS
 
     @property
     def units(self) -> int:
@@ -48,12 +122,12 @@ class Board:
         return self.units - len(every & set(range(self.units)))
 
 
-def boards(
+def gpu_mig_pictures(
     offered: Offer,
     gpus: Iterable[Gpu],
-    held: Held,
-    laid: Mapping[GpuUuid, Collection[Made]],
-) -> tuple[Board, ...]:
+    held: HoldingsByDevice,
+    laid: Mapping[GpuUuid, Collection[LayoutInstance]],
+) -> tuple[GpuMigPicture, ...]:
     """Those of *gpus* on which there is something to see: MIG mode is on, or partitions are
     offered. *laid*: what layouts made."""
     cut = {device.gpu.uuid for device in offered.devices if device.partition is not None}
@@ -61,30 +135,32 @@ def boards(
     for gpu in gpus:
         if gpu.mig is None or not gpu.mig.profiles or not (gpu.mig.on or gpu.uuid in cut):
             continue
-        its = blocks(gpu, holdings_of(gpu, held), laid.get(gpu.uuid, ()))
+        its = occupied_placements(gpu, holdings_of_gpu(gpu, held), laid.get(gpu.uuid, ()))
         taken = [block.placement for block in its]
-        found.append(Board(gpu, its, room(offered, gpu, taken, held.keys())))
+        found.append(
+            GpuMigPicture(gpu, its, available_partitions(offered, gpu, taken, held.keys()))
+        )
     return tuple(found)
 
 
-def mig_picture(shown: Sequence[Board], terminal: Terminal) -> str:
+def mig_picture(shown: Sequence[GpuMigPicture], terminal: Terminal) -> str:
     """Every board with its blocks."""
-    hand = pen(terminal)
+    hand = bar_style(terminal)
     lines = []
     for board, head in zip(shown, _heads(shown, terminal, hand), strict=True):
         lines.append(head)
         titles = max((len(block.what) for block in board.blocks), default=0)
         for place, block in enumerate(board.blocks):
-            mark = hand.coloured(place, letter(place, block.claimed))
+            mark = hand.coloured(place, placement_letter(place, block.claimed))
             lines += _entry(mark, f"{block.what.ljust(titles)}{_GAP}{block.whose}", terminal)
-        if words := _room_words(board.room):
+        if words := _available_text(board.room):
             lines += _entry(hand.free, words, terminal)
         elif board.free and board.room.offered:
             lines += _entry(hand.free, "too little for any partition that is offered", terminal)
     return "\n".join(lines)
 
 
-def letter(place: int, claimed: bool) -> str:
+def placement_letter(place: int, claimed: bool) -> str:
     """The mark of the block at *place* on its board.
 
     >>> letter(0, claimed=True), letter(1, claimed=False)
@@ -94,7 +170,9 @@ def letter(place: int, claimed: bool) -> str:
     return found.upper() if claimed else found
 
 
-def units(blocks: Sequence[Block], number: int, width: int, hand: Pen) -> str:
+def memory_units(
+    blocks: Sequence[OccupiedPlacement], number: int, width: int, hand: BarStyle
+) -> str:
     """The *number* units of a board, each *width* characters wide, in brackets.
 
     What overlaps a block further left is drawn as far as it sticks out.
@@ -106,7 +184,7 @@ def units(blocks: Sequence[Block], number: int, width: int, hand: Pen) -> str:
             continue
         cells += [hand.free * width] * (start - at)
         length = (end - start) * (width + 1) - 1
-        cells.append(hand.coloured(place, letter(place, block.claimed) * length))
+        cells.append(hand.coloured(place, placement_letter(place, block.claimed) * length))
         at = end
     cells += [hand.free * width] * (number - at)
     return f"[{hand.edge.join(cells)}]"
@@ -117,11 +195,11 @@ def unit_width(number: int, room: int) -> int:
     return min(_WIDEST, (room - 1) // number - 1) if number else 0
 
 
-def _end(block: Block) -> int:
+def _end(block: OccupiedPlacement) -> int:
     return block.placement.end
 
 
-def _heads(shown: Sequence[Board], terminal: Terminal, hand: Pen) -> list[str]:
+def _heads(shown: Sequence[GpuMigPicture], terminal: Terminal, hand: BarStyle) -> list[str]:
     """Where there is little room without the products, then without the words."""
     names = _even([board.gpu.name for board in shown])
     products = _even([board.gpu.product_name for board in shown])
@@ -133,7 +211,7 @@ def _heads(shown: Sequence[Board], terminal: Terminal, hand: Pen) -> list[str]:
         left = terminal.width - max(map(len, starts), default=0) - max(map(len, tails), default=0)
         if (width := unit_width(most, left - 2 * len(_GAP))) > 0:
             break
-    drawn = [units(board.blocks, board.units, max(width, 1), hand) for board in shown]
+    drawn = [memory_units(board.blocks, board.units, max(width, 1), hand) for board in shown]
     lines = zip(starts, drawn, tails, strict=True)
     return [_GAP.join(each).rstrip() for each in lines]
 
@@ -148,7 +226,7 @@ def _entry(mark: str, text: str, terminal: Terminal) -> list[str]:
     return [line.replace(_FIRM, " ") for line in lines]
 
 
-def _room_words(found: Room) -> str:
+def _available_text(found: AvailablePartitions) -> str:
     each = [_FIRM.join((str(number), "x", name)) for name, number in found.partitions]
     if found.whole:
         each.append(_FIRM.join(("all", "of", "it")))

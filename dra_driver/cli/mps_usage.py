@@ -1,30 +1,80 @@
 """What claims have of MPS: the ledger's spaces, and what the MPS agent and the GPUs tell of them.
 
 The limits are what the ledger says. Who runs there is known while the agent answers.
+
+In which of its spaces a claim has a device, where it has several on one GPU.
+
+The ledger does not say it. What containers get with the device does: it is the way to its space.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dra_driver.cli.mps_devices import spaces_of_device
-from dra_driver.cli.sizes import gib
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Holding, Record
+import cdi
+from dra_driver.cli.terminal import format_gib
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
+    MpsServerName,
     MpsStatus,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
+    ServedNamespace,
 )
-from dra_driver.plan.mps_clients import clients_of, owners
-from dra_driver.plan.mps_watch import server_of
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plan.mps.usage import client_owners, counted_clients, server_for
+from dra_driver.plan.prepare.cdi_spec import mps_edits
+
+_PIPE = "CUDA_MPS_PIPE_DIRECTORY="
+_PROTOCOLS = (2, 3)
+
+
+def namespaces_of_device(
+    record: ClaimRecord,
+    holding: Holding,
+    there: Sequence[MpsNamespace],
+    served: Mapping[MpsNamespaceName, ServedNamespace],
+) -> Sequence[MpsNamespace]:
+    """Those of the spaces *there* that the device can be in; one, where that can be told.
+
+    *served*: as the agent serves them, where it was asked and does.
+    """
+    env = _environment(record, holding)
+    directory = next((e.removeprefix(_PIPE) for e in env if e.startswith(_PIPE)), None)
+    if directory is None:
+        return there
+    found = []
+    for space in there:
+        one = served.get(space.name)
+        is_it = one is None or one.pipe_directory == directory
+        protocols = _PROTOCOLS if one is None else (one.protocol,)
+        edits = [
+            mps_edits(ServedNamespace(space, protocol, directory)).env for protocol in protocols
+        ]
+        if is_it and any(env >= set(each) for each in edits):
+            found.append(space)
+    return found or there
+
+
+def _environment(record: ClaimRecord, holding: Holding) -> frozenset[str]:
+    """What containers get with the device; empty where it is not prepared."""
+    try:
+        spec = cdi.from_text(record.spec or "")
+    except cdi.CdiError:
+        return frozenset()
+    names = {
+        cdi.parse_name(text).device
+        for one in record.prepared or ()
+        if (one.device, one.share) == (holding.device, holding.share)
+        for text in one.cdi_ids
+    }
+    edits = (device.container_edits for device in spec.devices if device.name in names)
+    return frozenset(entry for one in edits for entry in one.env)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MpsReport:
     """What was learned of MPS besides the ledger."""
 
     status: MpsStatus | None = None  # None: the agent was not asked, or does not answer
@@ -32,20 +82,20 @@ class Told:
     pods: Mapping[int, PodUid] = field(default_factory=dict)  # of clients, where that was found out
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)  # by process
 
-    def server(self, space: Space) -> MpsServer | None:
+    def server(self, space: MpsNamespace) -> MpsServer | None:
         """The one that serves it."""
-        return server_of(space.name, self.status) if self.status else None
+        return server_for(space.name, self.status) if self.status else None
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceUse:
+class MpsNamespaceUse:
     """What one claim has on one GPU, or MIG instance, in one of its spaces: it has several there
     where containers of its own use it by different requests."""
 
-    space: Space
+    space: MpsNamespace
     gpu: GpuUuid
-    served: Served | None = None  # None: the agent does not serve it, or was not asked
-    server: ServerName | None = None  # that serves it
+    served: ServedNamespace | None = None  # None: the agent does not serve it, or was not asked
+    server: MpsServerName | None = None  # that serves it
     lost: bool = False  # the agent was asked, and does not serve a claim that is prepared
     clients: tuple[int, ...] | None = None  # by the host's numbers; None: not known
     used_bytes: int | None = None  # by its clients on this GPU; None: not known
@@ -61,13 +111,13 @@ class SpaceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class MpsUses:
+class ClaimsMpsUsage:
     """Every claim under MPS: *records* and what was *told* of them."""
 
-    records: Sequence[Record] = ()
-    told: Told = Told()
+    records: Sequence[ClaimRecord] = ()
+    told: MpsReport = MpsReport()
 
-    def of(self, record: Record, holding: Holding) -> tuple[SpaceUse, ...]:
+    def of(self, record: ClaimRecord, holding: Holding) -> tuple[MpsNamespaceUse, ...]:
         """Empty: the claim does not use that device under MPS. Several: it has several spaces on
         the device's GPU, and nobody can tell in which the device is."""
         gpu = holding.uuid
@@ -75,10 +125,10 @@ class MpsUses:
             return ()
         there = [space for space in record.spaces if gpu in space.gpus]
         served = {space.name: one for space in there if (one := self._served(space))}
-        its = there if len(there) < 2 else spaces_of_device(record, holding, there, served)
+        its = there if len(there) < 2 else namespaces_of_device(record, holding, there, served)
         return tuple(self._use(record, space, gpu) for space in its)
 
-    def of_claim(self, record: Record) -> Iterator[SpaceUse]:
+    def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUse]:
         """Each of its spaces, once for each GPU."""
         for space in record.spaces:
             yield from (self._use(record, space, gpu) for gpu in space.gpus)
@@ -103,21 +153,23 @@ class MpsUses:
             gpu for record in self.records for space in record.spaces for gpu in space.gpus
         )
 
-    def _use(self, record: Record, space: Space, gpu: GpuUuid) -> SpaceUse:
+    def _use(self, record: ClaimRecord, space: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUse:
         server, served = self.told.server(space), self._served(space)
         if server is None or served is None:
-            return SpaceUse(space, gpu, lost=record.completed and self.told.status is not None)
-        pids = clients_of({space.name}, owners(server, self._users(), self.told.pods))
+            return MpsNamespaceUse(
+                space, gpu, lost=record.completed and self.told.status is not None
+            )
+        pids = counted_clients({space.name}, client_owners(server, self._users(), self.told.pods))
         clients = None if pids is None else tuple(sorted(pids))
         used = self._used(gpu, clients)
-        return SpaceUse(space, gpu, served, server.name, clients=clients, used_bytes=used)
+        return MpsNamespaceUse(space, gpu, served, server.name, clients=clients, used_bytes=used)
 
-    def _served(self, space: Space) -> Served | None:
+    def _served(self, space: MpsNamespace) -> ServedNamespace | None:
         server = self.told.server(space)
         served = server.spaces if server else ()
         return next((one for one in served if one.space.name == space.name), None)
 
-    def _users(self) -> Mapping[SpaceName, Collection[PodUid]]:
+    def _users(self) -> Mapping[MpsNamespaceName, Collection[PodUid]]:
         return {
             space.name: frozenset(pod.uid for pod in record.pods)
             for record in self.records
@@ -135,17 +187,17 @@ class MpsUses:
         return sum(known) if len(known) == len(sizes) else None
 
 
-def use_words(use: SpaceUse) -> tuple[str, ...]:
+def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
     """What is told of a claim in one of its spaces, for people; empty: not of this one."""
     limit = use.memory_bytes
     return (
         f"{use.space.percent} %",
-        "" if limit is None else f"limit {gib(limit)}",
+        "" if limit is None else f"limit {format_gib(limit)}",
         "not served by the agent" if use.lost else _client_words(use),
     )
 
 
-def server_words(server: MpsServer) -> str:
+def server_message(server: MpsServer) -> str:
     """What is told of a server, for people."""
     again = "restarted once" if server.restarts == 1 else f"restarted {server.restarts} times"
     number = len(server.clients)
@@ -160,13 +212,13 @@ def server_words(server: MpsServer) -> str:
     return f"MPS server {server.name}: {', '.join(filter(None, words))}"
 
 
-def _client_words(use: SpaceUse) -> str:
+def _client_words(use: MpsNamespaceUse) -> str:
     if use.clients is None:
         return ""
     number = len(use.clients)
     if not number or use.used_bytes is None:
         return _counted(number)
-    return f"{_counted(number)} {'use' if number > 1 else 'uses'} {gib(use.used_bytes)}"
+    return f"{_counted(number)} {'use' if number > 1 else 'uses'} {format_gib(use.used_bytes)}"
 
 
 def _counted(clients: int) -> str:

@@ -1,9 +1,37 @@
-"""What the terminal that an answer goes to can show."""
+"""What pictures in a terminal are drawn with: marks, and colours where it has some.
+
+Columns of text for a terminal.
+
+Amounts of memory as people read them.
+
+What the terminal that an answer goes to can show.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
+
+
+def format_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """*rows* below *head*, each column as wide as its widest cell."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return "\n".join(
+        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, *rows)
+    )
+
+
+GIB = 1024**3
+
+
+def format_gib(size: int) -> str:
+    """
+    >>> gib(81559 * 1024**2)
+    '79.6 GiB'
+    """
+    return f"{size / GIB:.1f} GiB"
+
 
 _WIDTH = 100  # where nobody says
 
@@ -35,3 +63,33 @@ def _width(stream: TextIO, environment: Mapping[str, str]) -> int:
         return os.get_terminal_size(stream.fileno()).columns or _WIDTH
     except (OSError, ValueError):  # no terminal, or no file at all
         return _WIDTH
+
+
+_SGR_COLOURS = (36, 33, 35, 32, 34, 31)  # SGR: cyan, yellow, magenta, green, blue, red
+_RESET = "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class BarStyle:
+    """What a bar is drawn with."""
+
+    marks: str  # of the first claim, the second, …, and again from the start
+    free: str
+    onlooker: str
+    edge: str  # between two blocks of memory units
+    colour: bool = False
+
+    def mark(self, place: int, number: int = 1) -> str:
+        """*number* cells of the claim at *place* on its GPU."""
+        return self.coloured(place, self.marks[place % len(self.marks)] * number)
+
+    def coloured(self, place: int, text: str) -> str:
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{_SGR_COLOURS[place % len(_SGR_COLOURS)]}m{text}{_RESET}"
+
+
+def bar_style(terminal: Terminal) -> BarStyle:
+    if terminal.unicode:
+        return BarStyle("█▓▒", "·", "○", "│", terminal.colour)
+    return BarStyle("#=+*%", ".", "o", "|", terminal.colour)

@@ -4,44 +4,43 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
-from dra_driver.model.holdings import Held, Holding, Record
-from dra_driver.model.mig import Partition, PartitionKey
-from dra_driver.model.offer import Replica, Sliceable, board, partition_name
-from dra_driver.model.steps import Interval, SetTimeSlice
-from dra_driver.plan.amounts import NOTHING, Amount, amount
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Partition, PartitionKey
+from dra_driver.model.offer import Fractional, Replica, gpu_name_of, partition_name
+from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
+from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
+from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DeviceUse:
     """One device of a GPU that one claim has. A claim can have several of one GPU."""
 
-    record: Record
+    record: ClaimRecord
     holding: Holding
 
     @property
     def amount(self) -> Amount:
         """What it takes away from others; who looks on takes nothing."""
         if self.holding.admin:
-            return NOTHING
-        return amount(self.holding.consumed, self.holding.shape)
+            return NO_AMOUNT
+        return requested_amount(self.holding.consumed, self.holding.shape)
 
     @property
-    def interval(self) -> Interval | None:
+    def interval(self) -> TimeSliceInterval | None:
         """The time slice that the claim asked for, if it did."""
         steps = (s for s in self.record.steps if isinstance(s, SetTimeSlice))
         return next((s.interval for s in steps if s.gpu == self.holding.gpu), None)
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class GpuUsage:
     """One GPU, or one partition of it, and who uses it."""
 
     name: str
     gpu: Gpu | None  # None: it was not looked at, or is not there any more
-    uses: tuple[Use, ...] = ()  # of a GPU: of it as a whole
+    uses: tuple[DeviceUse, ...] = ()  # of a GPU: of it as a whole
     key: PartitionKey | None = None  # None: it is a GPU
-    parts: tuple["Usage", ...] = ()  # of a GPU: those that a claim holds, or that are there
+    parts: tuple["GpuUsage", ...] = ()  # of a GPU: those that a claim holds, or that are there
 
     @property
     def uuid(self) -> GpuUuid | None:
@@ -72,7 +71,7 @@ class Usage:
     @property
     def held(self) -> Amount:
         """Without what is held of its partitions."""
-        return sum((use.amount for use in self.uses), NOTHING)
+        return sum((use.amount for use in self.uses), NO_AMOUNT)
 
     @property
     def held_bytes(self) -> int | None:
@@ -101,7 +100,7 @@ class Usage:
         """How many claims can be on it at once; None: nobody has a share of it."""
         for use in self.uses:
             match use.holding.shape:
-                case Sliceable(shares=most) | Replica(of=most):
+                case Fractional(shares=most) | Replica(of=most):
                     return most
         return None
 
@@ -113,35 +112,39 @@ class Usage:
         return found.uuid if found else None
 
 
-def usages(records: Iterable[Record], gpus: Iterable[Gpu]) -> tuple[Usage, ...]:
+def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[GpuUsage, ...]:
     """The *gpus* of the node, and those that only *records* tell of; by minor number. On each,
     claims by namespace and name, those that look on last."""
     found = {str(gpu.name): gpu for gpu in gpus}
-    uses: dict[str, dict[PartitionKey | None, list[Use]]] = defaultdict(lambda: defaultdict(list))
+    uses: dict[str, dict[PartitionKey | None, list[DeviceUse]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for record in sorted(records, key=lambda record: record.claim):
         for holding in record.holdings:
-            uses[_name(holding, found)][holding.partition].append(Use(record, holding))
+            uses[_name(holding, found)][holding.partition].append(DeviceUse(record, holding))
     names = sorted(found.keys() | uses.keys(), key=_minor)
     return tuple(_usage(name, found.get(name), uses[name]) for name in names)
 
 
-def _usage(name: str, gpu: Gpu | None, uses: Mapping[PartitionKey | None, list[Use]]) -> Usage:
+def _usage(
+    name: str, gpu: Gpu | None, uses: Mapping[PartitionKey | None, list[DeviceUse]]
+) -> GpuUsage:
     there = [one.key for one in gpu.mig.instances] if gpu and gpu.mig else []
     keys = sorted({key for key in (*uses, *there) if key is not None}, key=_by_placement)
-    parts = tuple(_part(gpu, key, uses.get(key, [])) for key in keys)
-    return Usage(name, gpu, _onlookers_last(uses.get(None, [])), parts=parts)
+    parts = tuple(_partition_usage(gpu, key, uses.get(key, [])) for key in keys)
+    return GpuUsage(name, gpu, _admin_access_last(uses.get(None, [])), parts=parts)
 
 
-def _part(gpu: Gpu | None, key: PartitionKey, uses: list[Use]) -> Usage:
+def _partition_usage(gpu: Gpu | None, key: PartitionKey, uses: list[DeviceUse]) -> GpuUsage:
     partition = gpu.mig.partition(key) if gpu and gpu.mig else None
     if gpu and partition:
         name = str(partition_name(gpu, partition))
     else:
         name = uses[0].holding.device if uses else str(key)
-    return Usage(name, gpu, _onlookers_last(uses), key)
+    return GpuUsage(name, gpu, _admin_access_last(uses), key)
 
 
-def _onlookers_last(uses: Iterable[Use]) -> tuple[Use, ...]:
+def _admin_access_last(uses: Iterable[DeviceUse]) -> tuple[DeviceUse, ...]:
     return tuple(sorted(uses, key=lambda use: use.holding.admin))
 
 
@@ -153,11 +156,11 @@ def _name(holding: Holding, found: Mapping[str, Gpu]) -> str:
     """How the GPU of *holding* is called now. It can get another name within a boot, and its old
     one can be another GPU's: one that is not *found* is then called by its UUID."""
     now = next((name for name, gpu in found.items() if gpu.uuid == holding.gpu), None)
-    before = board(holding.device)
+    before = gpu_name_of(holding.device)
     return now or (str(holding.gpu) if holding.gpu and before in found else before)
 
 
-def held_by(records: Iterable[Record]) -> Held:
+def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:
     """Which claims hold which device, from records that were read without a ``Ledger``."""
     held: dict[DeviceName, list[Holding]] = defaultdict(list)
     for record in sorted(records, key=lambda record: record.claim):
@@ -166,7 +169,7 @@ def held_by(records: Iterable[Record]) -> Held:
     return held
 
 
-def claims_on(usage: Usage) -> Iterator[Record]:
+def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:
     """Every claim once, who looks on included, also those on partitions."""
     every = (*usage.uses, *(use for part in usage.parts for use in part.uses))
     yield from {use.record.claim.uid: use.record for use in every}.values()
@@ -174,7 +177,7 @@ def claims_on(usage: Usage) -> Iterator[Record]:
 
 def _divided(holding: Holding) -> int:
     match holding.shape:
-        case Sliceable(memory_default=part, replicas=number):
+        case Fractional(memory_default=part, replicas=number):
             return part * number
         case Replica(memory_bytes=part, of=number):
             return (part or 0) * number

@@ -10,5 +10,5 @@
 * ``resource_api``, ``shapes``: ``resource.k8s.io`` in whichever version is served, v1 inside.
 
 Another driver author could lift this package out, with ``dra_driver.cluster`` and
-``dra_driver.errors``.
+``dra_driver.base.errors``.
 """

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import Claim, ClaimUid
 
-VERSIONS: Final = ("v1beta1", "v1alpha1")  # Kubernetes 1.37, 1.36; newest first
-GROUP: Final = "metadata.resource.k8s.io"
-CONTAINER_DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
+METADATA_VERSIONS: Final = ("v1beta1", "v1alpha1")  # Kubernetes 1.37, 1.36; newest first
+METADATA_GROUP: Final = "metadata.resource.k8s.io"
+METADATA_CONTAINER_DIRECTORY: Final = "/var/run/kubernetes.io/dra-device-attributes"
 
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -39,7 +39,7 @@ class MetadataDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class MetadataDocument:
     """What a container can read about the devices of one request."""
 
     request: str  # without subrequest
@@ -48,9 +48,9 @@ class Document:
     text: str
 
 
-def documents(
+def render_metadata_documents(
     claim: Claim, devices: Sequence[MetadataDevice], driver: str, directory: str
-) -> tuple[Document, ...]:
+) -> tuple[MetadataDocument, ...]:
     """The documents of *claim*, to be kept in *directory* of the host, sorted by request.
 
     ClaimError: the annotation that names the pod's claim, which users can write, is no name.
@@ -63,9 +63,9 @@ def documents(
             "make the claim"
         )
     return tuple(
-        Document(
+        MetadataDocument(
             request,
-            f"{directory}/{file_name(claim.ref.uid, request)}",
+            f"{directory}/{metadata_file_name(claim.ref.uid, request)}",
             container_path(claim, request, driver),
             _text(claim, [one for one in devices if _base(one) == request], driver),
         )
@@ -73,7 +73,7 @@ def documents(
     )
 
 
-def file_name(uid: ClaimUid, request: str) -> str:
+def metadata_file_name(uid: ClaimUid, request: str) -> str:
     """How the document of a request, without its subrequest, is called on the host.
 
     >>> file_name(ClaimUid("0b7e"), "gpu")
@@ -82,7 +82,7 @@ def file_name(uid: ClaimUid, request: str) -> str:
     return f"{uid}_{request}.json"
 
 
-def uid_in(name: str) -> ClaimUid | None:
+def claim_uid_of_file(name: str) -> ClaimUid | None:
     """Whose document the file *name* is. None: it is no document.
 
     >>> uid_in("0b7e_gpu.json")
@@ -96,7 +96,7 @@ def uid_in(name: str) -> ClaimUid | None:
 def container_path(claim: Claim, request: str, driver: str) -> str:
     """Where the document is in a container, for a request without its subrequest.
 
-    >>> from dra_driver.kubeletplugin.claims import ClaimRef
+    >>> from dra_driver.k8s.claims import ClaimRef
     >>> ref = ClaimRef("ml", "train-gpu-x7k2p", ClaimUid("0b7e"))
     >>> container_path(Claim(ref, (), pod_claim_name="gpu"), "one", "x.example")[45:]
     'resourceclaimtemplates/gpu/one/x.example-metadata.json'
@@ -107,7 +107,7 @@ def container_path(claim: Claim, request: str, driver: str) -> str:
         place = f"resourceclaimtemplates/{claim.pod_claim_name}"
     else:
         place = f"resourceclaims/{claim.ref.name}"
-    return f"{CONTAINER_DIRECTORY}/{place}/{request}/{driver}-metadata.json"
+    return f"{METADATA_CONTAINER_DIRECTORY}/{place}/{request}/{driver}-metadata.json"
 
 
 def _base(device: MetadataDevice) -> str:
@@ -117,7 +117,7 @@ def _base(device: MetadataDevice) -> str:
 def _text(claim: Claim, devices: Sequence[MetadataDevice], driver: str) -> str:
     return "".join(
         json.dumps(_object(claim, devices, driver, version), ensure_ascii=False) + "\n"
-        for version in VERSIONS
+        for version in METADATA_VERSIONS
     )
 
 
@@ -126,7 +126,7 @@ def _object(
 ) -> dict[str, Any]:
     found: dict[str, Any] = {
         "kind": "DeviceMetadata",
-        "apiVersion": f"{GROUP}/{version}",
+        "apiVersion": f"{METADATA_GROUP}/{version}",
         "metadata": {
             "name": claim.ref.name,
             "namespace": claim.ref.namespace,

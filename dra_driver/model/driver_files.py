@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Library:
+class DriverLibrary:
     """A shared library of the driver.
 
     The dynamic loader asks for *soname* (DT_SONAME, what other programs were linked against) or,
@@ -42,7 +42,7 @@ class DriverFiles:
     root: str  # "/run/nvidia/driver"
     machine: str  # "x86_64" or "aarch64"
     lib_dir: str  # where libcuda is: "/run/nvidia/driver/usr/lib/x86_64-linux-gnu"
-    libraries: tuple[Library, ...]
+    libraries: tuple[DriverLibrary, ...]
     tools: tuple[HostFile, ...] = ()
     firmware: tuple[HostFile, ...] = ()
     graphics: tuple[HostFile, ...] = ()  # what EGL, Vulkan and OptiX look for

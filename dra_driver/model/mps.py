@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NewType
 
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
 
-SpaceName = NewType("SpaceName", str)  # [a-z0-9_]{1,64}; one per claim and set of its GPUs
-ServerName = NewType("ServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs and tenant
+MpsNamespaceName = NewType(
+    "MpsNamespaceName", str
+)  # [a-z0-9_]{1,64}; one per claim and set of its GPUs
+MpsServerName = NewType("MpsServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs and tenant
 
 ALL_CORES = 100  # percent
-PROTOCOL_3_FROM: Final = 615  # the driver's major version
+PROTOCOL_3_DRIVER_VERSION: Final = 615  # the driver's major version
 
 
-def server_name(gpus: Iterable[GpuUuid], tenant: str = "") -> ServerName:
+def mps_server_name(gpus: Iterable[GpuUuid], tenant: str = "") -> MpsServerName:
     """What the server over these GPUs is called, in whatever order they come: short, because it is
     part of the paths of sockets. *tenant*: whom it is for; empty: everybody.
 
@@ -31,10 +33,10 @@ def server_name(gpus: Iterable[GpuUuid], tenant: str = "") -> ServerName:
     """
     whose = f"/{tenant}" if tenant else ""
     digest = hashlib.sha256((",".join(sorted(gpus)) + whose).encode()).hexdigest()
-    return ServerName(f"s{digest[:12]}")
+    return MpsServerName(f"s{digest[:12]}")
 
 
-class Priority(IntEnum):
+class MpsPriority(IntEnum):
     """Who is served first; a hint (``CUDA_MPS_CLIENT_PRIORITY``)."""
 
     NORMAL = 0
@@ -42,7 +44,7 @@ class Priority(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class MpsLimits:
     """How much of each of its GPUs a client can have at most."""
 
     percent: int = ALL_CORES  # of the multiprocessors: "active thread percentage", 1 … 100
@@ -50,7 +52,7 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
+class MpsNamespace:
     """What a claim wants of MPS: a server over these GPUs, and its own limits there.
 
     *memory_bytes* has one entry for each of *gpus*. A server of protocol 3 holds one value for all
@@ -61,27 +63,27 @@ class Space:
     with everybody who says so.
     """
 
-    name: SpaceName
+    name: MpsNamespaceName
     claim: ClaimUid
     gpus: tuple[GpuUuid, ...]  # in the order in which containers see them
     percent: int = ALL_CORES
     memory_bytes: tuple[int | None, ...] = ()  # whole MiB; empty: no limit on any
-    priority: Priority = Priority.NORMAL
-    most: Allowance = Allowance()
+    priority: MpsPriority = MpsPriority.NORMAL
+    most: MpsLimits = MpsLimits()
     tenant: str = ""
 
     @property
-    def allowance(self) -> Allowance:
+    def allowance(self) -> MpsLimits:
         """What a server that has one value for all GPUs lets a client have of each."""
         limits = (size for size in self.memory_bytes if size is not None)
-        return Allowance(self.percent, min(limits, default=None))
+        return MpsLimits(self.percent, min(limits, default=None))
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedNamespace:
     """A space that clients can use now. Paths of the host, to be mounted where they are."""
 
-    space: Space
+    space: MpsNamespace
     protocol: int  # 2 or 3
     pipe_directory: str  # CUDA_MPS_PIPE_DIRECTORY
     shm_directory: str = ""  # what clients need as /dev/shm; empty: nothing
@@ -92,33 +94,33 @@ class MpsClient:
     """A process that a server serves, by the host's number."""
 
     pid: int
-    space: SpaceName | None = None  # None: protocol 2 does not tell
+    space: MpsNamespaceName | None = None  # None: protocol 2 does not tell
 
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
     """One control daemon with its server."""
 
-    name: ServerName
+    name: MpsServerName
     gpus: tuple[GpuUuid, ...]
     protocol: int
     ready: bool
     reason: str = ""  # why it is not ready
-    spaces: tuple[Served, ...] = ()
+    spaces: tuple[ServedNamespace, ...] = ()
     clients: tuple[MpsClient, ...] = ()
     restarts: int = 0
     tenant: str = ""  # the Kubernetes namespace that it is for; empty: several
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
+class MpsServerRestart:
     """A server was restarted: what was in it is there again, its clients are not."""
 
     number: int  # counts up, also across restarts of the agent
-    server: ServerName
+    server: MpsServerName
     at: float  # seconds since the epoch
     reason: str
-    spaces: tuple[SpaceName, ...] = ()  # that were in it
+    spaces: tuple[MpsNamespaceName, ...] = ()  # that were in it
     clients: int = 0  # how many were lost
 
 
@@ -127,8 +129,8 @@ class MpsStatus:
     """Everything that an agent knows. *foreign*: daemons that it did not start and leaves alone."""
 
     servers: tuple[MpsServer, ...] = ()
-    incidents: tuple[Incident, ...] = ()  # the last ones, oldest first
+    incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
     foreign: tuple[str, ...] = ()
 
-    def spaces(self) -> Iterable[Served]:
+    def spaces(self) -> Iterable[ServedNamespace]:
         return (served for server in self.servers for served in server.spaces)

@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from dra_driver.model.devices import DeviceName, Gpu, GpuUuid, Withheld
-from dra_driver.model.mig import Instance, Partition, PartitionKey, uncut
+from dra_driver.model.gpus import (
+    DeviceName,
+    Gpu,
+    GpuUuid,
+    MigInstance,
+    Partition,
+    PartitionKey,
+    UnavailableGpu,
+    placeholder_uuid,
+)
 from dra_driver.model.profiles import DEFAULT_RULES, Rules
 
 
@@ -15,7 +23,7 @@ class Exclusive:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliceable:
+class Fractional:
     """Many claims at once, each with as much as it asks for (KEP-5075). Memory in bytes."""
 
     memory_default: int  # of a claim that names none; also the most that one claim can have
@@ -40,12 +48,12 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class Monitor:
+class AdminAccess:
     """For claims with admin access, whatever else holds the GPU."""
 
 
 EXCLUSIVE = Exclusive()
-Shape = Exclusive | Sliceable | Replica | Monitor
+Shape = Exclusive | Fractional | Replica | AdminAccess
 """A union: a new case makes the type checker list every place that has to deal with it."""
 
 
@@ -57,7 +65,7 @@ class Device:
     shape: Shape = EXCLUSIVE
     rules: Rules = DEFAULT_RULES
     partition: Partition | None = None  # None: the GPU as a whole
-    instance: Instance | None = None  # of a partition that exists, and is not ours to remove
+    instance: MigInstance | None = None  # of a partition that exists, and is not ours to remove
     as_gpu: bool = False  # an instance that claims for a GPU can get (MigRules.single)
     takes: tuple[tuple[str, int], ...] = ()  # of the counters of its GPU: (name, how much)
     offered: tuple[str, ...] = ()  # the profiles of which its GPU offers partitions to be cut
@@ -75,7 +83,7 @@ class Device:
             return self.gpu.uuid
         if self.instance is not None:
             return self.instance.uuid
-        return uncut(self.gpu.uuid, self.partition.key)
+        return placeholder_uuid(self.gpu.uuid, self.partition.key)
 
     @property
     def key(self) -> PartitionKey | None:
@@ -97,11 +105,11 @@ class Device:
         if self.partition is not None:
             return partition_name(self.gpu, self.partition)
         match self.shape:
-            case Exclusive() | Sliceable():
+            case Exclusive() | Fractional():
                 return self.gpu.name
             case Replica(place=place):
                 return DeviceName(f"{self.gpu.name}-{place}")
-            case Monitor():
+            case AdminAccess():
                 return DeviceName(f"{self.gpu.name}-mon")
             case _:
                 assert_never(self.shape)
@@ -120,7 +128,7 @@ def counter_set_name(gpu: Gpu) -> str:
     return f"{gpu.name}-counter-set"
 
 
-def board(device: str) -> str:
+def gpu_name_of(device: str) -> str:
     """Of which GPU a device is: the part of its name that all devices of one GPU share.
 
     >>> board("gpu-0-mon"), board("gpu-12")
@@ -130,7 +138,7 @@ def board(device: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeps:
+class ApiFeatures:
     """What the API server keeps of the slices that it is sent."""
 
     capacity: bool = True  # many claims on one device, each with a part of it (KEP-5075)
@@ -139,7 +147,7 @@ class Keeps:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingChange:
     """A device that is not offered as its profile says.
 
     Without a *reason* a claim holds it: it is *change* once none does. With one it is offered as
@@ -165,8 +173,8 @@ class Offer:
     the first that fits."""
 
     devices: tuple[Device, ...] = ()
-    withheld: tuple[Withheld, ...] = ()
-    pending: tuple[Pending, ...] = ()
+    withheld: tuple[UnavailableGpu, ...] = ()
+    pending: tuple[PendingChange, ...] = ()
     notes: tuple[str, ...] = ()  # what of the profile has no effect here
     counter_sets: tuple[CounterSet, ...] = ()  # of the GPUs whose devices take of counters
     by_name: Mapping[DeviceName, Device] = field(init=False, repr=False, compare=False)

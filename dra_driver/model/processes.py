@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Process:
+class ContainerProcess:
     """A process, told apart from every other one that had or will have its number."""
 
     pid: int

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dra_driver.model.devices import GpuUuid
+from dra_driver.model.gpus import GpuUuid
 
 _MIB = 1024 * 1024
 
 
-class Strategy(StrEnum):
+class SharingStrategy(StrEnum):
     """What happens on a GPU that several claims are on; the words of ``GpuConfig``."""
 
     TIME_SLICING = "TimeSlicing"
@@ -23,7 +23,7 @@ class GuardPolicy(StrEnum):
     KILL = "Kill"  # that, and after the grace period its largest process is ended
 
 
-class Tenants(StrEnum):
+class MpsTenants(StrEnum):
     """Whose pods may share a GPU by MPS: tenants of one server share faults and bandwidth, and who
     is root on the node can lift limits that the server holds."""
 
@@ -32,7 +32,7 @@ class Tenants(StrEnum):
     USER_NAMESPACES = "UserNamespaces"  # pods with hostUsers: false only
 
 
-class MpsServers(StrEnum):
+class MpsServerScope(StrEnum):
     """Who shares an MPS server of protocol 2, whose clients share memory with it and each other."""
 
     PER_NAMESPACE = "PerNamespace"  # of Kubernetes: each has servers of its own
@@ -55,7 +55,7 @@ class MigRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class GuardRules:
     """The memory guard of one claim on one GPU."""
 
     policy: GuardPolicy
@@ -71,17 +71,17 @@ class Rules:
     replicas: int = 1  # above 1: a claim that names nothing gets one N-th
     rename: bool = False  # the type is "gpu-shared" where there are replicas
     one_share: bool = False  # failRequestsGreaterThanOne: nobody gets more than one share
-    strategies: tuple[Strategy, ...] = (Strategy.TIME_SLICING, Strategy.MPS)
-    default_strategy: Strategy = Strategy.TIME_SLICING
+    strategies: tuple[SharingStrategy, ...] = (SharingStrategy.TIME_SLICING, SharingStrategy.MPS)
+    default_strategy: SharingStrategy = SharingStrategy.TIME_SLICING
     shares: int | None = None  # the most claims at once; None: what MPS takes on such a board
     memory_least: int = 1024 * _MIB  # bytes: the least that a claim can have
     memory_step: int = _MIB  # bytes: every share is a multiple of it
     limited: bool = True  # False: a share of the memory is booked, and nobody enforces it
-    guard: Guard = Guard(GuardPolicy.KILL)
+    guard: GuardRules = GuardRules(GuardPolicy.KILL)
     strict: bool = False  # without the driver's own limit a fraction is not prepared at all
-    tenants: Tenants = Tenants.ANY
+    tenants: MpsTenants = MpsTenants.ANY
     fractions_set_interval: bool = False  # a GPU has one interval, also for all other claims on it
-    mps_servers: MpsServers = MpsServers.PER_NAMESPACE
+    mps_servers: MpsServerScope = MpsServerScope.PER_NAMESPACE
     mig: MigRules = MigRules()
     without_mps: str = ""  # why this GPU cannot be shared by MPS, whatever the profile says
 
@@ -90,7 +90,7 @@ DEFAULT_RULES = Rules()
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class GpuSelector:
     """Which GPUs are meant: those that match every field that is not empty."""
 
     minors: frozenset[int] = frozenset()
@@ -99,10 +99,10 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ProfileEntry:
     """Rules for the GPUs that no earlier entry of the profile selects."""
 
-    selection: Selection
+    selection: GpuSelector
     rules: Rules
     path: str  # where it stands, for messages: "spec.gpus[0]"
     elsewhere: tuple[tuple[str, str], ...] = ()  # fields that its document has in other places
@@ -122,7 +122,7 @@ class Profile:
     """
 
     name: str
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[ProfileEntry, ...] = ()
     notes: tuple[str, ...] = ()
 
 

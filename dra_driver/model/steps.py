@@ -1,26 +1,52 @@
 """What has to be done to a node for a claim, as values. Every step can be repeated.
 
-What undoes a step depends on what other claims still need: ``plan.undo`` says it, as steps again.
+What undoes a step depends on what other claims still need: ``plan.prepare.claim`` says it, as
+steps again.
+
+What the claims of one pod hold of one GPU's memory.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import PartitionKey
-from dra_driver.model.mps import Space, SpaceName
+from dra_driver.k8s.claims import ClaimUid, PodUid
+from dra_driver.model.gpus import GpuUuid, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 
 
 @dataclass(frozen=True, slots=True)
-class MakeDeviceNodes:
+class PodMemoryShare:
+    """Bytes by claim, for each claim that the pod uses and that holds something of the GPU.
+
+    A claim without a number (None) is not limited: it holds all of the GPU.
+    """
+
+    pod: PodUid
+    gpu: GpuUuid
+    claims: tuple[tuple[ClaimUid, int | None], ...]
+    strict: bool = False  # one of them may not be without the driver's own limit
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the pod's processes may use together; None: as much as there is."""
+        return self.of({claim for claim, _ in self.claims})
+
+    def of(self, used: Collection[ClaimUid]) -> int | None:
+        """What a container may use that uses these claims; None: as much as there is."""
+        parts = [held for claim, held in self.claims if claim in used]
+        return None if None in parts else sum(held for held in parts if held is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateDeviceNodes:
     """The device files of these GPUs exist. Undone by nothing: the files do no harm, and others may
     use them."""
 
     minors: tuple[int, ...]
 
 
-class Interval(IntEnum):
+class TimeSliceInterval(IntEnum):
     """How long a process runs before the next has its turn: ``nvidia-smi compute-policy``."""
 
     DEFAULT = 0
@@ -37,12 +63,12 @@ class SetTimeSlice:
     """The GPU's processes take turns at this interval."""
 
     gpu: GpuUuid
-    interval: Interval
-    before: Interval | None = None  # what was found; None: the GPU did not say
+    interval: TimeSliceInterval
+    before: TimeSliceInterval | None = None  # what was found; None: the GPU did not say
 
 
 @dataclass(frozen=True, slots=True)
-class PodLimit:
+class PodMemoryLimit:
     """How much of a GPU's memory the processes of one pod may use together."""
 
     pod: PodUid
@@ -50,7 +76,7 @@ class PodLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitMemory:
+class SetMemoryLimits:
     """The GPU's driver refuses these pods more than that (``nvmlDeviceSetMemoryLimits_v1``).
 
     *strict*: a limit that cannot be set is an error; else a warning, and the memory guard is what
@@ -58,7 +84,7 @@ class LimitMemory:
     """
 
     gpu: GpuUuid
-    pods: tuple[PodLimit, ...]
+    pods: tuple[PodMemoryLimit, ...]
     strict: bool = False
 
 
@@ -90,26 +116,26 @@ class SetMigMode:
     before: bool | None = None  # what was found; None: the GPU did not say
 
 
-Setting = SetTimeSlice | SetComputeMode | SetMigMode
+GpuSetting = SetTimeSlice | SetComputeMode | SetMigMode
 """What a GPU has one of, and gets back what it was before."""
 
 
 @dataclass(frozen=True, slots=True)
-class ServeMps:
+class ServeMpsNamespace:
     """The MPS agent serves this space."""
 
-    space: Space
+    space: MpsNamespace
 
 
 @dataclass(frozen=True, slots=True)
-class EndMps:
+class RemoveMpsNamespace:
     """The MPS agent serves the space no longer, and stops a server that has no other."""
 
-    space: SpaceName
+    space: MpsNamespaceName
 
 
 @dataclass(frozen=True, slots=True)
-class CutPartition:
+class CreatePartition:
     """This partition of the GPU exists: a GPU instance at its placement, with a compute instance
     that fills it.
 
@@ -139,14 +165,14 @@ class RemovePartition:
 
 
 Step = (
-    MakeDeviceNodes
+    CreateDeviceNodes
     | SetTimeSlice
-    | LimitMemory
+    | SetMemoryLimits
     | SetComputeMode
     | SetMigMode
-    | CutPartition
+    | CreatePartition
     | RemovePartition
-    | ServeMps
-    | EndMps
+    | ServeMpsNamespace
+    | RemoveMpsNamespace
 )
 """A union like ``Shape``: a new case makes the type checker list who has to deal with it."""

@@ -1,4 +1,7 @@
-"""What the plugin counts, for Prometheus. One registry per process, made by ``run``."""
+"""What the plugin counts, for Prometheus. One registry per process, made by ``run``.
+
+What is counted of MPS, where a node has it.
+"""
 
 from collections.abc import Callable, Sequence, Sized
 
@@ -11,10 +14,75 @@ from prometheus_client import (
     ProcessCollector,
 )
 
-from dra_driver.errors import DriverError
-from dra_driver.plan.memory_look import ClaimUse
+from dra_driver.base.errors import DriverError
+from dra_driver.plan.memory.usage import ClaimMemoryUsage
+from dra_driver.plan.mps.usage import ClaimMpsUsage
 
-_SECONDS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
+_CLAIM_LABELS = ("namespace", "claim", "uuid")
+_LabelValues = tuple[str, str, str]
+
+
+class MpsMetrics:
+    """Observed by ``plugin.mps.watch``; for one thread, but for what is told of
+    drains."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+            return Gauge(f"dra_driver_mps_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"dra_driver_mps_{name}", text, registry=registry)
+
+        self._agent_up = gauge("agent_up", "1 while the MPS agent of the node answers.")
+        self._percent = gauge(
+            "claim_cores_percent", "Percent of the multiprocessors that a claim has.", _CLAIM_LABELS
+        )
+        self._clients = gauge("claim_clients", "Clients of MPS that a claim has.", _CLAIM_LABELS)
+        self._unserved = gauge(
+            "unserved_processes", "Processes of a claim under MPS that go past it.", _CLAIM_LABELS
+        )
+        self._restarts = counter("server_restarts", "Restarts of MPS servers that were noticed.")
+        self._drained = counter(
+            "drained_clients", "Clients ended by their server before their pod's end."
+        )
+        self._late = gauge(
+            "late_pods", "Pods with clients that could not be looked at within their grace period."
+        )
+        self._labels: dict[Gauge, set[_LabelValues]] = {}
+
+    def mps_agent(self, up: bool) -> None:
+        """Whether the agent answers."""
+        self._agent_up.set(1 if up else 0)
+
+    def mps_uses(self, uses: Sequence[ClaimMpsUsage]) -> None:
+        """What claims have and do under MPS; claims that are not named are gone."""
+        by_labels = {(one.claim.namespace, one.claim.name, str(one.gpu)): one for one in uses}
+        self._set(self._percent, {key: one.percent for key, one in by_labels.items()})
+        self._set(self._clients, {key: one.clients for key, one in by_labels.items()})
+        self._set(self._unserved, {key: one.unserved for key, one in by_labels.items()})
+
+    def mps_restarted(self) -> None:
+        """A server was restarted."""
+        self._restarts.inc()
+
+    def mps_drained(self, clients: int) -> None:
+        """Clients of a pod that is being deleted were ended."""
+        self._drained.inc(clients)
+
+    def mps_late_looks(self, pods: int) -> None:
+        """So many could not be looked at in time."""
+        self._late.set(pods)
+
+    def _set(self, gauge: Gauge, values: dict[_LabelValues, int | None]) -> None:
+        known = {key: value for key, value in values.items() if value is not None}
+        for labels in self._labels.get(gauge, set()) - known.keys():
+            gauge.remove(*labels)
+        for labels, value in known.items():
+            gauge.labels(*labels).set(value)
+        self._labels[gauge] = set(known)
+
+
+_BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
 
 
 class Metrics:
@@ -28,7 +96,7 @@ class Metrics:
             "dra_driver_request_duration_seconds",
             "Time to serve one claim, by operation and outcome.",
             ("operation", "outcome"),
-            buckets=_SECONDS,
+            buckets=_BUCKETS,
             registry=self.registry,
         )
         self._prepared_claims = self._gauge("prepared_claims", "Claims in the ledger.")
@@ -106,7 +174,7 @@ class Metrics:
         """The API server does not keep these fields."""
         self.dropped_fields.set(len(fields))
 
-    def memory_used(self, uses: Sequence[ClaimUse], blind: int) -> None:
+    def memory_used(self, uses: Sequence[ClaimMemoryUsage], blind: int) -> None:
         """What guarded claims use of GPUs; claims that are not named are gone."""
         now = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
         for labels in self._memory_users - now.keys():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dra_driver.errors import DriverError
+from dra_driver.base.errors import DriverError
 from hack.benchmark import (
     configs,
     fleet,

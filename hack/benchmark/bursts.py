@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from api import names
-from dra_driver.cluster.client import ApiServer
+from dra_driver.k8s.client import ApiClient
 from hack.benchmark.errors import BenchError
 from hack.benchmark.usage import cpu_seconds
 from tests.e2e.kube import PATHS, wait
@@ -45,7 +45,7 @@ class Burst:
 class Bursts:
     """Pods, each with a claim of its own by the chart's classes."""
 
-    def __init__(self, api: ApiServer, mixes: Iterable[Mix] = (WHOLE,)) -> None:
+    def __init__(self, api: ApiClient, mixes: Iterable[Mix] = (WHOLE,)) -> None:
         """*mixes*: all that there will be bursts of."""
         self._api = api
         kinds = {kind for mix in mixes for kind in mix}

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from api.kubelet import dra_v1_pb2
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 from hack.benchmark.errors import BenchError
 
 _SECONDS = 45.0  # as the kubelet

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from tests.e2e.driver import DRIVER
 from tests.e2e.kube import Kube, wait
 

@@ -3,10 +3,10 @@
 import time
 from contextlib import suppress
 
-from dra_driver.cluster.parsing import parse
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
-from dra_driver.plan.configs import decode_configs, with_decoded
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, parse_claim
+from dra_driver.k8s.responses import parse_json
+from dra_driver.plan.prepare.sharing import decode_configs, with_decoded_configs
 from hack.benchmark.figures import Measured, Results
 from tests.fakes.configs import LONGEST, MOST, claim_text, shapes
 
@@ -25,7 +25,7 @@ def measure(repeats: int) -> Results:
 def _seconds(parameters: str) -> float:
     answer = claim_text(parameters).encode()
     begun = time.process_time()
-    claim = with_decoded(read_claim(parse(answer), _REF, "gpu.nvidia.com"))
+    claim = with_decoded_configs(parse_claim(parse_json(answer), _REF, "gpu.nvidia.com"))
     with suppress(ClaimError):
         decode_configs(claim)
     return time.process_time() - begun

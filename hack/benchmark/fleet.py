@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer, Timeouts
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from hack.benchmark.bursts import GPU, WHOLE, Burst, Bursts, Mix
 from hack.benchmark.figures import Measured, Results
 from hack.benchmark.fleet_nodes import Fleet, Shape, nodes
@@ -56,8 +56,8 @@ def measure(version: str, sizes: FleetSizes, progress: Progress) -> Results:
     """All figures: with the scheduler's default client limits, then without limits, and then with
     partitions."""
     with control_plane(version, _FLAGS, progress) as there:
-        api = ApiServer(
-            kubeconfig(there.kubeconfig), Timeouts(read=_READ_SECONDS, write=_READ_SECONDS)
+        api = ApiClient(
+            load_kubeconfig(there.kubeconfig), ApiTimeouts(read=_READ_SECONDS, write=_READ_SECONDS)
         )
         fleet = Fleet(api, nodes(sizes.nodes, sizes.cut_nodes))
         bursts = Bursts(api, (WHOLE, PARTITIONS))

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from api import names
-from dra_driver.cluster.client import ApiServer
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import Home, Pool, reconcile
-from dra_driver.model.devices import Gpu, GpuUuid, Topology, Version
-from dra_driver.model.mig import Mig
-from dra_driver.node.sim.mig.geometry import geometry
+from dra_driver.k8s.client import ApiClient
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.model.gpus import Gpu, GpuUuid, MigInfo, Topology, Version
+from dra_driver.sim.mig.geometry import board_geometry
 from hack.benchmark.errors import BenchError
 from tests.e2e.kube import PATHS, wait
 
@@ -54,7 +53,7 @@ def nodes(count: int, cut: int) -> tuple[FleetNode, ...]:
 class Fleet:
     """Nodes in the API server, which are published in one shape at a time."""
 
-    def __init__(self, api: ApiServer, there: Sequence[FleetNode]) -> None:
+    def __init__(self, api: ApiClient, there: Sequence[FleetNode]) -> None:
         """Makes the nodes. Without kubelets they stay as they are made."""
         self._api = api
         self._nodes = there
@@ -73,10 +72,10 @@ class Fleet:
             raise BenchError(f"{len(there)} slices are there, not {made}")
 
     def _publish(self, node: FleetNode, pool: Pool) -> int:
-        if problems := check(pool, names.DRIVER):
+        if problems := validate_pool(pool, names.DRIVER):
             raise BenchError("; ".join(problems))
-        home = Home(names.DRIVER, node.name, self._uids[node.name])
-        documents = reconcile(pool, (), home).create
+        home = SliceOwner(names.DRIVER, node.name, self._uids[node.name])
+        documents = plan_writes(pool, (), home).create
         for document in documents:
             self._api.create(_SLICES, dict(document))
         return len(documents)
@@ -123,7 +122,7 @@ def _gpu(node: str, minor: int) -> Gpu:
     )
 
 
-def _mig() -> Mig | None:
+def _mig() -> MigInfo | None:
     """How it can be cut, in MIG mode as soon as a claim needs that."""
-    found = geometry(_PRODUCT)
-    return Mig(False, False, True, found.profiles) if found else None
+    found = board_geometry(_PRODUCT)
+    return MigInfo(False, False, True, found.profiles) if found else None

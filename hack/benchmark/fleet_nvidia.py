@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from api import names
-from dra_driver.kubeletplugin.slices import Pool, SliceContent, split
-from dra_driver.model.devices import Gpu
-from dra_driver.model.mig import Mig, MigProfile, Partition, Placement
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
+from dra_driver.model.gpus import Gpu, MigInfo, MigProfile, Partition, Placement
 from dra_driver.model.offer import Device, counter_set_name, partition_name
-from dra_driver.plan.publish import attributes_of, quantity
+from dra_driver.plan.offer.publish import attributes_of, bytes_quantity
 from hack.benchmark.fleet_nodes import FleetNode
 from hack.benchmark.fleet_shapes import plain
 
@@ -37,7 +36,7 @@ Amounts = Mapping[str, int]
 def nvidia_cut(node: FleetNode) -> Pool:
     """A slice for the counters and one for each GPU; where nothing is cut, exclusive devices."""
     if not node.cut:
-        return split(node.name, [_less(document) for document in plain(node).devices])
+        return split_into_slices(node.name, [_less(document) for document in plain(node).devices])
     cut = [(gpu, gpu.mig) for gpu in node.gpus if gpu.mig]
     counters = tuple(_counter_set(gpu, mig) for gpu, mig in cut)
     gpus = (SliceContent(tuple(_devices(gpu, mig))) for gpu, mig in cut)
@@ -50,7 +49,7 @@ def _less(document: Mapping[str, Any]) -> Document:
     return {**document, "attributes": {name: one for name, one in there if name not in _NOT_THERE}}
 
 
-def _devices(gpu: Gpu, mig: Mig) -> Iterator[Document]:
+def _devices(gpu: Gpu, mig: MigInfo) -> Iterator[Document]:
     """The whole GPU, then its partitions by name."""
     attributes = _less({"attributes": attributes_of(Device(gpu))})["attributes"]
     everything = _most(mig)
@@ -78,7 +77,7 @@ def _amounts(profile: MigProfile) -> Amounts:
     return {names.MEMORY: profile.memory_bytes, **engines}
 
 
-def _most(mig: Mig) -> Amounts:
+def _most(mig: MigInfo) -> Amounts:
     """What a GPU has in all: of each kind the most that any profile has."""
     each = [_amounts(profile) for profile in mig.profiles]
     return {field: max(amounts[field] for amounts in each) for field in each[0]}
@@ -86,18 +85,18 @@ def _most(mig: Mig) -> Amounts:
 
 def _capacity(amounts: Amounts) -> Document:
     engines = {_ENGINES[field][0]: str(amounts[field]) for field in _ENGINES}
-    every = {names.MEMORY: quantity(amounts[names.MEMORY]), **engines}
+    every = {names.MEMORY: bytes_quantity(amounts[names.MEMORY]), **engines}
     return {name: {"value": value} for name, value in every.items()}
 
 
 def _counters(amounts: Amounts, placement: Placement) -> Document:
     engines = {_ENGINES[field][1]: str(amounts[field]) for field in _ENGINES}
     units = {f"memory-slice-{unit}": "1" for unit in range(placement.start, placement.end)}
-    every = {names.MEMORY: quantity(amounts[names.MEMORY]), **engines, **units}
+    every = {names.MEMORY: bytes_quantity(amounts[names.MEMORY]), **engines, **units}
     return {name: {"value": value} for name, value in every.items()}
 
 
-def _counter_set(gpu: Gpu, mig: Mig) -> Document:
+def _counter_set(gpu: Gpu, mig: MigInfo) -> Document:
     everything = _counters(_most(mig), Placement(0, mig.units))
     return {"name": counter_set_name(gpu), "counters": everything}
 

@@ -1,14 +1,23 @@
 """In which shapes the GPUs of a fleet are published by this driver, and as plain devices."""
 
-from dra_driver.kubeletplugin.slices import Pool, split
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Keeps, Offer
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
+from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures, Device, Offer
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+)
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
 from hack.benchmark.fleet_nodes import FleetNode
 
-_CUT = Profile("mig", (Entry(Selection(), Rules(mig=MigRules(dynamic=True)), "spec.gpus[0]"),))
+_CUT = Profile(
+    "mig", (ProfileEntry(GpuSelector(), Rules(mig=MigRules(dynamic=True)), "spec.gpus[0]"),)
+)
 
 
 def ours(node: FleetNode) -> Pool:
@@ -23,9 +32,11 @@ def ours_cut(node: FleetNode) -> Pool:
 
 def plain(node: FleetNode) -> Pool:
     """One exclusive device for each GPU, with the same attributes."""
-    return split(node.name, published(Offer(tuple(Device(gpu) for gpu in node.gpus))))
+    return split_into_slices(
+        node.name, published_devices(Offer(tuple(Device(gpu) for gpu in node.gpus)))
+    )
 
 
 def _offered(node: FleetNode, profile: Profile) -> Pool:
-    found = offer(Inventory(node.gpus), profile, Keeps(), {})
-    return split(node.name, published(found), published_counters(found))
+    found = build_offer(Inventory(node.gpus), profile, ApiFeatures(), {})
+    return split_into_slices(node.name, published_devices(found), published_counters(found))

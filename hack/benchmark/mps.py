@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from hack.benchmark.figures import Measured, Results, median_of, percentile
 from hack.benchmark.sizes import Sizes
 from hack.benchmark.stage import Stage

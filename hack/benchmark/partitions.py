@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from api import names
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import Results, median_of, percentile
 from hack.benchmark.sizes import Sizes

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.claims import ClaimRef
+from dra_driver.k8s.client import ApiClient
 from hack.benchmark.calls import Calls
 from hack.benchmark.figures import Measured, Results, median_of, percentile
 from hack.benchmark.sizes import Sizes
@@ -116,7 +116,7 @@ def _eight_at_once(calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> Non
 def _ways(stage: Stage, calls: Calls, refs: Sequence[ClaimRef], times: _Times) -> None:
     """What the ways alone take: an empty call, and a claim's GET with the plugin's rights."""
     times.empty.extend(calls.empty() for _ in refs)
-    api = ApiServer(kubeconfig(stage.driver.kubeconfig))
+    api = ApiClient(load_kubeconfig(stage.driver.kubeconfig))
     try:
         api.get(stage.claims.path(refs[0]))  # connects
         for ref in refs:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from hack.benchmark.errors import BenchError
 from hack.benchmark.figures import Measured, Results, percentile
 from hack.benchmark.stage import Stage

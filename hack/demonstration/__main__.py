@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from dra_driver.errors import DriverError
-from dra_driver.node.sim.node import node_file
+from dra_driver.base.errors import DriverError
+from dra_driver.sim.node_spec import node_file
 from hack.demonstration import page
 from hack.demonstration.errors import DemoError
 from hack.demonstration.progress import Steps, style

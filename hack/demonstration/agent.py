@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dra_driver.node.mps.agent import MpsAgent
+from dra_driver.node.mps.agent_client import MpsAgentClient
 from hack.demonstration.plugin import free_port, is_ready
 from hack.testbed.cluster import Cluster
 from hack.testbed.processes import Process
@@ -58,6 +58,6 @@ class Agent:
     def _end_servers(self) -> None:
         if self.process.pid() is None:  # it was killed, and its servers were not
             self.start(self._sim.read_text())
-        door = MpsAgent(self.socket)
+        door = MpsAgentClient(self.socket)
         for served in door.status().spaces():
             door.release(served.space.name)

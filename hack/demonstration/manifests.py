@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.kubeletplugin.quantity import whole
+from dra_driver.k8s.quantity import rounded_up
 from hack.testbed.images import GLIBC
 
 Document = dict[str, Any]
@@ -46,4 +46,4 @@ def with_memory(document: Document, most: int) -> Document:
 
 def mebibytes(amount: str) -> int:
     """Of a quantity."""
-    return whole(amount) // _MIB
+    return rounded_up(amount) // _MIB

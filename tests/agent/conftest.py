@@ -7,20 +7,27 @@ from typing import Any
 
 import pytest
 
-from dra_driver.agent.state import Incidents, ServerState, StateFiles
-from dra_driver.agent.supervisor import Each, Supervisor, in_turn
-from dra_driver.agent.tools import Clock, Tools
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, Incident, ServerName, Space, SpaceName, server_name
+from dra_driver.agent.dependencies import AgentClock, AgentDependencies
+from dra_driver.agent.state import IncidentLog, ServerState, ServerStateFiles
+from dra_driver.agent.supervisor import ForEachServer, MpsSupervisor, sequentially
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import (
+    MpsLimits,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsServerName,
+    MpsServerRestart,
+    mps_server_name,
+)
 from tests.fakes.mps_daemons import MIB, FakeDaemons, Fate
 
 ONE, TWO = GpuUuid("GPU-1"), GpuUuid("GPU-2")
-OVER_ONE = server_name([ONE])
+OVER_ONE = mps_server_name([ONE])
 INSTANCE = GpuUuid("MIG-1")
 
 
-class DyingFiles(StateFiles):
+class DyingFiles(ServerStateFiles):
     """Whoever writes can be killed before and after."""
 
     def __init__(self, directory: Path, fate: Fate) -> None:
@@ -37,7 +44,7 @@ class DyingFiles(StateFiles):
         super().remove(name)
         self._fate.point()
 
-    def write_incidents(self, incidents: tuple[Incident, ...]) -> None:
+    def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
         self._fate.point()
         super().write_incidents(incidents)
         self._fate.point()
@@ -52,38 +59,40 @@ class Host:
         self.daemons = FakeDaemons(newest, self.fate)
         self.seconds = 1000.0
 
-    def agent(self, each: Each = in_turn) -> Supervisor:
+    def agent(self, each: ForEachServer = sequentially) -> MpsSupervisor:
         """A new agent, after whatever happened to the last."""
         files = DyingFiles(self.directory / "state", self.fate)
-        clock = Clock(lambda: self.seconds, lambda: self.seconds + 1e9)
-        tools = Tools(self.daemons, files, Incidents(files), str(self.directory), clock)
-        agent = Supervisor(tools, each)
+        clock = AgentClock(lambda: self.seconds, lambda: self.seconds + 1e9)
+        tools = AgentDependencies(
+            self.daemons, files, IncidentLog(files), str(self.directory), clock
+        )
+        agent = MpsSupervisor(tools, each)
         agent.recover()
         return agent
 
-    def pass_time(self, agent: Supervisor, seconds: float) -> None:
+    def pass_time(self, agent: MpsSupervisor, seconds: float) -> None:
         """As the loop does it."""
         self.seconds += seconds
         agent.look_after()
 
-    def settle(self, agent: Supervisor) -> None:
+    def settle(self, agent: MpsSupervisor) -> None:
         """Long enough for everything that has to be tried again."""
         for _ in range(6):
             self.pass_time(agent, 61)
 
-    def granted(self, agent: Supervisor, name: ServerName = OVER_ONE) -> dict[str, Allowance]:
+    def granted(self, agent: MpsSupervisor, name: MpsServerName = OVER_ONE) -> dict[str, MpsLimits]:
         """What the daemon of a server holds, by space. A namespace that nobody has is a spare."""
         namespaces = self.namespaces(agent)
         spaces = {namespace: one for one, namespace in namespaces.items()}
         found = self.daemons.of(name).spaces
         return {spaces.get(one, "a spare"): allowance for one, allowance in found.items()}
 
-    def namespaces(self, agent: Supervisor) -> dict[str, str]:
+    def namespaces(self, agent: MpsSupervisor) -> dict[str, str]:
         """What its daemon calls a space."""
         served = agent.status().spaces()
         return {one.space.name: Path(one.pipe_directory).name for one in served}
 
-    def connect(self, agent: Supervisor, pid: int, space: str) -> None:
+    def connect(self, agent: MpsSupervisor, pid: int, space: str) -> None:
         """A client of a space of the first server."""
         self.daemons.connect(OVER_ONE, pid, self.namespaces(agent)[space])
 
@@ -95,15 +104,19 @@ class Host:
         return sorted([*directories, *processes, *(one for one in files if one[0] == "s")])
 
 
-def space(name: str = "c_1", *gpus: GpuUuid, percent: int = 50, mib: int = 0, **more: Any) -> Space:
+def space(
+    name: str = "c_1", *gpus: GpuUuid, percent: int = 50, mib: int = 0, **more: Any
+) -> MpsNamespace:
     """A space with the same limit on each GPU."""
     over = gpus or (ONE,)
     memory = (mib * MIB,) * len(over) if mib else ()
-    return Space(SpaceName(name), ClaimUid(f"uid-{name}"), over, percent, memory, **more)
+    return MpsNamespace(
+        MpsNamespaceName(name), ClaimUid(f"uid-{name}"), over, percent, memory, **more
+    )
 
 
-def most(percent: int, mib: int | None = None) -> Allowance:
-    return Allowance(percent, None if mib is None else mib * MIB)
+def most(percent: int, mib: int | None = None) -> MpsLimits:
+    return MpsLimits(percent, None if mib is None else mib * MIB)
 
 
 @pytest.fixture

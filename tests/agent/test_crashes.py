@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dra_driver.errors import NodeError
-from dra_driver.model.mps import server_name
-from dra_driver.plan.mps_servers import exceeds
+from dra_driver.base.errors import NodeError
+from dra_driver.model.mps import mps_server_name
+from dra_driver.plan.mps.servers import exceeds_limits
 from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, space
 from tests.fakes.mps_daemons import KINDS, Killed
 
@@ -29,7 +29,7 @@ SPACES = [
     space("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
 ]
 ANY = st.sampled_from(SPACES)
-SERVERS = sorted({server_name(one.gpus, whose) for one in SPACES for whose in ("", one.tenant)})
+SERVERS = sorted({mps_server_name(one.gpus, whose) for one in SPACES for whose in ("", one.tenant)})
 DYING = st.none() | st.integers(0, 25)
 
 
@@ -110,7 +110,7 @@ class Node(RuleBasedStateMachine):
     def client(self, of):
         self.pid += 1
         apart = self.newest == 2 or of.gpus == (INSTANCE,)
-        name = server_name(of.gpus, of.tenant if apart else "")
+        name = mps_server_name(of.gpus, of.tenant if apart else "")
         if any(one.daemon.name == name for one in self.host.daemons.running.values()):
             namespace = self.host.namespaces(self.agent).get(of.name, "default")
             self.host.daemons.connect(name, self.pid, namespace)
@@ -188,7 +188,7 @@ class Node(RuleBasedStateMachine):
                 assert granted == asked
                 assert len(daemon.spaces) == len(asked) + (spare is not None)
             else:
-                assert not any(exceeds(one, daemon.daemon.most) for one in asked.values())
+                assert not any(exceeds_limits(one, daemon.daemon.most) for one in asked.values())
         assert status.foreign == ()
         for name in [one.name for one in SPACES]:
             self.agent.release(name)
@@ -220,7 +220,7 @@ def a_claims_life(host, agent):
     agent.serve(SPACES[2])
     agent.make_spares()
     agent.release(SPACES[2].name)
-    host.daemons.kill(server_name(first.gpus))
+    host.daemons.kill(mps_server_name(first.gpus))
     host.pass_time(agent, 5)
     agent.release(first.name)
     agent.release(second.name)

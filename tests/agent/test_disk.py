@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from dra_driver.errors import NodeError
+from dra_driver.base.errors import NodeError
 from tests.agent.conftest import OVER_ONE, TWO, Host, space
 from tests.fakes.disk import FailingCalls, small_disk
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from dra_driver.errors import TimedOut
-from dra_driver.model.mps import server_name
+from dra_driver.base.errors import TimedOut
+from dra_driver.model.mps import mps_server_name
 from tests.agent.conftest import INSTANCE, ONE, Host, most, space
 
-OVER_INSTANCE = server_name([INSTANCE])
+OVER_INSTANCE = mps_server_name([INSTANCE])
 
 
 @pytest.fixture

@@ -2,20 +2,22 @@
 
 from prometheus_client import generate_latest
 
-from dra_driver.agent.metrics import registry
-from dra_driver.model.mps import Incident, MpsClient, MpsServer, MpsStatus, ServerName
+from dra_driver.agent.run import metrics_registry
+from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsServerRestart, MpsStatus
 
-SERVER = MpsServer(ServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), MpsClient(2)))
+SERVER = MpsServer(MpsServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), MpsClient(2)))
 
 
 def told(status):
-    lines = generate_latest(registry(lambda: status, lambda: 3)).decode().splitlines()
+    lines = generate_latest(metrics_registry(lambda: status, lambda: 3)).decode().splitlines()
     return {line for line in lines if line.startswith("dra_driver_mps")}
 
 
 def test_it_counts_what_there_is():
-    down = MpsServer(ServerName("s2"), (), 3, ready=False)
-    status = MpsStatus((SERVER, down), (Incident(7, ServerName("s2"), 0.0, ""),), ("other",))
+    down = MpsServer(MpsServerName("s2"), (), 3, ready=False)
+    status = MpsStatus(
+        (SERVER, down), (MpsServerRestart(7, MpsServerName("s2"), 0.0, ""),), ("other",)
+    )
 
     assert told(status) == {
         'dra_driver_mps_servers{ready="true"} 1.0',

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.agent.state import Incidents, StateFiles
-from dra_driver.agent.supervisor import Supervisor
-from dra_driver.agent.tools import Limits, Tools
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.mps import server_name
-from dra_driver.node.mps.agent import SECONDS, SERVE_SECONDS
-from dra_driver.node.mps.daemons import Patience
+from dra_driver.agent.dependencies import AgentDependencies, MpsRequestTimeouts
+from dra_driver.agent.state import IncidentLog, ServerStateFiles
+from dra_driver.agent.supervisor import MpsSupervisor
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.mps import mps_server_name
+from dra_driver.node.mps.agent_client import SECONDS, SERVE_SECONDS
+from dra_driver.node.mps.control import DaemonTimeouts
 from tests.agent.conftest import ONE, space
 from tests.fakes.daemon_host import DaemonHost
 
 KILLING = 1.0  # to end a program that hangs: node.commands
-BRIEF = Limits(serve=1.5, undoing=0.5, release=0.6, terminate=0.6)
+BRIEF = MpsRequestTimeouts(serve=1.5, undoing=0.5, release=0.6, terminate=0.6)
 SLACK = 1.5 + KILLING  # of a machine that does other things, too
 
 
 def test_what_the_agent_takes_is_less_than_who_asks_waits():
-    limits, patience = Limits(), Patience()
+    limits, patience = MpsRequestTimeouts(), DaemonTimeouts()
 
     assert limits.serve + KILLING < SERVE_SECONDS
     assert max(limits.release, limits.terminate) + KILLING < SECONDS
@@ -46,10 +46,10 @@ def node():
 @pytest.fixture
 def agent(node):
     Path(node.mps_dir).mkdir()
-    files = StateFiles(Path(node.mps_dir, "state"))
-    daemons = node.daemons(Patience())
-    tools = Tools(daemons, files, Incidents(files), node.mps_dir, limits=BRIEF)
-    made = Supervisor(tools)
+    files = ServerStateFiles(Path(node.mps_dir, "state"))
+    daemons = node.daemons(DaemonTimeouts())
+    tools = AgentDependencies(daemons, files, IncidentLog(files), node.mps_dir, limits=BRIEF)
+    made = MpsSupervisor(tools)
     made.recover()
     yield made
     for state in files.load():
@@ -66,7 +66,7 @@ def took(what, *words):
 
 def stop_answering(node, agent):
     """Its daemon and server stop, and every program that asks them hangs."""
-    for state in StateFiles(Path(node.mps_dir, "state")).load():
+    for state in ServerStateFiles(Path(node.mps_dir, "state")).load():
         node.tokens.append(state.daemon.token)
     for pid in node.processes():
         os.kill(pid, signal.SIGSTOP)
@@ -114,11 +114,15 @@ def test_the_last_one_of_a_wedged_server_ends_by_and_by(node, agent):
 
 
 def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
-    files = StateFiles(host.directory / "state")
-    tools = Tools(
-        host.daemons, files, Incidents(files), str(host.directory), limits=Limits(serve=0.2)
+    files = ServerStateFiles(host.directory / "state")
+    tools = AgentDependencies(
+        host.daemons,
+        files,
+        IncidentLog(files),
+        str(host.directory),
+        limits=MpsRequestTimeouts(serve=0.2),
     )
-    agent = Supervisor(tools)
+    agent = MpsSupervisor(tools)
     agent.recover()
     go_on, begun, start = threading.Event(), threading.Event(), host.daemons.start
 
@@ -132,7 +136,7 @@ def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
     first.start()
     assert begun.wait(5)
 
-    with pytest.raises(TimedOut, match=f"the MPS server {server_name([ONE])} is being started"):
+    with pytest.raises(TimedOut, match=f"the MPS server {mps_server_name([ONE])} is being started"):
         agent.serve(space("c_2"))
     go_on.set()
     first.join(5)

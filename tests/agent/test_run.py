@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.agent.run import side_by_side
-from dra_driver.errors import AgentDown, NodeError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import server_name
-from dra_driver.node.mps.agent import MpsAgent
+from dra_driver.agent.run import run_concurrently
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import mps_server_name
+from dra_driver.node.mps.agent_client import MpsAgentClient
 from tests.agent.conftest import space
 
 GPU = GpuUuid("GPU-ee8fd3e5-3216-5b3f-99a8-7b77d545fca3")
@@ -65,13 +65,13 @@ def daemons(mps_dir):
 
 
 def when_it_answers(mps_dir):
-    agent = MpsAgent(mps_dir / "agent.sock")
+    agent = MpsAgentClient(mps_dir / "agent.sock")
     deadline = time.monotonic() + SECONDS
     while True:
         try:
             agent.status()
             return agent
-        except AgentDown:
+        except MpsAgentUnreachable:
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
@@ -106,7 +106,7 @@ def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
     agent = when_it_answers(mps_dir)
     agent.release("c_1")
     assert daemons(mps_dir) == []
-    assert not (mps_dir / server_name([GPU])).exists()
+    assert not (mps_dir / mps_server_name([GPU])).exists()
 
 
 def test_a_directory_that_is_too_long_for_sockets_is_refused(start, mps_dir):
@@ -155,7 +155,7 @@ def test_what_hangs_holds_up_nothing_else_and_is_not_waited_for():
         ended.append("hangs")
 
     began = time.monotonic()
-    side_by_side([hangs, second.set], seconds=0.05)
+    run_concurrently([hangs, second.set], seconds=0.05)
 
     assert second.is_set()
     assert ended == []
@@ -170,7 +170,7 @@ def test_what_is_quick_has_ended_afterwards():
         time.sleep(0.02)
         ended.append("quick")
 
-    side_by_side([quick, quick])
+    run_concurrently([quick, quick])
 
     assert ended == ["quick", "quick"]
 
@@ -202,7 +202,7 @@ def test_an_agent_that_is_ended_while_it_starts_a_daemon_ends_and_the_next_clear
     start(sim=str(node))
     agent = when_it_answers(mps_dir)
     until(lambda: not agent.status().servers and not daemons(mps_dir))
-    assert not (mps_dir / server_name([GPU])).exists()
+    assert not (mps_dir / mps_server_name([GPU])).exists()
 
 
 def until(condition):

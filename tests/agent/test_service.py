@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from dra_driver.agent import service as door
-from dra_driver.agent.service import Service, lock_directory
-from dra_driver.errors import AgentDown, ClaimError, NodeError, SettingsError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, server_name
-from dra_driver.node.mps.agent import MpsAgent
+from dra_driver.agent.service import AgentService, lock_directory
+from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError, SettingsError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsLimits, mps_server_name
+from dra_driver.node.mps.agent_client import MpsAgentClient
 from tests.agent.conftest import INSTANCE, ONE, space
 
 SECONDS = 60
@@ -22,7 +22,7 @@ SECONDS = 60
 
 @pytest.fixture
 def service(host):
-    made = Service(host.agent(), host.directory)
+    made = AgentService(host.agent(), host.directory)
     made.start()
     yield made
     made.stop()
@@ -34,7 +34,7 @@ def service(host):
 
 @pytest.fixture
 def agent(service):
-    return MpsAgent(service.path)
+    return MpsAgentClient(service.path)
 
 
 def told(service, line):
@@ -95,7 +95,7 @@ def test_a_bug_is_an_answer_too(host, agent):
         (replace(space(), memory_bytes=(1,)), "a memory limit of 1 bytes"),
         (replace(space(), memory_bytes=(-(1 << 20),)), "a memory limit of -1048576 bytes"),
         (replace(space(), memory_bytes=(None, None)), "2 memory limits for 1 GPUs"),
-        (space(most=Allowance(0, 7)), "0 % of the.*limit of 7 bytes"),
+        (space(most=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
     ],
 )
 def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, said):
@@ -169,11 +169,11 @@ def test_who_says_nothing_is_not_waited_for_without_end():
 def test_a_socket_that_a_dead_agent_left_is_replaced(host):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(host.directory / "agent.sock"))
-    service = Service(host.agent(), host.directory)
+    service = AgentService(host.agent(), host.directory)
 
     service.start()
 
-    assert MpsAgent(service.path).status().servers == ()
+    assert MpsAgentClient(service.path).status().servers == ()
     service.stop()
 
 
@@ -184,7 +184,7 @@ def test_sockets_of_agents_that_were_killed_before_they_were_named_are_removed(h
     (host.directory / ".89abcdef").touch()  # no socket
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(host.directory / ".0123abcd"))
-    service = Service(host.agent(), host.directory)
+    service = AgentService(host.agent(), host.directory)
 
     service.start()
 
@@ -198,7 +198,7 @@ def test_nobody_answers_once_it_stopped(service, agent):
     service.stop()
 
     assert "nobody serves" in service.problem() or not service.path.exists()
-    with pytest.raises(AgentDown):
+    with pytest.raises(MpsAgentUnreachable):
         agent.status()
 
 
@@ -227,7 +227,7 @@ def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
     stopping.join(SECONDS)
     asking.join(SECONDS)
 
-    assert host.daemons.of(server_name([ONE])).spaces
+    assert host.daemons.of(mps_server_name([ONE])).spaces
 
 
 def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent):
@@ -246,7 +246,7 @@ def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent
     go_on.set()
 
     assert made.wait(SECONDS)
-    assert len(host.daemons.of(server_name([ONE])).spaces) == 3
+    assert len(host.daemons.of(mps_server_name([ONE])).spaces) == 3
 
 
 def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, agent):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.mps import MpsClient, Priority, SpaceName
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsPriority
 from tests.agent.conftest import OVER_ONE, Host, most, space
 
 
@@ -46,7 +46,7 @@ def test_a_space_with_the_same_limits_takes_no_run_of_the_program(host, agent):
         pytest.param({"percent": 40, "mib": 1024}, id="multiprocessors"),
         pytest.param({"percent": 30, "mib": 2048}, id="memory"),
         pytest.param(
-            {"percent": 30, "mib": 1024, "priority": Priority.BELOW_NORMAL}, id="priority"
+            {"percent": 30, "mib": 1024, "priority": MpsPriority.BELOW_NORMAL}, id="priority"
         ),
     ],
 )
@@ -103,7 +103,7 @@ def test_spaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host,
     host.connect(agent, 71, "c_2")
     host.seconds += 2
 
-    assert agent.status().servers[0].clients == (MpsClient(71, SpaceName("c_2")),)
+    assert agent.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_2")),)
     agent.terminate("c_2", [71])
     assert host.daemons.of(OVER_ONE).clients == set()
     agent.release("c_2")

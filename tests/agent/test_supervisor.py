@@ -7,12 +7,18 @@ from functools import partial
 
 import pytest
 
-from dra_driver.agent.run import side_by_side
-from dra_driver.agent.state import new_state
-from dra_driver.errors import NodeError, NotAsked, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import MpsClient, Priority, Space, SpaceName, server_name
+from dra_driver.agent.run import run_concurrently
+from dra_driver.agent.state import new_server_state
+from dra_driver.base.errors import MpsStateUnknown, NodeError, TimedOut
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import (
+    MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsPriority,
+    mps_server_name,
+)
 from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, most, space
 
 NAME = OVER_ONE
@@ -71,7 +77,7 @@ def test_the_same_space_again_is_the_same_answer_and_nothing_is_done(host, agent
         pytest.param(space(percent=60), id="more multiprocessors"),
         pytest.param(space(mib=100), id="a memory limit"),
         pytest.param(space("c_1", TWO), id="another GPU"),
-        pytest.param(space(priority=Priority.BELOW_NORMAL), id="another priority"),
+        pytest.param(space(priority=MpsPriority.BELOW_NORMAL), id="another priority"),
     ],
 )
 def test_a_space_with_other_limits_under_the_same_name_is_refused(host, agent, other):
@@ -137,7 +143,7 @@ def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, age
     host.connect(agent, 71, "c_1")
     host.seconds += 1
 
-    assert agent.status().servers[0].clients == (MpsClient(71, SpaceName("c_1")),)
+    assert agent.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_1")),)
     host.connect(agent, 72, "c_1")
     assert len(agent.status().servers[0].clients) == 1
     host.seconds += 1
@@ -151,7 +157,7 @@ def test_clients_of_a_space_are_ended(host, agent):
 
     agent.terminate("c_1", [71, 99])
 
-    assert host.daemons.of(NAME).clients == {MpsClient(72, SpaceName("c_1"))}
+    assert host.daemons.of(NAME).clients == {MpsClient(72, MpsNamespaceName("c_1"))}
 
 
 def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host, agent):
@@ -278,7 +284,7 @@ def test_processes_that_cannot_be_looked_at_are_not_taken_for_gone(host, agent):
     is_running = host.daemons.is_running
 
     def blind(daemon):
-        raise NotAsked("no file is free")
+        raise MpsStateUnknown("no file is free")
 
     host.daemons.is_running = blind
     for _ in range(5):
@@ -321,7 +327,7 @@ def test_clients_that_need_more_time_are_no_reason_to_start_a_server_again(host,
 
 
 def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
-    agent = host.agent(partial(side_by_side, seconds=0.05))
+    agent = host.agent(partial(run_concurrently, seconds=0.05))
     agent.serve(space("c_1", ONE))
     agent.serve(space("c_2", TWO))
     slow = host.daemons.start = Slow(host.daemons)
@@ -336,7 +342,7 @@ def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
         host.pass_time(agent, 13)
 
     assert threading.active_count() == waiting
-    assert host.daemons.calls.count(f"look {server_name([TWO])}") == 3
+    assert host.daemons.calls.count(f"look {mps_server_name([TWO])}") == 3
     assert agent.problem(20) is None
     slow.go_on.set()
     deadline = time.monotonic() + 5
@@ -464,7 +470,7 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
     agent.serve(space("c_2", percent=40, mib=1024))
     host.connect(agent, 71, "c_1")
     host.connect(agent, 72, "c_2")
-    raised = SpaceName(host.namespaces(agent)["c_2"])
+    raised = MpsNamespaceName(host.namespaces(agent)["c_2"])
     host.daemons.of(NAME).spaces[raised] = most(100, 2048)
     before = len(host.daemons.calls)
 
@@ -472,8 +478,8 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
 
     assert host.granted(agent)["c_2"] == most(40, 1024)
     assert agent.status().servers[0].clients == (
-        MpsClient(71, SpaceName("c_1")),
-        MpsClient(72, SpaceName("c_2")),
+        MpsClient(71, MpsNamespaceName("c_1")),
+        MpsClient(72, MpsNamespaceName("c_2")),
     )  # as they were seen
     assert {one.pid for one in host.daemons.of(NAME).clients} == {71}
     # Containers have its directory mounted: it is not made anew.
@@ -628,7 +634,7 @@ def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(ho
     host.daemons.newest = 2
 
     assert agent.serve(mine).protocol == 2
-    assert [one.name for one in agent.status().servers] == [server_name([ONE], "a")]
+    assert [one.name for one in agent.status().servers] == [mps_server_name([ONE], "a")]
 
 
 def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_then(host, agent):
@@ -638,11 +644,11 @@ def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_th
 
     served = agent.serve(space("c_2", tenant="a"))
 
-    assert served.pipe_directory == f"{host.directory}/{server_name([ONE], 'a')}/pipe"
+    assert served.pipe_directory == f"{host.directory}/{mps_server_name([ONE], 'a')}/pipe"
     host.pass_time(agent, 5)
     assert {one.name: one.protocol for one in agent.status().servers} == {
         NAME: 2,
-        server_name([ONE], "a"): 2,
+        mps_server_name([ONE], "a"): 2,
     }
 
 
@@ -665,7 +671,7 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
 
     served = [agent.serve(one) for one in wanted]
 
-    names = [server_name([gpu], one.tenant) for one in wanted]
+    names = [mps_server_name([gpu], one.tenant) for one in wanted]
     assert [one.pipe_directory for one in served] == [f"{mps_dir}/{one}/pipe" for one in names]
     assert [one.shm_directory for one in served] == [f"{mps_dir}/{one}/shm" for one in names]
     found = {one.name: (one.tenant, len(one.spaces)) for one in agent.status().servers}
@@ -683,7 +689,7 @@ def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
     agent.serve(space("c_1", percent=30, tenant="a", most=most(30)))
-    host.daemons.connect(server_name([ONE], "a"), 71, "c_1")
+    host.daemons.connect(mps_server_name([ONE], "a"), 71, "c_1")
 
     agent.serve(space("c_2", percent=60, tenant="b", most=most(60)))
 
@@ -702,7 +708,7 @@ def test_after_a_newer_driver_came_a_tenant_does_not_join_what_others_share_by_p
 
     assert mine.protocol == 3
     assert agent.serve(space("c_1")) == shared
-    assert {one.name for one in agent.status().servers} == {NAME, server_name([ONE], "a")}
+    assert {one.name for one in agent.status().servers} == {NAME, mps_server_name([ONE], "a")}
 
 
 def test_who_is_told_that_a_client_does_not_end_is_not_told_whose(host, agent):
@@ -725,7 +731,7 @@ def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
 
     assert host.daemons.running == running
     assert tuple(again.status().spaces()) == (before,)
-    assert again.status().servers[0].clients == (MpsClient(71, SpaceName("c_1")),)
+    assert again.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_1")),)
     assert again.status().incidents == ()
 
 
@@ -759,7 +765,7 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
     agent = host.agent()
 
     assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
-    assert [one.daemon.name for one in host.daemons.running.values()] == [server_name([TWO])]
+    assert [one.daemon.name for one in host.daemons.running.values()] == [mps_server_name([TWO])]
     assert not (host.directory / NAME).exists()
     assert path.with_suffix(".unreadable").exists()
     (incident,) = agent.status().incidents
@@ -861,7 +867,7 @@ def test_one_that_was_started_during_the_search_is_nobody_elses(host, agent):
 
 def test_a_search_for_others_that_fails_harms_nobody(host, agent):
     def blind(tokens):
-        raise NotAsked("no file is free")
+        raise MpsStateUnknown("no file is free")
 
     host.daemons.foreign = blind
     agent.look_after()
@@ -922,7 +928,7 @@ def test_servers_do_not_wait_for_each_other_but_spaces_of_one_do(host, agent):
 def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host, agent):
     agent.serve(space("c_1", ONE))
     agent.serve(space("c_2", TWO))
-    first = min(server_name([ONE]), server_name([TWO]))
+    first = min(mps_server_name([ONE]), mps_server_name([TWO]))
     is_running = host.daemons.is_running
 
     def broken(daemon):
@@ -931,7 +937,7 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
         return is_running(daemon)
 
     host.daemons.is_running = broken
-    other = max(server_name([ONE]), server_name([TWO]))
+    other = max(mps_server_name([ONE]), mps_server_name([TWO]))
     host.daemons.kill(other)
     host.pass_time(agent, 5)
 
@@ -941,9 +947,11 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
 def test_a_server_has_its_gpus_in_the_order_in_which_containers_see_them():
     """Limits by index are by that; only its name does not depend on it."""
     later, earlier = GpuUuid("GPU-b"), GpuUuid("GPU-a")
-    wanted = Space(SpaceName("c_0"), ClaimUid("u"), (later, earlier), 50, (1 << 30, 2 << 30))
+    wanted = MpsNamespace(
+        MpsNamespaceName("c_0"), ClaimUid("u"), (later, earlier), 50, (1 << 30, 2 << 30)
+    )
 
-    daemon = new_state(NAME, wanted, 2, "/run/m").daemon
+    daemon = new_server_state(NAME, wanted, 2, "/run/m").daemon
 
     assert daemon.gpus == (later, earlier)
-    assert server_name((earlier, later)) == server_name((later, earlier))
+    assert mps_server_name((earlier, later)) == mps_server_name((later, earlier))

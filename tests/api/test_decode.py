@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.decode import ConfigError, decode
-from api.v1beta1 import (
+from api.claim_configs import (
     GpuConfig,
     MigDeviceConfig,
     Mps,
     TimeSlicing,
     TimeSlicingConfig,
     VfioDeviceConfig,
+    decode_config,
 )
+from api.strict import ConfigError
 from tests.fakes.configs import LONGEST, TOO_DEEP, shapes
 from tests.fakes.work import calls
 
@@ -27,7 +28,7 @@ def config(kind="GpuConfig", **fields):
 
 
 def test_a_config_without_sharing_is_a_whole_gpu():
-    decoded = decode(config())
+    decoded = decode_config(config())
 
     assert isinstance(decoded, GpuConfig)
     assert decoded.sharing is None
@@ -36,7 +37,7 @@ def test_a_config_without_sharing_is_a_whole_gpu():
 def test_an_empty_time_slicing_config_means_the_default_interval():
     sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {}}
 
-    decoded = decode(config(sharing=sharing))
+    decoded = decode_config(config(sharing=sharing))
 
     assert isinstance(decoded, GpuConfig)
     assert isinstance(decoded.sharing, TimeSlicing)
@@ -44,7 +45,7 @@ def test_an_empty_time_slicing_config_means_the_default_interval():
 
 
 def test_null_is_the_same_as_absent():
-    decoded = decode(config(sharing={"strategy": "MPS", "mpsConfig": None}))
+    decoded = decode_config(config(sharing={"strategy": "MPS", "mpsConfig": None}))
 
     assert isinstance(decoded, GpuConfig)
     assert decoded.sharing == Mps(strategy="MPS")
@@ -59,7 +60,9 @@ def test_every_field_of_mps_is_read():
         "clientPriority": "BelowNormal",
     }
 
-    decoded = decode(config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": mps}))
+    decoded = decode_config(
+        config("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": mps})
+    )
 
     assert isinstance(decoded, MigDeviceConfig)
     assert isinstance(decoded.sharing, Mps)
@@ -67,7 +70,7 @@ def test_every_field_of_mps_is_read():
 
 
 def test_a_passthrough_config_is_read():
-    decoded = decode(config("VfioDeviceConfig", iommu={"enableAPIDevice": True}))
+    decoded = decode_config(config("VfioDeviceConfig", iommu={"enableAPIDevice": True}))
 
     assert isinstance(decoded, VfioDeviceConfig)
     assert decoded.iommu.enable_api_device
@@ -77,7 +80,7 @@ def test_a_passthrough_config_is_read():
 def test_clients_have_the_normal_priority_where_nothing_is_said():
     sharing = {"strategy": "MPS", "mpsConfig": {"multiUser": False}}
 
-    decoded = decode(config(sharing=sharing))
+    decoded = decode_config(config(sharing=sharing))
 
     assert isinstance(decoded, GpuConfig) and isinstance(decoded.sharing, Mps)
     assert decoded.sharing.mps_config.client_priority == "Normal"
@@ -87,7 +90,7 @@ def test_clients_have_the_normal_priority_where_nothing_is_said():
 def test_every_percentage_that_nvidias_driver_takes_is_taken(percent):
     mps = {"defaultActiveThreadPercentage": percent}
 
-    decoded = decode(config(sharing={"strategy": "MPS", "mpsConfig": mps}))
+    decoded = decode_config(config(sharing={"strategy": "MPS", "mpsConfig": mps}))
 
     assert isinstance(decoded, GpuConfig) and isinstance(decoded.sharing, Mps)
     assert decoded.sharing.mps_config.default_active_thread_percentage == percent
@@ -179,7 +182,7 @@ def test_every_percentage_that_nvidias_driver_takes_is_taken(percent):
 )
 def test_what_is_wrong_is_said_with_its_path(parameters, problem):
     with pytest.raises(ConfigError) as refused:
-        decode(parameters, "p")
+        decode_config(parameters, "p")
 
     assert problem in str(refused.value)
 
@@ -188,7 +191,7 @@ def test_a_field_that_partitions_lack_is_not_blamed_on_the_strategy():
     sharing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 
     with pytest.raises(ConfigError) as refused:
-        decode(config("MigDeviceConfig", sharing=sharing), "p")
+        decode_config(config("MigDeviceConfig", sharing=sharing), "p")
 
     assert refused.value.problems == (
         "p.sharing.timeSlicingConfig: unknown field with strategy TimeSlicing: remove it",
@@ -199,7 +202,7 @@ def test_everything_that_is_wrong_is_said_at_once():
     mps = {"defaultActiveThreadPercentage": 120, "multiUser": "yes"}
 
     with pytest.raises(ConfigError) as refused:
-        decode(config(colour=1, sharing={"strategy": "MPS", "mpsConfig": mps}), "p")
+        decode_config(config(colour=1, sharing={"strategy": "MPS", "mpsConfig": mps}), "p")
 
     assert [problem.split(":")[0] for problem in refused.value.problems] == [
         "p.sharing.mpsConfig.defaultActiveThreadPercentage",
@@ -210,7 +213,7 @@ def test_everything_that_is_wrong_is_said_at_once():
 
 def test_a_huge_value_does_not_flood_the_message():
     with pytest.raises(ConfigError) as refused:
-        decode(config(sharing={"strategy": "x" * 9000}), "p")
+        decode_config(config(sharing={"strategy": "x" * 9000}), "p")
 
     assert len(str(refused.value)) < 300
 
@@ -239,7 +242,7 @@ def deep(levels, *, lists):
 )
 def test_nesting_without_end_is_refused_like_anything_else(place, lists, levels):
     with pytest.raises(ConfigError) as refused:
-        decode(place(deep(levels, lists=lists)), "p")
+        decode_config(place(deep(levels, lists=lists)), "p")
 
     assert len(str(refused.value)) < 1000
 
@@ -250,7 +253,7 @@ def decoding(text):
 
     def decode_it():
         with contextlib.suppress(ConfigError):
-            decode(parameters)
+            decode_config(parameters)
 
     return calls(decode_it)
 
@@ -302,7 +305,7 @@ PLACES = [
 )
 def test_whatever_is_written_is_decoded_or_refused_with_a_reason(kind, place, name, value):
     try:
-        decode({**config(kind), **place(name, value)}, "p")
+        decode_config({**config(kind), **place(name, value)}, "p")
     except ConfigError as refused:
         assert refused.problems
         assert all(problem.startswith("p") for problem in refused.problems)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import strict
-from api.node_profile import MOST_REPLICAS, Duration, Mig, NodeProfile
-from api.strict import ConfigError, Strict, validated
+from api.node_profile import MAX_REPLICAS, Duration, MigSectionConfig, NodeProfile
+from api.strict import ConfigError, StrictModel, validated
 
 HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
 
@@ -38,7 +38,7 @@ FULL = {
     "shares": 8,
     "memory": {"least": "2Gi", "step": "512Mi"},
     "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
-    "memoryLimit": "Strict",
+    "memoryLimit": "StrictModel",
     "mig": {
         "mode": "Dynamic",
         "profiles": ["1g.10gb", "*+me"],
@@ -82,8 +82,8 @@ def test_null_is_the_same_as_absent_also_within_a_list():
         ({"mpsTenants": "userNamespaces"}, "mps_tenants", "UserNamespaces"),
         ({"timeSliceInterval": "wholegpus"}, "time_slice_interval", "WholeGPUs"),
         ({"memoryLimit": "bestEffort"}, "memory_limit", "BestEffort"),
-        ({"mig": "dynamic"}, "mig", Mig(mode="Dynamic")),
-        ({"mig": {"strategy": "single"}}, "mig", Mig(strategy="Single")),
+        ({"mig": "dynamic"}, "mig", MigSectionConfig(mode="Dynamic")),
+        ({"mig": {"strategy": "single"}}, "mig", MigSectionConfig(strategy="Single")),
     ],
 )
 def test_words_are_read_in_any_case(entry, field, meant):
@@ -100,7 +100,7 @@ def test_off_which_yaml_takes_for_false_is_off():
 def test_partitions_that_are_not_cut_are_off(said):
     (entry,) = read({"mig": said}).spec.gpus
 
-    assert entry.mig == Mig(mode="Off")
+    assert entry.mig == MigSectionConfig(mode="Off")
 
 
 def test_an_amount_of_memory_may_be_a_number_of_bytes():
@@ -126,7 +126,7 @@ def test_an_amount_of_memory_may_be_a_number_of_bytes():
         ),
         pytest.param({"select": {"product": [""]}}, "select.product[0]: ''", id="no product"),
         pytest.param({"replicas": 0}, "replicas: 0", id="no replicas"),
-        pytest.param({"replicas": MOST_REPLICAS + 1}, "replicas: ", id="too many replicas"),
+        pytest.param({"replicas": MAX_REPLICAS + 1}, "replicas: ", id="too many replicas"),
         pytest.param({"shares": 0}, "shares: 0", id="no shares"),
         pytest.param({"strategies": []}, "strategies: is empty", id="no strategy"),
         pytest.param(
@@ -237,7 +237,7 @@ def test_a_long_value_is_not_shown_to_its_end():
     assert len(problem) < 200
 
 
-class Waiting(Strict):
+class Waiting(StrictModel):
     time: Duration
 
 

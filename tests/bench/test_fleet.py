@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import names
-from dra_driver.kubeletplugin.slice_limits import check
+from dra_driver.kubeletplugin.slices.validation import validate_pool
 from hack.benchmark.bursts import parts
 from hack.benchmark.fleet import PARTITIONS
 from hack.benchmark.fleet_nodes import GPUS, FleetNode, nodes
@@ -51,7 +51,7 @@ def test_a_plain_device_is_a_gpu_of_ours_that_one_claim_takes_as_a_whole():
 @pytest.mark.parametrize("shape", [ours, ours_cut, nvidia_cut, plain])
 @pytest.mark.parametrize("node", [NODE, CUT])
 def test_the_api_server_takes_every_shape(shape, node):
-    assert check(shape(node), names.DRIVER) == ()
+    assert validate_pool(shape(node), names.DRIVER) == ()
 
 
 @pytest.mark.parametrize("shape", [ours_cut, nvidia_cut])

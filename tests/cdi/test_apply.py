@@ -17,7 +17,7 @@ from cdi import (
     NetDevice,
     to_json,
 )
-from cdi.apply import apply_edits, inject
+from hack.cdi_apply import apply_edits, inject
 from tests.cdi.strategies import edits, one_device
 
 

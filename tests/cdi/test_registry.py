@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cdi import CdiDeviceError, ContainerEdits, Device, Spec, to_json, to_yaml
-from cdi.registry import load
+from cdi.registry import load_registry
 
 
 def spec(*names: str, value: str = "1", kind: str = "vendor.example/gpu", shared: str = "") -> Spec:
@@ -34,7 +34,7 @@ def test_devices_of_json_and_yaml_files_are_found(low):
     (low / "a.json").write_text(to_json(spec("x")))
     (low / "b.yaml").write_text(to_yaml(spec("y", kind="other.example/nic")))
 
-    registry = load([low, low / "missing"])
+    registry = load_registry([low, low / "missing"])
 
     assert list(registry.devices) == ["other.example/nic=y", "vendor.example/gpu=x"]
     assert registry.devices["vendor.example/gpu=x"].path == low / "a.json"
@@ -47,15 +47,15 @@ def test_other_names_and_directories_inside_do_not_count(low):
     (low / "c.json").mkdir()
     (low / "c.json" / "d.json").write_text(to_json(spec("z")))
 
-    assert load([low]).devices == {}
-    assert load([low]).problems == ()
+    assert load_registry([low]).devices == {}
+    assert load_registry([low]).problems == ()
 
 
 def test_a_later_directory_wins(low, high):
     (low / "a.json").write_text(to_json(spec("x", "y", value="low")))
     (high / "a.json").write_text(to_json(spec("x", value="high")))
 
-    registry = load([low, high])
+    registry = load_registry([low, high])
 
     edits = registry.edits(["vendor.example/gpu=x", "vendor.example/gpu=y"])
     assert edits.env == ("x=high", "y=low")
@@ -68,7 +68,7 @@ def test_a_device_in_conflict_belongs_to_nobody(low, high, also_above):
     if also_above:
         (high / "c.json").write_text(to_json(spec("x")))
 
-    registry = load([low, high])
+    registry = load_registry([low, high])
 
     assert list(registry.devices) == ["vendor.example/gpu=y", "vendor.example/gpu=z"]
     assert registry.problems == (
@@ -82,7 +82,7 @@ def test_a_file_that_is_not_legal_is_ignored_as_a_whole_and_reported(low):
     (low / "c.json").write_bytes(b"\xff")
     (low / "d.json").symlink_to("nowhere")
 
-    registry = load([low])
+    registry = load_registry([low])
 
     assert list(registry.devices) == ["vendor.example/gpu=x"]
     assert [problem.partition(": ")[0] for problem in registry.problems] == [
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_legal_is_ignored_as_a_whole_and_reported(low):
 def test_a_directory_that_is_a_file_is_reported(low):
     (low / "file").write_text("")
 
-    assert load([low / "file"]).problems == (
+    assert load_registry([low / "file"]).problems == (
         f"{low / 'file'} is ignored: [Errno 20] {os.strerror(20)}: '{low / 'file'}'",
     )
 
@@ -102,7 +102,7 @@ def test_edits_come_in_the_order_asked_and_those_of_a_spec_once_before_its_first
     (low / "a.json").write_text(to_json(spec("x", "y", shared="A=1")))
     (low / "b.json").write_text(to_json(spec("z", kind="other.example/nic", shared="B=1")))
 
-    edits = load([low]).edits(
+    edits = load_registry([low]).edits(
         ["vendor.example/gpu=y", "other.example/nic=z", "vendor.example/gpu=x"]
     )
 
@@ -111,12 +111,12 @@ def test_edits_come_in_the_order_asked_and_those_of_a_spec_once_before_its_first
 
 def test_an_unknown_device_is_refused_with_what_is_known_and_what_was_wrong(low):
     with pytest.raises(CdiDeviceError, match=r"^unresolvable CDI devices a, b; known are: none$"):
-        load([low]).edits(["a", "b"])
+        load_registry([low]).edits(["a", "b"])
 
     (low / "a.json").write_text(to_json(spec("x")))
     (low / "b.json").write_text("[]")
     with pytest.raises(CdiDeviceError) as refused:
-        load([low]).edits(["vendor.example/gpu=x", "b"])
+        load_registry([low]).edits(["vendor.example/gpu=x", "b"])
     assert str(refused.value) == (
         "unresolvable CDI devices b; known are: vendor.example/gpu=x;"
         f" problems: {low / 'b.json'} is ignored: a spec must be an object"

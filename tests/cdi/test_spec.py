@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdi import ContainerEdits, Hook, IntelRdt, Spec
-from cdi.apply import apply_edits
+from hack.cdi_apply import apply_edits
 from tests.cdi.strategies import edits, envs
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cdi import CdiNameError, CdiSpecError, CdiStoreError, ContainerEdits, from_text, to_json
-from cdi.store import Store
+from cdi.store import SpecStore
 from tests.cdi.strategies import one_device
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def directory(tmp_path):
 
 @pytest.fixture(params=[True, False], ids=["fsync", "no fsync"])
 def store(directory, request):
-    return Store(directory, "vendor.example", "gpu", fsync=request.param)
+    return SpecStore(directory, "vendor.example", "gpu", fsync=request.param)
 
 
 def names(directory):
@@ -91,7 +91,7 @@ def test_an_id_that_makes_no_file_name_is_refused(store):
 
 @pytest.mark.point(100)
 def test_files_of_others_are_neither_seen_nor_touched(tmp_path):
-    mine, theirs = Store(tmp_path, "aa", "bb-cc"), Store(tmp_path, "aa-bb", "cc")
+    mine, theirs = SpecStore(tmp_path, "aa", "bb-cc"), SpecStore(tmp_path, "aa-bb", "cc")
     others = {
         "nvidia.json": to_json(spec()),
         "aa-bb-cc_.json": "",
@@ -218,7 +218,7 @@ def reading(path):
 
 @pytest.mark.point(97)
 def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_again(directory):
-    store = Store(directory, "vendor.example", "gpu", fsync=False)
+    store = SpecStore(directory, "vendor.example", "gpu", fsync=False)
     whole = {to_json(spec(value * 20_000)) for value in "ab"}
     path = store.path("a")
     chance = random.Random(1)
@@ -242,7 +242,7 @@ def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_aga
 
 def test_a_full_disk_is_named_with_the_mend_and_leaves_the_old_file_alone(directory):
     with tiny_disk(directory):
-        store = Store(directory, "vendor.example", "gpu")
+        store = SpecStore(directory, "vendor.example", "gpu")
         store.write(spec(), "a")
 
         with pytest.raises(CdiStoreError, match=f"{directory}: cannot write .*: free some space"):
@@ -281,7 +281,7 @@ def test_a_file_that_cannot_grow_leaves_the_old_file_alone(directory):
     with writer(directory, body) as process:
         assert process.communicate()[0] == f"{errno.EFBIG}\n"
 
-    path = Store(directory, "vendor.example", "gpu").path("a")
+    path = SpecStore(directory, "vendor.example", "gpu").path("a")
     assert from_text(path.read_text()) == spec()
     assert names(directory) == [path.name]
 

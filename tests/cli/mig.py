@@ -2,19 +2,21 @@
 
 from typing import Any
 
-from dra_driver.model.devices import DeviceName, Gpu, GpuUuid
-from dra_driver.model.holdings import Holding
-from dra_driver.model.mig import (
+from dra_driver.model.gpus import (
+    DeviceName,
     Engines,
-    Instance,
-    Mig,
+    Gpu,
+    GpuUuid,
+    MigInfo,
+    MigInstance,
     MigProfile,
-    OddInstance,
     Partition,
     PartitionKey,
     Placement,
+    UnusableGpuInstance,
 )
 from dra_driver.model.offer import CounterSet, Device, Offer, counter_set_name, partition_name
+from dra_driver.model.records import Holding
 from tests.fakes.values import gpu, ref
 
 MIB = 1024 * 1024
@@ -47,19 +49,19 @@ def key(name: str, start: int) -> PartitionKey:
     return partition(name, start).key
 
 
-def instance(name: str, start: int, number: int = 1) -> Instance:
+def instance(name: str, start: int, number: int = 1) -> MigInstance:
     uuid = GpuUuid(f"MIG-00000000-0000-0000-0000-{number:012}")
-    return Instance(key(name, start), number, 0, uuid)
+    return MigInstance(key(name, start), number, 0, uuid)
 
 
-def odd(name: str, start: int, cis: int = 0, number: int = 9) -> OddInstance:
-    return OddInstance(key(name, start), number, cis)
+def odd(name: str, start: int, cis: int = 0, number: int = 9) -> UnusableGpuInstance:
+    return UnusableGpuInstance(key(name, start), number, cis)
 
 
-def a100(minor: int = 0, *instances: Instance, **fields: Any) -> Gpu:
-    """An A100 in MIG mode, unless *fields* of ``Mig`` say otherwise."""
+def a100(minor: int = 0, *instances: MigInstance, **fields: Any) -> Gpu:
+    """An A100 in MIG mode, unless *fields* of ``MigInfo`` say otherwise."""
     values: dict[str, Any] = {"on": True, "pending": True, "switches": False}
-    mig = Mig(**values | fields, profiles=tuple(PROFILES.values()), instances=instances)
+    mig = MigInfo(**values | fields, profiles=tuple(PROFILES.values()), instances=instances)
     return gpu(minor, product_name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB, mig=mig)
 
 

@@ -1,31 +1,33 @@
 """Short ways to write claims under MPS, and what an agent tells of them."""
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
+from dra_driver.model.gpus import DeviceName
 from dra_driver.model.mps import (
     MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
-    Served,
-    Space,
-    SpaceName,
-    server_name,
+    ServedNamespace,
+    mps_server_name,
 )
-from dra_driver.model.offer import Sliceable
-from dra_driver.model.steps import ServeMps
+from dra_driver.model.offer import Fractional
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
 from tests.fakes.values import gpu, ref
 
 GIB = 1024**3
 GPU, OTHER = gpu(0), gpu(1)
 TOTAL = 81559 * 1024**2
-SLICEABLE = Sliceable(TOTAL, GIB, 1024**2, shares=48)
-SERVER = server_name([GPU.uuid])
+SLICEABLE = Fractional(TOTAL, GIB, 1024**2, shares=48)
+SERVER = mps_server_name([GPU.uuid])
 
 
 def space(claim, gpus=(GPU,), percent=30, memory=10 * GIB, **fields):
     uuids = tuple(one.uuid for one in gpus)
     limits = tuple(memory for _ in gpus)
-    return Space(SpaceName(f"c_{claim}"), ref(claim).uid, uuids, percent, limits, **fields)
+    return MpsNamespace(
+        MpsNamespaceName(f"c_{claim}"), ref(claim).uid, uuids, percent, limits, **fields
+    )
 
 
 def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
@@ -36,15 +38,15 @@ def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
         for one in gpus
     )
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    steps = (ServeMps(space(name, gpus, **fields)),)
+    steps = (ServeMpsNamespace(space(name, gpus, **fields)),)
     uses = tuple(Pod(pod, PodUid(pod)) for pod in pods)
     spec = "{}" if completed else None
-    return Record(ref(name), holdings, steps=steps, prepared=prepared, spec=spec, pods=uses)
+    return ClaimRecord(ref(name), holdings, steps=steps, prepared=prepared, spec=spec, pods=uses)
 
 
 def served(record, protocol=3):
-    (step,) = (step for step in record.steps if isinstance(step, ServeMps))
-    return Served(step.space, protocol, f"/run/mps/{step.space.name}")
+    (step,) = (step for step in record.steps if isinstance(step, ServeMpsNamespace))
+    return ServedNamespace(step.space, protocol, f"/run/mps/{step.space.name}")
 
 
 def server(*records, clients=(), protocol=3, ready=True, **fields):
@@ -53,9 +55,11 @@ def server(*records, clients=(), protocol=3, ready=True, **fields):
     spaces = tuple(served(record, protocol) for record in records)
     gpus = spaces[0].space.gpus if spaces else (GPU.uuid,)
     told = tuple(
-        MpsClient(one) if isinstance(one, int) else MpsClient(one[0], SpaceName(f"c_{one[1]}"))
+        MpsClient(one)
+        if isinstance(one, int)
+        else MpsClient(one[0], MpsNamespaceName(f"c_{one[1]}"))
         for one in clients
     )
     return MpsServer(
-        server_name(gpus), gpus, protocol, ready, spaces=spaces, clients=told, **fields
+        mps_server_name(gpus), gpus, protocol, ready, spaces=spaces, clients=told, **fields
     )

@@ -7,23 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli.bars import bar, cells, picture, summary
-from dra_driver.cli.pens import pen
-from dra_driver.cli.terminal import Terminal, terminal
-from dra_driver.cli.usage import usages
-from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.steps import Interval, SetTimeSlice
+from dra_driver.cli.claims.bars import bar, cells, usage_bars, usage_summary
+from dra_driver.cli.terminal import Terminal, bar_style, terminal
+from dra_driver.cli.usage import gpu_usages
+from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.offer import AdminAccess, Exclusive, Fractional, Replica
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
 from tests.fakes.values import gpu, ref
 
 GIB = 1024**3
 MIB = 1024**2
 GPU = gpu(0)
 TOTAL = 81559 * MIB
-SLICEABLE = Sliceable(TOTAL, GIB, MIB, shares=48)
+SLICEABLE = Fractional(TOTAL, GIB, MIB, shares=48)
 PLAIN = Terminal(width=100)
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -38,7 +37,7 @@ def part(name, gib=10, pods=(), steps=(), limit=None, completed=True, **fields):
 def record(name, completed=True, pods=(), steps=(), **fields):
     claim = ref(name, namespace="team-a")
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    return Record(
+    return ClaimRecord(
         claim,
         (Holding(claim, **fields),),
         steps=tuple(steps),
@@ -48,7 +47,9 @@ def record(name, completed=True, pods=(), steps=(), **fields):
 
 
 def shown(*records, width=100, gpus=(GPU,), **terminal_fields):
-    return picture(usages(records, gpus), Terminal(width=width, **terminal_fields)).splitlines()
+    return usage_bars(
+        gpu_usages(records, gpus), Terminal(width=width, **terminal_fields)
+    ).splitlines()
 
 
 def bar_in(line):
@@ -82,16 +83,16 @@ def test_who_has_more_never_has_fewer_cells(parts, width):
 @given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 3000), st.integers(10, 120))
 def test_a_bar_is_as_wide_as_it_should_be_even_where_too_much_is_held(amounts, total, width):
     for unicode in (False, True):
-        assert len(bar(amounts, total, width, pen(Terminal(unicode=unicode)))) in (width,)
+        assert len(bar(amounts, total, width, bar_style(Terminal(unicode=unicode)))) in (width,)
 
 
 @given(st.lists(st.integers(1, 8), max_size=8), st.integers(0, 300))
 def test_no_line_of_a_gpu_is_longer_than_the_terminal_while_its_words_fit(gibs, width):
     records = [part(f"claim-{index}", gib) for index, gib in enumerate(gibs)]
-    (usage,) = usages(records, [GPU])
-    words = len(f"gpu-0  {summary(usage, every=False)}")
+    (usage,) = gpu_usages(records, [GPU])
+    words = len(f"gpu-0  {usage_summary(usage, every=False)}")
 
-    first = picture((usage,), Terminal(width=width)).splitlines()[0]
+    first = usage_bars((usage,), Terminal(width=width)).splitlines()[0]
 
     assert len(first) <= max(width, words)
 
@@ -119,8 +120,8 @@ def test_a_gpu_in_parts_shows_each_claim_and_what_is_free():
 
 
 def test_what_a_claim_was_promised_is_told():
-    limit = Limit(10 * GIB, Guard(GuardPolicy.KILL, 10.0), strict=True)
-    steps = [SetTimeSlice(GPU.uuid, Interval.LONG)]
+    limit = ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.KILL, 10.0), strict=True)
+    steps = [SetTimeSlice(GPU.uuid, TimeSliceInterval.LONG)]
 
     _, line = shown(part("a", cores="25", limit=limit, steps=steps, pods=["x", "y"]), width=150)
 
@@ -131,7 +132,7 @@ def test_what_a_claim_was_promised_is_told():
 
 
 def test_a_policy_that_ends_nobody_has_no_grace_period():
-    limit = Limit(10 * GIB, Guard(GuardPolicy.WARN, 10.0))
+    limit = ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.WARN, 10.0))
 
     assert "guard Warn" in shown(part("a", limit=limit))[1]
     assert "after" not in shown(part("a", limit=limit))[1]
@@ -149,7 +150,7 @@ def test_a_whole_gpu_is_one_full_bar_however_it_was_offered():
 
 
 def test_who_looks_on_is_told_and_takes_nothing():
-    watcher = record("dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=Monitor())
+    watcher = record("dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=AdminAccess())
 
     head, line = shown(watcher)
 
@@ -175,7 +176,7 @@ def test_replicas_that_are_devices_of_their_own_share_the_bar_of_their_gpu():
 
 
 def test_who_looks_on_stands_below_those_who_compute_and_takes_no_mark():
-    watcher = record("a-dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=Monitor())
+    watcher = record("a-dcgm", device=DeviceName("gpu-0-mon"), admin=True, shape=AdminAccess())
 
     _, first, second = shown(watcher, part("b"))
 
@@ -276,7 +277,7 @@ def test_what_a_terminal_can_is_found_out(stream, environment, expected):
 
 
 def test_the_shape_without_shares_is_the_exclusive_one():
-    (usage,) = usages([record("a", device=DeviceName("gpu-0"), shape=Exclusive())], [GPU])
+    (usage,) = gpu_usages([record("a", device=DeviceName("gpu-0"), shape=Exclusive())], [GPU])
 
     assert usage.shares is None
 
@@ -284,14 +285,14 @@ def test_the_shape_without_shares_is_the_exclusive_one():
 def test_a_gpu_that_got_another_name_keeps_its_claims_under_the_new_one():
     renamed, newcomer = replace(GPU, minor=1), replace(gpu(1), minor=0)
 
-    first, second = usages([part("a")], [renamed, newcomer])
+    first, second = gpu_usages([part("a")], [renamed, newcomer])
 
     assert (first.name, first.held.shares) == ("gpu-0", 0)
     assert (second.name, second.held.shares) == ("gpu-1", 1)
 
 
 def test_a_gpu_that_is_gone_is_not_taken_for_the_one_that_has_its_name_now():
-    by_name = {one.name: one for one in usages([part("a")], [replace(gpu(1), minor=0)])}
+    by_name = {one.name: one for one in gpu_usages([part("a")], [replace(gpu(1), minor=0)])}
 
     assert by_name.keys() == {"gpu-0", GPU.uuid}
     assert by_name["gpu-0"].held.shares == 0
@@ -299,6 +300,6 @@ def test_a_gpu_that_is_gone_is_not_taken_for_the_one_that_has_its_name_now():
 
 
 def test_a_gpu_that_was_not_looked_at_is_called_as_it_was_allocated():
-    (only,) = usages([part("a")], [])
+    (only,) = gpu_usages([part("a")], [])
 
     assert (only.name, only.gpu) == ("gpu-0", None)

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cli import cluster_checks, disk_checks, findings, gpu_checks, plugin_checks, sizes
-from dra_driver.cli.cluster_checks import NEEDED, Right
-from dra_driver.cli.disk_checks import Book, Directory
+from dra_driver.base.errors import NodeError
+from dra_driver.cli import findings, terminal
+from dra_driver.cli.doctor import cluster_checks, gpu_checks, host_checks
+from dra_driver.cli.doctor.cluster_checks import NEEDED_PERMISSIONS, ApiPermission
+from dra_driver.cli.doctor.host_checks import DirectoryState, LedgerSnapshot
 from dra_driver.cli.findings import Level
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.features import Features
-from dra_driver.kubeletplugin.neighbours import Neighbour, Process
-from dra_driver.model.devices import DeviceName, Withheld
-from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.node.ledger_files import SetAside
+from dra_driver.k8s.claims import ClaimUid, PreparedDevice
+from dra_driver.kubeletplugin.serve.probes import PluginProcess, RegisteredPlugin
+from dra_driver.kubeletplugin.slices.features import SliceFeatures
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
+from dra_driver.model.gpus import DeviceName, Inventory, UnavailableGpu
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.state.ledger_files import DamagedRecord
 from tests.fakes.values import gpu, ref
 
 DRIVER = "gpu.nvidia.com"
@@ -26,20 +26,23 @@ FILES = DriverFiles(
     root="/",
     machine="x86_64",
     lib_dir="/usr/lib64",
-    libraries=(Library("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),),
+    libraries=(DriverLibrary("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),),
 )
 
 
 def record(name, completed=True):
     claim = ref(name)
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    return Record(claim, (Holding(claim, DeviceName("gpu-0")),), prepared=prepared)
+    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),), prepared=prepared)
 
 
 def book(*records, aside=()):
-    return Book(
+    return LedgerSnapshot(
         {one.claim.uid: one for one in records},
-        {ClaimUid(uid): SetAside(ClaimUid(uid), Path(f"/s/{uid}"), "cut", m) for uid, m in aside},
+        {
+            ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path(f"/s/{uid}"), "cut", m)
+            for uid, m in aside
+        },
     )
 
 
@@ -48,7 +51,7 @@ def levels(found):
 
 
 def test_the_examples_in_the_modules_hold():
-    for module in (findings, cluster_checks, sizes):
+    for module in (findings, cluster_checks, terminal):
         assert doctest.testmod(module).failed == 0
 
 
@@ -60,13 +63,13 @@ def test_only_what_is_to_be_mended_has_a_second_line():
 
 class TestDriver:
     def test_a_whole_driver_is_named_with_its_version_and_root(self):
-        found = gpu_checks.of_driver(FILES)
+        found = gpu_checks.driver_files_finding(FILES)
 
         assert found.level is Level.OK
         assert "580.95.05 in /:" in found.found
 
     def test_an_incomplete_one_fails_with_what_is_missing(self):
-        found = gpu_checks.of_driver(NodeError("no libcuda.so"))
+        found = gpu_checks.driver_files_finding(NodeError("no libcuda.so"))
 
         assert (found.level, found.found) == (Level.FAIL, "no libcuda.so")
         assert "--driver-root" in found.mend
@@ -82,43 +85,43 @@ class TestDriver:
         ],
     )
     def test_the_loaded_module_has_to_be_that_of_the_libraries(self, loaded, files, level):
-        assert gpu_checks.of_module(loaded, files).level is level
+        assert gpu_checks.kernel_module_finding(loaded, files).level is level
 
 
 class TestGpus:
     def test_those_of_one_product_are_counted_together(self):
-        (found,) = gpu_checks.of_inventory(Inventory((gpu(0), gpu(1))))
+        (found,) = gpu_checks.inventory_findings(Inventory((gpu(0), gpu(1))))
 
         assert found.found == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
 
     def test_a_withheld_one_is_a_warning_beside_others_and_a_failure_alone(self):
-        lost = Withheld("GPU 0000:1b:00.0", "it is lost")
+        lost = UnavailableGpu("GPU 0000:1b:00.0", "it is lost")
 
-        some = list(gpu_checks.of_inventory(Inventory((gpu(0),), (lost,))))
-        none = list(gpu_checks.of_inventory(Inventory((), (lost,))))
+        some = list(gpu_checks.inventory_findings(Inventory((gpu(0),), (lost,))))
+        none = list(gpu_checks.inventory_findings(Inventory((), (lost,))))
 
         assert levels(some) == [Level.OK, Level.WARN]
         assert some[1].found == "GPU 0000:1b:00.0 is not offered: it is lost"
         assert levels(none) == [Level.FAIL]
 
     def test_a_node_without_gpus_is_no_place_for_the_driver(self):
-        assert levels(gpu_checks.of_inventory(Inventory())) == [Level.WARN]
+        assert levels(gpu_checks.inventory_findings(Inventory())) == [Level.WARN]
 
     def test_device_files_are_listed_and_what_is_optional_does_not_fail(self):
         control = DeviceFile("/dev/nvidiactl", "/dev/nvidiactl", 195, 255)
         first = DeviceFile("/dev/nvidia0", "/dev/nvidia0", 195, 0)
 
-        found = gpu_checks.of_device_files(DeviceFiles((control,), {0: first}))
+        found = gpu_checks.device_files_finding(DeviceFiles((control,), {0: first}))
 
         assert found.level is Level.OK
         assert found.found.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
 
     def test_device_files_that_cannot_be_made_fail(self):
-        assert gpu_checks.of_device_files(NodeError("missing")).level is Level.FAIL
+        assert gpu_checks.device_files_finding(NodeError("missing")).level is Level.FAIL
 
     def test_a_hook_has_to_be_a_program(self):
-        assert gpu_checks.of_hook("/usr/bin/nvidia-cdi-hook", True).level is Level.OK
-        assert gpu_checks.of_hook("/usr/bin/nvidia-cdi-hook", False).level is Level.FAIL
+        assert gpu_checks.cdi_hook_finding("/usr/bin/nvidia-cdi-hook", True).level is Level.OK
+        assert gpu_checks.cdi_hook_finding("/usr/bin/nvidia-cdi-hook", False).level is Level.FAIL
 
 
 class TestDisk:
@@ -135,20 +138,23 @@ class TestDisk:
     def test_a_directory_has_to_be_one_that_we_may_write(
         self, is_there, is_directory, is_writable, level
     ):
-        directory = Directory(Path("/d"), is_there, is_directory, is_writable)
+        directory = DirectoryState(Path("/d"), is_there, is_directory, is_writable)
 
-        assert disk_checks.of_directory("state directory", directory, "--state-dir").level is level
+        assert (
+            host_checks.directory_finding("state directory", directory, "--state-dir").level
+            is level
+        )
 
     def test_a_cdi_directory_that_no_runtime_made_is_worth_a_warning(self):
-        missing = Directory(Path("/var/run/cdi"), False, True, True)
+        missing = DirectoryState(Path("/var/run/cdi"), False, True, True)
 
-        found = disk_checks.of_cdi_directory(missing)
+        found = host_checks.cdi_directory_finding(missing)
 
         assert found.level is Level.WARN
         assert "enable_cdi" in found.mend
 
     def test_prepared_claims_and_files_that_agree_are_in_order(self):
-        found = disk_checks.of_files(
+        found = host_checks.cdi_file_finding(
             {ClaimUid("uid-a")}, book(record("a"), record("b", completed=False))
         )
 
@@ -158,29 +164,29 @@ class TestDisk:
         )
 
     def test_a_prepared_claim_without_its_file_fails(self):
-        found = disk_checks.of_files(set(), book(record("a")))
+        found = host_checks.cdi_file_finding(set(), book(record("a")))
 
         assert found.level is Level.FAIL
         assert "default/a" in found.found
 
     def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
-        assert disk_checks.of_files({ClaimUid("uid-x")}, book()).level is Level.WARN
+        assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, book()).level is Level.WARN
         aside = book(aside=[("uid-x", frozenset())])
-        assert disk_checks.of_files({ClaimUid("uid-x")}, aside).level is Level.OK
+        assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, aside).level is Level.OK
 
     def test_a_conflict_about_our_devices_fails_and_a_strangers_broken_file_does_not(self):
         kind = "k8s.gpu.nvidia.com/claim"
         problems = [f"{kind}=a-gpu-0 is in conflict: 1 and 2", "/cdi/other.yaml is ignored: bad"]
 
-        assert levels(disk_checks.of_problems(problems, kind)) == [Level.FAIL, Level.WARN]
-        assert levels(disk_checks.of_problems([], kind)) == []
+        assert levels(host_checks.cdi_problem_findings(problems, kind)) == [Level.FAIL, Level.WARN]
+        assert levels(host_checks.cdi_problem_findings([], kind)) == []
 
     def test_an_unreadable_record_says_what_it_keeps_from_others(self):
         known = book(aside=[("uid-x", frozenset({DeviceName("gpu-3")}))])
         unknown = book(aside=[("uid-y", frozenset())])
 
-        (one,) = disk_checks.of_ledger(Path("/s"), known)
-        (any_,) = disk_checks.of_ledger(Path("/s"), unknown)
+        (one,) = host_checks.ledger_findings(Path("/s"), known)
+        (any_,) = host_checks.ledger_findings(Path("/s"), unknown)
 
         assert one.level is any_.level is Level.FAIL
         assert "/s/uid-x cannot be read: cut" in one.found
@@ -188,7 +194,7 @@ class TestDisk:
         assert any_.mend.startswith("every GPU takes no new claim")
 
     def test_a_claim_that_was_only_begun_is_told(self):
-        found = list(disk_checks.of_ledger(Path("/s"), book(record("a", completed=False))))
+        found = list(host_checks.ledger_findings(Path("/s"), book(record("a", completed=False))))
 
         assert levels(found) == [Level.WARN, Level.OK]
         assert found[0].found.startswith("1 claims are begun, or half given back: ")
@@ -197,27 +203,29 @@ class TestDisk:
 
 class TestPlugins:
     def test_one_process_that_answers_is_in_order(self):
-        found = plugin_checks.of_processes({Process(1, "0b7e-1"): ""})
+        found = host_checks.plugin_process_findings({PluginProcess(1, "0b7e-1"): ""})
 
         assert [(one.level, one.found) for one in found] == [
             (Level.OK, "pod 0b7e-1 answers over both its sockets")
         ]
 
     def test_none_is_a_warning_and_one_that_does_not_answer_fails(self):
-        assert levels(plugin_checks.of_processes({})) == [Level.WARN]
-        assert levels(plugin_checks.of_processes({Process(1, "42"): "refused"})) == [Level.FAIL]
+        assert levels(host_checks.plugin_process_findings({})) == [Level.WARN]
+        assert levels(host_checks.plugin_process_findings({PluginProcess(1, "42"): "refused"})) == [
+            Level.FAIL
+        ]
 
     def test_two_are_an_update_or_one_too_many(self):
-        two = {Process(1, "a-1"): "", Process(2, "a-2"): ""}
+        two = {PluginProcess(1, "a-1"): "", PluginProcess(2, "a-2"): ""}
 
-        assert levels(plugin_checks.of_processes(two)) == [Level.OK, Level.OK, Level.WARN]
+        assert levels(host_checks.plugin_process_findings(two)) == [Level.OK, Level.OK, Level.WARN]
 
     def test_a_stranger_with_our_name_fails_and_others_are_only_named(self):
-        theirs = Neighbour(Path("/r/gpu-reg.sock"), DRIVER, "/p/gpu/dra.sock")
-        other = Neighbour(Path("/r/csi-reg.sock"), "csi.example", "/p/csi/csi.sock")
+        theirs = RegisteredPlugin(Path("/r/gpu-reg.sock"), DRIVER, "/p/gpu/dra.sock")
+        other = RegisteredPlugin(Path("/r/csi-reg.sock"), "csi.example", "/p/csi/csi.sock")
 
-        rival = list(plugin_checks.of_neighbours([theirs, other], DRIVER))
-        peace = list(plugin_checks.of_neighbours([other], DRIVER))
+        rival = list(host_checks.other_plugin_findings([theirs, other], DRIVER))
+        peace = list(host_checks.other_plugin_findings([other], DRIVER))
 
         assert levels(rival) == [Level.FAIL]
         assert "/r/gpu-reg.sock" in rival[0].found
@@ -226,31 +234,33 @@ class TestPlugins:
         ]
 
     def test_a_socket_that_nobody_answers_at_is_a_warning(self):
-        dead = Neighbour(Path("/r/x-reg.sock"), error="refused")
+        dead = RegisteredPlugin(Path("/r/x-reg.sock"), error="refused")
 
-        assert levels(plugin_checks.of_neighbours([dead], DRIVER)) == [Level.WARN, Level.OK]
+        assert levels(host_checks.other_plugin_findings([dead], DRIVER)) == [Level.WARN, Level.OK]
 
     def test_cdi_files_of_another_driver_are_a_warning(self):
-        assert levels(plugin_checks.of_foreign_files(["a.yaml"], Path("/cdi"))) == [Level.WARN]
-        assert levels(plugin_checks.of_foreign_files([], Path("/cdi"))) == []
+        assert levels(host_checks.unmanaged_cdi_file_findings(["a.yaml"], Path("/cdi"))) == [
+            Level.WARN
+        ]
+        assert levels(host_checks.unmanaged_cdi_file_findings([], Path("/cdi"))) == []
 
 
 class TestCluster:
     def test_each_missing_right_is_named_with_the_rule_that_gives_it(self):
-        missing = Right("resource.k8s.io", "resourceslices", "watch")
+        missing = ApiPermission("resource.k8s.io", "resourceslices", "watch")
 
-        (found,) = cluster_checks.of_rights({missing: "no rule"})
+        (found,) = cluster_checks.permission_findings({missing: "no rule"})
 
         assert found.level is Level.FAIL
         assert "may not watch resourceslices.resource.k8s.io (no rule)" in found.found
         assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in found.mend
 
     def test_all_rights_are_one_line(self):
-        assert levels(cluster_checks.of_rights({})) == [Level.OK]
-        assert len(NEEDED) == len(set(NEEDED)) == 14
+        assert levels(cluster_checks.permission_findings({})) == [Level.OK]
+        assert len(NEEDED_PERMISSIONS) == len(set(NEEDED_PERMISSIONS)) == 14
 
     def test_features_that_are_off_are_named_with_their_gate_and_are_no_fault(self):
-        kept = Features(
+        kept = SliceFeatures(
             device_taints=True,
             consumable_capacity=False,
             shared_counters=True,
@@ -259,7 +269,7 @@ class TestCluster:
             list_attributes=True,
         )
 
-        found, follows = cluster_checks.of_features(kept)
+        found, follows = cluster_checks.api_feature_findings(kept)
 
         assert found.level is follows.level is Level.OK
         assert found.found == (
@@ -269,7 +279,7 @@ class TestCluster:
         assert follows.found.startswith("without consumable capacity GPUs are given out whole")
 
     def test_without_taints_nobody_monitors_shared_gpus(self):
-        kept = Features(
+        kept = SliceFeatures(
             device_taints=False,
             consumable_capacity=True,
             shared_counters=True,
@@ -278,12 +288,12 @@ class TestCluster:
             list_attributes=True,
         )
 
-        _, follows = cluster_checks.of_features(kept)
+        _, follows = cluster_checks.api_feature_findings(kept)
 
         assert follows.found.startswith("without device taints there are no monitor devices")
 
     def test_counters_of_older_servers_are_not_enough_to_cut_gpus(self):
-        kept = Features(
+        kept = SliceFeatures(
             device_taints=True,
             consumable_capacity=True,
             shared_counters=True,
@@ -292,7 +302,7 @@ class TestCluster:
             list_attributes=True,
         )
 
-        _, follows = cluster_checks.of_features(kept)
+        _, follows = cluster_checks.api_feature_findings(kept)
 
         assert follows.level is Level.OK
         assert "no GPU is cut into MIG partitions for claims" in follows.found

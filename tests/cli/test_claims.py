@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.offer import Monitor, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.steps import Interval, SetTimeSlice
-from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import Ledger
+from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.offer import AdminAccess, Fractional
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger import Ledger
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
 from tests.fakes.values import POOL, ref
@@ -22,15 +22,15 @@ BOOT = boot_id(Path("/"))
 GIB = 1024**3
 TOTAL = 81559 * 1024**2
 UUID = GpuUuid("GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4")  # of gpu-0 of h100x8
-SLICEABLE = Sliceable(TOTAL, GIB, 1024**2, shares=48)
+SLICEABLE = Fractional(TOTAL, GIB, 1024**2, shares=48)
 
 
-def record(name: str, *devices: str, completed: bool = True, **fields) -> Record:
+def record(name: str, *devices: str, completed: bool = True, **fields) -> ClaimRecord:
     claim = ref(name)
     holdings = tuple(Holding(claim, DeviceName(device), **fields) for device in devices)
     cdi_ids = tuple(f"k8s.gpu.nvidia.com/claim={claim.uid}-{device}" for device in devices)
     prepared = (PreparedDevice(("gpu",), POOL, devices[0], cdi_ids),)
-    return Record(
+    return ClaimRecord(
         claim,
         holdings,
         prepared=prepared if completed else None,
@@ -38,7 +38,7 @@ def record(name: str, *devices: str, completed: bool = True, **fields) -> Record
     )
 
 
-def fraction(name: str, memory: str, **fields) -> Record:
+def fraction(name: str, memory: str, **fields) -> ClaimRecord:
     claim = ref(name)
     holding = Holding(
         claim,
@@ -46,10 +46,12 @@ def fraction(name: str, memory: str, **fields) -> Record:
         consumed=(("cores", "25"), ("memory", memory), ("shares", "1")),
         gpu=UUID,
         shape=SLICEABLE,
-        limit=Limit(10 * GIB, Guard(GuardPolicy.KILL, 10.0)),
+        limit=ClaimMemoryLimit(10 * GIB, GuardRules(GuardPolicy.KILL, 10.0)),
     )
-    steps = (SetTimeSlice(UUID, Interval.LONG),)
-    return Record(claim, (holding,), steps=steps, pods=(Pod("train-0", PodUid("p")),), **fields)
+    steps = (SetTimeSlice(UUID, TimeSliceInterval.LONG),)
+    return ClaimRecord(
+        claim, (holding,), steps=steps, pods=(Pod("train-0", PodUid("p")),), **fields
+    )
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def test_from_the_ledger_alone_there_is_nothing_to_show_of_free_gpus(claims, sta
 
 def test_each_gpu_has_its_bar_and_its_claims_below(claims, ledger):
     ledger.write(record("training", "gpu-1", "gpu-2"))
-    ledger.write(record("monitor", "gpu-1-mon", admin=True, shape=Monitor()))
+    ledger.write(record("monitor", "gpu-1-mon", admin=True, shape=AdminAccess()))
     ledger.write(fraction("notebook", "10Gi"))
 
     lines = claims().out.splitlines()

@@ -3,9 +3,9 @@
 import re
 from dataclasses import replace
 
-from dra_driver.cli.device_tables import device_tables
-from dra_driver.model.offer import Device, Monitor, Sliceable
-from dra_driver.model.profiles import Rules, Strategy
+from dra_driver.cli.devices.tables import device_tables
+from dra_driver.model.offer import AdminAccess, Device, Fractional
+from dra_driver.model.profiles import Rules, SharingStrategy
 from tests.cli.mig import MIB, a100, instance, offered, partition
 from tests.fakes.values import gpu
 
@@ -19,7 +19,7 @@ def rows(*devices, wide=False):
 
 
 def test_a_node_without_partitions_has_one_table():
-    (table,) = rows(Device(gpu(0)), Device(gpu(0), Monitor()))
+    (table,) = rows(Device(gpu(0)), Device(gpu(0), AdminAccess()))
 
     assert [row[0] for row in table] == ["DEVICE", "gpu-0", "gpu-0-mon"]
     assert device_tables((), wide=False) == []
@@ -48,7 +48,7 @@ def test_partitions_of_a_profile_that_are_alike_share_a_row():
 def test_a_partition_that_exists_or_has_another_shape_has_its_own_row():
     board, made = a100(), instance("1g.5gb", 2)
     first, second, third = (Device(board, partition=partition("1g.5gb", n)) for n in range(3))
-    parts = Sliceable(4864 * MIB, 1024 * MIB, MIB, shares=48, cores=False)
+    parts = Fractional(4864 * MIB, 1024 * MIB, MIB, shares=48, cores=False)
 
     (table,) = rows(replace(third, instance=made), first, replace(second, shape=parts, as_gpu=True))
 
@@ -62,7 +62,7 @@ def test_a_partition_that_exists_or_has_another_shape_has_its_own_row():
 
 def test_a_wide_table_has_a_row_for_each_partition_with_its_engines_and_what_keeps_it_apart():
     whole, *parts = offered(a100(), whole=True).devices
-    mps = Rules(strategies=(Strategy.MPS,), default_strategy=Strategy.MPS)
+    mps = Rules(strategies=(SharingStrategy.MPS,), default_strategy=SharingStrategy.MPS)
 
     gpus, table = rows(whole, replace(parts[0], rules=mps), *parts[1:], wide=True)
 

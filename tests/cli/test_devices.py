@@ -9,19 +9,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.cli.devices import devices
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import Pool, SliceContent
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.layouts import Book, Made, Outcome, State
-from dra_driver.model.mig import PartitionKey
-from dra_driver.model.offer import Exclusive, Sliceable
-from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import Ledger
+from dra_driver.cli.devices.run import devices
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
+from dra_driver.model.offer import Exclusive, Fractional
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.mig_book import MigBook
-from dra_driver.node.place import Place
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
@@ -29,7 +28,7 @@ from tests.fakes.values import ref
 
 BUNDLED = sorted(
     path.name.removesuffix(".yaml")
-    for path in resources.files("dra_driver.node.sim").joinpath("nodes").iterdir()
+    for path in resources.files("dra_driver.sim").joinpath("nodes").iterdir()
 )
 
 
@@ -49,7 +48,7 @@ def test_every_bundled_node_prints_slices_that_an_api_server_takes(type_in, name
         ("gpu.nvidia.com", "n1", "n1")
     }
     pool = Pool("n1", tuple(SliceContent(tuple(s.get("devices", ()))) for s in specs))
-    assert check(pool, "gpu.nvidia.com") == ()
+    assert validate_pool(pool, "gpu.nvidia.com") == ()
 
 
 def test_a_node_of_eight_gpus_prints_eight_devices_and_their_monitors(type_in):
@@ -310,7 +309,7 @@ def test_a_wrong_profile_is_answered_with_the_field(type_in, tmp_path):
 def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, tmp_path):
     claim = ref("training")
     holding = Holding(claim, DeviceName("gpu-0"), shape=Exclusive())
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
 
     found, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
 
@@ -380,9 +379,9 @@ def test_a_ledger_that_may_not_be_read_counts_as_empty_and_a_warning_says_so(pub
 
 def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
     claim = ref("training")
-    shape = Sliceable(20 * 1024**3, 1024**3, 1024**2, shares=4, replicas=4)
+    shape = Fractional(20 * 1024**3, 1024**3, 1024**2, shares=4, replicas=4)
     holding = Holding(claim, DeviceName("gpu-0"), shape=shape)
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
     where = profiles(tmp_path, mine=[{"replicas": 4, "rename": True}]) / "mine.yaml"
     words = ("--profiles", where, "--profile", "mine", "--state-dir", tmp_path)
 
@@ -429,7 +428,7 @@ def test_partitions_of_every_bundled_node_are_slices_that_an_api_server_takes(ty
     specs = [item["spec"] for item in json.loads(type_in(*words).out)["items"]]
 
     slices = [SliceContent(s.get("devices", ()), s.get("sharedCounters", ())) for s in specs]
-    assert check(Pool("n1", tuple(slices)), "gpu.nvidia.com") == ()
+    assert validate_pool(Pool("n1", tuple(slices)), "gpu.nvidia.com") == ()
 
 
 def test_the_bundled_profile_mig_draws_each_board_and_says_that_it_will_be_switched(type_in):
@@ -481,12 +480,15 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
         offered=("1g.5gb", "3g.20gb"),
     )
     ledger = Ledger(tmp_path / "claims", boot_id(Path("/")))
-    ledger.write(Record(ref("training"), (holding,)))
+    ledger.write(ClaimRecord(ref("training"), (holding,)))
     assert holding.gpu is not None
-    waits = Outcome("all-1g.5gb", State.PENDING, "claim default/training holds it")
-    book = MigBook(tmp_path / "mig.json", boot_id(Path("/")))
+    waits = LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "claim default/training holds it")
+    book = MigStateFile(tmp_path / "mig.json", boot_id(Path("/")))
     book.write(
-        Book({holding.gpu: (Made(PartitionKey(19, 1, 1, 1)),)}, outcomes={holding.gpu: waits})
+        MigState(
+            {holding.gpu: (LayoutInstance(PartitionKey(19, 1, 1, 1)),)},
+            outcomes={holding.gpu: waits},
+        )
     )
 
     lines = type_in(*words).out.splitlines()
@@ -531,7 +533,7 @@ def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type
         yaml.safe_dump({"gpus": [{"product": "H100-80-SXM", "bus_id": "0000:04:00.0"}]})
     )
     key = PartitionKey(19, 6, 1, 1)
-    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
         uuid = plugin.refresh().gpus[0].uuid
         plugin.mig.set_mode(uuid, True)
         made = plugin.mig.cut(uuid, key)

@@ -10,25 +10,29 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.cli.cluster_checks import NEEDED, NEEDED_FOR_MPS, Cluster
-from dra_driver.cli.doctor import doctor, examine_cluster, run_checks
+from dra_driver.base.errors import NodeError
+from dra_driver.cli.doctor.cluster_checks import (
+    NEEDED_PERMISSIONS,
+    NEEDED_PERMISSIONS_FOR_MPS,
+    CheckedCluster,
+)
+from dra_driver.cli.doctor.run import doctor, examine_cluster, run_checks
 from dra_driver.cli.findings import Level, ok
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.instances import Instances
-from dra_driver.kubeletplugin.plugin import Plugin
-from dra_driver.kubeletplugin.resource_api import ResourceApi
-from dra_driver.kubeletplugin.service import Service
-from dra_driver.kubeletplugin.sockets import socket_paths
-from dra_driver.model.layouts import Book
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+from dra_driver.kubeletplugin.serve.services import DraService
+from dra_driver.kubeletplugin.serve.sockets import socket_paths
+from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.mps import MpsStatus
-from dra_driver.model.offer import Keeps
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.node.boot import boot_id
-from dra_driver.node.mig_book import MigBook
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
 from dra_driver.settings import DoctorSettings
 from tests.cli.mps import server as server_of
 from tests.fakes import api_server
@@ -93,7 +97,7 @@ def server():
 
 @pytest.fixture
 def client(server, tmp_path):
-    connected = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    connected = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
     yield connected
     connected.close()
 
@@ -118,7 +122,7 @@ class Reviewed:
 
 def examine(client, missing=(), mps=True):
     reviewed = Reviewed(client, missing)
-    return list(examine_cluster(Cluster(reviewed, ResourceApi(reviewed), DRIVER, NODE, mps)))
+    return list(examine_cluster(CheckedCluster(reviewed, ResourceApi(reviewed), DRIVER, NODE, mps)))
 
 
 def lines(answer, *tags):
@@ -288,8 +292,8 @@ class Uncounted:
 def test_our_own_plugin_is_found_by_its_lock_and_asked_over_its_sockets(world):
     paths = socket_paths(DRIVER, world.home, world.registry, "0b7e-pod")
     fatal = []
-    instances = Instances(world.home / "instances", "0b7e-pod")
-    plugin = Plugin(paths, Service(Nobody(), Uncounted()), fatal.append)
+    instances = PluginInstances(world.home / "instances", "0b7e-pod")
+    plugin = KubeletPlugin(paths, DraService(Nobody(), Uncounted()), fatal.append)
     plugin.start()
     try:
         well = world.ask()
@@ -409,12 +413,12 @@ def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
         for verb in rule["verbs"]
     }
 
-    used = (*NEEDED, *NEEDED_FOR_MPS)
+    used = (*NEEDED_PERMISSIONS, *NEEDED_PERMISSIONS_FOR_MPS)
     assert {(right.group, right.resource, right.verb) for right in used} <= given
 
 
 def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, client):
-    found = list(examine_cluster(Cluster(client, ResourceApi(client), DRIVER, NODE)))
+    found = list(examine_cluster(CheckedCluster(client, ResourceApi(client), DRIVER, NODE)))
 
     assert [one.level for one in found] == [
         *(Level.OK, Level.OK, Level.SKIP),
@@ -483,7 +487,7 @@ def put_class(server, name, kind):
 
 def put_slice(server):
     """As a node with two GPUs publishes it."""
-    offered = offer(inventory(2), DEFAULT_PROFILE, Keeps(), {})
+    offered = build_offer(inventory(2), DEFAULT_PROFILE, ApiFeatures(), {})
     server.put(
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -493,7 +497,7 @@ def put_slice(server):
                 "driver": DRIVER,
                 "nodeName": NODE,
                 "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
-                "devices": list(published(offered)),
+                "devices": list(published_devices(offered)),
             },
         }
     )
@@ -791,8 +795,8 @@ def test_a_ledger_that_cannot_be_made_is_found(world):
 def test_a_board_that_is_cut_is_looked_at_with_its_instances_and_its_layout(world):
     board = h100("1b") | {"mig": True, "instances": [{"profile": "1g.10gb", "start": 0}]}
     world.node_file.write_text(yaml.safe_dump({"gpus": [board]}))
-    book = MigBook(world.home / "state/mig.json", boot_id(world.host))
-    book.write(Book(problem="there is no layout 'x'"))
+    book = MigStateFile(world.home / "state/mig.json", boot_id(world.host))
+    book.write(MigState(problem="there is no layout 'x'"))
 
     answer = world.ask()
 

@@ -2,7 +2,11 @@
 
 import pytest
 
-from dra_driver.cli.extended_resources import Amount, amounts_of, classes_of
+from dra_driver.cli.doctor.scheduling.pending_pods import (
+    ExtendedResourceRequest,
+    amounts_of,
+    classes_of,
+)
 
 GPU, MIG = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
 
@@ -31,7 +35,7 @@ def test_every_container_has_devices_of_its_own():
 def test_what_is_asked_for_by_a_limit_alone_counts_and_cpu_does_not():
     found = amounts_of(pod(container("a", limits={MIG: "2", "cpu": "4", "memory": "1Gi"})))
 
-    assert found == [Amount("a", MIG, 2)]
+    assert found == [ExtendedResourceRequest("a", MIG, 2)]
 
 
 @pytest.mark.parametrize("resources", [{}, {"limits": {GPU: "0"}}, {"limits": None}])

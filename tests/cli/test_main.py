@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import SettingsError
-from dra_driver.node.place import Place
+from dra_driver.base.errors import SettingsError
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.settings import (
     AgentSettings,
     ClaimsSettings,
@@ -45,7 +45,7 @@ def test_no_mps_can_be_said_by_an_empty_flag_or_variable():
 def test_the_plugin_prepares_with_the_agent_and_the_runtime_that_it_was_told_of():
     words = ("--node-name", "n", "--mps-socket", "/m/agent.sock", "--runtime-dir", "/run/c")
 
-    assert read(PluginSettings, *words).place == Place(
+    assert read(PluginSettings, *words).place == NodeConfig(
         mps_socket="/m/agent.sock", runtime_dir="/run/c"
     )
 

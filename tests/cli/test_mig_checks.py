@@ -2,17 +2,16 @@
 
 from dataclasses import replace
 
-from dra_driver.cli import mig_checks
-from dra_driver.cli.disk_checks import Book
+from dra_driver.base.errors import NodeError
+from dra_driver.cli.doctor import gpu_checks
+from dra_driver.cli.doctor.host_checks import LedgerSnapshot
 from dra_driver.cli.findings import Level
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import PreparedDevice
+from dra_driver.k8s.claims import PreparedDevice
 from dra_driver.model.driver_files import DeviceFile
-from dra_driver.model.holdings import Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Fixed, Mig
+from dra_driver.model.gpus import GuestRestriction, Inventory, MigInfo
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
-from dra_driver.plan.mig.gone import given_up
+from dra_driver.plan.mig.claims import with_lost_instances
 from tests.cli.mig import a100, holding, instance, odd
 from tests.fakes.values import gpu
 
@@ -23,15 +22,16 @@ def record(name, *where, completed=True, **fields):
     found = instance(*where) if completed else None
     one = holding(name, *where, **{"instance": found} | fields)
     prepared = (PreparedDevice(("gpu",), "n1", one.device, ()),)
-    return Record(one.claim, (one,), prepared=prepared if completed else None)
+    return ClaimRecord(one.claim, (one,), prepared=prepared if completed else None)
 
 
 def seen(*gpus, before=(), after=None):
     """What is said of instances; the ledger has *before* and then *after*."""
     books = iter([before, before if after is None else after])
     return list(
-        mig_checks.instances(
-            lambda: Inventory(gpus), lambda: Book({one.claim.uid: one for one in next(books)}, {})
+        gpu_checks.check_mig_instances(
+            lambda: Inventory(gpus),
+            lambda: LedgerSnapshot({one.claim.uid: one for one in next(books)}, {}),
         )
     )
 
@@ -47,25 +47,27 @@ def files(*names, absent=()):
 
 
 def test_nothing_is_said_where_no_gpu_can_be_cut():
-    assert list(mig_checks.modes([gpu(0)])) == []
+    assert list(gpu_checks.check_mig_modes([gpu(0)])) == []
     assert seen(gpu(0)) == []
-    assert list(mig_checks.device_files(lambda: Inventory((gpu(0),)), files())) == []
+    assert list(gpu_checks.check_mig_device_files(lambda: Inventory((gpu(0),)), files())) == []
 
 
 def test_no_file_is_looked_for_while_mig_mode_is_off():
     off = a100(0, on=False, pending=False)
 
-    assert list(mig_checks.device_files(lambda: Inventory((off,)), files())) == []
+    assert list(gpu_checks.check_mig_device_files(lambda: Inventory((off,)), files())) == []
 
 
 def test_modes_are_one_line_while_none_waits_for_a_reset():
-    (found,) = mig_checks.modes([a100(0), a100(1, on=False, pending=False), gpu(2), a100(3)])
+    (found,) = gpu_checks.check_mig_modes(
+        [a100(0), a100(1, on=False, pending=False), gpu(2), a100(3)]
+    )
 
     assert (found.level, found.found) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
 
 
 def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
-    first, second = mig_checks.modes([a100(0, on=False), a100(1, pending=False)])
+    first, second = gpu_checks.check_mig_modes([a100(0, on=False), a100(1, pending=False)])
 
     assert first.level is second.level is Level.WARN
     assert first.found == "gpu-0: it is off, and goes on with the next reset of the GPU"
@@ -77,7 +79,7 @@ def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
 
 
 def test_a_mode_that_waits_in_a_virtual_machine_waits_for_a_reboot():
-    (found,) = mig_checks.modes([a100(0, on=False, fixed=Fixed.MODE)])
+    (found,) = gpu_checks.check_mig_modes([a100(0, on=False, fixed=GuestRestriction.MODE)])
 
     assert (found.level, found.mend) == (Level.WARN, "drain and reboot the node")
 
@@ -93,7 +95,7 @@ def test_instances_are_told_apart_by_who_made_them():
 
 
 def test_an_instance_of_an_unknown_profile_is_named_all_the_same():
-    bare = gpu(0, mig=Mig(True, True, False, (), (ONE,)))
+    bare = gpu(0, mig=MigInfo(True, True, False, (), (ONE,)))
 
     (foreign,) = seen(bare)
 
@@ -139,7 +141,7 @@ def test_another_instance_in_the_place_of_a_claims_is_not_its_own():
 def test_an_instance_made_anew_where_a_claims_was_given_up_is_a_warning():
     before = record("a", "1g.5gb", 0)
     switch = SetMigMode(a100().uuid, on=True)
-    after = given_up(replace(before, steps=(switch,)), before.holdings)
+    after = with_lost_instances(replace(before, steps=(switch,)), before.holdings)
 
     warned, foreign = seen(a100(0, ONE), before=[after])
 
@@ -180,20 +182,22 @@ def test_every_instance_has_the_files_of_its_capabilities():
     board = a100(0, ONE)
     its = ("gpu0/mig/gi1", "gpu0/mig/gi1/ci0")
 
-    (found,) = mig_checks.device_files(lambda: Inventory((board,)), files(*its, "mig/monitor"))
+    (found,) = gpu_checks.check_mig_device_files(
+        lambda: Inventory((board,)), files(*its, "mig/monitor")
+    )
 
     assert (found.level, found.found) == (Level.OK, "2 that the instances need")
 
 
 def test_a_driver_without_the_file_for_who_looks_on_is_no_fault():
-    found, absent = mig_checks.device_files(lambda: Inventory((a100(),)), files())
+    found, absent = gpu_checks.check_mig_device_files(lambda: Inventory((a100(),)), files())
 
     assert (found.level, found.found) == (Level.OK, "none is needed now")
     assert absent.level is Level.SKIP
 
 
 def test_a_capability_without_its_file_fails_and_says_where_to_look():
-    (found,) = mig_checks.device_files(lambda: Inventory((a100(0, ONE),)), files())
+    (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), files())
 
     assert found.level is Level.FAIL
     assert found.found == "there is no capability gpu0/mig/gi1"
@@ -202,7 +206,7 @@ def test_a_capability_without_its_file_fails_and_says_where_to_look():
 
 def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
     of = files("gpu0/mig/gi1", "mig/monitor", absent=["gpu0/mig/gi1/ci0"])
-    (found,) = mig_checks.device_files(lambda: Inventory((a100(0, ONE),)), of)
+    (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), of)
 
     assert found.level is Level.OK
     assert found.found == "2 that the instances need, 1 of them made when a claim does"
@@ -211,6 +215,8 @@ def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
 def test_an_instance_that_goes_while_its_files_are_looked_at_is_no_fault():
     looks = iter([a100(0, ONE), a100(0, ONE), a100()])
 
-    found = list(mig_checks.device_files(lambda: Inventory((next(looks),)), files("mig/monitor")))
+    found = list(
+        gpu_checks.check_mig_device_files(lambda: Inventory((next(looks),)), files("mig/monitor"))
+    )
 
     assert [each.level for each in found] == [Level.OK]

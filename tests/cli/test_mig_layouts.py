@@ -1,19 +1,19 @@
 """How far layouts are, as people read it."""
 
 from dra_driver.cli.findings import Level
-from dra_driver.cli.mig_layouts import layout_lines, layouts
-from dra_driver.model.layouts import Book, Outcome, State
+from dra_driver.cli.mig_status import layout_findings, layout_lines
+from dra_driver.model.mig_layouts import LayoutOutcome, LayoutState, MigState
 from tests.cli.mig import a100
 
 GPUS = tuple(a100(minor) for minor in range(4))
 FREE, SAME, BUSY, WRONG = GPUS
 
-BOOK = Book(
+BOOK = MigState(
     outcomes={
-        FREE.uuid: Outcome("all-1g.5gb", State.SUCCESS),
-        SAME.uuid: Outcome("all-1g.5gb", State.SUCCESS),
-        BUSY.uuid: Outcome("all-1g.5gb", State.PENDING, "claim team-a/a holds it"),
-        WRONG.uuid: Outcome("odd", State.FAILED, "it has no profile 1g.99gb"),
+        FREE.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS),
+        SAME.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS),
+        BUSY.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "claim team-a/a holds it"),
+        WRONG.uuid: LayoutOutcome("odd", LayoutState.FAILED, "it has no profile 1g.99gb"),
     },
     boards={FREE.uuid: "MIG mode could not be put back"},
 )
@@ -29,21 +29,21 @@ def test_gpus_that_are_equally_far_are_one_line():
 
 
 def test_a_layout_that_there_is_not_is_told_without_any_gpu():
-    book = Book(problem="there is no layout 'x'")
+    book = MigState(problem="there is no layout 'x'")
 
     assert list(layout_lines(book, GPUS)) == ["layout: there is no layout 'x'"]
-    (found,) = layouts(book, GPUS)
+    (found,) = layout_findings(book, GPUS)
     assert found.level is Level.FAIL
     assert "nvidia.com/mig.config" in found.mend
 
 
 def test_doctor_fails_where_a_layout_failed_and_warns_where_it_waits():
-    found = list(layouts(BOOK, GPUS))
+    found = list(layout_findings(BOOK, GPUS))
 
     assert [one.level for one in found] == [Level.OK, Level.WARN, Level.FAIL, Level.WARN]
     assert all(one.mend for one in found[1:3])
 
 
 def test_gpus_that_are_gone_are_not_told_of():
-    assert list(layout_lines(BOOK, ())) == list(layouts(BOOK, ())) == []
-    assert list(layouts(Book(), GPUS)) == []
+    assert list(layout_lines(BOOK, ())) == list(layout_findings(BOOK, ())) == []
+    assert list(layout_findings(MigState(), GPUS)) == []

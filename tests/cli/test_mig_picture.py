@@ -5,24 +5,29 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli.mig_blocks import Block, blocks
-from dra_driver.cli.mig_picture import boards, letter, mig_picture, unit_width, units
-from dra_driver.cli.mig_room import room
-from dra_driver.cli.pens import pen
-from dra_driver.cli.terminal import Terminal
-from dra_driver.model.layouts import Made
-from dra_driver.model.mig import Mig, Placement
+from dra_driver.cli.mig_picture import (
+    available_partitions,
+    gpu_mig_pictures,
+    memory_units,
+    mig_picture,
+    placement_letter,
+    unit_width,
+)
+from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
+from dra_driver.cli.terminal import Terminal, bar_style
+from dra_driver.model.gpus import MigInfo, Placement
+from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer
 from tests.cli.mig import PROFILES, a100, held, holding, instance, key, odd, offered
 from tests.fakes.values import gpu
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-PLAIN = pen(Terminal())
+PLAIN = bar_style(Terminal())
 
 
 def shown(*gpus, holdings=(), laid=None, width=100, offer=None, **fields):
     what = offered(*gpus) if offer is None else offer
-    found = boards(what, gpus, held(*holdings), laid or {})
+    found = gpu_mig_pictures(what, gpus, held(*holdings), laid or {})
     return mig_picture(found, Terminal(width=width, **fields)).splitlines()
 
 
@@ -99,8 +104,10 @@ def test_a_partition_that_is_not_cut_yet_and_one_that_vanished_are_told_apart():
 def test_an_instance_of_a_layout_is_told_from_one_of_somebody_else():
     cut = [instance("1g.5gb", place, place + 1) for place in range(4)]
     board = a100(0, *cut)
-    another = Made(key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid)  # it was in this place
-    laid = [Made(cut[1].key, 2, cut[1].uuid), Made(cut[2].key), another]
+    another = LayoutInstance(
+        key("1g.5gb", 3), 9, instance("1g.5gb", 3, 9).uuid
+    )  # it was in this place
+    laid = [LayoutInstance(cut[1].key, 2, cut[1].uuid), LayoutInstance(cut[2].key), another]
 
     lines = shown(board, laid={board.uuid: laid})
 
@@ -129,13 +136,13 @@ def test_who_only_looks_on_takes_no_unit():
 
 def test_a_profile_that_the_board_does_not_know_any_more_is_called_by_its_number():
     board = a100()
-    bare = gpu(0, mig=Mig(on=True, pending=True, switches=False))
+    bare = gpu(0, mig=MigInfo(on=True, pending=True, switches=False))
 
-    (block,) = blocks(bare, [holding("a", "1g.5gb")])
+    (block,) = occupied_placements(bare, [holding("a", "1g.5gb")])
 
     assert block.what == "profile 19"
-    assert blocks(board, []) == ()
-    assert blocks(gpu(0), [holding("a")]) == ()
+    assert occupied_placements(board, []) == ()
+    assert occupied_placements(gpu(0), [holding("a")]) == ()
 
 
 def test_there_is_nothing_to_see_of_boards_that_nobody_cuts():
@@ -184,9 +191,9 @@ PLACES = st.builds(Placement, st.integers(0, 7), st.integers(1, 8))
 
 @given(st.lists(PLACES, max_size=8), st.integers(1, 5), st.booleans())
 def test_a_row_of_units_is_as_wide_whatever_lies_on_it(places, width, claimed):
-    what = [Block(place, "1g.5gb", "", claimed) for place in sorted(places)]
+    what = [OccupiedPlacement(place, "1g.5gb", "", claimed) for place in sorted(places)]
 
-    drawn = units(what, 8, width, PLAIN)
+    drawn = memory_units(what, 8, width, PLAIN)
 
     assert len(drawn) == 8 * (width + 1) + 1
     taken = {unit for place in places for unit in range(place.start, min(place.end, 8))}
@@ -207,7 +214,7 @@ def test_units_are_never_wider_than_the_room_for_them(number, space):
 
 
 def test_more_blocks_than_letters_begin_again():
-    assert letter(26, claimed=True) == "A"
+    assert placement_letter(26, claimed=True) == "A"
 
 
 @given(st.data())
@@ -221,7 +228,7 @@ def test_as_many_partitions_fit_as_there_is_room_for(data):
         if free:
             taken.append(data.draw(st.sampled_from(free)))
 
-    found = dict(room(offered(board), board, taken, ()).partitions)
+    found = dict(available_partitions(offered(board), board, taken, ()).partitions)
 
     for name, profile in PROFILES.items():
         free = [p for p in profile.placements if not any(p.overlaps(one) for one in taken)]

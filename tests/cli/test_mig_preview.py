@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.layouts import Book, Made, Outcome, State
-from dra_driver.model.mig import PartitionKey
-from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import Ledger
+from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.mig_book import MigBook
-from dra_driver.node.place import Place
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.mig_state import MigStateFile
 from tests.fakes.values import ref
 
 WHEN = "while no claim and no process uses them"
@@ -53,12 +52,12 @@ def show(type_in, node, tmp_path):
 
 
 def uuids(node, tmp_path):
-    with open_node(Place(sim=str(node)), tmp_path / "other") as found:
+    with open_node(NodeConfig(sim=str(node)), tmp_path / "other") as found:
         return {gpu.name: gpu.uuid for gpu in found.refresh().gpus}
 
 
 def keep(tmp_path, book):
-    MigBook(tmp_path / "mig.json", boot_id(Path("/"))).write(book)
+    MigStateFile(tmp_path / "mig.json", boot_id(Path("/"))).write(book)
 
 
 def about(text, *words):
@@ -97,7 +96,7 @@ def test_documents_have_exactly_these_partitions_and_invent_no_uuid(show):
 
 
 def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, tmp_path):
-    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
         plugin.mig.reset_mode(uuids(node, tmp_path)["gpu-0"], True)
 
     assert about(show("sevenths"), "shown as") == [
@@ -127,7 +126,7 @@ LABEL = "label nvidia.com/mig.config of the Node, as its plugin read it last: "
 
 
 def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_path):
-    keep(tmp_path, Book(label="sevenths"))
+    keep(tmp_path, MigState(label="sevenths"))
 
     text = show("all-balanced")
 
@@ -142,7 +141,7 @@ def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_p
 def test_gpus_of_which_the_label_says_something_are_not_cut_for_claims(
     type_in, node, tmp_path, label
 ):
-    keep(tmp_path, Book(label=label))
+    keep(tmp_path, MigState(label=label))
     where = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
     found = names(type_in(*where, "-o", "json").out)
@@ -153,7 +152,7 @@ def test_gpus_of_which_the_label_says_something_are_not_cut_for_claims(
 
 @pytest.mark.parametrize("label", [None, ""])
 def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
-    keep(tmp_path, Book(label=label))
+    keep(tmp_path, MigState(label=label))
 
     assert about(show("sevenths"), "label", "shown as") == [
         f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}"
@@ -163,8 +162,8 @@ def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
 @pytest.mark.parametrize("theirs", [True, False])
 def test_the_label_of_another_node_is_not_that_of_a_simulated_one(show, node, tmp_path, theirs):
     gpu = GpuUuid("GPU-of-the-machine") if theirs else uuids(node, tmp_path)["gpu-1"]
-    done = Outcome("all-disabled", State.SUCCESS)
-    keep(tmp_path, Book(label="all-disabled", outcomes={gpu: done}))
+    done = LayoutOutcome("all-disabled", LayoutState.SUCCESS)
+    keep(tmp_path, MigState(label="all-disabled", outcomes={gpu: done}))
 
     text = show("sevenths")
 
@@ -184,7 +183,7 @@ def test_a_layout_that_there_is_not_names_those_that_there_are(show):
 def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, tmp_path):
     claim = ref("training")
     holding = Holding(claim, DeviceName("gpu-0"))
-    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(Record(claim, (holding,)))
+    Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
 
     text = show("all-balanced")
 
@@ -200,8 +199,10 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
 @pytest.mark.parametrize(
     "book, then",
     [
-        pytest.param(Book(label="all-balanced"), "as layout all-balanced says", id="a layout"),
-        pytest.param(Book(label="sevenths"), "sliceable and partitions cut for", id="no layout"),
+        pytest.param(MigState(label="all-balanced"), "as layout all-balanced says", id="a layout"),
+        pytest.param(
+            MigState(label="sevenths"), "sliceable and partitions cut for", id="no layout"
+        ),
     ],
 )
 def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
@@ -209,7 +210,7 @@ def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
 ):
     claim = ref("training")
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        Record(claim, (Holding(claim, DeviceName("gpu-1")),))
+        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-1")),))
     )
     keep(tmp_path, book)
     where = ("--sim", node, "--state-dir", tmp_path, "--profiles", tmp_path / "profiles")
@@ -224,10 +225,10 @@ def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
 def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, node, tmp_path):
     claim = ref("training")
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        Record(claim, (Holding(claim, DeviceName("gpu-0")),))
+        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),))
     )
-    failed = Outcome("sevenths", State.FAILED, "MIG mode cannot be turned on: no reset")
-    keep(tmp_path, Book(outcomes={uuids(node, tmp_path)["gpu-0"]: failed}))
+    failed = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
+    keep(tmp_path, MigState(outcomes={uuids(node, tmp_path)["gpu-0"]: failed}))
 
     assert about(show("sevenths"), "pending") == [
         "pending: gpu-0 keeps its shape while a claim holds it, then: sliceable"
@@ -236,8 +237,8 @@ def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, n
 
 def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, node, tmp_path):
     a100 = uuids(node, tmp_path)["gpu-0"]
-    failed = Outcome("sevenths", State.FAILED, "MIG mode cannot be turned on: no reset")
-    keep(tmp_path, Book(outcomes={a100: failed}))
+    failed = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
+    keep(tmp_path, MigState(outcomes={a100: failed}))
 
     assert about(show("sevenths"), "layout", "shown as") == [
         "layout sevenths on gpu-0: failed: MIG mode cannot be turned on: no reset"
@@ -247,18 +248,21 @@ def test_what_a_running_plugin_could_not_do_is_not_shown_as_done(show, node, tmp
 
 def test_a_problem_that_the_plugin_has_too_is_told_once(show, tmp_path):
     before = about(show("nothing"), "layout: ")
-    keep(tmp_path, Book(problem=before[0].removeprefix("layout: ")))
+    keep(tmp_path, MigState(problem=before[0].removeprefix("layout: ")))
 
     assert about(show("nothing"), "layout: ") == before
 
 
 def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
-    with open_node(Place(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
         plugin.mig.reset_mode(uuid, True)
         cut = [plugin.mig.cut(uuid, key) for key in keys]
-    made = tuple(Made(one.key, one.gi, one.uuid) for one in cut)
-    keep(tmp_path, Book({uuid: made}, outcomes={uuid: Outcome("sevenths", State.SUCCESS)}))
+    made = tuple(LayoutInstance(one.key, one.gi, one.uuid) for one in cut)
+    keep(
+        tmp_path,
+        MigState({uuid: made}, outcomes={uuid: LayoutOutcome("sevenths", LayoutState.SUCCESS)}),
+    )
 
     text = show("sevenths")
 
@@ -271,7 +275,7 @@ def test_a_board_that_the_plugin_cannot_switch_is_shown_whole_with_its_words(
     type_in, node, tmp_path
 ):
     why = "MIG mode of gpu-0 could not be turned on: it was not reset"
-    keep(tmp_path, Book(boards={uuids(node, tmp_path)["gpu-0"]: why}))
+    keep(tmp_path, MigState(boards={uuids(node, tmp_path)["gpu-0"]: why}))
     words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
     text = type_in(*words).out

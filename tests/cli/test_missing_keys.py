@@ -2,14 +2,13 @@
 
 import pytest
 
-from dra_driver.cli.claim_checks import of_verdict
+from dra_driver.cli.doctor.scheduling.pending_claims import judge, of_verdict
+from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
-from dra_driver.cli.market import market
-from dra_driver.cli.placement import judge
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
 from tests.plan.mig_boards import cut, dynamic, instance, mig
 
 DRIVER = "gpu.nvidia.com"
@@ -32,8 +31,10 @@ STATIC = instance(mig(), "3g.20gb", 4)
 
 def slices(*instances, node="n1", profiles=("3g.20gb",)):
     gpu = cut(on=True, pending=True, instances=instances)
-    offered = offer(Inventory((gpu,)), dynamic(*profiles), Keeps(), {})
-    return {"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published(offered))}}
+    offered = build_offer(Inventory((gpu,)), dynamic(*profiles), ApiFeatures(), {})
+    return {
+        "spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}
+    }
 
 
 def verdict(*expressions, on=None, **fields):
@@ -43,7 +44,7 @@ def verdict(*expressions, on=None, **fields):
         "metadata": {"namespace": "team-a", "name": "a"},
         "spec": {"devices": {"requests": [{"name": "r", "exactly": asked}]}},
     }
-    return judge([claim], market(DRIVER, on or [slices(STATIC)], [CLASS]))
+    return judge([claim], devices_of_slices(DRIVER, on or [slices(STATIC)], [CLASS]))
 
 
 def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_write_it():

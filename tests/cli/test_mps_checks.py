@@ -6,22 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cli import mode_checks, mps_checks
-from dra_driver.cli.disk_checks import Book
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.cli.doctor import gpu_checks, mps_checks
+from dra_driver.cli.doctor.host_checks import LedgerSnapshot
+from dra_driver.cli.doctor.mps_checks import CheckedMpsAgent, MpsAgentSnapshot
 from dra_driver.cli.findings import Level
-from dra_driver.cli.mps_checks import Scene, Seen
-from dra_driver.errors import AgentDown, NodeError, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.mps import Allowance, Incident, MpsStatus
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.mps import MpsLimits, MpsServerRestart, MpsStatus
 from dra_driver.model.steps import ComputeMode, SetComputeMode
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.ledger_files import SetAside
-from dra_driver.node.place import Place, open_driver
+from dra_driver.node.driver.config import NodeConfig, open_driver
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.ledger_files import DamagedRecord
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, claim, server
 from tests.fakes.values import ref
 
-DOWN = AgentDown("the MPS agent of this node does not answer at /run/a.sock (Connection refused)")
+DOWN = MpsAgentUnreachable(
+    "the MPS agent of this node does not answer at /run/a.sock (Connection refused)"
+)
 
 
 def levels(found):
@@ -29,21 +31,26 @@ def levels(found):
 
 
 def book(*records, aside=()):
-    return Book(
+    return LedgerSnapshot(
         {one.claim.uid: one for one in records},
-        {ClaimUid(uid): SetAside(ClaimUid(uid), Path("/s"), "cut", frozenset()) for uid in aside},
+        {
+            ClaimUid(uid): DamagedRecord(ClaimUid(uid), Path("/s"), "cut", frozenset())
+            for uid in aside
+        },
     )
 
 
 def seen(status, *records, later=None, **fields):
-    return Seen(status, book(*records, **fields), book(*(records if later is None else later)))
+    return MpsAgentSnapshot(
+        status, book(*records, **fields), book(*(records if later is None else later))
+    )
 
 
 class TestAgent:
     def test_one_that_answers_is_in_order(self, tmp_path):
-        scene = Scene("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
+        scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
 
-        (found,) = mps_checks.agent(scene)
+        (found,) = mps_checks.check_mps_agent(scene)
 
         assert (found.level, found.found) == (Level.OK, "answers at /run/a.sock")
 
@@ -51,30 +58,34 @@ class TestAgent:
         def ask(socket):
             raise AssertionError(socket)
 
-        scene = Scene("", lambda: tmp_path, ask)
+        scene = CheckedMpsAgent("", lambda: tmp_path, ask)
 
-        (found,) = mps_checks.agent(scene)
+        (found,) = mps_checks.check_mps_agent(scene)
         assert found.level is Level.OK
         assert "switched off" in found.found
-        for check in (mps_checks.servers, mps_checks.foreign, mps_checks.claims):
+        for check in (
+            mps_checks.check_mps_servers,
+            mps_checks.check_unmanaged_daemons,
+            mps_checks.check_mps_claims,
+        ):
             assert list(check(scene)) == []
-        assert list(mps_checks.programs(scene, DriverRoot(None, tmp_path))) == []
+        assert list(mps_checks.check_mps_programs(scene, DriverRoot(None, tmp_path))) == []
 
     def test_mps_that_was_switched_off_under_its_claims_fails(self):
-        found = mps_checks.of_no_agent([ref("a")])
+        found = mps_checks.no_mps_agent_finding([ref("a")])
 
         assert found.level is Level.FAIL
         assert "1 claims are under it: default/a" in found.found
 
     def test_one_that_is_missing_fails_where_it_is_missed(self):
-        assert mps_checks.of_silence(DOWN, []).level is Level.WARN
-        missed = mps_checks.of_silence(DOWN, [ref("a")])
+        assert mps_checks.silent_mps_agent_finding(DOWN, []).level is Level.WARN
+        missed = mps_checks.silent_mps_agent_finding(DOWN, [ref("a")])
         assert missed.level is Level.FAIL
         assert "Connection refused" in missed.found and "default/a" in missed.found
 
     @pytest.mark.parametrize("error", [TimedOut("waited 10 s"), NodeError("unknown version")])
     def test_one_that_is_there_and_does_not_tell_fails_always(self, error):
-        assert mps_checks.of_silence(error, []).level is Level.FAIL
+        assert mps_checks.silent_mps_agent_finding(error, []).level is Level.FAIL
 
     def test_claims_under_mps_are_found_in_the_ledger(self, tmp_path):
         ledger = Ledger(tmp_path, "boot")
@@ -85,33 +96,33 @@ class TestAgent:
         def ask(socket):
             raise DOWN
 
-        scene = Scene("/run/a.sock", lambda: tmp_path / "boot", ask)
+        scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path / "boot", ask)
 
-        (found,) = mps_checks.agent(scene)
+        (found,) = mps_checks.check_mps_agent(scene)
         assert scene.holders() == (ref("a"),)
         assert found.level is Level.FAIL
-        assert list(mps_checks.servers(scene)) == [], "it was said why once"
+        assert list(mps_checks.check_mps_servers(scene)) == [], "it was said why once"
 
 
 class TestServers:
     def test_each_that_is_ready_is_a_line(self):
-        (found,) = mps_checks.of_servers([server(claim("a"), clients=[7])], [])
+        (found,) = mps_checks.mps_server_findings([server(claim("a"), clients=[7])], [])
 
         assert found.level is Level.OK
         assert found.found == f"{SERVER}: protocol 3, ready, 1 client"
 
     def test_one_that_is_not_ready_fails_with_its_reason(self):
-        (found,) = mps_checks.of_servers([server(ready=False, reason="Fault")], [])
+        (found,) = mps_checks.mps_server_findings([server(ready=False, reason="Fault")], [])
 
         assert (found.level, "not ready: Fault" in found.found) == (Level.FAIL, True)
 
     def test_one_that_was_restarted_says_why_the_last_time_and_what_was_lost(self):
         incidents = [
-            Incident(1, SERVER, 1.0, "it was dead"),
-            Incident(2, SERVER, 2.0, "it did not answer twice", clients=3),
+            MpsServerRestart(1, SERVER, 1.0, "it was dead"),
+            MpsServerRestart(2, SERVER, 2.0, "it did not answer twice", clients=3),
         ]
 
-        (found,) = mps_checks.of_servers([server(claim("a"), restarts=2)], incidents)
+        (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=2)], incidents)
 
         assert found.level is Level.WARN
         assert found.found.endswith(
@@ -119,21 +130,21 @@ class TestServers:
         )
 
     def test_a_restart_of_which_the_reason_is_forgotten_is_told_all_the_same(self):
-        (found,) = mps_checks.of_servers([server(claim("a"), restarts=1)], [])
+        (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=1)], [])
 
         assert (found.level, found.found.endswith("restarted once")) == (Level.WARN, True)
 
     def test_none_is_in_order(self):
-        assert levels(mps_checks.of_servers([], [])) == [Level.OK]
+        assert levels(mps_checks.mps_server_findings([], [])) == [Level.OK]
 
 
 def test_other_daemons_are_named_with_what_they_mean():
-    (found,) = mps_checks.of_foreign(["nvidia-cuda-mps-control (process 4711)"])
+    (found,) = mps_checks.unmanaged_daemon_findings(["nvidia-cuda-mps-control (process 4711)"])
 
     assert found.level is Level.WARN
     assert "process 4711" in found.found and "left alone" in found.found
     assert "EXCLUSIVE_PROCESS" in found.mend and "/tmp/nvidia-mps" in found.mend
-    assert levels(mps_checks.of_foreign([])) == [Level.OK]
+    assert levels(mps_checks.unmanaged_daemon_findings([])) == [Level.OK]
 
 
 class TestClaims:
@@ -141,13 +152,13 @@ class TestClaims:
         a, begun = claim("a"), claim("b", completed=False)
         status = MpsStatus((server(a, begun),))
 
-        (found,) = mps_checks.of_spaces(seen(status, a, begun))
+        (found,) = mps_checks.mps_namespace_findings(seen(status, a, begun))
 
         assert found.level is Level.OK
         assert found.found.startswith("1 are prepared")
 
     def test_a_prepared_claim_that_is_not_served_fails(self):
-        (found,) = mps_checks.of_spaces(seen(MpsStatus(), claim("a")))
+        (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a")))
 
         assert found.level is Level.FAIL
         assert found.found.endswith("does not serve them: default/a")
@@ -160,37 +171,39 @@ class TestClaims:
         ],
     )
     def test_one_that_came_or_went_meanwhile_is_not_judged(self, later):
-        assert levels(mps_checks.of_spaces(seen(MpsStatus(), claim("a"), later=later))) == [
-            Level.OK
-        ]
+        assert levels(
+            mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a"), later=later))
+        ) == [Level.OK]
         status = MpsStatus((server(claim("a")),))
         for both in (((), [claim("a")]), ([claim("a")], ())):
-            found = mps_checks.of_spaces(seen(status, *both[0], later=both[1]))
+            found = mps_checks.mps_namespace_findings(seen(status, *both[0], later=both[1]))
             assert levels(found) == [Level.OK]
 
     def test_other_limits_than_were_granted_fail(self):
         status = MpsStatus((server(claim("a", percent=60)),))
 
-        (found,) = mps_checks.of_spaces(seen(status, claim("a")))
+        (found,) = mps_checks.mps_namespace_findings(seen(status, claim("a")))
 
         assert found.level is Level.FAIL
         assert found.found.endswith("other limits than the ledger has: default/a")
 
     def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
-        before = claim("a", most=Allowance(50, 10 * GIB))
+        before = claim("a", most=MpsLimits(50, 10 * GIB))
 
-        (found,) = mps_checks.of_spaces(seen(MpsStatus((server(before),)), claim("a")))
+        (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus((server(before),)), claim("a")))
 
         assert found.level is Level.OK
 
     def test_what_is_served_for_nobody_is_a_warning_unless_its_record_is_only_unreadable(self):
         status = MpsStatus((server(claim("gone")),))
 
-        (found,) = mps_checks.of_spaces(seen(status))
+        (found,) = mps_checks.mps_namespace_findings(seen(status))
 
         assert found.level is Level.WARN
         assert "c_gone (claim UID uid-gone)" in found.found
-        assert levels(mps_checks.of_spaces(seen(status, aside=["uid-gone"]))) == [Level.OK]
+        assert levels(mps_checks.mps_namespace_findings(seen(status, aside=["uid-gone"]))) == [
+            Level.OK
+        ]
 
 
 def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
@@ -200,8 +213,13 @@ def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
         asked.append(socket)
         return MpsStatus((server(ready=False),), foreign=("x",))
 
-    scene = Scene("/run/a.sock", lambda: tmp_path, ask)
-    checks = (mps_checks.agent, mps_checks.servers, mps_checks.foreign, mps_checks.claims)
+    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, ask)
+    checks = (
+        mps_checks.check_mps_agent,
+        mps_checks.check_mps_servers,
+        mps_checks.check_unmanaged_daemons,
+        mps_checks.check_mps_claims,
+    )
 
     found = [finding.level for check in checks for finding in check(scene)]
 
@@ -210,33 +228,35 @@ def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
 
 
 def test_a_driver_without_the_programs_of_mps_is_a_warning():
-    whole = mps_checks.of_programs([])
-    part = mps_checks.of_programs(["the driver in / has no nvidia-cuda-mps-server: install it"])
+    whole = mps_checks.mps_programs_finding([])
+    part = mps_checks.mps_programs_finding(
+        ["the driver in / has no nvidia-cuda-mps-server: install it"]
+    )
 
     assert (whole.level, part.level) == (Level.OK, Level.WARN)
     assert part.found.startswith("the driver in / has no nvidia-cuda-mps-server")
 
 
 def test_a_driver_that_is_not_there_is_told_once(tmp_path):
-    scene = Scene("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
+    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
 
-    (found,) = mps_checks.programs(scene, DriverRoot("/none", tmp_path))
+    (found,) = mps_checks.check_mps_programs(scene, DriverRoot("/none", tmp_path))
 
     assert found.level is Level.WARN
     assert found.found.count("no complete NVIDIA driver") == 1
 
 
 def test_a_simulated_driver_has_the_programs(tmp_path):
-    scene = Scene("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
-    with open_driver(Place(None, Path("/"), "h100x8"), tmp_path / "sim") as driver:
-        assert levels(mps_checks.programs(scene, driver.root)) == [Level.OK]
+    scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
+    with open_driver(NodeConfig(None, Path("/"), "h100x8"), tmp_path / "sim") as driver:
+        assert levels(mps_checks.check_mps_programs(scene, driver.root)) == [Level.OK]
 
 
 class TestComputeModes:
     def test_gpus_in_the_default_mode_are_one_line(self):
         modes = {GPU: ComputeMode.DEFAULT, OTHER: ComputeMode.DEFAULT}
 
-        (found,) = mode_checks.of_modes(modes, [])
+        (found,) = gpu_checks.compute_mode_findings(modes, [])
 
         assert (found.level, found.found) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
 
@@ -249,7 +269,7 @@ class TestComputeModes:
         ],
     )
     def test_a_mode_that_no_claim_set_is_told_with_the_command_that_mends_it(self, mode, level):
-        (found,) = mode_checks.of_modes({GPU: mode}, [claim("a")])
+        (found,) = gpu_checks.compute_mode_findings({GPU: mode}, [claim("a")])
 
         assert found.level is level
         assert f"gpu-0 is in {mode.name}, which no claim of this node set" in found.found
@@ -259,7 +279,7 @@ class TestComputeModes:
         mode = ComputeMode.EXCLUSIVE_PROCESS
         holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
 
-        found = mode_checks.of_modes({GPU: mode, OTHER: mode}, [holder])
+        found = gpu_checks.compute_mode_findings({GPU: mode, OTHER: mode}, [holder])
 
         assert [(one.level, one.found.partition(",")[0]) for one in found] == [
             (Level.OK, "gpu-0 is in EXCLUSIVE_PROCESS"),
@@ -271,7 +291,7 @@ class TestComputeModes:
             if gpu == OTHER.uuid:
                 raise NodeError("it is lost")
 
-        found = list(mode_checks.compute_modes(book, [GPU, OTHER], read))
+        found = list(gpu_checks.check_compute_modes(book, [GPU, OTHER], read))
 
         assert levels(found) == [Level.SKIP, Level.SKIP]
 
@@ -280,5 +300,5 @@ class TestComputeModes:
         holder = replace(claim("a"), steps=(SetComputeMode(GPU.uuid, mode),))
         for both in ([book(holder), book()], [book(), book(holder)]):
             books = iter(both)
-            found = mode_checks.compute_modes(partial(next, books), [GPU], lambda gpu: mode)
+            found = gpu_checks.check_compute_modes(partial(next, books), [GPU], lambda gpu: mode)
             assert levels(found) == [Level.OK]

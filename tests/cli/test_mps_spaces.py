@@ -7,16 +7,15 @@ import pytest
 
 import cdi
 from cdi import ContainerEdits, Device, Spec
-from dra_driver.cli.claims import Report, document, text
-from dra_driver.cli.mps_usage import MpsUses, Told
+from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
+from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
 from dra_driver.cli.terminal import Terminal
-from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice, ShareId
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mps import MpsClient, MpsServer, MpsStatus, Served, SpaceName
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.mps_edits import mps_edits
+from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.model.gpus import DeviceName, Inventory
+from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsServer, MpsStatus, ServedNamespace
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.prepare.cdi_spec import mps_edits
 from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, space
 from tests.fakes.values import ref
 
@@ -43,7 +42,9 @@ def holding(share, spaces=(BIG, SMALL)):
 
 def served(one, protocol=3):
     """With protocol 2 all spaces of a server have one directory."""
-    return Served(one, protocol, f"/run/mps/{one.name}" if protocol > 2 else "/run/mps/pipe")
+    return ServedNamespace(
+        one, protocol, f"/run/mps/{one.name}" if protocol > 2 else "/run/mps/pipe"
+    )
 
 
 def edits(one, name):
@@ -52,10 +53,10 @@ def edits(one, name):
 
 def claim(spaces=(BIG, SMALL), protocol=3, completed=True):
     """Two shares of one GPU, each in a space of its own. The steps are the other way round."""
-    begun = Record(
+    begun = ClaimRecord(
         ref("a"),
         tuple(holding(name, spaces) for name in NAMES),
-        steps=tuple(ServeMps(one) for one in reversed(spaces)),
+        steps=tuple(ServeMpsNamespace(one) for one in reversed(spaces)),
         pods=(POD,),
     )
     if not completed:
@@ -73,22 +74,26 @@ def claim(spaces=(BIG, SMALL), protocol=3, completed=True):
 
 def status(*clients, spaces=(BIG, SMALL), protocol=3):
     its = tuple(served(one, protocol) for one in spaces)
-    found = tuple(MpsClient(pid, SpaceName(f"c_{name}") if name else None) for pid, name in clients)
+    found = tuple(
+        MpsClient(pid, MpsNamespaceName(f"c_{name}") if name else None) for pid, name in clients
+    )
     return MpsStatus((MpsServer(SERVER, (GPU.uuid,), protocol, True, spaces=its, clients=found),))
 
 
 def report(record, now=None, **fields):
-    return Report((record,), {}, Inventory((GPU,)), MpsUses((record,), Told(now, **fields)))
+    return ClaimsReport(
+        (record,), {}, Inventory((GPU,)), ClaimsMpsUsage((record,), MpsReport(now, **fields))
+    )
 
 
 def lines(*args, output="bars", **fields):
-    shown = text(report(*args, **fields), Path("/l"), output, Terminal(width=150))
+    shown = report_text(report(*args, **fields), Path("/l"), output, Terminal(width=150))
     return shown.splitlines()
 
 
 def mps_of_devices(*args, **fields):
     """The ``mps`` of both devices: percent, limit and clients."""
-    (found,) = document(report(*args, **fields))["claims"]
+    (found,) = report_document(report(*args, **fields))["claims"]
     return [
         device["mps"]
         and (device["mps"]["percent"], device["mps"]["memoryLimitBytes"], device["mps"]["clients"])
@@ -149,7 +154,7 @@ def test_where_nobody_can_tell_which_device_is_in_which_space_both_are_told(reco
     _, *both = lines(record)
     for line in both[:2]:
         assert "MPS 10 %, limit 5.0 GiB or 60 %, limit 20.0 GiB" in line
-    (found,) = document(report(record))["claims"]
+    (found,) = report_document(report(record))["claims"]
     assert [(one["space"], one["gpu"], one["percent"]) for one in found["mpsSpaces"]] == [
         ("c_small", GPU.uuid, 10),
         ("c_big", GPU.uuid, 60),
@@ -157,7 +162,7 @@ def test_where_nobody_can_tell_which_device_is_in_which_space_both_are_told(reco
 
 
 def test_the_spaces_of_a_claim_have_what_devices_have():
-    (found,) = document(report(claim(), status((7, "big"))))["claims"]
+    (found,) = report_document(report(claim(), status((7, "big"))))["claims"]
 
     mps = [device["mps"] for device in found["devices"]]
     assert [

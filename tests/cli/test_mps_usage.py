@@ -8,20 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli.claims import Report, claims, document, text
-from dra_driver.cli.mps_usage import MpsUses, Told, server_words
+from dra_driver.base.errors import MpsAgentUnreachable
+from dra_driver.cli.claims.run import ClaimsReport, claims, report_document, report_text
+from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport, server_message
 from dra_driver.cli.terminal import Terminal
-from dra_driver.errors import AgentDown
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.gpus import DeviceName, GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.mps import MpsStatus
-from dra_driver.model.offer import Monitor
-from dra_driver.node.boot import boot_id
-from dra_driver.node.ledger import Ledger
-from dra_driver.plan.mps_clients import untold
+from dra_driver.model.offer import AdminAccess
+from dra_driver.model.records import Holding
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.mps.usage import clients_without_namespace
 from dra_driver.settings import ClaimsSettings
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
 from tests.fakes.values import ref
@@ -30,21 +28,21 @@ DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such f
 
 
 def report(*records, told=None, gpus=(GPU,)):
-    return Report(records, {}, Inventory(gpus), MpsUses(records, told or Told()))
+    return ClaimsReport(records, {}, Inventory(gpus), ClaimsMpsUsage(records, told or MpsReport()))
 
 
 def told(*servers, **fields):
-    return Told(MpsStatus(servers), **fields)
+    return MpsReport(MpsStatus(servers), **fields)
 
 
 def lines(*records, output="bars", width=130, **fields):
-    shown = text(report(*records, **fields), Path("/l"), output, Terminal(width=width))
+    shown = report_text(report(*records, **fields), Path("/l"), output, Terminal(width=width))
     return shown.splitlines()
 
 
 def mps_of(record, *others, **fields):
     """What JSON has of the first device of *record*."""
-    every = document(report(record, *others, **fields))["claims"]
+    every = report_document(report(record, *others, **fields))["claims"]
     (mine,) = (one for one in every if one["uid"] == record.claim.uid)
     return mine["devices"][0]["mps"]
 
@@ -112,7 +110,7 @@ def test_a_prepared_claim_that_the_agent_does_not_serve_is_told():
     ],
 )
 def test_a_server_is_told_in_one_line(fields, expected):
-    assert server_words(server(claim("a"), **fields)) == f"MPS server {SERVER}: {expected}"
+    assert server_message(server(claim("a"), **fields)) == f"MPS server {SERVER}: {expected}"
 
 
 def test_a_server_over_several_gpus_is_told_below_each_of_them():
@@ -124,7 +122,7 @@ def test_a_server_over_several_gpus_is_told_below_each_of_them():
 
 
 def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are_not_known():
-    _, line, last = lines(claim("a"), told=Told(problem=DOWN))
+    _, line, last = lines(claim("a"), told=MpsReport(problem=DOWN))
 
     assert line.endswith("MPS 30 %, limit 10.0 GiB")
     assert last == f"the clients of MPS are not known: {DOWN}"
@@ -133,7 +131,7 @@ def test_without_an_agent_the_limits_are_told_and_one_line_says_that_clients_are
 def test_an_agent_that_nobody_needs_is_not_missed():
     turns = replace(claim("turns"), steps=())
 
-    assert len(lines(turns, told=Told(problem=DOWN))) == 2
+    assert len(lines(turns, told=MpsReport(problem=DOWN))) == 2
 
 
 def test_the_table_gets_a_column_where_a_claim_is_under_mps():
@@ -172,7 +170,7 @@ def test_json_has_the_servers_and_whose_they_are():
     a, gone = claim("a"), claim("gone")
     known = told(server(a, gone, clients=[(9, "a"), (7, "a")], restarts=1))
 
-    found = document(report(a, told=known))
+    found = report_document(report(a, told=known))
 
     assert found["mpsServers"] == [
         {
@@ -191,8 +189,8 @@ def test_json_has_the_servers_and_whose_they_are():
 
 
 def test_json_says_what_it_does_not_know():
-    down = document(report(claim("a"), told=Told(problem=DOWN)))
-    not_asked = document(report(claim("a")))
+    down = report_document(report(claim("a"), told=MpsReport(problem=DOWN)))
+    not_asked = report_document(report(claim("a")))
 
     assert down["mpsAgent"] == {"answers": False, "problem": DOWN}
     assert not_asked["mpsAgent"] == {"answers": None, "problem": ""}
@@ -208,23 +206,25 @@ def test_each_gpu_has_the_limit_that_is_its_own():
     record = claim("a", gpus=(GPU, OTHER))
     record = replace(record, steps=(replace(record.steps[0], space=uneven),))
 
-    limits = {use.gpu: use.memory_bytes for use in MpsUses((record,)).of_claim(record)}
+    limits = {use.gpu: use.memory_bytes for use in ClaimsMpsUsage((record,)).of_claim(record)}
 
     assert limits == {GPU.uuid: GIB, OTHER.uuid: 2 * GIB}
 
 
 def test_who_looks_on_is_not_under_mps():
     record = claim("a")
-    watcher = Holding(ref("a"), DeviceName("gpu-0-mon"), gpu=GPU.uuid, admin=True, shape=Monitor())
+    watcher = Holding(
+        ref("a"), DeviceName("gpu-0-mon"), gpu=GPU.uuid, admin=True, shape=AdminAccess()
+    )
 
-    assert MpsUses((record,)).of(record, watcher) == ()
+    assert ClaimsMpsUsage((record,)).of(record, watcher) == ()
 
 
 def test_a_gpu_that_the_claim_has_beside_its_space_is_not_under_mps():
     record = claim("a")
     beside = Holding(ref("a"), DeviceName("gpu-1"), gpu=OTHER.uuid, shape=SLICEABLE)
 
-    assert MpsUses((record,)).of(record, beside) == ()
+    assert ClaimsMpsUsage((record,)).of(record, beside) == ()
 
 
 class TestProtocolTwo:
@@ -235,14 +235,14 @@ class TestProtocolTwo:
         known = told(server(a, clients=[9, 7], protocol=2))
 
         assert mps_of(a, told=known)["clients"] == [7, 9]
-        assert untold(known.status) == set(), "no pod has to be looked for"
+        assert clients_without_namespace(known.status) == set(), "no pod has to be looked for"
 
     def test_of_several_claims_the_pod_tells(self):
         a, b = claim("a", pods=["pod-a"]), claim("b", pods=["pod-b", "pod-b2"])
         pods = {7: PodUid("pod-a"), 8: PodUid("pod-b2")}
         known = told(server(a, b, clients=[7, 8], protocol=2), pods=pods)
 
-        assert untold(known.status) == {7, 8}
+        assert clients_without_namespace(known.status) == {7, 8}
         assert [mps_of(a, b, told=known)["clients"], mps_of(b, a, told=known)["clients"]] == [
             [7],
             [8],
@@ -339,7 +339,7 @@ def test_from_the_ledger_alone_no_agent_is_asked(settings):
 
 def test_an_agent_that_is_down_is_no_reason_to_say_nothing(settings):
     def ask(socket):
-        raise AgentDown(DOWN)
+        raise MpsAgentUnreachable(DOWN)
 
     for form in ("bars", "table"):
         shown = claims(settings, form, Terminal(), ask=ask).splitlines()
@@ -363,7 +363,9 @@ def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
             DeviceName(f"gpu-0-mig-1g10gb-19-{start}"),
             gpu=GPU.uuid,
             partition=PartitionKey(19, start, 1, 1),
-            instance=Instance(PartitionKey(19, start, 1, 1), 7 + start, 0, GpuUuid(f"MIG-{start}")),
+            instance=MigInstance(
+                PartitionKey(19, start, 1, 1), 7 + start, 0, GpuUuid(f"MIG-{start}")
+            ),
         )
         for start in (0, 1)
     )
@@ -371,7 +373,9 @@ def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
         replace(step, space=replace(step.space, gpus=(uuid,))) for step in claim("a").steps
     )
     record = replace(claim("a"), holdings=(one, other), steps=steps)
-    uses = MpsUses([record], told(server(record, clients=(7,), protocol=2), used={uuid: {7: GIB}}))
+    uses = ClaimsMpsUsage(
+        [record], told(server(record, clients=(7,), protocol=2), used={uuid: {7: GIB}})
+    )
 
     (use,) = uses.of(record, one)
     assert (use.gpu, use.clients, use.used_bytes, use.lost) == (uuid, (7,), GIB, False)

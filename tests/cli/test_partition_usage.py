@@ -2,28 +2,29 @@
 
 from pathlib import Path
 
-from dra_driver.cli.bars import picture
-from dra_driver.cli.claims import Report, document, text
-from dra_driver.cli.mps_usage import MpsUses
+from dra_driver.cli.claims.bars import usage_bars
+from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
+from dra_driver.cli.mps_usage import ClaimsMpsUsage
 from dra_driver.cli.terminal import Terminal
-from dra_driver.cli.usage import usages
-from dra_driver.kubeletplugin.claims import PreparedDevice
-from dra_driver.model.holdings import Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
-from dra_driver.model.offer import Monitor, Sliceable
+from dra_driver.cli.usage import gpu_usages
+from dra_driver.k8s.claims import PreparedDevice
+from dra_driver.model.gpus import Inventory, MigInfo
+from dra_driver.model.offer import AdminAccess, Fractional
+from dra_driver.model.records import ClaimRecord
 from tests.cli.mig import MIB, a100, holding, instance, odd
 from tests.fakes.values import gpu
 
 GIB = 1024 * MIB
-OF_3G = Sliceable(19968 * MIB, GIB, MIB, shares=48)
+OF_3G = Fractional(19968 * MIB, GIB, MIB, shares=48)
 THREE, ONE = instance("3g.20gb", 0, 1), instance("1g.5gb", 5, 2)
 BOARD = a100(0, THREE, ONE)
 
 
 def record(name, *where, **fields):
     one = holding(name, *where, **fields)
-    return Record(one.claim, (one,), prepared=(PreparedDevice(("gpu",), "n1", one.device, ()),))
+    return ClaimRecord(
+        one.claim, (one,), prepared=(PreparedDevice(("gpu",), "n1", one.device, ()),)
+    )
 
 
 def part(name, gib, **fields):
@@ -33,7 +34,7 @@ def part(name, gib, **fields):
 
 
 def shown(*records, gpus=(BOARD,), width=100, **fields):
-    return picture(usages(records, gpus), Terminal(width=width, **fields)).splitlines()
+    return usage_bars(gpu_usages(records, gpus), Terminal(width=width, **fields)).splitlines()
 
 
 def test_a_partition_that_several_claims_share_has_a_bar_with_all_of_them():
@@ -105,23 +106,23 @@ def test_a_partition_follows_its_gpu_to_another_name():
     moved = a100(3)
     its = part("a", 5, gpu=moved.uuid)
 
-    (usage,) = usages([its], [moved])
+    (usage,) = gpu_usages([its], [moved])
 
     assert usage.name == "gpu-3"
     assert [one.name for one in usage.parts] == ["gpu-3-mig-3g20gb-9-0"]
 
 
 def test_a_profile_that_the_board_lacks_leaves_the_name_of_the_device():
-    bare = gpu(0, mig=Mig(True, True, False, (), (instance("1g.5gb", 6),)))
+    bare = gpu(0, mig=MigInfo(True, True, False, (), (instance("1g.5gb", 6),)))
 
-    (usage,) = usages([part("a", 5, gpu=bare.uuid)], [bare])
+    (usage,) = gpu_usages([part("a", 5, gpu=bare.uuid)], [bare])
 
     names = [one.name for one in usage.parts]
     assert names == ["gpu-0-mig-3g20gb-9-0", "profile 19 at 6"]
 
 
 def told(*records, gpus=(BOARD,)):
-    return document(Report(records, {}, Inventory(gpus), MpsUses(records)))
+    return report_document(ClaimsReport(records, {}, Inventory(gpus), ClaimsMpsUsage(records)))
 
 
 def test_as_json_a_gpu_lists_its_partitions_and_counts_what_is_held_of_them():
@@ -180,10 +181,10 @@ def test_what_nobody_knows_of_a_gpu_that_was_not_looked_at_is_null():
 
 
 def test_a_monitor_is_told_of_on_the_gpu_and_takes_none_of_it():
-    watcher = record("watcher", admin=True, shape=Monitor())
-    report = Report((watcher, part("a", 5)), {}, Inventory((BOARD,)))
+    watcher = record("watcher", admin=True, shape=AdminAccess())
+    report = ClaimsReport((watcher, part("a", 5)), {}, Inventory((BOARD,)))
 
-    lines = text(report, Path("/ledger"), "bars", Terminal()).splitlines()
+    lines = report_text(report, Path("/ledger"), "bars", Terminal()).splitlines()
 
     assert lines[0].endswith("2 partitions with 24.2 of 40.0 GiB")
     assert lines[1].split() == ["o", "team-a/watcher", "looks", "on"]

@@ -4,16 +4,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli.capacities import fits
-from dra_driver.cli.claim_checks import of_nothing, of_verdict
+from dra_driver.cli.doctor.scheduling.pending_claims import Verdict, judge, of_nothing, of_verdict
+from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices, fits
 from dra_driver.cli.findings import Level
-from dra_driver.cli.market import market
-from dra_driver.cli.placement import Verdict, judge
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Strategy
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    Profile,
+    ProfileEntry,
+    Rules,
+    SharingStrategy,
+)
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
 from tests.fakes.values import gpu
 
 DRIVER = "gpu.nvidia.com"
@@ -43,17 +48,19 @@ CLASSES = (
 
 
 def profile(**rules):
-    return Profile("test", (Entry(Selection(), Rules(**rules), "spec.gpus[0]"),))
+    return Profile("test", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
 
 
 def slices(*gpus, rules=DEFAULT_PROFILE, keeps=None, node="n1"):
     """As the plugin publishes them."""
-    offered = offer(Inventory(gpus or (gpu(0), gpu(1))), rules, keeps or Keeps(), {})
-    return [{"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published(offered))}}]
+    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, keeps or ApiFeatures(), {})
+    return [
+        {"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}}
+    ]
 
 
 def fair(*slices_, classes=CLASSES):
-    return market(DRIVER, [each for part in slices_ for each in part], classes)
+    return devices_of_slices(DRIVER, [each for part in slices_ for each in part], classes)
 
 
 def request(device_class=DRIVER, *selectors, **fields):
@@ -287,7 +294,7 @@ def test_a_claim_that_is_not_ours_or_does_not_wait_is_not_judged(given):
 def test_a_selector_of_the_claim_can_make_a_class_of_all_drivers_ours():
     asked = request("any", f"device.driver == '{DRIVER}'", count=9)
 
-    assert "no node has more than 2" in why(asked, on=fair(slices(keeps=Keeps(taints=False))))
+    assert "no node has more than 2" in why(asked, on=fair(slices(keeps=ApiFeatures(taints=False))))
 
 
 def test_slices_of_other_drivers_are_no_help():
@@ -311,8 +318,8 @@ def configured(*configs, request_=None, on=None):
     return verdict.problems[0][1] if verdict.problems else ""
 
 
-TURNS = profile(strategies=(Strategy.TIME_SLICING,))
-BY_MPS = profile(strategies=(Strategy.MPS,), default_strategy=Strategy.MPS)
+TURNS = profile(strategies=(SharingStrategy.TIME_SLICING,))
+BY_MPS = profile(strategies=(SharingStrategy.MPS,), default_strategy=SharingStrategy.MPS)
 MPS_CLASS = {
     **device_class(
         f"mps.{DRIVER}",
@@ -391,7 +398,7 @@ def test_the_class_for_mps_is_served_where_a_gpu_offers_it_and_else_says_what_is
 
 
 def test_who_looks_on_shares_nothing():
-    exclusive = profile(fractions=False, strategies=(Strategy.TIME_SLICING,))
+    exclusive = profile(fractions=False, strategies=(SharingStrategy.TIME_SLICING,))
     asked = request(f"monitor.{DRIVER}", adminAccess=True)
 
     assert configured(config("MPS"), request_=asked, on=fair(slices(rules=exclusive))) == ""

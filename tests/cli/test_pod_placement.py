@@ -4,15 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from dra_driver.cli.doctor.scheduling.pending_pods import (
+    PodVerdict,
+    asks_for_gpus,
+    judge_pods,
+    of_pods,
+    to_be_had,
+)
+from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.cli.findings import Level
-from dra_driver.cli.market import market
-from dra_driver.cli.pod_checks import of_pods
-from dra_driver.cli.pod_placement import PodVerdict, asks_for_gpus, judge_pods, to_be_had
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
 from tests.fakes.values import gpu
 from tests.plan.mig_boards import cut, dynamic
 
@@ -45,10 +50,10 @@ CLASSES = (
 
 def fair(*gpus, rules=DEFAULT_PROFILE, classes=CLASSES):
     """Two GPUs on a node, unless *gpus* are there."""
-    offered = offer(Inventory(gpus or (gpu(0), gpu(1))), rules, Keeps(), {})
-    spec = {"driver": DRIVER, "nodeName": "n1", "devices": list(published(offered))}
+    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, ApiFeatures(), {})
+    spec = {"driver": DRIVER, "nodeName": "n1", "devices": list(published_devices(offered))}
     counters = {"driver": DRIVER, "nodeName": "n1", "sharedCounters": published_counters(offered)}
-    return market(DRIVER, [{"spec": spec}, {"spec": counters}], classes)
+    return devices_of_slices(DRIVER, [{"spec": spec}, {"spec": counters}], classes)
 
 
 def a100():
@@ -222,7 +227,7 @@ def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
 
 
 def test_where_nothing_is_published_pods_are_counted():
-    empty = market(DRIVER, [], CLASSES)
+    empty = devices_of_slices(DRIVER, [], CLASSES)
 
     (found,) = told(asking("nvidia.com/gpu"), empty)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cli import selectors
-from dra_driver.cli.selectors import (
+from dra_driver.cli.doctor.scheduling import selectors
+from dra_driver.cli.doctor.scheduling.selectors import (
     ERROR,
     UNKNOWN,
     evaluate,

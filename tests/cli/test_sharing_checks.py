@@ -4,37 +4,37 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cli import sharing_checks as checks
+from dra_driver.base.errors import SettingsError
+from dra_driver.cli.doctor import sharing_checks as checks
 from dra_driver.cli.findings import Level
-from dra_driver.errors import SettingsError
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import Entry, Profile, Rules, Selection
-from dra_driver.node.limit_backend import Backend, Offered
-from dra_driver.node.processes import Processes
-from dra_driver.plan.offer import offer
-from dra_driver.plan.profiles import Wanted, wanted
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.memory.support import MemoryAccounting, MemoryLimitSupport
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.profiles.rules import SelectedProfile, select_profile
 from tests.fakes.mig import mig_gpu
 from tests.fakes.values import gpu
 
-CHOSEN = Wanted("mine", "--profile")
+CHOSEN = SelectedProfile("mine", "--profile")
 
 
 def test_a_gpu_in_mig_mode_with_nothing_cut_of_it_is_said_and_what_to_do():
     gpus = Inventory((mig_gpu(on=True, switches=False),))
-    found = offer(gpus, Profile("default"), Keeps(), {})
+    found = build_offer(gpus, Profile("default"), ApiFeatures(), {})
 
-    (finding,) = checks.of_offer(found, gpus)
+    (finding,) = checks.offer_findings(found, gpus)
 
     assert finding.level is Level.FAIL
     assert "is not offered: MIG mode is on" in finding.found
-    assert list(checks.of_offer(offered(include=False), Inventory((gpu(0),)))) == []
+    assert list(checks.offer_findings(offered(include=False), Inventory((gpu(0),)))) == []
 
 
 def offered(keeps=None, **rules):
     gpus = Inventory((gpu(0), gpu(1)))
-    profile = Profile("mine", (Entry(Selection(), Rules(**rules), "spec.gpus[0]"),))
-    return offer(gpus, profile, keeps or Keeps(), {})
+    profile = Profile("mine", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
+    return build_offer(gpus, profile, keeps or ApiFeatures(), {})
 
 
 @pytest.mark.parametrize(
@@ -53,41 +53,43 @@ def offered(keeps=None, **rules):
     ],
 )
 def test_the_flag_chooses_before_the_labels_and_they_before_the_default(flag, labels, expected):
-    assert wanted(flag, "n1", labels).name == expected
+    assert select_profile(flag, "n1", labels).name == expected
 
 
 def test_an_unusable_profile_fails_with_who_chose_it():
-    found = checks.of_unusable(CHOSEN, SettingsError("profile 'mine': a.yaml: spec.x: unknown"))
+    found = checks.unusable_profile_finding(
+        CHOSEN, SettingsError("profile 'mine': a.yaml: spec.x: unknown")
+    )
 
     assert found.level is Level.FAIL
     assert found.found == "--profile: profile 'mine': a.yaml: spec.x: unknown"
 
 
 def test_each_note_on_a_profile_is_a_warning():
-    assert [one.level for one in checks.of_notes(["a", "b"])] == [Level.WARN] * 2
+    assert [one.level for one in checks.profile_warning_findings(["a", "b"])] == [Level.WARN] * 2
 
 
 @pytest.mark.parametrize(
     ("keeps", "rules", "expected"),
     [
-        pytest.param(Keeps(), {}, ["sliceable: gpu-0, gpu-1"], id="parts"),
-        pytest.param(Keeps(), {"fractions": False}, ["exclusive: gpu-0, gpu-1"], id="whole"),
-        pytest.param(Keeps(), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="replicas"),
+        pytest.param(ApiFeatures(), {}, ["sliceable: gpu-0, gpu-1"], id="parts"),
+        pytest.param(ApiFeatures(), {"fractions": False}, ["exclusive: gpu-0, gpu-1"], id="whole"),
+        pytest.param(ApiFeatures(), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="replicas"),
         pytest.param(
-            Keeps(capacity=False), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="devices"
+            ApiFeatures(capacity=False), {"replicas": 2}, ["2 replicas: gpu-0, gpu-1"], id="devices"
         ),
-        pytest.param(Keeps(), {"include": False}, [], id="none"),
+        pytest.param(ApiFeatures(), {"include": False}, [], id="none"),
     ],
 )
 def test_gpus_are_told_by_shape_each_once(keeps, rules, expected):
-    found = list(checks.of_offer(offered(keeps, **rules)))
+    found = list(checks.offer_findings(offered(keeps, **rules)))
 
     assert [one.found for one in found] == expected
     assert all(one.level is Level.OK for one in found)
 
 
 def test_what_cannot_be_offered_as_the_profile_says_is_a_warning():
-    found = list(checks.of_offer(offered(replicas=2, memory_step=60 << 30)))
+    found = list(checks.offer_findings(offered(replicas=2, memory_step=60 << 30)))
 
     assert [one.level for one in found] == [Level.OK, Level.WARN, Level.WARN]
     assert "gpu-0 is not offered as the profile says, but exclusive: " in found[1].found
@@ -96,28 +98,36 @@ def test_what_cannot_be_offered_as_the_profile_says_is_a_warning():
 @pytest.mark.parametrize(
     ("status", "strict", "level"),
     [
-        pytest.param(Offered(Backend.DMEM), True, Level.OK, id="the driver limits"),
-        pytest.param(Offered(None, "too old"), False, Level.OK, id="it does not, as most"),
-        pytest.param(Offered(None, "too old"), True, Level.FAIL, id="and the profile insists"),
-        pytest.param(Offered(None, "refused", fault=True), False, Level.WARN, id="it refuses"),
+        pytest.param(
+            MemoryLimitSupport(MemoryAccounting.DMEM), True, Level.OK, id="the driver limits"
+        ),
+        pytest.param(
+            MemoryLimitSupport(None, "too old"), False, Level.OK, id="it does not, as most"
+        ),
+        pytest.param(
+            MemoryLimitSupport(None, "too old"), True, Level.FAIL, id="and the profile insists"
+        ),
+        pytest.param(
+            MemoryLimitSupport(None, "refused", fault=True), False, Level.WARN, id="it refuses"
+        ),
     ],
 )
 def test_limits_that_the_driver_lacks_fail_only_where_a_profile_insists(status, strict, level):
-    found = checks.of_limits(status, strict)
+    found = checks.memory_limit_finding(status, strict)
 
     assert found.level is level
     assert (status.reason or "dmem") in found.found
 
 
 def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
-    assert checks.insists(offered(strict=True))
-    assert not checks.insists(offered(strict=True, fractions=False))
-    assert not checks.insists(offered())
+    assert checks.requires_driver_limits(offered(strict=True))
+    assert not checks.requires_driver_limits(offered(strict=True, fractions=False))
+    assert not checks.requires_driver_limits(offered())
 
 
 def test_gpus_that_nobody_watches_are_named():
-    assert list(checks.unguarded(offered())) == []
-    (found,) = checks.unguarded(offered(limited=False))
+    assert list(checks.unenforced_gpu_findings(offered())) == []
+    (found,) = checks.unenforced_gpu_findings(offered(limited=False))
     assert found.found.endswith("gpu-0, gpu-1")
 
 
@@ -130,7 +140,7 @@ def test_gpus_that_nobody_watches_are_named():
     ],
 )
 def test_the_cgroup_hierarchy_is_told(is_there, unified, level, word):
-    found = checks.of_cgroups(Path("/sys/fs/cgroup"), is_there, unified, Path("/c/kubepods"))
+    found = checks.cgroups_finding(Path("/sys/fs/cgroup"), is_there, unified, Path("/c/kubepods"))
 
     assert found.level is level
     assert word in found.found
@@ -141,7 +151,7 @@ def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
     (root / "kubepods.slice").mkdir(parents=True)
     (root / "cgroup.controllers").write_text("memory dmem\n")
 
-    (found,) = checks.cgroups(tmp_path)
+    (found,) = checks.check_cgroups(tmp_path)
 
     assert found.found == f"v2; pods are below {root / 'kubepods.slice'}"
 
@@ -149,8 +159,8 @@ def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
 def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_where(tmp_path):
     (tmp_path / "own/io.containerd.runtime.v2.task/k8s.io").mkdir(parents=True)
 
-    (lost,) = checks.containers(tmp_path, "")
-    (found,) = checks.containers(tmp_path, "/own")
+    (lost,) = checks.check_container_runtime(tmp_path, "")
+    (found,) = checks.check_container_runtime(tmp_path, "/own")
 
     assert lost.level is Level.WARN
     assert "--runtime-dir" in lost.found
@@ -159,23 +169,23 @@ def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_
 
 
 def test_a_kubelet_that_does_not_answer_is_a_warning(tmp_path):
-    (found,) = checks.pod_resources(tmp_path)
+    (found,) = checks.check_pod_resources(tmp_path)
 
     assert found.level is Level.WARN
     assert str(tmp_path / "pod-resources/kubelet.sock") in found.found
 
 
 def test_a_process_that_sees_no_other_pods_is_told_how_it_would():
-    assert checks.of_pid_namespace(sees_pods=True).level is Level.OK
-    own = checks.of_pid_namespace(sees_pods=False)
+    assert checks.pid_namespace_finding(sees_pods=True).level is Level.OK
+    own = checks.pid_namespace_finding(sees_pods=False)
     assert (own.level, "hostPID: true" in own.mend) == (Level.WARN, True)
 
 
 def test_the_doctor_judges_the_process_namespace_as_the_memory_guard_does():
-    (found,) = checks.pid_namespace(simulated=False)
+    (found,) = checks.check_pid_namespace(simulated=False)
 
-    assert found == checks.of_pid_namespace(Processes().sees_pods())
+    assert found == checks.pid_namespace_finding(ContainerProcesses().sees_pods())
 
 
 def test_simulated_gpus_have_no_processes_to_be_seen():
-    assert [one.level for one in checks.pid_namespace(simulated=True)] == [Level.SKIP]
+    assert [one.level for one in checks.check_pid_namespace(simulated=True)] == [Level.SKIP]

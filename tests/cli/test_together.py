@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.cli.market import market
-from dra_driver.cli.placement import judge
-from dra_driver.cli.together import Way, fit_together
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection, Strategy
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
+from dra_driver.cli.doctor.scheduling.counters import Candidate, fit_together
+from dra_driver.cli.doctor.scheduling.pending_claims import judge
+from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import (
+    GpuSelector,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+    SharingStrategy,
+)
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
 from tests.fakes.mig import mig_gpu
 
 DRIVER = "gpu.nvidia.com"
@@ -92,7 +99,7 @@ def why(*requests, on=None, constraints=()):
         "spec": {"devices": {"requests": listed, "constraints": list(constraints)}},
     }
     slices = node(board()) if on is None else on
-    verdict = judge([claim], market(DRIVER, slices, CLASSES))
+    verdict = judge([claim], devices_of_slices(DRIVER, slices, CLASSES))
     assert verdict.judged == 1
     return verdict.problems[0][1] if verdict.problems else ""
 
@@ -227,18 +234,18 @@ def test_the_answer_is_that_of_every_choice_there_is(profiles):
 
 
 def test_a_counter_that_no_slice_has_serves_nobody():
-    devices = market(DRIVER, node(board()), CLASSES).devices
+    devices = devices_of_slices(DRIVER, node(board()), CLASSES).devices
 
-    assert not fit_together([[Way("r0", 1, devices)]], {})
-    assert fit_together([[Way("r0", 1, devices)]], {"n1": {("set-0", "unit-0"): Fraction(1)}})
+    assert not fit_together([[Candidate("r0", 1, devices)]], {})
+    assert fit_together([[Candidate("r0", 1, devices)]], {"n1": {("set-0", "unit-0"): Fraction(1)}})
 
 
 def published_node(**rules):
     """An H100 as the plugin publishes it under ``mig: Dynamic``."""
     its = Rules(**{"mig": MigRules(dynamic=True), **rules})
-    profile = Profile("test", (Entry(Selection(), its, "spec.gpus[0]"),))
-    made = offer(Inventory((mig_gpu(),)), profile, Keeps(), {})
-    devices, counters = list(published(made)), list(published_counters(made))
+    profile = Profile("test", (ProfileEntry(GpuSelector(), its, "spec.gpus[0]"),))
+    made = build_offer(Inventory((mig_gpu(),)), profile, ApiFeatures(), {})
+    devices, counters = list(published_devices(made)), list(published_counters(made))
     spec = {"driver": DRIVER, "nodeName": "n1"}
     return [
         {"spec": {**spec, "sharedCounters": counters}},
@@ -275,7 +282,7 @@ def configured(kind):
 def test_a_strategy_counts_for_the_kind_of_device_that_its_configuration_is_for(
     device_class, kind, counts
 ):
-    turns = published_node(strategies=(Strategy.TIME_SLICING,))
+    turns = published_node(strategies=(SharingStrategy.TIME_SLICING,))
     claim = {
         "metadata": {"name": "a"},
         "spec": {
@@ -286,7 +293,7 @@ def test_a_strategy_counts_for_the_kind_of_device_that_its_configuration_is_for(
         },
     }
 
-    problems = judge([claim], market(DRIVER, turns, CLASSES)).problems
+    problems = judge([claim], devices_of_slices(DRIVER, turns, CLASSES)).problems
 
     assert bool(problems) is counts
     assert not counts or "is shared by MPS" in problems[0][1]

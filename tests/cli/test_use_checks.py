@@ -2,15 +2,14 @@
 
 import pytest
 
-from dra_driver.cli.cluster_checks import Cluster
+from dra_driver.base.errors import NodeError
+from dra_driver.cli.doctor.cluster_checks import CheckedCluster, check_claims_in_use
 from dra_driver.cli.findings import Level
-from dra_driver.cli.use_checks import claims_in_use
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.resource_api import ResourceApi
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.records import ClaimRecord, Holding
 from tests.fakes import api_server
 from tests.fakes.users import FakeUsers
 from tests.fakes.values import pod, ref
@@ -24,9 +23,9 @@ class World:
     def __init__(self, server, client):
         self.server = server
         self.users = FakeUsers()
-        self.cluster = Cluster(client, ResourceApi(client), "gpu.nvidia.com", "node-a")
+        self.cluster = CheckedCluster(client, ResourceApi(client), "gpu.nvidia.com", "node-a")
         self.records = [
-            Record(claim, (Holding(claim, DeviceName(f"gpu-{number}")),), pods=(pod("train"),))
+            ClaimRecord(claim, (Holding(claim, DeviceName(f"gpu-{number}")),), pods=(pod("train"),))
             for number, claim in enumerate((A, B))
         ]
 
@@ -46,13 +45,13 @@ class World:
         self.users.alive = {claim.uid: {pod("train")} for claim in claims}
 
     def found(self):
-        return list(claims_in_use(self.cluster, lambda: self.records, self.users))
+        return list(check_claims_in_use(self.cluster, lambda: self.records, self.users))
 
 
 @pytest.fixture
 def world(tmp_path):
     with api_server.ApiServer() as server:
-        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+        client = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
         yield World(server, client)
         client.close()
 

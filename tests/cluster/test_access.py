@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from dra_driver.cluster.access import in_cluster, kubeconfig
-from dra_driver.errors import SettingsError
+from dra_driver.base.errors import SettingsError
+from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
 
 IN_POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -25,7 +25,7 @@ def written(tmp_path, user=None, cluster=None, **changes):
 
 
 def test_the_current_context_counts(tmp_path):
-    access = kubeconfig(written(tmp_path, {"token": "secret"}))
+    access = load_kubeconfig(written(tmp_path, {"token": "secret"}))
 
     assert access.config["clusters"] == [
         {"name": "only", "cluster": {"server": "https://here:6443"}}
@@ -36,7 +36,7 @@ def test_the_current_context_counts(tmp_path):
 
 def test_paths_start_where_the_kubeconfig_lies(tmp_path):
     user = {"client-certificate": "pki/me.crt", "client-key": "/abs/me.key", "tokenFile": "token"}
-    access = kubeconfig(written(tmp_path, user, {"certificate-authority": "ca.crt"}))
+    access = load_kubeconfig(written(tmp_path, user, {"certificate-authority": "ca.crt"}))
 
     assert access.token_file == tmp_path / "token"
     assert access.config["clusters"][0]["cluster"]["certificate-authority"] == str(
@@ -51,7 +51,7 @@ def test_paths_start_where_the_kubeconfig_lies(tmp_path):
 def test_a_program_that_would_give_a_token_is_left_out_where_there_is_another_way(tmp_path):
     user = {"exec": {"command": "aws"}, "token": "secret"}
 
-    assert kubeconfig(written(tmp_path, user)).config["users"][0]["user"] == {}
+    assert load_kubeconfig(written(tmp_path, user)).config["users"][0]["user"] == {}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_program_that_would_give_a_token_is_left_out_where_there_is_another_wa
 )
 def test_a_kubeconfig_that_leads_nowhere_is_refused(tmp_path, changes, said):
     with pytest.raises(SettingsError, match=said):
-        kubeconfig(written(tmp_path, **changes))
+        load_kubeconfig(written(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("text", ["", "- a", "{", "\x00"])
@@ -75,12 +75,12 @@ def test_what_is_no_kubeconfig_is_refused(tmp_path, text):
     path.write_text(text)
 
     with pytest.raises(SettingsError, match=str(path)):
-        kubeconfig(path)
+        load_kubeconfig(path)
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path):
     with pytest.raises(SettingsError, match="absent"):
-        kubeconfig(tmp_path / "absent")
+        load_kubeconfig(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_in_a_pod_the_service_account_counts(tmp_path, host, server):
     (tmp_path / "token").write_text("secret")
     (tmp_path / "ca.crt").write_text("-")
 
-    access = in_cluster(tmp_path, IN_POD | {"KUBERNETES_SERVICE_HOST": host})
+    access = load_in_cluster(tmp_path, IN_POD | {"KUBERNETES_SERVICE_HOST": host})
 
     assert access.token_file == tmp_path / "token"
     assert access.config["clusters"][0]["cluster"] == {
@@ -101,9 +101,9 @@ def test_in_a_pod_the_service_account_counts(tmp_path, host, server):
 
 def test_outside_a_pod_a_kubeconfig_is_asked_for(tmp_path):
     with pytest.raises(SettingsError, match="name a kubeconfig"):
-        in_cluster(tmp_path, {})
+        load_in_cluster(tmp_path, {})
 
 
 def test_a_pod_without_a_token_is_told_what_to_set(tmp_path):
     with pytest.raises(SettingsError, match="automountServiceAccountToken"):
-        in_cluster(tmp_path, IN_POD)
+        load_in_cluster(tmp_path, IN_POD)

@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.cluster.parsing import LONGEST_ANSWER, TooLong
-from dra_driver.cluster.refusals import describe
-from dra_driver.cluster.watch import Watch
-from dra_driver.errors import ClusterError, Unreachable
+from dra_driver.base.errors import ApiServerError, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient, ApiTimeouts
+from dra_driver.k8s.responses import MAX_RESPONSE_BYTES, ResponseTooLarge, request_info
+from dra_driver.k8s.watch import WatchStream
 from tests.fakes.configs import claim_text, shapes
 
 CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
@@ -71,7 +70,7 @@ def answering(tmp_path):
         path = tmp_path / "kubeconfig"
         path.write_text(KUBECONFIG % f"http://127.0.0.1:{server.server_address[1]}")
         # Whether it answers in time is of no matter here.
-        client = ApiServer(kubeconfig(path), Timeouts(read=30, watch=30, retry=0.005))
+        client = ApiClient(load_kubeconfig(path), ApiTimeouts(read=30, watch=30, retry=0.005))
         made.append((server, thread, client))
         return client, server
 
@@ -100,7 +99,7 @@ def answering(tmp_path):
 def test_what_cannot_be_read_is_a_cluster_error(answering, status, body):
     client, _ = answering(lambda query: (status, body))
 
-    with pytest.raises(ClusterError, match="list resourceclaims"):
+    with pytest.raises(ApiServerError, match="list resourceclaims"):
         client.get(CLAIMS)
 
 
@@ -109,11 +108,11 @@ def test_an_answer_without_end_is_not_read_to_its_end_and_not_asked_for_again(an
 
     def answer(query):
         asked.append(query)
-        return 200, b" " * (LONGEST_ANSWER + 1)
+        return 200, b" " * (MAX_RESPONSE_BYTES + 1)
 
     client, _ = answering(answer)
 
-    with pytest.raises(TooLong, match="more than 16 MiB"):
+    with pytest.raises(ResponseTooLarge, match="more than 16 MiB"):
         client.get(CLAIMS)
     assert len(asked) == 1
 
@@ -155,17 +154,19 @@ def test_a_single_object_that_is_too_long_ends_the_list(answering):
 
     def answer(query):
         asked.append(query["limit"])
-        return 200, b" " * (LONGEST_ANSWER + 1)
+        return 200, b" " * (MAX_RESPONSE_BYTES + 1)
 
     client, _ = answering(answer)
 
-    with pytest.raises(TooLong):
+    with pytest.raises(ResponseTooLarge):
         client.list(CLAIMS)
     assert asked == ["500", "50", "5"]
 
 
 def events(*chunks):
-    return Watch(describe("GET", CLAIMS, watch=True), iter(chunks), lambda: None, lambda: None)
+    return WatchStream(
+        request_info("GET", CLAIMS, watch=True), iter(chunks), lambda: None, lambda: None
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,5 +200,5 @@ def test_whatever_a_watch_says_is_an_event_or_an_error(line):
     try:
         for event in events(line, b"\n"):
             assert isinstance(event, dict)
-    except ClusterError:
+    except ApiServerError:
         pass

@@ -8,9 +8,7 @@ from itertools import islice
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.errors import (
+from dra_driver.base.errors import (
     Conflict,
     Forbidden,
     Gone,
@@ -19,9 +17,11 @@ from dra_driver.errors import (
     SettingsError,
     Unreachable,
 )
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
-QUICK = Timeouts(retry=0.005)
+QUICK = ApiTimeouts(retry=0.005)
 PODS = "/api/v1/namespaces/ns/pods"
 
 
@@ -37,8 +37,8 @@ def connect(server, tmp_path):
     made = []
 
     def connect(timeouts=QUICK, **user):
-        access = kubeconfig(server.kubeconfig(tmp_path / "kubeconfig", **user))
-        made.append(ApiServer(access, timeouts))
+        access = load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig", **user))
+        made.append(ApiClient(access, timeouts))
         return made[-1]
 
     yield connect
@@ -209,7 +209,7 @@ def test_a_write_gives_up_after_three_tries(server, api):
 
 @pytest.mark.parametrize("method", ["POST", "WATCH"])
 def test_a_write_is_not_sent_again_beyond_the_time_that_a_try_may_take(server, connect, method):
-    api = connect(Timeouts(write=100, watch=100))
+    api = connect(ApiTimeouts(write=100, watch=100))
     server.fail(429, method, times=9, retry_after=300)
     began = time.monotonic()
 
@@ -220,7 +220,7 @@ def test_a_write_is_not_sent_again_beyond_the_time_that_a_try_may_take(server, c
 
 
 def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(server, connect):
-    api = connect(Timeouts(write=300))
+    api = connect(ApiTimeouts(write=300))
     server.fail(429, "POST", times=9, retry_after=200)
     failed = threading.Event()
 
@@ -239,7 +239,7 @@ def test_who_closes_a_client_does_not_wait_for_what_it_was_asked_to_wait_for(ser
 
 
 def test_a_server_that_does_not_answer_is_unreachable_in_time(server, connect):
-    api = connect(Timeouts(connect=0.2, write=0.2))
+    api = connect(ApiTimeouts(connect=0.2, write=0.2))
     server.delay(5, "POST")
 
     with pytest.raises(Unreachable, match=r"create pods ns: .* did not answer in time"):
@@ -278,7 +278,7 @@ def test_an_answer_that_is_not_json_is_named(tmp_path):
         path = fake.kubeconfig(tmp_path / "kubeconfig")
         path.write_text(path.read_text().replace(fake.url, f"http://127.0.0.1:{port}"))
         with pytest.raises(Unreachable, match="did not answer with JSON"):
-            ApiServer(kubeconfig(path)).create(PODS, pod("p"))
+            ApiClient(load_kubeconfig(path)).create(PODS, pod("p"))
         thread.join()
 
 
@@ -321,7 +321,7 @@ def test_credentials_that_cannot_be_used_are_a_setting_to_mend(tmp_path):
     path.write_text(path.read_text().replace("http://", "https://"))
 
     with pytest.raises(SettingsError, match=r"absent\.crt"):
-        ApiServer(kubeconfig(path))
+        ApiClient(load_kubeconfig(path))
 
 
 def test_a_watch_tells_what_happens_from_where_it_starts(server, api):

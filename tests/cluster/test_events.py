@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.cluster.events import Event, EventWriter, NodeRef, PodRef
-from dra_driver.errors import Forbidden, Unreachable
+from dra_driver.base.errors import Forbidden, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient, ApiTimeouts
+from dra_driver.k8s.events import Event, EventRecorder, NodeRef, PodRef
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
 POD = PodRef("team", "web", "uid-web")
@@ -60,7 +60,9 @@ class Desk:
 @pytest.fixture
 def api(tmp_path):
     with FakeApiServer() as server:
-        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "config")), Timeouts(retry=0.01))
+        client = ApiClient(
+            load_kubeconfig(server.kubeconfig(tmp_path / "config")), ApiTimeouts(retry=0.01)
+        )
         yield client
         client.close()
 
@@ -77,7 +79,7 @@ def clock():
 
 @pytest.fixture
 def events(desk, clock):
-    told = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    told = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     yield told
     told.stop()
 
@@ -146,7 +148,7 @@ def test_the_last_words_are_written_though_they_came_soon_after_others(events, d
 
 
 def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
     for words in ("first", "second", "last"):
         events.tell(event(words))
 
@@ -160,7 +162,7 @@ def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
 
 
 def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1")
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1")
     events.tell(event())
     events.tell(event("again"))
     desk.wait_for(1)
@@ -184,7 +186,7 @@ def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, 
 
 
 def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for _ in range(50):
         events.tell(event())
     events.tell(event(about="the end"))
@@ -250,7 +252,7 @@ def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
 
 
 def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(desk, api, caplog):
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
     desk.error = Unreachable("create events: it is away")
     for words in ("first", "second"):
         events.tell(event(words))
@@ -274,7 +276,7 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
             return super().create(path, document)
 
     desk = Picky(api)
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
     events.tell(event("bad"))
     for about in "bcd":
         events.tell(event(about, about=about))
@@ -286,7 +288,7 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
 
 def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
     desk.open.clear()
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     began = time.monotonic()
     for number in range(500):
         events.tell(event(about=str(number)))
@@ -320,7 +322,7 @@ class Diary(Memory):
 def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(clock, caplog):
     diary = Diary()
     desk = Desk(diary)
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     desk.error = Unreachable("create events: it is away")
     for number in range(1030):
         events.tell(event(str(number), about=str(number)))
@@ -338,7 +340,7 @@ def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(cloc
 
 def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
     desk = Desk(Memory())
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1024):
         events.tell(event(about=str(number)))
         desk.wait_for(number + 1 - 32)
@@ -356,7 +358,7 @@ def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
 
 def test_of_very_many_pods_only_the_latest_are_remembered(clock):
     desk = Desk(Memory())
-    events = EventWriter(desk, "gpu.nvidia.com", "node-1", clock)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1030):
         events.tell(event(about=str(number)))
         desk.wait_for(number + 1 - 32)  # so that no more wait than may

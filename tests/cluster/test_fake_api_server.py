@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import Conflict, NotFound, Refused, Unreachable
+from dra_driver.base.errors import Conflict, NotFound, Refused, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
 from tests.fakes.api_server import ApiServer
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -22,8 +22,8 @@ def server():
 
 @pytest.fixture
 def api(server, tmp_path):
-    access = kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
-    client = Client(access, Timeouts(retry=0.005))
+    access = load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig"))
+    client = Client(access, ApiTimeouts(retry=0.005))
     yield client
     client.close()
 

@@ -8,17 +8,23 @@ import time
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.cluster.events import Event, EventWriter, NodeRef
-from dra_driver.errors import Conflict, NotFound, Refused
-from dra_driver.kubeletplugin.pool_writer import PoolWriter
-from dra_driver.kubeletplugin.publisher import Publisher
-from dra_driver.kubeletplugin.resource_api import ResourceApi
-from dra_driver.kubeletplugin.shapes import VERSIONS, slice_from, slice_to
-from dra_driver.kubeletplugin.slice_content import dropped
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import Home, Pool, SliceContent, reconcile, split
+from dra_driver.base.errors import Conflict, NotFound, Refused
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.events import Event, EventRecorder, NodeRef
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.k8s.resource_versions import VERSIONS, convert_slice_from_v1, convert_slice_to_v1
+from dra_driver.kubeletplugin.slices.comparison import dropped_fields
+from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
+from dra_driver.kubeletplugin.slices.publisher import Publisher
+from dra_driver.kubeletplugin.slices.reconcile import (
+    Pool,
+    SliceContent,
+    SliceOwner,
+    plan_writes,
+    split_into_slices,
+)
+from dra_driver.kubeletplugin.slices.validation import validate_pool
 from hack.testbed.cluster import Cluster
 from tests.fakes.api_server import ApiServer as FakeApiServer
 
@@ -39,7 +45,7 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def api(cluster):
-    client = ApiServer(kubeconfig(cluster.kubeconfig))
+    client = ApiClient(load_kubeconfig(cluster.kubeconfig))
     yield client
     for each in client.list(SLICES, {"fieldSelector": f"spec.driver={DRIVER}"})["items"]:
         client.delete(f"{SLICES}/{each['metadata']['name']}")
@@ -49,13 +55,13 @@ def api(cluster):
 @pytest.fixture(scope="module")
 def home(api):
     node = api.list("/api/v1/nodes")["items"][0]["metadata"]
-    return Home(DRIVER, node["name"], node["uid"])
+    return SliceOwner(DRIVER, node["name"], node["uid"])
 
 
 @pytest.fixture
 def fake(tmp_path):
     with FakeApiServer() as server:
-        client = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+        client = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
         yield client
         client.close()
 
@@ -83,14 +89,16 @@ COUNTERS = [{"name": "gpu-0", "counters": {"units": {"value": "7.0"}}}]
 @pytest.mark.point(62)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_our_slices_are_taken_strictly_in_every_version_and_nothing_is_lost(api, home, version):
-    pool = split(home.node, [RICH, PART], COUNTERS)
-    assert check(pool, DRIVER) == ()
+    pool = split_into_slices(home.node, [RICH, PART], COUNTERS)
+    assert validate_pool(pool, DRIVER) == ()
 
-    for document in reconcile(pool, [], home).create:
+    for document in plan_writes(pool, [], home).create:
         path = f"/apis/resource.k8s.io/{version}/resourceslices"
-        made = slice_from(api.create(path, slice_to(version, dict(document)), STRICT))
-        assert dropped(document["spec"], made["spec"]) == ()
-        assert dropped(made["spec"], document["spec"]) == ()
+        made = convert_slice_to_v1(
+            api.create(path, convert_slice_from_v1(version, dict(document)), STRICT)
+        )
+        assert dropped_fields(document["spec"], made["spec"]) == ()
+        assert dropped_fields(made["spec"], document["spec"]) == ()
 
 
 def device(**more):
@@ -129,14 +137,14 @@ def device(**more):
 )
 def test_our_check_and_our_fake_take_and_refuse_what_the_real_one_does(api, fake, home, devices):
     pool = Pool(home.node, (SliceContent(tuple(devices)),))
-    (document,) = reconcile(pool, [], home).create
+    (document,) = plan_writes(pool, [], home).create
 
     real, faked = stored(api, document), stored(fake, document)
 
     assert (real is None) == (faked is None)
-    assert (real is None) == bool(check(pool, DRIVER))
+    assert (real is None) == bool(validate_pool(pool, DRIVER))
     if real and faked:
-        assert dropped(real, faked) == dropped(faked, real) == ()
+        assert dropped_fields(real, faked) == dropped_fields(faked, real) == ()
 
 
 def stored(api, document):
@@ -172,10 +180,10 @@ def stored(api, document):
 )
 def test_our_check_knows_which_policies_are_taken(api, home, policy):
     capacity = {"m": {"value": "8Gi", "requestPolicy": policy}}
-    pool = split(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
-    (document,) = reconcile(pool, [], home).create
+    pool = split_into_slices(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
+    (document,) = plan_writes(pool, [], home).create
 
-    assert (stored(api, document) is None) == bool(check(pool, DRIVER))
+    assert (stored(api, document) is None) == bool(validate_pool(pool, DRIVER))
 
 
 @pytest.mark.parametrize(
@@ -183,15 +191,15 @@ def test_our_check_knows_which_policies_are_taken(api, home, policy):
 )
 def test_a_default_that_nobody_can_get_is_refused_by_us_alone(api, home, policy):
     capacity = {"m": {"value": "8Gi", "requestPolicy": policy}}
-    pool = split(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
-    (document,) = reconcile(pool, [], home).create
+    pool = split_into_slices(home.node, [device(capacity=capacity, allowMultipleAllocations=True)])
+    (document,) = plan_writes(pool, [], home).create
 
     assert stored(api, document)
-    assert "default is more than value" in "".join(check(pool, DRIVER))
+    assert "default is more than value" in "".join(validate_pool(pool, DRIVER))
 
 
 def test_preconditions_hold(api, home):
-    (document,) = reconcile(split(home.node, [RICH]), [], home).create
+    (document,) = plan_writes(split_into_slices(home.node, [RICH]), [], home).create
     made = api.create(SLICES, dict(document))["metadata"]
     path = f"{SLICES}/{made['name']}"
 
@@ -205,7 +213,7 @@ def test_preconditions_hold(api, home):
 
 
 def test_an_event_of_a_node_is_taken_and_kubectl_shows_it_by_either_uid(api, cluster, home):
-    events = EventWriter(api, DRIVER, home.node)
+    events = EventRecorder(api, DRIVER, home.node)
     for uid in (home.node_uid, ""):
         about = f"probe with {uid or 'no uid'}"
         events.tell(Event(NodeRef(home.node, uid), "ProbeFailed", about, about))
@@ -322,7 +330,7 @@ def test_slices_are_published_and_come_back_within_two_seconds(api, home):
     resources = ResourceApi(api)
     publisher = Publisher(PoolWriter(resources, DRIVER, home.node))
     wanted = [{"name": f"d{i}"} for i in range(150)]
-    publisher.want(split(home.node, wanted))
+    publisher.want(split_into_slices(home.node, wanted))
     publisher.start()
     try:
         assert published(api, wanted, 0.5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cluster.parsing import parse
+from dra_driver.k8s.responses import parse_json
 from tests.fakes.configs import TOO_DEEP, claim_text, shapes
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
@@ -17,14 +17,14 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_what_is_written_is_read(value):
-    assert parse(json.dumps(value).encode()) == value
+    assert parse_json(json.dumps(value).encode()) == value
 
 
 @pytest.mark.parametrize("nested", sorted(TOO_DEEP))
 def test_what_is_nested_too_deeply_is_null_and_all_else_is_read(nested):
     text = f'{{"items":[{claim_text(shapes()[nested], 2)},{{"a":"[{{\\"é"}}]}}'
 
-    deep, other = parse(text.encode())["items"]
+    deep, other = parse_json(text.encode())["items"]
 
     assert other == {"a": '[{"é'}
     assert deep["metadata"]["name"] == "worst"
@@ -37,7 +37,7 @@ def test_brackets_in_texts_are_no_nesting(texts, others):
     deep = f"{'[' * 5000}{json.dumps(texts)}{']' * 5000}"
     text = json.dumps([texts, *others])[:-1] + f", {deep}]"
 
-    assert parse(text.encode())[:-1] == [texts, *others]
+    assert parse_json(text.encode())[:-1] == [texts, *others]
 
 
 @given(st.lists(st.integers(-60, 60), max_size=8))
@@ -54,7 +54,7 @@ def test_only_what_is_too_deep_is_null_wherever_it_begins_and_ends(changes):
     text += "]" * depth
     deep = "[" * 5000 + "]" * 5000
 
-    read, last = parse(f"[{text},{deep}]".encode())
+    read, last = parse_json(f"[{text},{deep}]".encode())
 
     assert read == _cut(json.loads(text), 2)
     assert last == _cut(json.loads("[" * 200 + "]" * 200), 2)
@@ -84,4 +84,4 @@ def _cut(value, depth):
 )
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError):
-        parse(text)
+        parse_json(text)

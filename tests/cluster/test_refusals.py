@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dra_driver.cluster.refusals import describe, event_refusal, refusal
-from dra_driver.errors import Conflict, Forbidden, Gone, NotFound, Refused, Unreachable
+from dra_driver.base.errors import Conflict, Forbidden, Gone, NotFound, Refused, Unreachable
+from dra_driver.k8s.responses import request_info, response_error, watch_error
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
@@ -27,11 +27,11 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims"
     ],
 )
 def test_a_request_is_described_in_the_words_of_rbac(method, path, words):
-    assert str(describe(method, path)) == words
+    assert str(request_info(method, path)) == words
 
 
 def test_a_watch_is_a_verb_of_its_own():
-    assert describe("GET", SLICES, watch=True).verb == "watch"
+    assert request_info("GET", SLICES, watch=True).verb == "watch"
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ def test_a_watch_is_a_verb_of_its_own():
     ],
 )
 def test_each_status_has_its_error(status, kind):
-    assert type(refusal(describe("GET", SLICES), status, b"")) is kind
+    assert type(response_error(request_info("GET", SLICES), status, b"")) is kind
 
 
 def test_the_message_names_the_request_the_status_and_what_the_server_said():
     body = json.dumps({"reason": "Invalid", "message": "spec.driver: Required value"}).encode()
 
-    assert str(refusal(describe("POST", SLICES), 422, body)) == (
+    assert str(response_error(request_info("POST", SLICES), 422, body)) == (
         "create resourceslices.resource.k8s.io: the API server answered 422 Invalid: "
         "spec.driver: Required value"
     )
@@ -68,7 +68,7 @@ def test_the_message_names_the_request_the_status_and_what_the_server_said():
 def test_a_missing_right_is_named_as_a_role_has_to_have_it():
     body = json.dumps({"reason": "Forbidden", "message": 'User "u" cannot list resource'}).encode()
 
-    assert str(refusal(describe("GET", SLICES), 403, body)).endswith(
+    assert str(response_error(request_info("GET", SLICES), 403, body)).endswith(
         'a role bound to this user has to allow the verb "list" on "resourceslices" '
         'in API group "resource.k8s.io"'
     )
@@ -76,18 +76,20 @@ def test_a_missing_right_is_named_as_a_role_has_to_have_it():
 
 def test_an_admission_policy_that_forbids_is_not_taken_for_a_missing_right():
     body = json.dumps({"reason": "Forbidden", "message": "policy: not your node"}).encode()
-    error = refusal(describe("POST", SLICES), 403, body)
+    error = response_error(request_info("POST", SLICES), 403, body)
 
     assert str(error).endswith("policy: not your node")
 
 
 @pytest.mark.parametrize("body", [b"404 page not found\n", b"", b"\xff\xfe", b"[1]", b"null"])
 def test_an_answer_that_is_no_status_is_quoted_as_far_as_it_goes(body):
-    assert "the API server answered 404" in str(refusal(describe("GET", SLICES), 404, body))
+    assert "the API server answered 404" in str(
+        response_error(request_info("GET", SLICES), 404, body)
+    )
 
 
 def test_an_error_event_of_a_watch_is_the_same_error():
     status = {"code": 410, "reason": "Expired", "message": "too old resource version"}
 
-    assert type(event_refusal(describe("GET", SLICES, watch=True), status)) is Gone
-    assert type(event_refusal(describe("GET", SLICES, watch=True), {})) is Unreachable
+    assert type(watch_error(request_info("GET", SLICES, watch=True), status)) is Gone
+    assert type(watch_error(request_info("GET", SLICES, watch=True), {})) is Unreachable

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer, Timeouts
-from dra_driver.errors import Unreachable
+from dra_driver.base.errors import Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient, ApiTimeouts
 from tests.fakes.api_server import ApiServer as FakeApiServer
 from tests.fakes.silent_proxy import SilentProxy
 
@@ -41,7 +41,7 @@ def connect(server, proxy, tmp_path):
     def connect(timeouts=None):
         path = server.kubeconfig(tmp_path / "kubeconfig")
         path.write_text(path.read_text().replace(server.url, f"http://127.0.0.1:{proxy.port}"))
-        made.append(ApiServer(kubeconfig(path), timeouts))
+        made.append(ApiClient(load_kubeconfig(path), timeouts))
         return made[-1]
 
     yield connect
@@ -94,7 +94,7 @@ def test_connections_that_idled_beside_one_that_died_are_not_used_again(server, 
 def test_a_write_that_died_in_silence_is_not_repeated_and_the_next_one_succeeds(
     server, proxy, connect
 ):
-    api = connect(Timeouts(write=3))
+    api = connect(ApiTimeouts(write=3))
     leave_idle(server, proxy, api, 3)
     proxy.silence()
     document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
@@ -108,7 +108,7 @@ def test_a_write_that_died_in_silence_is_not_repeated_and_the_next_one_succeeds(
 
 
 def test_a_read_of_a_server_that_never_answers_ends_within_its_deadline(proxy, connect):
-    api = connect(Timeouts(read=0.1))
+    api = connect(ApiTimeouts(read=0.1))
     proxy.new_are_silent = True
     began = time.monotonic()
 
@@ -119,7 +119,7 @@ def test_a_read_of_a_server_that_never_answers_ends_within_its_deadline(proxy, c
 
 
 def test_a_watch_whose_headers_do_not_come_is_given_up_long_before_it_would_end(proxy, connect):
-    api = connect(Timeouts(watch=0.5))
+    api = connect(ApiTimeouts(watch=0.5))
     proxy.new_are_silent = True
     began = time.monotonic()
 
@@ -129,7 +129,7 @@ def test_a_watch_whose_headers_do_not_come_is_given_up_long_before_it_would_end(
 
 
 def test_an_open_watch_waits_longer_for_events_than_for_its_headers(server, connect):
-    api = connect(Timeouts(watch=3))
+    api = connect(ApiTimeouts(watch=3))
     watch = api.watch(PODS, {}, 300)
     create = threading.Timer(
         4, server.put, [{"kind": "Pod", "metadata": {"name": "late", "namespace": "ns"}}]
@@ -142,7 +142,7 @@ def test_an_open_watch_waits_longer_for_events_than_for_its_headers(server, conn
 
 
 def test_an_open_watch_that_died_in_silence_says_unreachable(proxy, connect):
-    watch = connect(Timeouts(watch=3)).watch(PODS, {}, 1)
+    watch = connect(ApiTimeouts(watch=3)).watch(PODS, {}, 1)
     proxy.silence()
 
     with pytest.raises(Unreachable, match="did not answer in time"):

@@ -11,18 +11,17 @@ from typing import Any
 import pytest
 
 from api import names
-from api.decode import decode
-from api.v1beta1 import GpuConfig, Mps, TimeSlicing
-from dra_driver.cli.cluster_checks import NEEDED, Right
-from dra_driver.cli.selectors import evaluate, variables_of
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
-from dra_driver.node.sim.mig.geometry import documents
-from dra_driver.plan.mig.switches import after_switch
-from dra_driver.plan.offer import offer
-from dra_driver.plan.profiles import decoded
-from dra_driver.plan.publish import published
+from api.claim_configs import GpuConfig, Mps, TimeSlicing, decode_config
+from dra_driver.cli.doctor.cluster_checks import NEEDED_PERMISSIONS, ApiPermission
+from dra_driver.cli.doctor.scheduling.selectors import evaluate, variables_of
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
+from dra_driver.plan.mig.dynamic import after_switch
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.profiles.rules import decode_profile
 from dra_driver.settings import AgentSettings, PluginSettings
+from dra_driver.sim.mig.geometry import geometry_documents
 from tests.deploy.chart import GOLDEN, MPS_AGENT, NODE_POLICY, objects, values
 from tests.fakes.simulated import Node, h100
 
@@ -91,13 +90,13 @@ def test_the_plugin_has_the_rights_it_needs_and_no_other() -> None:
 
 def test_the_role_allows_what_the_doctor_asks_about() -> None:
     allowed = {
-        Right(group, resource, verb)
+        ApiPermission(group, resource, verb)
         for rule in CHART["ClusterRole"]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert set(NEEDED) <= allowed
+    assert set(NEEDED_PERMISSIONS) <= allowed
 
 
 def test_rights_token_and_policy_are_those_of_the_account_that_the_pods_run_as() -> None:
@@ -159,9 +158,9 @@ def published_kinds(product: str, directory: Path) -> set[str]:
     """The values of the attribute `profile` where every partition of such a GPU is offered."""
     inventory = Node(directory, {"gpus": [h100("1b", product=product)]}).gpus().look()
     everything = Rules(mig=MigRules(dynamic=True, profiles=("*",)))
-    profile = Profile("p", (Entry(Selection(), everything, "spec.gpus[0]"),))
-    ready = after_switch(inventory, profile, Keeps(), {})
-    devices = published(offer(ready, profile, Keeps(), {}))
+    profile = Profile("p", (ProfileEntry(GpuSelector(), everything, "spec.gpus[0]"),))
+    ready = after_switch(inventory, profile, ApiFeatures(), {})
+    devices = published_devices(build_offer(ready, profile, ApiFeatures(), {}))
     found = (device["attributes"].get(names.PROFILE) for device in devices)
     return {each["string"] for each in found if each}
 
@@ -249,11 +248,11 @@ def test_names_of_classes_and_resources_are_legal_and_each_is_there_once() -> No
     assert len(OF_PROFILES) == len(values()["mig"]["profiles"])
 
 
-@pytest.mark.parametrize("board", sorted(documents()))
+@pytest.mark.parametrize("board", sorted(geometry_documents()))
 def test_whatever_is_published_of_a_board_has_a_class(board: str, tmp_path: Path) -> None:
-    kinds = published_kinds(documents()[board]["products"][0], tmp_path)
+    kinds = published_kinds(geometry_documents()[board]["products"][0], tmp_path)
 
-    assert kinds == set(documents()[board]["profiles"])
+    assert kinds == set(geometry_documents()[board]["profiles"])
     assert kinds <= set(values()["mig"]["profiles"])
 
 
@@ -262,7 +261,7 @@ def test_a_file_of_the_device_plugin_knows_the_resource_of_each_class(profile: s
     [name] = [name for name in OF_PROFILES if takes(name, names.TYPE_MIG, profile=profile)]
     resource = {"name": OF_PROFILES[name]["spec"]["extendedResourceName"], "replicas": 2}
 
-    [entry] = decoded({"sharing": {"timeSlicing": {"resources": [resource]}}}, "p").entries
+    [entry] = decode_profile({"sharing": {"timeSlicing": {"resources": [resource]}}}, "p").entries
 
     assert entry.rules.mig.replicas == ((profile, 2),)
 
@@ -285,7 +284,7 @@ def test_the_time_sliced_class_brings_a_configuration_that_the_driver_reads() ->
     assert expression(f"time-sliced.{names.DRIVER}").endswith(f".{names.TYPE} in {types}")
     [config] = spec["config"]
     assert config["opaque"]["driver"] == names.DRIVER
-    decoded = decode(config["opaque"]["parameters"])
+    decoded = decode_config(config["opaque"]["parameters"])
     assert isinstance(decoded, GpuConfig)
     assert decoded.sharing == TimeSlicing(strategy="TimeSlicing")
 
@@ -296,7 +295,7 @@ def test_the_mps_class_selects_gpus_that_have_it_and_none_that_say_nothing_of_it
     of_gpu = f"device.attributes['{names.DRIVER}']"
     assert f"'{names.MPS}' in {of_gpu} && {of_gpu}.{names.MPS}" in shown
     [config] = spec["config"]
-    decoded = decode(config["opaque"]["parameters"])
+    decoded = decode_config(config["opaque"]["parameters"])
     assert isinstance(decoded, GpuConfig)
     assert decoded.sharing == Mps(strategy="MPS")
 

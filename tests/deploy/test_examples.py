@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from api import names
-from api.decode import decode
-from dra_driver.node.sim.node import node_file
-from dra_driver.plan.mig.layouts import layouts_of
-from dra_driver.plan.profiles import decoded
+from api.claim_configs import decode_config
+from dra_driver.plan.mig.manager.layouts import decode_layouts
+from dra_driver.plan.profiles.rules import decode_profile
+from dra_driver.sim.node_spec import node_file
 from tests.deploy.chart import GOLDEN, REPOSITORY, objects
 from tests.deploy.examples import (
     EXAMPLES,
@@ -132,7 +132,7 @@ def test_every_configuration_is_one_that_the_driver_understands(example: Example
     for devices in claims(example).values():
         for entry in devices.get("config", []):
             assert entry["opaque"]["driver"] == names.DRIVER
-            decode(entry["opaque"]["parameters"])
+            decode_config(entry["opaque"]["parameters"])
 
 
 @pytest.mark.parametrize("example", ALL)
@@ -228,7 +228,7 @@ def test_requests_for_the_monitors_tolerate_their_taint_and_ask_for_admin_access
 def test_a_profile_that_an_example_needs_is_one_that_the_driver_reads(
     name: str, profile: Path
 ) -> None:
-    assert decoded(yaml.safe_load(profile.read_text()), "default").entries
+    assert decode_profile(yaml.safe_load(profile.read_text()), "default").entries
     option = f"--set-file profiles.default={profile.relative_to(REPOSITORY)}"
     assert re.search(rf"{option}( \\)?\n", (EXAMPLES / name / "README.md").read_text())
 
@@ -249,8 +249,8 @@ def test_a_profile_without_a_file_comes_with_the_driver_and_is_chosen_by_label(
 def test_layouts_that_an_example_needs_are_ones_that_the_driver_reads(example: Example) -> None:
     assert example.layouts
     assert example.profile
-    found = layouts_of(yaml.safe_load(example.layouts.read_text()), "layouts")
-    profile = decoded(yaml.safe_load(example.profile.read_text()), "default")
+    found = decode_layouts(yaml.safe_load(example.layouts.read_text()), "layouts")
+    profile = decode_profile(yaml.safe_load(example.profile.read_text()), "default")
     named = {entry.rules.mig.layout for entry in profile.entries}
     assert named <= found.keys()
     assert not any(isinstance(layout, tuple) for layout in found.values())

@@ -9,11 +9,11 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from api import names
-from dra_driver.agent.metrics import registry
+from dra_driver.agent.run import metrics_registry
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.profiles import MigRules
-from dra_driver.plan.profiles import decoded
-from dra_driver.plugin.mps_metrics import MpsMetrics
+from dra_driver.plan.profiles.rules import decode_profile
+from dra_driver.plugin.metrics import MpsMetrics
 from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
 
@@ -65,7 +65,7 @@ def profiles() -> dict[str, Any]:
 
 def test_its_profiles_are_ones_that_the_driver_reads() -> None:
     found = profiles()["profiles"]
-    read = {name: decoded(document, name) for name, document in found.items()}
+    read = {name: decode_profile(document, name) for name, document in found.items()}
     assert {name: len(profile.entries) for name, profile in read.items()} == {
         "default": 3,
         "training": 1,
@@ -99,7 +99,7 @@ def test_what_it_says_of_partitions_in_a_profile_is_what_the_driver_reads() -> N
     [block] = [block for block in BLOCKS if block.startswith("mig:")]
     spec = {"gpus": [yaml.safe_load(block)]}
     document = {"apiVersion": names.CONFIG_VERSION, "kind": "NodeProfile", "spec": spec}
-    [entry] = decoded(document, "default").entries
+    [entry] = decode_profile(document, "default").entries
     assert entry.rules.mig == MigRules(
         dynamic=True, profiles=("1g.*", "3g.*"), replicas=(("1g.10gb", 2),)
     )
@@ -120,7 +120,7 @@ def test_its_metrics_of_mps_are_those_that_agent_and_plugin_serve() -> None:
         named[origin] |= set(re.findall(r"`(\w+)", cell))
     plugin = CollectorRegistry()
     MpsMetrics(plugin)
-    assert named == {"agent": served(registry(MpsStatus)), "plugin": served(plugin)}
+    assert named == {"agent": served(metrics_registry(MpsStatus)), "plugin": served(plugin)}
 
 
 def served(metrics: CollectorRegistry) -> set[str]:

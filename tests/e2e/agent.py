@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dra_driver.errors import DriverError
+from dra_driver.base.errors import DriverError
 from dra_driver.model.mps import MpsServer, MpsStatus
-from dra_driver.node.mps.agent import MpsAgent
+from dra_driver.node.mps.agent_client import MpsAgentClient
 from tests.e2e.kube import wait
 
 REPOSITORY = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ class Agent:
         self.stop(signal.SIGKILL)
 
     def status(self) -> MpsStatus:
-        return MpsAgent(self.socket).status()
+        return MpsAgentClient(self.socket).status()
 
     def server(self, gpu: str) -> MpsServer | None:
         """The server over that GPU and no other."""
@@ -105,7 +105,7 @@ class Agent:
         """End it with all that it started."""
         self.ensure()
         for served in self.status().spaces():
-            MpsAgent(self.socket).release(served.space.name)
+            MpsAgentClient(self.socket).release(served.space.name)
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -120,7 +120,7 @@ class Agent:
 
     def client(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         """What happens to a simulated client: ``client("attach", pid, "--memory", "5Gi")``."""
-        command = [sys.executable, "-m", "dra_driver.node.sim.mps_client"]
+        command = [sys.executable, "-m", "dra_driver.sim.mps.client"]
         return subprocess.run(
             [*command, *map(str, arguments)],
             check=False,

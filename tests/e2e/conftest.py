@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from hack.testbed.cluster import Cluster
 from hack.testbed.kubelet_standin import process as standin
 from tests.e2e.driver import LIMITING, NAMESPACE, Driver

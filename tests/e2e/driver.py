@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
 

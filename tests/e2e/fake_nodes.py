@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from api import names
-from dra_driver.kubeletplugin.slices import Home, Pool, reconcile
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes
 from tests.e2e.kube import Kube
 from tests.e2e.manifests import container, pod_of
 
@@ -26,7 +26,7 @@ def fake_nodes(kube: Kube, pools: Iterable[Pool]) -> Iterator[None]:
 
     def make(pool: Pool) -> list[str]:
         uid = kube.api.create(_NODES, _document(pool.name))["metadata"]["uid"]
-        documents = reconcile(pool, (), Home(names.DRIVER, pool.name, uid)).create
+        documents = plan_writes(pool, (), SliceOwner(names.DRIVER, pool.name, uid)).create
         made = [kube.api.create(slices, dict(document)) for document in documents]
         return [document["metadata"]["name"] for document in made]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import ClusterError, Conflict, NotFound
+from dra_driver.base.errors import ApiServerError, Conflict, NotFound
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
 
 Document = dict[str, Any]
 
@@ -56,7 +56,7 @@ def wait(what: str, check: Callable[[], Any], seconds: float = 60.0, pause: floa
         try:
             if answer := check():
                 return answer
-        except ClusterError:
+        except ApiServerError:
             if time.monotonic() >= deadline:
                 raise
         if time.monotonic() >= deadline:
@@ -69,7 +69,7 @@ class Kube:
 
     def __init__(self, config: Path, kubectl: Path) -> None:
         self.config = config
-        self.api = ApiServer(kubeconfig(config))
+        self.api = ApiClient(load_kubeconfig(config))
         self._kubectl = kubectl
 
     def kubectl(self, *arguments: str, timeout: float = 60) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from tests.e2e.driver import Driver
 from tests.e2e.kube import Kube, wait
 from tests.e2e.manifests import CLASS, request

@@ -2,7 +2,7 @@
 
 import re
 
-from dra_driver.node.sim.node import read_node
+from dra_driver.sim.node_spec import read_node
 from tests.e2e.kube import wait
 from tests.e2e.manifests import CLASS, pod, request
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.node.sim.node import read_node
+from dra_driver.sim.node_spec import read_node
 from tests.deploy.examples import Events, Example, Log, Uses, examples, uuids, wrong
 from tests.e2e.kube import wait
 from tests.e2e.manifests import GLIBC

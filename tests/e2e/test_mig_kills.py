@@ -6,7 +6,7 @@ Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
 
 import pytest
 
-from dra_driver.node.sim.node import KILLED, KILLED_AFTER
+from dra_driver.sim.node_spec import KILLED, KILLED_AFTER
 from tests.e2e.conftest import LAYOUT_LABELS
 from tests.e2e.kills import goes, killed_at, runs
 from tests.e2e.kube import wait

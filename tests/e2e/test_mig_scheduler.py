@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubeletplugin.slices import Pool, split
-from dra_driver.model.mig import Mig, Partition
-from dra_driver.model.offer import Keeps, Offer
+from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
+from dra_driver.model.gpus import MigInfo, Partition
+from dra_driver.model.offer import ApiFeatures, Offer
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.place import Place
-from dra_driver.plan.mig.switches import after_switch
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
+from dra_driver.plan.mig.dynamic import after_switch
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
 from tests.e2e.fake_nodes import at_once, fake_nodes, pod_for
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim
@@ -35,11 +35,13 @@ Kinds = tuple[str, ...]
 class Board:
     """A GPU, what is offered of it, and which partitions fit beside each other."""
 
-    its: Mig
+    its: MigInfo
     offer: Offer
 
     def pool(self, node: str) -> Pool:
-        return split(node, published(self.offer), published_counters(self.offer))
+        return split_into_slices(
+            node, published_devices(self.offer), published_counters(self.offer)
+        )
 
     @property
     def kinds(self) -> Kinds:
@@ -85,12 +87,12 @@ def board_of(profile) -> Board:
     """An A100 in MIG mode under this profile."""
     with (
         tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory,
-        open_node(Place(sim="a100-40x1"), Path(directory)) as node,
+        open_node(NodeConfig(sim="a100-40x1"), Path(directory)) as node,
     ):
-        inventory = after_switch(node.refresh(), profile, Keeps(), {})
+        inventory = after_switch(node.refresh(), profile, ApiFeatures(), {})
     its = inventory.gpus[0].mig
     assert its is not None
-    return Board(its, offer(inventory, profile, Keeps(), {}))
+    return Board(its, build_offer(inventory, profile, ApiFeatures(), {}))
 
 
 @pytest.fixture(autouse=True)

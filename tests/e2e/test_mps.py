@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.node.sim.node import node_file
+from dra_driver.sim.node_spec import node_file
 from tests.e2e.driver import LIMITING
 from tests.e2e.kube import wait
 from tests.e2e.manifests import (

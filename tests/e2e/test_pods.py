@@ -5,16 +5,7 @@ import re
 import pytest
 
 from tests.e2e.kube import wait
-from tests.e2e.manifests import (
-    GLIBC,
-    claim,
-    container,
-    fraction,
-    pod,
-    pod_of,
-    request,
-    template,
-)
+from tests.e2e.manifests import GLIBC, claim, container, fraction, pod, pod_of, request, template
 
 SMI = "nvidia-smi -L"
 

@@ -3,14 +3,7 @@
 import pytest
 
 from tests.e2e.kube import wait
-from tests.e2e.manifests import (
-    fraction,
-    old_way,
-    on,
-    pod,
-    request,
-    template,
-)
+from tests.e2e.manifests import fraction, old_way, on, pod, request, template
 
 SMI = "nvidia-smi -L"
 LOOK = f"{SMI}; env | grep ^GPU_DEVICE_ | sort"

@@ -4,21 +4,29 @@ test says so."""
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from dra_driver.errors import NodeError, Taken
-from dra_driver.model.devices import Gpu, GpuUuid, Withheld
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Fixed, Instance, Mig, OddInstance, Partition, PartitionKey
+from dra_driver.base.errors import NodeError, PlacementTaken
+from dra_driver.model.gpus import (
+    Gpu,
+    GpuUuid,
+    GuestRestriction,
+    Inventory,
+    MigInfo,
+    MigInstance,
+    Partition,
+    PartitionKey,
+    UnavailableGpu,
+    UnusableGpuInstance,
+)
 from dra_driver.model.processes import GpuProcess
-from dra_driver.node.sim.mig.geometry import Geometry, geometry
-from dra_driver.node.sim.mig.rules import fits
+from dra_driver.sim.mig.geometry import BoardGeometry, board_geometry, fits_on_board
 from tests.fakes.values import gpu
 
 AMPERE, HOPPER = "A100-40-SXM", "H100-80-SXM"
 
 
-def table(product: str) -> Geometry:
+def table(product: str) -> BoardGeometry:
     """What the board can be cut into."""
-    found = geometry(product)
+    found = board_geometry(product)
     assert found is not None
     return found
 
@@ -39,7 +47,7 @@ class Board:
     minor: int = 0
     on: bool = False
     pending: bool | None = None  # None: as it is
-    fixed: Fixed = Fixed.NOTHING
+    fixed: GuestRestriction = GuestRestriction.NOTHING
     there: dict[PartitionKey, bool] = field(default_factory=dict)  # True: with its compute instance
     divided: set[PartitionKey] = field(default_factory=set)  # by others, of those without theirs
     used: dict[PartitionKey | None, int] = field(default_factory=dict)  # by a process; None: whole
@@ -53,23 +61,25 @@ class Board:
         """Without a reset."""
         return self.product == HOPPER
 
-    def instance(self, key: PartitionKey) -> Instance:
+    def instance(self, key: PartitionKey) -> MigInstance:
         """The same kind in the same place is called the same again, whoever makes it: the driver
         makes the UUID of the GPU and of the numbers of the instances in it."""
         number = 1 + 10 * key.profile_id + key.start
-        return Instance(key, number, 0, GpuUuid(f"MIG-{self.minor}-{number}"))
+        return MigInstance(key, number, 0, GpuUuid(f"MIG-{self.minor}-{number}"))
 
     @property
     def gpu(self) -> Gpu:
         whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
         odd = [
-            OddInstance(key, self.instance(key).gi, 2 * (key in self.divided))
+            UnusableGpuInstance(key, self.instance(key).gi, 2 * (key in self.divided))
             for key in sorted(self.there)
             if not self.there[key]
         ]
         profiles = table(self.product).profiles
         pending = self.on if self.pending is None else self.pending
-        mig = Mig(self.on, pending, self.switches, profiles, tuple(whole), tuple(odd), self.fixed)
+        mig = MigInfo(
+            self.on, pending, self.switches, profiles, tuple(whole), tuple(odd), self.fixed
+        )
         return gpu(self.minor, uuid=self.uuid, product_name=self.product, mig=mig)
 
     def partition(self, key: PartitionKey) -> Partition:
@@ -106,7 +116,9 @@ class Boards:
         old = {uuid: self._last[uuid] for uuid in self.unread & there.keys() & self._last.keys()}
         self._last |= there | old
         gpus = sorted((*(there | old).values(), *self._plain), key=lambda one: one.minor)
-        missing = (Withheld(f"GPU {uuid}", "it does not answer") for uuid in sorted(self.gone))
+        missing = (
+            UnavailableGpu(f"GPU {uuid}", "it does not answer") for uuid in sorted(self.gone)
+        )
         self._seen = Inventory(tuple(gpus), tuple(missing), frozenset(old))
         return self._seen
 
@@ -139,18 +151,18 @@ class Boards:
 
     def cut(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
-    ) -> Instance:
+    ) -> MigInstance:
         board = self.boards[gpu]
         if not board.on:
             raise NodeError(f"{gpu}: MIG mode is off")
         if new and key in board.there:
-            raise Taken(f"{gpu}: {key} is cut already")
+            raise PlacementTaken(f"{gpu}: {key} is cut already")
         if key not in board.there:
             with_gi = f"GI {key}"
             self.step(with_gi)
             others = [board.partition(one) for one in board.there]
-            if not fits(table(board.product), others, board.partition(key)):
-                raise Taken(f"{gpu} has no room for {key}")
+            if not fits_on_board(table(board.product), others, board.partition(key)):
+                raise PlacementTaken(f"{gpu} has no room for {key}")
             board.there[key] = False
             self._did(with_gi)
         if not board.there[key]:
@@ -185,7 +197,7 @@ class Boards:
         if board.on == on:
             board.pending = None
             return
-        if board.fixed is not Fixed.NOTHING:
+        if board.fixed is not GuestRestriction.NOTHING:
             raise NodeError(f"{board.uuid}: this virtual machine cannot")
         if board.there or board.used:
             raise NodeError(f"{board.uuid}: it is in use")

@@ -5,14 +5,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dra_driver.errors import DriverError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.plugin import Plugin, Times
-from dra_driver.kubeletplugin.service import Service
-from dra_driver.kubeletplugin.sockets import socket_paths
+from dra_driver.base.errors import DriverError
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
+from dra_driver.kubeletplugin.serve.plugin import KubeletPlugin, PluginTimeouts
+from dra_driver.kubeletplugin.serve.services import DraService
+from dra_driver.kubeletplugin.serve.sockets import socket_paths
 
 DRIVER = "gpu.example.com"
-DEFAULT_TIMES = Times()
+DEFAULT_TIMES = PluginTimeouts()
 
 
 def ref(name: str, uid: str | None = None) -> ClaimRef:
@@ -72,9 +72,9 @@ class Running:
     def __init__(
         self,
         directory: Path,
-        service: Service,
+        service: DraService,
         pod_uid: str | None = None,
-        times: Times = DEFAULT_TIMES,
+        times: PluginTimeouts = DEFAULT_TIMES,
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
         self.paths = socket_paths(
@@ -82,7 +82,7 @@ class Running:
         )
         self.fatal: list[DriverError] = []
         self.died = threading.Event()
-        self.plugin = Plugin(self.paths, service, self._die, on_round, times)
+        self.plugin = KubeletPlugin(self.paths, service, self._die, on_round, times)
 
     def __enter__(self) -> "Running":
         self.plugin.start()
@@ -103,5 +103,5 @@ def running(
     on_round: Callable[[], None] = lambda: None,
     **times: float,
 ) -> Running:
-    service = Service(desk or Desk(), Counted())
-    return Running(directory, service, pod_uid, Times(**times), on_round)
+    service = DraService(desk or Desk(), Counted())
+    return Running(directory, service, pod_uid, PluginTimeouts(**times), on_round)

@@ -9,43 +9,39 @@ from pathlib import Path
 
 import yaml
 
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef, PreparedDevice
-from dra_driver.model.layouts import Book
-from dra_driver.model.offer import Keeps
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.compute_modes import ComputeModes
-from dra_driver.node.containers import Absent
-from dra_driver.node.device_nodes import DeviceNodes
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.gpus import Gpus
-from dra_driver.node.ledger import Ledger
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
+from dra_driver.model.mig_layouts import MigState
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.driver.device_nodes import DeviceNodes
+from dra_driver.node.driver.pci import PciBus
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.time_slices import TimeSlices
+from dra_driver.node.gpu_node import GpuNode, NodeParts
+from dra_driver.node.inventory.gpus import GpuDiscovery
 from dra_driver.node.machine import simulated_device_number
-from dra_driver.node.memory_limits import MemoryLimits
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.mig.capabilities import Access
-from dra_driver.node.mig.holders import Holders
-from dra_driver.node.mig.partitions import Partitions
-from dra_driver.node.mig_book import MigBook
-from dra_driver.node.node import GpuNode, Parts
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.commands import run_simulated
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.mig.host_files import kept_on
-from dra_driver.node.sim.nvml import SimulatedNvml
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.node.time_slices import TimeSlices
-from dra_driver.node.topology import PciTree
-from dra_driver.plugin.layout_files import Layouts
-from dra_driver.plugin.mig.governed import Governed
-from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
-from dra_driver.plugin.mig.start import turned_on
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.profiles import Profiles
-from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.waits import Waits
+from dra_driver.node.memory.limits import NodeMemoryLimits
+from dra_driver.node.mig.capabilities import CapabilityAccess
+from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.partitions import MigPartitions
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
+from dra_driver.plugin.mig.start import mig_enabled_by_claims
+from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.profiles import EffectiveProfile, ProfileCatalog
+from dra_driver.sim.host.directory import SimulatedHost, run_on_simulated_host
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.mig.host_files import open_mig_states
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import board
 from tests.fakes.mortal import Mortal
 from tests.fakes.pods import NO_PODS
@@ -79,19 +75,21 @@ class CutNode:
     def start(self, at: int = 0, carried_out: bool = False) -> Mortal:
         """A process has begun to serve; it dies at that call of NVML (``Mortal``)."""
         self.stop()
-        states = kept_on(self._host, lambda: True)
+        states = open_mig_states(self._host, lambda: True)
         self._mortal = mortal = Mortal(SimulatedNvml(self._live, mig=states), at, carried_out)
         node = GpuNode(self._parts(mortal))
         self.ledger = Ledger(self._directory / "claims", _BOOT)
-        self._profile = Profiles(None).named("mig")
-        governed = Governed(lambda: self._profile)
-        self._offers = Offers(node, governed.profile, lambda: Keeps(), self.ledger, mps=False)
-        specs = SpecFiles(self._directory / "cdi", _SPECS)
+        self._profile = ProfileCatalog(None).named("mig")
+        governed = EffectiveProfile(lambda: self._profile)
+        self._offers = Offers(node, governed.profile, lambda: ApiFeatures(), self.ledger, mps=False)
+        specs = CdiSpecFiles(self._directory / "cdi", _SPECS)
         files = ClaimFiles(specs, MetadataFiles(self._directory / "plugin"))
-        tools = Tools(node, self._offers, self, NO_PODS, self.ledger, files, at_once)
-        self._preparer = Preparer(Names(DRIVER, POOL), tools, Waits(all=5, hand_over=0.1))
+        tools = PrepareDependencies(node, self._offers, self, NO_PODS, self.ledger, files, at_once)
+        self._preparer = Preparer(
+            DriverIdentity(DRIVER, POOL), tools, CallTimeouts(all=5, hand_over=0.1)
+        )
         self._preparer.recover()
-        self._book = MigBook(self._directory / "mig.json", _BOOT)
+        self._book = MigStateFile(self._directory / "mig.json", _BOOT)
         self._keeper = self._new_keeper(node, governed)
         return mortal
 
@@ -119,7 +117,7 @@ class CutNode:
     def unprepare(self) -> None:
         self._preparer.unprepare(ref())
 
-    def keep(self) -> Book:
+    def keep(self) -> MigState:
         """What is known of the layout after a look at how GPUs are cut."""
         self._keeper.look()
         return self._book.read()
@@ -129,7 +127,7 @@ class CutNode:
         """Whether MIG mode is on, and what is cut: profile ids, starts, and how many compute
         instances each has."""
         node = self._live.current()
-        kept = kept_on(self._host, lambda: True).read(node, node.gpus[0])
+        kept = open_mig_states(self._host, lambda: True).read(node, node.gpus[0])
         cuts = sorted((one.profile_id, one.start, len(one.computes)) for one in kept.cuts)
         return kept.on, tuple(cuts)
 
@@ -138,44 +136,44 @@ class CutNode:
         """The names of CDI files."""
         return sorted(path.name for path in (self._directory / "cdi").glob("*"))
 
-    def _new_keeper(self, node: GpuNode, governed: Governed) -> MigKeeper:
-        sources = Sources(
+    def _new_keeper(self, node: GpuNode, governed: EffectiveProfile) -> MigReconciler:
+        sources = MigInputs(
             label=lambda: self.label,
             is_labelled=lambda: bool(self.label),
-            layouts=Layouts(None),
+            layouts=LayoutCatalog(None),
             profile=lambda: self._profile,
-            keeps=lambda: Keeps(),
+            keeps=lambda: ApiFeatures(),
             held=self.ledger.held,
             allocated=lambda: (),
-            turned_on=lambda: turned_on(self.ledger.records()),
+            turned_on=lambda: mig_enabled_by_claims(self.ledger.records()),
             in_charge=lambda: True,
         )
-        told = Told(lambda book: None, governed.tell, lambda: None)
-        apart = Apart(self._preparer.upkeep.while_free, at_once)
-        return MigKeeper(node, sources, apart, self._book, told)
+        told = MigCallbacks(lambda book: None, governed.tell, lambda: None)
+        apart = MigLocks(self._preparer.upkeep.while_free, at_once)
+        return MigReconciler(node, sources, apart, self._book, told)
 
-    def _parts(self, functions: Mortal) -> Parts:
+    def _parts(self, functions: Mortal) -> NodeParts:
         host = self._host
         nvml = self._nvml = Nvml(lambda: functions)
         driver = DriverRoot(str(host), Path("/"), proc=f"{host}/proc")
-        nodes = DeviceNodes(driver, run_simulated, simulated_device_number)
+        nodes = DeviceNodes(driver, run_on_simulated_host, simulated_device_number)
 
         def make_nodes(minors: tuple[int, ...]) -> None:
             nodes.files(minors)
 
-        return Parts(
-            Gpus(nvml, PciTree(host / "sys"), host / "dev", make_nodes),
+        return NodeParts(
+            GpuDiscovery(nvml, PciBus(host / "sys"), host / "dev", make_nodes),
             nvml,
             driver,
             nodes,
-            TimeSlices(driver, host / "time-slices", "boot", run_simulated),
-            MemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda id_: Absent.GONE),
+            TimeSlices(driver, host / "time-slices", "boot", run_on_simulated_host),
+            NodeMemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda id_: NoContainer.GONE),
             ComputeModes(nvml),
-            Partitions(
+            MigPartitions(
                 nvml,
-                Holders(nvml, host / "proc"),
+                GpuHolders(nvml, host / "proc"),
                 lambda: driver.loaded_version() is not None,
                 patience=0.0,
-                allow=Access(nodes.make_capability).have,
+                allow=CapabilityAccess(nodes.make_capability).have,
             ),
         )

@@ -9,23 +9,25 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, Space, SpaceName, server_name
-from dra_driver.node.commands import Run, run
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.mps.daemons import Daemon, Daemons, Patience
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName, mps_server_name
+from dra_driver.node.driver.commands import RunCommand, run_command
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.mps.control import DaemonTimeouts
+from dra_driver.node.mps.daemon import ControlDaemon
+from dra_driver.node.mps.daemons import MpsDaemons
+from dra_driver.node.mps.directories import with_own_shared_memory
 from dra_driver.node.mps.mounts import mounted_at_or_below
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.mps.shared_memory import with_own
-from dra_driver.node.sim.commands import on_this_machine
-from dra_driver.node.sim.mps_client import main as client
+from dra_driver.sim.host.directory import program_path
+from dra_driver.sim.mps.client import main as client
 from tests.fakes.simulated import Document, Node, h100
 
 GIB = 1 << 30
-NO_LIMIT = Allowance()
-PATIENT = Patience(start=5.0, settle=0.0)
-BRIEF = Patience(
+NO_LIMIT = MpsLimits()
+PATIENT = DaemonTimeouts(start=5.0, settle=0.0)
+BRIEF = DaemonTimeouts(
     start=1.0, settle=0.0, unseen=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0
 )
 DRIVERS = {2: ("580.95.05", "13.0"), 3: ("615.71.09", "13.4")}
@@ -58,21 +60,23 @@ class DaemonHost:
         root = str(self.node.root)
         return DriverRoot(root, Path("/"), proc=f"{root}/proc")
 
-    def daemons(self, patience: Patience = PATIENT, run: Run = run) -> Daemons:
+    def daemons(
+        self, patience: DaemonTimeouts = PATIENT, run: RunCommand = run_command
+    ) -> MpsDaemons:
         """As a process that knows nothing from before has them."""
-        return Daemons(self.driver, run, on_this_machine, patience=patience)
+        return MpsDaemons(self.driver, run, program_path, patience=patience)
 
-    def daemon(self, gpus: int = 1, most: Allowance = NO_LIMIT) -> Daemon:
+    def daemon(self, gpus: int = 1, most: MpsLimits = NO_LIMIT) -> ControlDaemon:
         mine = self.gpus[:gpus]
-        name, token = server_name(mine), secrets.token_hex(16)
+        name, token = mps_server_name(mine), secrets.token_hex(16)
         self.tokens.append(token)
-        return Daemon(name, mine, self.protocol, f"{self.mps_dir}/{name}", token, most)
+        return ControlDaemon(name, mine, self.protocol, f"{self.mps_dir}/{name}", token, most)
 
-    def space(self, number: int = 0, memory: int | None = None, percent: int = 30) -> Space:
-        name = SpaceName(f"c_{number:024x}")
-        return Space(name, ClaimUid("u"), self.gpus[:1], percent, (memory,))
+    def space(self, number: int = 0, memory: int | None = None, percent: int = 30) -> MpsNamespace:
+        name = MpsNamespaceName(f"c_{number:024x}")
+        return MpsNamespace(name, ClaimUid("u"), self.gpus[:1], percent, (memory,))
 
-    def program(self, daemon: Daemon, pipe_directory: str) -> int:
+    def program(self, daemon: ControlDaemon, pipe_directory: str) -> int:
         """One that computes by way of that directory, as a container would have it."""
 
         def start() -> subprocess.Popen[bytes]:
@@ -82,19 +86,21 @@ class DaemonHost:
                 stdout=subprocess.PIPE,
             )
 
-        started = with_own(daemon.shm, "/", start) if daemon.protocol == 2 else start()
+        started = (
+            with_own_shared_memory(daemon.shm, "/", start) if daemon.protocol == 2 else start()
+        )
         self.programs.append(started)
         assert started.stdout
         started.stdout.readline()
         return started.pid
 
-    def attach(self, daemon: Daemon, pipe_directory: str) -> int:
+    def attach(self, daemon: ControlDaemon, pipe_directory: str) -> int:
         """A client of it, by the number of its process."""
         pid = self.program(daemon, pipe_directory)
         assert client(["attach", str(pid)]) == 0
         return pid
 
-    def ask(self, daemon: Daemon, *arguments: str, stdin: str = "") -> str:
+    def ask(self, daemon: ControlDaemon, *arguments: str, stdin: str = "") -> str:
         """What the program says to somebody else."""
         return subprocess.run(
             [self.node.root / "usr/bin/nvidia-cuda-mps-control", *arguments],

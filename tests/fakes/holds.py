@@ -1,6 +1,6 @@
 """What claims hold, without a disk."""
 
-from dra_driver.plan.mig.offered import made
+from dra_driver.plan.mig.partitions import created_partitions
 
 
 class FakeHolds:
@@ -11,7 +11,7 @@ class FakeHolds:
         self._before = []
 
     def set(self, held):
-        self._before.append(made(self._held))
+        self._before.append(created_partitions(self._held))
         self._held = held
 
     def held(self):
@@ -21,4 +21,4 @@ class FakeHolds:
         return len(self._before)
 
     def cut_since(self, mark):
-        return made(self._held).union(*self._before[mark:])
+        return created_partitions(self._held).union(*self._before[mark:])

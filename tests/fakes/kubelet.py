@@ -19,7 +19,7 @@ from typing import Any
 
 import grpc
 
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice, ShareId
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice, ShareId
 from tests.fakes.plugins import Instance, KubeletError, Plugins
 
 __all__ = ["CALL_SECONDS", "Answer", "FakeKubelet", "Instance", "KubeletError"]

@@ -4,13 +4,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_memory import memory_limit
-from dra_driver.node.sim.memory_limits import Allocation, CgroupTree, SimulatedMemoryLimits
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.memory.support import get_memory_limit
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.sim.memory_limits import CgroupTree, GpuAllocation, SimulatedMemoryLimits
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
 GIB = 1 << 30
@@ -61,14 +61,14 @@ class LimitedNode:
 
     def limit(self, cgroup: Path, gpu: int = 0) -> int | None:
         """What holds for *cgroup*, as NVML says it."""
-        return memory_limit(self.nvml, self.gpus[gpu], cgroup).hard_bytes
+        return get_memory_limit(self.nvml, self.gpus[gpu], cgroup).hard_bytes
 
     def of_pod(self, uid: str, gpu: int = 0) -> int | None:
         directory = self.cgroups.pod(PodUid(uid))
         assert directory is not None
         return self.limit(directory, gpu)
 
-    def allocate(self, cgroup: Path, size_bytes: int, gpu: int = 0) -> Allocation | None:
+    def allocate(self, cgroup: Path, size_bytes: int, gpu: int = 0) -> GpuAllocation | None:
         """What a process in *cgroup* gets; None: out of memory."""
         node = self.node.live.current()
         return self.driver.allocate(node, node.gpus[gpu], cgroup, size_bytes)

@@ -3,19 +3,20 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from dra_driver.errors import NodeError, Taken, Vanished
-from dra_driver.model.devices import Gpu, GpuUuid
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import (
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken
+from dra_driver.model.gpus import (
     Engines,
-    Instance,
-    Mig,
+    Gpu,
+    GpuUuid,
+    Inventory,
+    MigInfo,
+    MigInstance,
     MigProfile,
     Partition,
     PartitionKey,
     Placement,
 )
-from dra_driver.model.offer import Device, Offer, Shape, Sliceable
+from dra_driver.model.offer import Device, Fractional, Offer, Shape
 from tests.fakes.values import MIB, SLICEABLE, gpu
 
 GIB = 1024 * MIB
@@ -38,19 +39,19 @@ H100 = (ONE, TWO, THREE, FOUR, SEVEN)
 
 def mig_gpu(minor: int = 0, *, on: bool = False, switches: bool = True, **fields) -> Gpu:
     """An H100 that can be cut; with *switches* false it behaves as an A100 does."""
-    return gpu(minor, mig=Mig(on, on, switches, H100), **fields)
+    return gpu(minor, mig=MigInfo(on, on, switches, H100), **fields)
 
 
 def partition(of: MigProfile = ONE, start: int = 0) -> Partition:
     return Partition(of, next(place for place in of.placements if place.start == start))
 
 
-def instance(of: MigProfile = ONE, start: int = 0, gi: int = 1, name: str = "") -> Instance:
+def instance(of: MigProfile = ONE, start: int = 0, gi: int = 1, name: str = "") -> MigInstance:
     key = partition(of, start).key
-    return Instance(key, gi, 0, GpuUuid(f"MIG-{name or f'{key.profile_id}-{start}'}"))
+    return MigInstance(key, gi, 0, GpuUuid(f"MIG-{name or f'{key.profile_id}-{start}'}"))
 
 
-def sliceable(of: MigProfile) -> Sliceable:
+def sliceable(of: MigProfile) -> Fractional:
     return replace(SLICEABLE, memory_default=of.memory_bytes)
 
 
@@ -93,7 +94,7 @@ class FakeMig:
 
     def __init__(self, inventory: Inventory) -> None:
         self.modes = {one.uuid: one.mig.on for one in inventory.gpus if one.mig}
-        self.instances: dict[tuple[GpuUuid, PartitionKey], Instance] = {}
+        self.instances: dict[tuple[GpuUuid, PartitionKey], MigInstance] = {}
 
     def set_mode(self, uuid: GpuUuid, on: bool, *, quietly: bool = False) -> None:
         if uuid not in self.modes:
@@ -110,17 +111,17 @@ class FakeMig:
     def cut(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
         if (uuid, key) in self.instances:
             if new:
-                raise Taken(f"{uuid}: {key} was cut by somebody else meanwhile")
+                raise PlacementTaken(f"{uuid}: {key} was cut by somebody else meanwhile")
             return
         if not self.modes.get(uuid):
             raise NodeError(f"{uuid}: MIG mode is off")
         if any(key.placement.overlaps(other.placement) for other in self.on(uuid)):
-            raise Taken(f"{uuid}: {key} overlaps an instance that is there")
+            raise PlacementTaken(f"{uuid}: {key} overlaps an instance that is there")
         self.add(uuid, key)
 
-    def add(self, uuid: GpuUuid, key: PartitionKey) -> Instance:
+    def add(self, uuid: GpuUuid, key: PartitionKey) -> MigInstance:
         """An instance that somebody makes."""
-        found = Instance(key, 20 * key.size + key.start, 0, name_of(uuid, key))
+        found = MigInstance(key, 20 * key.size + key.start, 0, name_of(uuid, key))
         self.instances[uuid, key] = found
         return found
 
@@ -137,7 +138,7 @@ class FakeMig:
         if instance in (None, found.uuid):
             del self.instances[uuid, key]
 
-    def find(self, uuid: GpuUuid, key: PartitionKey) -> Instance:
+    def find(self, uuid: GpuUuid, key: PartitionKey) -> MigInstance:
         if (uuid, key) not in self.instances:
-            raise Vanished(f"{uuid}: there is no instance with {key}")
+            raise MigInstanceNotFound(f"{uuid}: there is no instance with {key}")
         return self.instances[uuid, key]

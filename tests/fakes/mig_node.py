@@ -5,14 +5,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import MigProfile, Partition, PartitionKey
-from dra_driver.node.mig.holders import Holders
-from dra_driver.node.mig.partitions import Partitions
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_values import Facts, Glance
-from dra_driver.node.sim.mig.state import MigStates
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.model.gpus import GpuUuid, MigProfile, Partition, PartitionKey
+from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.partitions import MigPartitions
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.values import DynamicState, StaticInfo
+from dra_driver.sim.mig.state import MigStateStore
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Document, Node
 
 BUS = "0000:1b:00.0"
@@ -34,29 +33,29 @@ class MigNode(Node):
         self.patience, self.deadline = patience, deadline
         self.partitions = self.through(self.functions)
 
-    def through(self, functions: Any) -> Partitions:
+    def through(self, functions: Any) -> MigPartitions:
         """A process that has only now come, which asks *functions*."""
         self.nvml.stop()
         self.nvml = Nvml(lambda: functions, self.deadline)
         loaded: Callable[[], bool] = lambda: self.live.current().driver == "ready"  # noqa: E731
-        return Partitions(self.nvml, Holders(self.nvml, self.proc), loaded, self.patience)
+        return MigPartitions(self.nvml, GpuHolders(self.nvml, self.proc), loaded, self.patience)
 
     @property
     def gpu(self) -> GpuUuid:
         return GpuUuid(str(self.live.current().gpus[0].uuid))
 
     @property
-    def glance(self) -> Glance:
+    def glance(self) -> DynamicState:
         self.nvml.system()
         seen = self.nvml.glances([0])[0]
-        assert isinstance(seen, Glance), seen
+        assert isinstance(seen, DynamicState), seen
         return seen
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> StaticInfo:
         self.nvml.system()
         found = self.nvml.facts([0])[0]
-        assert isinstance(found, Facts), found
+        assert isinstance(found, StaticInfo), found
         return found
 
     @cached_property
@@ -84,7 +83,7 @@ class MigNode(Node):
 
     def fresh(self) -> SimulatedNvml:
         """The same boards, with nothing cut of them but what the file says."""
-        self.mig = MigStates(is_root=lambda: True)
+        self.mig = MigStateStore(is_root=lambda: True)
         self.functions = SimulatedNvml(self.live, mig=self.mig)
         self.partitions = self.through(self.functions)
         return self.functions

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_driver.node.sim.mps_client import main as mps_client
+from dra_driver.sim.mps.client import main as mps_client
 from tests.fakes.simulated import Document, Node
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

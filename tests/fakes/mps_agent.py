@@ -4,21 +4,21 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from dra_driver.errors import AgentDown, NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
-    Incident,
     MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
+    MpsServerName,
+    MpsServerRestart,
     MpsStatus,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
-    server_name,
+    ServedNamespace,
+    mps_server_name,
 )
-from dra_driver.plan.mps_servers import protocol_over
-from dra_driver.plan.mps_watch import server_of
+from dra_driver.plan.mps.servers import protocol_over
+from dra_driver.plan.mps.usage import server_for
 
 _LEGAL = re.compile("[a-z0-9_]{1,64}")
 
@@ -33,18 +33,18 @@ class FakeMpsAgent:
         self.hangs = False  # somebody took the question
         self.wedged = False  # clients cannot be ended
         self.asked = 0  # for its status
-        self.ended: list[tuple[SpaceName, tuple[int, ...]]] = []  # calls of terminate
-        self._servers: dict[ServerName, MpsServer] = {}
-        self._incidents: tuple[Incident, ...] = ()
+        self.ended: list[tuple[MpsNamespaceName, tuple[int, ...]]] = []  # calls of terminate
+        self._servers: dict[MpsServerName, MpsServer] = {}
+        self._incidents: tuple[MpsServerRestart, ...] = ()
 
     # What the plugin can ask
 
-    def serve(self, space: Space) -> Served:
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
         self._answer()
         if not _LEGAL.fullmatch(space.name):
             raise NodeError(f"{space.name!r} is no name of a space: [a-z0-9_]{{1,64}}")
         protocol = protocol_over(space.gpus, self.protocol)
-        name = server_name(space.gpus, space.tenant if protocol == 2 else "")
+        name = mps_server_name(space.gpus, space.tenant if protocol == 2 else "")
         server = self._servers.get(name, MpsServer(name, space.gpus, protocol, ready=True))
         for served in server.spaces:
             if served.space.name == space.name:
@@ -52,11 +52,11 @@ class FakeMpsAgent:
                     raise NodeError(f"space {space.name} exists already with other limits")
                 return served
         directory = f"/run/mps/{name}/pipe" + (f"/gpu/{space.name}" if protocol > 2 else "")
-        made = Served(space, protocol, directory)
+        made = ServedNamespace(space, protocol, directory)
         self._servers[name] = replace(server, spaces=(*server.spaces, made))
         return made
 
-    def release(self, name: SpaceName) -> None:
+    def release(self, name: MpsNamespaceName) -> None:
         self._answer()
         for server in tuple(self._servers.values()):
             kept = tuple(one for one in server.spaces if one.space.name != name)
@@ -65,7 +65,7 @@ class FakeMpsAgent:
             if not kept:
                 del self._servers[server.name]
 
-    def terminate(self, name: SpaceName, pids: Collection[int]) -> None:
+    def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
         self._answer()
         self.ended.append((name, tuple(sorted(pids))))
         for server in tuple(self._servers.values()):
@@ -81,9 +81,9 @@ class FakeMpsAgent:
 
     # What happens to it
 
-    def connect(self, pid: int, space: Space) -> None:
+    def connect(self, pid: int, space: MpsNamespace) -> None:
         """A process becomes a client. NodeError: nobody serves that space."""
-        server = server_of(space.name, MpsStatus(tuple(self._servers.values())))
+        server = server_for(space.name, MpsStatus(tuple(self._servers.values())))
         if server is None:
             raise NodeError(f"space {space.name} is not served")
         client = MpsClient(pid, space.name if server.protocol > 2 else None)
@@ -97,16 +97,16 @@ class FakeMpsAgent:
 
     def ready(self, gpu: GpuUuid, ready: bool) -> None:
         """The server over this GPU is, or is not."""
-        name = server_name([gpu])
+        name = mps_server_name([gpu])
         self._servers[name] = replace(self._servers[name], ready=ready)
 
     def restart(self, *gpus: GpuUuid, reason: str = "it died") -> None:
         """A server comes again with everything but its clients."""
-        server = self._servers[server_name(gpus)]
+        server = self._servers[mps_server_name(gpus)]
         number = max((one.number for one in self._incidents), default=0) + 1
         spaces = tuple(one.space.name for one in server.spaces)
         lost = len(server.clients)
-        incident = Incident(number, server.name, self.now, reason, spaces, lost)
+        incident = MpsServerRestart(number, server.name, self.now, reason, spaces, lost)
         self._incidents = (*self._incidents, incident)
         self._keep(replace(server, restarts=server.restarts + 1), set())
 
@@ -120,6 +120,8 @@ class FakeMpsAgent:
 
     def _answer(self) -> None:
         if self.down:
-            raise AgentDown("the MPS agent of this node does not answer at /run/mps/agent.sock")
+            raise MpsAgentUnreachable(
+                "the MPS agent of this node does not answer at /run/mps/agent.sock"
+            )
         if self.hangs:
             raise TimedOut("waited 10 s for the MPS agent")

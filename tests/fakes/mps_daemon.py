@@ -1,11 +1,11 @@
 """A daemon of the simulated MPS without a process, over a host of its own."""
 
-from dra_driver.node.sim.mps.admission import attach
-from dra_driver.node.sim.mps.control import Control, Options
-from dra_driver.node.sim.mps.facts import read_facts
-from dra_driver.node.sim.mps.places import Places
-from dra_driver.node.sim.mps.protocol2 import Protocol2
-from dra_driver.node.sim.mps.protocol3 import Protocol3
+from dra_driver.sim.mps.admission import attach_client
+from dra_driver.sim.mps.control_daemon import DaemonOptions, SimulatedControlDaemon
+from dra_driver.sim.mps.host_snapshot import read_host
+from dra_driver.sim.mps.paths import DaemonPaths
+from dra_driver.sim.mps.protocol2 import SimulatedProtocol2
+from dra_driver.sim.mps.protocol3 import SimulatedProtocol3
 from tests.fakes.simulated import Node, h100
 
 ROOT, SOMEBODY = 0, 1000
@@ -32,7 +32,7 @@ class Processes:
 class Wakes:
     """A loop that wakes nobody: every server that works is ready at once."""
 
-    control: Control
+    control: SimulatedControlDaemon
 
     def __init__(self, processes):
         self.open = set()
@@ -67,14 +67,14 @@ class Daemon:
         self.node = node or new_node(directory, **fields)
         self.processes = Processes()
         self.wakes = Wakes(self.processes)
-        options = Options(self.node.root, protocol, multiuser, ROOT, devices)
-        places = Places(directory / "p", directory / "l")
-        self.control = Control(options, places, self.wakes, self.processes)
+        options = DaemonOptions(self.node.root, protocol, multiuser, ROOT, devices)
+        places = DaemonPaths(directory / "p", directory / "l")
+        self.control = SimulatedControlDaemon(options, places, self.wakes, self.processes)
         self.wakes.control = self.control
         self.finished = []
-        speaks = Protocol3 if protocol == 3 else Protocol2
+        speaks = SimulatedProtocol3 if protocol == 3 else SimulatedProtocol2
         self.words = speaks(self.control, lambda: self.finished.append(True))
-        self.gpus = [gpu.uuid for gpu in read_facts(self.node.root).gpus]
+        self.gpus = [gpu.uuid for gpu in read_host(self.node.root).gpus]
 
     def say(self, line, uid=ROOT):
         with self.control.changed:
@@ -92,4 +92,4 @@ class Daemon:
         ask = {"pid": pid, "uid": uid, "memory": memory, "minors": minors, "command": "serve"}
         ask["capabilities"] = [*caps]
         with self.control.changed:
-            return attach(self.control, place, {**ask, "environ": environ})
+            return attach_client(self.control, place, {**ask, "environ": environ})

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dra_driver.errors import NodeError, NotAsked, TimedOut, Wedged
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
-from dra_driver.node.mps.daemon import Daemon, Look
+from dra_driver.base.errors import MpsClientStuck, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
 
 MIB = 1 << 20
 KINDS = ("unanswering", "hanging", "faulty")
@@ -41,8 +41,8 @@ class Fate:
 class Running:
     """One control daemon with its server."""
 
-    daemon: Daemon
-    spaces: dict[SpaceName, Allowance] = field(default_factory=dict)
+    daemon: ControlDaemon
+    spaces: dict[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
     clients: set[MpsClient] = field(default_factory=set)
     unanswering: bool = False  # to anything
     hanging: bool = False  # when a client is to be ended
@@ -75,7 +75,7 @@ class FakeDaemons:
     def connect(self, name: str, pid: int, space: str) -> None:
         """A client of a space."""
         found = self.of(name)
-        told = SpaceName(space) if found.daemon.protocol > 2 else None
+        told = MpsNamespaceName(space) if found.daemon.protocol > 2 else None
         found.clients.add(MpsClient(pid, told))
 
     def kill(self, name: str) -> None:
@@ -85,12 +85,14 @@ class FakeDaemons:
 
     def protocol(self) -> int:
         if self.unaskable:
-            raise NotAsked(self.unaskable)
+            raise MpsStateUnknown(self.unaskable)
         if not self.newest:
             raise NodeError("the driver has no nvidia-cuda-mps-control")
         return self.newest
 
-    def start(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
+    def start(
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+    ) -> Mapping[MpsNamespaceName, str]:
         self._begin("start", daemon)
         if daemon.protocol > self.newest:
             raise NodeError(f"protocol {daemon.protocol} is unknown")
@@ -110,14 +112,14 @@ class FakeDaemons:
         self.fate.point()
         return {space.name: self._directory(daemon, space.name) for space in spaces}
 
-    def is_running(self, daemon: Daemon) -> bool:
+    def is_running(self, daemon: ControlDaemon) -> bool:
         return daemon.token in self.running
 
-    def look(self, daemon: Daemon) -> Look:
+    def look(self, daemon: ControlDaemon) -> DaemonStatus:
         running = self._answering("look", daemon)
         state = "Fault" if running.faulty else "Ready"
         clients = tuple(sorted(running.clients))
-        return Look(not running.faulty, state, clients, dict(running.spaces))
+        return DaemonStatus(not running.faulty, state, clients, dict(running.spaces))
 
     def is_there(self, directory: str) -> bool:
         names = {
@@ -127,19 +129,19 @@ class FakeDaemons:
         }
         return directory in names
 
-    def add(self, daemon: Daemon, space: Space) -> str:
+    def add(self, daemon: ControlDaemon, space: MpsNamespace) -> str:
         running = self._answering("add", daemon)
         if daemon.protocol > 2:
             there = running.spaces.get(space.name)
-            if there not in (None, Allowance(), space.allowance):
+            if there not in (None, MpsLimits(), space.allowance):
                 raise NodeError(f"namespace {space.name} has other limits")
-            running.spaces.setdefault(space.name, Allowance())
+            running.spaces.setdefault(space.name, MpsLimits())
             self.fate.point()
             running.spaces[space.name] = space.allowance
         self.fate.point()
         return self._directory(daemon, space.name)
 
-    def limit(self, daemon: Daemon, space: Space) -> None:
+    def limit(self, daemon: ControlDaemon, space: MpsNamespace) -> None:
         running = self._answering("limit", daemon)
         if space.name not in running.spaces:
             raise NodeError(f"namespace {space.name} does not exist")
@@ -149,7 +151,7 @@ class FakeDaemons:
         running.spaces[space.name] = replace(space.allowance, memory_bytes=memory)
         self.fate.point()
 
-    def remove(self, daemon: Daemon, space: SpaceName) -> None:
+    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName) -> None:
         if daemon.token not in self.running:
             return
         running = self._answering("remove", daemon)
@@ -157,27 +159,27 @@ class FakeDaemons:
             running.clients = {one for one in running.clients if one.space != space}
         self.fate.point()
 
-    def terminate(self, daemon: Daemon, pids: Collection[int]) -> None:
+    def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         if daemon.token not in self.running:
             return
         running = self._answering("terminate", daemon)
         if running.hanging and {one.pid for one in running.clients} & set(pids):
-            raise Wedged("client 71 did not end in 4 s")
+            raise MpsClientStuck("client 71 did not end in 4 s")
         running.clients = {one for one in running.clients if one.pid not in pids}
 
-    def end(self, daemon: Daemon) -> None:
+    def end(self, daemon: ControlDaemon) -> None:
         self._begin("end", daemon)
         if daemon.token in self.running and self.stuck & set(daemon.gpus):
             raise TimedOut(f"processes of MPS server {daemon.name} do not end")
         self.running.pop(daemon.token, None)
         self.fate.point()
 
-    def stop(self, daemon: Daemon) -> None:
+    def stop(self, daemon: ControlDaemon) -> None:
         self.end(daemon)
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
-    def clear(self, daemon: Daemon) -> None:
+    def clear(self, daemon: ControlDaemon) -> None:
         self._begin("clear", daemon)
         for token, one in list(self.running.items()):
             if one.daemon.directory == daemon.directory:
@@ -186,29 +188,29 @@ class FakeDaemons:
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
-    def trim(self, daemon: Daemon) -> None:
+    def trim(self, daemon: ControlDaemon) -> None:
         self.trimmed.append(daemon.name)
 
-    def shelter(self, daemon: Daemon) -> bool:
+    def shelter(self, daemon: ControlDaemon) -> bool:
         if daemon.token in self.running:
             self.running[daemon.token].sheltered = self.sheltered
         return self.sheltered
 
-    def is_sheltered(self, daemon: Daemon) -> bool:
+    def is_sheltered(self, daemon: ControlDaemon) -> bool:
         return daemon.token not in self.running or self.running[daemon.token].sheltered
 
     def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
         left = self.running.keys() - set(tokens)
         return tuple(sorted((*self.others, *(self.running[one].daemon.name for one in left))))
 
-    def _begin(self, call: str, daemon: Daemon) -> None:
+    def _begin(self, call: str, daemon: ControlDaemon) -> None:
         self.calls.append(f"{call} {daemon.name}")
         self.fate.point()
 
-    def _answering(self, call: str, daemon: Daemon) -> Running:
+    def _answering(self, call: str, daemon: ControlDaemon) -> Running:
         self._begin(call, daemon)
         if self.unaskable:
-            raise NotAsked(self.unaskable)
+            raise MpsStateUnknown(self.unaskable)
         running = self.running.get(daemon.token)
         if running is None:
             raise NodeError(f"nobody answers in {daemon.directory}")
@@ -217,6 +219,6 @@ class FakeDaemons:
         return running
 
     @staticmethod
-    def _directory(daemon: Daemon, space: SpaceName) -> str:
+    def _directory(daemon: ControlDaemon, space: MpsNamespaceName) -> str:
         inside = f"/gpu/{space}" if daemon.protocol > 2 else ""
         return f"{daemon.pipe}{inside}"

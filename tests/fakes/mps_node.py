@@ -2,26 +2,27 @@
 
 from dataclasses import replace
 
-from dra_driver.errors import NodeError, Unreachable, Vanished
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import Container, Deletion, PodSpec
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.processes import GpuProcess, Process
-from dra_driver.model.steps import ServeMps
-from dra_driver.node.containers import Absent
-from dra_driver.plugin.container_uses import ContainerUses
-from dra_driver.plugin.errands import Errands
-from dra_driver.plugin.gpu_users import GpuUsers
-from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.mps_drain import MpsDrain
-from dra_driver.plugin.mps_instances import MpsInstances
-from dra_driver.plugin.mps_joined import MpsJoined
-from dra_driver.plugin.mps_metrics import MpsMetrics
-from dra_driver.plugin.mps_strays import MpsStrays
-from dra_driver.plugin.mps_watch import Clock, MpsWatch, Tools, Watched
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, Unreachable
+from dra_driver.base.threads import BackgroundTasks
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.pods import Container, PodDeletion, PodSpec
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.processes import ContainerProcess, GpuProcess
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.plugin.metrics import Metrics, MpsMetrics
+from dra_driver.plugin.mps.drain import MpsDrain
+from dra_driver.plugin.mps.unserved import MpsBypassDetector, UnservedPods
+from dra_driver.plugin.mps.watch import (
+    LostMpsInstances,
+    MpsChecks,
+    MpsClocks,
+    MpsDependencies,
+    MpsWatch,
+)
+from dra_driver.plugin.process_owners import ContainerClaimsCache, ProcessOwners
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.pods import FakePods
 from tests.fakes.values import ref
@@ -30,11 +31,11 @@ GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
 SECONDS = 60.0
-INSTANCE = Instance(PartitionKey(9, 4, 4, 3), 1, 0, GpuUuid("MIG-0"))
+INSTANCE = MigInstance(PartitionKey(9, 4, 4, 3), 1, 0, GpuUuid("MIG-0"))
 
 
 def space(claim, gpu=GPU, percent=30):
-    return Space(SpaceName(f"c_{claim.name}"), claim.uid, (gpu,), percent)
+    return MpsNamespace(MpsNamespaceName(f"c_{claim.name}"), claim.uid, (gpu,), percent)
 
 
 class FailingPods(FakePods):
@@ -73,7 +74,7 @@ class Bundles:
         self.given[id_] = replace(before, claims=mine)
 
     def find(self, id_):
-        return self.given.get(id_, Absent.GONE)
+        return self.given.get(id_, NoContainer.GONE)
 
 
 class World:
@@ -81,7 +82,7 @@ class World:
 
     def __init__(self, protocol=3):
         self.agent = FakeMpsAgent(protocol)
-        self.listed: tuple[Record, ...] = ()
+        self.listed: tuple[ClaimRecord, ...] = ()
         self.aside = ()
         self.running = {}  # Process by its number
         self.on_gpus: dict[
@@ -106,20 +107,20 @@ class World:
     def begin(self, observer=None):
         """What a new process of the plugin has."""
         observer = observer or self.observer
-        clock = Clock(lambda: self.steady, lambda: self.agent.now)
-        errands = Errands(clock.steady, self.start)
-        names = ContainerUses(self.bundles)
-        users = GpuUsers(self.processes, self, names)
+        clock = MpsClocks(lambda: self.steady, lambda: self.agent.now)
+        errands = BackgroundTasks(clock.steady, self.start)
+        names = ContainerClaimsCache(self.bundles)
+        users = ProcessOwners(self.processes, self, names)
         self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock.steady)
-        self.joined = MpsJoined(self, self.pods, self, errands, clock.steady)
+        self.joined = UnservedPods(self, self.pods, self, errands, clock.steady)
         self.drain.on_read = self.joined.saw
-        strays = MpsStrays(users, self, clock.steady)
-        instances = MpsInstances(self, self.agent, errands)
-        tools = Tools(self, strays, self.drain, self.joined, instances, errands, clock)
+        strays = MpsBypassDetector(users, self, clock.steady)
+        instances = LostMpsInstances(self, self.agent, errands)
+        tools = MpsChecks(self, strays, self.drain, self.joined, instances, errands, clock)
         return MpsWatch(self.watched(), tools)
 
     def watched(self):
-        return Watched(
+        return MpsDependencies(
             self.agent,
             self,
             self,
@@ -146,7 +147,7 @@ class World:
         self.put_right.append(uid)
         for record in self.listed:
             for step in record.steps:
-                if record.claim.uid == uid and isinstance(step, ServeMps):
+                if record.claim.uid == uid and isinstance(step, ServeMpsNamespace):
                     self.agent.serve(step.space)
 
     def end_unknown(self, space):
@@ -164,7 +165,9 @@ class World:
         return [GpuProcess(pid, 1 << 30) for pid in pids]
 
     def instance(self, gpu, key):
-        found = self.instances.get(key, Vanished(f"there is no instance of {key} on {gpu}"))
+        found = self.instances.get(
+            key, MigInstanceNotFound(f"there is no instance of {key} on {gpu}")
+        )
         if isinstance(found, NodeError):
             raise found
         return found
@@ -193,7 +196,9 @@ class World:
         """A claim under MPS is prepared for these pods."""
         made = space(claim, gpu, percent)
         holding = Holding(claim, DeviceName("gpu-0" if gpu == GPU else "gpu-1"), gpu=gpu)
-        self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
+        self._add(
+            ClaimRecord(claim, (holding,), (ServeMpsNamespace(made),), prepared=(), pods=pods)
+        )
         if served:
             self.agent.serve(made)
         return made
@@ -210,7 +215,9 @@ class World:
             cut=True,
             instance=instance,
         )
-        self._add(Record(claim, (holding,), (ServeMps(made),), prepared=(), pods=pods))
+        self._add(
+            ClaimRecord(claim, (holding,), (ServeMpsNamespace(made),), prepared=(), pods=pods)
+        )
         if served:
             self.agent.serve(made)
         return made
@@ -218,7 +225,7 @@ class World:
     def other_claim(self, claim, *pods, gpu=GPU, **fields):
         """A claim without MPS."""
         holding = Holding(claim, DeviceName("gpu-0"), gpu=gpu, **fields)
-        self._add(Record(claim, (holding,), prepared=(), pods=pods))
+        self._add(ClaimRecord(claim, (holding,), prepared=(), pods=pods))
 
     def _add(self, record):
         self.listed = (*self.listed, record)
@@ -246,7 +253,7 @@ class World:
 
     def process(self, pid, pod, *gpus, of=None, container="main"):
         """A process of a pod on GPUs; a client of the space *of* a claim."""
-        self.running[pid] = Process(pid, 7, pod.uid, id_of(pod, container))
+        self.running[pid] = ContainerProcess(pid, 7, pod.uid, id_of(pod, container))
         for gpu in gpus or (GPU,):
             self.on_gpus[gpu] = (*(self.on_gpus.get(gpu) or ()), pid)
         if of is not None:
@@ -260,7 +267,7 @@ class World:
 
     def delete(self, pod, grace, uid=None):
         """Somebody deletes the pod."""
-        deletion = Deletion(self.server_time + grace, grace)
+        deletion = PodDeletion(self.server_time + grace, grace)
         spec = PodSpec("default", pod.name, uid or pod.uid, (), deletion=deletion)
         self.pods.pods["default", pod.name] = spec
 

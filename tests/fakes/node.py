@@ -2,29 +2,27 @@
 
 from collections.abc import Callable, Iterable
 
-from dra_driver.errors import AgentDown, ClaimError, NodeError
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.mps import Served, Space, SpaceName
-from dra_driver.model.shares import PodShare
+from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
+from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
 from dra_driver.model.steps import (
     ComputeMode,
-    CutPartition,
-    EndMps,
-    Interval,
-    LimitMemory,
-    MakeDeviceNodes,
-    PodLimit,
+    CreateDeviceNodes,
+    CreatePartition,
+    GpuSetting,
+    PodMemoryLimit,
+    PodMemoryShare,
+    RemoveMpsNamespace,
     RemovePartition,
-    ServeMps,
+    ServeMpsNamespace,
     SetComputeMode,
+    SetMemoryLimits,
     SetMigMode,
     SetTimeSlice,
-    Setting,
     Step,
+    TimeSliceInterval,
 )
 from tests.fakes.mig import FakeMig
 
@@ -33,7 +31,7 @@ FILES = DriverFiles(
     root="/",
     machine="x86_64",
     lib_dir="/usr/lib64",
-    libraries=(Library("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1", ("libcuda.so",)),),
+    libraries=(DriverLibrary("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1", ("libcuda.so",)),),
 )
 
 
@@ -48,10 +46,12 @@ class FakeNode:
         self.undo_fails = False
         self.before_step: Callable[[Step], None] = lambda step: None
         self.before_files: Callable[[], None] = lambda: None
-        self.intervals: dict[GpuUuid, Interval] = {gpu.uuid: Interval(0) for gpu in self.now.gpus}
+        self.intervals: dict[GpuUuid, TimeSliceInterval] = {
+            gpu.uuid: TimeSliceInterval(0) for gpu in self.now.gpus
+        }
         self.limits: dict[tuple[PodUid, GpuUuid], int] = {}  # bytes
         self.modes = {gpu.uuid: ComputeMode.DEFAULT for gpu in self.now.gpus}
-        self.spaces: dict[SpaceName, Space] = {}  # that the MPS agent serves
+        self.spaces: dict[MpsNamespaceName, MpsNamespace] = {}  # that the MPS agent serves
         self.agent = True  # whether there is one
         self.protocol = 3
         self.offers_limits = True
@@ -64,7 +64,7 @@ class FakeNode:
         self.looked = self.now
         return self.looked
 
-    def found(self, setting: Setting) -> Interval | ComputeMode | bool | None:
+    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None:
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self.intervals.get(gpu)
@@ -78,10 +78,10 @@ class FakeNode:
         self._do(step)
         self.done.append(step)
 
-    def serve(self, space: Space) -> Served:
-        self.before_step(ServeMps(space))
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
+        self.before_step(ServeMpsNamespace(space))
         served = self._serve(space)
-        self.done.append(ServeMps(space))
+        self.done.append(ServeMpsNamespace(space))
         return served
 
     def restore(self, step: Step) -> None:
@@ -100,22 +100,22 @@ class FakeNode:
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         return self.mig.on(gpu)
 
-    def instance(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         return self.mig.find(gpu, key)
 
     def _do(self, step: Step) -> None:
         match step:
-            case MakeDeviceNodes(minors=minors):
+            case CreateDeviceNodes(minors=minors):
                 self._make(minors)
             case SetTimeSlice() | SetComputeMode():
                 self._set(step)
-            case LimitMemory(gpu=gpu, pods=pods, strict=strict):
+            case SetMemoryLimits(gpu=gpu, pods=pods, strict=strict):
                 self._limit(gpu, pods, strict)
-            case SetMigMode() | CutPartition() | RemovePartition():
+            case SetMigMode() | CreatePartition() | RemovePartition():
                 self._cut(step)
-            case ServeMps(space=space):
+            case ServeMpsNamespace(space=space):
                 self._serve(space)
-            case EndMps(space=name):
+            case RemoveMpsNamespace(space=name):
                 if self.agent:
                     self.spaces.pop(name, None)
 
@@ -124,11 +124,11 @@ class FakeNode:
         if not set(minors) <= have:
             raise NodeError(f"/dev/nvidia{max(set(minors) - have)} is missing")
 
-    def _cut(self, step: SetMigMode | CutPartition | RemovePartition) -> None:
+    def _cut(self, step: SetMigMode | CreatePartition | RemovePartition) -> None:
         match step:
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.set_mode(gpu, on)
-            case CutPartition(gpu=gpu, key=key, new=new):
+            case CreatePartition(gpu=gpu, key=key, new=new):
                 self.mig.cut(gpu, key, new)
             case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
                 self.mig.remove(gpu, key, uuid, unless)
@@ -144,16 +144,16 @@ class FakeNode:
                     raise NodeError(f"{gpu} is not there")
                 self.modes[gpu] = mode
 
-    def _serve(self, space: Space) -> Served:
+    def _serve(self, space: MpsNamespace) -> ServedNamespace:
         if not self.agent:
-            raise AgentDown("the MPS agent of this node does not answer")
+            raise MpsAgentUnreachable("the MPS agent of this node does not answer")
         if self.spaces.setdefault(space.name, space) != space:
             raise NodeError(f"space {space.name} exists already with other limits")
         protocol = self.protocol
         directory = f"/run/mps/{space.name}" if protocol == 3 else "/run/mps/pipe"
-        return Served(space, protocol, directory, "" if protocol == 3 else "/run/mps/shm")
+        return ServedNamespace(space, protocol, directory, "" if protocol == 3 else "/run/mps/shm")
 
-    def settle(self, shares: Iterable[PodShare]) -> None:
+    def settle(self, shares: Iterable[PodMemoryShare]) -> None:
         """What the loop that looks after limits does: make them what the pods hold."""
         self.limits = {
             (share.pod, share.gpu): share.memory_bytes
@@ -161,7 +161,7 @@ class FakeNode:
             if share.memory_bytes is not None
         }
 
-    def _limit(self, gpu: GpuUuid, pods: tuple[PodLimit, ...], strict: bool) -> None:
+    def _limit(self, gpu: GpuUuid, pods: tuple[PodMemoryLimit, ...], strict: bool) -> None:
         for one in pods:
             if one.memory_bytes is None:
                 self.limits.pop((one.pod, gpu), None)

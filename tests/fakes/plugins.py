@@ -14,7 +14,7 @@ import grpc
 
 from api.kubelet import dra_v1_pb2, dra_v1beta1_pb2
 from api.kubelet import registration_v1_pb2 as registration
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 
 _MESSAGES = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 _DRIVER_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

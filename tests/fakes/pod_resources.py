@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from api.kubelet import pod_resources_v1_pb2 as messages
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 
 SERVICE = "v1.PodResourcesLister"
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from dra_driver.errors import Forbidden, NotFound
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.kubeletplugin.pods import ContainerSpec, PodSpec
+from dra_driver.base.errors import Forbidden, NotFound
+from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.pods import ContainerSpec, PodSpec
 
 
 class FakePods:

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.node.boot import boot_id
+from dra_driver.node.cgroups.procfs import boot_id
 
 PLACES: Final = (
     "/var/lib/kubelet",

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.processes import Process
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.processes import ContainerProcess
 
 CONTAINER = "c0ffee" + 58 * "0"
 
@@ -43,6 +43,6 @@ class Proc:
         (place / "cgroup").write_text(cgroup_of(pod, CONTAINER) if cgroup is None else cgroup)
         (place / "comm").write_text(f"{name}\n")
 
-    def process(self, pid: int, pod: str, started: int = 7) -> Process:
+    def process(self, pid: int, pod: str, started: int = 7) -> ContainerProcess:
         """As what ``write`` wrote is found."""
-        return Process(pid, started, PodUid(pod), CONTAINER)
+        return ContainerProcess(pid, started, PodUid(pod), CONTAINER)

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 
 from api.kubelet import registration_v1_pb2 as messages
-from dra_driver.kubeletplugin.registration import PLUGIN_TYPE, SERVICE
+from dra_driver.kubeletplugin.serve.services import PLUGIN_TYPE, REGISTRATION_SERVICE
 
 
 class Registrar:
@@ -21,7 +21,7 @@ class Registrar:
         )
         self._server = grpc.server(ThreadPoolExecutor(1))
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"GetInfo": handler}),)
+            (grpc.method_handlers_generic_handler(REGISTRATION_SERVICE, {"GetInfo": handler}),)
         )
         self._server.add_insecure_port(f"unix:{path}")
 

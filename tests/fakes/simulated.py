@@ -8,16 +8,15 @@ from typing import Any
 
 import yaml
 
-from dra_driver.errors import NodeError
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig, MigProfile
-from dra_driver.node.gpus import Gpus, MakeNodes
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.mig.state import MigStates
-from dra_driver.node.sim.nvml import SimulatedNvml
-from dra_driver.node.topology import PciTree
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import Inventory, MigInfo, MigProfile
+from dra_driver.node.driver.pci import PciBus
+from dra_driver.node.inventory.gpus import GpuDiscovery, MakeDeviceFiles
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.mig.state import MigStateStore
+from dra_driver.sim.nvml import SimulatedNvml
 
 Document = dict[str, Any]
 
@@ -45,7 +44,7 @@ class Node:
         self.write()
         self.root = directory / "root"
         self.live = LiveNode(self.file)
-        self.mig = MigStates(is_root=lambda: True)  # without a host: kept as long as this
+        self.mig = MigStateStore(is_root=lambda: True)  # without a host: kept as long as this
         self.functions = SimulatedNvml(self.live, mig=self.mig)
         self.nvml = Nvml(lambda: self.functions, deadline_seconds)
 
@@ -53,10 +52,10 @@ class Node:
     def host(self) -> SimulatedHost:
         return SimulatedHost(self.live, self.root)
 
-    def gpus(self, make_nodes: MakeNodes | None = None) -> Gpus:
+    def gpus(self, make_nodes: MakeDeviceFiles | None = None) -> GpuDiscovery:
         assert self.host  # its files are there
-        sysfs, devices = PciTree(self.root / "sys"), self.root / "dev"
-        return Gpus(self.nvml, sysfs, devices, make_nodes or no_nvidia_modprobe)
+        sysfs, devices = PciBus(self.root / "sys"), self.root / "dev"
+        return GpuDiscovery(self.nvml, sysfs, devices, make_nodes or no_nvidia_modprobe)
 
     def write(self) -> None:
         """Put the document into the file at once, so that nobody reads half of it."""
@@ -90,7 +89,7 @@ def as_yaml(inventory: Inventory) -> str:
     return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 
-def _mig(mig: Mig) -> dict[str, Any]:
+def _mig(mig: MigInfo) -> dict[str, Any]:
     """How a GPU can be cut, a line for each profile."""
     cut = [f"{one.key} as GPU instance {one.gi}" for one in mig.instances]
     modes = {"on": mig.on, "pending": mig.pending, "switches": mig.switches}

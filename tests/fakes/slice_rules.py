@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dra_driver.kubeletplugin.quantity import canonical
+from dra_driver.k8s.quantity import canonical
 
 Object = dict[str, Any]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from dra_driver.errors import InUse, NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod
-from dra_driver.model.holdings import Record
+from dra_driver.base.errors import ClaimInUse, NodeError
+from dra_driver.k8s.claims import ClaimUid, Pod
+from dra_driver.model.records import ClaimRecord
 
 
 class FakeUsers:
@@ -14,11 +14,11 @@ class FakeUsers:
         self.alive: dict[ClaimUid, set[Pod]] = {}
         self.hidden: NodeError | None = None
 
-    def refuse_while_used(self, record: Record) -> None:
+    def refuse_while_used(self, record: ClaimRecord) -> None:
         if self.hidden:
             raise self.hidden
         for pod in sorted(self.alive.get(record.claim.uid, ())):
-            raise InUse(f"pod {record.claim.namespace}/{pod.name}: process 7 still runs")
+            raise ClaimInUse(f"pod {record.claim.namespace}/{pod.name}: process 7 still runs")
 
     def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
         if self.hidden:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from dra_driver.kubeletplugin.claims import (
-    Allocation,
+from dra_driver.k8s.claims import (
+    AllocationResult,
     Claim,
     ClaimRef,
     ClaimUid,
@@ -12,9 +12,8 @@ from dra_driver.kubeletplugin.claims import (
     PodUid,
     ShareId,
 )
-from dra_driver.model.devices import Gpu, GpuUuid, Topology, Version
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Offer, Shape, Sliceable
+from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, Topology, Version
+from dra_driver.model.offer import Device, Fractional, Offer, Shape
 from dra_driver.model.profiles import Rules
 
 POOL = "node-1"
@@ -48,7 +47,7 @@ def inventory(count: int = 2) -> Inventory:
 
 
 MIB = 1024 * 1024
-SLICEABLE = Sliceable(
+SLICEABLE = Fractional(
     memory_default=81559 * MIB, memory_least=1024 * MIB, memory_step=MIB, shares=48
 )
 
@@ -60,7 +59,7 @@ def offer(count: int = 2, shape: Shape = SLICEABLE, **rules: Any) -> Offer:
 
 def fraction(
     memory: str = "20Gi", device: str = "gpu-0", request: str = "gpu", **capacity: str
-) -> Allocation:
+) -> AllocationResult:
     """A part of a GPU, as the scheduler says it."""
     consumed = {"cores": "0", "memory": memory, "shares": "1"} | capacity
     share = ShareId(f"{request}-{device}-{memory}")
@@ -71,8 +70,8 @@ def pod(name: str = "pod") -> Pod:
     return Pod(name, PodUid(f"uid-{name}"))
 
 
-def allocation(device: str = "gpu-0", request: str = "gpu", **fields: Any) -> Allocation:
-    return Allocation(**{"request": request, "pool": POOL, "device": device} | fields)
+def allocation(device: str = "gpu-0", request: str = "gpu", **fields: Any) -> AllocationResult:
+    return AllocationResult(**{"request": request, "pool": POOL, "device": device} | fields)
 
 
 def claim(*devices: str, name: str = "claim", configs: tuple[OpaqueConfig, ...] = ()) -> Claim:

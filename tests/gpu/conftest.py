@@ -8,23 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from cdi.apply import inject
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef
-from dra_driver.model.offer import Keeps
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import Claim, ClaimRef
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.commands import run as run_command
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.ledger import Ledger
+from dra_driver.node.driver.commands import run_command
+from dra_driver.node.driver.config import NodeConfig
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.machine import open_node
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.node import GpuNode
-from dra_driver.node.place import Place
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names, Tools
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.publish.offers import Offers
+from hack.cdi_apply import inject
 from tests.fakes.pods import NO_PODS
 from tests.fakes.values import POOL, claim
 from tests.gpu import smi
@@ -75,7 +73,7 @@ def document(ask_smi) -> smi.Smi:
 @pytest.fixture(scope="session")
 def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuNode]:
     """This machine as the plugin opens it."""
-    with open_node(Place(None, Path("/"), ""), tmp_path_factory.mktemp("unused")) as opened:
+    with open_node(NodeConfig(None, Path("/"), ""), tmp_path_factory.mktemp("unused")) as opened:
         if not opened.inventory().gpus:
             pytest.skip(f"no GPU is offered here: {opened.inventory().withheld}")
         yield opened
@@ -100,7 +98,7 @@ class Claims:
         return self._claims[ref]
 
 
-_KEEPS = Keeps()
+_KEEPS = ApiFeatures()
 
 
 class World:
@@ -111,11 +109,13 @@ class World:
         self.claims = Claims()
         self.cdi = directory / "cdi"
         self.ledger = Ledger(directory / "state", "this-boot")
-        specs = SpecFiles(self.cdi, "k8s.gpu.nvidia.com")
+        specs = CdiSpecFiles(self.cdi, "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(directory / "plugin"))
         offers = Offers(node, lambda: DEFAULT_PROFILE, lambda: _KEEPS, self.ledger)
-        tools = Tools(node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn)
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools)
+        tools = PrepareDependencies(
+            node, offers, self.claims, NO_PODS, self.ledger, files, _our_turn
+        )
+        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools)
 
     def config(self, name: str, *devices: str) -> Config:
         """A container's configuration, once a claim for *devices* is prepared for it."""

@@ -12,14 +12,13 @@ from typing import Any
 
 import pynvml
 
-from dra_driver.model.devices import Gpu, GpuUuid
-from dra_driver.model.mig import MigProfile
-from dra_driver.node.mig.geometry import geometry
-from dra_driver.node.node import GpuNode
-from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.mig.geometry import documents
-from dra_driver.node.sim.mig.geometry import geometry as simulated
+from dra_driver.model.gpus import Gpu, GpuUuid, MigProfile
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.mig.geometry import read_geometry
+from dra_driver.node.nvml.api import NvmlFunctions
+from dra_driver.sim.mig.geometry import board_geometry as simulated
+from dra_driver.sim.mig.geometry import geometry_documents
+from dra_driver.sim.node_spec import board_specs
 
 SUCCESS = int(pynvml.NVML_SUCCESS)
 NOT_THERE = (int(pynvml.NVML_ERROR_INVALID_ARGUMENT), int(pynvml.NVML_ERROR_NOT_SUPPORTED))
@@ -35,7 +34,7 @@ class Machine:
     """A node, and NVML beside it."""
 
     node: GpuNode
-    functions: Functions
+    functions: NvmlFunctions
     handles: Mapping[GpuUuid, Any]  # of the GPUs that have a MIG mode
 
     @property
@@ -45,7 +44,7 @@ class Machine:
 
 
 @contextmanager
-def machine(node: GpuNode, functions: Functions) -> Iterator[Machine]:
+def machine(node: GpuNode, functions: NvmlFunctions) -> Iterator[Machine]:
     """While NVML is started a second time, which is counted."""
     functions.nvmlInit()
     try:
@@ -57,7 +56,7 @@ def machine(node: GpuNode, functions: Functions) -> Iterator[Machine]:
         functions.nvmlShutdown()
 
 
-def has_mode(functions: Functions, handle: Any) -> bool:
+def has_mode(functions: NvmlFunctions, handle: Any) -> bool:
     """Whether a GPU has a MIG mode. NVMLError: that cannot be told, which is no answer."""
     try:
         functions.nvmlDeviceGetMigMode(handle)
@@ -76,9 +75,9 @@ def unread(one: Machine) -> dict[str, str]:
     }
 
 
-def _why(functions: Functions, handle: Any) -> str:
+def _why(functions: NvmlFunctions, handle: Any) -> str:
     try:
-        found = geometry(functions, handle)
+        found = read_geometry(functions, handle)
     except pynvml.NVMLError as e:
         return f"NVML refuses to say how it can be cut: {e}"
     if not found:
@@ -98,7 +97,7 @@ class Differences:
 
 def differences(product_name: str, profiles: Iterable[MigProfile]) -> Differences | None:
     """None: the simulation has no such board."""
-    product = next((key for key, one in boards().items() if one.name == product_name), None)
+    product = next((key for key, one in board_specs().items() if one.name == product_name), None)
     ours = simulated(product) if product else None
     if product is None or ours is None:
         return None
@@ -136,7 +135,7 @@ def _columns(profile: MigProfile) -> dict[str, Any]:
 
 def _assumed(product: str) -> set[tuple[str, str]]:
     """The columns of the table that no such board was seen to have, with the profile."""
-    entry = next(one for one in documents().values() if product in one["products"])
+    entry = next(one for one in geometry_documents().values() if product in one["products"])
     return {
         (column, name)
         for how in ("assumed", "guessed")
@@ -145,7 +144,7 @@ def _assumed(product: str) -> set[tuple[str, str]]:
     }
 
 
-def answers(functions: Functions, handle: Any, profile_ids: Sequence[int]) -> dict[str, int]:
+def answers(functions: NvmlFunctions, handle: Any, profile_ids: Sequence[int]) -> dict[str, int]:
     """NVML's code for each call that finds what is cut; of instances, with a pointer to none.
 
     Whatever else is raised (``ctypes.ArgumentError``: our arguments are not what the library's
@@ -167,14 +166,14 @@ def answers(functions: Functions, handle: Any, profile_ids: Sequence[int]) -> di
     return {name: _code(call) for name, call in {**asked, **of_none}.items()}
 
 
-def _list_gpu_instances(functions: Functions, handle: Any, profile_id: int) -> None:
+def _list_gpu_instances(functions: NvmlFunctions, handle: Any, profile_id: int) -> None:
     found, count = (functions.c_nvmlGpuInstance_t * _LONG_ENOUGH)(), ctypes.c_uint(_LONG_ENOUGH)
     functions.nvmlDeviceGetGpuInstances(
         handle, profile_id, ctypes.byref(found), ctypes.byref(count)
     )
 
 
-def _list_compute_instances(functions: Functions, gi: Any) -> None:
+def _list_compute_instances(functions: NvmlFunctions, gi: Any) -> None:
     found = (functions.c_nvmlComputeInstance_t * _LONG_ENOUGH)()
     count = ctypes.c_uint(_LONG_ENOUGH)
     functions.nvmlGpuInstanceGetComputeInstances(gi, 0, ctypes.byref(found), ctypes.byref(count))

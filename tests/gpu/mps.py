@@ -10,17 +10,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dra_driver.agent.state import Incidents, StateFiles
-from dra_driver.agent.supervisor import Supervisor
-from dra_driver.agent.tools import Tools
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import MpsClient, Served, Space, SpaceName, server_name
+from dra_driver.agent.dependencies import AgentDependencies
+from dra_driver.agent.state import IncidentLog, ServerStateFiles
+from dra_driver.agent.supervisor import MpsSupervisor
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import (
+    MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
+    ServedNamespace,
+    mps_server_name,
+)
+from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.mps import mounts
-from dra_driver.node.mps.daemons import Daemons
-from dra_driver.node.mps.shelter import Shelter
-from dra_driver.node.place import Driver
-from dra_driver.plan.mps_edits import mps_edits
+from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
+from dra_driver.node.mps.daemons import MpsDaemons
+from dra_driver.plan.prepare.cdi_spec import mps_edits
 from tests.gpu.programs import (
     CONTROL,
     END_SECONDS,
@@ -38,7 +44,7 @@ from tests.gpu.programs import (
 SHM = "/dev/shm"
 
 
-class OnlyProtocol2(Daemons):
+class OnlyProtocol2(MpsDaemons):
     """As if the driver had no other."""
 
     def protocol(self) -> int:
@@ -48,7 +54,9 @@ class OnlyProtocol2(Daemons):
 class Host:
     """A directory for MPS on this machine, the agent that keeps it, and programs on one GPU."""
 
-    def __init__(self, driver: Driver, gpu: GpuUuid, protocol: int, program: Sequence[str]) -> None:
+    def __init__(
+        self, driver: DriverPrograms, gpu: GpuUuid, protocol: int, program: Sequence[str]
+    ) -> None:
         """*program*: what every client runs."""
         self.gpu, self.protocol = gpu, protocol
         self.directory = tempfile.mkdtemp(prefix="mps", dir="/tmp")
@@ -56,28 +64,30 @@ class Host:
         self._program = program
         self._programs: list[Program] = []
         self._before = frozenset(mps_processes())
-        kind = Daemons if protocol > 2 else OnlyProtocol2
+        kind = MpsDaemons if protocol > 2 else OnlyProtocol2
         (empty := Path(self.directory, "proc")).mkdir()
         # Without a look at its cgroup nothing is moved out of this one.
-        shelter = Shelter(Path("/sys/fs/cgroup"), empty)
+        shelter = DaemonCgroup(Path("/sys/fs/cgroup"), empty)
         self.daemons = kind(driver.root, driver.run, driver.placed, shelter)
         self.agent = self.another_agent()
 
-    def another_agent(self) -> Supervisor:
+    def another_agent(self) -> MpsSupervisor:
         """What a process of the agent starts with."""
-        self._files = StateFiles(Path(self.directory, "state"))
+        self._files = ServerStateFiles(Path(self.directory, "state"))
         self._files.load()
-        incidents = Incidents(self._files)
-        agent = Supervisor(Tools(self.daemons, self._files, incidents, self.directory))
+        incidents = IncidentLog(self._files)
+        agent = MpsSupervisor(
+            AgentDependencies(self.daemons, self._files, incidents, self.directory)
+        )
         agent.recover()
         return agent
 
-    def space(self, number: int, percent: int, memory: int, tenant: str = "") -> Space:
+    def space(self, number: int, percent: int, memory: int, tenant: str = "") -> MpsNamespace:
         claim = ClaimUid(f"5b6ffb0e-5d6a-4a3b-9e0b-{number:012x}")
-        name = SpaceName(f"c_{number:024x}")
-        return Space(name, claim, (self.gpu,), percent, (memory,), tenant=tenant)
+        name = MpsNamespaceName(f"c_{number:024x}")
+        return MpsNamespace(name, claim, (self.gpu,), percent, (memory,), tenant=tenant)
 
-    def client(self, served: Served, **changes: str | None) -> Program:
+    def client(self, served: ServedNamespace, **changes: str | None) -> Program:
         """A program in a container of that claim, but for *changes* of variables (None: it has
         none)."""
         edits = mps_edits(served)
@@ -94,7 +104,7 @@ class Host:
         """Whom the agent says that servers serve."""
         return {client for server in self.agent.status().servers for client in server.clients}
 
-    def as_client(self, program: Program, served: Served) -> MpsClient:
+    def as_client(self, program: Program, served: ServedNamespace) -> MpsClient:
         """What the agent should call it."""
         return MpsClient(program.pid, served.space.name if self.protocol > 2 else None)
 
@@ -115,7 +125,7 @@ class Host:
         found += [f"process {pid} ({name})" for pid, name in self.processes().items()]
         found += [f"mount {at}" for at in mounts.mounted_at_or_below(self.directory)]
         found += [f"server {state.daemon.name}" for state in self._files.load()]
-        directory = Path(self.directory, server_name([self.gpu]))
+        directory = Path(self.directory, mps_server_name([self.gpu]))
         return [*found, *([f"directory {directory}"] if directory.exists() else [])]
 
     def close(self) -> None:
@@ -138,7 +148,7 @@ class Host:
         return program
 
 
-def why_not(driver: Driver, gpu: GpuUuid, program: Sequence[str]) -> str:
+def why_not(driver: DriverPrograms, gpu: GpuUuid, program: Sequence[str]) -> str:
     """Why MPS does not work on this machine, whoever starts it; empty: it does.
 
     A daemon is started by hand, in the foreground, as the manual has it.

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dra_driver.model.devices import Gpu
+from dra_driver.model.gpus import Gpu
 
 # What a person can set: reading GPUs and giving them to containers leaves all of it alone.
 SETTINGS = (

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdi import ContainerEdits, DeviceNode, Mount
-from cdi.apply import apply_edits
-from dra_driver.model.driver_files import DriverFiles, Library
+from dra_driver.model.driver_files import DriverFiles, DriverLibrary
+from hack.cdi_apply import apply_edits
 from tests.gpu import bundle, rootfs
 from tests.gpu.bundle import Bundle, Chroot, base_config, chroot_script, runtime, why_not
 from tests.gpu.rootfs import PROGRAM, PYTHON, make_rootfs
@@ -45,7 +45,7 @@ def test_either_spelling_of_a_librarys_path_leads_to_the_same_file(root):
 
 def test_the_hosts_driver_is_not_in_it(tmp_path):
     libc = next(path for path in rootfs.needed(["/bin/ls"], set()) if "libc.so" in path)
-    driver = DriverFiles("1", "/", DRIVER.machine, "/lib", (Library(libc, "libc.so.6"),))
+    driver = DriverFiles("1", "/", DRIVER.machine, "/lib", (DriverLibrary(libc, "libc.so.6"),))
 
     make_rootfs(tmp_path / "rootfs", driver)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.driver_root import CANDIDATES
+from dra_driver.node.driver.root import DRIVER_ROOT_CANDIDATES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 def test_it_is_found_and_is_the_driver_that_nvidia_smi_speaks_of(driver, document):
     files = driver.files()
 
-    assert files.root in CANDIDATES or Path(files.root).is_dir()
+    assert files.root in DRIVER_ROOT_CANDIDATES or Path(files.root).is_dir()
     assert files.version == document.driver_version
     assert driver.loaded_version() in (None, files.version)
 

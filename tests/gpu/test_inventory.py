@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import split
-from dra_driver.model.offer import Keeps
+from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.slices.reconcile import split_into_slices
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
-from dra_driver.plugin.profiles import bundled
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plugin.publish.profiles import bundled_profiles
 from tests.gpu import smi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -69,10 +69,10 @@ def test_gpus_that_nvlink_joins_are_in_one_clique(node, ask_smi):
 
 
 def test_what_is_published_is_what_an_api_server_takes(node):
-    for profile in (DEFAULT_PROFILE, bundled()["mig"]):
-        offered = offer(node.inventory(), profile, Keeps(), {})
-        pool = split("node-1", published(offered), published_counters(offered))
-        assert check(pool, "gpu.nvidia.com") == ()
+    for profile in (DEFAULT_PROFILE, bundled_profiles()["mig"]):
+        offered = build_offer(node.inventory(), profile, ApiFeatures(), {})
+        pool = split_into_slices("node-1", published_devices(offered), published_counters(offered))
+        assert validate_pool(pool, "gpu.nvidia.com") == ()
 
 
 def test_looking_again_sees_the_same(node):

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.node.containers import Absent
-from dra_driver.node.gpu_processes import gpu_processes
-from dra_driver.node.nvml import Nvml, load_nvml
-from dra_driver.node.processes import Processes
-from dra_driver.plugin.container_uses import ContainerUses
-from dra_driver.plugin.guard import MemoryGuard, Tools
-from dra_driver.plugin.memory_use import MemoryUse
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.processes import gpu_processes
+from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.process_owners import ContainerClaimsCache
 from tests.fakes.processes import Proc
 from tests.fakes.values import ref
 
@@ -37,7 +36,7 @@ class Nobody:
     """No container runtime: the claims of a pod count together."""
 
     def find(self, id_):
-        return Absent.NOWHERE
+        return NoContainer.NOWHERE
 
 
 class Told:
@@ -91,7 +90,7 @@ def start(driver, gpu, tmp_path):
 
 
 def holding(claim, gpu, gib):
-    limit = Limit(gib * GIB, Guard(GuardPolicy.KILL, GRACE_SECONDS))
+    limit = ClaimMemoryLimit(gib * GIB, GuardRules(GuardPolicy.KILL, GRACE_SECONDS))
     return Holding(claim, DeviceName(str(gpu.name)), gpu=gpu.uuid, limit=limit)
 
 
@@ -110,13 +109,15 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
     small, outlier, neighbour = start(WEB, 0.25), start(WEB, 4), start(DB, 4)
     sizes = uses(nvml, gpu, small, outlier, neighbour)
     records = [
-        Record(A, (holding(A, gpu, 3),), pods=(WEB,)),  # small and outlier share it
-        Record(B, (holding(B, gpu, 8),), pods=(DB,)),
+        ClaimRecord(A, (holding(A, gpu, 3),), pods=(WEB,)),  # small and outlier share it
+        ClaimRecord(B, (holding(B, gpu, 8),), pods=(DB,)),
     ]
-    told, processes = Told(), Processes(tmp_path / "proc")
-    containers = ContainerUses(Nobody())
-    use = MemoryUse(lambda uuid: gpu_processes(nvml, uuid), processes, containers)
-    guard = MemoryGuard(lambda: records, Tools(use, processes, told, Metrics()))
+    told, processes = Told(), ContainerProcesses(tmp_path / "proc")
+    containers = ContainerClaimsCache(Nobody())
+    use = MemoryScanner(lambda uuid: gpu_processes(nvml, uuid), processes, containers)
+    guard = MemoryEnforcer(
+        lambda: records, MemoryGuardDependencies(use, processes, told, Metrics())
+    )
 
     began = time.monotonic()
     while outlier.poll() is None and time.monotonic() - began < 60:

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.node.cgroups import Cgroups, cgroup_root
-from dra_driver.node.limit_backend import LimitBackend, apply_limit
-from dra_driver.node.nvml import Nvml, load_nvml
-from dra_driver.node.nvml_codes import FUNCTION_NOT_FOUND, code
-from dra_driver.node.nvml_memory import OLDEST_DRIVER, memory_limit, set_memory_limit
+from dra_driver.base.errors import NodeError
+from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
+from dra_driver.node.memory.support import (
+    MIN_DRIVER_MAJOR,
+    MemoryLimitProbe,
+    apply_limit,
+    get_memory_limit,
+    set_memory_limit,
+)
+from dra_driver.node.nvml.api import FUNCTION_NOT_FOUND, nvml_error_code
+from dra_driver.node.nvml.client import Nvml, load_nvml
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -71,7 +76,7 @@ def cgroup():
 @pytest.fixture
 def offered(nvml):
     """What the driver offers; the test is skipped where that is nothing."""
-    found = LimitBackend(nvml, Cgroups(cgroup_root(Path("/")))).offered()
+    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).offered()
     if found.backend is None:
         pytest.skip(f"the driver does not limit memory by cgroup here: {found.reason}")
     return found
@@ -79,27 +84,27 @@ def offered(nvml):
 
 def test_a_driver_says_what_it_offers_or_why_it_does_not(nvml, report):
     version = nvml.system().driver_version
-    found = LimitBackend(nvml, Cgroups(cgroup_root(Path("/")))).offered()
+    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).offered()
     report([f"driver {version}: {found.backend or found.reason}"])
-    if version.major < OLDEST_DRIVER:
-        assert found.reason == f"driver {version} is too old: {OLDEST_DRIVER} or newer does"
+    if version.major < MIN_DRIVER_MAJOR:
+        assert found.reason == f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"
     assert bool(found.reason) == (found.backend is None)
 
 
 def test_a_driver_before_615_has_no_such_function(nvml, gpu, tmp_path):
-    if nvml.system().driver_version.major >= OLDEST_DRIVER:
+    if nvml.system().driver_version.major >= MIN_DRIVER_MAJOR:
         pytest.skip("this driver has it")
     with pytest.raises(NodeError) as refusal:
         set_memory_limit(nvml, gpu.uuid, tmp_path, GIB)
-    assert code(refusal.value) == FUNCTION_NOT_FOUND
+    assert nvml_error_code(refusal.value) == FUNCTION_NOT_FOUND
 
 
 def test_a_limit_is_read_back_and_cleared(nvml, gpu, cgroup, offered):
     apply_limit(nvml, gpu.uuid, cgroup, 2 * GIB)
     apply_limit(nvml, gpu.uuid, cgroup, 3 * GIB)
-    assert memory_limit(nvml, gpu.uuid, cgroup).used_bytes == 0
+    assert get_memory_limit(nvml, gpu.uuid, cgroup).used_bytes == 0
     apply_limit(nvml, gpu.uuid, cgroup, None)
-    assert memory_limit(nvml, gpu.uuid, cgroup).hard_bytes is None
+    assert get_memory_limit(nvml, gpu.uuid, cgroup).hard_bytes is None
 
 
 def test_what_is_no_cgroup_is_refused(nvml, gpu, cgroup, offered, report):
@@ -107,7 +112,7 @@ def test_what_is_no_cgroup_is_refused(nvml, gpu, cgroup, offered, report):
     for path in (cgroup.parent, cgroup / "gone", Path("/proc")):
         with pytest.raises(NodeError) as refusal:
             set_memory_limit(nvml, gpu.uuid, path, GIB)
-        said.append(f"{path}: {code(refusal.value)}")
+        said.append(f"{path}: {nvml_error_code(refusal.value)}")
     report(said)
 
 
@@ -136,4 +141,4 @@ def test_a_process_sees_its_share_and_gets_no_more(driver, nvml, gpu, cgroup, of
 
 
 def test_where_nothing_was_ever_set_nothing_is_limited(nvml, gpu, cgroup, offered):
-    assert memory_limit(nvml, gpu.uuid, cgroup).hard_bytes is None
+    assert get_memory_limit(nvml, gpu.uuid, cgroup).hard_bytes is None

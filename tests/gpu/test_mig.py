@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.mig.capabilities import MONITOR
-from dra_driver.node.nvml import load_nvml
+from dra_driver.node.mig.capabilities import MONITOR_CAPABILITY
+from dra_driver.node.nvml.client import load_nvml
 from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, machine, unread
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -80,9 +80,9 @@ def test_who_monitors_gets_its_capability(cuttable):
         pytest.skip("this driver has no capability to monitor instances")
 
     node, gpu = cuttable.node, cuttable.gpus[0]
-    found = node.device_files((gpu.minor,), (MONITOR,)).capabilities
+    found = node.device_files((gpu.minor,), (MONITOR_CAPABILITY,)).capabilities
 
-    assert found[MONITOR].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
+    assert found[MONITOR_CAPABILITY].container_path.startswith("/dev/nvidia-caps/nvidia-cap")
 
 
 def test_a_look_at_a_gpu_that_can_be_cut_is_quick(cuttable):

@@ -9,17 +9,17 @@ import pynvml
 import pytest
 import yaml
 
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.place import Place
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.mig.geometry import geometry
-from dra_driver.node.sim.mig.host_files import kept_on
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.mig.geometry import board_geometry
+from dra_driver.sim.mig.host_files import open_mig_states
+from dra_driver.sim.node_spec import board_specs
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.gpu import test_mig
 from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, has_mode, machine, unread
 
-PRODUCTS = [product for product, one in boards().items() if one.mig]
+PRODUCTS = [product for product, one in board_specs().items() if one.mig]
 ONE = [{"profile": "1g.10gb", "start": 0}]
 HALF = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": []}]
 IN_TWO = [*ONE, {"profile": "2g.20gb", "start": 2, "compute": [1, 1]}]
@@ -35,9 +35,9 @@ class Simulated:
         self.file.write_text(yaml.safe_dump({"gpus": [one]}))
 
     def __enter__(self):
-        self._open = open_node(Place(sim=str(self.file)), self.directory)
+        self._open = open_node(NodeConfig(sim=str(self.file)), self.directory)
         node = self._open.__enter__()
-        mig = kept_on(self.directory, lambda: True)
+        mig = open_mig_states(self.directory, lambda: True)
         self._machine = machine(node, SimulatedNvml(LiveNode(self.file), mig=mig))
         return self._machine.__enter__()
 
@@ -150,7 +150,7 @@ def test_a_mode_is_one_or_none(simulated):
 
 
 def table(product):
-    found = geometry(product)
+    found = board_geometry(product)
     assert found is not None
     return found.profiles
 
@@ -183,7 +183,7 @@ def changed(profiles, name, **fields):
 def test_what_differs_is_named_and_what_was_only_assumed_is_no_failure(
     product, profiles, where, line
 ):
-    found = differences(boards()[product].name, profiles)
+    found = differences(board_specs()[product].name, profiles)
 
     assert any(one.startswith(line) for one in getattr(found, where)), found
 
@@ -192,7 +192,7 @@ def test_ids_that_were_assumed_are_told_and_no_more():
     product = "GH200-96"
     its = table(product)
 
-    found = differences(boards()[product].name, [replace(one, id=one.id + 50) for one in its])
+    found = differences(board_specs()[product].name, [replace(one, id=one.id + 50) for one in its])
 
     assert found is not None
     assert found.wrong == []
@@ -201,7 +201,7 @@ def test_ids_that_were_assumed_are_told_and_no_more():
 
 def test_what_was_guessed_is_told_like_what_was_assumed():
     guessed = [replace(one, id=61) if one.name == "2g.12gb+me" else one for one in A30]
-    found = differences(boards()["A30"].name, guessed)
+    found = differences(board_specs()["A30"].name, guessed)
     assert found is not None
     assert found.wrong == []
     assert [one.partition(",")[0] for one in found.rest] == ["2g.12gb+me"]

@@ -11,13 +11,13 @@ import time
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import Version
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import Version
 from dra_driver.model.steps import ComputeMode
-from dra_driver.node.compute_modes import ComputeModes
-from dra_driver.node.mps.daemons import Daemons
-from dra_driver.node.nvml import Nvml, load_nvml
-from dra_driver.node.place import Place, open_driver
+from dra_driver.node.driver.config import NodeConfig, open_driver
+from dra_driver.node.mps.daemons import MpsDaemons
+from dra_driver.node.nvml.client import Nvml, load_nvml
+from dra_driver.node.nvml.compute_modes import ComputeModes
 from tests.gpu.mps import Host, why_not
 from tests.gpu.programs import CONTROL, SERVER, program_of, until, why_no_mounts
 
@@ -76,12 +76,12 @@ def newest(driver, gpu, program, tmp_path_factory):
     try:
         for tool in (CONTROL, SERVER):
             driver.tool(tool)
-        found = Daemons(driver).protocol()
+        found = MpsDaemons(driver).protocol()
     except NodeError as e:
         pytest.skip(str(e))
-    if others := Daemons(driver).foreign(()):
+    if others := MpsDaemons(driver).foreign(()):
         pytest.skip(f"MPS is in use here: {', '.join(others)}")
-    with open_driver(Place(), tmp_path_factory.mktemp("unused")) as opened:
+    with open_driver(NodeConfig(), tmp_path_factory.mktemp("unused")) as opened:
         if why := why_not(opened, gpu.uuid, program):
             pytest.skip(f"MPS does not work on this machine: {why}")
     return found
@@ -94,7 +94,7 @@ def host(request, newest, driver, gpu, program, tmp_path):
         pytest.skip(f"driver {version} has no MPS protocol {request.param}: 615 and newer do")
     if request.param == 2 and (why := why_no_mounts()):
         pytest.skip(f"protocol 2 needs a /dev/shm for its clients, and nothing is mounted: {why}")
-    with open_driver(Place(), tmp_path) as opened:
+    with open_driver(NodeConfig(), tmp_path) as opened:
         made = Host(opened, gpu.uuid, request.param, program)
         try:
             yield made

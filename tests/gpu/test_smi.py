@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.model.devices import GpuUuid, Topology, Version
+from dra_driver.model.gpus import GpuUuid, Topology, Version
 from tests.fakes.values import gpu
 from tests.gpu import smi
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.steps import Interval
-from dra_driver.node.time_slices import TimeSlices
+from dra_driver.base.errors import NodeError
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.node.driver.time_slices import TimeSlices
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -22,7 +22,7 @@ def test_the_interval_of_every_gpu_is_understood(driver, document, listed, repor
     report(["nvidia-smi compute-policy -l:", *listed.splitlines()])
     slices = TimeSlices(driver, tmp_path, "boot")
     for gpu in document.gpus:
-        assert slices.read(gpu.uuid) in tuple(Interval), listed
+        assert slices.read(gpu.uuid) in tuple(TimeSliceInterval), listed
 
 
 def test_reading_changes_nothing(driver, document, listed, ask_smi, tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.place import Place
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -27,7 +27,7 @@ def spread(times):
 
 
 def test_looking_again_costs_less_than_a_tenth_of_a_second(driver, tmp_path, report):
-    with open_node(Place(None, Path("/"), ""), tmp_path) as node:
+    with open_node(NodeConfig(None, Path("/"), ""), tmp_path) as node:
         first = milliseconds(node.refresh)  # starts NVML
         again = [milliseconds(node.refresh) for _ in range(ROUNDS)]
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import ClaimError, Forbidden, Unreachable
-from dra_driver.kubeletplugin.claim_reader import ClaimReader
-from dra_driver.kubeletplugin.claims import Allocation, ClaimRef, ClaimUid
-from dra_driver.kubeletplugin.resource_api import ResourceApi
+from dra_driver.base.errors import ClaimError, Forbidden, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.claims import AllocationResult, ClaimReader, ClaimRef, ClaimUid
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.resource_api import ResourceApi
 from tests.fakes.api_server import ApiServer
 
 DRIVER, POOL = "gpu.example.com", "n1"
@@ -22,7 +21,9 @@ def server():
 
 @pytest.fixture
 def reader(server, tmp_path):
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    client = Client(
+        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
+    )
     yield ClaimReader(ResourceApi(client), DRIVER, POOL)
     client.close()
 
@@ -48,7 +49,7 @@ def test_a_claim_is_read_in_every_version(server, reader, served):
     server.served = [served]
     server.put(claim())
 
-    assert reader.read(REF).allocations == (Allocation("gpu", POOL, "gpu-0"),)
+    assert reader.read(REF).allocations == (AllocationResult("gpu", POOL, "gpu-0"),)
 
 
 @pytest.mark.point(18)
@@ -115,7 +116,7 @@ def test_a_claim_that_is_there_is_looked_at_without_asking_etcd(server, reader):
     server.put(claim())
 
     assert reader.exists(REF)
-    assert reader.glance(REF).allocations == (Allocation("gpu", POOL, "gpu-0"),)
+    assert reader.glance(REF).allocations == (AllocationResult("gpu", POOL, "gpu-0"),)
 
     assert reads(server) == ["memory", "memory"]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import read_claim
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import parse_claim
 from tests.fakes.values import claim, claim_document, ref
 
 DRIVER = "gpu.nvidia.com"
@@ -18,14 +18,14 @@ def document(**status: Any) -> dict[str, Any]:
 
 
 def test_our_results_are_read() -> None:
-    assert read_claim(document(), ref(), DRIVER) == claim("gpu-0")
+    assert parse_claim(document(), ref(), DRIVER) == claim("gpu-0")
 
 
 @pytest.mark.point(93)
 def test_who_a_claim_is_reserved_for_makes_no_difference() -> None:
     group = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "1"}
 
-    assert read_claim(document(reservedFor=[group]), ref(), DRIVER) == claim("gpu-0")
+    assert parse_claim(document(reservedFor=[group]), ref(), DRIVER) == claim("gpu-0")
 
 
 @pytest.mark.parametrize(
@@ -41,21 +41,21 @@ def test_a_claim_that_was_made_for_a_pod_is_told_from_others(owners, one) -> Non
     found = document()
     found["metadata"]["ownerReferences"] = owners
 
-    assert read_claim(found, ref(), DRIVER).made_for_pod is one
+    assert parse_claim(found, ref(), DRIVER).made_for_pod is one
 
 
 @pytest.mark.point(20)
 def test_a_claim_without_an_allocation_is_refused() -> None:
     with pytest.raises(ClaimError, match="default/claim is not allocated"):
-        read_claim(document(allocation=None), ref(), DRIVER)
+        parse_claim(document(allocation=None), ref(), DRIVER)
 
 
 @pytest.mark.point(21)
 def test_a_claim_with_another_uid_is_refused() -> None:
     with pytest.raises(ClaimError, match="got replaced: UID another was asked for"):
-        read_claim(document(), ref(uid="another"), DRIVER)
+        parse_claim(document(), ref(uid="another"), DRIVER)
 
 
 def test_a_claim_of_another_driver_is_refused() -> None:
     with pytest.raises(ClaimError, match=r"no device of driver other\.example\.com"):
-        read_claim(document(), ref(), "other.example.com")
+        parse_claim(document(), ref(), "other.example.com")

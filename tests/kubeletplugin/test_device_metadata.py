@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import ClaimError
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
 from dra_driver.kubeletplugin import device_metadata
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid
 from dra_driver.kubeletplugin.device_metadata import (
     MetadataDevice,
+    claim_uid_of_file,
     container_path,
-    documents,
-    uid_in,
+    render_metadata_documents,
 )
 from tests.conftest import Golden
 
@@ -31,7 +31,7 @@ BARE = MetadataDevice("look", "node-1", "gpu-2")
 
 
 def of(*devices, claim=CLAIM):
-    return documents(claim, devices, DRIVER, "/plugin/metadata")
+    return render_metadata_documents(claim, devices, DRIVER, "/plugin/metadata")
 
 
 def objects(text: str) -> list[dict]:
@@ -104,7 +104,7 @@ def test_a_claim_from_a_template_is_found_by_the_name_that_the_pod_gives_it():
 
 @pytest.mark.parametrize("name", ["gpu.json", "_gpu.json", f"{UID}.json", f"{UID}_gpu.json.bak"])
 def test_a_file_of_another_name_is_nobodys_document(name):
-    assert uid_in(name) is None
+    assert claim_uid_of_file(name) is None
 
 
 def test_the_documentation_is_true():

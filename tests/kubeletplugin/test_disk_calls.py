@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.disk_calls import disk_call, hanging
-from dra_driver.kubeletplugin.file_locks import disk_errors
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import disk_call, disk_errors, hanging_disk_calls
 
 
 def under_way(seconds: float = -1) -> str:
     """What is under way in this process, where other tests may have left something."""
-    return hanging(seconds) or ""
+    return hanging_disk_calls(seconds) or ""
 
 
 def test_a_call_that_hangs_is_told_with_what_it_was_for(tmp_path: Path) -> None:

@@ -4,14 +4,18 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import Forbidden, Refused
-from dra_driver.kubeletplugin.features import Features, probe, probe_devices
+from dra_driver.base.errors import Forbidden, Refused
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
+from dra_driver.kubeletplugin.slices.features import (
+    SliceFeatures,
+    probe_device_features,
+    probe_slice_features,
+)
 from tests.fakes import api_server
 
 DRIVER, NODE = "driver.example", "n1"
-ALL = Features(
+ALL = SliceFeatures(
     device_taints=True,
     consumable_capacity=True,
     shared_counters=True,
@@ -29,7 +33,7 @@ def server():
 
 @pytest.fixture
 def client(server, tmp_path):
-    connected = ApiServer(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    connected = ApiClient(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
     yield connected
     connected.close()
 
@@ -52,18 +56,18 @@ class Older:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 def test_an_api_server_with_every_gate_on_keeps_everything(client, version):
-    assert probe(client, version, DRIVER, NODE) == ALL
+    assert probe_slice_features(client, version, DRIVER, NODE) == ALL
 
 
 def test_nothing_is_stored(client, server):
-    probe(client, "v1", DRIVER, NODE)
+    probe_slice_features(client, "v1", DRIVER, NODE)
 
     assert server.objects("resourceslices") == []
     assert {seen.query.get("dryRun") for seen in server.requests} == {"All"}
 
 
 def test_the_slices_are_those_that_an_admission_policy_for_this_node_lets_pass(client, server):
-    probe(client, "v1", DRIVER, NODE)
+    probe_slice_features(client, "v1", DRIVER, NODE)
 
     specs = [seen.body["spec"] for seen in server.requests]
     assert {(s["driver"], s["nodeName"], s["pool"]["name"]) for s in specs} == {
@@ -82,7 +86,7 @@ def test_the_slices_are_those_that_an_admission_policy_for_this_node_lets_pass(c
 def test_a_gate_that_is_off_costs_its_feature_and_no_other(client, server, gate, lost):
     server.disable(gate)
 
-    found = asdict(probe(client, "v1", DRIVER, NODE))
+    found = asdict(probe_slice_features(client, "v1", DRIVER, NODE))
 
     assert {name for name, value in asdict(ALL).items() if found[name] != value} == lost
 
@@ -94,7 +98,7 @@ def test_list_attributes_that_are_refused_are_not_there():
 
     older = Older(refuses=lambda spec: has_list(spec) or both(spec))
 
-    assert probe(older, "v1", DRIVER, NODE) == replace(ALL, list_attributes=False)
+    assert probe_slice_features(older, "v1", DRIVER, NODE) == replace(ALL, list_attributes=False)
 
 
 def both(spec):
@@ -106,7 +110,7 @@ def test_counters_that_have_to_lie_beside_their_devices_are_told_from_those_apar
         consumes = any("consumesCounters" in d for d in spec.get("devices", ()))
         return consumes and "sharedCounters" not in spec
 
-    found = probe(Older(refuses=apart), "v1", DRIVER, NODE)
+    found = probe_slice_features(Older(refuses=apart), "v1", DRIVER, NODE)
 
     assert (found.counters_apart, found.counters_beside) == (False, True)
 
@@ -119,23 +123,25 @@ def test_half_of_a_feature_is_not_the_feature():
         }
         return {**device, "capacity": capacity}
 
-    assert not probe(Older(keeps=without_policy), "v1", DRIVER, NODE).consumable_capacity
+    assert not probe_slice_features(
+        Older(keeps=without_policy), "v1", DRIVER, NODE
+    ).consumable_capacity
 
 
 def test_who_may_not_create_slices_is_told_so(client, server):
     server.deny("create", "resourceslices")
 
     with pytest.raises(Forbidden, match="cannot create"):
-        probe(client, "v1", DRIVER, NODE)
+        probe_slice_features(client, "v1", DRIVER, NODE)
 
 
 def test_a_plain_slice_that_is_refused_tells_nothing_about_features():
     with pytest.raises(Refused):
-        probe(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
+        probe_slice_features(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
 
 
 def test_what_a_plugin_has_to_know_is_found_in_one_request(client, server):
-    assert probe_devices(client, "v1", DRIVER, NODE) == (True, True, True)
+    assert probe_device_features(client, "v1", DRIVER, NODE) == (True, True, True)
     assert len([one for one in server.requests if one.method == "POST"]) == 1
 
 
@@ -150,16 +156,16 @@ def test_what_a_plugin_has_to_know_is_found_in_one_request(client, server):
 def test_a_gate_that_is_off_costs_devices_its_feature_only(client, server, gate, found):
     server.disable(gate)
 
-    assert probe_devices(client, "v1", DRIVER, NODE) == found
+    assert probe_device_features(client, "v1", DRIVER, NODE) == found
 
 
 def test_counters_that_have_to_lie_beside_their_devices_are_none_for_us():
     def apart(spec):
         return any("consumesCounters" in device for device in spec["devices"])
 
-    assert probe_devices(Older(refuses=apart), "v1", DRIVER, NODE) == (True, True, False)
+    assert probe_device_features(Older(refuses=apart), "v1", DRIVER, NODE) == (True, True, False)
 
 
 def test_an_api_server_that_takes_no_devices_tells_nothing_about_them():
     with pytest.raises(Refused):
-        probe_devices(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
+        probe_device_features(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.instances import Instances
+from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 
 LIVE = """
 import sys, threading
 from pathlib import Path
-from dra_driver.kubeletplugin.instances import Instances
+from dra_driver.kubeletplugin.serve.rolling_update import Instances
 instances = Instances(Path(sys.argv[1]), "other")
 print(instances.is_newest(), flush=True)
 threading.Event().wait()
@@ -42,9 +42,9 @@ def names(directory: Path) -> list[str]:
 
 def test_the_last_to_start_is_the_newest(short: Path) -> None:
     directory = short / "instances"
-    old = Instances(directory, "old")
+    old = PluginInstances(directory, "old")
     assert old.is_newest()
-    new = Instances(directory, "new")
+    new = PluginInstances(directory, "new")
     assert (old.is_newest(), new.is_newest()) == (False, True)
     new.leave()
     assert old.is_newest()
@@ -53,9 +53,9 @@ def test_the_last_to_start_is_the_newest(short: Path) -> None:
 
 
 def test_many_that_start_at_once_agree_on_one(short: Path) -> None:
-    made: list[Instances] = []
+    made: list[PluginInstances] = []
     threads = [
-        threading.Thread(target=lambda n=n: made.append(Instances(short, f"pod-{n}")))
+        threading.Thread(target=lambda n=n: made.append(PluginInstances(short, f"pod-{n}")))
         for n in range(8)
     ]
     for thread in threads:
@@ -69,7 +69,7 @@ def test_many_that_start_at_once_agree_on_one(short: Path) -> None:
 
 @pytest.mark.point(12)
 def test_a_killed_newest_makes_the_older_the_newest_again(short: Path) -> None:
-    old = Instances(short, "old")
+    old = PluginInstances(short, "old")
     with other_process(short) as other:
         assert not old.is_newest()
         other.kill()
@@ -93,14 +93,14 @@ def test_notes_of_dead_processes_go_when_the_next_one_starts(short: Path) -> Non
             other.kill()
             other.wait(10)
 
-    new = Instances(short, "new")
+    new = PluginInstances(short, "new")
 
     assert names(short) == ["new"]
     new.leave()
 
 
 def test_an_emptied_directory_is_filled_again(short: Path) -> None:
-    old, new = Instances(short, "old"), Instances(short, "new")
+    old, new = PluginInstances(short, "old"), PluginInstances(short, "new")
     for path in short.iterdir():
         path.unlink()
     assert new.is_newest()
@@ -113,7 +113,7 @@ def test_an_emptied_directory_is_filled_again(short: Path) -> None:
 def test_leftovers_of_a_process_that_died_while_starting_go(short: Path) -> None:
     (short / ".0123456789abcdef.new").touch()
     (short / "README").touch()
-    instance = Instances(short, "pod")
+    instance = PluginInstances(short, "pod")
     assert names(short) == ["", "pod"] and instance.is_newest()
     assert not list(short.glob(".*.new"))
     instance.leave()
@@ -122,4 +122,4 @@ def test_leftovers_of_a_process_that_died_while_starting_go(short: Path) -> None
 def test_a_directory_that_cannot_be_used_is_named(short: Path) -> None:
     (short / "instances").touch()
     with pytest.raises(NodeError, match=r"cannot note this plugin process in .*instances"):
-        Instances(short / "instances", "pod")
+        PluginInstances(short / "instances", "pod")

@@ -11,10 +11,11 @@ import pytest
 
 from api.kubelet import dra_v1_pb2
 from api.kubelet import registration_v1_pb2 as registration
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import ClaimRef, PreparedDevice
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import ClaimRef, PreparedDevice
 from tests.fakes.claimdriver import DRIVER, Desk, device, ref, running
-from tests.fakes.kubelet import FakeKubelet, KubeletError
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.plugins import KubeletError
 
 SERVICE = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 

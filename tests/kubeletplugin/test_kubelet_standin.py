@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ClaimUid, PreparedDevice
+from dra_driver.k8s.claims import ClaimUid, PreparedDevice
 from hack.testbed.kubelet_standin.claims import (
     NotYet,
     PodClaim,

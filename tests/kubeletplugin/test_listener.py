@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubeletplugin.listener import Listener
+from dra_driver.kubeletplugin.serve.plugin import SocketListener
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_a_hidden_socket_is_not_taken_away_again_when_its_server_stops(short: Pa
     path, kept = short / "reg.sock", short / "kept"
 
     async def scenario() -> None:
-        listener = Listener(path, 0o755, (), 1.0)
+        listener = SocketListener(path, 0o755, (), 1.0)
         await listener.open()
         os.link(path, kept)
         listener.hide()
@@ -36,7 +36,7 @@ def test_a_hidden_socket_is_not_taken_away_again_when_its_server_stops(short: Pa
 
 def test_a_closed_socket_is_gone(short: Path) -> None:
     async def scenario() -> None:
-        listener = Listener(short / "dra.sock", 0o755, (), 1.0)
+        listener = SocketListener(short / "dra.sock", 0o755, (), 1.0)
         await listener.open()
         await listener.close(0)
 

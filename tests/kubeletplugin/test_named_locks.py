@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from dra_driver.errors import TimedOut
-from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.base.errors import TimedOut
+from dra_driver.base.threads import NamedLocks
 
 
 @pytest.fixture

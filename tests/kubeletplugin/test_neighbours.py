@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.instances import Instances
-from dra_driver.kubeletplugin.neighbours import neighbours, processes
+from dra_driver.base.errors import NodeError
+from dra_driver.kubeletplugin.serve.probes import plugin_processes, registered_plugins
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 from tests.fakes.registrar import Registrar
 
 
@@ -15,7 +15,7 @@ def test_every_socket_is_asked_who_it_is(tmp_path):
         Registrar(tmp_path / "a-reg.sock", "driver-a.example", "/plugins/a/dra.sock"),
         Registrar(tmp_path / "b-reg.sock", "driver-b.example", "/plugins/b/dra.sock"),
     ):
-        found = neighbours(tmp_path, timeout_seconds=2)
+        found = registered_plugins(tmp_path, timeout_seconds=2)
 
     assert [(one.socket.name, one.name, one.endpoint) for one in found] == [
         ("a-reg.sock", "driver-a.example", "/plugins/a/dra.sock"),
@@ -27,7 +27,7 @@ def test_a_socket_that_a_dead_process_left_has_no_name_and_says_why(tmp_path):
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "dead-reg.sock"))
 
-    (found,) = neighbours(tmp_path, timeout_seconds=2)
+    (found,) = registered_plugins(tmp_path, timeout_seconds=2)
 
     assert not found.name
     assert "refused" in found.error.lower()
@@ -38,7 +38,7 @@ def test_a_process_that_does_not_answer_is_waited_for_so_long_and_no_longer(tmp_
         mute.bind(str(tmp_path / "mute-reg.sock"))
         mute.listen()
 
-        (found,) = neighbours(tmp_path, timeout_seconds=0.1)
+        (found,) = registered_plugins(tmp_path, timeout_seconds=0.1)
 
     assert "deadline" in found.error.lower()
 
@@ -49,20 +49,20 @@ def test_what_the_kubelet_ignores_is_ignored(tmp_path):
     with socket.socket(socket.AF_UNIX) as hidden:
         hidden.bind(str(tmp_path / ".hidden"))
 
-    assert neighbours(tmp_path, timeout_seconds=1) == ()
+    assert registered_plugins(tmp_path, timeout_seconds=1) == ()
 
 
 def test_a_registry_that_is_not_there_is_named(tmp_path):
     with pytest.raises(NodeError, match="registry"):
-        neighbours(tmp_path / "registry", timeout_seconds=1)
+        registered_plugins(tmp_path / "registry", timeout_seconds=1)
 
 
 def test_live_processes_are_listed_the_oldest_first_and_dead_ones_stay_untouched(tmp_path):
-    first = Instances(tmp_path, "0b7e-1")
-    second = Instances(tmp_path, None)
+    first = PluginInstances(tmp_path, "0b7e-1")
+    second = PluginInstances(tmp_path, None)
     (tmp_path / "5-dead").write_text("")
     try:
-        found = processes(tmp_path)
+        found = plugin_processes(tmp_path)
     finally:
         first.leave()
         second.leave()
@@ -72,4 +72,4 @@ def test_live_processes_are_listed_the_oldest_first_and_dead_ones_stay_untouched
 
 
 def test_where_none_ever_ran_there_is_none(tmp_path):
-    assert processes(tmp_path / "instances") == ()
+    assert plugin_processes(tmp_path / "instances") == ()

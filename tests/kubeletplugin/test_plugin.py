@@ -15,12 +15,13 @@ import grpc
 import pytest
 
 from api.kubelet import registration_v1_pb2 as registration
-from dra_driver.errors import NodeError, SettingsError
-from dra_driver.kubeletplugin.claims import ClaimRef
-from dra_driver.kubeletplugin.plugin import Times
-from dra_driver.kubeletplugin.sockets import sweep
+from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.k8s.claims import ClaimRef
+from dra_driver.kubeletplugin.serve.plugin import PluginTimeouts
+from dra_driver.kubeletplugin.serve.sockets import remove_dead_sockets
 from tests.fakes.claimdriver import DRIVER, Desk, device, ref, running
-from tests.fakes.kubelet import FakeKubelet, Instance
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.plugins import Instance
 
 OLD, NEW = "11111111-old", "22222222-new"
 
@@ -253,7 +254,7 @@ def test_a_process_killed_before_its_socket_appeared_leaves_nothing_for_long(
     rounds = threading.Semaphore(0)
 
     def look() -> None:
-        sweep(following.paths)
+        remove_dead_sockets(following.paths)
         rounds.release()
 
     following = running(short, pod_uid=NEW, on_round=look, watch_seconds=0.02)
@@ -376,4 +377,4 @@ def test_stop_before_start_and_twice_does_nothing(short: Path) -> None:
 
 
 def test_the_grace_leaves_room_for_a_process_to_end_within_five_seconds() -> None:
-    assert Times().grace_seconds < 5
+    assert PluginTimeouts().grace_seconds < 5

@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import Forbidden, NotFound, Unreachable
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.kubeletplugin.pod_reader import PodReader, read_pod
-from dra_driver.kubeletplugin.pods import ContainerSpec, Deletion, PodSpec
+from dra_driver.base.errors import Forbidden, NotFound, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.claims import PodUid
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.pods import ContainerSpec, PodDeletion, PodReader, PodSpec, parse_pod
 from tests.fakes.api_server import ApiServer
 
 
@@ -24,7 +23,9 @@ def server():
 
 @pytest.fixture
 def reader(server, tmp_path):
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    client = Client(
+        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
+    )
     yield PodReader(client)
     client.close()
 
@@ -50,7 +51,7 @@ def request(name, request):
 
 
 def uses(document):
-    return {one.name: set(one.uses) for one in read_pod(document).containers}
+    return {one.name: set(one.uses) for one in parse_pod(document).containers}
 
 
 def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
@@ -213,7 +214,7 @@ SAFE = {"allowPrivilegeEscalation": False}
 def test_who_may_run_as_root(of_container, of_pod, root):
     document = pod(container(securityContext=of_container), securityContext=of_pod)
 
-    assert [one.root for one in read_pod(document).containers] == [root]
+    assert [one.root for one in parse_pod(document).containers] == [root]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_who_may_run_as_root(of_container, of_pod, root):
 def test_a_user_who_can_become_root_may_be_root(more, root):
     document = pod(container(securityContext={"runAsUser": 1000, "runAsNonRoot": True, **more}))
 
-    assert [one.root for one in read_pod(document).containers] == [root]
+    assert [one.root for one in parse_pod(document).containers] == [root]
 
 
 @pytest.mark.parametrize(
@@ -259,16 +260,16 @@ def test_a_user_who_can_become_root_may_be_root(more, root):
     ],
 )
 def test_a_pod_has_the_users_of_the_host_unless_it_says_otherwise(spec, host_users):
-    assert read_pod(pod(container(), **spec)).host_users is host_users
+    assert parse_pod(pod(container(), **spec)).host_users is host_users
 
 
 def test_a_pod_that_is_not_deleted_does_not_end():
-    assert read_pod(pod(container())).deletion is None
+    assert parse_pod(pod(container())).deletion is None
 
 
 @pytest.mark.parametrize(("said", "grace"), [(None, 30.0), (0, 0.0), (600, 600.0)])
 def test_a_pod_has_the_time_to_end_that_it_says(said, grace):
-    assert read_pod(pod(container(), terminationGracePeriodSeconds=said)).grace_seconds == grace
+    assert parse_pod(pod(container(), terminationGracePeriodSeconds=said)).grace_seconds == grace
 
 
 @pytest.mark.parametrize(
@@ -279,7 +280,7 @@ def test_a_deleted_pod_ends_when_the_api_server_says(written):
     metadata = {"deletionTimestamp": written, "deletionGracePeriodSeconds": 20}
     ends_at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
-    assert read_pod(pod(container(), metadata=metadata)).deletion == Deletion(ends_at, 20.0)
+    assert parse_pod(pod(container(), metadata=metadata)).deletion == PodDeletion(ends_at, 20.0)
 
 
 @pytest.mark.parametrize(("ahead", "left"), [(30.0, 29.0), (1.5, 0.5), (0.5, 0.0), (-90.0, 0.0)])
@@ -289,8 +290,8 @@ def test_what_a_deleted_pod_has_left_is_told_by_the_api_servers_clock_rather_too
     metadata = {"deletionTimestamp": "2026-01-02T03:04:05Z"}
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp() - ahead
 
-    found = read_pod(pod(container(), metadata=metadata), now).deletion
-    assert found == Deletion(now + ahead, 0.0, left)
+    found = parse_pod(pod(container(), metadata=metadata), now).deletion
+    assert found == PodDeletion(now + ahead, 0.0, left)
 
 
 def test_a_pod_that_is_read_from_the_api_server_says_what_it_has_left(server, reader):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.kubeletplugin.pod_resources import PodResources
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.k8s.pods import ClaimName, KubeletPod
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from tests.fakes.claimdriver import ref
 from tests.fakes.pod_resources import FakePodResources
 
@@ -25,8 +25,8 @@ def test_every_pod_is_listed_with_the_claims_of_each_container(
     a, b = ref("a"), ref("b")
     kubelet.pods = {(a.namespace, "web"): {"main": [a, b], "side": []}, ("other", "db"): {}}
 
-    assert PodResources(short).pods() == (
-        ListedPod(
+    assert PodResourcesClient(short).pods() == (
+        KubeletPod(
             a.namespace,
             "web",
             {
@@ -34,12 +34,12 @@ def test_every_pod_is_listed_with_the_claims_of_each_container(
                 "side": frozenset(),
             },
         ),
-        ListedPod("other", "db", {}),
+        KubeletPod("other", "db", {}),
     )
 
 
 def test_each_question_is_asked_of_whoever_is_there_now(short: Path) -> None:
-    pods = PodResources(short)
+    pods = PodResourcesClient(short)
     for name in ("first", "second"):
         with FakePodResources(short) as kubelet:
             kubelet.pods = {("ns", name): {}}
@@ -48,7 +48,7 @@ def test_each_question_is_asked_of_whoever_is_there_now(short: Path) -> None:
 
 def test_where_there_is_no_socket_the_error_names_it(short: Path) -> None:
     with pytest.raises(NodeError, match=r"pod-resources/kubelet\.sock.*mounted"):
-        PodResources(short).pods()
+        PodResourcesClient(short).pods()
 
 
 def test_a_kubelet_that_does_not_answer_is_not_waited_for(
@@ -58,7 +58,7 @@ def test_a_kubelet_that_does_not_answer_is_not_waited_for(
     began = time.monotonic()
 
     with pytest.raises(TimedOut, match=r"no answer within 0\.2 s"):
-        PodResources(short, timeout_seconds=0.2).pods()
+        PodResourcesClient(short, timeout_seconds=0.2).pods()
     assert time.monotonic() - began < 30
 
 
@@ -68,4 +68,4 @@ def test_a_list_larger_than_grpc_takes_by_itself_is_read(
     names = [ref(f"{number:06d}-{'x' * 240}") for number in range(20_000)]
     kubelet.pods = {("ns", "large"): {"main": names}}
 
-    assert len(PodResources(short, timeout_seconds=20).pods()[0].containers["main"]) == 20_000
+    assert len(PodResourcesClient(short, timeout_seconds=20).pods()[0].containers["main"]) == 20_000

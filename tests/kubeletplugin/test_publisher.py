@@ -7,18 +7,18 @@ from typing import cast
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import Gone, NodeError
-from dra_driver.kubeletplugin.pool_writer import PoolWriter
-from dra_driver.kubeletplugin.publisher import Pace, Publisher
-from dra_driver.kubeletplugin.resource_api import ResourceApi
-from dra_driver.kubeletplugin.slices import Pool, SliceContent, split
+from dra_driver.base.errors import Gone, NodeError
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
+from dra_driver.kubeletplugin.slices.publisher import Publisher, PublishIntervals
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
 from tests.fakes.api_server import ApiServer
 
 DRIVER, NODE = "gpu.example.com", "n1"
-FAST = Pace(standby=0.05, first_retry=0.01, last_retry=0.1, settle=0.01)
+FAST = PublishIntervals(standby=0.05, first_retry=0.01, last_retry=0.1, settle=0.01)
 TAINT = {"key": "k", "effect": "NoSchedule"}
 
 
@@ -56,7 +56,7 @@ class Running:
     def __init__(self, server, path, **parts):
         self.server = server
         self.seen = Recorder()
-        self.client = Client(kubeconfig(server.kubeconfig(path)), Timeouts(retry=0.005))
+        self.client = Client(load_kubeconfig(server.kubeconfig(path)), ApiTimeouts(retry=0.005))
         writer = PoolWriter(ResourceApi(self.client), DRIVER, NODE)
         self.publisher = Publisher(writer, observer=self.seen, **{"pace": FAST, **parts})
 
@@ -154,7 +154,7 @@ def test_slices_belong_to_the_node_and_vanish_with_it(server, run):
 def test_every_served_version_is_spoken(server, run, served):
     server.served = served
     devices = [{"name": "a", "attributes": {"type": {"string": "gpu"}}, "taints": [TAINT]}]
-    running = run(split(NODE, devices))
+    running = run(split_into_slices(NODE, devices))
     assert running.seen.wait(lambda seen: seen.successes)
 
     (made,) = server.objects("resourceslices")
@@ -329,7 +329,7 @@ def test_a_watch_that_fell_behind_begins_anew(server, run):
 
 def test_a_watch_goes_on_where_the_last_one_ended_or_its_last_bookmark_was(server, run):
     server.bookmark_seconds = 0.05
-    running = run(pool("ab"), pace=Pace(watch=1, first_retry=0.01))
+    running = run(pool("ab"), pace=PublishIntervals(watch=1, first_retry=0.01))
     assert server.wait(lambda: server.count("WATCH") == 1)
     node = server.put({"kind": "Node", "metadata": {"name": "other"}})
     assert server.wait(lambda: server.count("WATCH") == 2)
@@ -369,7 +369,7 @@ def test_fields_that_the_api_server_drops_are_said_once_and_not_written_for_ever
     server.disable("DRADeviceTaints", "DRAConsumableCapacity")
     capacity = {"m": {"value": "1Gi", "requestPolicy": {"default": "0"}}}
     device = {"name": "a", "taints": [TAINT], "capacity": capacity}
-    running = run(split(NODE, [device | {"allowMultipleAllocations": True}]))
+    running = run(split_into_slices(NODE, [device | {"allowMultipleAllocations": True}]))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert running.is_quiet()
@@ -389,7 +389,7 @@ def test_fields_that_the_api_server_drops_are_said_once_and_not_written_for_ever
 @pytest.mark.point(76)
 def test_what_was_dropped_is_sent_again_to_an_api_server_that_came_back(server, run):
     server.disable("DRADeviceTaints")
-    running = run(split(NODE, [{"name": "a", "taints": [TAINT]}]))
+    running = run(split_into_slices(NODE, [{"name": "a", "taints": [TAINT]}]))
     assert running.is_quiet()
     server.enable("DRADeviceTaints")
     server.refuse_connections()
@@ -420,7 +420,7 @@ def test_only_when_it_is_our_turn_the_api_server_is_asked_at_all(server, run):
         asked.set()
         return turn.is_set()
 
-    running = run(pool("ab"), may_publish=may_publish, pace=Pace(standby=60))
+    running = run(pool("ab"), may_publish=may_publish, pace=PublishIntervals(standby=60))
     assert asked.wait(5)
     running.publisher.wake()
     assert server.count() == 0
@@ -449,7 +449,7 @@ def test_a_process_whose_turn_is_over_leaves_the_slices_to_the_newer_one(server,
 
 
 def test_two_that_want_different_things_do_not_write_as_fast_as_they_can(server, run):
-    slow = Pace(settle=0.05, last_retry=60)
+    slow = PublishIntervals(settle=0.05, last_retry=60)
     run(pool("a"), pace=slow)
     run(pool("b"), pace=slow)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.quantity import canonical, parse, whole
+from dra_driver.k8s.quantity import canonical, parse, rounded_up
 
 SUFFIXES = (
     "",
@@ -100,7 +100,7 @@ def test_what_is_no_quantity_is_refused(text):
 
 
 def test_a_whole_number_is_rounded_up():
-    assert (whole("1500m"), whole("2"), whole("-1500m")) == (2, 2, -1)
+    assert (rounded_up("1500m"), rounded_up("2"), rounded_up("-1500m")) == (2, 2, -1)
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 999), st.sampled_from(SUFFIXES))

@@ -11,11 +11,12 @@ import grpc
 import pytest
 
 from api.kubelet import dra_v1_pb2
-from dra_driver.errors import ClaimError, NodeError
-from dra_driver.kubeletplugin.claims import ClaimRef, PreparedDevice, ShareId
-from dra_driver.kubeletplugin.service import Service
+from dra_driver.base.errors import ClaimError, NodeError
+from dra_driver.k8s.claims import ClaimRef, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.serve.services import DraService
 from tests.fakes.claimdriver import DRIVER, Counted, Desk, Running, device, ref, running
-from tests.fakes.kubelet import FakeKubelet, KubeletError
+from tests.fakes.kubelet import FakeKubelet
+from tests.fakes.plugins import KubeletError
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_bad_claim_does_not_fail_its_neighbours(short: Path, kubelet: FakeKube
             raise ZeroDivisionError("oops")
 
     seen = Counted()
-    with Running(short, Service(Desk(tell), seen)):
+    with Running(short, DraService(Desk(tell), seen)):
         kubelet.wait_for_plugin(DRIVER)
         refs = [ref("good"), ref("refused"), ref("node"), ref("crash"), ref("fine")]
         answers = kubelet.ask("prepare", refs)
@@ -166,7 +167,7 @@ def test_a_claim_that_stays_busy_is_answered_with_an_error(
         begun.set()
         assert go.wait(5)
 
-    service = Service(Desk(tell), Counted(), patience_seconds=0.05)
+    service = DraService(Desk(tell), Counted(), patience_seconds=0.05)
     with Running(short, service), ThreadPoolExecutor(1) as pool:
         kubelet.wait_for_plugin(DRIVER)
         first = pool.submit(kubelet.ask, "prepare", [ref("a")])
@@ -220,7 +221,7 @@ def test_registration_and_liveness_are_answered_while_all_places_are_taken(
     short: Path, kubelet: FakeKubelet
 ) -> None:
     go = threading.Event()
-    service = Service(Desk(waiting_for(go)), Counted(), at_once=2)
+    service = DraService(Desk(waiting_for(go)), Counted(), at_once=2)
     with Running(short, service) as run, ThreadPoolExecutor(6) as pool:
         kubelet.wait_for_plugin(DRIVER)
         waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(6)]
@@ -240,7 +241,7 @@ def test_an_unprepare_gets_in_while_prepares_that_wait_for_it_take_all_places(
         else:
             assert gone.wait(5)
 
-    service = Service(Desk(hand_over), Counted(), at_once=1)
+    service = DraService(Desk(hand_over), Counted(), at_once=1)
     with Running(short, service), ThreadPoolExecutor(2) as pool:
         kubelet.wait_for_plugin(DRIVER)
         waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(2)]
@@ -256,7 +257,7 @@ def test_an_error_in_our_own_wiring_is_internal_and_the_process_lives(
         def observe(self, operation: str, outcome: str, seconds: float) -> None:
             raise RuntimeError("no such metric")
 
-    with Running(short, Service(Desk(), Broken())) as run:
+    with Running(short, DraService(Desk(), Broken())) as run:
         kubelet.wait_for_plugin(DRIVER)
         with pytest.raises(KubeletError, match="INTERNAL"):
             kubelet.prepare([ref("a")])
@@ -294,7 +295,9 @@ def test_each_claim_is_logged_once_with_its_identity(
     with running(short, Desk(tell)), caplog.at_level(logging.INFO):
         kubelet.wait_for_plugin(DRIVER)
         kubelet.ask("prepare", [ref("a"), ref("b")])
-    records = [r.__dict__ for r in caplog.records if r.name == "dra_driver.kubeletplugin.service"]
+    records = [
+        r.__dict__ for r in caplog.records if r.name == "dra_driver.kubeletplugin.serve.services"
+    ]
     assert sorted((r["claim"], r["uid"], r["operation"], r["outcome"]) for r in records) == [
         ("default/a", "uid-a", "prepare", "ok"),
         ("default/b", "uid-b", "prepare", "refused"),

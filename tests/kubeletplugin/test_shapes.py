@@ -2,12 +2,12 @@
 
 import pytest
 
-from dra_driver.errors import Refused
-from dra_driver.kubeletplugin.shapes import (
+from dra_driver.base.errors import Refused
+from dra_driver.k8s.resource_versions import (
     choose_version,
-    claim_from,
-    slice_from,
-    slice_to,
+    convert_claim_to_v1,
+    convert_slice_from_v1,
+    convert_slice_to_v1,
 )
 
 DEVICE = {
@@ -45,7 +45,7 @@ def test_an_api_server_without_any_is_told_what_to_turn_on(served, said):
 
 
 def test_a_device_of_v1beta1_has_everything_but_its_name_below_basic():
-    old = slice_to("v1beta1", SLICE)
+    old = convert_slice_from_v1("v1beta1", SLICE)
 
     assert old["apiVersion"] == "resource.k8s.io/v1beta1"
     assert old["spec"]["devices"] == [
@@ -54,21 +54,21 @@ def test_a_device_of_v1beta1_has_everything_but_its_name_below_basic():
 
 
 def test_a_device_without_anything_still_has_a_basic():
-    old = slice_to("v1beta1", {"spec": {"devices": [{"name": "bare"}]}})
+    old = convert_slice_from_v1("v1beta1", {"spec": {"devices": [{"name": "bare"}]}})
 
     assert old["spec"]["devices"] == [{"name": "bare", "basic": {}}]
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 def test_a_slice_comes_back_as_it_went(version):
-    assert slice_from(slice_to(version, SLICE)) == SLICE
-    assert slice_to(version, SLICE)["metadata"] == {"name": "s", "unknown": 1}
+    assert convert_slice_to_v1(convert_slice_from_v1(version, SLICE)) == SLICE
+    assert convert_slice_from_v1(version, SLICE)["metadata"] == {"name": "s", "unknown": 1}
 
 
 def test_a_slice_of_counters_has_no_devices_in_any_version():
     counters = {"spec": {"sharedCounters": [{"name": "c", "counters": {"m": {"value": "1"}}}]}}
 
-    assert slice_to("v1beta1", counters)["spec"] == counters["spec"]
+    assert convert_slice_from_v1("v1beta1", counters)["spec"] == counters["spec"]
 
 
 def test_a_request_of_v1beta1_is_one_for_exactly_that():
@@ -86,7 +86,7 @@ def test_a_request_of_v1beta1_is_one_for_exactly_that():
         "status": {"allocation": {"devices": {"results": [{"request": "a"}]}}},
     }
 
-    claim = claim_from(old)
+    claim = convert_claim_to_v1(old)
 
     assert claim["apiVersion"] == "resource.k8s.io/v1"
     assert claim["spec"]["devices"] == {
@@ -109,4 +109,4 @@ def test_a_claim_of_v1_stays_as_it_is():
         "spec": {"devices": {"requests": [{"name": "a", "exactly": {"deviceClassName": "gpu"}}]}},
     }
 
-    assert claim_from(claim) == claim
+    assert convert_claim_to_v1(claim) == claim

@@ -2,7 +2,11 @@
 
 import pytest
 
-from dra_driver.kubeletplugin.slice_content import content, dropped, same_times
+from dra_driver.kubeletplugin.slices.comparison import (
+    comparable_spec,
+    dropped_fields,
+    same_taint_times,
+)
 
 TAINT = {"key": "k", "effect": "NoSchedule"}
 
@@ -23,7 +27,7 @@ def spec(**device: object) -> dict[str, object]:
     ],
 )
 def test_what_was_dropped_is_named_by_its_path(kept: dict, fields: tuple[str, ...]) -> None:
-    assert dropped(spec(taints=[TAINT]), kept) == fields
+    assert dropped_fields(spec(taints=[TAINT]), kept) == fields
 
 
 @pytest.mark.parametrize(
@@ -39,11 +43,11 @@ def test_times_of_taints_that_cannot_be_compared_are_different(written: str, sam
         return spec(taints=[{**TAINT, "timeAdded": time}])
 
     times = {("a", "k", "", "NoSchedule"): "2026-01-01T00:00:00Z"}
-    assert same_times(at(written), times) is same
+    assert same_taint_times(at(written), times) is same
 
 
 def test_an_amount_that_is_no_quantity_is_compared_as_it_is_written() -> None:
     def holding(amount: object) -> str:
-        return content(spec(capacity={"memory": {"value": amount}}))
+        return comparable_spec(spec(capacity={"memory": {"value": amount}}))
 
     assert holding("1024Mi") == holding("1Gi") != holding("much")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import Pool, SliceContent, split
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
+from dra_driver.kubeletplugin.slices.validation import validate_pool
 from tests.fakes.slice_rules import refuse_slice
 
 
@@ -12,7 +12,7 @@ def device(name="gpu-0", **more):
 
 
 def of(*devices, counters=()):
-    return split("n1", devices, counters)
+    return split_into_slices("n1", devices, counters)
 
 
 def counter_set(name="set", **counters):
@@ -75,7 +75,7 @@ def sized(value="4Gi", policy=None, many=True):
     ],
 )
 def test_what_is_taken_has_no_problems(pool):
-    assert check(pool, "gpu.example.com") == ()
+    assert validate_pool(pool, "gpu.example.com") == ()
 
 
 def attribute(key="a", **value):
@@ -248,7 +248,7 @@ def attribute(key="a", **value):
     ],
 )
 def test_what_is_refused_is_said_before(pool, said):
-    problems = check(pool, "gpu.example.com")
+    problems = validate_pool(pool, "gpu.example.com")
 
     assert any(said in problem for problem in problems), problems
 
@@ -259,7 +259,7 @@ def test_everything_that_is_wrong_is_said_at_once():
         device("b", capacity={"m": {"value": "x"}}),
     )
 
-    assert len(check(wrong)) == 4
+    assert len(validate_pool(wrong)) == 4
 
 
 @pytest.mark.parametrize(
@@ -284,4 +284,4 @@ def test_what_the_fake_api_server_refuses_is_said_before(bad):
     }
 
     assert refuse_slice(spec, None)
-    assert check(of(bad))
+    assert validate_pool(of(bad))

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import (
-    Home,
+from dra_driver.kubeletplugin.slices.reconcile import (
     Pool,
     SliceContent,
-    Writes,
+    SliceOwner,
+    SliceWrites,
     is_advanced,
-    reconcile,
-    split,
+    plan_writes,
+    split_into_slices,
 )
+from dra_driver.kubeletplugin.slices.validation import validate_pool
 
-HOME = Home("gpu.example.com", "n1", "uid-of-n1")
+HOME = SliceOwner("gpu.example.com", "n1", "uid-of-n1")
 
 
 def device(name, **more):
@@ -74,7 +74,7 @@ class Cluster:
         return sum(1 for _ in self.steps(writes))
 
     def publish(self, wanted):
-        return self.apply(reconcile(wanted, self.seen(), HOME))
+        return self.apply(plan_writes(wanted, self.seen(), HOME))
 
     def visible(self, name="n1"):
         """The devices of the pool that the scheduler would use; None while it is incomplete."""
@@ -97,9 +97,9 @@ class Cluster:
 
 
 def test_a_slice_names_its_index_its_driver_its_node_and_its_owner():
-    writes = reconcile(pool("a"), [], HOME)
+    writes = plan_writes(pool("a"), [], HOME)
 
-    assert writes == Writes(
+    assert writes == SliceWrites(
         create=(
             {
                 "apiVersion": "resource.k8s.io/v1",
@@ -128,7 +128,7 @@ def test_a_slice_names_its_index_its_driver_its_node_and_its_owner():
 
 
 @pytest.mark.point(78)
-@pytest.mark.parametrize("empty", [split("n1", ()), Pool("n1", ()), Pool("n1")])
+@pytest.mark.parametrize("empty", [split_into_slices("n1", ()), Pool("n1", ()), Pool("n1")])
 def test_a_node_without_devices_has_one_empty_slice(empty):
     cluster = Cluster()
 
@@ -208,7 +208,7 @@ def test_what_others_wrote_beside_the_spec_stays():
     (name,) = cluster.slices
     cluster.slices[name]["metadata"] |= {"labels": {"team": "x"}, "managedFields": [{}]}
 
-    (update,) = reconcile(pool("ac"), cluster.seen(), HOME).update
+    (update,) = plan_writes(pool("ac"), cluster.seen(), HOME).update
 
     assert update["metadata"]["labels"] == {"team": "x"}
     assert "managedFields" not in update["metadata"]
@@ -217,9 +217,9 @@ def test_what_others_wrote_beside_the_spec_stays():
 def test_a_node_that_was_created_anew_becomes_the_owner():
     cluster = Cluster()
     cluster.publish(pool("ab"))
-    anew = Home(HOME.driver, HOME.node, "uid-of-the-new-n1")
+    anew = SliceOwner(HOME.driver, HOME.node, "uid-of-the-new-n1")
 
-    (update,) = reconcile(pool("ab"), cluster.seen(), anew).update
+    (update,) = plan_writes(pool("ab"), cluster.seen(), anew).update
 
     assert update["metadata"]["ownerReferences"] == [anew.owner]
 
@@ -230,7 +230,7 @@ def test_a_foreign_field_in_our_slice_is_removed():
     (name,) = cluster.slices
     cluster.slices[name]["spec"]["skipNodeOperations"] = ["*"]
 
-    (update,) = reconcile(pool("ab"), cluster.seen(), HOME).update
+    (update,) = plan_writes(pool("ab"), cluster.seen(), HOME).update
 
     assert "skipNodeOperations" not in update["spec"]
 
@@ -249,7 +249,7 @@ def test_a_foreign_field_in_our_slice_is_removed():
 def test_devices_are_split_in_order_as_many_to_a_slice_as_it_takes(more, sizes):
     devices = [device(f"d{i}", **(more if i == 200 else {})) for i in range(300)]
 
-    found = split("n1", devices)
+    found = split_into_slices("n1", devices)
 
     assert [len(each.devices) for each in found.slices] == sizes
     assert list(found.devices) == devices
@@ -258,7 +258,7 @@ def test_devices_are_split_in_order_as_many_to_a_slice_as_it_takes(more, sizes):
 def test_counter_sets_have_slices_of_their_own_of_eight_each():
     counters = [{"name": f"c{i}"} for i in range(9)]
 
-    found = split("n1", [device("a")], counters)
+    found = split_into_slices("n1", [device("a")], counters)
 
     assert [len(each.shared_counters) for each in found.slices] == [8, 1, 0]
     assert [len(each.devices) for each in found.slices] == [0, 0, 1]
@@ -292,10 +292,10 @@ def gpus(wholes, sizes, others):
 def test_devices_that_take_of_counters_are_split_in_order_into_few_slices(wholes, sizes, others):
     devices, counters = gpus(wholes, sizes, others)
 
-    found = split("n1", devices, counters)
+    found = split_into_slices("n1", devices, counters)
 
     assert list(found.devices) == devices
-    assert check(found) == ()
+    assert validate_pool(found) == ()
     least = -(-len(devices) // (64 if any(map(is_advanced, devices)) else 128))
     number = sum(bool(one.devices) for one in found.slices)
     assert least <= number <= least + max(1, least // 3)
@@ -312,11 +312,11 @@ def test_what_becomes_of_the_parts_of_one_gpu_changes_one_slice(wholes, number, 
     assume(number > 1)  # else the largest is another one
     which = data.draw(st.integers(0, number - 1))
     fewer = data.draw(st.integers(2, size))
-    before = split("n1", *gpus(wholes, [size] * number, others))
+    before = split_into_slices("n1", *gpus(wholes, [size] * number, others))
     sizes = [fewer if place == which else size for place in range(number)]
     assume(len(before.slices) > 1 and whole_groups(before))
 
-    after = split("n1", *gpus(wholes, sizes, others))
+    after = split_into_slices("n1", *gpus(wholes, sizes, others))
 
     assume(whole_groups(after))
     changed = [one for one, now in zip(before.slices, after.slices, strict=True) if one != now]
@@ -334,7 +334,7 @@ def whole_groups(pool):
 
 
 def test_sixteen_gpus_are_published_four_to_a_slice_and_what_is_beside_them_fills_the_last():
-    found = split("n1", *gpus(False, [14] * 16, 16))
+    found = split_into_slices("n1", *gpus(False, [14] * 16, 16))
 
     assert [len(part.devices) for part in found.slices[2:]] == [56, 56, 56, 64, 8]
 
@@ -343,7 +343,7 @@ def test_a_part_that_takes_of_no_counter_stays_with_its_gpu():
     devices, counters = gpus(False, [30, 30, 30], 1)
     free = devices[33] | {"consumesCounters": []}
 
-    found = split("n1", [*devices[:33], free, *devices[34:]], counters)
+    found = split_into_slices("n1", [*devices[:33], free, *devices[34:]], counters)
 
     assert [len(part.devices) for part in found.slices[1:]] == [60, 31]
 
@@ -437,7 +437,7 @@ def test_false_is_a_value_and_no_empty_field():
 def test_whoever_died_between_two_writes_the_next_process_finishes(before, wanted, done):
     cluster = Cluster()
     cluster.publish(before)
-    for number, _ in enumerate(cluster.steps(reconcile(wanted, cluster.seen(), HOME))):
+    for number, _ in enumerate(cluster.steps(plan_writes(wanted, cluster.seen(), HOME))):
         if number == done:
             break
     cluster.publish(wanted)
@@ -465,7 +465,7 @@ def test_every_step_from_pool_to_pool_is_safe_and_ends_where_it_should(pools, ch
     cluster = Cluster()
     for wanted in pools:
         before = cluster.visible()
-        writes = reconcile(wanted, cluster.seen(), HOME)
+        writes = plan_writes(wanted, cluster.seen(), HOME)
         die_after = chance.choice([None, 0, 1, 2])
         for number, _ in enumerate(cluster.steps(writes), 1):
             there = cluster.visible()

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError, SettingsError
-from dra_driver.kubeletplugin.sockets import (
+from dra_driver.base.errors import NodeError, SettingsError
+from dra_driver.kubeletplugin.serve.sockets import (
     MAX_PATH_BYTES,
-    hidden_name,
+    hidden_path,
     make_directory,
-    reveal,
+    remove_dead_sockets,
+    rename_into_place,
     socket_paths,
-    sweep,
 )
 
 DRIVER = "gpu.nvidia.com"
@@ -125,16 +125,16 @@ def test_paths_always_fit_and_are_never_shared(
     assert len(set(paths)) == 4
     for path in paths:
         assert len(os.fsencode(path)) <= MAX_PATH_BYTES
-        hidden = hidden_name(path)
+        hidden = hidden_path(path)
         assert len(os.fsencode(hidden)) == len(os.fsencode(path))
         assert hidden.parent == path.parent and hidden.name.startswith(f".{path.name[:-8]}")
 
 
 def test_a_socket_appears_under_its_name_and_leaves_no_other(short: Path) -> None:
-    hidden = hidden_name(short / "dra.sock")
+    hidden = hidden_path(short / "dra.sock")
     assert hidden.name.startswith(".")
     with listening(hidden):
-        made = reveal(hidden, short / "dra.sock")
+        made = rename_into_place(hidden, short / "dra.sock")
         assert made is not None and made.in_place()
         assert os.listdir(short) == ["dra.sock"]
         made.remove()
@@ -153,18 +153,18 @@ def test_what_a_dead_process_left_is_replaced(
         path.write_text("in the way")
     else:
         path.symlink_to(short / "nowhere")
-    hidden = hidden_name(path)
+    hidden = hidden_path(path)
     with listening(hidden), caplog.at_level(logging.WARNING):
-        made = reveal(hidden, path)
+        made = rename_into_place(hidden, path)
         assert made is not None and made.in_place()
     assert [r.message for r in caplog.records] == ["removed what another process left"]
 
 
 def test_a_live_process_keeps_its_socket(short: Path) -> None:
     path = short / "dra.sock"
-    with listening(path), listening(hidden_name(path)):
+    with listening(path), listening(hidden_path(path)):
         (hidden,) = short.glob(".*")
-        assert reveal(hidden, path) is None
+        assert rename_into_place(hidden, path) is None
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(os.fspath(path))
 
@@ -173,23 +173,23 @@ def test_a_busy_process_is_a_live_one(short: Path) -> None:
     path, hidden = short / "dra.sock", short / ".new"
     with listening(path, backlog=0), listening(hidden), socket.socket(socket.AF_UNIX) as client:
         client.connect(os.fspath(path))  # fills the queue
-        assert reveal(hidden, path) is None
+        assert rename_into_place(hidden, path) is None
 
 
 def test_a_directory_in_the_way_is_for_a_person_to_remove(short: Path) -> None:
     (short / "dra.sock").mkdir()
     with listening(short / ".new"), pytest.raises(SettingsError, match="is a directory"):
-        reveal(short / ".new", short / "dra.sock")
+        rename_into_place(short / ".new", short / "dra.sock")
 
 
 @pytest.mark.point(13)
 def test_anothers_socket_is_never_removed(short: Path) -> None:
     path = short / "dra.sock"
     with listening(short / ".a"), listening(short / ".b"):
-        ours = reveal(short / ".a", path)
+        ours = rename_into_place(short / ".a", path)
         assert ours is not None
         path.unlink()
-        theirs = reveal(short / ".b", path)
+        theirs = rename_into_place(short / ".b", path)
         ours.remove()
         assert theirs is not None and theirs.in_place() and not ours.in_place()
 
@@ -217,7 +217,7 @@ def test_sockets_of_dead_pods_are_swept_and_those_of_the_living_stay(short: Path
     other = registry / "other.example.com-reg.sock"
     stale(other)
     with listening(alone.service), listening(alone.registration):
-        sweep(ours)
+        remove_dead_sockets(ours)
 
         names = {ours.service, alone.service, alone.registration, other}
         assert names_in(data, registry) == sorted(path.name for path in names)
@@ -230,13 +230,13 @@ def test_what_a_process_that_died_while_starting_hid_is_swept_by_the_next(
 ) -> None:
     data, registry = directories(short)
     dead = socket_paths(DRIVER, data, registry, pod)
-    hidden = [hidden_name(dead.service), hidden_name(dead.registration)]
+    hidden = [hidden_path(dead.service), hidden_path(dead.registration)]
     for path in hidden:
         stale(path)
         old(path)
 
     with caplog.at_level(logging.INFO):
-        sweep(socket_paths(DRIVER, data, registry, UID))
+        remove_dead_sockets(socket_paths(DRIVER, data, registry, UID))
 
     assert names_in(data, registry) == []
     assert {vars(record)["path"] for record in caplog.records} == set(map(str, hidden))
@@ -248,11 +248,11 @@ def test_the_pods_hash_in_a_hidden_name_is_known_as_ours(short: Path) -> None:
     driver = "gpu." + "x" * (70 - len(os.fsencode(registry))) + ".com"
     dead = socket_paths(driver, data, registry, DEAD)
     assert dead.registration.name == f"{driver}-{short_hash(DEAD, 8)}-reg.sock"
-    stale(hidden_name(dead.registration))
+    stale(hidden_path(dead.registration))
     (hidden,) = registry.glob(".*")
     old(hidden)
 
-    sweep(socket_paths(driver, data, registry, UID))
+    remove_dead_sockets(socket_paths(driver, data, registry, UID))
 
     assert names_in(registry) == []
 
@@ -263,11 +263,11 @@ def test_a_restarted_pod_knows_its_hidden_name_even_without_the_drivers_in_it(sh
     driver = "gpu." + "x" * (90 - len(os.fsencode(registry))) + ".com"
     ours = socket_paths(driver, data, registry, UID)
     assert ours.registration.name.startswith("dra-")
-    hidden = hidden_name(ours.registration)
+    hidden = hidden_path(ours.registration)
     stale(hidden)
     old(hidden)
 
-    sweep(ours)
+    remove_dead_sockets(ours)
 
     assert names_in(registry) == []
 
@@ -276,11 +276,11 @@ def test_a_restarted_pod_knows_its_hidden_name_even_without_the_drivers_in_it(sh
 def test_a_process_that_is_starting_keeps_what_it_hid(short: Path) -> None:
     data, registry = directories(short)
     ours = socket_paths(DRIVER, data, registry, UID)
-    bound = [hidden_name(path) for path in (ours.service, ours.registration)]
+    bound = [hidden_path(path) for path in (ours.service, ours.registration)]
     for path in bound:  # it does not listen yet
         stale(path)
         old(path, 50)
-    waiting, busy = (hidden_name(path) for path in (ours.service, ours.registration))
+    waiting, busy = (hidden_path(path) for path in (ours.service, ours.registration))
     with (
         listening(waiting),
         listening(busy, backlog=0),
@@ -290,7 +290,7 @@ def test_a_process_that_is_starting_keeps_what_it_hid(short: Path) -> None:
         old(waiting)
         old(busy)
 
-        sweep(ours)
+        remove_dead_sockets(ours)
 
         left = sorted(path.name for path in (*bound, waiting, busy))
         assert names_in(data, registry) == left
@@ -316,7 +316,7 @@ def test_other_names_in_the_registry_are_never_swept(short: Path, name: str) -> 
     data, registry = directories(short)
     stale(registry / name)
     old(registry / name)
-    sweep(socket_paths(DRIVER, data, registry, UID))
+    remove_dead_sockets(socket_paths(DRIVER, data, registry, UID))
     assert names_in(registry) == [name]
 
 
@@ -325,7 +325,7 @@ def test_other_names_in_the_registry_are_never_swept(short: Path, name: str) -> 
 def test_only_sockets_as_we_bind_them_are_swept(short: Path, kind: str) -> None:
     data, registry = directories(short)
     ours = socket_paths(DRIVER, data, registry, UID)
-    path = hidden_name(ours.registration)
+    path = hidden_path(ours.registration)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
         match kind:
             case "file":
@@ -338,5 +338,5 @@ def test_only_sockets_as_we_bind_them_are_swept(short: Path, kind: str) -> None:
             case _:
                 datagrams.bind(os.fspath(path))
         old(path)
-        sweep(ours)
+        remove_dead_sockets(ours)
         assert names_in(registry) == [path.name]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.kubeletplugin.turns import Turn
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 
 HOLD = """
 import sys, threading
 from pathlib import Path
-from dra_driver.kubeletplugin.turns import Turn
+from dra_driver.kubeletplugin.serve.rolling_update import Turn
 turn = Turn(Path(sys.argv[1]), "pod-other", lambda: None)
 for line in sys.stdin:
     with turn.held():
@@ -59,8 +59,8 @@ def other_process(directory: Path) -> Iterator[Other]:
             process.kill()
 
 
-def turn(directory: Path, owner: str = "pod-here") -> Turn:
-    return Turn(directory, owner, lambda: None)
+def turn(directory: Path, owner: str = "pod-here") -> PluginLease:
+    return PluginLease(directory, owner, lambda: None)
 
 
 def test_threads_of_one_process_are_inside_together(short: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_busy_process_lets_the_waiting_one_in_and_gets_back_in_itself(short: P
     first, second = turn(short, "first"), turn(short, "second")
     stop, entries, log = threading.Event(), [0, 0], []
 
-    def busy(ours: Turn, which: int) -> None:
+    def busy(ours: PluginLease, which: int) -> None:
         while not stop.is_set():
             with ours.held():
                 entries[which] += 1
@@ -161,8 +161,8 @@ def test_never_are_two_processes_inside(short: Path) -> None:
 
 def test_who_gets_the_turn_from_another_is_told_before_anybody_enters(short: Path) -> None:
     told: list[str] = []
-    first = Turn(short, "first", lambda: told.append("first"))
-    second = Turn(short, "second", lambda: told.append("second"))
+    first = PluginLease(short, "first", lambda: told.append("first"))
+    second = PluginLease(short, "second", lambda: told.append("second"))
     for ours in (first, first, second, second, first):
         with ours.held():
             told.append("-")
@@ -177,7 +177,7 @@ def test_a_failed_reload_is_that_claims_error_and_is_tried_again(short: Path) ->
         if len(tries) == 1:
             raise NodeError("the ledger cannot be read")
 
-    ours = Turn(short, "pod", reload)
+    ours = PluginLease(short, "pod", reload)
     with pytest.raises(NodeError, match="the ledger"), ours.held():
         pass
     with ours.held():
@@ -200,7 +200,7 @@ def test_a_lock_file_that_was_deleted_does_not_let_two_in(short: Path) -> None:
 def test_a_damaged_record_means_that_another_had_the_turn(short: Path) -> None:
     told: list[int] = []
     (short / "serialize.lock").write_text("{")
-    with Turn(short, "pod", lambda: told.append(1)).held():
+    with PluginLease(short, "pod", lambda: told.append(1)).held():
         pass
     assert told == [1]
 

@@ -2,19 +2,18 @@
 
 from dataclasses import replace
 
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.mig import Instance, PartitionKey, uncut
-from dra_driver.model.profiles import Guard, GuardPolicy
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from tests.fakes.values import ref
 
 
 def test_a_record_without_an_answer_was_only_begun() -> None:
-    assert not Record(ref(), ()).completed
+    assert not ClaimRecord(ref(), ()).completed
 
 
 def test_a_record_with_an_answer_is_completed() -> None:
-    assert Record(ref(), (), prepared=(), spec="").completed
+    assert ClaimRecord(ref(), (), prepared=(), spec="").completed
 
 
 def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
@@ -22,15 +21,17 @@ def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
     of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
 
     assert (one.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
-    assert Record(ref(), (one, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
+    assert ClaimRecord(ref(), (one, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
 
 
 def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
     whole = Holding(ref(), DeviceName("gpu-0"))
-    part = Holding(ref(), DeviceName("gpu-1"), limit=Limit(1, Guard(GuardPolicy.WARN)))
+    part = Holding(
+        ref(), DeviceName("gpu-1"), limit=ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN))
+    )
 
-    assert Record(ref(), (whole, part)).limited
-    assert not Record(ref(), (whole,)).limited
+    assert ClaimRecord(ref(), (whole, part)).limited
+    assert not ClaimRecord(ref(), (whole,)).limited
 
 
 def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:
@@ -45,7 +46,7 @@ def test_a_partition_has_a_word_for_its_instance_until_it_is_cut() -> None:
     key, gpu = PartitionKey(19, 3, 1, 1), GpuUuid("GPU-a")
     name = DeviceName("gpu-0-mig-1g5gb-19-3")
     before = Holding(ref(), name, gpu=gpu, partition=key)
-    after = replace(before, instance=Instance(key, 9, 0, GpuUuid("MIG-a")))
+    after = replace(before, instance=MigInstance(key, 9, 0, GpuUuid("MIG-a")))
 
-    assert (before.uuid, before.memory_of, before.unit) == (uncut(gpu, key), None, name)
+    assert (before.uuid, before.memory_of, before.unit) == (placeholder_uuid(gpu, key), None, name)
     assert (after.uuid, after.memory_of, after.unit) == ("MIG-a", "MIG-a", name)

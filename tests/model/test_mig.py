@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Instance, Mig, OddInstance, Placement, free_of
+from dra_driver.model.gpus import (
+    GpuUuid,
+    MigInfo,
+    MigInstance,
+    Placement,
+    UnusableGpuInstance,
+    is_free,
+)
 from tests.fakes.mig import H100, ONE, THREE, partition
 
 PLACES = st.builds(Placement, st.integers(0, 11), st.integers(1, 12))
@@ -26,23 +32,23 @@ def test_a_key_is_the_place_and_says_so_in_messages():
 
 
 def test_a_key_of_another_board_is_no_partition_of_this_one():
-    board = Mig(on=True, pending=True, switches=True, profiles=(ONE,))
+    board = MigInfo(on=True, pending=True, switches=True, profiles=(ONE,))
 
     assert board.partition(partition(ONE, 6).key) == partition(ONE, 6)
     assert board.partition(partition(THREE, 4).key) is None
 
 
 def test_a_board_is_as_large_as_its_last_placement():
-    assert Mig(on=False, pending=False, switches=True, profiles=H100).units == 8
-    assert Mig(on=True, pending=True, switches=True).units == 0
+    assert MigInfo(on=False, pending=False, switches=True, profiles=H100).units == 8
+    assert MigInfo(on=True, pending=True, switches=True).units == 0
 
 
 @pytest.mark.parametrize(("start", "free"), [(0, True), (4, False)])
 def test_odd_instances_are_in_the_way_like_any(start, free):
-    odd = OddInstance(partition(ONE, 5).key, 3, 2)
-    there = Instance(partition(ONE, 6).key, 4, 0, GpuUuid("MIG-1"))
+    odd = UnusableGpuInstance(partition(ONE, 5).key, 3, 2)
+    there = MigInstance(partition(ONE, 6).key, 4, 0, GpuUuid("MIG-1"))
 
-    board = Mig(True, True, True, H100, (there,), (odd,))
+    board = MigInfo(True, True, True, H100, (there,), (odd,))
 
     assert board.taken == (odd.key, there.key)
-    assert free_of(partition(THREE, start).placement, board.taken) is free
+    assert is_free(partition(THREE, start).placement, board.taken) is free

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.model.offer import Device, Exclusive, Monitor, Replica, board
+from dra_driver.model.offer import AdminAccess, Device, Exclusive, Replica, gpu_name_of
 from tests.fakes.values import SLICEABLE, gpu
 
 
@@ -12,10 +12,10 @@ from tests.fakes.values import SLICEABLE, gpu
         (Exclusive(), "gpu-3"),
         (SLICEABLE, "gpu-3"),
         (Replica(2, 4, None), "gpu-3-2"),
-        (Monitor(), "gpu-3-mon"),
+        (AdminAccess(), "gpu-3-mon"),
     ],
     ids=["exclusive", "sliceable", "replica", "monitor"],
 )
 def test_a_device_is_called_after_its_gpu(shape, name):
     assert Device(gpu(3), shape).name == name
-    assert board(name) == "gpu-3"
+    assert gpu_name_of(name) == "gpu-3"

@@ -6,16 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.node.cgroups import Cgroups, Place, cgroup_root, containers_in, place_of, pod_in
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.node.cgroups.tree import (
+    Cgroups,
+    ContainerRef,
+    cgroup_root,
+    container_cgroups,
+    container_of_process,
+    pod_uid_of,
+)
 from tests.fakes.open_files import no_more_files
 
 POD = PodUid("7b0ac5a6-3f0e-4f4e-9c3e-0d8f3f1f2c11")
 OTHER = PodUid("11111111-3f0e-4f4e-9c3e-0d8f3f1f2c11")
 SLICE = POD.replace("-", "_")
 ID = "0123456789abcdef" * 4
-HERE = Place(POD, ID)
+HERE = ContainerRef(POD, ID)
 
 PATHS = {
     "cgroupfs, guaranteed": f"/kubepods/pod{POD}/{ID}",
@@ -44,13 +51,13 @@ PATHS = {
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_a_process_of_a_container_is_found_in_every_spelling(path):
-    assert place_of(f"0::{path}\n") == HERE
+    assert container_of_process(f"0::{path}\n") == HERE
 
 
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_on_cgroup_v1_the_controllers_agree(path):
     text = f"12:cpu,cpuacct:{path}\n11:name=systemd:{path}\n1:memory:{path}\n0::/\n"
-    assert place_of(text) == HERE
+    assert container_of_process(text) == HERE
 
 
 @pytest.mark.parametrize(
@@ -71,12 +78,12 @@ def test_on_cgroup_v1_the_controllers_agree(path):
     ],
 )
 def test_what_is_in_no_container_or_in_two_is_in_none(text):
-    assert place_of(text) is None
+    assert container_of_process(text) is None
 
 
 @given(st.text())
 def test_whatever_a_process_says_is_read(text):
-    assert place_of(text) is None
+    assert container_of_process(text) is None
 
 
 def directories(root: Path, *paths: str) -> None:
@@ -131,8 +138,8 @@ def test_what_is_no_uid_leads_nowhere(tmp_path, uid):
 def test_containers_are_told_from_what_else_is_in_a_pod(tmp_path):
     scope = f"cri-containerd-{ID}.scope"
     directories(tmp_path, scope, f"crio-conmon-{ID}.scope", "init")
-    assert list(containers_in(tmp_path)) == [(ID, tmp_path / scope)]
-    assert list(containers_in(tmp_path / "gone")) == []
+    assert list(container_cgroups(tmp_path)) == [(ID, tmp_path / scope)]
+    assert list(container_cgroups(tmp_path / "gone")) == []
 
 
 def test_what_cannot_be_listed_now_is_an_error_and_not_nobody(tmp_path):
@@ -140,7 +147,7 @@ def test_what_cannot_be_listed_now_is_an_error_and_not_nobody(tmp_path):
     directories(tmp_path, f"kubepods/pod{POD}/{ID}")
     with no_more_files():
         with pytest.raises(NodeError, match=f"pod{POD} cannot be looked at now: Too many open"):
-            list(containers_in(tmp_path / f"kubepods/pod{POD}"))
+            list(container_cgroups(tmp_path / f"kubepods/pod{POD}"))
         with pytest.raises(NodeError, match="Too many open"):
             Cgroups(tmp_path).pod(POD)
 
@@ -157,9 +164,9 @@ def test_a_directory_that_cannot_be_looked_at_is_not_taken_for_one_that_is_gone(
 
 
 def test_a_new_directory_says_which_pod_it_is_of():
-    assert pod_in(f"pod{POD}", "burstable") == POD
-    assert pod_in(f"kubepods-burstable-pod{SLICE}.slice", "kubepods-burstable.slice") == POD
-    assert pod_in("burstable", "kubepods") is None
+    assert pod_uid_of(f"pod{POD}", "burstable") == POD
+    assert pod_uid_of(f"kubepods-burstable-pod{SLICE}.slice", "kubepods-burstable.slice") == POD
+    assert pod_uid_of("burstable", "kubepods") is None
 
 
 def test_where_both_are_one_the_usual_place_is_named(tmp_path):

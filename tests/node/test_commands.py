@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, ProgramFailed, TimedOut
-from dra_driver.node import commands
-from dra_driver.node.commands import Command, in_root, run, run_into
+from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
+from dra_driver.node.driver import commands
+from dra_driver.node.driver.commands import Command, in_chroot, run_command, run_daemon
 
 
 def shell(script: str) -> Command:
@@ -17,57 +17,57 @@ def shell(script: str) -> Command:
 
 
 def test_what_a_program_writes_is_given_back() -> None:
-    assert run(shell("echo 580.95.05"), 10) == "580.95.05\n"
+    assert run_command(shell("echo 580.95.05"), 10) == "580.95.05\n"
 
 
 def test_a_program_sees_nothing_of_our_own_environment() -> None:
     os.environ["DRA_DRIVER_TEST"] = "secret"
     try:
-        assert "secret" not in run(shell("env"), 10)
+        assert "secret" not in run_command(shell("env"), 10)
     finally:
         del os.environ["DRA_DRIVER_TEST"]
 
 
 def test_the_library_path_of_the_driver_is_set() -> None:
     command = Command("/bin/sh", ("-c", "echo $LD_LIBRARY_PATH"), library_path="/opt/lib64")
-    assert run(command, 10) == "/opt/lib64\n"
+    assert run_command(command, 10) == "/opt/lib64\n"
 
 
 def test_a_failure_says_which_command_and_its_last_words() -> None:
     with pytest.raises(NodeError, match=r"/bin/sh -c .*failed with code 9: No devices were found"):
-        run(shell("echo No devices were found >&2; exit 9"), 10)
+        run_command(shell("echo No devices were found >&2; exit 9"), 10)
 
 
 def test_what_failed_programs_write_to_standard_output_counts_when_they_say_nothing_else() -> None:
     with pytest.raises(NodeError, match="Insufficient Permissions"):
-        run(shell("echo Insufficient Permissions; exit 4"), 10)
+        run_command(shell("echo Insufficient Permissions; exit 4"), 10)
 
 
 def test_a_program_that_fails_in_silence_is_said_to() -> None:
     with pytest.raises(NodeError, match="code 3: it said nothing"):
-        run(shell("exit 3"), 10)
+        run_command(shell("exit 3"), 10)
 
 
 def test_only_the_end_of_a_long_complaint_is_kept() -> None:
     with pytest.raises(NodeError) as e:
-        run(shell("head -c 9000 /dev/zero | tr '\\0' x >&2; echo END >&2; exit 1"), 10)
+        run_command(shell("head -c 9000 /dev/zero | tr '\\0' x >&2; echo END >&2; exit 1"), 10)
     assert str(e.value).endswith("xEND") and len(str(e.value)) < 2300
 
 
 def test_a_program_that_is_killed_is_said_to() -> None:
     with pytest.raises(NodeError, match="ended by signal 9"):
-        run(shell("kill -9 $$"), 10)
+        run_command(shell("kill -9 $$"), 10)
 
 
 def test_a_program_that_is_not_there_is_named() -> None:
     with pytest.raises(NodeError, match=r"cannot run /no/nvidia-smi -L .*No such file"):
-        run(Command("/no/nvidia-smi", ("-L",)), 10)
+        run_command(Command("/no/nvidia-smi", ("-L",)), 10)
 
 
 def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(TimedOut, match=r"still running after 0.3 s and was killed"):
-        run(shell(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), 0.3)
+        run_command(shell(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), 0.3)
     assert time.monotonic() - started < 50
     child = int((tmp_path / "pid").read_text())
     assert _ends(child)
@@ -77,26 +77,26 @@ def test_a_descendant_that_keeps_the_pipe_does_not_keep_us(tmp_path: Path) -> No
     started = time.monotonic()
     script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 60' & wait"
     with pytest.raises(TimedOut):
-        run(shell(script), 0.3)
+        run_command(shell(script), 0.3)
     assert time.monotonic() - started < 50
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_on_the_hosts_own_root_nothing_is_wrapped() -> None:
-    command = in_root("/", "/", "/usr/bin/nvidia-smi", "/usr/lib64", ("-L",))
+    command = in_chroot("/", "/", "/usr/bin/nvidia-smi", "/usr/lib64", ("-L",))
     assert command == Command("/usr/bin/nvidia-smi", ("-L",), "/", "/usr/lib64")
     assert command.argv == ("/usr/bin/nvidia-smi", "-L")
 
 
 def test_the_host_is_entered_where_it_is_mounted() -> None:
-    command = in_root("/host", "/", "/opt/nvidia/bin/nvidia-smi", "/opt/nvidia/lib64", ())
+    command = in_chroot("/host", "/", "/opt/nvidia/bin/nvidia-smi", "/opt/nvidia/lib64", ())
     assert command.argv == ("chroot", "/host", "/opt/nvidia/bin/nvidia-smi")
     assert command.library_path == "/opt/nvidia/lib64"
 
 
 def test_a_driver_container_is_entered_as_its_own_root() -> None:
     root = "/run/nvidia/driver"
-    command = in_root("/host", root, f"{root}/usr/bin/nvidia-smi", f"{root}/usr/lib64", ())
+    command = in_chroot("/host", root, f"{root}/usr/bin/nvidia-smi", f"{root}/usr/lib64", ())
     assert command.argv == ("chroot", "/host/run/nvidia/driver", "/usr/bin/nvidia-smi")
     assert command.library_path == "/usr/lib64"
 
@@ -125,7 +125,7 @@ def test_what_goes_into_the_background_is_not_waited_for_and_writes_on(tmp_path:
     output = tmp_path / "said"
     started = time.monotonic()
     script = f"echo up; (echo $$ > {tmp_path}/pid; sleep 0.3; echo later; exec sleep 60) & "
-    run_into(shell(script + "sleep 0.1"), output, 10)
+    run_daemon(shell(script + "sleep 0.1"), output, 10)
     assert time.monotonic() - started < 50
     time.sleep(0.5)
     assert output.read_text() == "up\nlater\n"
@@ -134,28 +134,30 @@ def test_what_goes_into_the_background_is_not_waited_for_and_writes_on(tmp_path:
 
 def test_what_does_not_come_up_says_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match="failed with code 3: no GPU"):
-        run_into(shell("echo no GPU >&2; exit 3"), tmp_path / "said", 10)
+        run_daemon(shell("echo no GPU >&2; exit 3"), tmp_path / "said", 10)
 
 
 def test_what_does_not_go_into_the_background_is_killed(tmp_path: Path) -> None:
     with pytest.raises(TimedOut, match=r"into the background after 0.3 s and was killed: waiting"):
-        run_into(shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "said", 0.3)
+        run_daemon(
+            shell(f"echo $$ > {tmp_path}/pid; echo waiting; sleep 60"), tmp_path / "said", 0.3
+        )
     assert _ends(int((tmp_path / "pid").read_text()))
 
 
 def test_what_cannot_be_put_into_the_background_is_named(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"cannot run /no/daemon -d .*No such file"):
-        run_into(Command("/no/daemon", ("-d",)), tmp_path / "said", 10)
+        run_daemon(Command("/no/daemon", ("-d",)), tmp_path / "said", 10)
 
 
 def test_what_a_program_is_told_reaches_it() -> None:
     command = Command("/bin/sh", ("-c", "cat; echo $WHO"), variables=(("WHO", "me"),), stdin="hi\n")
-    assert run(command, 10) == "hi\nme\n"
+    assert run_command(command, 10) == "hi\nme\n"
 
 
 def test_what_failed_keeps_the_words_of_the_program_apart_from_ours() -> None:
-    with pytest.raises(ProgramFailed) as e:
-        run(shell("echo no such device; exit 9"), 10)
+    with pytest.raises(CommandFailed) as e:
+        run_command(shell("echo no such device; exit 9"), 10)
     assert e.value.said == "no such device"
 
 
@@ -163,7 +165,7 @@ def test_what_failed_keeps_the_words_of_the_program_apart_from_ours() -> None:
 def test_a_program_that_writes_more_than_a_mebibyte_is_killed(stream: str, tmp_path: Path) -> None:
     script = f"echo $$ > {tmp_path}/pid; exec head -c 1G /dev/zero >&{stream}"
     with pytest.raises(NodeError, match=r"/bin/sh -c .* wrote more than 1 MiB and was killed"):
-        run(shell(script), 60)
+        run_command(shell(script), 60)
     assert _ends(int((tmp_path / "pid").read_text()))
 
 
@@ -174,16 +176,19 @@ def test_a_mebibyte_is_read_whole_beside_a_long_input_and_complaints() -> None:
         ("-c", f"head -c {most} /dev/zero | tr '\\0' x; echo hm >&2; wc -c"),
         stdin="y" * 500_000,
     )
-    assert run(command, 60) == "x" * most + "500000\n"
+    assert run_command(command, 60) == "x" * most + "500000\n"
 
 
 def test_a_program_that_does_not_read_what_it_is_told_is_not_waited_for() -> None:
-    assert run(Command("/bin/sh", ("-c", "exec echo done"), stdin="y" * 500_000), 60) == "done\n"
+    assert (
+        run_command(Command("/bin/sh", ("-c", "exec echo done"), stdin="y" * 500_000), 60)
+        == "done\n"
+    )
 
 
 def test_of_a_long_output_of_what_stays_the_end_is_told(tmp_path: Path) -> None:
     with pytest.raises(NodeError, match=r"code 3: …x+END$") as e:
-        run_into(
+        run_daemon(
             shell("head -c 3M /dev/zero | tr '\\0' x; echo END; exit 3"), tmp_path / "said", 60
         )
     assert len(str(e.value)) < 2300
@@ -193,14 +198,14 @@ def test_of_a_long_output_of_what_stays_the_end_is_told(tmp_path: Path) -> None:
 def test_what_never_ran_or_was_killed_gave_no_answer(ends: str) -> None:
     """As chroot fails, or a library is not there, or memory is short."""
     with pytest.raises(NodeError, match=r"failed with code 12|ended by signal 9") as e:
-        run(shell(ends), 10)
-    assert not isinstance(e.value, ProgramFailed)
+        run_command(shell(ends), 10)
+    assert not isinstance(e.value, CommandFailed)
 
 
 def test_what_stays_has_a_umask_that_lets_others_in_whatever_ours_is(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        run_into(shell("umask"), tmp_path / "said", 10)
+        run_daemon(shell("umask"), tmp_path / "said", 10)
     finally:
         os.umask(before)
     assert (tmp_path / "said").read_text() == "0022\n"
@@ -209,7 +214,7 @@ def test_what_stays_has_a_umask_that_lets_others_in_whatever_ours_is(tmp_path: P
 def test_what_stays_goes_on_at_the_end_of_an_output_that_is_cut(tmp_path: Path) -> None:
     output, go = tmp_path / "said", tmp_path / "go"
     script = f"(until [ -e {go} ]; do sleep 0.01; done; echo after) & echo before"
-    run_into(shell(script), output, 10)
+    run_daemon(shell(script), output, 10)
     os.truncate(output, 0)
     go.touch()
 

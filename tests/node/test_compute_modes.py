@@ -5,13 +5,12 @@ import subprocess
 import pynvml
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
+from dra_driver.base.errors import ClaimError, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.steps import ComputeMode
-from dra_driver.node.compute_modes import ComputeModes
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.compute_modes import SimulatedComputeModes
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.sim.nvml import SimulatedComputeModes, SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
 NOBODY = 65534

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile
-from dra_driver.node import device_nodes
-from dra_driver.node.commands import Command, run
-from dra_driver.node.device_nodes import DeviceNodes, device_number, modprobe_arguments
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.driver import device_nodes
+from dra_driver.node.driver.commands import Command, run_command
+from dra_driver.node.driver.device_nodes import DeviceNodes, device_number, modprobe_arguments
+from dra_driver.node.driver.root import DriverRoot
 from tests.fakes.driver import install, program
 
 CONTAINER = "run/nvidia/driver"
@@ -206,7 +206,7 @@ def test_nvidia_modprobe_does_not_take_for_ever(host: Path, kernel: Kernel) -> N
     program(host / "usr/bin/nvidia-modprobe", "sleep 60")
 
     def on_the_host(command: Command, timeout_seconds: float) -> str:
-        return run(Command(f"{host}{command.program}", command.args), timeout_seconds / 50)
+        return run_command(Command(f"{host}{command.program}", command.args), timeout_seconds / 50)
 
     with pytest.raises(TimedOut, match="nvidia-modprobe -c 0 -c 255 was still running after"):
         DeviceNodes(DriverRoot(None, host), on_the_host, kernel.number).files([0])

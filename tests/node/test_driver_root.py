@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.driver_files import HostFile, Library
-from dra_driver.node.commands import Command
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.base.errors import NodeError
+from dra_driver.model.driver_files import DriverLibrary, HostFile
+from dra_driver.node.driver.commands import Command
+from dra_driver.node.driver.root import DriverRoot
 from tests.fakes.driver import (
     LIBRARIES,
     VERSION,
@@ -72,10 +72,10 @@ def test_a_library_knows_its_soname_and_the_other_names_the_host_gives_it(host: 
     install(host)
     directory = "/usr/lib/x86_64-linux-gnu"
     libraries = DriverRoot(None, host).files().libraries
-    assert Library(f"{directory}/libcuda.so.{VERSION}", "libcuda.so.1", ("libcuda.so",)) in (
+    assert DriverLibrary(f"{directory}/libcuda.so.{VERSION}", "libcuda.so.1", ("libcuda.so",)) in (
         libraries
     )
-    assert Library(
+    assert DriverLibrary(
         f"{directory}/libGLX_nvidia.so.{VERSION}", "libGLX_nvidia.so.0", ("libGLX_indirect.so.0",)
     ) in (libraries)
 

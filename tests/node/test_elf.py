@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.node.elf import Elf, read_elf
+from dra_driver.base.errors import NodeError
+from dra_driver.node.driver.layout import ElfLibrary, read_elf
 from tests.fakes.elf import elf_library
 
 
@@ -19,17 +19,17 @@ def library(tmp_path: Path) -> Path:
 
 def test_the_soname_and_the_machine_are_read(library: Path) -> None:
     library.write_bytes(elf_library("libcuda.so.1"))
-    assert read_elf(str(library)) == Elf("x86_64", "libcuda.so.1")
+    assert read_elf(str(library)) == ElfLibrary("x86_64", "libcuda.so.1")
 
 
 def test_an_arm_library_is_told_from_an_intel_one(library: Path) -> None:
     library.write_bytes(elf_library("libcuda.so.1", "aarch64"))
-    assert read_elf(str(library)) == Elf("aarch64", "libcuda.so.1")
+    assert read_elf(str(library)) == ElfLibrary("aarch64", "libcuda.so.1")
 
 
 def test_a_library_may_have_no_soname(library: Path) -> None:
     library.write_bytes(elf_library(None))
-    assert read_elf(str(library)) == Elf("x86_64", None)
+    assert read_elf(str(library)) == ElfLibrary("x86_64", None)
 
 
 def test_a_32_bit_library_is_passed_over(library: Path) -> None:
@@ -42,7 +42,7 @@ def test_the_c_library_of_this_machine_is_read_as_the_linker_does() -> None:
         path = next((line.split()[-1] for line in maps if "/libc.so.6" in line), None)
     if path is None or platform.machine() not in ("x86_64", "aarch64"):
         pytest.skip("this Python runs without glibc, or on another machine")
-    assert read_elf(path) == Elf(platform.machine(), "libc.so.6")
+    assert read_elf(path) == ElfLibrary(platform.machine(), "libc.so.6")
 
 
 def test_a_file_that_is_missing_is_named(library: Path) -> None:

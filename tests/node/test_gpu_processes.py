@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import GpuProcess
-from dra_driver.node.gpu_processes import gpu_processes
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.processes import gpu_processes
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100
 
 GPU = GpuUuid("GPU-11111111-0000-0000-0000-000000000000")

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.errors import NodeError
-from dra_driver.node.gpus import Gpus
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.node import bundled
-from dra_driver.node.sim.nvml import SimulatedNvml
-from dra_driver.node.topology import PciTree
+from dra_driver.base.errors import NodeError
+from dra_driver.node.driver.pci import PciBus
+from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.node_spec import bundled_nodes
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, as_yaml, h100, no_nvidia_modprobe, two_gpus
 
 ODD = Path(__file__).parents[1] / "data/nodes"
@@ -29,16 +29,16 @@ def withheld(node: Node) -> dict[str, str]:
     return {one.what: one.reason for one in node.gpus().look().withheld}
 
 
-def minors(gpus: Gpus) -> list[int]:
+def minors(gpus: GpuDiscovery) -> list[int]:
     return [device.minor for device in gpus.look().gpus]
 
 
-@pytest.mark.parametrize("name", bundled())
+@pytest.mark.parametrize("name", bundled_nodes())
 def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_path, golden):
     live = LiveNode.named(name)
     SimulatedHost(live, tmp_path)
     nvml = Nvml(lambda: SimulatedNvml(live))
-    gpus = Gpus(nvml, PciTree(tmp_path / "sys"), tmp_path / "dev", no_nvidia_modprobe)
+    gpus = GpuDiscovery(nvml, PciBus(tmp_path / "sys"), tmp_path / "dev", no_nvidia_modprobe)
     golden(f"inventories/{name}.yaml", as_yaml(gpus.look()))
 
 
@@ -214,4 +214,4 @@ def test_a_pci_bus_that_cannot_be_read_is_an_error(node, tmp_path):
     (tmp_path / "bus/pci").mkdir(parents=True)
     (tmp_path / "bus/pci/devices").write_text("")
     with pytest.raises(NodeError, match="cannot read PCI devices"):
-        Gpus(node.nvml, PciTree(tmp_path), tmp_path, lambda minors: None).look()
+        GpuDiscovery(node.nvml, PciBus(tmp_path), tmp_path, lambda minors: None).look()

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.node.nvml_changes import UnderChange
-from dra_driver.node.nvml_late import Late
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.node.nvml.client import ReadGrace
+from dra_driver.node.nvml.threads import GpuBeingChanged
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
 
 
@@ -190,11 +190,11 @@ LATE = TimedOut("no answer within 5 s")
 
 
 def is_excused(late, error=LATE, known=(0,)):
-    return isinstance(late.excused(0, error, known), UnderChange)
+    return isinstance(late.excused(0, error, known), GpuBeingChanged)
 
 
 def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
-    late = Late()
+    late = ReadGrace()
     late.looks()
     assert is_excused(late)
     assert is_excused(late)  # by another question of the same look
@@ -208,11 +208,11 @@ def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
 
 
 def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
-    late = Late()
+    late = ReadGrace()
     late.looks()
     assert is_excused(late)
     late.looks()
-    changed = UnderChange("it is being changed")
+    changed = GpuBeingChanged("it is being changed")
     assert late.excused(0, changed, (0,)) is changed
     late.looks()
     assert not is_excused(late)
@@ -220,7 +220,7 @@ def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
 
 @pytest.mark.parametrize(("error", "known"), [(LATE, (1,)), (NodeError("it is lost"), (0,))])
 def test_a_new_gpu_and_another_error_are_not_excused(error, known):
-    late = Late()
+    late = ReadGrace()
     late.looks()
     assert late.excused(0, error, known) is error
     late.looks()

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Fixed
-from dra_driver.node.gpus import Gpus
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.sim.nvml import SimulatedNvml
-from dra_driver.node.topology import PciTree
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GuestRestriction, Inventory
+from dra_driver.node.driver.pci import PciBus
+from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, no_nvidia_modprobe, two_gpus
 
 
@@ -83,11 +82,11 @@ def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
 @pytest.mark.parametrize(
     ("product", "virtualization", "fixed", "switches"),
     [
-        ("A100-40-SXM", "none", Fixed.NOTHING, False),
-        ("A100-40-SXM", "passthrough", Fixed.MODE, False),
-        ("A100-40-SXM", "vgpu", Fixed.ALL, False),
-        ("H100-80-SXM", "passthrough", Fixed.NOTHING, True),
-        ("H100-80-SXM", "vgpu", Fixed.ALL, False),
+        ("A100-40-SXM", "none", GuestRestriction.NOTHING, False),
+        ("A100-40-SXM", "passthrough", GuestRestriction.MODE, False),
+        ("A100-40-SXM", "vgpu", GuestRestriction.ALL, False),
+        ("H100-80-SXM", "passthrough", GuestRestriction.NOTHING, True),
+        ("H100-80-SXM", "vgpu", GuestRestriction.ALL, False),
     ],
 )
 def test_what_a_virtual_machine_cannot_change_of_a_gpu_is_seen(
@@ -218,8 +217,8 @@ class Counting:
 
 def test_a_routine_look_asks_only_for_what_can_change(node):
     counting = Counting(node.functions)
-    sysfs, devices = PciTree(node.root / "sys"), node.root / "dev"
-    gpus = Gpus(Nvml(lambda: counting), sysfs, devices, no_nvidia_modprobe)
+    sysfs, devices = PciBus(node.root / "sys"), node.root / "dev"
+    gpus = GpuDiscovery(Nvml(lambda: counting), sysfs, devices, no_nvidia_modprobe)
     gpus.look()
     counting.calls.clear()
     gpus.look()

@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import (
-    Entry,
-    Guard,
+    GpuSelector,
     GuardPolicy,
+    GuardRules,
     Profile,
+    ProfileEntry,
     Rules,
-    Selection,
-    Strategy,
+    SharingStrategy,
 )
-from dra_driver.node.last_profile import _FORM, LastProfile
+from dra_driver.node.state.profile_files import _ADAPTER, LastProfileFile
 
 ENTRIES = st.builds(
-    Entry,
+    ProfileEntry,
     selection=st.builds(
-        Selection,
+        GpuSelector,
         minors=st.frozensets(st.integers(0, 9)),
         uuids=st.frozensets(st.text("abc").map(GpuUuid)),
         products=st.lists(st.text(max_size=5), max_size=2).map(tuple),
@@ -29,9 +29,9 @@ ENTRIES = st.builds(
     rules=st.builds(
         Rules,
         replicas=st.integers(1, 9),
-        strategies=st.lists(st.sampled_from(Strategy), max_size=2).map(tuple),
+        strategies=st.lists(st.sampled_from(SharingStrategy), max_size=2).map(tuple),
         shares=st.none() | st.integers(1, 9),
-        guard=st.builds(Guard, st.sampled_from(GuardPolicy), st.floats(0, 100)),
+        guard=st.builds(GuardRules, st.sampled_from(GuardPolicy), st.floats(0, 100)),
     ),
     path=st.text(max_size=5),
 )
@@ -45,11 +45,11 @@ PROFILES = st.builds(
 
 @given(PROFILES)
 def test_a_profile_survives_the_disk_unchanged(profile):
-    assert _FORM.validate_json(_FORM.dump_json(profile)) == profile
+    assert _ADAPTER.validate_json(_ADAPTER.dump_json(profile)) == profile
 
 
 def test_what_is_kept_is_what_is_read(tmp_path):
-    last = LastProfile(tmp_path / "state" / "profile.json")
+    last = LastProfileFile(tmp_path / "state" / "profile.json")
     assert last.read() is None
 
     last.keep(Profile("a"))
@@ -64,13 +64,13 @@ def test_what_cannot_be_understood_counts_as_nothing(tmp_path, text, caplog):
     path = tmp_path / "profile.json"
     path.write_text(text)
 
-    assert LastProfile(path).read() is None
+    assert LastProfileFile(path).read() is None
     assert "cannot be read" in caplog.text
 
 
 def test_a_disk_that_takes_nothing_is_told_and_no_more(tmp_path: Path, caplog):
     (tmp_path / "state").write_text("a file in the way")
 
-    LastProfile(tmp_path / "state" / "profile.json").keep(Profile("a"))
+    LastProfileFile(tmp_path / "state" / "profile.json").keep(Profile("a"))
 
     assert "not kept" in caplog.text

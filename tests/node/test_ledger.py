@@ -15,38 +15,39 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import ClaimError, LostRecord, NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
-from dra_driver.kubeletplugin.device_metadata import Document
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.mps import Allowance, Priority, Space, SpaceName
-from dra_driver.model.offer import Exclusive, Monitor, Replica, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy, Tenants
+from dra_driver.base.errors import ClaimError, ClaimRecordLost, NodeError
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName, MpsPriority
+from dra_driver.model.offer import AdminAccess, Exclusive, Fractional, Replica
+from dra_driver.model.profiles import GuardPolicy, GuardRules, MpsTenants
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import (
     ComputeMode,
-    CutPartition,
-    EndMps,
-    Interval,
-    LimitMemory,
-    MakeDeviceNodes,
-    PodLimit,
+    CreateDeviceNodes,
+    CreatePartition,
+    PodMemoryLimit,
+    RemoveMpsNamespace,
     RemovePartition,
-    ServeMps,
+    ServeMpsNamespace,
     SetComputeMode,
+    SetMemoryLimits,
     SetMigMode,
     SetTimeSlice,
+    TimeSliceInterval,
 )
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.ledger_files import read_directory
-from dra_driver.node.records import VERSION, decode_record, encode_record
-from dra_driver.node.step_records import (
-    STEP_KEYS,
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.ledger_files import read_ledger_directory
+from dra_driver.node.state.records import (
+    RECORD_VERSION,
+    STEP_SECTIONS,
     UnreadableRecord,
+    decode_record,
     decode_step,
+    encode_record,
     encode_step,
-    step_key,
+    step_section,
 )
 from tests.fakes.user import locked_out
 from tests.fakes.values import ref
@@ -58,7 +59,7 @@ GPU = GpuUuid("GPU-0")
 def started(name="claim", *devices):
     names = [DeviceName(device) for device in devices or ("gpu-0",)]
     holdings = tuple(Holding(ref(name), device) for device in names)
-    return Record(ref(name), holdings, (MakeDeviceNodes((0,)),))
+    return ClaimRecord(ref(name), holdings, (CreateDeviceNodes((0,)),))
 
 
 def completed(name="claim", *devices):
@@ -214,7 +215,7 @@ def test_a_record_under_another_name_is_set_aside(tmp_path):
 
 def test_a_field_of_a_later_release_is_ignored():
     document = json.loads(encode_record(completed()))
-    document |= {"version": VERSION + 1, "colour": "green"}
+    document |= {"version": RECORD_VERSION + 1, "colour": "green"}
 
     assert decode_record(json.dumps(document).encode()) == completed()
 
@@ -289,7 +290,7 @@ def test_a_record_that_vanished_from_the_disk_is_an_error_not_an_empty_answer(tm
     ledger.write(completed())
     (tmp_path / BOOT / "uid-claim.json").unlink()
 
-    with pytest.raises(LostRecord, match="is lost"):
+    with pytest.raises(ClaimRecordLost, match="is lost"):
         ledger.record(ClaimUid("uid-claim"))
 
 
@@ -346,11 +347,11 @@ NAMES = st.text("abcdefghij-0123456789", min_size=1, max_size=20)
 SIZES = st.integers(0, 10**12)
 SHAPES = st.one_of(
     st.just(Exclusive()),
-    st.just(Monitor()),
-    st.builds(Sliceable, SIZES, SIZES, SIZES, SIZES, st.booleans(), SIZES, st.booleans()),
+    st.just(AdminAccess()),
+    st.builds(Fractional, SIZES, SIZES, SIZES, SIZES, st.booleans(), SIZES, st.booleans()),
     st.builds(Replica, SIZES, SIZES, st.none() | SIZES, st.booleans()),
 )
-GUARDS = st.builds(Guard, st.sampled_from(GuardPolicy), st.floats(0, 1e6))
+GUARDS = st.builds(GuardRules, st.sampled_from(GuardPolicy), st.floats(0, 1e6))
 KEYS = st.builds(
     PartitionKey, *[st.integers(0, 99), st.integers(0, 11), st.integers(1, 12), st.integers(1, 7)]
 )
@@ -363,7 +364,7 @@ def parts(draw):
     if key is None:
         return {}
     number = st.integers(0, 20)
-    instance = st.builds(Instance, st.just(key), number, number, NAMES.map(GpuUuid))
+    instance = st.builds(MigInstance, st.just(key), number, number, NAMES.map(GpuUuid))
     return {"partition": key, "cut": draw(st.booleans()), "instance": draw(st.none() | instance)}
 
 
@@ -376,35 +377,37 @@ PLAIN_HOLDINGS = st.builds(
     admin=st.booleans(),
     gpu=st.none() | NAMES.map(GpuUuid),
     shape=SHAPES,
-    limit=st.none() | st.builds(Limit, SIZES, GUARDS, st.booleans()),
+    limit=st.none() | st.builds(ClaimMemoryLimit, SIZES, GUARDS, st.booleans()),
     request=NAMES | st.just(""),
-    tenants=st.sampled_from(Tenants),
+    tenants=st.sampled_from(MpsTenants),
     offered=st.lists(NAMES, max_size=2).map(tuple),
 )
 HOLDINGS = st.builds(lambda holding, part: replace(holding, **part), PLAIN_HOLDINGS, parts())
 PODS = st.builds(Pod, NAMES, NAMES.map(PodUid))
 SPACES = st.builds(
-    Space,
-    NAMES.map(SpaceName),
+    MpsNamespace,
+    NAMES.map(MpsNamespaceName),
     NAMES.map(ClaimUid),
     st.lists(NAMES.map(GpuUuid), min_size=1, max_size=3).map(tuple),
     st.integers(1, 100),
     st.lists(st.none() | SIZES, max_size=3).map(tuple),
-    st.sampled_from(Priority),
-    st.builds(Allowance, st.integers(1, 100), st.none() | SIZES),
+    st.sampled_from(MpsPriority),
+    st.builds(MpsLimits, st.integers(1, 100), st.none() | SIZES),
 )
 STEPS = st.one_of(
-    st.builds(MakeDeviceNodes, st.lists(st.integers(0, 9), max_size=3).map(tuple)),
+    st.builds(CreateDeviceNodes, st.lists(st.integers(0, 9), max_size=3).map(tuple)),
     st.builds(
         SetTimeSlice,
         NAMES.map(GpuUuid),
-        st.sampled_from(Interval),
-        st.none() | st.sampled_from(Interval),
+        st.sampled_from(TimeSliceInterval),
+        st.none() | st.sampled_from(TimeSliceInterval),
     ),
     st.builds(
-        LimitMemory,
+        SetMemoryLimits,
         NAMES.map(GpuUuid),
-        st.lists(st.builds(PodLimit, NAMES.map(PodUid), st.none() | SIZES), max_size=2).map(tuple),
+        st.lists(st.builds(PodMemoryLimit, NAMES.map(PodUid), st.none() | SIZES), max_size=2).map(
+            tuple
+        ),
         st.booleans(),
     ),
     st.builds(
@@ -414,7 +417,7 @@ STEPS = st.one_of(
         st.none() | st.sampled_from(ComputeMode),
     ),
     st.builds(SetMigMode, NAMES.map(GpuUuid), st.booleans(), st.none() | st.booleans()),
-    st.builds(CutPartition, NAMES.map(GpuUuid), KEYS),
+    st.builds(CreatePartition, NAMES.map(GpuUuid), KEYS),
     st.builds(
         RemovePartition,
         NAMES.map(GpuUuid),
@@ -422,8 +425,8 @@ STEPS = st.one_of(
         st.none() | NAMES.map(GpuUuid),
         st.frozensets(NAMES.map(GpuUuid), max_size=2),
     ),
-    st.builds(ServeMps, SPACES),
-    st.builds(EndMps, NAMES.map(SpaceName)),
+    st.builds(ServeMpsNamespace, SPACES),
+    st.builds(RemoveMpsNamespace, NAMES.map(MpsNamespaceName)),
 )
 PREPARED = st.builds(
     PreparedDevice,
@@ -436,18 +439,20 @@ PREPARED = st.builds(
 
 
 RECORDS = st.builds(
-    Record,
+    ClaimRecord,
     claim=st.just(ref()),
     holdings=st.lists(HOLDINGS, max_size=3).map(tuple),
     steps=st.lists(STEPS, max_size=4).map(
-        lambda steps: tuple(sorted(steps, key=lambda step: STEP_KEYS.index(step_key(step))))
+        lambda steps: tuple(sorted(steps, key=lambda step: STEP_SECTIONS.index(step_section(step))))
     ),
     pods=st.lists(PODS, max_size=3).map(tuple),
     pod_claim_name=NAMES | st.just(""),
 )
 
 
-DOCUMENTS = st.lists(st.builds(Document, NAMES, NAMES, NAMES, st.text()), max_size=2).map(tuple)
+DOCUMENTS = st.lists(st.builds(MetadataDocument, NAMES, NAMES, NAMES, st.text()), max_size=2).map(
+    tuple
+)
 
 
 @given(RECORDS, st.none() | st.lists(PREPARED, max_size=3).map(tuple), st.text(), DOCUMENTS)
@@ -459,7 +464,9 @@ def test_a_record_survives_the_disk_unchanged(begun, prepared, spec, documents):
 
 
 def test_the_release_before_finds_no_step_that_it_does_not_know():
-    shared = replace(completed(), steps=(MakeDeviceNodes((0,)), SetTimeSlice(GPU, Interval.SHORT)))
+    shared = replace(
+        completed(), steps=(CreateDeviceNodes((0,)), SetTimeSlice(GPU, TimeSliceInterval.SHORT))
+    )
 
     document = json.loads(encode_record(shared))
 
@@ -467,13 +474,18 @@ def test_the_release_before_finds_no_step_that_it_does_not_know():
     assert [step["step"] for step in document["steps"]] == ["MakeDeviceNodes"]
 
 
-SPACE = Space(SpaceName("c_0"), ref().uid, (GPU,), 30, (1 << 30,))
+SPACE = MpsNamespace(MpsNamespaceName("c_0"), ref().uid, (GPU,), 30, (1 << 30,))
 
 
 def test_a_claim_under_mps_is_for_releases_that_know_of_it_and_any_other_is_not():
     """An older one would leave compute mode and server behind."""
     mode = SetComputeMode(GPU, ComputeMode.EXCLUSIVE_PROCESS)
-    steps = (MakeDeviceNodes((0,)), SetTimeSlice(GPU, Interval.SHORT), mode, ServeMps(SPACE))
+    steps = (
+        CreateDeviceNodes((0,)),
+        SetTimeSlice(GPU, TimeSliceInterval.SHORT),
+        mode,
+        ServeMpsNamespace(SPACE),
+    )
     document = json.loads(encode_record(replace(completed(), steps=steps)))
 
     assert document["readableFrom"] == 3
@@ -488,7 +500,7 @@ KEY = PartitionKey(19, 0, 1, 1)
 
 def test_a_claim_for_a_partition_is_for_releases_that_know_of_it():
     """An older one would leave the instance, and take it for all of the GPU."""
-    cut = (MakeDeviceNodes((0,)), SetMigMode(GPU, True), CutPartition(GPU, KEY))
+    cut = (CreateDeviceNodes((0,)), SetMigMode(GPU, True), CreatePartition(GPU, KEY))
     (holding,) = completed().holdings
     found = replace(completed(), holdings=(replace(holding, partition=KEY),))
 
@@ -498,16 +510,16 @@ def test_a_claim_for_a_partition_is_for_releases_that_know_of_it():
 
 @given(SPACES)
 def test_what_the_agent_is_asked_for_is_recorded_whole(space):
-    document = json.loads(json.dumps(encode_step(ServeMps(space))))
+    document = json.loads(json.dumps(encode_step(ServeMpsNamespace(space))))
 
-    assert decode_step(document) == ServeMps(space)
+    assert decode_step(document) == ServeMpsNamespace(space)
 
 
 def test_a_space_of_a_later_release_is_read_without_what_is_not_known():
-    document = encode_step(ServeMps(SPACE))
+    document = encode_step(ServeMpsNamespace(SPACE))
     document["space"]["colour"] = "green"
 
-    assert decode_step(document) == ServeMps(SPACE)
+    assert decode_step(document) == ServeMpsNamespace(SPACE)
 
 
 def test_a_number_that_is_none_is_damage():
@@ -537,16 +549,20 @@ def test_a_record_of_the_release_before_is_of_a_whole_gpu():
     [
         pytest.param(("holdings", 0, "shape"), {"shape": "Sphere"}, id="unknown-shape"),
         pytest.param(
-            ("holdings", 0, "shape"), {"shape": "Sliceable", "shares": "x"}, id="no-number"
+            ("holdings", 0, "shape"), {"shape": "Fractional", "shares": "x"}, id="no-number"
         ),
         pytest.param(("holdings", 0, "limit"), {"memoryBytes": 1}, id="half-a-limit"),
         pytest.param(("steps", 0), {"step": "SetTimeSlice", "interval": 9}, id="no-interval"),
         pytest.param(("steps", 0), {"step": "Dance"}, id="unknown-step"),
-        pytest.param(("serving",), [{"step": "ServeMps"}], id="no-space"),
-        pytest.param(("serving",), [{"step": "ServeMps", "space": None}], id="space-is-null"),
-        pytest.param(("serving",), [{"step": "ServeMps", "space": {}}], id="empty-space"),
-        pytest.param(("serving",), [{"step": "EndMps", "space": 7}], id="space-without-name"),
-        pytest.param(("serving",), [{"step": "EndMps"}], id="no-name"),
+        pytest.param(("serving",), [{"step": "ServeMpsNamespace"}], id="no-space"),
+        pytest.param(
+            ("serving",), [{"step": "ServeMpsNamespace", "space": None}], id="space-is-null"
+        ),
+        pytest.param(("serving",), [{"step": "ServeMpsNamespace", "space": {}}], id="empty-space"),
+        pytest.param(
+            ("serving",), [{"step": "RemoveMpsNamespace", "space": 7}], id="space-without-name"
+        ),
+        pytest.param(("serving",), [{"step": "RemoveMpsNamespace"}], id="no-name"),
         pytest.param(
             ("serving",),
             [{"step": "SetComputeMode", "gpu": "GPU-0", "mode": 9, "before": None}],
@@ -582,7 +598,7 @@ def test_what_a_newer_release_may_write_is_not_guessed_at(path, value):
     ],
 )
 def test_a_damaged_space_is_said_with_the_field(field, value):
-    record = replace(completed(), steps=(MakeDeviceNodes((0,)), ServeMps(SPACE)))
+    record = replace(completed(), steps=(CreateDeviceNodes((0,)), ServeMpsNamespace(SPACE)))
     document = json.loads(encode_record(record))
     document["serving"][0]["space"][field] = value
 
@@ -629,7 +645,7 @@ WRITER = """
 import itertools, sys
 from pathlib import Path
 from tests.node.test_ledger import completed, started
-from dra_driver.node.ledger import Ledger
+from dra_driver.node.state.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]), "boot-1")
 ledger.reload()
 print("ready", flush=True)
@@ -685,7 +701,7 @@ def test_the_newer_of_two_readable_records_counts(tmp_path, ledger):
 
 
 def test_a_directory_that_is_not_there_has_no_records(tmp_path):
-    assert read_directory(tmp_path / "claims" / BOOT) == ({}, {})
+    assert read_ledger_directory(tmp_path / "claims" / BOOT) == ({}, {})
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o111], ids=["not entered", "entered only"])
@@ -699,7 +715,7 @@ def test_a_directory_that_may_not_be_listed_is_not_taken_for_an_empty_one(mode):
             locked_out(directory / BOOT, mode),
             pytest.raises(NodeError, match="Permission denied; ask as root") as refused,
         ):
-            read_directory(directory / BOOT)
+            read_ledger_directory(directory / BOOT)
 
     assert str(directory / BOOT) in str(refused.value)
 
@@ -708,13 +724,13 @@ def test_a_file_where_the_directory_should_be_is_not_taken_for_an_empty_one(tmp_
     (tmp_path / "claims").write_text("")
 
     with pytest.raises(NodeError, match="Not a directory; remove the file"):
-        read_directory(tmp_path / "claims" / BOOT)
+        read_ledger_directory(tmp_path / "claims" / BOOT)
 
 
 def test_claims_under_mps_are_known_apart(tmp_path):
     ledger = Ledger(tmp_path, "boot")
     ledger.reload()
-    plain, shared = completed(), replace(completed(), steps=(ServeMps(SPACE),))
+    plain, shared = completed(), replace(completed(), steps=(ServeMpsNamespace(SPACE),))
     ledger.write(plain)
     assert ledger.served() == ()
 

@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import PreparedDevice
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.steps import CutPartition, MakeDeviceNodes, SetMigMode
-from dra_driver.node.ledger import Ledger
+from dra_driver.k8s.claims import PreparedDevice
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, SetMigMode
+from dra_driver.node.state.ledger import Ledger
 from tests.fakes.values import ref
 
 GPU = GpuUuid("GPU-0")
@@ -18,12 +17,12 @@ ONE = (GPU, KEY)
 
 
 def of(key=KEY, name="claim", uuid="", completed=False):
-    instance = Instance(key, 1, 0, GpuUuid(uuid)) if uuid else None
+    instance = MigInstance(key, 1, 0, GpuUuid(uuid)) if uuid else None
     device = DeviceName(f"gpu-0-mig-1g10gb-19-{key.start}")
     holding = Holding(ref(name), device, gpu=GPU, partition=key, cut=True, instance=instance)
-    steps = (MakeDeviceNodes((0,)), SetMigMode(GPU, True, False), CutPartition(GPU, key))
+    steps = (CreateDeviceNodes((0,)), SetMigMode(GPU, True, False), CreatePartition(GPU, key))
     prepared = (PreparedDevice(("gpu",), "node", device, ("a=b",)),) if completed else None
-    return Record(ref(name), (holding,), steps, prepared, "spec" if completed else None)
+    return ClaimRecord(ref(name), (holding,), steps, prepared, "spec" if completed else None)
 
 
 def opened(directory):
@@ -54,7 +53,7 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
     again = opened(tmp_path)
 
     left = again.leftover(ref().uid)
-    assert left == Record(ref(), record.holdings, record.steps[1:])
+    assert left == ClaimRecord(ref(), record.holdings, record.steps[1:])
     assert again.known(ref().uid) is None
     assert again.held() == {record.holdings[0].device: record.holdings}
     assert again.neighbours(ref("new").uid, {GPU}) == (left,)
@@ -62,7 +61,7 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
 
 
 def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
-    ledger.write(Record(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+    ledger.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
     assert files(tmp_path) == ["uid-claim.json"]
     damage(tmp_path)
 
@@ -99,7 +98,7 @@ def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, led
     again = opened(tmp_path)
 
     if written:
-        again.write(Record(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+        again.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
     else:
         again.forget(ref().uid)
 

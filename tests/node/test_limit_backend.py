@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.limit_backend import Backend, LimitBackend, Offered, apply_limit
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.memory.support import (
+    MemoryAccounting,
+    MemoryLimitProbe,
+    MemoryLimitSupport,
+    apply_limit,
+)
 from tests.fakes.limits import GIB, LimitedNode
 from tests.fakes.simulated import h100
 
@@ -23,16 +28,18 @@ class Clock:
 
 def looking(node, cgroups=None):
     clock = Clock()
-    return LimitBackend(node.nvml, cgroups or node.cgroups, clock), clock
+    return MemoryLimitProbe(node.nvml, cgroups or node.cgroups, clock), clock
 
 
-@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("backend", list(MemoryAccounting))
 @pytest.mark.parametrize("controllers", ["cpu dmem misc\n", "cpu misc\n"])
 def test_who_counts_is_told_apart(tmp_path, backend, controllers):
     node = LimitedNode(tmp_path, backend.value)
-    if backend is Backend.MISC:  # with dmem files also where the driver was told not to use them
+    if (
+        backend is MemoryAccounting.MISC
+    ):  # with dmem files also where the driver was told not to use them
         (node.tree.root / "cgroup.subtree_control").write_text(controllers)
-    assert looking(node)[0].offered() == Offered(backend)
+    assert looking(node)[0].offered() == MemoryLimitSupport(backend)
     assert [path.name for path in node.tree.root.iterdir() if path.is_dir()] == []
 
 
@@ -54,7 +61,7 @@ def test_what_is_missing_is_said(tmp_path, fields, reason):
 def test_gpus_in_mig_mode_are_passed_over(tmp_path):
     node = LimitedNode(tmp_path)
     node.node.change(gpu=0, mig=True)
-    assert looking(node)[0].offered() == Offered(Backend.DMEM)
+    assert looking(node)[0].offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
     (tmp_path / "all").mkdir()
     node = LimitedNode(tmp_path / "all")
@@ -108,7 +115,7 @@ def test_each_process_tries_on_a_cgroup_of_its_own(tmp_path):
         return node.tree.make(path)
 
     backend, _ = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
-    assert backend.offered() == Offered(Backend.DMEM)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
     assert made == [f"dra-driver-gpu-trial-{os.getpid()}"]
 
 
@@ -117,12 +124,12 @@ def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_pa
     left = node.tree.make("dra-driver-gpu-trial-1")
     goes_on = node.tree.make("dra-driver-gpu-trial-2")
     os.utime(left, (0.0, time.time() - 61.0))
-    assert looking(node)[0].offered() == Offered(Backend.DMEM)
+    assert looking(node)[0].offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
     assert not left.exists()
     assert goes_on.exists()
 
 
-@pytest.mark.parametrize("backend", list(Backend))
+@pytest.mark.parametrize("backend", list(MemoryAccounting))
 def test_the_trial_goes_without_its_limit(tmp_path, backend):
     node = LimitedNode(tmp_path, backend.value)
     kept = []
@@ -181,7 +188,7 @@ def test_it_is_tried_once_as_long_as_the_driver_is_the_same(tmp_path):
 
     backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
     for clock.now in (0.0, 60.0, 3600.0):
-        assert backend.offered().backend is backend.known() is Backend.DMEM
+        assert backend.offered().backend is backend.known() is MemoryAccounting.DMEM
     assert len(made) == 1
 
 
@@ -193,7 +200,7 @@ def test_a_driver_that_is_not_ready_is_looked_at_again_soon(tmp_path):
     clock.now = 4.9
     assert backend.offered().fault
     clock.now = 5.0
-    assert backend.offered() == Offered(Backend.DMEM)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
 
 class LateNvml:
@@ -216,17 +223,17 @@ def test_a_driver_that_is_late_once_limits_as_before_and_no_more_when_it_is_late
     node = LimitedNode(tmp_path)
     nvml: Any = LateNvml(node.nvml)
     clock = Clock()
-    backend = LimitBackend(nvml, node.cgroups, clock)
-    assert backend.offered() == Offered(Backend.DMEM)
+    backend = MemoryLimitProbe(nvml, node.cgroups, clock)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
     nvml.late, clock.now = True, 60.0
-    assert backend.offered() == Offered(Backend.DMEM)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
     clock.now = 65.0
     assert backend.offered().fault
     nvml.late, clock.now = False, 70.0
-    assert backend.offered() == Offered(Backend.DMEM)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
     nvml.late, clock.now = True, 130.0
-    assert backend.offered() == Offered(Backend.DMEM)
+    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
 
 def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
@@ -234,13 +241,13 @@ def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
     nvml: Any = LateNvml(node.nvml)
     nvml.late = True
 
-    assert LimitBackend(nvml, node.cgroups, Clock()).offered().fault
+    assert MemoryLimitProbe(nvml, node.cgroups, Clock()).offered().fault
 
 
 def test_another_driver_is_tried_anew(tmp_path):
     node = LimitedNode(tmp_path)
     backend, clock = looking(node)
-    assert backend.offered().backend is Backend.DMEM
+    assert backend.offered().backend is MemoryAccounting.DMEM
     node.node.change(driver_version="580.95.05")
     clock.now = 60.0
     assert "older" in backend.offered().reason or "changed in use" in backend.offered().reason

@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
-from dra_driver.kubeletplugin.pods import Container
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.shares import PodShare
-from dra_driver.model.steps import LimitMemory, PodLimit
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.containers import Absent
-from dra_driver.node.gpu_limits import GpuLimits
-from dra_driver.node.memory_limits import MemoryLimits
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.steps import PodMemoryLimit, PodMemoryShare, SetMemoryLimits
+from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.memory.limits import NodeMemoryLimits
+from dra_driver.node.memory.pod_limits import GpuMemoryLimits
 from tests.fakes.limits import GIB, LimitedNode, container_id
 from tests.fakes.open_files import no_more_files
 
@@ -44,7 +43,7 @@ class Limits:
     def again(self, nvml=None, turn_seconds=SECONDS):
         """As after a restart."""
         nvml, cgroups = nvml or self.node.nvml, self.node.cgroups
-        fresh = MemoryLimits(nvml, cgroups, self.find, lambda: self.now, turn_seconds)
+        fresh = NodeMemoryLimits(nvml, cgroups, self.find, lambda: self.now, turn_seconds)
         self.opened.append(fresh)
         return fresh
 
@@ -52,7 +51,7 @@ class Limits:
         self.found.append(id_)
         if self.unreadable:
             raise NodeError("its bundle cannot be read now")
-        return self.given.get(id_, Absent.GONE)
+        return self.given.get(id_, NoContainer.GONE)
 
     def use(self, pod, container, *claims):
         """The runtime writes the bundle of a container, before its cgroup is there."""
@@ -61,12 +60,12 @@ class Limits:
         self.given[id_] = Container(id_, container, "default", Pod(pod, PodUid("")), uids)
 
     def step(self, strict=False, gpu=0, **pods):
-        limits = tuple(PodLimit(PodUid(pod), held) for pod, held in sorted(pods.items()))
-        return LimitMemory(self.node.gpus[gpu], limits, strict)
+        limits = tuple(PodMemoryLimit(PodUid(pod), held) for pod, held in sorted(pods.items()))
+        return SetMemoryLimits(self.node.gpus[gpu], limits, strict)
 
     def share(self, pod, gpu=0, **claims):
         held = tuple((ClaimUid(claim), size) for claim, size in sorted(claims.items()))
-        return PodShare(PodUid(pod), self.node.gpus[gpu], held)
+        return PodMemoryShare(PodUid(pod), self.node.gpus[gpu], held)
 
     def settle(self, *shares, joinable=False):
         """What pods hold, and whoever joins the claims of ``joined``."""
@@ -189,10 +188,12 @@ def test_where_the_driver_offers_nothing_only_a_strict_step_minds(old, caplog):
 
 
 def test_nothing_held_means_nothing_is_looked_at(tmp_path):
-    never = MemoryLimits(None, Cgroups(tmp_path), None)  # type: ignore[arg-type]
+    never = NodeMemoryLimits(None, Cgroups(tmp_path), None)  # type: ignore[arg-type]
     never.settle(lambda containers: ())
     never.settle(
-        lambda containers: [PodShare(PodUid("a"), GpuUuid("GPU-0"), ((ClaimUid("whole"), None),))]
+        lambda containers: [
+            PodMemoryShare(PodUid("a"), GpuUuid("GPU-0"), ((ClaimUid("whole"), None),))
+        ]
     )
 
 
@@ -398,7 +399,7 @@ def test_rounds_without_news_ask_the_driver_nothing(either, caplog):
 
 def test_a_cgroup_that_is_gone_needs_no_limit(either):
     gone = either.node.tree.root / "gone"
-    limits = GpuLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
+    limits = GpuMemoryLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
     assert limits.limit(gone, GIB) == ""
     limits.clear(gone)
     assert limits.idle
@@ -408,7 +409,7 @@ def test_a_cgroup_that_goes_while_it_is_limited_needs_no_limit(either):
     goes = either.node.tree.make("goes")
     either.node.nvml.system()
     nvml: Any = Vanishing(either.node, goes)
-    limits = GpuLimits(nvml, either.node.gpus[0], lambda: 0.0)
+    limits = GpuMemoryLimits(nvml, either.node.gpus[0], lambda: 0.0)
     assert limits.limit(goes, GIB) == ""
     assert limits.idle
     limits.limit(either.node.tree.make("goes"), GIB)
@@ -580,7 +581,7 @@ def test_a_limit_stays_where_nobody_can_tell_what_containers_were_given(either, 
     a = either.node.pod("a")
     either.node.container("a", "main")
     if hidden == "elsewhere":
-        either.given[container_id("main")] = Absent.NOWHERE
+        either.given[container_id("main")] = NoContainer.NOWHERE
     either.unreadable = hidden == "unreadable"
     either.settle(either.share("a", c=4 * GIB), joinable=True)
 
@@ -762,7 +763,7 @@ def test_a_pod_that_comes_is_told_of_while_somebody_wants_to_know(either):
 
 
 def test_a_cgroup_made_anew_under_the_same_name_has_no_limit_yet(either):
-    limits = GpuLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
+    limits = GpuMemoryLimits(either.node.nvml, either.node.gpus[0], lambda: 0.0)
     pod = either.node.pod("a")
     assert limits.limit(pod, GIB) == ""
     either.node.end("a")
@@ -799,7 +800,7 @@ class Inheriting:
 
 def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gone(tmp_path, caplog):
     driver: Any = Inheriting()
-    limits = GpuLimits(driver, GpuUuid("GPU-0"), lambda: 0.0)
+    limits = GpuMemoryLimits(driver, GpuUuid("GPU-0"), lambda: 0.0)
     pod, leaf, inner = tmp_path / "pod", tmp_path / "pod/leaf", tmp_path / "pod/leaf/container"
     inner.mkdir(parents=True)
     for cgroup in (pod, leaf, inner):

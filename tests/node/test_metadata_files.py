@@ -12,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from cdi import ContainerEdits, Device, Mount, Spec, from_text
-from cdi.store import Store
-from dra_driver.errors import LostRecord, NodeError
-from dra_driver.kubeletplugin.claims import Claim, ClaimRef, ClaimUid
-from dra_driver.kubeletplugin.device_metadata import Document, MetadataDevice, documents
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.spec_files import SpecFiles
+from cdi.store import SpecStore
+from dra_driver.base.errors import ClaimRecordLost, NodeError
+from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
+from dra_driver.kubeletplugin.device_metadata import (
+    MetadataDevice,
+    MetadataDocument,
+    render_metadata_documents,
+)
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 
 DRIVER = "gpu.nvidia.com"
 VENDOR = f"k8s.{DRIVER}"
@@ -41,17 +43,17 @@ class World:
         self.data = directory / "plugins" / DRIVER
         self.cdi = directory / "cdi"
         self.metadata = MetadataFiles(self.data)
-        self.files = ClaimFiles(SpecFiles(self.cdi, VENDOR), self.metadata)
+        self.files = ClaimFiles(CdiSpecFiles(self.cdi, VENDOR), self.metadata)
 
-    def documents(self, uid: ClaimUid = UID, name: str = "train") -> tuple[Document, ...]:
+    def documents(self, uid: ClaimUid = UID, name: str = "train") -> tuple[MetadataDocument, ...]:
         claim = Claim(ClaimRef("ml", name, uid), ())
-        return documents(claim, DEVICES, DRIVER, self.files.metadata_directory)
+        return render_metadata_documents(claim, DEVICES, DRIVER, self.files.metadata_directory)
 
     def write(self, uid: ClaimUid = UID, name: str = "train") -> str:
         shown = self.documents(uid, name)
         return self.files.write(uid, spec_of(uid, shown), shown)
 
-    def prepared(self) -> Record:
+    def prepared(self) -> ClaimRecord:
         """The record of a claim with its files."""
         ref = ClaimRef("ml", "train", UID)
         holdings = tuple(
@@ -59,7 +61,7 @@ class World:
             for one in DEVICES
         )
         spec, shown = self.write(), self.documents()
-        return Record(ref, holdings, prepared=(), spec=spec, documents=shown)
+        return ClaimRecord(ref, holdings, prepared=(), spec=spec, documents=shown)
 
     def remove(self) -> None:
         self.files.remove(UID)
@@ -87,7 +89,7 @@ class World:
                     assert Path(mount.host_path).read_text() == expected[mount.container_path]
 
 
-def spec_of(uid: ClaimUid, shown: tuple[Document, ...]) -> Spec:
+def spec_of(uid: ClaimUid, shown: tuple[MetadataDocument, ...]) -> Spec:
     """A spec that shows each document with a device of its own, beside a library."""
     library = Mount("/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1")
     devices = (
@@ -239,7 +241,7 @@ def test_what_was_recorded_of_files_is_found_in_the_files(world):
 def test_what_was_recorded_is_not_guessed_from_some_of_the_files(world, lost):
     record = world.prepared()
     lost(world).unlink()
-    with pytest.raises(LostRecord, match="delete the pods that use it"):
+    with pytest.raises(ClaimRecordLost, match="delete the pods that use it"):
         world.files.found(replace(record, spec=None, documents=()))
 
 
@@ -323,7 +325,7 @@ def test_after_a_kill_nothing_is_left_once_the_claim_is_given_back(tmp_path, act
     for world in places(tmp_path, act, first):
         assert world.files.claims() <= {UID}
         world.remove()
-        Store(world.cdi, VENDOR, "claim").sweep(older_than_seconds=0)
+        SpecStore(world.cdi, VENDOR, "claim").sweep(older_than_seconds=0)
         assert world.everything() == {}
 
 

@@ -4,13 +4,12 @@ import logging
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Partition
-from dra_driver.model.steps import CutPartition, RemovePartition
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid, Partition
+from dra_driver.model.steps import CreatePartition, RemovePartition
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.place import Place
-from dra_driver.node.sim.mig.minors import capabilities
+from dra_driver.sim.mig.identifiers import capability_minors
 from tests.fakes.simulated import Node, h100
 
 CONFIG = "dev/nvidia-caps/nvidia-cap1"
@@ -22,7 +21,7 @@ def opened(tmp_path):
 
     def make(**document):
         file = Node(tmp_path, {"gpus": [h100("1b", mig=True)], **document}).file
-        context = open_node(Place(sim=str(file)), tmp_path / "sim")
+        context = open_node(NodeConfig(sim=str(file)), tmp_path / "sim")
         node = context.__enter__()
         contexts.append(context)
         (gpu,) = node.refresh().gpus
@@ -39,7 +38,7 @@ def opened(tmp_path):
 def test_the_device_node_that_lets_cut_is_made_first_and_again_when_it_is_gone(opened):
     node, host, gpu, key = opened()
     assert not (host / CONFIG).exists()
-    node.carry_out(CutPartition(gpu, key))
+    node.carry_out(CreatePartition(gpu, key))
     assert (host / CONFIG).exists()
     (host / CONFIG).unlink()
     node.carry_out(RemovePartition(gpu, key))
@@ -48,16 +47,16 @@ def test_the_device_node_that_lets_cut_is_made_first_and_again_when_it_is_gone(o
 
 def test_the_device_nodes_of_an_instance_are_there_before_anybody_serves_in_it(opened):
     node, host, gpu, key = opened()
-    node.carry_out(CutPartition(gpu, key))
+    node.carry_out(CreatePartition(gpu, key))
     there = node.instance(gpu, key)
-    for minor in capabilities(0, there.gi, there.ci):
+    for minor in capability_minors(0, there.gi, there.ci):
         assert (host / f"dev/nvidia-caps/nvidia-cap{minor}").exists()
 
 
 def test_without_device_nodes_the_driver_has_the_last_word_and_what_is_cut_can_go(opened, caplog):
     node, _, gpu, key = opened(nvidia_modprobe="fails")
     with caplog.at_level(logging.WARNING), pytest.raises(NodeError, match="run this as root, priv"):
-        node.carry_out(CutPartition(gpu, key))
+        node.carry_out(CreatePartition(gpu, key))
     told = [one.capability for one in caplog.records if one.msg.startswith("no device file")]
     assert told[0] == "mig/config"
     assert len(told) == 2  # and of the GPU instance, in which nothing could be made
@@ -69,7 +68,7 @@ def test_without_device_nodes_the_driver_has_the_last_word_and_what_is_cut_can_g
 
 def test_a_step_removes_the_instance_that_was_cut_for_it_alone(opened):
     node, _, gpu, key = opened()
-    node.carry_out(CutPartition(gpu, key))
+    node.carry_out(CreatePartition(gpu, key))
     there = node.instance(gpu, key)
     another = frozenset({there.uuid})
     for step in (

@@ -5,27 +5,32 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.layouts import Before, Book, Made, Outcome, State
-from dra_driver.model.mig import PartitionKey
-from dra_driver.node.mig_book import MigBook
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid, PartitionKey
+from dra_driver.model.mig_layouts import (
+    LayoutBefore,
+    LayoutInstance,
+    LayoutOutcome,
+    LayoutState,
+    MigState,
+)
+from dra_driver.node.state.mig_state import MigStateFile
 
 GPU = GpuUuid("GPU-1")
 KEY = PartitionKey(19, 3, 1, 1)
-FULL = Book(
-    {GPU: (Made(KEY, 7, "MIG-1"),)},
-    {GPU: Before(True, (KEY,))},
+FULL = MigState(
+    {GPU: (LayoutInstance(KEY, 7, "MIG-1"),)},
+    {GPU: LayoutBefore(True, (KEY,))},
     (GPU,),
     (GPU,),
-    {GPU: Outcome("x", State.FAILED, "why")},
+    {GPU: LayoutOutcome("x", LayoutState.FAILED, "why")},
     {GPU: "why not"},
     "no such layout",
-    State.FAILED,
+    LayoutState.FAILED,
     True,
     label="few",
 )
-LASTING = Book(switched=(GPU,), labelled=True, label="few")
+LASTING = MigState(switched=(GPU,), labelled=True, label="few")
 DAMAGED = pytest.mark.parametrize(
     "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"made": []}}']
 )
@@ -37,20 +42,20 @@ def path(tmp_path):
 
 
 def test_a_new_process_reads_what_the_last_one_wrote(path):
-    MigBook(path, "boot").write(FULL)
+    MigStateFile(path, "boot").write(FULL)
 
-    assert MigBook(path, "boot").read() == FULL
+    assert MigStateFile(path, "boot").read() == FULL
     assert [file.name for file in path.parent.iterdir()] == ["mig.json"]
 
 
 def test_without_a_file_nothing_was_made(path):
-    assert MigBook(path, "boot").read() == Book()
+    assert MigStateFile(path, "boot").read() == MigState()
 
 
 def test_after_a_boot_only_the_mig_mode_of_boards_and_labels_are_remembered(path):
-    MigBook(path, "boot").write(FULL)
+    MigStateFile(path, "boot").write(FULL)
 
-    assert MigBook(path, "next").read() == LASTING
+    assert MigStateFile(path, "next").read() == LASTING
 
 
 @DAMAGED
@@ -59,25 +64,25 @@ def test_a_damaged_book_is_never_taken_for_an_empty_one(path, text):
     path.write_text(text)
 
     with pytest.raises(NodeError, match="cannot be understood, so it is not known which MIG"):
-        MigBook(path, "boot").read()
+        MigStateFile(path, "boot").read()
 
 
 def test_a_book_that_cannot_be_opened_is_told(path):
     path.mkdir(parents=True)
 
     with pytest.raises(NodeError, match=r"mig\.json cannot be read"):
-        MigBook(path, "boot").read()
+        MigStateFile(path, "boot").read()
 
 
 @DAMAGED
 def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, text, caplog):
     path.parent.mkdir()
     path.write_text(text)
-    book = MigBook(path, "boot")
+    book = MigStateFile(path, "boot")
 
-    assert book.change(lambda one: replace(one, switched=(GPU,))) == Book(switched=(GPU,))
+    assert book.change(lambda one: replace(one, switched=(GPU,))) == MigState(switched=(GPU,))
 
-    assert book.read() == Book(switched=(GPU,))
+    assert book.read() == MigState(switched=(GPU,))
     assert (path.parent / "mig.json.damaged").read_text() == text
     assert "counts as somebody else's from now on" in caplog.text
 
@@ -86,8 +91,8 @@ def test_a_damaged_book_that_nothing_is_changed_of_is_set_aside_too(path):
     path.parent.mkdir()
     path.write_text("")
 
-    assert MigBook(path, "boot").change(lambda book: book) == Book()
-    assert MigBook(path, "boot").read() == Book()
+    assert MigStateFile(path, "boot").change(lambda book: book) == MigState()
+    assert MigStateFile(path, "boot").read() == MigState()
 
 
 def test_a_damaged_book_that_cannot_be_set_aside_is_told(path):
@@ -96,21 +101,21 @@ def test_a_damaged_book_that_cannot_be_set_aside_is_told(path):
     (path.parent / "mig.json.damaged").mkdir()
 
     with pytest.raises(NodeError, match="cannot be set aside"):
-        MigBook(path, "boot").change(lambda book: book)
+        MigStateFile(path, "boot").change(lambda book: book)
 
 
 def test_a_change_is_of_what_is_there_and_what_changes_nothing_is_not_written(path):
-    MigBook(path, "boot").write(FULL)
+    MigStateFile(path, "boot").write(FULL)
     written = path.stat().st_mtime_ns, path.stat().st_ino
 
-    book = MigBook(path, "boot")
+    book = MigStateFile(path, "boot")
     assert book.change(lambda one: one) == FULL
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
     assert book.change(lambda one: replace(one, switched=())).left_on == (GPU,)
 
 
 def test_changes_of_several_threads_are_all_kept(path):
-    book = MigBook(path, "boot")
+    book = MigStateFile(path, "boot")
 
     def add(number):
         gpu = GpuUuid(f"GPU-{number}")
@@ -129,16 +134,16 @@ def test_what_a_killed_writer_left_goes_with_the_next_change(path):
     path.parent.mkdir()
     (path.parent / "mig.json.1234.tmp").write_text("half")
 
-    MigBook(path, "boot").write(FULL)
+    MigStateFile(path, "boot").write(FULL)
 
     assert [file.name for file in path.parent.iterdir()] == ["mig.json"]
 
 
 def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
-    book = MigBook(path, "boot")
+    book = MigStateFile(path, "boot")
     book.write(FULL)
     (path.parent / "mig.json.0.tmp").mkdir()
 
     with pytest.raises(NodeError, match=r"mig\.json cannot be written.*--state-dir"):
-        book.write(Book())
+        book.write(MigState())
     assert book.read() == FULL

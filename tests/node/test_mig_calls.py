@@ -7,9 +7,9 @@ from collections import Counter
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.node.nvml_values import Glance
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.node.nvml.values import DynamicState
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 WALK = "nvmlDeviceGetMigDeviceHandleByIndex"
@@ -146,7 +146,7 @@ def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(
     began = time.monotonic()
     seen = node.nvml.glances(range(8))
     assert time.monotonic() - began > 0.5
-    assert all(isinstance(one, Glance) for one in seen.values())
+    assert all(isinstance(one, DynamicState) for one in seen.values())
 
 
 def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_path):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile
-from dra_driver.node.device_nodes import DeviceNodes
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.driver.device_nodes import DeviceNodes
+from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mig import capabilities
 from tests.fakes.driver import install
 
@@ -77,7 +77,7 @@ class Making:
         self.error = error
         self.now = 100.0
         self.asked = []
-        self.access = capabilities.Access(self.make, lambda: self.now)
+        self.access = capabilities.CapabilityAccess(self.make, lambda: self.now)
 
     def make(self, name):
         self.asked.append(name)

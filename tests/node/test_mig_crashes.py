@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.errors import NodeError
+from dra_driver.base.errors import NodeError
 from tests.fakes.mig_node import MigNode, board
 from tests.fakes.mortal import Killed, Mortal
 

@@ -6,13 +6,13 @@ import logging
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.mig import Engines, Placement
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import Engines, Placement
+from dra_driver.sim.node_spec import board_specs
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
-CUTTABLE = sorted(name for name, its in boards().items() if its.mig)
+CUTTABLE = sorted(name for name, its in board_specs().items() if its.mig)
 OLD = {"nvmlDeviceGetGpuInstanceProfileInfoV": "FUNCTION_NOT_FOUND"}
 
 

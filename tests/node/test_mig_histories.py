@@ -3,8 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.model.mig import free_of
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import is_free
 from tests.fakes.mig_node import MigNode, board
 
 THEIRS = (("1g.10gb", 2), ("2g.20gb", 4))  # the second is not whole
@@ -45,7 +45,7 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
             except NodeError:
                 # Not for nothing: it lies over another, or takes the engines that another has.
                 media = partition[0] == MEDIA and key.profile_id in [one.profile_id for one in ours]
-                assert media or not free_of(key.placement, ours | theirs)
+                assert media or not is_free(key.placement, ours | theirs)
             else:
                 ours.add(key)
         else:

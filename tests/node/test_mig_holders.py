@@ -9,12 +9,18 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node.gpu_processes import gpu_processes
-from dra_driver.node.mig import holders
-from dra_driver.node.mig.holders import Holder, Holders, command, in_words, named
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.mig import gpu_holders
+from dra_driver.node.mig.gpu_holders import (
+    GpuHolder,
+    GpuHolders,
+    describe_holders,
+    name_holders,
+    process_command,
+)
+from dra_driver.node.nvml.processes import gpu_processes
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 TTY = 5  # the major number of /dev/tty, whose minor number is that of the first GPU
@@ -64,7 +70,7 @@ def test_an_older_library_is_asked_as_it_can_be(tmp_path):
     assert gpu_processes(node.nvml, node.gpu) == ()
     node.change(gpu=0, processes=processes)
     assert [one.pid for one in gpu_processes(node.nvml, node.gpu)] == [4, 5, 6]
-    assert [one.pid for one in Holders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
+    assert [one.pid for one in GpuHolders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
 
 
 def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu(tmp_path):
@@ -75,7 +81,7 @@ def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu
 
     node = MigNode(tmp_path)
     node.through(Older(node.live, mig=node.mig))
-    assert Holders(node.nvml, node.proc).of(node.gpu) == ()
+    assert GpuHolders(node.nvml, node.proc).of(node.gpu) == ()
     with pytest.raises(NodeError, match="Unversioned function called"):
         gpu_processes(node.nvml, node.gpu)
 
@@ -83,7 +89,7 @@ def test_a_library_without_any_list_names_nobody_and_says_nothing_of_an_idle_gpu
 def test_whoever_has_the_device_open_is_named_whatever_its_file_is_called(tmp_path, opened):
     node = MigNode(tmp_path)
     ours = os.open("/dev/tty", os.O_PATH)
-    found = Holders(node.nvml, major=TTY).of(node.gpu)
+    found = GpuHolders(node.nvml, major=TTY).of(node.gpu)
     os.close(ours)
     commands = {one.pid: one.command for one in found}
     assert commands[opened.pid]
@@ -103,23 +109,23 @@ def _has_a_terminal(pid):
 def test_a_program_that_calls_itself_by_several_lines_is_named_in_one(tmp_path):
     (tmp_path / "7").mkdir()
     (tmp_path / "7/comm").write_bytes(b"a\nb\x1b[31m\xff\n")
-    assert command(7, tmp_path) == "a?b?[31m\ufffd"
+    assert process_command(7, tmp_path) == "a?b?[31m\ufffd"
 
 
 def test_what_nvml_lists_is_named_once(tmp_path):
     process = {"pid": 4_194_301, "memory_bytes": 1, "kinds": ["compute", "graphics"]}
     node = MigNode(tmp_path, board(processes=[process]))
-    assert Holders(node.nvml).of(node.gpu) == (Holder(4_194_301, ""),)
+    assert GpuHolders(node.nvml).of(node.gpu) == (GpuHolder(4_194_301, ""),)
 
 
 def test_of_an_instance_only_those_in_it_are_named(tmp_path, opened):
     processes = [{"pid": 4_194_290 + gi, "memory_bytes": 1, "gi": gi} for gi in (7, 8)]
     node = MigNode(tmp_path, board(mig=True, processes=processes))
-    assert [one.pid for one in Holders(node.nvml).of(node.gpu, 8)] == [4_194_298]
+    assert [one.pid for one in GpuHolders(node.nvml).of(node.gpu, 8)] == [4_194_298]
 
 
 def test_a_gpu_that_does_not_answer_names_nobody(tmp_path):
-    assert Holders(MigNode(tmp_path).nvml).of(GpuUuid("GPU-x")) == ()
+    assert GpuHolders(MigNode(tmp_path).nvml).of(GpuUuid("GPU-x")) == ()
 
 
 @pytest.mark.parametrize(
@@ -137,28 +143,33 @@ def test_where_nobody_is_seen_it_is_said_who_it_may_be(tmp_path, modules, said):
     node.proc.mkdir()
     if modules is not None:
         (node.proc / "modules").write_text(modules)
-    holders = Holders(node.nvml, node.proc)
+    holders = GpuHolders(node.nvml, node.proc)
     assert said in holders.in_words(holders.of(node.gpu))
 
 
 def test_many_are_not_all_named():
-    assert in_words(()).startswith("by nobody that can be seen from here; a monitoring agent")
-    many = in_words(tuple(Holder(pid, "python3") for pid in range(1, 12)))
+    assert describe_holders(()).startswith(
+        "by nobody that can be seen from here; a monitoring agent"
+    )
+    many = describe_holders(tuple(GpuHolder(pid, "python3") for pid in range(1, 12)))
     assert many.endswith("python3 (8) and 3 more")
 
 
 def test_the_doc_is_true():
-    assert doctest.testmod(holders).failed == 0
+    assert doctest.testmod(gpu_holders).failed == 0
 
 
 def test_a_process_is_named_as_it_calls_itself_and_nobody_where_it_is_not_seen(opened, tmp_path):
     name = (Path("/proc") / str(os.getpid()) / "comm").read_text().strip()
-    assert command(os.getpid()) == name
-    assert command(opened.pid)
-    assert command(opened.pid, tmp_path) == ""
+    assert process_command(os.getpid()) == name
+    assert process_command(opened.pid)
+    assert process_command(opened.pid, tmp_path) == ""
 
 
 def test_of_many_holders_the_first_are_named_and_the_rest_counted():
-    few = [Holder(pid, "") for pid in range(1, 9)]
-    assert named(few).endswith("process 8")
-    assert named([*few, Holder(9, "a"), Holder(10, "b")]) == f"{named(few)} and 2 more"
+    few = [GpuHolder(pid, "") for pid in range(1, 9)]
+    assert name_holders(few).endswith("process 8")
+    assert (
+        name_holders([*few, GpuHolder(9, "a"), GpuHolder(10, "b")])
+        == f"{name_holders(few)} and 2 more"
+    )

@@ -5,10 +5,10 @@ import logging
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError, Vanished
-from dra_driver.node.gpus import HIDDEN
+from dra_driver.base.errors import MigInstanceNotFound, NodeError
+from dra_driver.node.inventory.gpus import MIG_HIDDEN
 from dra_driver.node.mig.instances import compute_instances, compute_profiles, gpu_instance
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 
@@ -80,7 +80,7 @@ def test_what_nvml_goes_on_listing_although_it_is_gone_is_not_there(tmp_path):
     node.nvml.on_gpu(node.gpu, "dividing it", lambda nvml, it: _empty(nvml, it, key))
     assert node.cut == ["1g.10gb at 5"]
     assert [one.cis for one in node.glance.odd] == [0]
-    with pytest.raises(Vanished):
+    with pytest.raises(MigInstanceNotFound):
         partitions.find(node.gpu, key)
 
 
@@ -102,7 +102,7 @@ def test_what_is_cut_is_told_to_root_alone_and_others_are_told_of_none(tmp_path,
     assert (gpu.mig.on, gpu.mig.profiles, gpu.mig.instances, gpu.mig.odd) == (True, (), (), ())
     assert looks == [looks[0]] * 3
     assert looks[0].withheld == ()
-    assert [one.msg for one in caplog.records].count(HIDDEN) == 1
+    assert [one.msg for one in caplog.records].count(MIG_HIDDEN) == 1
 
 
 def test_nothing_is_asked_for_while_the_mode_is_off(tmp_path):

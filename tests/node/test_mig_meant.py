@@ -5,10 +5,10 @@ import threading
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node.mig.turns import Held
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.mig.gpu_locks import DeviceBusy
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 OTHER = GpuUuid("MIG-another")
@@ -51,7 +51,7 @@ def test_while_nvml_says_no_name_nothing_goes_that_may_be_anothers(tmp_path, kno
     functions, partitions = silent(node)
     meant = {"uuid": made.uuid} if known == "uuid" else {"unless": frozenset({OTHER})}
 
-    with pytest.raises(Held, match=r"GPU instance 3 .* from another's: it is tried again$"):
+    with pytest.raises(DeviceBusy, match=r"GPU instance 3 .* from another's: it is tried again$"):
         partitions.remove(node.gpu, made.key, **meant)
     assert taken(node) == ["2g.20gb at 0"]
 
@@ -123,7 +123,7 @@ def named(node, partitions, key):
 def test_of_one_that_is_divided_every_name_is_needed(tmp_path, known):
     node, partitions, key = divided(tmp_path)
     meant = {"uuid": OTHER} if known == "uuid" else {"unless": frozenset({OTHER})}
-    with pytest.raises(Held):
+    with pytest.raises(DeviceBusy):
         partitions.remove(node.gpu, key, **meant)
     assert taken(node) == ["3g.40gb at 4"]
 

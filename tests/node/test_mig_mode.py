@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dra_driver.errors import NodeError
+from dra_driver.base.errors import NodeError
 from tests.fakes.mig_node import MigNode, board
 
 BUSY = {"processes": [{"pid": 4242, "memory_bytes": 1}]}

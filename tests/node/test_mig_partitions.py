@@ -7,12 +7,11 @@ import time
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError, Taken, TimedOut, Vanished
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import PartitionKey
-from dra_driver.node.mig.holders import Holders
-from dra_driver.node.mig.partitions import Partitions
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
+from dra_driver.model.gpus import GpuUuid, PartitionKey
+from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.partitions import MigPartitions
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
 
 
@@ -44,7 +43,8 @@ def test_cutting_twice_is_cutting_once(node):
 def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
     foreign = node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
     with pytest.raises(
-        Taken, match=rf"{node.gpu}: profile 14 at 2 is cut already, as GPU instance 3, MIG-"
+        PlacementTaken,
+        match=rf"{node.gpu}: profile 14 at 2 is cut already, as GPU instance 3, MIG-",
     ):
         node.partitions.cut(node.gpu, foreign.key, new=True)
     made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4), new=True)
@@ -53,7 +53,7 @@ def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
 
 def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
     node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
-    with pytest.raises(Taken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
+    with pytest.raises(PlacementTaken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
         node.partitions.cut(node.gpu, node.key("1g.10gb", 3), new=True)
     assert node.cut == ["2g.20gb at 2"]
 
@@ -193,7 +193,7 @@ def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whol
 
 def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
     ours = node.partitions.cut(node.gpu, node.key("1g.10gb"))
-    with pytest.raises(Taken) as raised:
+    with pytest.raises(PlacementTaken) as raised:
         node.partitions.cut(node.gpu, node.key("3g.40gb"))
     said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be cut once"
     assert said in str(raised.value)
@@ -212,7 +212,7 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
         there = [*node.glance.instances, *node.glance.odd]
         seen.append((capability, len(there), len(node.glance.instances)))
 
-    partitions = Partitions(node.nvml, Holders(node.nvml), lambda: True, 0.0, allow=allow)
+    partitions = MigPartitions(node.nvml, GpuHolders(node.nvml), lambda: True, 0.0, allow=allow)
     made = partitions.cut(node.gpu, node.key("1g.10gb"))
     home = f"gpu0/mig/gi{made.gi}"
     assert seen == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]
@@ -246,7 +246,7 @@ def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
 
 def test_one_that_vanished_is_said(node):
     key = node.key("1g.10gb")
-    with pytest.raises(Vanished, match="the instance of profile 19 at 0 vanished"):
+    with pytest.raises(MigInstanceNotFound, match="the instance of profile 19 at 0 vanished"):
         node.partitions.find(node.gpu, key)
     made = node.partitions.cut(node.gpu, key)
     assert node.partitions.find(node.gpu, key) == made
@@ -322,7 +322,7 @@ def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
     assert node.nvml.on_gpu(made.uuid, "asking", instance) == made.uuid
     node.partitions.remove(node.gpu, made.key)
     assert node.cut == []
-    with pytest.raises(Vanished, match=f"^{made.uuid}, asking: NVML does not list it"):
+    with pytest.raises(MigInstanceNotFound, match=f"^{made.uuid}, asking: NVML does not list it"):
         node.nvml.on_gpu(made.uuid, "asking", instance)
 
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node.mig.turns import CHANGE_SECONDS, PATIENCE_SECONDS, Held, Turns
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.mig.gpu_locks import CHANGE_SECONDS, RETRY_SECONDS, DeviceBusy, GpuLocks
 from tests.fakes.mig_node import MigNode, board
 
 GPU, OTHER = GpuUuid("GPU-1"), GpuUuid("GPU-2")
@@ -16,11 +16,11 @@ KUBELET_SECONDS = 45.0
 
 @pytest.fixture
 def turns():
-    return Turns(5.0)
+    return GpuLocks(5.0)
 
 
 def test_what_a_claim_takes_and_having_it_undone_leaves_the_kubelet_time():
-    in_use = 2 * PATIENCE_SECONDS  # its partitions are asked for at once, and then all undone
+    in_use = 2 * RETRY_SECONDS  # its partitions are asked for at once, and then all undone
     assert in_use < KUBELET_SECONDS / 2
     assert 2 * CHANGE_SECONDS < KUBELET_SECONDS - 10
 
@@ -28,7 +28,9 @@ def test_what_a_claim_takes_and_having_it_undone_leaves_the_kubelet_time():
 def test_whoever_finds_a_gpu_being_changed_is_told_so(turns):
     with (
         turns.of(GPU, None),
-        pytest.raises(Held, match="GPU-1 is being changed for another claim or by a layout") as e,
+        pytest.raises(
+            DeviceBusy, match="GPU-1 is being changed for another claim or by a layout"
+        ) as e,
         turns.of(GPU, 0.01),
     ):
         pass
@@ -41,7 +43,7 @@ def test_other_gpus_do_not_wait(turns):
 
 
 def test_the_wait_for_a_turn_counts_as_patience():
-    turns, begun, tries = Turns(0.3), threading.Event(), []
+    turns, begun, tries = GpuLocks(0.3), threading.Event(), []
 
     def first():
         with turns.of(GPU, None):

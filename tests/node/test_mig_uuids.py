@@ -6,7 +6,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from dra_driver.node.mig.uuids import Uuids
+from dra_driver.node.mig.instances import MigUuidReader
 
 GPU = "GPU-1"
 
@@ -51,8 +51,8 @@ class Driver:
         return self.devices.get(handle) or refuse(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-def named_by(driver: Any) -> Uuids:
-    return Uuids(driver, "gpu")
+def named_by(driver: Any) -> MigUuidReader:
+    return MigUuidReader(driver, "gpu")
 
 
 DEVICES = {"d1": ("MIG-a", (1, 0)), "d2": ("MIG-b", (2, 0))}

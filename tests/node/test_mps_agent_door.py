@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import AgentDown, NodeError, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import MpsStatus, Served, Space, SpaceName
-from dra_driver.node.mps import wire
-from dra_driver.node.mps.agent import MpsAgent
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
+from dra_driver.node.mps import agent_protocol
+from dra_driver.node.mps.agent_client import MpsAgentClient
 
-SPACE = Space(SpaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
-SERVED = Served(SPACE, 3, "/run/x/pipe/gpu/c_1")
+SPACE = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+SERVED = ServedNamespace(SPACE, 3, "/run/x/pipe/gpu/c_1")
 
 
 class OddAgent:
@@ -73,9 +73,9 @@ def answering(path):
 
 
 def test_a_space_is_asked_for_in_whole(path, answering):
-    agent = answering(wire.dump({"served": wire.encode(SERVED)}))
+    agent = answering(agent_protocol.dump({"served": agent_protocol.encode(SERVED)}))
 
-    assert MpsAgent(path).serve(SPACE) == SERVED
+    assert MpsAgentClient(path).serve(SPACE) == SERVED
     assert agent.asked == [
         {
             "version": 1,
@@ -105,28 +105,30 @@ def test_a_space_is_asked_for_in_whole(path, answering):
     ],
 )
 def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, asked):
-    agent = answering(wire.dump({}))
+    agent = answering(agent_protocol.dump({}))
 
-    assert ask(MpsAgent(path)) is None
+    assert ask(MpsAgentClient(path)) is None
     assert agent.asked == [{"version": 1, **asked}]
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
-    answering(wire.dump({"status": wire.encode(MpsStatus(foreign=("other",)))}))
+    answering(agent_protocol.dump({"status": agent_protocol.encode(MpsStatus(foreign=("other",)))}))
 
-    assert MpsAgent(path).status() == MpsStatus(foreign=("other",))
+    assert MpsAgentClient(path).status() == MpsStatus(foreign=("other",))
 
 
 def test_an_error_of_the_agent_is_raised_here(path, answering):
-    answering(wire.dump(wire.error(TimedOut("the daemon does not answer"))))
+    answering(
+        agent_protocol.dump(agent_protocol.encode_error(TimedOut("the daemon does not answer")))
+    )
 
     with pytest.raises(TimedOut, match="the daemon does not answer"):
-        MpsAgent(path).serve(SPACE)
+        MpsAgentClient(path).serve(SPACE)
 
 
 def test_nobody_there_is_said_with_what_to_start(path):
-    with pytest.raises(AgentDown) as caught:
-        MpsAgent(path).status()
+    with pytest.raises(MpsAgentUnreachable) as caught:
+        MpsAgentClient(path).status()
 
     assert str(caught.value) == (
         f"the MPS agent of this node does not answer at {path} (No such file or directory): start "
@@ -138,28 +140,28 @@ def test_a_socket_that_a_dead_agent_left_is_nobody(path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
 
-    with pytest.raises(AgentDown, match="Connection refused"):
-        MpsAgent(path).status()
+    with pytest.raises(MpsAgentUnreachable, match="Connection refused"):
+        MpsAgentClient(path).status()
 
 
 def test_a_path_that_is_no_place_for_a_socket_is_nobody(path):
-    with pytest.raises(AgentDown, match="too long"):
-        MpsAgent(path / ("x" * 120)).status()
+    with pytest.raises(MpsAgentUnreachable, match="too long"):
+        MpsAgentClient(path / ("x" * 120)).status()
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"version":1,'])
 def test_an_agent_that_ends_while_it_works_is_down(path, answering, answer):
     answering(answer)
 
-    with pytest.raises(AgentDown, match="it ended before it answered"):
-        MpsAgent(path).status()
+    with pytest.raises(MpsAgentUnreachable, match="it ended before it answered"):
+        MpsAgentClient(path).status()
 
 
 def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
     answering(None)
 
     with pytest.raises(TimedOut, match=r"waited 0.05 s for the MPS agent at .* \(serve\)"):
-        MpsAgent(path, serve_seconds=0.05).serve(SPACE)
+        MpsAgentClient(path, serve_seconds=0.05).serve(SPACE)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +172,16 @@ def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
         (b'{"version":1}\n', "the answer of the MPS agent to 'status' lacks 'status'"),
         (b'{"version":1,"status":{"servers":7}}\n', "status.servers is 7, not a list"),
         (b'{"version":1,"error":7}\n', "an error without a message: 7"),
-        (b" " * (wire.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
+        (b" " * (agent_protocol.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error_of_this_node(path, answering, answer, said):
     answering(answer)
 
     with pytest.raises(NodeError, match=said):
-        MpsAgent(path).status()
+        MpsAgentClient(path).status()
 
 
 def test_too_much_at_once_is_not_even_asked(path):
     with pytest.raises(NodeError, match="more than the MPS agent reads"):
-        MpsAgent(path).terminate(SpaceName("c_1"), range(100000))
+        MpsAgentClient(path).terminate(MpsNamespaceName("c_1"), range(100000))

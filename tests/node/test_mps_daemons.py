@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
-from dra_driver.model.mps import Allowance, MpsClient, SpaceName
-from dra_driver.node.commands import run
-from dra_driver.node.mps.control import Patience
-from dra_driver.node.mps.daemons import Daemon, Daemons
+from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespaceName
+from dra_driver.node.driver.commands import run_command
+from dra_driver.node.mps.control import DaemonTimeouts
+from dra_driver.node.mps.daemon import ControlDaemon
+from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.sim.mps_client import main as client
+from dra_driver.sim.mps.client import main as client
 from tests.fakes.daemon_host import BRIEF, GIB, DaemonHost
 
 pytestmark = pytest.mark.skipif(
@@ -74,8 +75,8 @@ class Shared:
     """A daemon that runs, for tests that leave it running."""
 
     host: DaemonHost
-    daemons: Daemons
-    daemon: Daemon
+    daemons: MpsDaemons
+    daemon: ControlDaemon
     numbers: Iterator[int]
 
     def space(self, memory=None, percent=30):
@@ -92,7 +93,7 @@ def running():
     with new_host(2) as older, new_host(3) as newer:
         made = {}
         for host in (older, newer):
-            daemon, daemons = host.daemon(most=Allowance(50, 5 * GIB)), host.daemons()
+            daemon, daemons = host.daemon(most=MpsLimits(50, 5 * GIB)), host.daemons()
             daemons.start(daemon, [])
             made[host.protocol] = Shared(host, daemons, daemon, itertools.count(10))
         yield made
@@ -136,10 +137,10 @@ def test_a_driver_that_cannot_be_asked_is_not_taken_for_an_older_one(other_host)
     def seldom(command, seconds):
         for problem in answers:
             raise NodeError(problem)
-        return run(command, seconds)
+        return run_command(command, seconds)
 
     daemons = other_host.daemons(run=seldom)
-    with pytest.raises(NotAsked, match="no process is to be had"):
+    with pytest.raises(MpsStateUnknown, match="no process is to be had"):
         daemons.protocol()
     assert daemons.protocol() == 3
 
@@ -162,11 +163,11 @@ def test_what_could_not_be_asked_is_told_apart_from_what_answers_wrongly(shared)
         raise NodeError("cannot run it: too many open files")
 
     def wrong(command, seconds):
-        raise ProgramFailed("it refuses", "it refuses")
+        raise CommandFailed("it refuses", "it refuses")
 
-    with pytest.raises(NotAsked, match="too many open files"):
+    with pytest.raises(MpsStateUnknown, match="too many open files"):
         shared.host.daemons(run=cannot).look(shared.daemon)
-    with pytest.raises(ProgramFailed):
+    with pytest.raises(CommandFailed):
         shared.host.daemons(run=wrong).look(shared.daemon)
 
 
@@ -223,14 +224,14 @@ def test_spaces_of_protocol_3_have_their_own_directory_and_limits(host, daemons)
 
     assert found[limited.name] == f"{daemon.pipe}/gpu/{limited.name}"
     assert daemons.look(daemon).spaces == {
-        limited.name: Allowance(70, 5 * GIB),
-        free.name: Allowance(100),
+        limited.name: MpsLimits(70, 5 * GIB),
+        free.name: MpsLimits(100),
     }
 
 
 @pytest.mark.parametrize("protocol", [2])
 def test_spaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
-    daemon = host.daemon(gpus=2, most=Allowance(50, 5 * GIB))
+    daemon = host.daemon(gpus=2, most=MpsLimits(50, 5 * GIB))
 
     found = daemons.start(daemon, [host.space(0), host.space(1)])
 
@@ -259,7 +260,7 @@ def test_a_space_is_added_and_is_the_same_when_it_is_added_again(shared):
     directory = shared.daemons.add(daemon, space)
 
     assert directory == f"{daemon.pipe}/gpu/{space.name}" == shared.daemons.add(daemon, space)
-    assert shared.limits(space) == Allowance(20, 3 * GIB)
+    assert shared.limits(space) == MpsLimits(20, 3 * GIB)
     assert shared.daemons.is_there(directory)
     assert not shared.daemons.is_there(f"{directory}x")
 
@@ -269,7 +270,7 @@ def test_a_space_is_added_in_two_runs_of_the_program_and_limited_in_one(shared):
 
     def counted(command, seconds):
         ran.append(command.args[:2])
-        return run(command, seconds)
+        return run_command(command, seconds)
 
     daemons = shared.host.daemons(run=counted)
     daemons.add(shared.daemon, shared.space())  # which finds out where they are
@@ -288,14 +289,14 @@ def test_limits_of_a_space_change_unless_a_client_is_in_there(shared):
     directory = daemons.add(daemon, space)
 
     daemons.limit(daemon, replace(space, percent=20, memory_bytes=(2 * GIB,)))
-    assert shared.limits(space) == Allowance(20, 2 * GIB)
+    assert shared.limits(space) == MpsLimits(20, 2 * GIB)
     pid = shared.host.attach(daemon, directory)
     with pytest.raises(NodeError, match="has active clients"):
         daemons.limit(daemon, space)
 
     daemons.terminate(daemon, [pid])
     daemons.limit(daemon, space)
-    assert shared.limits(space) == Allowance(30, 3 * GIB)
+    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
 
 
 def test_limits_of_a_space_that_is_not_there_cannot_be_set(shared):
@@ -309,7 +310,7 @@ def test_a_memory_limit_stays_where_none_is_said(shared):
 
     shared.daemons.limit(shared.daemon, replace(space, percent=40, memory_bytes=()))
 
-    assert shared.limits(space) == Allowance(40, 3 * GIB)
+    assert shared.limits(space) == MpsLimits(40, 3 * GIB)
 
 
 @pytest.mark.parametrize("other", [{"percent": 31}, {"memory": 2 * GIB}])
@@ -320,7 +321,7 @@ def test_a_space_with_other_limits_under_the_same_name_is_refused(shared, other)
 
     with pytest.raises(NodeError, match="has other limits already"):
         shared.daemons.add(shared.daemon, shared.host.space(number, **{"memory": 3 * GIB, **other}))
-    assert shared.limits(space) == Allowance(30, 3 * GIB)
+    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
 
 
 def test_a_space_that_a_crash_left_without_limits_gets_them(shared):
@@ -329,7 +330,7 @@ def test_a_space_that_a_crash_left_without_limits_gets_them(shared):
 
     shared.daemons.add(shared.daemon, space)
 
-    assert shared.limits(space) == Allowance(30, 3 * GIB)
+    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
 
 
 def test_a_space_whose_limits_are_refused_is_not_left_without(shared):
@@ -358,7 +359,7 @@ def test_a_space_is_removed_with_its_clients_and_what_is_unknown_is_fine(host, d
 
     for _ in range(2):
         daemons.remove(daemon, space.name)
-    daemons.remove(daemon, SpaceName("c_never"))
+    daemons.remove(daemon, MpsNamespaceName("c_never"))
 
     assert daemons.look(daemon).spaces == {}
     if protocol == 3:
@@ -477,7 +478,7 @@ def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothin
     host.change(mps="dies")
 
     with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
-        host.daemons(Patience(settle=0.5)).start(host.daemon(), [host.space(0)])
+        host.daemons(DaemonTimeouts(settle=0.5)).start(host.daemon(), [host.space(0)])
 
     assert host.left() == []
 
@@ -538,7 +539,7 @@ def test_a_daemon_that_dies_before_it_was_asked_does_not_start_and_leaves_nothin
 
     def too_late(command, seconds):
         assert eventually(lambda: processes.control(processes.of(daemon.token)) is None)
-        return run(command, seconds)
+        return run_command(command, seconds)
 
     with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
         host.daemons(run=too_late).start(daemon, [])
@@ -586,7 +587,7 @@ def test_a_daemon_that_goes_when_it_is_told_to_is_not_said_to_stay(host, caplog,
     """It may be gone before the program has its answer."""
 
     def lost(command, seconds):
-        said = run(command, seconds)
+        said = run_command(command, seconds)
         if "-q" in command.args and says != "that it does":
             raise NodeError("exit code 1: Lost the connection to the MPS control daemon")
         return said
@@ -605,7 +606,7 @@ def test_a_daemon_that_does_not_go_when_it_is_told_to_is_ended_and_that_is_logge
     def deaf(command, seconds):
         if "-q" in command.args:
             raise NodeError("exit code 1: not now")
-        return run(command, seconds)
+        return run_command(command, seconds)
 
     caplog.set_level("INFO")
     daemons = host.daemons(BRIEF, run=deaf)

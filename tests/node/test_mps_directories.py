@@ -11,13 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mps import mounts
-from dra_driver.node.mps.daemons import Daemons
-from dra_driver.node.mps.labels import ATTRIBUTE, LABEL
-from dra_driver.node.mps.logs import KEPT, MOST
+from dra_driver.node.mps.daemons import MpsDaemons
+from dra_driver.node.mps.directories import (
+    KEPT_LOG_BYTES,
+    MAX_LOG_BYTES,
+    SELINUX_ATTRIBUTE,
+    SELINUX_LABEL,
+)
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.sim.commands import on_this_machine
+from dra_driver.sim.host.directory import program_path
 from tests.fakes.daemon_host import BRIEF, PATIENT, DaemonHost
 
 pytestmark = pytest.mark.skipif(
@@ -214,23 +218,23 @@ def test_the_driver_finds_its_server_program_beside_the_one_that_is_started(host
     assert "/usr/bin" in rest.split(":")
 
 
-def with_selinux(host) -> Daemons:
+def with_selinux(host) -> MpsDaemons:
     """On a host where it is switched on: what this one's root has at the usual place."""
     enforce = host.node.root / "sys/fs/selinux/enforce"
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
     driver = DriverRoot("/", host.node.root)
-    return Daemons(driver, placed=on_this_machine, patience=PATIENT)
+    return MpsDaemons(driver, placed=program_path, patience=PATIENT)
 
 
 def labelled(*paths: str) -> bool:
-    return all(os.getxattr(path, ATTRIBUTE) == LABEL.encode() for path in paths)
+    return all(os.getxattr(path, SELINUX_ATTRIBUTE) == SELINUX_LABEL.encode() for path in paths)
 
 
 def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
     daemons, daemon = with_selinux(host), host.daemon()
     try:
-        os.setxattr(host.directory, ATTRIBUTE, b"system_u:object_r:tmp_t:s0")
+        os.setxattr(host.directory, SELINUX_ATTRIBUTE, b"system_u:object_r:tmp_t:s0")
     except OSError:
         pytest.skip("labels cannot be set here")
 
@@ -260,9 +264,9 @@ def test_logs_of_a_daemon_are_kept_small(host, daemons):
     daemon = host.daemon()
     daemons.start(daemon, [host.space()])
     with open(f"{daemon.log}/control.log", "ab") as log:
-        log.write(b"something happened\n" * (MOST // 10))
+        log.write(b"something happened\n" * (MAX_LOG_BYTES // 10))
 
     daemons.trim(daemon)
 
-    assert os.path.getsize(f"{daemon.log}/control.log") <= KEPT
+    assert os.path.getsize(f"{daemon.log}/control.log") <= KEPT_LOG_BYTES
     assert daemons.look(daemon).ready

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from dra_driver.errors import NodeError, ProgramFailed, TimedOut, Wedged
-from dra_driver.node.mps.deadlines import Deadline, request
-from dra_driver.node.mps.draining import drain
+from dra_driver.base.deadlines import Deadline, request_deadline
+from dra_driver.base.errors import CommandFailed, MpsClientStuck, NodeError, TimedOut
+from dra_driver.node.mps.draining import drain_clients
 
 
 class Clients:
@@ -28,7 +28,7 @@ class Clients:
         return end
 
     def drain(self, seconds, until=5.0):
-        drain({pid: self.end(pid) for pid in self.seconds}, seconds, Deadline(until, "all"))
+        drain_clients({pid: self.end(pid) for pid in self.seconds}, seconds, Deadline(until, "all"))
 
 
 def test_nobody_is_drained_at_once():
@@ -45,7 +45,7 @@ def test_many_that_are_slow_are_all_ended_with_each_its_own_time():
 
 
 def test_one_that_does_not_end_in_its_time_is_wedged():
-    with pytest.raises(Wedged, match=r"MPS client 7 did not end in 0\.05 s"):
+    with pytest.raises(MpsClientStuck, match=r"MPS client 7 did not end in 0\.05 s"):
         Clients(p7=None).drain(0.05)
 
 
@@ -57,28 +57,28 @@ def test_while_others_end_nobody_is_said_to_be_wedged():
         clients.drain(0.08)
     assert not isinstance(caught.value, TimedOut)
     assert clients.ended == [8, 9]
-    with pytest.raises(Wedged):
+    with pytest.raises(MpsClientStuck):
         Clients(p7=None).drain(0.08)
 
 
 def test_too_little_time_is_no_reason_to_call_a_client_wedged():
     with pytest.raises(NodeError) as caught:
         Clients(**{f"p{pid}": None for pid in range(9)}).drain(1.0, until=0.05)
-    assert not isinstance(caught.value, Wedged)
+    assert not isinstance(caught.value, MpsClientStuck)
 
 
 def test_the_time_of_a_request_is_kept():
     began = time.monotonic()
-    with request(0.1), pytest.raises(NodeError, match="ask again"):
+    with request_deadline(0.1), pytest.raises(NodeError, match="ask again"):
         Clients(**{f"p{pid}": 0.04 for pid in range(1000)}).drain(0.05)
     assert time.monotonic() - began < 20, "all of them would take 40 s"
 
 
 def test_another_error_is_told_once_the_others_have_ended():
     def refused(deadline):
-        raise ProgramFailed("no")
+        raise CommandFailed("no")
 
     clients = Clients(p8=0.01)
-    with pytest.raises(ProgramFailed):
-        drain({7: refused, 8: clients.end(8)}, 1.0, Deadline(5.0, "all"))
+    with pytest.raises(CommandFailed):
+        drain_clients({7: refused, 8: clients.end(8)}, 1.0, Deadline(5.0, "all"))
     assert clients.ended == [8]

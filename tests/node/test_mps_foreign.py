@@ -2,29 +2,34 @@
 
 import pytest
 
-from dra_driver.node.mps.foreign import Foreign, described, is_in_pod
+from dra_driver.node.mps.processes import UnmanagedDaemon, describe_unmanaged, is_in_pod
 
 CONTAINER = "c" * 64
 
 
 def test_each_on_the_host_is_told_by_its_number_and_its_directory():
-    assert described([Foreign(12, "/tmp/nvidia-mps"), Foreign(7, "/run/mps")]) == (
+    assert describe_unmanaged(
+        [UnmanagedDaemon(12, "/tmp/nvidia-mps"), UnmanagedDaemon(7, "/run/mps")]
+    ) == (
         "nvidia-cuda-mps-control (process 7, pipe directory /run/mps)",
         "nvidia-cuda-mps-control (process 12, pipe directory /tmp/nvidia-mps)",
     )
 
 
 def test_of_those_in_pods_only_the_number_is_told():
-    found = [Foreign(7, "/run/mps"), *(Foreign(n, f"/tmp/{n}", in_pod=True) for n in (8, 9))]
+    found = [
+        UnmanagedDaemon(7, "/run/mps"),
+        *(UnmanagedDaemon(n, f"/tmp/{n}", in_pod=True) for n in (8, 9)),
+    ]
 
-    assert described(found)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
-    assert described(found[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
+    assert describe_unmanaged(found)[1:] == ("nvidia-cuda-mps-control (2 processes in pods)",)
+    assert describe_unmanaged(found[:2])[1:] == ("nvidia-cuda-mps-control (1 process in pods)",)
 
 
 def test_however_many_there_are_sixteen_lines_tell_of_them():
-    found = [Foreign(n, "/run/mps", in_pod=n > 100) for n in range(1000)]
+    found = [UnmanagedDaemon(n, "/run/mps", in_pod=n > 100) for n in range(1000)]
 
-    said = described(found)
+    said = describe_unmanaged(found)
 
     assert len(said) == 16
     assert said[-2:] == (
@@ -34,7 +39,7 @@ def test_however_many_there_are_sixteen_lines_tell_of_them():
 
 
 def test_a_directory_is_cut_and_shown_in_one_line():
-    (said,) = described([Foreign(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
+    (said,) = describe_unmanaged([UnmanagedDaemon(7, "/tmp/a\nb\x1b[31m" + "x" * 1000)])
 
     assert said.startswith("nvidia-cuda-mps-control (process 7, pipe directory /tmp/a?b?[31mxxx")
     assert len(said) == len("nvidia-cuda-mps-control (process 7, pipe directory )") + 128

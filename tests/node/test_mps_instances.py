@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, MpsClient, server_name
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsClient, MpsLimits, mps_server_name
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
+from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, uuid_tag
 from tests.fakes.daemon_host import GIB, DaemonHost
 
 pytestmark = pytest.mark.skipif(
@@ -29,19 +29,19 @@ def host(request):
 
 def instance(host, gi=1, start=0):
     """A 1g instance of the host's first GPU."""
-    said = Said(minor=0, number=0, start=start, gi=gi, ci=0, tag=tag(host.gpus[0]))
+    said = MigUuidParts(minor=0, number=0, start=start, gi=gi, ci=0, tag=uuid_tag(host.gpus[0]))
     return GpuUuid(mig_uuid(said))
 
 
 def over(host, uuid, most):
-    daemon, name = host.daemon(most=most), server_name([uuid])
+    daemon, name = host.daemon(most=most), mps_server_name([uuid])
     directory = f"{host.mps_dir}/{name}"
     return replace(daemon, name=name, gpus=(uuid,), protocol=2, directory=directory)
 
 
 def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instance(host):
     daemons, uuid = host.daemons(), instance(host)
-    daemon = over(host, uuid, Allowance(50, 2 * GIB))
+    daemon = over(host, uuid, MpsLimits(50, 2 * GIB))
     space = replace(host.space(memory=GIB), gpus=(uuid,))
     try:
         served = daemons.start(daemon, [space])
@@ -60,7 +60,7 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
 
 
 def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes(host):
-    daemons, limits = host.daemons(), Allowance(50, GIB)
+    daemons, limits = host.daemons(), MpsLimits(50, GIB)
     one, other = (over(host, instance(host, gi, gi), limits) for gi in (1, 2))
     spaces = [replace(host.space(gi, GIB), gpus=one.gpus) for gi in (1, 2)]
     try:

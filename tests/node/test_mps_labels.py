@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.mps.labels import LABEL, Labels
+from dra_driver.node.mps.directories import SELINUX_LABEL, SelinuxLabels
 
 
 class Attributes:
@@ -42,24 +42,24 @@ def test_a_directory_and_what_is_in_it_are_labelled(place):
     (pipe / "gpu/to").symlink_to(place)
     attributes = Attributes()
 
-    Labels(place / "enforce", attributes.set).put_on(str(pipe))
+    SelinuxLabels(place / "enforce", attributes.set).put_on(str(pipe))
 
     below = ("", "/gpu", "/gpu/to", "/gpu/c_1", "/gpu/c_1/control")
-    assert attributes.found == {f"{pipe}{path}": LABEL.encode() for path in below}
+    assert attributes.found == {f"{pipe}{path}": SELINUX_LABEL.encode() for path in below}
 
 
 def test_what_a_tenant_made_in_there_is_not_gone_through(place):
     os.makedirs(place / "pipe/gpu/c_1" / "/".join("d" * 100))
     attributes = Attributes()
 
-    Labels(place / "enforce", attributes.set).put_on(str(place / "pipe"))
+    SelinuxLabels(place / "enforce", attributes.set).put_on(str(place / "pipe"))
 
     assert len(attributes.found) == 3
 
 
 def test_without_selinux_nothing_is_labelled(place):
     attributes = Attributes()
-    labels = Labels(place / "never", attributes.set)
+    labels = SelinuxLabels(place / "never", attributes.set)
 
     labels.put_on(str(place / "pipe"))
 
@@ -67,12 +67,14 @@ def test_without_selinux_nothing_is_labelled(place):
 
 
 def test_a_file_system_is_mounted_with_the_label(place):
-    assert Labels(place / "enforce").mount_option == f"context={LABEL}"
+    assert SelinuxLabels(place / "enforce").mount_option == f"context={SELINUX_LABEL}"
 
 
 def test_a_failure_is_told_once(place, caplog):
     caplog.set_level(logging.INFO)
-    labels = Labels(place / "enforce", Attributes(OSError(95, "Operation not supported")).set)
+    labels = SelinuxLabels(
+        place / "enforce", Attributes(OSError(95, "Operation not supported")).set
+    )
 
     for _ in range(3):
         labels.put_on(str(place / "pipe"))
@@ -82,7 +84,7 @@ def test_a_failure_is_told_once(place, caplog):
 
 
 def test_what_went_meanwhile_is_no_failure(place, caplog):
-    gone = Labels(place / "enforce", Attributes(FileNotFoundError(2, "gone")).set)
+    gone = SelinuxLabels(place / "enforce", Attributes(FileNotFoundError(2, "gone")).set)
 
     gone.put_on(str(place / "pipe"))
 

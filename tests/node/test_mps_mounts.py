@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.commands import run
-from dra_driver.node.mps import mounts, shared_memory
-from dra_driver.node.mps.control import Control
-from dra_driver.node.mps.labels import Labels
+from dra_driver.node.driver.commands import run_command
+from dra_driver.node.mps import directories, mounts
+from dra_driver.node.mps.control import ControlProgram
+from dra_driver.node.mps.directories import SelinuxLabels
 from tests.fakes.daemon_host import DaemonHost
 
 INFO = """\
@@ -23,7 +23,7 @@ INFO = """\
 
 """
 
-NO_SELINUX = Labels(Path("/nowhere/enforce"))
+NO_SELINUX = SelinuxLabels(Path("/nowhere/enforce"))
 needs_mounts = pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
     reason="mounting is not permitted here",
@@ -41,7 +41,7 @@ def info(tmp_path):
 def place():
     with tempfile.TemporaryDirectory() as made:
         yield made
-        shared_memory.withdraw(made)
+        directories.unmount_shared_memory(made)
 
 
 def test_what_is_at_or_below_a_directory_is_found_the_last_first(info):
@@ -63,7 +63,7 @@ def test_what_the_host_sees_too_is_known(info):
 def test_shared_memory_is_mounted_once_for_everybody_to_write(place):
     shm = f"{place}/shm"
     for _ in range(2):
-        shared_memory.provide(shm, False, NO_SELINUX)
+        directories.mount_shared_memory(shm, False, NO_SELINUX)
 
     assert mounts.mounted_at_or_below(shm) == [shm]
     assert os.stat(shm).st_mode & 0o7777 == 0o1777
@@ -75,11 +75,11 @@ def test_shared_memory_is_mounted_once_for_everybody_to_write(place):
 @needs_mounts
 def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
     shm = f"{place}/shm"
-    shared_memory.provide(shm, False, NO_SELINUX)
+    directories.mount_shared_memory(shm, False, NO_SELINUX)
     mounts.tmpfs(shm, "size=1048576")  # somebody mounted it again
     with open(f"{shm}/used", "w"):
-        shared_memory.withdraw(place)
-        shared_memory.withdraw(place)
+        directories.unmount_shared_memory(place)
+        directories.unmount_shared_memory(place)
 
     assert mounts.mounted_at_or_below(place) == []
     assert os.listdir(shm) == []
@@ -88,13 +88,13 @@ def test_shared_memory_is_taken_away_though_somebody_uses_it_and_twice(place):
 @needs_mounts
 def test_what_an_act_starts_has_its_own_shared_memory_and_nobody_else_has(place):
     shm = f"{place}/shm"
-    shared_memory.provide(shm, False, NO_SELINUX)
+    directories.mount_shared_memory(shm, False, NO_SELINUX)
     name = os.path.basename(place)
 
     def act():
         subprocess.run(["touch", f"/dev/shm/{name}"], check=True)
 
-    shared_memory.with_own(shm, "/", act)
+    directories.with_own_shared_memory(shm, "/", act)
 
     assert os.listdir(shm) == [name]
     assert not os.path.exists(f"/dev/shm/{name}")
@@ -105,7 +105,7 @@ def in_container(place, propagation: str) -> str:
     """What comes of mounting there in a container whose mounts are seen outside (shared) or not."""
     program = (
         "from pathlib import Path; from dra_driver.node.mps import mounts, shared_memory\n"
-        "from dra_driver.node.mps.labels import Labels\n"
+        "from dra_driver.node.mps.directories import Labels\n"
         f"try: shared_memory.provide('{place}/shm', True, Labels(Path('/nowhere')))\n"
         "except Exception as e: print(type(e).__name__, e)\n"
         f"print(mounts.mounted_at_or_below('{place}'))\n"
@@ -160,7 +160,7 @@ def test_a_driver_with_a_root_of_its_own_finds_the_directory_and_leaves_nothing_
     host = DaemonHost(Path(place))
     daemon = host.daemon()
     os.makedirs(daemon.pipe)
-    control = Control(host.driver, run, lambda command: command)
+    control = ControlProgram(host.driver, run_command, lambda command: command)
     inside = str(host.node.root) + daemon.directory
     assert control.command().root == str(host.node.root)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NotAsked
-from dra_driver.node.mps.processes import DaemonProcesses, Running
+from dra_driver.base.errors import MpsStateUnknown
+from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses
 
 TOKEN = "a" * 32
 PARENT = (
@@ -121,7 +121,7 @@ def test_a_number_that_another_process_has_by_now_is_left_alone(started):
     child = started("sleep", "60")
     processes = DaemonProcesses()
     (found,) = processes.of(TOKEN)
-    earlier = Running(found.pid, found.started - 1)
+    earlier = DaemonProcess(found.pid, found.started - 1)
 
     assert not processes.is_alive(earlier)
     assert processes.end([earlier], signal.SIGKILL, 1)
@@ -188,9 +188,9 @@ def test_processes_that_cannot_be_looked_at_are_not_said_to_be_gone(started):
     os.close(lowest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
     try:
-        with pytest.raises(NotAsked):
+        with pytest.raises(MpsStateUnknown):
             processes.is_alive(running)
-        with pytest.raises(NotAsked):
+        with pytest.raises(MpsStateUnknown):
             processes.of(TOKEN)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)

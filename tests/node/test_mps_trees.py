@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.node.mps import mounts, trees
+from dra_driver.base.errors import NodeError
+from dra_driver.node.mps import mounts, untrusted_trees
 
 DEEP = 3000
 SHORT = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # a tmpfs is quicker
@@ -48,14 +48,21 @@ def test_what_is_made_can_be_passed_whatever_the_umask_and_is_made_once(place):
     before = os.umask(0o077)
     try:
         for _ in range(2):
-            trees.make(f"{place}/a/b/top")
+            untrusted_trees.make_directory(f"{place}/a/b/top")
     finally:
         os.umask(before)
 
     assert stat.S_IMODE(os.stat(place / "a/b/top").st_mode) == 0o755
 
 
-@pytest.mark.parametrize("act", [trees.make, trees.empty, trees.remove])
+@pytest.mark.parametrize(
+    "act",
+    [
+        untrusted_trees.make_directory,
+        untrusted_trees.empty_directory,
+        untrusted_trees.remove_directory,
+    ],
+)
 def test_a_link_in_place_of_a_directory_is_not_followed(place, act):
     (place / "target").mkdir(mode=0o700)
     (place / "target/precious").touch()
@@ -82,7 +89,7 @@ def test_everything_goes_whatever_it_is_and_links_lead_nowhere(place):
     (top / "unreadable").mkdir(mode=0)
     (top / os.fsdecode(b"\xff\n")).touch()
 
-    trees.empty(str(top))
+    untrusted_trees.empty_directory(str(top))
 
     assert os.listdir(top) == []
     assert sorted(os.listdir(target)) == ["inner", "precious"]
@@ -97,7 +104,7 @@ def test_what_is_kept_is_the_same_directory_empty_and_can_be_passed(place):
     inodes = [os.stat(one).st_ino for one in (top, top / "gpu", kept)]
     kept.chmod(0o1700)
 
-    trees.empty(str(top), {("gpu",), ("gpu", "c_1"), ("gpu", "never")})
+    untrusted_trees.empty_directory(str(top), {("gpu",), ("gpu", "c_1"), ("gpu", "never")})
 
     found = sorted(str(one.relative_to(top)) for one in top.rglob("*"))
     assert found == ["gpu", "gpu/c_1"]
@@ -115,13 +122,13 @@ def test_what_is_no_directory_is_not_kept(place, kind):
     else:
         (top / "gpu").symlink_to(place / "target")
 
-    trees.empty(str(top), {("gpu",), ("gpu", "c_1")})
+    untrusted_trees.empty_directory(str(top), {("gpu",), ("gpu", "c_1")})
 
     assert os.listdir(top) == []
     assert stat.S_IMODE((place / "target").stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("act", [trees.empty, trees.remove])
+@pytest.mark.parametrize("act", [untrusted_trees.empty_directory, untrusted_trees.remove_directory])
 def test_a_tree_as_deep_as_no_path_and_no_stack_goes(place, act):
     top = place / "top"
     top.mkdir()
@@ -146,7 +153,7 @@ def test_few_files_are_open_at_once_however_deep_it_is(place):
 
 
 def test_what_is_not_there_is_removed_already(place):
-    trees.remove(f"{place}/never")
+    untrusted_trees.remove_directory(f"{place}/never")
 
 
 names = st.sampled_from(["a", "b", "gpu", "c_1"])
@@ -167,7 +174,7 @@ def test_of_any_tree_exactly_the_directories_that_are_kept_stay(directories, fil
         wanted = {path[:end] for path in keep for end in range(1, len(path) + 1)}
         expected = {path for path in wanted if Path(made, *path).is_dir()}
 
-        trees.empty(made, keep)
+        untrusted_trees.empty_directory(made, keep)
 
         assert {path.relative_to(made).parts for path in Path(made).rglob("*")} == expected
 
@@ -208,7 +215,7 @@ def test_what_is_mounted_in_there_is_left_alone(place):
     (place / "top/m/precious").touch()
     try:
         with pytest.raises(NodeError, match=r"something is mounted in .*/top at m: unmount it"):
-            trees.empty(f"{place}/top")
+            untrusted_trees.empty_directory(f"{place}/top")
         assert (place / "top/m/precious").exists()
     finally:
         mounts.unmount(f"{place}/top/m")

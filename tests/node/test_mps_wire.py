@@ -6,23 +6,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import AgentDown, ClaimError, NodeError, SettingsError, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Incident, MpsStatus, Priority, Served, Space, SpaceName
-from dra_driver.node.mps import wire
+from dra_driver.base.errors import (
+    ClaimError,
+    MpsAgentUnreachable,
+    NodeError,
+    SettingsError,
+    TimedOut,
+)
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import (
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsPriority,
+    MpsServerRestart,
+    MpsStatus,
+    ServedNamespace,
+)
+from dra_driver.node.mps import agent_protocol
 
 SPACE = {"name": "c_1", "claim": "uid", "gpus": ["GPU-1"]}
 
 
 def there_and_back(value):
-    line = wire.dump({"value": wire.encode(value)})
+    line = agent_protocol.dump({"value": agent_protocol.encode(value)})
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    return wire.decode(type(value), wire.parse(line, "it")["value"], "value")
+    return agent_protocol.decode(type(value), agent_protocol.parse(line, "it")["value"], "value")
 
 
-INCIDENTS = st.lists(st.builds(Incident, at=st.floats(allow_nan=False)), max_size=3)
+INCIDENTS = st.lists(st.builds(MpsServerRestart, at=st.floats(allow_nan=False)), max_size=3)
 
 
 @given(st.builds(MpsStatus, incidents=INCIDENTS.map(tuple)))
@@ -30,20 +43,20 @@ def test_everything_an_agent_knows_survives_the_way(status):
     assert there_and_back(status) == status
 
 
-@given(st.from_type(Space))
+@given(st.from_type(MpsNamespace))
 def test_a_space_survives_the_way(space):
     assert there_and_back(space) == space
 
 
 def test_a_priority_comes_back_as_one():
-    space = wire.decode(Space, {**SPACE, "priority": 1}, "space")
-    assert isinstance(space.priority, Priority)
-    assert space.priority is Priority.BELOW_NORMAL
+    space = agent_protocol.decode(MpsNamespace, {**SPACE, "priority": 1}, "space")
+    assert isinstance(space.priority, MpsPriority)
+    assert space.priority is MpsPriority.BELOW_NORMAL
 
 
 def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored():
-    space = wire.decode(Space, {**SPACE, "colour": "red"}, "space")
-    assert space == Space(SpaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+    space = agent_protocol.decode(MpsNamespace, {**SPACE, "colour": "red"}, "space")
+    assert space == MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
 
 
 @pytest.mark.parametrize(
@@ -65,17 +78,17 @@ def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored():
 )
 def test_another_type_is_an_error_that_names_the_field(change, said):
     with pytest.raises(NodeError) as caught:
-        wire.decode(Space, {**SPACE, **change}, "space")
+        agent_protocol.decode(MpsNamespace, {**SPACE, **change}, "space")
 
     assert str(caught.value) == said
 
 
 def test_what_has_no_default_has_to_be_there():
     with pytest.raises(NodeError, match=r"^space lacks claim, gpus$"):
-        wire.decode(Space, {"name": "c_1"}, "space")
+        agent_protocol.decode(MpsNamespace, {"name": "c_1"}, "space")
     with pytest.raises(NodeError, match=r"^served.space lacks gpus$"):
-        wire.decode(
-            Served,
+        agent_protocol.decode(
+            ServedNamespace,
             {"space": {"name": "c", "claim": "u"}, "protocol": 3, "pipe_directory": "/p"},
             "served",
         )
@@ -83,9 +96,9 @@ def test_what_has_no_default_has_to_be_there():
 
 def test_a_whole_number_of_seconds_is_a_time():
     incident = {"number": 1, "server": "s", "at": 17, "reason": "", "clients": 2}
-    assert wire.decode(Incident, incident, "it").at == 17.0
+    assert agent_protocol.decode(MpsServerRestart, incident, "it").at == 17.0
     with pytest.raises(NodeError, match=r"it.at is \"now\", not a number"):
-        wire.decode(Incident, {**incident, "at": "now"}, "it")
+        agent_protocol.decode(MpsServerRestart, {**incident, "at": "now"}, "it")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +116,7 @@ def test_a_whole_number_of_seconds_is_a_time():
 )
 def test_a_line_that_is_none_is_an_error_that_says_so(line, said):
     with pytest.raises(NodeError) as caught:
-        wire.parse(line, "the answer")
+        agent_protocol.parse(line, "the answer")
 
     assert str(caught.value).startswith(f"the answer {said}")
 
@@ -114,12 +127,14 @@ def test_a_line_that_is_none_is_an_error_that_says_so(line, said):
         (TimedOut("late"), TimedOut),
         (ClaimError("no"), ClaimError),
         (NodeError("broken"), NodeError),
-        (AgentDown("away"), NodeError),
+        (MpsAgentUnreachable("away"), NodeError),
         (SettingsError("odd"), NodeError),
     ],
 )
 def test_an_error_is_told_apart_at_the_other_end(problem, kind):
-    told = wire.raised(json.loads(json.dumps(wire.error(problem)))["error"])
+    told = agent_protocol.decode_error(
+        json.loads(json.dumps(agent_protocol.encode_error(problem)))["error"]
+    )
 
     assert type(told) is kind
     assert str(told) == str(problem)
@@ -127,8 +142,11 @@ def test_an_error_is_told_apart_at_the_other_end(problem, kind):
 
 @pytest.mark.parametrize("document", [None, {}, {"message": 7}, "broken"])
 def test_an_error_without_words_is_one_all_the_same(document):
-    assert "without a message" in str(wire.raised(document))
+    assert "without a message" in str(agent_protocol.decode_error(document))
 
 
 def test_an_error_of_an_unknown_kind_is_the_nodes():
-    assert type(wire.raised({"kind": "KeyboardInterrupt", "message": "x"})) is NodeError
+    assert (
+        type(agent_protocol.decode_error({"kind": "KeyboardInterrupt", "message": "x"}))
+        is NodeError
+    )

@@ -8,25 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError, ProgramFailed, SettingsError
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
+from dra_driver.base.errors import CommandFailed, NodeError, SettingsError
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
-    Allowance,
     MpsClient,
-    Priority,
-    ServerName,
-    Space,
-    SpaceName,
-    server_name,
+    MpsLimits,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsPriority,
+    MpsServerName,
+    mps_server_name,
 )
-from dra_driver.node.mps import protocol2, tables
-from dra_driver.node.mps.config import config_text
-from dra_driver.node.mps.daemons import Daemon, check_directory
+from dra_driver.node.mps import formats, protocol2
+from dra_driver.node.mps.daemon import ControlDaemon, check_directory
+from dra_driver.node.mps.formats import daemon_config
 from dra_driver.node.mps.protocol2 import limits_text
 from dra_driver.node.mps.protocol3 import (
-    Namespace,
-    alike,
+    NamespaceRow,
+    limits_match,
     parse_clients,
     parse_namespaces,
     says_unknown,
@@ -36,25 +36,25 @@ GIB = 1 << 30
 GPUS = (GpuUuid("GPU-0"), GpuUuid("GPU-1"))
 
 
-def space(name="c_1", memory=None, **more) -> Space:
+def space(name="c_1", memory=None, **more) -> MpsNamespace:
     sizes = (memory,) * len(GPUS)
-    return Space(SpaceName(name), ClaimUid("u"), GPUS, memory_bytes=sizes, **more)
+    return MpsNamespace(MpsNamespaceName(name), ClaimUid("u"), GPUS, memory_bytes=sizes, **more)
 
 
-NO_LIMIT = Allowance()
+NO_LIMIT = MpsLimits()
 
 
-def daemon(most=NO_LIMIT, protocol=3) -> Daemon:
-    return Daemon(ServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, most)
+def daemon(most=NO_LIMIT, protocol=3) -> ControlDaemon:
+    return ControlDaemon(MpsServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, most)
 
 
 def test_the_configuration_names_the_gpus_and_each_space_with_its_limits():
     spaces = [
-        space("c_2", 5 * GIB, percent=30, priority=Priority.BELOW_NORMAL),
+        space("c_2", 5 * GIB, percent=30, priority=MpsPriority.BELOW_NORMAL),
         space("c_1", percent=70),
     ]
 
-    assert tomllib.loads(config_text(daemon(), spaces)) == {
+    assert tomllib.loads(daemon_config(daemon(), spaces)) == {
         "schema_version": "1.0",
         "servers": {
             "gpu": {
@@ -76,7 +76,7 @@ def test_the_configuration_names_the_gpus_and_each_space_with_its_limits():
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_whatever_a_name_holds_the_configuration_says_that_and_nothing_else(name):
-    found = tomllib.loads(config_text(daemon(), [space(name)]))
+    found = tomllib.loads(daemon_config(daemon(), [space(name)]))
 
     assert found["servers"]["gpu"]["namespaces"].keys() == {"default", name}
     assert found.keys() == {"schema_version", "servers", "features"}
@@ -85,7 +85,7 @@ def test_whatever_a_name_holds_the_configuration_says_that_and_nothing_else(name
 def test_the_same_spaces_make_the_same_configuration_in_any_order():
     one, two = space("c_1"), space("c_2")
 
-    assert config_text(daemon(), [one, two]) == config_text(daemon(), [two, one])
+    assert daemon_config(daemon(), [one, two]) == daemon_config(daemon(), [two, one])
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_the_same_spaces_make_the_same_configuration_in_any_order():
 )
 def test_a_list_of_namespaces_is_understood(text):
     assert parse_namespaces(text) == [
-        Namespace("default", "Ready", Allowance(1), "/m/default"),
-        Namespace("c_1", "Ready", Allowance(30, 4 * GIB), "/m/c_1"),
+        NamespaceRow("default", "Ready", MpsLimits(1), "/m/default"),
+        NamespaceRow("c_1", "Ready", MpsLimits(30, 4 * GIB), "/m/c_1"),
     ]
 
 
@@ -133,8 +133,8 @@ def test_a_client_on_two_gpus_is_one_and_a_command_may_hold_commas():
     text = "4711,gpu,0,c_1,python -c a,b\n4711,gpu,1,c_1,python -c a,b\n12,gpu,0,default,x\n"
 
     assert parse_clients(text) == (
-        MpsClient(12, SpaceName("default")),
-        MpsClient(4711, SpaceName("c_1")),
+        MpsClient(12, MpsNamespaceName("default")),
+        MpsClient(4711, MpsNamespaceName("c_1")),
     )
 
 
@@ -147,8 +147,8 @@ def test_a_program_that_calls_itself_by_several_lines_spoils_no_list_of_clients(
     text = f"12,gpu,0,c_1,{name}\n4711,gpu,0,c_2,python\n"
 
     assert parse_clients(text) == (
-        MpsClient(12, SpaceName("c_1")),
-        MpsClient(4711, SpaceName("c_2")),
+        MpsClient(12, MpsNamespaceName("c_1")),
+        MpsClient(4711, MpsNamespaceName("c_2")),
     )
 
 
@@ -176,8 +176,8 @@ def test_a_process_whose_name_has_line_feeds_forges_no_fault_of_its_server(forge
     text = f"4711,gpu,0,c_1,a\n{forged}\n4712,gpu,0,c_2,b\n"
 
     assert parse_clients(text) == (
-        MpsClient(4711, SpaceName("c_1")),
-        MpsClient(4712, SpaceName("c_2")),
+        MpsClient(4711, MpsNamespaceName("c_1")),
+        MpsClient(4712, MpsNamespaceName("c_2")),
     )
 
 
@@ -200,29 +200,29 @@ def test_what_a_daemon_says_of_others_is_not_told_with_the_error(caplog):
 @pytest.mark.parametrize(
     ("said", "same"),
     [
-        (Allowance(30, 5000 << 20), True),
-        (Allowance(30, tables.size("4.88G")), True),
-        (Allowance(31, 5000 << 20), False),
-        (Allowance(30, 5100 << 20), False),
-        (Allowance(30), False),
+        (MpsLimits(30, 5000 << 20), True),
+        (MpsLimits(30, formats.parse_size("4.88G")), True),
+        (MpsLimits(31, 5000 << 20), False),
+        (MpsLimits(30, 5100 << 20), False),
+        (MpsLimits(30), False),
     ],
 )
 def test_limits_are_alike_but_for_rounding(said, same):
-    assert alike(said, Allowance(30, 5000 << 20)) is same
+    assert limits_match(said, MpsLimits(30, 5000 << 20)) is same
 
 
 @given(st.integers(1, 1 << 24))
 def test_a_size_that_is_written_is_read_as_the_same(mib):
-    assert tables.size(tables.size_text(mib << 20)) == mib << 20
+    assert formats.parse_size(formats.format_size(mib << 20)) == mib << 20
 
 
 @given(st.integers(1 << 20, 1 << 44))
 def test_a_size_is_never_written_as_more_than_it_is(size):
-    assert 0 <= size - tables.size(tables.size_text(size)) < 1 << 20
+    assert 0 <= size - formats.parse_size(formats.format_size(size)) < 1 << 20
 
 
 def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for():
-    assert limits_text(daemon(Allowance(50, 2 * GIB), 2)) == (
+    assert limits_text(daemon(MpsLimits(50, 2 * GIB), 2)) == (
         "set_default_device_pinned_mem_limit 0 2048M\n"
         "set_default_device_pinned_mem_limit 1 2048M\n"
         "set_default_active_thread_percentage 50\n"
@@ -231,7 +231,7 @@ def test_the_defaults_of_protocol_2_are_set_by_index_and_asked_for():
 
 
 def test_a_mig_instance_is_the_first_device_of_its_server():
-    over = replace(daemon(Allowance(50, 2 * GIB), 2), gpus=(GpuUuid("MIG-1"),))
+    over = replace(daemon(MpsLimits(50, 2 * GIB), 2), gpus=(GpuUuid("MIG-1"),))
 
     assert limits_text(over).splitlines()[0] == "set_default_device_pinned_mem_limit 0 2048M"
 
@@ -246,7 +246,7 @@ def test_a_directory_that_is_just_short_enough_makes_paths_of_83_characters():
     longest = "/" + "m" * 32
     check_directory(longest)
 
-    assert len(f"{longest}/{server_name(())}/pipe/gpu/c_{'0' * 24}") == 83
+    assert len(f"{longest}/{mps_server_name(())}/pipe/gpu/c_{'0' * 24}") == 83
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_directory_that_sockets_cannot_be_in_is_refused(directory, said):
         check_directory(directory)
 
 
-@pytest.mark.parametrize("module", [tables, protocol2])
+@pytest.mark.parametrize("module", [formats, protocol2])
 def test_the_examples_in_the_docs_hold(module):
     assert doctest.testmod(module).failed == 0
 
@@ -277,17 +277,17 @@ SAID_OF_NO_SERVER = [
 
 @pytest.mark.parametrize("said", SAID_OF_NO_SERVER)
 def test_a_server_that_the_program_does_not_know_is_not_there(said):
-    assert says_unknown(ProgramFailed(f"namespace list --server=gpu failed: {said}", said))
+    assert says_unknown(CommandFailed(f"namespace list --server=gpu failed: {said}", said))
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        ProgramFailed(
+        CommandFailed(
             "client list --server=gpu failed: Client 12 not found", "Client 12 not found"
         ),
-        ProgramFailed("list --server=gpu failed: file does not exist", "file does not exist"),
-        ProgramFailed("list --server=gpu failed: it said nothing", "it said nothing"),
+        CommandFailed("list --server=gpu failed: file does not exist", "file does not exist"),
+        CommandFailed("list --server=gpu failed: it said nothing", "it said nothing"),
         NodeError("cannot run nvidia-cuda-mps-control namespace list --server=gpu: not found"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.new_directories import NewDirectories
+from dra_driver.node.cgroups.watch import DirectoryWatcher
 
 SECONDS = 60.0
 
@@ -34,7 +34,7 @@ def told():
 
 @pytest.fixture
 def new(told):
-    watcher = NewDirectories(told)
+    watcher = DirectoryWatcher(told)
     yield watcher
     watcher.stop()
 
@@ -93,7 +93,7 @@ def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, 
         if name == "bad":
             raise ValueError("bad")
 
-    new = NewDirectories(told)
+    new = DirectoryWatcher(told)
     new.watch(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "good").mkdir()
@@ -104,7 +104,7 @@ def test_one_that_cannot_be_dealt_with_does_not_keep_the_next_from_it(tmp_path, 
 
 def test_stopped_it_leaves_no_thread(tmp_path, told):
     before = set(threading.enumerate())
-    new = NewDirectories(told)
+    new = DirectoryWatcher(told)
     new.stop()
     new.watch(tmp_path)
     threads = set(threading.enumerate()) - before
@@ -127,7 +127,7 @@ def test_when_the_kernel_loses_events_whatever_is_there_counts_as_new(tmp_path):
         busy.set()
         assert go_on.wait(60)
 
-    new = NewDirectories(slowly)
+    new = DirectoryWatcher(slowly)
     new.watch(tmp_path)
     (tmp_path / "first").mkdir()
     assert busy.wait(SECONDS)
@@ -146,7 +146,7 @@ def test_when_the_kernel_loses_events_whatever_is_there_counts_as_new(tmp_path):
 
 
 def test_a_kernel_that_gives_no_more_watches_is_said_once(tmp_path, caplog):
-    new = NewDirectories(lambda directory, name: None)
+    new = DirectoryWatcher(lambda directory, name: None)
     (tmp_path / "file").touch()
     assert not new.watch(tmp_path / "file")  # ENOTDIR stands for ENOSPC: refused all the same
     assert not new.watch(tmp_path / "file")

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.new_pods import NewPods
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.cgroups.watch import NewPodWatcher
 
 SECONDS = 60.0
 
@@ -33,7 +33,7 @@ def root(tmp_path):
 
 @pytest.fixture
 def pods(root):
-    made = NewPods(Cgroups(root))
+    made = NewPodWatcher(Cgroups(root))
     yield made
     made.stop()
 
@@ -78,6 +78,6 @@ def test_nobody_is_told_any_more_when_nobody_wants_to_be(root, pods, told):
 
 
 def test_without_a_kubelet_nobody_can_be_told(tmp_path, told):
-    pods = NewPods(Cgroups(tmp_path))
+    pods = NewPodWatcher(Cgroups(tmp_path))
     assert not pods.tell(told)
     pods.stop()

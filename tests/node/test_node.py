@@ -4,25 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError, Vanished
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Partition
+from dra_driver.base.errors import ClaimError, MigInstanceNotFound, NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.gpus import GpuUuid, Partition
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.steps import (
-    CutPartition,
-    Interval,
-    LimitMemory,
-    MakeDeviceNodes,
-    PodLimit,
+    CreateDeviceNodes,
+    CreatePartition,
+    PodMemoryLimit,
     RemovePartition,
+    SetMemoryLimits,
     SetMigMode,
     SetTimeSlice,
+    TimeSliceInterval,
 )
-from dra_driver.node.boot import boot_id
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.machine import open_node
-from dra_driver.node.place import Place
-from dra_driver.node.sim.memory_limits import CgroupTree
+from dra_driver.sim.memory_limits import CgroupTree
 
 POD = PodUid("0b5a7e8c-0000-4000-8000-000000000000")
 GIB = 1024**3
@@ -37,7 +36,7 @@ def opened(tmp_path):
         file.write_text(
             "\n".join(("gpus: [{product: H100-80-SXM, bus_id: '0000:1b:00.0'}]", *lines))
         )
-        return open_node(Place(None, Path("/"), str(file)), tmp_path / "sim")
+        return open_node(NodeConfig(None, Path("/"), str(file)), tmp_path / "sim")
 
     return open_it
 
@@ -49,19 +48,19 @@ def gpu_of(node):
 def test_an_interval_is_set_and_restored(opened):
     with opened() as node:
         gpu = gpu_of(node)
-        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.DEFAULT
+        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.DEFAULT
 
-        node.carry_out(SetTimeSlice(gpu, Interval.LONG))
-        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.LONG
+        node.carry_out(SetTimeSlice(gpu, TimeSliceInterval.LONG))
+        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.LONG
 
-        node.restore(SetTimeSlice(gpu, Interval.DEFAULT))
-        assert node.found(SetTimeSlice(gpu, Interval.LONG)) is Interval.DEFAULT
+        node.restore(SetTimeSlice(gpu, TimeSliceInterval.DEFAULT))
+        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.DEFAULT
 
 
 def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened, tmp_path):
     with opened() as node:
         (gpu,) = node.refresh().gpus
-        node.carry_out(SetTimeSlice(gpu.uuid, Interval.LONG))
+        node.carry_out(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG))
         note = tmp_path / f"sim/time-slices/{gpu.uuid}.to-put-back"
         note.write_text(f"1 {boot_id(Path('/'))}")
 
@@ -78,38 +77,38 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened,
 
         assert node.put_back()
         assert node.refresh().gpus == (gpu,)
-        assert node.found(SetTimeSlice(gpu.uuid, Interval.LONG)) is Interval.SHORT
+        assert node.found(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG)) is TimeSliceInterval.SHORT
         assert not node.put_back()
 
 
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
     with opened() as node:
         gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
-        assert node.found(SetTimeSlice(gone, Interval.LONG)) is None
+        assert node.found(SetTimeSlice(gone, TimeSliceInterval.LONG)) is None
         with pytest.raises((ClaimError, NodeError)):
-            node.carry_out(SetTimeSlice(gone, Interval.LONG))
+            node.carry_out(SetTimeSlice(gone, TimeSliceInterval.LONG))
 
-        node.restore(SetTimeSlice(gone, Interval.DEFAULT))
+        node.restore(SetTimeSlice(gone, TimeSliceInterval.DEFAULT))
 
 
 def test_a_pod_is_limited_where_the_driver_can(opened, tmp_path):
     with opened("driver_version: '615.71.09'") as node:
         gpu = gpu_of(node)
         pod = CgroupTree(tmp_path / "sim/sys/fs/cgroup").make(f"kubepods/pod{POD}")
-        node.carry_out(LimitMemory(gpu, (PodLimit(POD, 10 * GIB),), strict=True))
+        node.carry_out(SetMemoryLimits(gpu, (PodMemoryLimit(POD, 10 * GIB),), strict=True))
         assert str(10 * GIB) in (pod / "dmem.max").read_text()
 
-        node.restore(LimitMemory(gpu, (PodLimit(POD, None),)))
+        node.restore(SetMemoryLimits(gpu, (PodMemoryLimit(POD, None),)))
         assert str(10 * GIB) not in (pod / "dmem.max").read_text()
 
 
 def test_where_the_driver_cannot_limit_only_who_is_strict_is_refused(opened):
     with opened() as node:
-        limit = LimitMemory(gpu_of(node), (PodLimit(POD, GIB),))
+        limit = SetMemoryLimits(gpu_of(node), (PodMemoryLimit(POD, GIB),))
         node.carry_out(limit)
 
         with pytest.raises(NodeError, match="615"):
-            node.carry_out(LimitMemory(limit.gpu, limit.pods, strict=True))
+            node.carry_out(SetMemoryLimits(limit.gpu, limit.pods, strict=True))
 
 
 def test_device_files_are_made_and_never_taken_away(opened, tmp_path):
@@ -117,8 +116,8 @@ def test_device_files_are_made_and_never_taken_away(opened, tmp_path):
         node.inventory()
         (tmp_path / "sim/dev/nvidia0").unlink()
 
-        node.carry_out(MakeDeviceNodes((0,)))
-        node.restore(MakeDeviceNodes((0,)))
+        node.carry_out(CreateDeviceNodes((0,)))
+        node.restore(CreateDeviceNodes((0,)))
 
         assert (tmp_path / "sim/dev/nvidia0").exists()
 
@@ -128,7 +127,7 @@ def test_it_tells_what_computes_on_a_gpu(tmp_path):
     file.write_text(
         "gpus: [{product: T4, bus_id: '0000:1b:00.0', processes: [{pid: 7, memory_bytes: 5}]}]"
     )
-    with open_node(Place(None, Path("/"), str(file)), tmp_path / "sim") as node:
+    with open_node(NodeConfig(None, Path("/"), str(file)), tmp_path / "sim") as node:
         assert node.processes(gpu_of(node)) == (GpuProcess(7, 5),)
 
 
@@ -147,7 +146,7 @@ def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
     with opened() as node:
         gpu, key = gpu_of(node), first_partition(node)
         assert node.found(SetMigMode(gpu, True)) is False
-        for step in (SetMigMode(gpu, True), CutPartition(gpu, key)) * 2:
+        for step in (SetMigMode(gpu, True), CreatePartition(gpu, key)) * 2:
             node.carry_out(step)
         made = node.instance(gpu, key)
         names = (f"gpu0/mig/gi{made.gi}", f"gpu0/mig/gi{made.gi}/ci{made.ci}")
@@ -158,7 +157,7 @@ def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
         for undone in (RemovePartition(gpu, key), SetMigMode(gpu, False)) * 2:
             node.restore(undone)
         assert node.found(SetMigMode(gpu, True)) is False
-        with pytest.raises(Vanished):
+        with pytest.raises(MigInstanceNotFound):
             node.instance(gpu, key)
         with pytest.raises(NodeError, match="vanished"):
             node.device_files((0,), names)
@@ -168,7 +167,7 @@ def test_what_was_cut_outlives_who_cut_it(opened):
     with opened() as node:
         gpu, key = gpu_of(node), first_partition(node)
         node.carry_out(SetMigMode(gpu, True))
-        node.carry_out(CutPartition(gpu, key))
+        node.carry_out(CreatePartition(gpu, key))
     with opened() as node:
         assert [one.key for one in node.inventory().gpus[0].mig.instances] == [key]
         node.carry_out(RemovePartition(gpu, key))

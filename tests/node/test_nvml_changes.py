@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node.nvml_changes import Changes
-from dra_driver.node.sim.nvml import SimulatedNvml
-from dra_driver.node.worker import Worker
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.nvml.threads import CallThread, GpuChanges
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
 
@@ -141,7 +140,7 @@ def test_who_is_not_known_yet_is_waited_for(node):
 
 
 def test_the_clock_stands_still_while_there_are_changes_and_goes_on_when_they_are_late():
-    changes, worker, end = Changes(), Worker("test"), threading.Event()
+    changes, worker, end = GpuChanges(), CallThread("test"), threading.Event()
     began, start = changes.clock(), time.monotonic()
 
     def stood():

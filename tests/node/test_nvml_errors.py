@@ -9,9 +9,9 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.node.nvml import Nvml, load_nvml, nvml_errors
-from dra_driver.node.sim.elf import shared_object
+from dra_driver.base.errors import NodeError
+from dra_driver.node.nvml.client import Nvml, load_nvml, nvml_errors
+from dra_driver.sim.host.libraries import shared_object
 
 EVERY = sorted(pynvml.NVMLError.__subclasses__(), key=lambda one: one.__name__)
 
@@ -120,7 +120,7 @@ def test_a_library_that_lacks_functions_says_so_and_does_not_crash(library):
 def test_a_machine_without_the_driver_says_that_its_library_is_missing():
     # In a process of its own: a library that was loaded once stays findable by its soname.
     program = (
-        "from dra_driver.node.nvml import Nvml, load_nvml\n"
+        "from dra_driver.node.nvml.client import Nvml, load_nvml\n"
         "try: Nvml(lambda: load_nvml(None)).system()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -7,12 +7,12 @@ from typing import Any
 import pynvml
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.node import nvml_codes, nvml_readers
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_memory import set_memory_limit
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.memory.support import set_memory_limit
+from dra_driver.node.nvml import api, readers
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
 
@@ -134,10 +134,10 @@ def test_where_gpus_were_listed_in_an_earlier_session_is_not_remembered(node):
 
 
 def test_the_numbers_are_those_of_nvml():
-    assert nvml_readers.MOST_LINKS >= pynvml.NVML_NVLINK_MAX_LINKS
-    assert nvml_readers.LINK_TO_SWITCH == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
-    assert nvml_readers.MIG_ENABLED == pynvml.NVML_DEVICE_MIG_ENABLE
-    assert nvml_codes.INVALID_ARGUMENT == pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert readers.MAX_NVLINKS >= pynvml.NVML_NVLINK_MAX_LINKS
+    assert readers.NVLINK_TO_SWITCH == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+    assert readers.MIG_ENABLED == pynvml.NVML_DEVICE_MIG_ENABLE
+    assert api.INVALID_ARGUMENT == pynvml.NVML_ERROR_INVALID_ARGUMENT
 
 
 def test_with_a_pynvml_that_is_too_old_it_is_said_what_is_needed(node, tmp_path):

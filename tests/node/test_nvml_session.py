@@ -5,12 +5,11 @@ import time
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import Version
-from dra_driver.node.nvlink import Links
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_values import Glance, architecture, brand
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import Version
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.values import DynamicState, NvLinks, architecture, brand
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, two_gpus
 
 
@@ -56,14 +55,14 @@ def test_an_index_that_nvml_does_not_have_is_an_error_for_that_index_alone(node)
     node.nvml.system()
     answers = node.nvml.glances([7, 0])
     assert list(answers) == [0, 7]
-    assert isinstance(answers[0], Glance)
+    assert isinstance(answers[0], DynamicState)
     assert "Invalid Argument" in str(answers[7])
 
 
 def test_a_gpu_that_hangs_does_not_keep_the_others_from_answering(hung):
     answers = hung.nvml.glances([0, 1])
     assert isinstance(answers[0], TimedOut)
-    assert answers[1] == Glance(hung.live.current().gpus[1].uuid, mig_on=False)
+    assert answers[1] == DynamicState(hung.live.current().gpus[1].uuid, mig_on=False)
 
 
 def test_many_gpus_that_hang_cost_one_deadline_together(tmp_path):
@@ -83,7 +82,7 @@ def test_a_gpu_that_hangs_is_not_waited_for_again_and_recovers_by_itself(hung):
     assert "has not returned since" in str(hung.nvml.glances([0])[0])  # else: no answer within
     hung.change(gpu=0, hangs=False)
     wait_until_it_answers(hung.nvml, 0)
-    assert isinstance(hung.nvml.glances([0])[0], Glance)
+    assert isinstance(hung.nvml.glances([0])[0], DynamicState)
 
 
 def test_a_driver_that_is_not_ready_is_asked_again_later(tmp_path):
@@ -240,12 +239,12 @@ def test_numbers_that_we_have_no_word_for_are_unknown():
 @pytest.mark.parametrize(
     ("product", "nvlink", "expected"),
     [
-        pytest.param("H100-80-SXM", "nvswitch", Links(switch=True), id="switches"),
+        pytest.param("H100-80-SXM", "nvswitch", NvLinks(switch=True), id="switches"),
         pytest.param(
-            "A100-80-PCIE", [[0, 1]], Links(peers=frozenset({"0000:43:00.0"})), id="a bridge"
+            "A100-80-PCIE", [[0, 1]], NvLinks(peers=frozenset({"0000:43:00.0"})), id="a bridge"
         ),
-        pytest.param("A100-80-PCIE", "none", Links(), id="inactive links"),
-        pytest.param("T4", "none", Links(), id="a board without NVLink"),
+        pytest.param("A100-80-PCIE", "none", NvLinks(), id="inactive links"),
+        pytest.param("T4", "none", NvLinks(), id="a board without NVLink"),
     ],
 )
 def test_links_tell_where_they_lead(tmp_path, product, nvlink, expected):

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.model.devices import Version
-from dra_driver.node.versions import cuda_version, driver_version
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import Version
+from dra_driver.node.nvml.values import cuda_version, driver_version
 
 numbers = st.integers(0, 9999)
 

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.node.worker import Worker
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.node.nvml.threads import CallThread
 
 
 @pytest.fixture
 def worker():
-    worker = Worker("test")
+    worker = CallThread("test")
     yield worker
     worker.stop()
 
@@ -27,7 +27,7 @@ def stuck(worker):
     returns.set()
 
 
-def becomes_idle(worker: Worker) -> bool:
+def becomes_idle(worker: CallThread) -> bool:
     give_up = time.monotonic() + 60
     while not worker.idle and time.monotonic() < give_up:
         time.sleep(0.001)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
-from dra_driver.kubeletplugin.pods import Container
-from dra_driver.node.containers import Absent
-from dra_driver.node.pod_containers import PodContainers
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.node.cgroups.containers import NoContainer, PodContainerCache
 
 A, B = PodUid("pod-a"), PodUid("pod-b")
 CLAIM = ClaimUid("claim")
@@ -22,11 +21,11 @@ class World:
     def __init__(self, **found):
         self.found = found
         self.asked = []
-        self.containers = PodContainers(self.find)
+        self.containers = PodContainerCache(self.find)
 
     def find(self, id_):
         self.asked.append(id_)
-        found = self.found.get(id_, Absent.GONE)
+        found = self.found.get(id_, NoContainer.GONE)
         if isinstance(found, NodeError):
             raise found
         return found
@@ -39,7 +38,7 @@ class World:
 
 
 def test_a_container_is_of_the_pod_in_whose_cgroup_it_is():
-    world = World(one=given("one", CLAIM), side=given("side"), sandbox=Absent.SANDBOX)
+    world = World(one=given("one", CLAIM), side=given("side"), sandbox=NoContainer.SANDBOX)
 
     assert world.learn(a=["one", "side", "sandbox"])
 
@@ -98,7 +97,7 @@ def test_one_that_cannot_be_read_hides_its_pod_and_is_read_again(caplog):
 
 
 def test_where_the_runtime_is_elsewhere_pods_are_hidden_and_nothing_is_expected():
-    world = World(one=Absent.NOWHERE, two=Absent.GONE)
+    world = World(one=NoContainer.NOWHERE, two=NoContainer.GONE)
 
     assert world.learn(a=["one"], b=["two"]), "another try would find no more"
     assert world.containers.hidden == {"a"}

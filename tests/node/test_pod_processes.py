@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid
-from dra_driver.kubeletplugin.disk_calls import hanging
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import hanging_disk_calls
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
 from dra_driver.model.processes import CgroupProcesses
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.containers import Containers
-from dra_driver.node.pod_processes import PodProcesses
-from dra_driver.node.processes import Processes
+from dra_driver.node.cgroups.containers import ContainerBundles
+from dra_driver.node.cgroups.processes import ContainerProcesses, PodProcesses
+from dra_driver.node.cgroups.tree import Cgroups
 from tests.fakes import bundles
 from tests.fakes.open_files import no_more_files
 from tests.fakes.processes import Proc
@@ -44,7 +43,7 @@ class Machine:
         self.pod = self.kubepods / f"burstable/pod{POD.uid}"
         bundles.containerd(root, SANDBOX, "", kind="sandbox", pod=("ml", POD.name, POD.uid))
         self.processes = PodProcesses(
-            Cgroups(self.cgroup), Containers(root), Processes(root / "proc")
+            Cgroups(self.cgroup), ContainerBundles(root), ContainerProcesses(root / "proc")
         )
 
     def put(self, cgroup: str, *pids: int) -> None:
@@ -192,12 +191,12 @@ def test_a_look_that_hangs_is_told_of_as_a_disk_that_hangs_is(machine, what):
     thread.start()
 
     with pipe.open("w") as writer:  # as soon as somebody reads it
-        assert told in str(hanging(-1))
+        assert told in str(hanging_disk_calls(-1))
         writer.write(said)
 
     thread.join(30)
     assert not thread.is_alive()
-    assert told not in str(hanging(-1))
+    assert told not in str(hanging_disk_calls(-1))
 
 
 def test_more_processes_than_anybody_can_look_at_are_an_error(machine):
@@ -254,7 +253,7 @@ class TestWhoLives:
     """Real processes of this machine."""
 
     processes = PodProcesses(
-        Cgroups(Path("/nonexistent")), Containers(Path("/nonexistent")), Processes()
+        Cgroups(Path("/nonexistent")), ContainerBundles(Path("/nonexistent")), ContainerProcesses()
     )
 
     @pytest.fixture

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node import proc_files
+from dra_driver.node.cgroups import procfs
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.cgroups.procfs import device_number_of, nul_separated, read_proc_file
 from dra_driver.node.mps.processes import DaemonProcesses
-from dra_driver.node.proc_files import device_behind, entries, read_of
-from dra_driver.node.processes import Processes
 
 KIB = 1024
 TOKEN = "a" * 32
 
 
 def test_the_examples_are_true():
-    assert doctest.testmod(proc_files).failed == 0
+    assert doctest.testmod(procfs).failed == 0
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ def test_no_more_is_read_of_a_file_than_it_needs(tmp_path, file, most):
     with open(tmp_path / "7" / file, "wb") as large:
         large.truncate(1 << 40)  # whoever reads it all has no memory left
 
-    assert len(read_of(tmp_path, 7, file)) == most
+    assert len(read_proc_file(tmp_path, 7, file)) == most
 
 
 def test_an_entry_that_was_cut_is_none():
     file = b"A=1\0" * (16 * KIB - 1) + b"B=2\0"
-    assert entries(file, "environ")[-1] == b"B=2"
+    assert nul_separated(file, "environ")[-1] == b"B=2"
     cut = (b"A=1\0" * (16 * KIB - 1) + b"TOKEN=longer\0")[: 64 * KIB]
-    assert set(entries(cut, "environ")) == {b"A=1"}
-    assert entries(b"A=1\0B=2", "environ") == [b"A=1", b"B=2"]
+    assert set(nul_separated(cut, "environ")) == {b"A=1"}
+    assert nul_separated(b"A=1\0B=2", "environ") == [b"A=1", b"B=2"]
 
 
 @pytest.fixture
@@ -76,14 +76,14 @@ def test_a_device_is_known_by_its_number_and_a_file_has_none(tmp_path):
     (tmp_path / "null").touch()
     try:
         for path in ("/dev/null", str(tmp_path / "link"), f"/proc/self/fd/{here}"):
-            assert device_behind(path) == (1, 3)
+            assert device_number_of(path) == (1, 3)
     finally:
         os.close(here)
     for path in (str(tmp_path / "null"), str(tmp_path), str(tmp_path / "none")):
-        assert device_behind(path) is None
+        assert device_number_of(path) is None
 
 
 def test_what_the_kernel_writes_of_a_process_is_read_whole():
     own = Path("/proc/self/cgroup").read_bytes()
-    assert read_of("/proc", "self", "cgroup") == own
-    assert Processes().now() > 0
+    assert read_proc_file("/proc", "self", "cgroup") == own
+    assert ContainerProcesses().now() > 0

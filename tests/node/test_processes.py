@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.node.processes import Processes
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import PodUid
+from dra_driver.node.cgroups.processes import ContainerProcesses
 from tests.fakes.open_files import no_more_files
 from tests.fakes.processes import CONTAINER, Proc
 
@@ -52,14 +52,14 @@ def find(processes, pid):
 
 def test_a_process_is_known_by_its_number_its_start_and_its_container(proc, child):
     proc.put(child.pid, POD)
-    found = find(Processes(proc.path), child.pid)
+    found = find(ContainerProcesses(proc.path), child.pid)
 
     assert (found.pid, found.pod, found.container) == (child.pid, POD, CONTAINER)
 
 
 def test_when_it_started_is_told_in_ticks_since_boot(proc, child):
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
 
     assert find(processes, child.pid).started <= processes.now()
     assert processes.now() - find(processes, child.pid).started < 100 * 60
@@ -68,7 +68,7 @@ def test_when_it_started_is_told_in_ticks_since_boot(proc, child):
 def test_the_name_of_a_program_can_hold_anything(proc):
     proc.write(4242, POD, name="a) R 1 (b", started=77)
 
-    assert find(Processes(proc.path), 4242).started == 77
+    assert find(ContainerProcesses(proc.path), 4242).started == 77
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_the_name_of_a_program_can_hold_anything(proc):
 def test_what_is_in_no_container_of_a_pod_is_nobody(proc, cgroup):
     proc.write(4242, POD, cgroup=cgroup)
 
-    assert Processes(proc.path).find(4242) is None
+    assert ContainerProcesses(proc.path).find(4242) is None
 
 
 def test_a_process_that_is_gone_is_nobody(proc):
-    assert Processes(proc.path).find(4242) is None
+    assert ContainerProcesses(proc.path).find(4242) is None
 
 
 def test_a_process_that_cannot_be_looked_at_now_is_an_error_and_not_gone(proc, child):
     """So the guard knows that it saw nothing of a GPU, and its clocks go on."""
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
     found = find(processes, child.pid)
     (proc.path / str(child.pid) / "cgroup").unlink()
     (proc.path / str(child.pid) / "cgroup").mkdir()  # reading it is an error
@@ -110,14 +110,14 @@ def test_neither_the_first_process_nor_this_one_is_ever_found(proc):
     for pid in (1, os.getpid()):
         proc.write(pid, POD)
 
-    assert Processes(proc.path).find(1) is None
-    assert Processes(proc.path).find(os.getpid()) is None
-    assert Processes(proc.path).find(0) is None
+    assert ContainerProcesses(proc.path).find(1) is None
+    assert ContainerProcesses(proc.path).find(os.getpid()) is None
+    assert ContainerProcesses(proc.path).find(0) is None
 
 
 def test_a_signal_reaches_the_process(proc, child):
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
 
     assert processes.signal(find(processes, child.pid), signal.SIGTERM)
     assert child.wait(10) == -signal.SIGTERM
@@ -126,7 +126,7 @@ def test_a_signal_reaches_the_process(proc, child):
 @pytest.mark.parametrize("changed", [{"started": 1}, {"container": "0" * 64}, {"pod": "other"}])
 def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, changed):
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
     looked_at = replace(find(processes, child.pid), **changed)
 
     assert not processes.signal(looked_at, signal.SIGKILL)
@@ -136,7 +136,7 @@ def test_a_process_that_is_another_one_by_now_is_not_signalled(proc, child, chan
 
 def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
     found = find(processes, child.pid)
     child.kill()
     child.wait(10)
@@ -147,7 +147,7 @@ def test_a_process_that_ended_meanwhile_is_not_signalled(proc, child):
 def test_a_number_that_was_given_to_another_process_is_not_signalled(proc, child):
     """A real one: the kernel is asked to give the number of a process that ended once more."""
     proc.put(child.pid, POD)
-    processes = Processes(proc.path)
+    processes = ContainerProcesses(proc.path)
     seen = find(processes, child.pid)
     child.kill()
     child.wait(10)
@@ -188,7 +188,7 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
     proc.put(other.pid, POD)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from dra_driver.node.processes import Processes\n"
+        "from dra_driver.node.cgroups.processes import Processes\n"
         "processes = Processes(Path(sys.argv[1])); found = processes.find(int(sys.argv[2]))\n"
         "os.setuid(65534)\n"
         "processes.signal(found, signal.SIGTERM)\n"
@@ -212,21 +212,21 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
 def test_a_number_that_is_no_process_is_an_error_not_a_signal(proc):
     """The thread of a process has a number too."""
     with pytest.raises(NodeError, match="cannot be signalled"):
-        Processes(proc.path).signal(proc.process(-5, POD), signal.SIGKILL)
+        ContainerProcesses(proc.path).signal(proc.process(-5, POD), signal.SIGKILL)
 
 
 def test_in_the_process_namespace_of_a_pod_other_pods_are_not_seen(proc):
     proc.write(1, POD, name="pause")
-    assert not Processes(proc.path).sees_pods()
+    assert not ContainerProcesses(proc.path).sees_pods()
 
 
 def test_in_the_process_namespace_of_the_host_all_pods_are_seen(proc):
     proc.write(1, POD, name="systemd")
-    assert Processes(proc.path).sees_pods()
+    assert ContainerProcesses(proc.path).sees_pods()
 
 
 def test_the_first_process_of_a_container_does_not_see_other_pods(proc):
     """It is alone in its namespace, or the host's first process, which this never is."""
     proc.write(1, POD, name="dra-driver")
-    assert not Processes(proc.path, own_pid=lambda: 1).sees_pods()
-    assert Processes(proc.path, own_pid=lambda: 2).sees_pods()
+    assert not ContainerProcesses(proc.path, own_pid=lambda: 1).sees_pods()
+    assert ContainerProcesses(proc.path, own_pid=lambda: 2).sees_pods()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import SettingsError
-from dra_driver.node.profiles import Document, ProfileFiles, stem
+from dra_driver.base.errors import SettingsError
+from dra_driver.node.state.profile_files import ProfileDocument, ProfileFiles, profile_stem
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_a_file_may_have_several_documents(tmp_path):
     file.write_text("a: 1\n---\nb: 2\n---\n")
 
     assert ProfileFiles(file).read().documents == (
-        Document(f"{file} (document 1)", "all", {"a": 1}),
-        Document(f"{file} (document 2)", "all", {"b": 2}),
+        ProfileDocument(f"{file} (document 1)", "all", {"a": 1}),
+        ProfileDocument(f"{file} (document 2)", "all", {"b": 2}),
     )
 
 
@@ -62,9 +62,9 @@ def test_a_directory_has_a_document_for_each_key_of_a_config_map(mount):
     mount.fill(**{"b.yml": "b: 1", "any": "a: 1", "c.v2.yaml": "c: 1"})
 
     assert ProfileFiles(mount.path).read().documents == (
-        Document(f"{mount.path}/any", "any", {"a": 1}),
-        Document(f"{mount.path}/b.yml", "b", {"b": 1}),
-        Document(f"{mount.path}/c.v2.yaml", "c.v2", {"c": 1}),
+        ProfileDocument(f"{mount.path}/any", "any", {"a": 1}),
+        ProfileDocument(f"{mount.path}/b.yml", "b", {"b": 1}),
+        ProfileDocument(f"{mount.path}/c.v2.yaml", "c.v2", {"c": 1}),
     )
 
 
@@ -81,7 +81,7 @@ def test_a_plain_directory_is_as_good_and_what_no_config_map_has_is_passed_over(
 def test_a_file_without_a_document_is_told_from_one_that_is_not_there(tmp_path, text):
     (tmp_path / "a").write_text(text)
 
-    assert ProfileFiles(tmp_path).read().documents == (Document(f"{tmp_path}/a", "a", None),)
+    assert ProfileFiles(tmp_path).read().documents == (ProfileDocument(f"{tmp_path}/a", "a", None),)
 
 
 def test_nothing_is_read_again_before_it_changes(mount):
@@ -193,4 +193,4 @@ def test_a_directory_that_is_empty_has_nothing(tmp_path):
     [("a.yaml", "a"), ("a.yml", "a"), ("a.json", "a.json"), ("a.yaml.yaml", "a.yaml"), ("a", "a")],
 )
 def test_the_ending_of_a_yaml_file_is_no_part_of_its_name(name, short):
-    assert stem(name) == short
+    assert profile_stem(name) == short

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from dra_driver.node.cgroups import Cgroups
-from dra_driver.node.sim.cgroup_mirror import CgroupMirror
-from dra_driver.node.sim.memory_limits import CgroupTree
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.sim.cgroup_mirror import CgroupMirror
+from dra_driver.sim.memory_limits import CgroupTree
 
 SECONDS = 60.0
 

@@ -6,16 +6,16 @@ import sys
 
 import pytest
 
-from dra_driver.node.sim.mig.state import MigStates
-from dra_driver.node.sim.node import KILLED, KILLED_AFTER
+from dra_driver.sim.mig.state import MigStateStore
+from dra_driver.sim.node_spec import KILLED, KILLED_AFTER
 from tests.fakes.simulated import Node, h100
 
 SWITCHES = """
 import sys
 from pathlib import Path
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.mig.state import MigStates
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.mig.state import MigStates
+from dra_driver.sim.nvml import SimulatedNvml
 
 states = MigStates(Path(sys.argv[2]), is_root=lambda: True)
 nvml = SimulatedNvml(LiveNode(Path(sys.argv[1])), mig=states)
@@ -35,4 +35,4 @@ def test_who_calls_dies_before_anything_was_done_or_when_it_was(tmp_path, when, 
 
     assert ended.returncode == -signal.SIGKILL
     (gpu,) = node.live.current().gpus
-    assert MigStates(host).read(node.live.current(), gpu).on is on
+    assert MigStateStore(host).read(node.live.current(), gpu).on is on

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import SettingsError
-from dra_driver.node.sim.elf import shared_object
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.libraries import directory
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.topology import PciTree
+from dra_driver.base.errors import SettingsError
+from dra_driver.node.driver.pci import PciBus
+from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.host.libraries import library_directory, shared_object
+from dra_driver.sim.live_node import LiveNode
 from tests.fakes.shells import SHELLS
 from tests.fakes.simulated import Node, h100, two_gpus
 
@@ -141,7 +140,7 @@ def test_device_nodes_follow_the_driver(node, change, left):
 def test_another_driver_version_replaces_the_files_of_the_old_one(node):
     node.change(driver_version="590.48.01")
     node.live.current()
-    libraries = node.root / directory()
+    libraries = node.root / library_directory()
     assert os.readlink(libraries / "libcuda.so.1") == "libcuda.so.590.48.01"
     assert [path.name for path in node.root.rglob("*580.95.05*")] == []
 
@@ -149,7 +148,7 @@ def test_another_driver_version_replaces_the_files_of_the_old_one(node):
 def test_a_gpu_of_a_virtual_machine_has_its_driver_and_no_device_node(node):
     node.change(gpu=0, driver="vfio-pci")
     node.live.current()
-    gpu = PciTree(node.root / "sys").gpus()["0000:1b:00.0"]
+    gpu = PciBus(node.root / "sys").gpus()["0000:1b:00.0"]
     assert gpu.driver == "vfio-pci"
     assert "nvidia0" not in device_nodes(node.root)
 
@@ -190,14 +189,14 @@ def test_a_marker_that_cannot_be_read_is_an_error(node, marker):
 
 
 def test_every_library_can_be_loaded_and_is_called_what_its_link_says(node):
-    libraries = sorted((node.root / directory()).glob("*.so*"))
+    libraries = sorted((node.root / library_directory()).glob("*.so*"))
     assert len(libraries) > 40
     program = "import ctypes, sys; [ctypes.CDLL(path) for path in sys.argv[1:]]"
     subprocess.run([sys.executable, "-c", program, *map(str, libraries)], check=True, timeout=30)
 
 
 def test_a_library_can_be_preloaded(node):
-    library = str(node.root / directory() / "libcuda.so.1")
+    library = str(node.root / library_directory() / "libcuda.so.1")
     done = subprocess.run(
         ["/bin/true"], env={"LD_PRELOAD": library}, capture_output=True, text=True, timeout=30
     )

@@ -5,12 +5,7 @@ import errno
 import pynvml
 import pytest
 
-from dra_driver.node.nvml_codes import (
-    FUNCTION_NOT_FOUND,
-    NO_PERMISSION,
-    NOT_FOUND,
-    NOT_SUPPORTED,
-)
+from dra_driver.node.nvml.api import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_FOUND, NOT_SUPPORTED
 from tests.fakes.limits import GIB, LimitedNode
 
 MAX = pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX

@@ -5,9 +5,9 @@ from ctypes import POINTER, byref, c_uint, cast, pointer
 import pynvml
 import pytest
 
-from dra_driver.node.sim.mig.state import MigStates
-from dra_driver.node.sim.mig.uuids import Said, read, tag
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.sim.mig.identifiers import MigUuidParts, parse_mig_uuid, uuid_tag
+from dra_driver.sim.mig.state import MigStateStore
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100
 
 A100 = {"product": "A100-40-SXM", "bus_id": "0000:43:00.0"}
@@ -219,7 +219,9 @@ def test_a_mig_device_is_a_device_with_what_its_instance_has(node, nvml, ampere)
     nvml.nvmlGpuInstanceCreateComputeInstance(cut(nvml, ampere, 14, 2, 2), 1)
     device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(ampere, 0)
     uuid, parent = nvml.nvmlDeviceGetUUID(device), nvml.nvmlDeviceGetUUID(ampere)
-    assert read(uuid) == Said(minor=1, number=1, start=2, gi=3, ci=0, tag=tag(parent))
+    assert parse_mig_uuid(uuid) == MigUuidParts(
+        minor=1, number=1, start=2, gi=3, ci=0, tag=uuid_tag(parent)
+    )
     assert nvml.nvmlDeviceGetHandleByUUID(uuid) == device
     assert nvml.nvmlDeviceGetName(device) == "NVIDIA A100-SXM4-40GB MIG 2g.10gb"
     assert nvml.nvmlDeviceGetMemoryInfo(device).total == 9856 << 20
@@ -352,7 +354,7 @@ def test_only_root_may_change_anything_or_see_what_is_cut(tmp_path):
         tmp_path, {"gpus": [dict(A100, mig=True, instances=[{"profile": "2g.10gb", "start": 0}])]}
     )
     root = [True]
-    nvml = SimulatedNvml(node.live, mig=MigStates(is_root=lambda: root[0]))
+    nvml = SimulatedNvml(node.live, mig=MigStateStore(is_root=lambda: root[0]))
     nvml.nvmlInit()
     device = nvml.nvmlDeviceGetHandleByIndex(0)
     there = nvml.nvmlDeviceGetGpuInstanceById(device, 3)

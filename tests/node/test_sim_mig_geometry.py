@@ -7,14 +7,19 @@ import re
 import pynvml
 import pytest
 
-from dra_driver.model.mig import Engines
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.mig import minors, uuids
-from dra_driver.node.sim.mig.geometry import COLUMNS, documents, geometry
-from dra_driver.node.sim.mig.rules import COMPUTE_SLICES, compute_placements
-from dra_driver.node.sim.mig.uuids import Said, mig_uuid, read, tag
+from dra_driver.model.gpus import Engines
+from dra_driver.sim.mig import identifiers
+from dra_driver.sim.mig.geometry import (
+    COLUMNS,
+    COMPUTE_SLICES,
+    board_geometry,
+    compute_instance_placements,
+    geometry_documents,
+)
+from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, parse_mig_uuid, uuid_tag
+from dra_driver.sim.node_spec import board_specs
 
-FAMILIES = sorted(documents())
+FAMILIES = sorted(geometry_documents())
 NUMBERS = {
     getattr(pynvml, name): name.removeprefix("NVML_GPU_INSTANCE_PROFILE_")
     for name in dir(pynvml)
@@ -24,7 +29,7 @@ SUFFIXES = {"": "", "REV1": "+me", "GFX": "+gfx", "ALL_ME": "+me.all", "NO_ME": 
 
 
 def board(family):
-    found = geometry(documents()[family]["products"][0])
+    found = board_geometry(geometry_documents()[family]["products"][0])
     assert found is not None
     return found
 
@@ -33,13 +38,13 @@ def rows(family):
     """Its profiles as columns by name."""
     return {
         name: dict(zip(COLUMNS, row, strict=True))
-        for name, row in documents()[family]["profiles"].items()
+        for name, row in geometry_documents()[family]["profiles"].items()
     }
 
 
 def assumed(family):
     """Which cells of a family nobody has seen."""
-    for column, names in documents()[family].get("assumed", {}).items():
+    for column, names in geometry_documents()[family].get("assumed", {}).items():
         for name in rows(family) if names == "all" else names:
             yield column, name
 
@@ -49,10 +54,10 @@ def largest(family):
 
 
 def test_every_product_with_a_mig_mode_has_a_geometry_and_no_other():
-    with_mode = {product for product, one in boards().items() if one.mig}
-    products = [one for entry in documents().values() for one in entry["products"]]
+    with_mode = {product for product, one in board_specs().items() if one.mig}
+    products = [one for entry in geometry_documents().values() for one in entry["products"]]
     assert sorted(products) == sorted(with_mode)
-    assert geometry("T4") is None
+    assert board_geometry("T4") is None
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,7 +87,7 @@ def test_the_most_instances_of_a_profile_are_the_largest_set_that_does_not_overl
 def test_the_most_instances_of_a_profile_fit_into_the_boards_engines_slices_and_memory(family):
     found = board(family)
     memory = max(profile.memory_bytes for profile in found.profiles)
-    assert memory <= boards()[documents()[family]["products"][0]].memory_bytes
+    assert memory <= board_specs()[geometry_documents()[family]["products"][0]].memory_bytes
     for profile in found.profiles:
         assert profile.most * profile.slices <= found.slices
         assert profile.most * profile.memory_bytes <= memory
@@ -105,7 +110,7 @@ def test_numbers_are_nvmls_and_ids_are_told_apart(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_guessed_is_of_the_board_and_nowhere_said_to_be_the_sisters(family):
-    guessed = documents()[family].get("guessed", {})
+    guessed = geometry_documents()[family].get("guessed", {})
     cells = {(column, name) for column, names in guessed.items() for name in names}
     assert not cells & set(assumed(family))
     for column, name in cells:
@@ -119,7 +124,7 @@ def test_what_is_guessed_is_of_the_board_and_nowhere_said_to_be_the_sisters(fami
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
-    entry = documents()[family]
+    entry = geometry_documents()[family]
     cells = list(assumed(family))
     if not cells:
         return
@@ -127,7 +132,8 @@ def test_what_nobody_has_seen_is_what_the_sister_board_has(family):
     plain = {row["slices"]: row for row in rows(entry["sister"]).values() if row["number"] < 7}
     own_memory, her_memory = (largest(one)["memory_mib"] for one in (family, entry["sister"]))
     own_board, her_board = (
-        boards()[documents()[one]["products"][0]].memory_bytes for one in (family, entry["sister"])
+        board_specs()[geometry_documents()[one]["products"][0]].memory_bytes
+        for one in (family, entry["sister"])
     )
     for column, name in cells:
         row = rows(family)[name]
@@ -148,24 +154,24 @@ def test_the_profile_that_creates_is_not_asked_for_by_its_id():
 
 @pytest.mark.parametrize("slices", COMPUTE_SLICES)
 def test_a_gpu_instance_can_be_filled_by_one_compute_instance(slices):
-    (place,) = compute_placements(slices, slices)
+    (place,) = compute_instance_placements(slices, slices)
     assert (place.start, place.size) == (0, slices)
-    assert compute_placements(4, 3) == compute_placements(slices, 8) == ()
+    assert compute_instance_placements(4, 3) == compute_instance_placements(slices, 8) == ()
 
 
 def test_a_uuid_says_what_it_is_and_nothing_else_is_taken_for_one():
-    said = Said(minor=300, number=17, start=11, gi=14, ci=7, tag=tag("GPU-a"))
+    said = MigUuidParts(minor=300, number=17, start=11, gi=14, ci=7, tag=uuid_tag("GPU-a"))
     text = mig_uuid(said)
-    assert read(text) == said
+    assert parse_mig_uuid(text) == said
     assert said.is_of("GPU-a")
     assert not said.is_of("GPU-b")
     changed = text[:-1] + ("0" if text[-1] != "0" else "1")
     odd = text.replace("-8", "-8 ", 1)[: len(text)]
     for other in ("", "GPU-a", text.upper(), changed, odd, "MIG-" + "x" * 36):
-        assert read(other) is None
+        assert parse_mig_uuid(other) is None
     foreign = "MIG-ecec8837-aaaa-5002-8401-00000001fd68"
-    assert read(foreign) is None
+    assert parse_mig_uuid(foreign) is None
 
 
 def test_the_documentation_is_true():
-    assert doctest.testmod(uuids).failed == doctest.testmod(minors).failed == 0
+    assert doctest.testmod(identifiers).failed == doctest.testmod(identifiers).failed == 0

@@ -9,11 +9,11 @@ from ctypes import byref
 import pynvml
 import pytest
 
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.mig.host_files import kept_on
-from dra_driver.node.sim.mig.minors import capabilities, minor_of
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.mig.host_files import open_mig_states
+from dra_driver.sim.mig.identifiers import capability_minors, minor_of
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.shells import SHELLS
 from tests.fakes.simulated import Node, h100
 
@@ -32,7 +32,7 @@ class Host(Node):
 
     def again(self):
         """As another process sees it."""
-        self.functions = SimulatedNvml(self.live, mig=kept_on(self.root, lambda: True))
+        self.functions = SimulatedNvml(self.live, mig=open_mig_states(self.root, lambda: True))
         self.functions.nvmlInit()
 
     def device(self, index):
@@ -112,7 +112,7 @@ def test_instances_outlive_the_process_that_cut_them(host):
 
 
 def test_of_two_processes_each_sees_at_once_what_the_other_cut(host):
-    other = SimulatedNvml(LiveNode(host.file), mig=kept_on(host.root, lambda: True))
+    other = SimulatedNvml(LiveNode(host.file), mig=open_mig_states(host.root, lambda: True))
     other.nvmlInit()
     gi = host.cut(AMPERE, 14, 2, 2)
     device = other.nvmlDeviceGetHandleByIndex(AMPERE)
@@ -124,7 +124,7 @@ def test_of_two_processes_each_sees_at_once_what_the_other_cut(host):
 
 def _cut_all(file, root):
     live = LiveNode(file)
-    nvml = SimulatedNvml(live, mig=kept_on(root, lambda: True))
+    nvml = SimulatedNvml(live, mig=open_mig_states(root, lambda: True))
     nvml.nvmlInit()
     device, made = nvml.nvmlDeviceGetHandleByIndex(AMPERE), 0
     for _ in range(7):
@@ -196,7 +196,7 @@ def test_capabilities_lead_to_device_nodes_that_nvidia_modprobe_makes(host):
     gi = host.cut(AMPERE, 14, 2, 2)
     files = [f"gpu1/mig/gi{gi}/access", f"gpu1/mig/gi{gi}/ci0/access"]
     assert host.capabilities() == [*files, "mig/config", "mig/monitor"]
-    numbers = capabilities(1, gi, 0)
+    numbers = capability_minors(1, gi, 0)
     for file, number in zip(files, numbers, strict=True):
         said = (host.root / PROC / file).read_text().splitlines()
         assert said == [f"DeviceFileMinor: {number}", "DeviceFileMode: 292", "DeviceFileModify: 1"]
@@ -304,7 +304,7 @@ def test_in_a_container_nvidia_smi_lists_the_instances_whose_device_nodes_are_th
     (inside / "usr/bin").mkdir(parents=True)
     (inside / "dev/nvidia-caps").mkdir(parents=True)
     os.link(host.root / "usr/bin/nvidia-smi", inside / "usr/bin/nvidia-smi")
-    caps = [f"nvidia-caps/nvidia-cap{number}" for number in capabilities(1, second, 0)]
+    caps = [f"nvidia-caps/nvidia-cap{number}" for number in capability_minors(1, second, 0)]
     for name in ("nvidiactl", "nvidia1", *caps):
         (inside / "dev" / name).touch()
     uuid = host.instances(AMPERE)[1]

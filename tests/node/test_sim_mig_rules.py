@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.node.sim.mig.geometry import COLUMNS, documents
+from dra_driver.sim.mig.geometry import COLUMNS, geometry_documents
 from tests.fakes.simulated import Node
 
-FAMILIES = sorted(documents())
+FAMILIES = sorted(geometry_documents())
 ENGINES = COLUMNS[7:]
 
 
@@ -21,7 +21,7 @@ class Model:
     """A board as a row of units, with what the table says and nothing of the simulation's rules."""
 
     def __init__(self, family):
-        entry = documents()[family]
+        entry = geometry_documents()[family]
         self.rows = [dict(zip(COLUMNS, row, strict=True)) for row in entry["profiles"].values()]
         self.total = {name: max(row[name] for row in self.rows) for name in ENGINES}
         self.slices = entry["slices"]
@@ -64,7 +64,7 @@ class Board:
     """A simulated board beside its model."""
 
     def __init__(self, family, directory):
-        product = documents()[family]["products"][0]
+        product = geometry_documents()[family]["products"][0]
         gpu = {"product": product, "bus_id": "0000:01:00.0", "mig": True}
         self.nvml = Node(Path(directory), {"gpus": [gpu]}).functions
         self.nvml.nvmlInit()

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.node.mps.mounts import is_mounted, with_own_mounts
-from dra_driver.node.sim.mps.programs import program
-from dra_driver.node.sim.mps_client import NO_ANSWER, REFUSED, WITHOUT_MPS
-from dra_driver.node.sim.mps_client import main as mps_client
+from dra_driver.sim.mps.client import NO_ANSWER, REFUSED, WITHOUT_MPS, read_program
+from dra_driver.sim.mps.client import main as mps_client
 from tests.fakes.mps import eventually, mps_host, shown
 from tests.fakes.simulated import h100
 
@@ -506,7 +505,7 @@ def test_a_process_that_has_ended_is_no_client(host, capsys):
 
 def test_a_process_that_ends_meanwhile_cannot_be_entered(host):
     host.start3()
-    seen = program(host.client(host.pipe / "gpu/default"))
+    seen = read_program(host.client(host.pipe / "gpu/default"))
     host.end_client(seen.pid)
     with pytest.raises(OSError, match="it cannot be entered: No such file or directory"):
         seen.connect(seen.pipe, 1.0)
@@ -648,7 +647,7 @@ def test_a_gpu_for_one_process_has_one_server_and_a_prohibited_one_none(old):
 
 def test_the_client_is_a_program_too(host):
     done = subprocess.run(
-        [sys.executable, "-m", "dra_driver.node.sim.mps_client", "attach", str(host.client())],
+        [sys.executable, "-m", "dra_driver.sim.mps.client", "attach", str(host.client())],
         capture_output=True,
         text=True,
         timeout=20,

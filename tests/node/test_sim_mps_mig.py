@@ -2,13 +2,12 @@
 
 import pytest
 
-from dra_driver.node.sim.mig.minors import capabilities
-from dra_driver.node.sim.mig.uuids import Said, mig_uuid, tag
-from dra_driver.node.sim.mps.facts import read_facts
-from dra_driver.node.sim.mps.refusals import Refused
-from dra_driver.node.sim.mps_client import REFUSED
-from dra_driver.node.sim.mps_client import main as mps_client
-from dra_driver.plan.strategies import clients
+from dra_driver.plan.offer.shapes import max_mps_clients
+from dra_driver.sim.mig.identifiers import MigUuidParts, capability_minors, mig_uuid, uuid_tag
+from dra_driver.sim.mps.client import REFUSED
+from dra_driver.sim.mps.client import main as mps_client
+from dra_driver.sim.mps.command_line import CommandRefused
+from dra_driver.sim.mps.host_snapshot import read_host
 from tests.fakes.mps import mps_host, shown
 from tests.fakes.mps_daemon import Daemon, new_node
 from tests.fakes.simulated import Node, h100
@@ -26,11 +25,11 @@ def node(tmp_path_factory):
 @pytest.fixture
 def instance(node):
     """UUID of a 3g.40gb of the second GPU, cut on a host that this one knows nothing of."""
-    return uuid_of(read_facts(node.root).gpus[1].uuid)
+    return uuid_of(read_host(node.root).gpus[1].uuid)
 
 
 def uuid_of(gpu, minor=1, number=THREE_G):
-    return mig_uuid(Said(minor, number, start=4, gi=1, ci=0, tag=tag(gpu)))
+    return mig_uuid(MigUuidParts(minor, number, start=4, gi=1, ci=0, tag=uuid_tag(gpu)))
 
 
 def starts(daemon):
@@ -46,7 +45,7 @@ def serving(directory, node, instance, protocol=2):
 
 
 def test_an_instance_is_one_device_with_its_memory_and_multiprocessors(node, instance):
-    found = read_facts(node.root).find(instance)
+    found = read_host(node.root).find(instance)
     assert found is not None
     assert (found.uuid, found.minor, found.multiprocessors) == (instance, 1, 60)
     assert (found.memory_bytes, found.name) == (40448 * MIB, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
@@ -54,14 +53,14 @@ def test_an_instance_is_one_device_with_its_memory_and_multiprocessors(node, ins
 
 @pytest.mark.parametrize("odd", ["another GPU", "another number", "no such profile", "no UUID"])
 def test_what_no_gpu_of_the_host_can_have_is_not_found(node, odd):
-    gpus = read_facts(node.root).gpus
+    gpus = read_host(node.root).gpus
     name = {
         "another GPU": uuid_of("GPU-0"),
         "another number": uuid_of(gpus[0].uuid),
         "no such profile": uuid_of(gpus[1].uuid, number=17),
         "no UUID": "MIG-GPU-0/1/0",
     }[odd]
-    assert read_facts(node.root).find(name) is None
+    assert read_host(node.root).find(name) is None
 
 
 def test_a_server_of_protocol_2_serves_it(tmp_path, node, instance):
@@ -73,16 +72,16 @@ def test_a_server_of_protocol_2_serves_it(tmp_path, node, instance):
     daemon.pipe_in(f"set_device_pinned_mem_limit {server} 0 20G")
     seen = daemon.attach(None, CUDA_VISIBLE_DEVICES=instance)
     assert seen["memory_bytes_by_gpu"] == {instance: 20 * GIB}
-    with pytest.raises(Refused, match="OUT_OF_MEMORY"):
+    with pytest.raises(CommandRefused, match="OUT_OF_MEMORY"):
         daemon.attach(None, memory=21 * GIB, CUDA_VISIBLE_DEVICES=instance)
-    with pytest.raises(Refused, match="NO_DEVICE"):
+    with pytest.raises(CommandRefused, match="NO_DEVICE"):
         daemon.attach(None, CUDA_VISIBLE_DEVICES=daemon.gpus[1])
 
 
 def test_nobody_gets_more_memory_than_the_instance_has(tmp_path, node, instance):
     daemon = serving(tmp_path, node, instance)
     assert daemon.attach(None, memory=39 * GIB)["memory_bytes"] is None
-    with pytest.raises(Refused, match="OUT_OF_MEMORY"):
+    with pytest.raises(CommandRefused, match="OUT_OF_MEMORY"):
         daemon.attach(None, pid=101, memory=1 * GIB)
 
 
@@ -91,7 +90,7 @@ def test_protocol_3_serves_no_instance(tmp_path, node, instance):
 
 
 def test_an_instance_is_served_alone(tmp_path, node, instance):
-    devices = (instance, read_facts(node.root).gpus[0].uuid)
+    devices = (instance, read_host(node.root).gpus[0].uuid)
     assert not starts(Daemon(tmp_path, 2, devices=devices, node=node))
     assert starts(serving(tmp_path, node, instance))
 
@@ -101,26 +100,26 @@ def test_an_instance_has_as_many_clients_as_it_has_of_the_slices(tmp_path, node,
     most = 48 * 3 // 7
     for pid in range(100, 100 + most):
         daemon.attach(None, pid=pid)
-    with pytest.raises(Refused, match="MAX_CLIENTS"):
+    with pytest.raises(CommandRefused, match="MAX_CLIENTS"):
         daemon.attach(None, pid=99)
 
 
 def test_a_container_needs_the_device_nodes_of_the_instance(tmp_path, node, instance):
     daemon = serving(tmp_path, node, instance)
-    caps = list(capabilities(1, 1, 0))
+    caps = list(capability_minors(1, 1, 0))
 
     def attach(minors, found):
         return daemon.attach(None, minors=minors, caps=found)
 
     for minors, found in (([1], []), ([1], caps[:1]), ([0], caps)):
-        with pytest.raises(Refused, match="NO_DEVICE"):
+        with pytest.raises(CommandRefused, match="NO_DEVICE"):
             attach(minors, found)
     assert attach([1], caps)["server"] == "uid_0"
 
 
 def test_a_gpu_in_the_compute_mode_prohibited_serves_no_instance_either(tmp_path):
     node = new_node(tmp_path)
-    gpu = read_facts(node.root).gpus[1].uuid
+    gpu = read_host(node.root).gpus[1].uuid
     settings = node.root / "run/nvidia-simulated/615.71.09"
     (settings / f"{gpu}.compute-mode").write_text("2\n")
     assert not starts(Daemon(tmp_path, 2, devices=(uuid_of(gpu),), node=node))
@@ -145,10 +144,12 @@ def test_as_many_clients_are_taken_in_an_instance_as_a_node_offers_shares_of_it(
     assert gpu.mig
     for profile in gpu.mig.profiles:
         start = profile.placements[0].start
-        uuid = mig_uuid(Said(gpu.minor, profile.number, start, gi=1, ci=0, tag=tag(gpu.uuid)))
+        uuid = mig_uuid(
+            MigUuidParts(gpu.minor, profile.number, start, gi=1, ci=0, tag=uuid_tag(gpu.uuid))
+        )
 
-        facts = read_facts(node.root)
+        facts = read_host(node.root)
         found = facts.find(uuid)
 
         assert found
-        assert facts.most_clients(found) == clients(gpu, profile)
+        assert facts.most_clients(found) == max_mps_clients(gpu, profile)

@@ -5,11 +5,11 @@ import socket
 
 import pytest
 
-from dra_driver.node.sim.mps.config import apply, read_config
-from dra_driver.node.sim.mps.control import Never
-from dra_driver.node.sim.mps.facts import FACTS, read_facts
-from dra_driver.node.sim.mps.limits import memory_text
-from dra_driver.node.sim.mps.refusals import Refused
+from dra_driver.sim.mps.command_line import CommandRefused
+from dra_driver.sim.mps.control_daemon import NoAnswer
+from dra_driver.sim.mps.host_snapshot import FACTS_FILE, read_host
+from dra_driver.sim.mps.limits import format_memory
+from dra_driver.sim.mps.loop import apply_config, read_config
 from tests.fakes.mps_daemon import ROOT, SOMEBODY, Daemon, new_node
 from tests.fakes.simulated import h100
 
@@ -95,16 +95,16 @@ REFUSED = [
 @pytest.mark.parametrize(("line", "why"), REFUSED)
 def test_protocol_3_refuses_and_nothing_is_changed(three, line, why):
     before = three.say(f"namespace list {ONE}"), three.say(f"server list {ONE}")
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(CommandRefused, match=why):
         three.say(line)
     assert (three.say(f"namespace list {ONE}"), three.say(f"server list {ONE}")) == before
 
 
 def test_either_protocol_refuses_the_words_of_the_other(three, tmp_path):
-    with pytest.raises(Refused, match="This daemon speaks protocol 3"):
+    with pytest.raises(CommandRefused, match="This daemon speaks protocol 3"):
         three.pipe_in("get_server_list")
     (tmp_path / "two").mkdir()
-    with pytest.raises(Refused, match="commands come on standard input"):
+    with pytest.raises(CommandRefused, match="commands come on standard input"):
         Daemon(tmp_path / "two", 2).say("server list")
 
 
@@ -158,24 +158,24 @@ def test_partitions_are_refused_where_clients_or_domains_are(three):
     said = three.say(create.format("p_1"))
     assert said == f"CUDA_MPS_SM_PARTITION={three.gpus[0]}/p_1"
     for name, why in (("p_1", "exists already"), ("p_2", "6 are free")):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(CommandRefused, match=why):
             three.say(create.format(name))
     three.attach(("gpu", "c_1"))
     for line in (create.format("p_2"), "sm-partition delete p_1 --server=gpu"):
-        with pytest.raises(Refused, match="active clients"):
+        with pytest.raises(CommandRefused, match="active clients"):
             three.say(line)
     three.gone(100)
     three.say("sm-partition delete p_1 --server=gpu")
     assert three.say(f"sm-partition list {ONE}") == ""
     three.say("server set gpu --locality-domains=true")
-    with pytest.raises(Refused, match="locality domains"):
+    with pytest.raises(CommandRefused, match="locality domains"):
         three.say(create.format("p_2"))
 
 
 def test_an_old_board_has_no_partitions(tmp_path):
     daemon = Daemon(tmp_path, 3, gpus=[{"product": "T4", "bus_id": "0000:1b:00.0"}])
     daemon.say("server create gpu")
-    with pytest.raises(Refused, match="compute capability below"):
+    with pytest.raises(CommandRefused, match="compute capability below"):
         daemon.say("sm-partition create p --server=gpu --device=0 --chunks=1")
 
 
@@ -192,23 +192,23 @@ def test_features_are_on_until_they_are_switched_off(three):
 def test_a_stranger_may_look_and_nothing_else(three):
     assert three.say(f"server list {ONE}", uid=SOMEBODY)
     for line in ("namespace delete c_1 --server=gpu", "-q", "feature disable memacct"):
-        with pytest.raises(Refused, match="Insufficient privileges for UID 1000"):
+        with pytest.raises(CommandRefused, match="Insufficient privileges for UID 1000"):
             three.say(line, uid=SOMEBODY)
 
 
 def test_a_daemon_for_one_user_has_servers_of_that_user_alone(tmp_path):
     daemon = Daemon(tmp_path, 3, multiuser=False)
-    with pytest.raises(Refused, match="single-user"):
+    with pytest.raises(CommandRefused, match="single-user"):
         daemon.say("server create other --uid=1000")
     daemon.say("server create --uid=0")
-    with pytest.raises(Refused, match="CUDA_ERROR_NOT_PERMITTED"):
+    with pytest.raises(CommandRefused, match="CUDA_ERROR_NOT_PERMITTED"):
         daemon.attach(("uid_0", "default"), uid=SOMEBODY)
 
 
 def test_to_quit_with_a_wedged_client_takes_for_ever(three):
     three.attach(("gpu", "c_1"))
     three.control.find(100)[2].wedged = True
-    with pytest.raises(Never):
+    with pytest.raises(NoAnswer):
         three.say("-q")
     assert not three.finished
 
@@ -242,7 +242,7 @@ def test_devices_are_counted_as_the_process_sees_them(three):
     assert second["memory_bytes_by_gpu"] == {three.gpus[1]: 1 << 30}
     turned = three.attach(("both", "default"), CUDA_VISIBLE_DEVICES="1,0")
     assert list(turned["memory_bytes_by_gpu"]) == three.gpus[::-1]
-    with pytest.raises(Refused, match="CUDA_ERROR_NO_DEVICE"):
+    with pytest.raises(CommandRefused, match="CUDA_ERROR_NO_DEVICE"):
         three.attach(("both", "default"), CUDA_VISIBLE_DEVICES="7,0")
 
 
@@ -258,14 +258,14 @@ def test_a_gpu_has_that_many_clients_and_no_more(tmp_path, cuda, most):
     daemon.say("server create gpu")
     for pid in range(1000, 1000 + most):
         daemon.attach(("gpu", "default"), pid=pid)
-    with pytest.raises(Refused, match="CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"):
+    with pytest.raises(CommandRefused, match="CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"):
         daemon.attach(("gpu", "default"), pid=999)
     daemon.attach(("gpu", "default"), pid=1000)  # it is one of them
 
 
 def test_clients_together_cannot_have_more_than_the_board(three):
     three.attach(("gpu", "c_1"), pid=1, memory=50 << 30)
-    with pytest.raises(Refused, match="CUDA_ERROR_OUT_OF_MEMORY"):
+    with pytest.raises(CommandRefused, match="CUDA_ERROR_OUT_OF_MEMORY"):
         three.attach(("gpu", "default"), pid=2, memory=50 << 30)
 
 
@@ -307,8 +307,8 @@ def test_a_file_with_anything_unknown_is_refused(tmp_path, text, why):
     daemon = Daemon(tmp_path, 3)
     file = tmp_path / "c.toml"
     file.write_text(text)
-    with daemon.control.changed, pytest.raises(Refused, match=why):
-        apply(read_config(file), daemon.control, ROOT)
+    with daemon.control.changed, pytest.raises(CommandRefused, match=why):
+        apply_config(read_config(file), daemon.control, ROOT)
 
 
 WRONG = [
@@ -329,7 +329,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("line", "why"), WRONG)
 def test_protocol_2_refuses(two, line, why):
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(CommandRefused, match=why):
         two.pipe_in(line)
 
 
@@ -375,9 +375,9 @@ def test_protocol_2_lists_what_there_is(two):
     assert two.pipe_in("ps").splitlines()[1].split("\t")[:3] == ["100", "0", server]
     assert two.pipe_in("get_device_client_list") == f"{two.gpus[0]}: 100\n{two.gpus[1]}: 100"
     assert two.gpus[1] in two.pipe_in(f"device_query {server}")
-    with pytest.raises(Refused, match="Client 7 does not exist"):
+    with pytest.raises(CommandRefused, match="Client 7 does not exist"):
         two.pipe_in(f"terminate_client {server} 7")
-    with pytest.raises(Refused, match="active clients"):
+    with pytest.raises(CommandRefused, match="active clients"):
         two.pipe_in(f"shutdown_server {server}")
     two.pipe_in(f"shutdown_server {server} -f")
     assert two.pipe_in("", "get_server_list") == ""
@@ -393,13 +393,13 @@ def test_the_daemon_of_protocol_2_has_the_devices_of_its_environment_in_that_ord
 def test_without_several_users_they_take_turns(tmp_path):
     daemon = Daemon(tmp_path, 2, multiuser=False)
     daemon.attach(None, pid=1, uid=1000)
-    with pytest.raises(Refused, match="the server of another user is busy"):
+    with pytest.raises(CommandRefused, match="the server of another user is busy"):
         daemon.attach(None, pid=2, uid=2000)
     daemon.gone(1)
     assert daemon.attach(None, pid=2, uid=2000)["server"] == "uid_2000"
-    with pytest.raises(Refused, match="running already"):
+    with pytest.raises(CommandRefused, match="running already"):
         daemon.pipe_in("start_server -uid 2000")
-    with pytest.raises(Refused, match="Insufficient privileges"):
+    with pytest.raises(CommandRefused, match="Insufficient privileges"):
         daemon.pipe_in("get_server_list", uid=2000)
 
 
@@ -408,7 +408,7 @@ def test_without_several_users_they_take_turns(tmp_path):
     [(None, "unlimited"), (5 << 30, "5G"), (1536 << 20, "1536M"), (1024, "1K"), (7, "7")],
 )
 def test_sizes_are_printed_in_the_largest_unit(size, text):
-    assert memory_text(size) == text
+    assert format_memory(size) == text
 
 
 def test_the_facts_of_a_host_are_those_of_its_working_gpus(tmp_path):
@@ -417,8 +417,8 @@ def test_the_facts_of_a_host_are_those_of_its_working_gpus(tmp_path):
     assert len(daemon.gpus) == 1
     daemon.node.change(driver="not-loaded")
     daemon.node.live.current()
-    assert (daemon.node.root / FACTS).exists()
-    assert read_facts(daemon.node.root).gpus == ()
+    assert (daemon.node.root / FACTS_FILE).exists()
+    assert read_host(daemon.node.root).gpus == ()
 
 
 def test_a_socket_has_the_path_that_the_kernel_allows():

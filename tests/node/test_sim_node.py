@@ -5,10 +5,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_driver.errors import SettingsError
-from dra_driver.node.sim.boards import boards
-from dra_driver.node.sim.live import LiveNode
-from dra_driver.node.sim.node import bundled, node_file, read_node, serial
+from dra_driver.base.errors import SettingsError
+from dra_driver.sim.live_node import LiveNode
+from dra_driver.sim.node_spec import board_specs, bundled_nodes, node_file, read_node, serial
 from tests.fakes.simulated import Document, h100, two_gpus
 
 KNOWN = (
@@ -40,10 +39,10 @@ def problems(path) -> str:
 
 
 def test_the_bundled_nodes_are_these():
-    assert ", ".join(bundled()) == KNOWN
+    assert ", ".join(bundled_nodes()) == KNOWN
 
 
-@pytest.mark.parametrize("name", bundled())
+@pytest.mark.parametrize("name", bundled_nodes())
 def test_every_bundled_node_can_be_read_and_is_called_by_its_name(name):
     assert read_node(node_file(name)).name == name
 
@@ -148,7 +147,7 @@ hexadecimal = st.integers(0, 255).map(lambda number: f"{number:02x}")
 gpus = st.lists(
     st.builds(
         lambda product, bus, more: {"product": product, "bus_id": f"0000:{bus}:00.0", **more},
-        st.sampled_from(sorted(boards())),
+        st.sampled_from(sorted(board_specs())),
         hexadecimal,
         st.fixed_dictionaries(
             {},

@@ -5,8 +5,8 @@ import inspect
 import pynvml
 import pytest
 
-from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.sim.nvml import SimulatedNvml
+from dra_driver.node.nvml.api import NvmlFunctions
+from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
 
 OURS = sorted(name for name in dir(SimulatedNvml) if name.startswith("nvml"))
@@ -30,7 +30,7 @@ def test_every_function_has_the_parameters_that_pynvml_gives_it(name):
 
 
 def test_it_has_every_function_that_we_use():
-    assert {name for name in vars(Functions) if name.startswith("nvml")} <= set(OURS)
+    assert {name for name in vars(NvmlFunctions) if name.startswith("nvml")} <= set(OURS)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.sim import commands
-from dra_driver.node.sim.host import SimulatedHost
-from dra_driver.node.sim.live import LiveNode
+from dra_driver.sim.host import directory
+from dra_driver.sim.host.directory import SimulatedHost
+from dra_driver.sim.live_node import LiveNode
 from tests.fakes.shells import SHELLS
 from tests.fakes.simulated import Node, h100, two_gpus
 
@@ -218,4 +218,4 @@ def test_a_query_can_ask_for_the_compute_capability(node):
 
 
 def test_the_documentation_is_true():
-    assert doctest.testmod(commands).failed == 0
+    assert doctest.testmod(directory).failed == 0

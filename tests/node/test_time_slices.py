@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.steps import Interval
-from dra_driver.node import time_slices
-from dra_driver.node.commands import Command, run
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.sim.commands import run_simulated
-from dra_driver.node.time_slices import TimeSlices, parse
+from dra_driver.base.errors import ClaimError, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.node.driver import time_slices
+from dra_driver.node.driver.commands import Command, run_command
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.time_slices import TimeSlices, parse_time_slice
+from dra_driver.sim.host.directory import run_on_simulated_host
 from tests.fakes.driver import install
 from tests.fakes.simulated import Node, h100
 
@@ -32,7 +32,7 @@ def table(*rows: str) -> str:
 LISTS = [
     pytest.param(
         table("| GPU     Name             Value      |", "|   0     Timeslice        Short     |"),
-        Interval.SHORT,
+        TimeSliceInterval.SHORT,
         id="a table with a policy per row",
     ),
     pytest.param(
@@ -41,30 +41,34 @@ LISTS = [
             "| 0   | Timeslice | Long  | Default | 12:30 |",
             "| 0   | Preempt   | Short | Default | 12:30 |",
         ),
-        Interval.LONG,
+        TimeSliceInterval.LONG,
         id="more columns and more policies",
     ),
     pytest.param(
         table("| Bus-Id           Policy      Value |", "| 00000000:1B:00.0  Time Slice  MEDIUM |"),
-        Interval.MEDIUM,
+        TimeSliceInterval.MEDIUM,
         id="another spelling",
     ),
     pytest.param(
         table("| GPU | Timeslice config | Preemption |", "| 0   | SHORT (1)   | Default |"),
-        Interval.SHORT,
+        TimeSliceInterval.SHORT,
         id="a table with a policy per column",
     ),
-    pytest.param(table("| GPU Name Value |", "| 0 Timeslice Long |"), Interval.LONG, id="narrow"),
-    pytest.param("GPU  0: Timeslice: Default\n", Interval.DEFAULT, id="a line"),
-    pytest.param("GPU 0: Timeslice Medium", Interval.MEDIUM, id="a line with one colon"),
+    pytest.param(
+        table("| GPU Name Value |", "| 0 Timeslice Long |"), TimeSliceInterval.LONG, id="narrow"
+    ),
+    pytest.param("GPU  0: Timeslice: Default\n", TimeSliceInterval.DEFAULT, id="a line"),
+    pytest.param("GPU 0: Timeslice Medium", TimeSliceInterval.MEDIUM, id="a line with one colon"),
     pytest.param(
         "GPU 00000000:1B:00.0\n    Compute Policies\n        Timeslice          : Short\n",
-        Interval.SHORT,
+        TimeSliceInterval.SHORT,
         id="as -q writes",
     ),
-    pytest.param("timeslice = 3\n", Interval.LONG, id="a number"),
+    pytest.param("timeslice = 3\n", TimeSliceInterval.LONG, id="a number"),
     pytest.param(
-        "GPU 0: Timeslice: Short\nGPU 1: Timeslice: Short", Interval.SHORT, id="two that agree"
+        "GPU 0: Timeslice: Short\nGPU 1: Timeslice: Short",
+        TimeSliceInterval.SHORT,
+        id="two that agree",
     ),
     pytest.param("GPU 0: Timeslice: Short\nGPU 1: Timeslice: Long", None, id="two that differ"),
     pytest.param("|   0     Timeslice        N/A       |", None, id="it has none"),
@@ -79,7 +83,7 @@ LISTS = [
 
 @pytest.mark.parametrize(("said", "interval"), LISTS)
 def test_the_interval_is_found_in_a_list_of_any_shape(said, interval):
-    assert parse(said) is interval
+    assert parse_time_slice(said) is interval
 
 
 @pytest.fixture
@@ -92,34 +96,34 @@ def node(tmp_path):
 def simulated(node: Node) -> TimeSlices:
     root = str(node.root)
     driver = DriverRoot(root, Path("/"), proc=f"{root}/proc")
-    return TimeSlices(driver, node.root.parent / "kept", "boot", run_simulated)
+    return TimeSlices(driver, node.root.parent / "kept", "boot", run_on_simulated_host)
 
 
 def uuids(node: Node) -> list[GpuUuid]:
     return [GpuUuid(str(gpu.uuid)) for gpu in node.live.current().gpus]
 
 
-@pytest.mark.parametrize("interval", Interval)
+@pytest.mark.parametrize("interval", TimeSliceInterval)
 def test_what_was_set_is_read_on_that_gpu_and_no_other(node, interval):
     slices, (first, second, _) = simulated(node), uuids(node)
     slices.set(first, interval)
-    assert (slices.read(first), slices.read(second)) == (interval, Interval.DEFAULT)
-    slices.restore(first, Interval.DEFAULT)
-    assert slices.read(first) is Interval.DEFAULT
+    assert (slices.read(first), slices.read(second)) == (interval, TimeSliceInterval.DEFAULT)
+    slices.restore(first, TimeSliceInterval.DEFAULT)
+    assert slices.read(first) is TimeSliceInterval.DEFAULT
 
 
 def test_a_gpu_without_intervals_does_not_say_and_refuses_with_the_mend(node):
     slices, (_, _, old) = simulated(node), uuids(node)
     assert slices.read(old) is None
     with pytest.raises(ClaimError, match=r"has no time-slice interval to set .*Not Supported") as e:
-        slices.set(old, Interval.SHORT)
+        slices.set(old, TimeSliceInterval.SHORT)
     assert "leave out sharing.timeSlicingConfig" in str(e.value) and old in str(e.value)
 
 
 def test_the_default_interval_is_what_a_gpu_without_intervals_has(node):
     slices, (_, _, old) = simulated(node), uuids(node)
-    slices.set(old, Interval.DEFAULT)
-    slices.restore(old, Interval.DEFAULT)
+    slices.set(old, TimeSliceInterval.DEFAULT)
+    slices.restore(old, TimeSliceInterval.DEFAULT)
 
 
 def test_a_gpu_that_fails_now_is_asked_again_later(node):
@@ -129,10 +133,10 @@ def test_a_gpu_that_fails_now_is_asked_again_later(node):
     assert slices.read(first) is None
     for act in (slices.set, slices.restore):
         with pytest.raises(NodeError, match=f"{first} cannot be set to Long: .*Unknown Error"):
-            act(first, Interval.LONG)
+            act(first, TimeSliceInterval.LONG)
     node.change(gpu=0, fails={})
     node.live.current()
-    slices.set(first, Interval.LONG)
+    slices.set(first, TimeSliceInterval.LONG)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +150,12 @@ def test_a_gpu_that_fails_now_is_asked_again_later(node):
 )
 def test_where_the_setting_is_gone_there_is_nothing_to_restore(node, change):
     slices, (first, _, _) = simulated(node), uuids(node)
-    slices.set(first, Interval.LONG)
+    slices.set(first, TimeSliceInterval.LONG)
     node.change(**change)
     node.live.current()
-    slices.restore(first, Interval.DEFAULT)
+    slices.restore(first, TimeSliceInterval.DEFAULT)
     with pytest.raises(NodeError):
-        slices.set(first, Interval.LONG)
+        slices.set(first, TimeSliceInterval.LONG)
 
 
 class Smi:
@@ -174,8 +178,8 @@ def test_the_program_of_a_driver_container_runs_in_there(tmp_path):
     (tmp_path / "run/nvidia/driver/dev").mkdir()
     smi = Smi("GPU 0: Timeslice: Short")
     slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
-    assert slices.read(GpuUuid("GPU-a")) is Interval.SHORT
-    slices.set(GpuUuid("GPU-a"), Interval.LONG)
+    assert slices.read(GpuUuid("GPU-a")) is TimeSliceInterval.SHORT
+    slices.set(GpuUuid("GPU-a"), TimeSliceInterval.LONG)
     inside = ("chroot", f"{tmp_path}/run/nvidia/driver", "/usr/bin/nvidia-smi", "compute-policy")
     assert [command.argv for command in smi.runs] == [
         (*inside, "-l", "-i", "GPU-a"),
@@ -192,7 +196,7 @@ def test_a_refusal_of_the_real_program_is_understood(tmp_path, word):
     slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     assert slices.read(GpuUuid("GPU-a")) is None
     with pytest.raises(ClaimError, match="has no time-slice interval"):
-        slices.set(GpuUuid("GPU-a"), Interval.LONG)
+        slices.set(GpuUuid("GPU-a"), TimeSliceInterval.LONG)
 
 
 def test_who_may_not_set_it_is_told_so(tmp_path):
@@ -200,7 +204,7 @@ def test_who_may_not_set_it_is_told_so(tmp_path):
     smi = Smi(NodeError(REFUSED.format("Long", "Insufficient Permissions")))
     slices = TimeSlices(DriverRoot(None, tmp_path), tmp_path / "kept", "boot", smi)
     with pytest.raises(NodeError, match="Insufficient Permissions; it takes root"):
-        slices.set(GpuUuid("GPU-a"), Interval.LONG)
+        slices.set(GpuUuid("GPU-a"), TimeSliceInterval.LONG)
 
 
 GPU = GpuUuid("GPU-a")
@@ -219,20 +223,20 @@ def late(tmp_path: Path, smi: Smi | None = None, boot: str = "boot") -> TimeSlic
 def test_a_program_that_does_not_end_is_an_error_when_a_claim_comes(tmp_path):
     slices = late(tmp_path)
     with pytest.raises(TimedOut):
-        slices.set(GPU, Interval.SHORT)
+        slices.set(GPU, TimeSliceInterval.SHORT)
     with pytest.raises(TimedOut):
         slices.read(GPU)
     assert slices.owed() == {}
 
 
 def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_restart(tmp_path):
-    late(tmp_path).restore(GPU, Interval.SHORT)
+    late(tmp_path).restore(GPU, TimeSliceInterval.SHORT)
 
     smi = Smi(LATE)
     restarted = late(tmp_path, smi)
-    assert restarted.owed() == {GPU: Interval.SHORT}
+    assert restarted.owed() == {GPU: TimeSliceInterval.SHORT}
     assert not restarted.put_back()
-    assert restarted.owed() == {GPU: Interval.SHORT}
+    assert restarted.owed() == {GPU: TimeSliceInterval.SHORT}
     smi.answer = "done"
     assert restarted.put_back()
     assert smi.runs[-1].args[1] == "--set-timeslice=1"
@@ -243,30 +247,30 @@ def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_resta
 def test_no_claim_gets_an_interval_on_a_gpu_that_is_owed_one(tmp_path):
     smi = Smi(LATE)
     slices = late(tmp_path, smi)
-    slices.restore(GPU, Interval.DEFAULT)
+    slices.restore(GPU, TimeSliceInterval.DEFAULT)
     smi.answer = "GPU 0: Timeslice: Long"
     before = len(smi.runs)
 
     with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
-        slices.set(GPU, Interval.LONG)
+        slices.set(GPU, TimeSliceInterval.LONG)
     with pytest.raises(NodeError, match=f"interval of {GPU} is still to be put back"):
         slices.read(GPU)
     assert len(smi.runs) == before
-    assert slices.read(GpuUuid("GPU-b")) is Interval.LONG
+    assert slices.read(GpuUuid("GPU-b")) is TimeSliceInterval.LONG
 
 
 def test_a_program_that_fails_in_time_owes_nothing_and_fails_the_claim(tmp_path):
     slices = late(tmp_path, Smi(NodeError("Unknown Error")))
 
     with pytest.raises(NodeError, match="Unknown Error"):
-        slices.restore(GPU, Interval.DEFAULT)
+        slices.restore(GPU, TimeSliceInterval.DEFAULT)
     assert slices.owed() == {}
 
 
 def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
     smi = Smi(LATE)
     slices = late(tmp_path, smi)
-    slices.restore(GPU, Interval.LONG)
+    slices.restore(GPU, TimeSliceInterval.LONG)
     smi.answer = NodeError("No devices were found")
 
     assert slices.put_back()
@@ -276,8 +280,8 @@ def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
 def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
     smi = Smi(LATE)
     slices = late(tmp_path, smi)
-    slices.restore(GPU, Interval.LONG)
-    slices.restore(GpuUuid("GPU-b"), Interval.LONG)
+    slices.restore(GPU, TimeSliceInterval.LONG)
+    slices.restore(GpuUuid("GPU-b"), TimeSliceInterval.LONG)
 
     def answer(command, timeout_seconds):
         if command.args[-1] == GPU:
@@ -286,23 +290,23 @@ def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
 
     slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer)
     assert slices.put_back()
-    assert slices.owed() == {GPU: Interval.LONG}
+    assert slices.owed() == {GPU: TimeSliceInterval.LONG}
 
 
 def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
-    late(tmp_path, boot="earlier").restore(GPU, Interval.LONG)
+    late(tmp_path, boot="earlier").restore(GPU, TimeSliceInterval.LONG)
     smi = Smi("GPU 0: Timeslice: Short")
     slices = late(tmp_path, smi)
 
     assert slices.owed() == {}
     assert not slices.put_back()
-    assert slices.read(GPU) is Interval.SHORT
+    assert slices.read(GPU) is TimeSliceInterval.SHORT
     assert [run.args[1] for run in smi.runs] == ["-l"], "an administrator may have set it since"
 
 
 def test_a_note_that_a_power_cut_left_empty_owes_nothing(tmp_path):
     slices = late(tmp_path)
-    slices.restore(GPU, Interval.LONG)
+    slices.restore(GPU, TimeSliceInterval.LONG)
     (note,) = (one for one in (tmp_path / "kept").iterdir() if one.suffix != ".lock")
     note.write_text("")
 
@@ -311,14 +315,14 @@ def test_a_note_that_a_power_cut_left_empty_owes_nothing(tmp_path):
 
 def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path):
     """Another claim may have set its own by then."""
-    late(tmp_path).restore(GPU, Interval.LONG)
-    late(tmp_path).restore(GpuUuid("GPU-b"), Interval.LONG)
+    late(tmp_path).restore(GPU, TimeSliceInterval.LONG)
+    late(tmp_path).restore(GpuUuid("GPU-b"), TimeSliceInterval.LONG)
     ran = []
 
     def answer(command, timeout_seconds):
         ran.append(command.args[-1])
         if command.args[-1] == GPU:
-            late(tmp_path, Smi("done")).restore(GpuUuid("GPU-b"), Interval.LONG)
+            late(tmp_path, Smi("done")).restore(GpuUuid("GPU-b"), TimeSliceInterval.LONG)
         return ""
 
     assert TimeSlices(
@@ -332,7 +336,7 @@ def test_what_is_owed_and_cannot_be_written_down_keeps_the_claim(tmp_path):
     (tmp_path / f"kept/{GPU}.new").mkdir()
 
     with pytest.raises(NodeError, match="cannot write down that the interval of GPU-a"):
-        late(tmp_path).restore(GPU, Interval.LONG)
+        late(tmp_path).restore(GPU, TimeSliceInterval.LONG)
 
 
 @pytest.fixture
@@ -354,7 +358,7 @@ def stuck(tmp_path):
         on_host = replace(command, root="/", program=str(program), library_path="")
         while True:  # it may have been killed before it had got stuck
             try:
-                return run(on_host, 30 if (tmp_path / "well").exists() else 0.5)
+                return run_command(on_host, 30 if (tmp_path / "well").exists() else 0.5)
             except TimedOut:
                 if (tmp_path / "pid").exists():
                     raise
@@ -366,14 +370,14 @@ def stuck(tmp_path):
 
 
 def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuck):
-    stuck.restore(GPU, Interval.SHORT)
+    stuck.restore(GPU, TimeSliceInterval.SHORT)
     started = (tmp_path / "started").read_text()
     pid = int((tmp_path / "pid").read_text())
 
-    stuck.restore(GPU, Interval.SHORT)
+    stuck.restore(GPU, TimeSliceInterval.SHORT)
     assert not stuck.put_back()
     assert (tmp_path / "started").read_text() == started, "not even once more"
-    assert stuck.owed() == {GPU: Interval.SHORT}
+    assert stuck.owed() == {GPU: TimeSliceInterval.SHORT}
 
     (tmp_path / "well").touch()
     os.kill(pid, signal.SIGKILL)
@@ -383,12 +387,12 @@ def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuc
 
 def test_other_gpus_go_on_while_the_program_hangs_for_one(tmp_path, stuck):
     with pytest.raises(TimedOut, match="was still running"):
-        stuck.set(GPU, Interval.SHORT)
+        stuck.set(GPU, TimeSliceInterval.SHORT)
     (tmp_path / "well").touch()
 
-    stuck.set(GpuUuid("GPU-b"), Interval.SHORT)
+    stuck.set(GpuUuid("GPU-b"), TimeSliceInterval.SHORT)
     with pytest.raises(TimedOut, match="until an earlier nvidia-smi has ended"):
-        stuck.set(GPU, Interval.SHORT)
+        stuck.set(GPU, TimeSliceInterval.SHORT)
 
 
 def wait_for(condition):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import NodeError
-from dra_driver.node.topology import PciGpu, PciTree, bus_id
+from dra_driver.base.errors import NodeError
+from dra_driver.node.driver.pci import PciBus, PciGpu, canonical_bus_id
 
 PORT, SWITCH = "pci0000:15/0000:15:01.0", "pci0000:15/0000:15:01.0/0000:16:00.0"
 GPU, AUDIO, BRIDGE, NETWORK = "0x030200", "0x040300", "0x060400", "0x020700"
@@ -56,7 +56,7 @@ def sysfs(tmp_path):
 
 
 def only(sysfs: Sysfs) -> PciGpu:
-    (gpu,) = PciTree(sysfs.root).gpus().values()
+    (gpu,) = PciBus(sysfs.root).gpus().values()
     return gpu
 
 
@@ -71,32 +71,32 @@ def only(sysfs: Sysfs) -> PciGpu:
     ],
 )
 def test_bus_ids_are_converted_from_the_form_of_nvml(printed, published):
-    assert bus_id(printed) == published
+    assert canonical_bus_id(printed) == published
 
 
 @given(st.integers(0, 0xFFFF), st.integers(0, 0xFF), st.integers(0, 0x1F), st.integers(0, 7))
 def test_every_bus_id_has_one_form_however_it_is_printed(domain, bus, device, function):
     published = f"{domain:04x}:{bus:02x}:{device:02x}.{function}"
     printed = f"{domain:08X}:{bus:02X}:{device:02X}.{function}"
-    assert bus_id(printed) == bus_id(published) == published
+    assert canonical_bus_id(printed) == canonical_bus_id(published) == published
 
 
 @given(st.text(alphabet="0123456789abcdefg:. \n", max_size=20))
 def test_a_text_is_a_bus_id_or_refused(text):
     try:
-        assert bus_id(bus_id(text)) == bus_id(text)
+        assert canonical_bus_id(canonical_bus_id(text)) == canonical_bus_id(text)
     except NodeError as error:
         assert "is no PCI bus id" in str(error)
 
 
 def test_a_machine_without_pci_has_no_gpus(tmp_path):
-    assert PciTree(tmp_path / "nothing").gpus() == {}
+    assert PciBus(tmp_path / "nothing").gpus() == {}
 
 
 @pytest.mark.point(95)
 def test_a_gpu_is_placed_below_root_switch_and_numa_node(sysfs):
     sysfs.behind_a_switch()
-    assert PciTree(sysfs.root).gpus() == {
+    assert PciBus(sysfs.root).gpus() == {
         name: PciGpu(name, None, "pci0000:15", "0000:16:00.0", 0)
         for name in ("0000:1b:00.0", "0000:43:00.0")
     }
@@ -161,7 +161,7 @@ def test_a_numa_node_that_the_kernel_does_not_know_is_absent(sysfs, text, node):
 )
 def test_what_is_no_display_function_of_nvidia_is_no_gpu(sysfs, kind, vendor):
     sysfs.add(f"{PORT}/0000:16:00.0", kind, vendor)
-    assert PciTree(sysfs.root).gpus() == {}
+    assert PciBus(sysfs.root).gpus() == {}
 
 
 def test_a_display_card_of_nvidia_is_a_gpu(sysfs):
@@ -170,7 +170,7 @@ def test_a_display_card_of_nvidia_is_a_gpu(sysfs):
 
 
 def test_a_driver_that_is_bound_later_is_seen(sysfs):
-    tree, home = PciTree(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
+    tree, home = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
     seen = []
     for driver in (None, "nvidia", "vfio-pci"):
         if driver:
@@ -180,7 +180,7 @@ def test_a_driver_that_is_bound_later_is_seen(sysfs):
 
 
 def test_gpus_that_come_and_go_are_seen(sysfs):
-    tree = PciTree(sysfs.root)
+    tree = PciBus(sysfs.root)
     assert list(tree.gpus()) == []
     sysfs.behind_a_switch()
     assert list(tree.gpus()) == ["0000:1b:00.0", "0000:43:00.0"]
@@ -190,7 +190,7 @@ def test_gpus_that_come_and_go_are_seen(sysfs):
 
 
 def test_a_function_that_is_not_complete_yet_is_read_again(sysfs):
-    tree, home = PciTree(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
+    tree, home = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
     os.rename(home / "class", home / "later")
     assert list(tree.gpus()) == []
     os.rename(home / "later", home / "class")
@@ -198,7 +198,7 @@ def test_a_function_that_is_not_complete_yet_is_read_again(sysfs):
 
 
 def test_a_gpu_that_was_swapped_for_another_device_between_two_looks_is_seen(sysfs):
-    tree = PciTree(sysfs.root)
+    tree = PciBus(sysfs.root)
     sysfs.add(f"{PORT}/0000:16:00.0", GPU)
     assert list(tree.gpus()) == ["0000:16:00.0"]
     os.rename(sysfs.devices / "0000:16:00.0", sysfs.root / "old")  # so that its inode stays taken
@@ -210,4 +210,4 @@ def test_a_sysfs_that_cannot_be_read_is_an_error(tmp_path):
     (tmp_path / "bus/pci").mkdir(parents=True)
     (tmp_path / "bus/pci/devices").write_text("")
     with pytest.raises(NodeError, match="cannot read PCI devices"):
-        PciTree(tmp_path).gpus()
+        PciBus(tmp_path).gpus()

@@ -7,18 +7,20 @@ from typing import Any
 
 import yaml
 
-from dra_driver.model.devices import Gpu, GpuUuid, Version
-from dra_driver.model.mig import (
+from dra_driver.model.gpus import (
     Engines,
-    Instance,
-    Mig,
+    Gpu,
+    GpuUuid,
+    MigInfo,
+    MigInstance,
     MigProfile,
-    OddInstance,
     Partition,
     PartitionKey,
     Placement,
+    UnusableGpuInstance,
+    Version,
 )
-from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
+from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
 from tests.fakes.values import gpu
 
 MIB = 1024 * 1024
@@ -42,10 +44,10 @@ def _profile(name: str, row: list[Any]) -> MigProfile:
     return MigProfile(name, id_, number, slices, most, mib * MIB, Engines(*engines), placements)
 
 
-def mig(board: str = "a100-40", **fields: Any) -> Mig:
+def mig(board: str = "a100-40", **fields: Any) -> MigInfo:
     switches = not board.startswith(_RESET)
     usual: dict[str, Any] = {"on": False, "pending": False, "switches": switches}
-    return Mig(**usual | {"profiles": boards()[board]} | fields)
+    return MigInfo(**usual | {"profiles": boards()[board]} | fields)
 
 
 def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
@@ -55,29 +57,29 @@ def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
     return gpu(minor, product_name=f"NVIDIA {board}", mig=mig(board, **fields), **more)
 
 
-def partition(its: Mig, name: str, start: int) -> Partition:
+def partition(its: MigInfo, name: str, start: int) -> Partition:
     """One of *its* partitions."""
     profile = next(one for one in its.profiles if one.name == name)
     place = next(one for one in profile.placements if one.start == start)
     return Partition(profile, place)
 
 
-def instance(its: Mig, name: str, start: int, gi: int = 1) -> Instance:
+def instance(its: MigInfo, name: str, start: int, gi: int = 1) -> MigInstance:
     key = partition(its, name, start).key
-    return Instance(key, gi, 0, GpuUuid(f"MIG-{key.profile_id}-{start}"))
+    return MigInstance(key, gi, 0, GpuUuid(f"MIG-{key.profile_id}-{start}"))
 
 
-def odd(its: Mig, name: str, start: int, gi: int = 9, cis: int = 0) -> OddInstance:
-    return OddInstance(partition(its, name, start).key, gi, cis)
+def odd(its: MigInfo, name: str, start: int, gi: int = 9, cis: int = 0) -> UnusableGpuInstance:
+    return UnusableGpuInstance(partition(its, name, start).key, gi, cis)
 
 
-def key(its: Mig, name: str, start: int) -> PartitionKey:
+def key(its: MigInfo, name: str, start: int) -> PartitionKey:
     return partition(its, name, start).key
 
 
 def profile(**fields: Any) -> Profile:
     """A node profile with these rules for every GPU."""
-    return Profile("p", (Entry(Selection(), Rules(**fields), "spec.gpus[0]"),))
+    return Profile("p", (ProfileEntry(GpuSelector(), Rules(**fields), "spec.gpus[0]"),))
 
 
 def dynamic(*profiles: str, **fields: Any) -> Profile:
@@ -86,7 +88,7 @@ def dynamic(*profiles: str, **fields: Any) -> Profile:
     return profile(mig=MigRules(dynamic=True, profiles=profiles, **of_mig), **fields)
 
 
-def legal(its: Mig, partitions: Iterable[Partition]) -> bool:
+def legal(its: MigInfo, partitions: Iterable[Partition]) -> bool:
     """Whether a board takes these *partitions* at once: written from NVIDIA's guide, and by no
     counters."""
     chosen = list(partitions)

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from dra_driver.model.profiles import Rules, Strategy
+from dra_driver.model.profiles import Rules, SharingStrategy
 
 _MIB = 1024 * 1024
 
@@ -10,7 +10,7 @@ _MIB = 1024 * 1024
 @st.composite
 def any_rules(draw: st.DrawFn) -> Rules:
     """Everything that a profile can say of what is published."""
-    allowed = draw(st.lists(st.sampled_from(Strategy), min_size=1, unique=True))
+    allowed = draw(st.lists(st.sampled_from(SharingStrategy), min_size=1, unique=True))
     return draw(
         st.builds(
             Rules,

@@ -4,10 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding
-from dra_driver.model.offer import Exclusive, Monitor, Replica
-from dra_driver.plan.amounts import NOTHING, WHOLE, Amount, amount, lacking, taken
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.offer import AdminAccess, Exclusive, Replica
+from dra_driver.model.records import Holding
+from dra_driver.plan.prepare.amounts import (
+    NO_AMOUNT,
+    WHOLE_AMOUNT,
+    Amount,
+    requested_amount,
+    shortage,
+    total_amount,
+)
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
 
 GIB = 1024 * MIB
@@ -24,10 +31,10 @@ def part(gib, cores=0, shares=1):
 @pytest.mark.parametrize(
     ("asked", "shape", "expected"),
     [
-        pytest.param(consumed(), Exclusive(), WHOLE, id="exclusive"),
-        pytest.param(consumed(), Monitor(), NOTHING, id="a-monitor-takes-nothing"),
-        pytest.param((), SLICEABLE, WHOLE, id="allocated-while-it-was-exclusive"),
-        pytest.param(consumed("81559Mi"), SLICEABLE, WHOLE, id="all-the-memory"),
+        pytest.param(consumed(), Exclusive(), WHOLE_AMOUNT, id="exclusive"),
+        pytest.param(consumed(), AdminAccess(), NO_AMOUNT, id="a-monitor-takes-nothing"),
+        pytest.param((), SLICEABLE, WHOLE_AMOUNT, id="allocated-while-it-was-exclusive"),
+        pytest.param(consumed("81559Mi"), SLICEABLE, WHOLE_AMOUNT, id="all-the-memory"),
         pytest.param(
             consumed("81559Mi", "50"), SLICEABLE, Amount(cores=50, whole=True), id="all-and-cores"
         ),
@@ -39,7 +46,7 @@ def part(gib, cores=0, shares=1):
     ],
 )
 def test_an_allocation_is_an_amount(asked, shape, expected):
-    assert amount(asked, shape) == expected
+    assert requested_amount(asked, shape) == expected
 
 
 def test_who_looks_on_takes_nothing():
@@ -50,16 +57,16 @@ def test_who_looks_on_takes_nothing():
         Holding(ref("c"), name, admin=True),
     ]
 
-    assert taken(holdings) == part(30, 5, 2)
+    assert total_amount(holdings) == part(30, 5, 2)
 
 
 @pytest.mark.parametrize(
     ("wanted", "held", "expected"),
     [
-        pytest.param(WHOLE, NOTHING, "", id="nobody-is-there"),
+        pytest.param(WHOLE_AMOUNT, NO_AMOUNT, "", id="nobody-is-there"),
         pytest.param(part(20), part(59), "", id="it-fits"),
-        pytest.param(WHOLE, part(1), "all of it", id="all"),
-        pytest.param(part(1), WHOLE, "it, all of which is taken", id="taken"),
+        pytest.param(WHOLE_AMOUNT, part(1), "all of it", id="all"),
+        pytest.param(part(1), WHOLE_AMOUNT, "it, all of which is taken", id="taken"),
         pytest.param(
             part(20), part(60), "20480Mi of memory, of which 20119Mi are free", id="memory"
         ),
@@ -77,25 +84,25 @@ def test_who_looks_on_takes_nothing():
     ],
 )
 def test_what_is_lacking_is_said_with_what_is_free(wanted, held, expected):
-    assert lacking(wanted, held, gpu(0).memory_bytes, SLICEABLE) == expected
+    assert shortage(wanted, held, gpu(0).memory_bytes, SLICEABLE) == expected
 
 
 def test_replicas_of_a_gpu_are_counted():
     shape = Replica(0, 2, None)
 
-    assert lacking(Amount(), Amount(), None, shape) == ""
-    assert "shares" in lacking(Amount(), Amount(shares=2), None, shape)
+    assert shortage(Amount(), Amount(), None, shape) == ""
+    assert "shares" in shortage(Amount(), Amount(shares=2), None, shape)
 
 
 def test_an_exclusive_gpu_has_no_second_share():
-    assert "shares" in lacking(Amount(), Amount(), gpu(0).memory_bytes, Exclusive())
+    assert "shares" in shortage(Amount(), Amount(), gpu(0).memory_bytes, Exclusive())
 
 
 @given(st.lists(st.builds(part, st.integers(1, 80), st.integers(0, 100)), max_size=10))
 def test_what_is_let_in_one_by_one_is_never_more_than_the_gpu_has(wanted):
-    held = NOTHING
+    held = NO_AMOUNT
     for one in wanted:
-        if not lacking(one, held, gpu(0).memory_bytes, SLICEABLE):
+        if not shortage(one, held, gpu(0).memory_bytes, SLICEABLE):
             held += one
 
     assert held.memory_bytes <= 81559 * MIB or held.shares == 1

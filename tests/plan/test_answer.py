@@ -7,51 +7,55 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi.apply import apply_edits
-from dra_driver.kubeletplugin import quantity
-from dra_driver.kubeletplugin.claims import Allocation, Claim, OpaqueConfig, ShareId
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.mps import Served, SpaceName
-from dra_driver.model.offer import Device, Monitor, Offer
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.answer import answer, granted
-from dra_driver.plan.edits import Host, claim_spec
-from dra_driver.plan.metadata import documents_of
-from dra_driver.plan.prepare import Plan, plan_claim
+from dra_driver.k8s import quantity
+from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig, ShareId
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
+from dra_driver.model.offer import AdminAccess, Device, Offer
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
+from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
+from hack.cdi_apply import apply_edits
 from tests.fakes.mig import ONE, instance, mig_gpu, mig_offer
 from tests.fakes.node import FILES, FakeNode
 from tests.fakes.values import POOL, allocation, config, fraction, inventory, offer, ref
 
 Configs = tuple[OpaqueConfig, ...]
 DRIVER = "gpu.nvidia.com"
-HOST = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
+HOST = CdiHost(FILES, FakeNode(inventory()).device_files((0, 1)))
 
 
 MPS = config(sharing={"strategy": "MPS"})
 
 
 def planned(
-    *allocations: Allocation, name: str = "claim", called: str = "", configs: Configs = ()
-) -> Plan:
+    *allocations: AllocationResult, name: str = "claim", called: str = "", configs: Configs = ()
+) -> ClaimPlan:
     """As for a claim of which each request is used by a container of its own."""
     claim = Claim(ref(name), allocations, configs, pod_claim_name=called)
     return plan_claim(claim, offer(), (), POOL, ())
 
 
-def served(plan: Plan) -> Mapping[SpaceName, Served]:
+def served(plan: ClaimPlan) -> Mapping[MpsNamespaceName, ServedNamespace]:
     node = FakeNode(inventory())
-    done = [node.serve(step.space) for step in plan.steps if isinstance(step, ServeMps)]
+    done = [node.serve(step.space) for step in plan.steps if isinstance(step, ServeMpsNamespace)]
     return {one.space.name: one for one in done if one is not None}
 
 
-def environment(wanted: Iterable[tuple[Plan, set[str]]]) -> Mapping[str, str]:
+def environment(wanted: Iterable[tuple[ClaimPlan, set[str]]]) -> Mapping[str, str]:
     """Of a container that names these requests of these claims."""
     config: dict[str, Any] = {}
     for plan, requests in wanted:
-        given = granted(plan, documents_of(plan, DRIVER, "/m"), served(plan))
+        given = container_devices(plan, metadata_documents(plan, DRIVER, "/m"), served(plan))
         spec = claim_spec(plan.claim.ref, given, HOST)
         edits = {f"{spec.kind}={device.name}": device.container_edits for device in spec.devices}
-        ids = [i for one in answer(plan, DRIVER) if requests & {*one.requests} for i in one.cdi_ids]
+        ids = [
+            i
+            for one in prepared_devices(plan, DRIVER)
+            if requests & {*one.requests}
+            for i in one.cdi_ids
+        ]
         for part in (spec.container_edits, *(edits[each] for each in dict.fromkeys(ids))):
             config = apply_edits(config, replace(part, device_nodes=()))
     return dict(line.split("=", 1) for line in config["process"]["env"])
@@ -155,7 +159,7 @@ def test_who_looks_on_beside_its_own_share_by_mps_is_a_client_of_it():
 
 
 @st.composite
-def claims(draw: st.DrawFn) -> list[Plan]:
+def claims(draw: st.DrawFn) -> list[ClaimPlan]:
     """Up to three claims of a few fractions each, for pods that call them a, b, c."""
     plans = []
     for called in "abc"[: draw(st.integers(1, 3))]:
@@ -189,7 +193,7 @@ def test_the_shares_that_a_container_is_told_of_are_the_shares_that_it_was_given
         )
         prefix = f"GPU_DEVICE_{minor}_MEMORY_"
         assert given_bytes == sum(
-            quantity.whole(value) for name, value in told.items() if name.startswith(prefix)
+            quantity.rounded_up(value) for name, value in told.items() if name.startswith(prefix)
         )
 
 
@@ -198,7 +202,7 @@ def test_an_instance_takes_the_capabilities_of_itself_and_of_no_other():
     plan = plan_claim(wanted, mig_offer(), (), POOL)
     cut = instance(ONE, 2, gi=9)
 
-    (one,) = granted(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
+    (one,) = container_devices(plan.settled({DeviceName("gpu-0-mig-1g10gb-19-2"): cut}), (), {})
 
     assert (one.instance, one.capabilities) == (cut, ("gpu0/mig/gi9", "gpu0/mig/gi9/ci0"))
 
@@ -207,11 +211,11 @@ def test_who_looks_on_may_monitor_instances_where_a_gpu_can_have_some():
     looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
     boards = {True: mig_gpu(), False: inventory(1).gpus[0]}
     plans = {
-        can: plan_claim(looking_on, Offer((Device(gpu, Monitor()),)), (), POOL)
+        can: plan_claim(looking_on, Offer((Device(gpu, AdminAccess()),)), (), POOL)
         for can, gpu in boards.items()
     }
 
-    assert [granted(plans[can], (), {})[0].capabilities for can in (True, False)] == [
+    assert [container_devices(plans[can], (), {})[0].capabilities for can in (True, False)] == [
         ("mig/monitor",),
         (),
     ]
@@ -219,9 +223,9 @@ def test_who_looks_on_may_monitor_instances_where_a_gpu_can_have_some():
 
 def test_a_driver_without_mig_gives_a_monitor_its_gpu_all_the_same():
     looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
-    plan = plan_claim(looking_on, Offer((Device(mig_gpu(), Monitor()),)), (), POOL)
+    plan = plan_claim(looking_on, Offer((Device(mig_gpu(), AdminAccess()),)), (), POOL)
 
-    spec = claim_spec(plan.claim.ref, granted(plan, (), {}), HOST)
+    spec = claim_spec(plan.claim.ref, container_devices(plan, (), {}), HOST)
 
     (device,) = spec.devices
     assert [node.path for node in device.container_edits.device_nodes] == ["/dev/nvidia0"]

@@ -1,16 +1,16 @@
 """Who uses a claim, by its record and by what containers were given."""
 
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
-from dra_driver.kubeletplugin.pods import Container
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.plan.claim_pods import with_pods
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plan.prepare.claim_users import records_with_pods
 from tests.fakes.values import pod, ref
 
 
 def record(name, *pods):
     holding = Holding(ref(name), DeviceName("gpu-0"))
-    return Record(ref(name), (holding,), pods=tuple(pod(each) for each in pods))
+    return ClaimRecord(ref(name), (holding,), pods=tuple(pod(each) for each in pods))
 
 
 def given(name, *claims, namespace="default", container="main"):
@@ -21,7 +21,7 @@ def given(name, *claims, namespace="default", container="main"):
 def test_a_pod_with_a_container_that_was_given_a_claim_uses_it():
     records = (record("a", "p"), record("b"), record("c", "r"))
 
-    found = with_pods(records, [given("q", "a", "b"), given("a-first", "a")])
+    found = records_with_pods(records, [given("q", "a", "b"), given("a-first", "a")])
 
     assert found == (record("a", "a-first", "p", "q"), record("b", "q"), record("c", "r"))
     assert found[2] is records[2]
@@ -31,14 +31,14 @@ def test_a_pod_is_named_once_whatever_a_container_says_that_it_is_called():
     called = Container("c", "main", "default", Pod("", PodUid("uid-p")), frozenset({ref("a").uid}))
     containers = [given("p", "a"), given("q", "a"), given("q", "a", container="init"), called]
 
-    assert with_pods((record("a", "p"),), containers) == (record("a", "p", "q"),)
+    assert records_with_pods((record("a", "p"),), containers) == (record("a", "p", "q"),)
 
 
 def test_containers_of_other_namespaces_and_of_unknown_claims_change_nothing():
     records = (record("a", "p"),)
     unknown = given("q", "of-another-driver")
 
-    found = with_pods(records, [given("q", "a", namespace="other"), unknown])
+    found = records_with_pods(records, [given("q", "a", namespace="other"), unknown])
 
     assert found == records
 
@@ -46,12 +46,12 @@ def test_containers_of_other_namespaces_and_of_unknown_claims_change_nothing():
 def test_where_no_container_was_given_anything_the_records_are_the_same_object():
     records = (record("a", "p"),)
 
-    assert with_pods(records, ()) is records
-    assert with_pods(records, [given("sidecar")]) is records
+    assert records_with_pods(records, ()) is records
+    assert records_with_pods(records, [given("sidecar")]) is records
 
 
 def test_a_claim_is_told_by_its_uid_and_not_by_its_name():
     """A template's claim can be made again under the name of one that is being given back."""
     other = Container("c", "main", "default", pod("q"), frozenset({ClaimUid("another")}))
 
-    assert with_pods((record("a"),), [other]) == (record("a"),)
+    assert records_with_pods((record("a"),), [other]) == (record("a"),)

@@ -1,10 +1,10 @@
 """Whose processes keep a claim from being given back, and whose do not."""
 
-from dra_driver.kubeletplugin.claims import ClaimRef, Pod
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.k8s.claims import ClaimRef, Pod
+from dra_driver.model.gpus import DeviceName
 from dra_driver.model.processes import CgroupProcesses
-from dra_driver.plan.claim_users import in_given_containers, must_not_compute
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
 from tests.fakes.values import gpu, pod, ref
 
 A, B = ref("a"), ref("b")
@@ -12,8 +12,8 @@ ZERO, ONE = gpu(0).uuid, gpu(1).uuid
 WEB, DB = pod("web"), pod("db")
 
 
-def record(claim: ClaimRef, *minors: int, admin: bool = False) -> Record:
-    return Record(
+def record(claim: ClaimRef, *minors: int, admin: bool = False) -> ClaimRecord:
+    return ClaimRecord(
         claim,
         tuple(
             Holding(claim, DeviceName(f"gpu-{minor}"), gpu=gpu(minor).uuid, admin=admin)
@@ -33,13 +33,13 @@ def test_the_containers_that_were_given_the_claim_count_and_those_that_may_have_
     unknown = processes(3, claims=None)
     others = (processes(4, claims=(B,)), processes(5))
 
-    assert in_given_containers(A.uid, (mine, both, unknown, *others)) == (mine, both, unknown)
+    assert cgroups_given_claim(A.uid, (mine, both, unknown, *others)) == (mine, both, unknown)
 
 
 def test_elsewhere_in_its_pods_nobody_may_compute_on_its_gpus():
     sidecar, outside = processes(4, 5), processes(6, of=DB)
 
-    assert must_not_compute(record(A, 0, 1), (), (sidecar, outside)) == {
+    assert outside_gpu_processes(record(A, 0, 1), (), (sidecar, outside)) == {
         ZERO: {4: WEB, 5: WEB, 6: DB},
         ONE: {4: WEB, 5: WEB, 6: DB},
     }
@@ -48,25 +48,25 @@ def test_elsewhere_in_its_pods_nobody_may_compute_on_its_gpus():
 def test_who_was_given_another_claim_on_the_gpu_may_compute_there():
     neighbour = processes(4, claims=(B,))
 
-    assert must_not_compute(record(A, 0, 1), (record(B, 0),), (neighbour,)) == {ONE: {4: WEB}}
+    assert outside_gpu_processes(record(A, 0, 1), (record(B, 0),), (neighbour,)) == {ONE: {4: WEB}}
 
 
 def test_a_claim_that_only_looks_on_brings_nobody_to_compute():
     monitor = processes(4, claims=(B,))
 
-    assert must_not_compute(record(A, 0), (record(B, 0, admin=True),), (monitor,)) == {
+    assert outside_gpu_processes(record(A, 0), (record(B, 0, admin=True),), (monitor,)) == {
         ZERO: {4: WEB}
     }
-    assert must_not_compute(record(A, 0, admin=True), (), (monitor,)) == {}
+    assert outside_gpu_processes(record(A, 0, admin=True), (), (monitor,)) == {}
 
 
 def test_who_counts_already_because_it_lives_is_not_looked_for():
     there = (processes(1, claims=(A,)), processes(3, claims=None))
 
-    assert must_not_compute(record(A, 0), (), there) == {}
+    assert outside_gpu_processes(record(A, 0), (), there) == {}
 
 
 def test_of_a_claim_that_holds_no_gpu_that_is_known_no_gpu_is_asked():
-    assert must_not_compute(Record(A, ()), (), (processes(4),)) == {}
-    nameless = Record(A, (Holding(A, DeviceName("gpu-0")),))
-    assert must_not_compute(nameless, (), (processes(4),)) == {}
+    assert outside_gpu_processes(ClaimRecord(A, ()), (), (processes(4),)) == {}
+    nameless = ClaimRecord(A, (Holding(A, DeviceName("gpu-0")),))
+    assert outside_gpu_processes(nameless, (), (processes(4),)) == {}

@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.devices import Version
-from dra_driver.model.holdings import Record
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import Version
 from dra_driver.model.offer import EXCLUSIVE, Offer
-from dra_driver.model.profiles import MpsServers, Strategy
-from dra_driver.model.steps import ComputeMode, ServeMps, SetComputeMode
-from dra_driver.plan.gpu_settings import undo_settings
-from dra_driver.plan.prepare import plan_claim
+from dra_driver.model.profiles import MpsServerScope, SharingStrategy
+from dra_driver.model.records import ClaimRecord
+from dra_driver.model.steps import ComputeMode, ServeMpsNamespace, SetComputeMode
+from dra_driver.plan.prepare.claim import plan_claim
+from dra_driver.plan.prepare.gpu_settings import restore_steps
 from tests.fakes.pods import container, pod_spec
 from tests.fakes.values import POOL, allocation, config, fraction, gpu, offer, ref
 
 MPS = config(sharing={"strategy": "MPS"})
 TURNS = config(sharing={"strategy": "TimeSlicing"})
-MPS_ONLY = offer(strategies=(Strategy.MPS,), default_strategy=Strategy.MPS)
+MPS_ONLY = offer(strategies=(SharingStrategy.MPS,), default_strategy=SharingStrategy.MPS)
 
 
 def planned(
@@ -28,24 +28,24 @@ def planned(
     at=None,
     pods=(),
     namespace="default",
-) -> Record:
+) -> ClaimRecord:
     claim = Claim(ref(name, namespace=namespace), allocations, configs)
     return plan_claim(claim, at or offer(4), others, POOL, pods).record
 
 
-def alone(record: Record) -> list[int]:
+def alone(record: ClaimRecord) -> list[int]:
     """The GPUs that are its server's alone, by minor number."""
     found = modes(record)
     assert set(found.values()) <= {ComputeMode.EXCLUSIVE_PROCESS}
     return list(found)
 
 
-def undo_modes(record: Record) -> list[ComputeMode]:
-    steps = undo_settings(record, ())
+def undo_modes(record: ClaimRecord) -> list[ComputeMode]:
+    steps = restore_steps(record, ())
     return [step.mode for step in steps if isinstance(step, SetComputeMode)]
 
 
-def modes(record: Record) -> dict[int, ComputeMode]:
+def modes(record: ClaimRecord) -> dict[int, ComputeMode]:
     """What it sets, by minor number."""
     minors = {gpu(n).uuid: n for n in range(4)}
     steps = (step for step in record.steps if isinstance(step, SetComputeMode))
@@ -64,7 +64,7 @@ def test_each_gpu_of_a_server_over_several_is_its_own():
 def test_the_mode_is_set_before_the_server_is_there():
     kinds = [type(step) for step in planned(allocation()).steps]
 
-    assert kinds.index(SetComputeMode) < kinds.index(ServeMps)
+    assert kinds.index(SetComputeMode) < kinds.index(ServeMpsNamespace)
 
 
 def test_a_whole_gpu_that_takes_turns_and_a_part_by_mps_change_no_mode():
@@ -107,7 +107,9 @@ def test_two_servers_of_one_claim_do_not_bar_each_other():
 
     record = planned(*parts, at=MPS_ONLY, pods=(pod,))
 
-    assert len({step.space.gpus for step in record.steps if isinstance(step, ServeMps)}) == 2
+    assert (
+        len({step.space.gpus for step in record.steps if isinstance(step, ServeMpsNamespace)}) == 2
+    )
     assert alone(record) == [1]
 
 
@@ -147,7 +149,7 @@ def test_another_namespace_with_a_server_of_its_own_opens_the_gpu(driver, opens)
 def test_where_the_profile_joins_namespaces_their_server_has_the_gpu_alone():
     at = Offer(
         tuple(
-            replace(one, rules=replace(one.rules, mps_servers=MpsServers.SHARED))
+            replace(one, rules=replace(one.rules, mps_servers=MpsServerScope.SHARED))
             for one in MPS_ONLY.devices
         )
     )
@@ -171,7 +173,7 @@ def test_a_gpu_that_was_opened_stays_open_as_long_as_who_opened_it_is_there():
     opener = planned(fraction(), name="opener", others=(first,), configs=())
 
     assert modes(planned(fraction(), others=(first, opener), at=MPS_ONLY)) == {}
-    assert undo_settings(first, (opener,)) == ()
+    assert restore_steps(first, (opener,)) == ()
     assert undo_modes(opener) == [ComputeMode.DEFAULT]
 
 

@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from api.decode import decode
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, read_claim
+from api.claim_configs import decode_config
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, parse_claim
 from dra_driver.model.offer import Device
-from dra_driver.plan.configs import Chosen, config_of, decode_configs, with_decoded
-from dra_driver.plan.prepare import plan_claim
+from dra_driver.plan.prepare.claim import plan_claim
+from dra_driver.plan.prepare.sharing import (
+    AppliedConfig,
+    applied_config,
+    decode_configs,
+    with_decoded_configs,
+)
 from tests.fakes.configs import LONGEST, MOST, TOO_DEEP, claim_text, shapes
 from tests.fakes.values import POOL, allocation, claim, config, gpu, offer, ref
 from tests.fakes.work import calls
@@ -21,11 +26,11 @@ SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}
 
 def chosen(*configs, request="gpu"):
     decoded = decode_configs(claim("gpu-0", configs=configs))
-    return config_of(allocation(request=request), decoded, Device(gpu(0)))
+    return applied_config(allocation(request=request), decoded, Device(gpu(0)))
 
 
 def test_without_a_config_the_gpu_is_whole():
-    assert chosen() == Chosen()
+    assert chosen() == AppliedConfig()
 
 
 @pytest.mark.point(44)
@@ -37,7 +42,7 @@ def test_the_claim_overrides_the_class():
 
 @pytest.mark.point(44)
 def test_a_config_for_another_request_does_not_count():
-    assert chosen(config("GpuConfig", "other", **SHARED)) == Chosen()
+    assert chosen(config("GpuConfig", "other", **SHARED)) == AppliedConfig()
 
 
 @pytest.mark.point(44)
@@ -50,7 +55,9 @@ def test_a_config_counts_for_a_subrequest_by_either_name(named):
 
 
 def test_a_config_for_one_subrequest_does_not_count_for_another():
-    assert chosen(config("GpuConfig", "gpu/small", **SHARED), request="gpu/large") == Chosen()
+    assert (
+        chosen(config("GpuConfig", "gpu/small", **SHARED), request="gpu/large") == AppliedConfig()
+    )
 
 
 def test_a_config_of_another_type_is_refused_when_it_names_the_request():
@@ -87,7 +94,7 @@ def test_configs_of_other_drivers_are_not_even_read():
         },
     }
 
-    read = read_claim(document, ClaimRef("ns", "name", ClaimUid("1")), "y")
+    read = parse_claim(document, ClaimRef("ns", "name", ClaimUid("1")), "y")
 
     assert [c.parameters for c in read.configs] == [{"b": 2}]
     assert read.configs[0].path == "status.allocation.devices.config[1].opaque.parameters"
@@ -137,9 +144,9 @@ def test_an_error_has_a_kibibyte_of_text_whatever_was_written(shape):
     document = json.loads(claim_text(shapes()[shape]))
 
     with contextlib.suppress(ClaimError):
-        plan_claim(read_claim(document, ref("worst"), "gpu.nvidia.com"), offer(), (), POOL)
+        plan_claim(parse_claim(document, ref("worst"), "gpu.nvidia.com"), offer(), (), POOL)
         return
-    said = refused(read_claim(document, ref("worst"), "gpu.nvidia.com"))
+    said = refused(parse_claim(document, ref("worst"), "gpu.nvidia.com"))
 
     assert len(said.encode()) <= 1024
 
@@ -154,15 +161,15 @@ def test_a_message_can_be_sent_whatever_characters_it_has():
 
 def test_each_configuration_is_decoded_once_however_often_the_claim_is_planned():
     asked = claim("gpu-0", configs=(config(), config(**SHARED), config("MigDeviceConfig")))
-    known = with_decoded(asked)
+    known = with_decoded_configs(asked)
 
-    assert calls(lambda: with_decoded(asked), decode) == 3
-    assert calls(lambda: plan_claim(known, offer(), (), POOL), decode) == 0
+    assert calls(lambda: with_decoded_configs(asked), decode_config) == 3
+    assert calls(lambda: plan_claim(known, offer(), (), POOL), decode_config) == 0
     assert plan_claim(known, offer(), (), POOL) == plan_claim(asked, offer(), (), POOL)
 
 
 def test_what_is_wrong_is_said_when_the_claim_is_planned():
-    known = with_decoded(claim("gpu-0", configs=(wrong(1),)))
+    known = with_decoded_configs(claim("gpu-0", configs=(wrong(1),)))
 
     with pytest.raises(ClaimError, match="colour0: unknown field"):
         plan_claim(known, offer(), (), POOL)
@@ -171,14 +178,14 @@ def test_what_is_wrong_is_said_when_the_claim_is_planned():
 def test_decoding_ends_where_nobody_reads_on():
     asked = claim("gpu-0", configs=(wrong(1200),) * MOST)
 
-    assert calls(lambda: with_decoded(asked), decode) == 1
+    assert calls(lambda: with_decoded_configs(asked), decode_config) == 1
 
 
 def test_a_claim_with_as_many_configurations_as_there_can_be_is_as_much_work_as_they_are():
     def work(shape, count):
         document = json.loads(claim_text(shapes(LONGEST)[shape], count))
-        asked = read_claim(document, ref("worst"), "gpu.nvidia.com")
-        return calls(lambda: with_decoded(asked))
+        asked = parse_claim(document, ref("worst"), "gpu.nvidia.com")
+        return calls(lambda: with_decoded_configs(asked))
 
     for shape in sorted(set(shapes()) - TOO_DEEP):
         work(shape, 1)

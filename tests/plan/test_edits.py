@@ -14,14 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi import check, parse_name, to_json
-from cdi.apply import apply_edits
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, ShareId
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, Library
-from dra_driver.model.mps import Priority, Served, Space, SpaceName, server_name
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.plan import edits
-from dra_driver.plan.edits import Granted, Host, claim_spec, device_id
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.mps import (
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsPriority,
+    ServedNamespace,
+    mps_server_name,
+)
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.plan.prepare import cdi_spec
+from dra_driver.plan.prepare.cdi_spec import CdiHost, ContainerDevice, cdi_device_id, claim_spec
+from hack.cdi_apply import apply_edits
 from tests.conftest import Golden
 from tests.fakes.driver import install, install_extras, install_own_versions, listen
 from tests.fakes.values import gpu
@@ -31,15 +37,15 @@ GIB = 1024**3
 HOOK = "/usr/local/nvidia/toolkit/nvidia-cdi-hook"
 
 
-def granted(minor: int, **fields: object) -> Granted:
-    return Granted(gpu(minor), **fields)  # type: ignore[arg-type]
+def granted(minor: int, **fields: object) -> ContainerDevice:
+    return ContainerDevice(gpu(minor), **fields)  # type: ignore[arg-type]
 
 
-def served(space: Space, protocol: int) -> Served:
-    directory = f"/run/mps/{server_name(space.gpus)}"
+def served(space: MpsNamespace, protocol: int) -> ServedNamespace:
+    directory = f"/run/mps/{mps_server_name(space.gpus)}"
     if protocol == 2:
-        return Served(space, 2, f"{directory}/pipe", f"{directory}/shm")
-    return Served(space, 3, f"{directory}/pipe/{space.name}")
+        return ServedNamespace(space, 2, f"{directory}/pipe", f"{directory}/shm")
+    return ServedNamespace(space, 3, f"{directory}/pipe/{space.name}")
 
 
 def nodes(dev: str = "/dev", gpus: int = 8) -> DeviceFiles:
@@ -58,57 +64,64 @@ def nodes(dev: str = "/dev", gpus: int = 8) -> DeviceFiles:
 
 
 @pytest.fixture
-def debian(tmp_path: Path) -> Host:
+def debian(tmp_path: Path) -> CdiHost:
     install_own_versions(install(tmp_path))
     install_extras(tmp_path)
     listen(tmp_path / "run/nvidia-persistenced/socket").close()
-    return Host(DriverRoot(None, tmp_path).files(), nodes())
+    return CdiHost(DriverRoot(None, tmp_path).files(), nodes())
 
 
 @pytest.fixture
-def gke(tmp_path: Path) -> Host:
+def gke(tmp_path: Path) -> CdiHost:
     install(tmp_path / "home/kubernetes/bin/nvidia", directory="lib64", tools="bin")
-    return Host(DriverRoot(None, tmp_path).files(), nodes())
+    return CdiHost(DriverRoot(None, tmp_path).files(), nodes())
 
 
 @pytest.fixture
-def container(tmp_path: Path) -> Host:
+def container(tmp_path: Path) -> CdiHost:
     """A driver container on Arm."""
     root = tmp_path / "run/nvidia/driver"
     install(root, directory="usr/lib/aarch64-linux-gnu", machine="aarch64")
-    return Host(DriverRoot(None, tmp_path).files(), nodes("/run/nvidia/driver/dev"))
+    return CdiHost(DriverRoot(None, tmp_path).files(), nodes("/run/nvidia/driver/dev"))
 
 
-def test_one_gpu_of_a_debian_host(debian: Host, golden: Golden) -> None:
+def test_one_gpu_of_a_debian_host(debian: CdiHost, golden: Golden) -> None:
     golden("cdi/one-gpu.json", to_json(claim_spec(CLAIM, [granted(0)], debian)))
 
 
-def test_eight_gpus_of_a_driver_container(container: Host, golden: Golden) -> None:
+def test_eight_gpus_of_a_driver_container(container: CdiHost, golden: Golden) -> None:
     eight = [granted(minor) for minor in range(8)]
     golden("cdi/eight-gpus-driver-container.json", to_json(claim_spec(CLAIM, eight, container)))
 
 
-def test_one_gpu_on_gke(gke: Host, golden: Golden) -> None:
+def test_one_gpu_on_gke(gke: CdiHost, golden: Golden) -> None:
     golden("cdi/gke.json", to_json(claim_spec(CLAIM, [granted(3)], gke)))
 
 
-def test_one_gpu_with_nvidias_hook(debian: Host, golden: Golden) -> None:
+def test_one_gpu_with_nvidias_hook(debian: CdiHost, golden: Golden) -> None:
     spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
     golden("cdi/hook.json", to_json(spec))
 
 
-def test_shares_of_one_gpu(debian: Host, golden: Golden) -> None:
+def test_shares_of_one_gpu(debian: CdiHost, golden: Golden) -> None:
     consumed = (("memory", "20Gi"), ("cores", "25"))
     shares = [granted(0, share=ShareId(f"share-{n}"), consumed=consumed) for n in (1, 2)]
     golden("cdi/two-shares.json", to_json(claim_spec(CLAIM, shares, debian)))
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_two_gpus_and_a_share_by_mps(debian: Host, golden: Golden, protocol: int) -> None:
+def test_two_gpus_and_a_share_by_mps(debian: CdiHost, golden: Golden, protocol: int) -> None:
     """Containers with the GPUs 0 and 1 have one server, those with a part of GPU 2 another."""
-    several = Space(SpaceName("c_several"), CLAIM.uid, (gpu(0).uuid, gpu(1).uuid), 50, (GIB, GIB))
-    single = Space(
-        SpaceName("c_single"), CLAIM.uid, (gpu(2).uuid,), 30, (4 * GIB,), Priority.BELOW_NORMAL
+    several = MpsNamespace(
+        MpsNamespaceName("c_several"), CLAIM.uid, (gpu(0).uuid, gpu(1).uuid), 50, (GIB, GIB)
+    )
+    single = MpsNamespace(
+        MpsNamespaceName("c_single"),
+        CLAIM.uid,
+        (gpu(2).uuid,),
+        30,
+        (4 * GIB,),
+        MpsPriority.BELOW_NORMAL,
     )
     share = {"share": ShareId("share"), "consumed": (("cores", "30"), ("memory", "4Gi"))}
     gets = [
@@ -121,24 +134,24 @@ def test_two_gpus_and_a_share_by_mps(debian: Host, golden: Golden, protocol: int
 
 @pytest.mark.parametrize("looks", ["a", "z"])
 def test_a_device_that_is_also_looked_at_keeps_the_way_to_its_server(
-    debian: Host, looks: str
+    debian: CdiHost, looks: str
 ) -> None:
-    space = Space(SpaceName("c_0"), CLAIM.uid, (gpu(0).uuid,))
+    space = MpsNamespace(MpsNamespaceName("c_0"), CLAIM.uid, (gpu(0).uuid,))
     both = [granted(0, request=looks), granted(0, request="b", served=served(space, 3))]
 
     for gets in (both, both[::-1]):
         (device,) = claim_spec(CLAIM, gets, debian).devices
-        way = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps/{server_name(space.gpus)}/pipe/c_0"
+        way = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps/{mps_server_name(space.gpus)}/pipe/c_0"
         assert way in device.container_edits.env
 
 
 @pytest.mark.point(98)
 def test_the_id_is_the_one_that_nvidias_driver_gives() -> None:
-    assert device_id(CLAIM.uid, DeviceName("gpu-0")) == (
+    assert cdi_device_id(CLAIM.uid, DeviceName("gpu-0")) == (
         f"k8s.gpu.nvidia.com/claim={CLAIM.uid}-gpu-0"
     )
     share = ShareId("5a07")
-    assert device_id(CLAIM.uid, DeviceName("gpu-0"), share, "gpu.example.org") == (
+    assert cdi_device_id(CLAIM.uid, DeviceName("gpu-0"), share, "gpu.example.org") == (
         f"k8s.gpu.example.org/claim={CLAIM.uid}-gpu-0-5a07"
     )
 
@@ -154,11 +167,11 @@ def test_the_id_is_the_one_that_nvidias_driver_gives() -> None:
 def test_every_spec_is_legal_has_the_answered_ids_and_does_not_depend_on_order(
     picked: list[tuple[int, str | None]], shuffle: random.Random, hook: str | None
 ) -> None:
-    host = Host(_DRIVER, nodes(), hook)
+    host = CdiHost(_DRIVER, nodes(), hook)
     wanted = [granted(m, share=ShareId(share) if share else None) for m, share in picked]
     spec = claim_spec(CLAIM, wanted, host)
     check(spec)
-    ids = {device_id(CLAIM.uid, one.gpu.name, one.share) for one in wanted}
+    ids = {cdi_device_id(CLAIM.uid, one.gpu.name, one.share) for one in wanted}
     assert {f"{spec.kind}={device.name}" for device in spec.devices} == ids
     assert all(str(parse_name(name)) == name for name in ids)
     libraries = list(_DRIVER.libraries)
@@ -175,16 +188,16 @@ def test_the_order_of_directories_does_not_matter(tmp_path: Path) -> None:
         names = [("libcuda", "libcuda.so.1"), *_OTHERS][::turn]
         install(tmp_path / side, names=names)
         driver = DriverRoot("/", tmp_path / side).files()
-        specs.append(claim_spec(CLAIM, [granted(0)], Host(driver, nodes())))
+        specs.append(claim_spec(CLAIM, [granted(0)], CdiHost(driver, nodes())))
     assert specs[0] == specs[1]
 
 
-def test_a_claim_that_holds_and_watches_one_gpu_names_it_once(debian: Host) -> None:
+def test_a_claim_that_holds_and_watches_one_gpu_names_it_once(debian: CdiHost) -> None:
     (device,) = claim_spec(CLAIM, [granted(0), granted(0)], debian).devices
     assert device.name == f"{CLAIM.uid}-gpu-0"
 
 
-def test_a_container_does_not_learn_of_gpus_it_does_not_get(debian: Host) -> None:
+def test_a_container_does_not_learn_of_gpus_it_does_not_get(debian: CdiHost) -> None:
     spec = claim_spec(CLAIM, [granted(0), granted(1)], debian)
     given = spec.container_edits + spec.devices[0].container_edits
     text = repr(given)
@@ -192,7 +205,7 @@ def test_a_container_does_not_learn_of_gpus_it_does_not_get(debian: Host) -> Non
     assert gpu(1).uuid not in text and "nvidia1" not in text and "DEVICE_1" not in text
 
 
-def test_a_container_with_two_claims_learns_of_both(debian: Host) -> None:
+def test_a_container_with_two_claims_learns_of_both(debian: CdiHost) -> None:
     other = ClaimRef("ml", "more", ClaimUid("1c7ef5a2"))
     config: dict[str, object] = {}
     for claim, minor in ((CLAIM, 0), (other, 1)):
@@ -205,11 +218,11 @@ def test_a_container_with_two_claims_learns_of_both(debian: Host) -> None:
     assert len(destinations) == len(set(destinations))
 
 
-def test_nothing_runs_for_a_container_to_start(debian: Host) -> None:
+def test_nothing_runs_for_a_container_to_start(debian: CdiHost) -> None:
     assert all(part.hooks == () for part in claim_spec(CLAIM, [granted(0)], debian).all_edits)
 
 
-def test_hooks_stand_beside_the_devices(debian: Host) -> None:
+def test_hooks_stand_beside_the_devices(debian: CdiHost) -> None:
     """A kubelet may name a device twice, and would run a device's hooks twice."""
     spec = claim_spec(CLAIM, [granted(0)], replace(debian, hook=HOOK))
     assert [hook.args[1] for hook in spec.container_edits.hooks] == [
@@ -221,20 +234,20 @@ def test_hooks_stand_beside_the_devices(debian: Host) -> None:
     assert all(device.container_edits.hooks == () for device in spec.devices)
 
 
-def test_everything_of_the_driver_is_read_only(debian: Host) -> None:
+def test_everything_of_the_driver_is_read_only(debian: CdiHost) -> None:
     mounts = claim_spec(CLAIM, [granted(0)], debian).container_edits.mounts
     assert mounts
     assert all({"ro", "nosuid", "nodev", "rbind"} <= set(mount.options) for mount in mounts)
 
 
-def test_no_path_is_mounted_twice(debian: Host) -> None:
+def test_no_path_is_mounted_twice(debian: CdiHost) -> None:
     paths = [
         m.container_path for m in claim_spec(CLAIM, [granted(0)], debian).container_edits.mounts
     ]
     assert len(paths) == len(set(paths))
 
 
-def test_programs_find_the_libraries_by_each_name_they_ask_for(debian: Host) -> None:
+def test_programs_find_the_libraries_by_each_name_they_ask_for(debian: CdiHost) -> None:
     spec = claim_spec(CLAIM, [granted(0)], debian)
     for directory in ("/usr/lib/x86_64-linux-gnu/", "/usr/lib64/"):
         names = {
@@ -257,13 +270,13 @@ def test_programs_find_the_libraries_by_each_name_they_ask_for(debian: Host) -> 
 
 def test_a_name_that_programs_load_is_there_even_if_the_host_lacks_the_link() -> None:
     driver = replace(
-        _DRIVER, libraries=(Library("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),)
+        _DRIVER, libraries=(DriverLibrary("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),)
     )
-    mounts = claim_spec(CLAIM, [granted(0)], Host(driver, nodes())).container_edits.mounts
+    mounts = claim_spec(CLAIM, [granted(0)], CdiHost(driver, nodes())).container_edits.mounts
     assert "/usr/lib64/libcuda.so" in {mount.container_path for mount in mounts}
 
 
-def test_triton_is_told_where_libcuda_is(debian: Host, container: Host) -> None:
+def test_triton_is_told_where_libcuda_is(debian: CdiHost, container: CdiHost) -> None:
     """It looks into the cache, which is not touched."""
     for host, machine in ((debian, "x86_64"), (container, "aarch64")):
         edits = claim_spec(CLAIM, [granted(0)], host).container_edits
@@ -291,17 +304,17 @@ def test_the_loader_of_this_system_searches_one_of_the_directories_by_itself() -
     assert searched & {os.path.realpath(directory) for directory in ours}
 
 
-def test_device_files_of_a_driver_container_stand_where_programs_look(container: Host) -> None:
+def test_device_files_of_a_driver_container_stand_where_programs_look(container: CdiHost) -> None:
     spec = claim_spec(CLAIM, [granted(2)], container)
     (node,) = spec.devices[0].container_edits.device_nodes
     assert (node.path, node.host_path) == ("/dev/nvidia2", "/run/nvidia/driver/dev/nvidia2")
 
 
 def test_what_a_share_may_use_is_told() -> None:
-    one = Granted(
+    one = ContainerDevice(
         gpu(1, uuid=GpuUuid("GPU-1")), ShareId("s"), (("memory", "20Gi"), ("a.b/c-d", "1"))
     )
-    spec = claim_spec(CLAIM, [one], Host(_DRIVER, nodes()))
+    spec = claim_spec(CLAIM, [one], CdiHost(_DRIVER, nodes()))
     assert spec.devices[0].container_edits.env == (
         "GPU_DEVICE_1_UUID=GPU-1",
         "GPU_DEVICE_1_CLAIM=ml/train",
@@ -311,7 +324,7 @@ def test_what_a_share_may_use_is_told() -> None:
 
 
 def test_the_examples_in_the_docs_hold() -> None:
-    assert doctest.testmod(edits).failed == 0
+    assert doctest.testmod(cdi_spec).failed == 0
 
 
 _OTHERS = (
@@ -325,6 +338,6 @@ _DRIVER = DriverFiles(
     machine="x86_64",
     lib_dir="/usr/lib64",
     libraries=tuple(
-        sorted(Library(f"/usr/lib64/{stem}.so.580.95.05", soname) for stem, soname in _OTHERS)
+        sorted(DriverLibrary(f"/usr/lib64/{stem}.so.580.95.05", soname) for stem, soname in _OTHERS)
     ),
 )

@@ -7,43 +7,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Record
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import (
     ComputeMode,
-    Interval,
-    MakeDeviceNodes,
+    CreateDeviceNodes,
+    GpuSetting,
     SetComputeMode,
     SetMigMode,
-    Setting,
     Step,
+    TimeSliceInterval,
 )
 from dra_driver.model.steps import SetTimeSlice as Slice
-from dra_driver.plan.gpu_settings import taken_over, to_look_up, undo_settings, with_found
+from dra_driver.plan.prepare.gpu_settings import (
+    restore_steps,
+    settings_to_read,
+    with_inherited_values,
+    with_previous_values,
+)
 from tests.fakes.values import ref
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
-SHORT, MEDIUM, LONG = Interval.SHORT, Interval.MEDIUM, Interval.LONG
+SHORT, MEDIUM, LONG = TimeSliceInterval.SHORT, TimeSliceInterval.MEDIUM, TimeSliceInterval.LONG
 ALONE, NOBODY, ANYONE = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.PROHIBITED, ComputeMode.DEFAULT
-NODES = MakeDeviceNodes((0,))
+NODES = CreateDeviceNodes((0,))
 
 
 def mode(gpu, value=ALONE, before=None):
     return SetComputeMode(gpu, value, before)
 
 
-def record(name: str, *steps: Setting) -> Record:
-    return Record(ref(name), (), (NODES, *steps))
+def record(name: str, *steps: GpuSetting) -> ClaimRecord:
+    return ClaimRecord(ref(name), (), (NODES, *steps))
 
 
 def test_a_setting_that_nobody_has_changed_yet_is_looked_up_first():
     others = [record("silent")]
-    steps = taken_over((NODES, Slice(A, SHORT), mode(A), Slice(B, LONG)), others)
+    steps = with_inherited_values((NODES, Slice(A, SHORT), mode(A), Slice(B, LONG)), others)
 
     assert steps == (NODES, Slice(A, SHORT), mode(A), Slice(B, LONG))
-    assert to_look_up(steps, others) == (Slice(A, SHORT), mode(A), Slice(B, LONG))
+    assert settings_to_read(steps, others) == (Slice(A, SHORT), mode(A), Slice(B, LONG))
     found = {Slice(A, SHORT): MEDIUM, mode(A): NOBODY, Slice(B, LONG): None}
-    assert with_found(steps, found) == (
+    assert with_previous_values(steps, found) == (
         NODES,
         Slice(A, SHORT, MEDIUM),
         mode(A, ALONE, NOBODY),
@@ -52,66 +57,66 @@ def test_a_setting_that_nobody_has_changed_yet_is_looked_up_first():
 
 
 def test_what_a_gpu_does_not_say_stays_unsaid():
-    assert with_found((mode(A),), {mode(A): None}) == (mode(A),)
+    assert with_previous_values((mode(A),), {mode(A): None}) == (mode(A),)
 
 
 def test_a_later_claim_takes_over_what_the_first_one_found():
     others = [record("first", Slice(A, SHORT, MEDIUM), mode(B, ALONE, NOBODY))]
 
-    steps = taken_over((Slice(A, SHORT), mode(A), Slice(B, SHORT), mode(B)), others)
+    steps = with_inherited_values((Slice(A, SHORT), mode(A), Slice(B, SHORT), mode(B)), others)
 
     assert steps == (Slice(A, SHORT, MEDIUM), mode(A), Slice(B, SHORT), mode(B, ALONE, NOBODY))
-    assert to_look_up(steps, others) == (mode(A), Slice(B, SHORT)), "of each kind by itself"
+    assert settings_to_read(steps, others) == (mode(A), Slice(B, SHORT)), "of each kind by itself"
 
 
 def test_a_gpu_that_did_not_say_is_not_asked_while_it_is_set():
     others = [record("first", Slice(A, SHORT, None))]
 
-    steps = taken_over((Slice(A, SHORT),), others)
+    steps = with_inherited_values((Slice(A, SHORT),), others)
 
     assert steps == (Slice(A, SHORT),)
-    assert to_look_up(steps, others) == ()
+    assert settings_to_read(steps, others) == ()
 
 
 @pytest.mark.parametrize("settings", [(), (Slice(A, SHORT, MEDIUM),), (mode(A, ALONE, ANYONE),)])
 def test_a_claim_that_changes_nothing_takes_nothing_over_and_brings_nothing_back(settings):
     others = [record("first", *settings)]
 
-    assert taken_over((NODES,), others) == (NODES,)
-    assert undo_settings(record("silent"), others) == ()
+    assert with_inherited_values((NODES,), others) == (NODES,)
+    assert restore_steps(record("silent"), others) == ()
 
 
 def test_what_was_found_comes_back_newest_first_and_only_where_nobody_needs_the_setting():
     mine = record("mine", Slice(A, SHORT, MEDIUM), Slice(B, LONG, SHORT), mode(A, ALONE, NOBODY))
 
-    assert undo_settings(mine, []) == (mode(A, NOBODY), Slice(B, SHORT), Slice(A, MEDIUM))
+    assert restore_steps(mine, []) == (mode(A, NOBODY), Slice(B, SHORT), Slice(A, MEDIUM))
     other = record("other", Slice(B, LONG, SHORT), mode(A, ALONE, NOBODY))
-    assert undo_settings(mine, [other]) == (Slice(A, MEDIUM),)
+    assert restore_steps(mine, [other]) == (Slice(A, MEDIUM),)
 
 
 def test_mig_mode_is_off_again_where_the_gpu_did_not_say():
-    assert undo_settings(record("mine", SetMigMode(A, True)), []) == (SetMigMode(A, False),)
-    assert undo_settings(record("mine", SetMigMode(A, True, True)), []) == (SetMigMode(A, True),)
+    assert restore_steps(record("mine", SetMigMode(A, True)), []) == (SetMigMode(A, False),)
+    assert restore_steps(record("mine", SetMigMode(A, True, True)), []) == (SetMigMode(A, True),)
 
 
 def test_a_claim_that_had_mig_mode_turned_off_leaves_it_off():
-    assert undo_settings(record("mine", SetMigMode(A, False, True)), []) == (SetMigMode(A, False),)
+    assert restore_steps(record("mine", SetMigMode(A, False, True)), []) == (SetMigMode(A, False),)
 
 
 def test_a_gpu_that_did_not_say_gets_back_what_its_driver_sets_up():
     mine = record("mine", Slice(A, SHORT, None), mode(B, ALONE, None))
 
-    assert undo_settings(mine, []) == (mode(B, ANYONE), Slice(A, Interval.DEFAULT))
+    assert restore_steps(mine, []) == (mode(B, ANYONE), Slice(A, TimeSliceInterval.DEFAULT))
 
 
 class Killed(Exception):
     """The process ended between two effects."""
 
 
-Values = dict[tuple[type[Setting], GpuUuid], int]
+Values = dict[tuple[type[GpuSetting], GpuUuid], int]
 
 
-def value(step: Setting) -> int:
+def value(step: GpuSetting) -> int:
     match step:
         case Slice():
             return step.interval
@@ -121,8 +126,8 @@ def value(step: Setting) -> int:
             return step.on
 
 
-def settings(steps: Iterable[Step]) -> Iterator[Setting]:
-    return (step for step in steps if isinstance(step, Setting))
+def settings(steps: Iterable[Step]) -> Iterator[GpuSetting]:
+    return (step for step in steps if isinstance(step, GpuSetting))
 
 
 @dataclass
@@ -131,12 +136,12 @@ class World:
 
     gpus: Values
     says: bool = True
-    ledger: dict[str, Record] = field(default_factory=dict)
+    ledger: dict[str, ClaimRecord] = field(default_factory=dict)
     complete: set[str] = field(default_factory=set)
     kill: int = -1
     whole: set[GpuUuid] = field(default_factory=set)  # claims wanted their MIG mode off
 
-    def others(self, name: str) -> list[Record]:
+    def others(self, name: str) -> list[ClaimRecord]:
         return [record for other, record in sorted(self.ledger.items()) if other != name]
 
     def effect(self) -> None:
@@ -144,11 +149,11 @@ class World:
             raise Killed
         self.kill -= 1
 
-    def carry_out(self, step: Setting) -> None:
+    def carry_out(self, step: GpuSetting) -> None:
         self.effect()
         self.gpus[type(step), step.gpu] = value(step)
 
-    def prepare(self, name: str, asked: tuple[Setting, ...]) -> None:
+    def prepare(self, name: str, asked: tuple[GpuSetting, ...]) -> None:
         set_by_others = {
             (type(step), step.gpu): value(step)
             for other in self.others(name)
@@ -159,11 +164,13 @@ class World:
         )
         if name in self.ledger or clash:
             return
-        steps = taken_over(asked, self.others(name))
-        look_up = to_look_up(steps, self.others(name))
+        steps = with_inherited_values(asked, self.others(name))
+        look_up = settings_to_read(steps, self.others(name))
         found = {step: self.gpus[type(step), step.gpu] if self.says else None for step in look_up}
         self.effect()
-        self.ledger[name] = replace(Record(ref(name), ()), steps=with_found(steps, found))
+        self.ledger[name] = replace(
+            ClaimRecord(ref(name), ()), steps=with_previous_values(steps, found)
+        )
         self.whole |= {step.gpu for step in steps if isinstance(step, SetMigMode) and not step.on}
         for step in settings(steps):
             self.carry_out(step)
@@ -174,7 +181,7 @@ class World:
         if name not in self.ledger:
             return
         self.complete.discard(name)
-        for step in undo_settings(self.ledger[name], self.others(name)):
+        for step in restore_steps(self.ledger[name], self.others(name)):
             self.carry_out(step)
         self.effect()
         del self.ledger[name]
@@ -185,14 +192,14 @@ class World:
         for name in sorted(self.ledger.keys() - self.complete):
             self.unprepare(name)
 
-    def settings(self) -> Iterator[Setting]:
+    def settings(self) -> Iterator[GpuSetting]:
         for name in self.complete:
             yield from settings(self.ledger[name].steps)
 
 
 NAMES = ("one", "two", "three")
 KINDS = {
-    Slice: st.sampled_from(Interval),
+    Slice: st.sampled_from(TimeSliceInterval),
     SetComputeMode: st.sampled_from(ComputeMode),
     SetMigMode: st.booleans(),
 }

@@ -7,24 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.claims import PodUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.processes import Process
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.plan.guard import (
+from dra_driver.k8s.claims import PodUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.plan.memory.guard import (
     KILL_AFTER_SECONDS,
     LONGEST_GAP_SECONDS,
-    TELL_AGAIN_SECONDS,
-    Began,
-    Excursions,
-    Kill,
-    Terminate,
-    Warn,
-    decide,
+    REPEAT_WARNING_SECONDS,
+    TOLERANCE_BYTES,
+    GuardState,
+    KillProcess,
+    LimitExceeded,
+    TerminateProcess,
+    WarnOverLimit,
+    claims_over_limit,
+    guard_actions,
 )
-from dra_driver.plan.memory_look import ClaimUse, GpuLook, Use, claim_uses
-from dra_driver.plan.memory_shares import Share
-from dra_driver.plan.outliers import TOLERANCE_BYTES, outliers
+from dra_driver.plan.memory.usage import (
+    ClaimMemoryUsage,
+    GpuMemorySample,
+    MemoryShare,
+    ProcessUsage,
+    claim_usages,
+)
 from tests.fakes.values import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -40,41 +46,43 @@ def gib(size):
 
 def share(claim, memory=10, policy="Kill", grace=GRACE):
     """Of so many GiB."""
-    return Share(claim, frozenset({POD}), gib(memory), Guard(GuardPolicy(policy), grace))
+    return MemoryShare(claim, frozenset({POD}), gib(memory), GuardRules(GuardPolicy(policy), grace))
 
 
 def process(pid, started=1):
-    return Process(pid, started, POD, f"container-of-{pid}")
+    return ContainerProcess(pid, started, POD, f"container-of-{pid}")
 
 
 def use(pid, memory, *claims, started=1):
     """Of so many GiB."""
-    return Use(process(pid, started), gib(memory), frozenset(one.uid for one in claims or (A,)))
+    return ProcessUsage(
+        process(pid, started), gib(memory), frozenset(one.uid for one in claims or (A,))
+    )
 
 
 def look(*uses, shares=None, gpu=GPU):
-    return GpuLook(gpu, tuple(shares or [share(A)]), uses)
+    return GpuMemorySample(gpu, tuple(shares or [share(A)]), uses)
 
 
 class Told:
     """Looks one after another; what is done about each."""
 
     def __init__(self):
-        self.excursions: Excursions = {}
+        self.excursions: GuardState = {}
         self.now = 1000.0
 
     def __call__(self, *looks, after=1.0):
         self.now += after
-        self.excursions, actions = decide(looks, self.excursions, self.now)
+        self.excursions, actions = guard_actions(looks, self.excursions, self.now)
         return [brief(action) for action in actions]
 
 
 def brief(action):
     names = " ".join(claim.name for claim in action.group.claims)
     match action:
-        case Began() | Warn():
+        case LimitExceeded() | WarnOverLimit():
             return f"{type(action).__name__} {names}"
-        case Terminate(_, one) | Kill(_, one):
+        case TerminateProcess(_, one) | KillProcess(_, one):
             return f"{type(action).__name__} {one.process.pid}"
 
 
@@ -246,7 +254,7 @@ def test_after_a_long_time_without_a_look_it_is_judged_anew(guard):
 
 def test_who_stays_above_is_warned_of_again_every_few_minutes(guard):
     above = look(use(1, 11), shares=[share(A, policy="Warn")])
-    said = [guard(above, after=10) for _ in range(int(2 * TELL_AGAIN_SECONDS / 10) + 1)]
+    said = [guard(above, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
 
     assert [one for one in said if one] == [["Began a", "Warn a"], ["Warn a"], ["Warn a"]]
 
@@ -321,7 +329,7 @@ def test_claims_of_one_container_that_are_above_are_judged_without_those_of_the_
     """C's process is the largest, and may be of B; but A and B are above whoever it is of."""
     shares = [share(A), share(B), share(C)]
     uses = [use(1, 12, A, B), use(2, 13, A, B), use(3, 14, B, C)]
-    (group,) = outliers(look(*uses, shares=shares))
+    (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B)
     assert [one.process.pid for one in group.uses] == [1, 2]
@@ -331,14 +339,14 @@ def test_claims_that_are_above_only_as_all_that_hang_together_are_found():
     shares = [share(A), share(B), share(C)]
     chain = look(use(1, 16, A, B), use(2, 15, B, C), shares=shares)
 
-    assert [group.claims for group in outliers(chain)] == [(A, B, C)]
+    assert [group.claims for group in claims_over_limit(chain)] == [(A, B, C)]
 
 
 def test_a_claim_that_fits_whatever_is_counted_is_not_taken_along_by_those_it_hangs_on():
     """All four together are above; D fits even with all that may be D's."""
     shares = [share(A), share(B), share(C), share(D)]
     uses = [use(1, 16, A, B), use(2, 16, B, C), use(3, 0.5, C, D), use(4, 9, D)]
-    (group,) = outliers(look(*uses, shares=shares))
+    (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B, C)
     assert [one.process.pid for one in group.uses] == [1, 2]
@@ -348,7 +356,7 @@ def test_a_claim_that_fits_as_the_driver_counts_is_not_taken_along_either():
     shares = [share(A), share(B), share(C), share(D)]
     filling = replace(use(4, 0, D), memory_bytes=10 * GIB + (1 << 20))
     uses = [use(1, 16, A, B), use(2, 16, B, C), use(3, 0, C, D), filling]
-    (group,) = outliers(look(*uses, shares=shares))
+    (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B, C)
 
@@ -365,12 +373,12 @@ def test_each_of_several_claims_may_have_what_the_driver_lets_it_have():
     def using(bytes_):
         return look(replace(use(1, 0, A, B), memory_bytes=bytes_), shares=[share(A), share(B)])
 
-    assert outliers(using(20 * GIB + (4 << 20))) == ()
-    assert outliers(using(20 * GIB + (4 << 20) + 1)) != ()
+    assert claims_over_limit(using(20 * GIB + (4 << 20))) == ()
+    assert claims_over_limit(using(20 * GIB + (4 << 20) + 1)) != ()
 
 
 def test_a_claim_without_limit_frees_those_that_it_cannot_be_told_from(guard):
-    shares = [share(A), Share(B, frozenset({POD}), None)]
+    shares = [share(A), MemoryShare(B, frozenset({POD}), None)]
 
     assert guard(look(use(1, 99, A, B), shares=shares)) == []
     assert guard(look(use(1, 99, A), shares=shares)) == ["Began a", "Warn a"]
@@ -403,7 +411,7 @@ def test_memory_that_nvml_does_not_tell_is_not_counted_and_nobody_is_ended_for_i
 
 
 def test_processes_that_may_be_of_no_claim_are_nobodys_business(guard):
-    stray = Use(process(1), 99 * GIB, frozenset())
+    stray = ProcessUsage(process(1), 99 * GIB, frozenset())
 
     assert guard(look(stray, use(2, 9))) == []
 
@@ -431,17 +439,17 @@ def test_groups_are_in_the_order_of_their_claims():
     shares = [share(A), share(B), share(C)]
     seen = look(use(3, 11, C), use(1, 11, B), use(2, 11, A), shares=shares)
 
-    assert [group.claims for group in outliers(seen)] == [(A,), (B,), (C,)]
+    assert [group.claims for group in claims_over_limit(seen)] == [(A,), (B,), (C,)]
 
 
 def test_what_claims_use_is_told_for_each_and_in_proportion_where_it_is_not_known():
-    shares = [share(A, 10), share(B, 30), share(C, 5), Share(D, frozenset(), None)]
+    shares = [share(A, 10), share(B, 30), share(C, 5), MemoryShare(D, frozenset(), None)]
     uses = [use(1, 20, A, B), use(2, 1, A), use(3, None, A), use(4, 9, A, D)]
 
-    assert claim_uses(look(*uses, shares=shares)) == (
-        ClaimUse(GPU, A, 6.0 * GIB, 10 * GIB),
-        ClaimUse(GPU, B, 15.0 * GIB, 30 * GIB),
-        ClaimUse(GPU, C, 0.0, 5 * GIB),
+    assert claim_usages(look(*uses, shares=shares)) == (
+        ClaimMemoryUsage(GPU, A, 6.0 * GIB, 10 * GIB),
+        ClaimMemoryUsage(GPU, B, 15.0 * GIB, 30 * GIB),
+        ClaimMemoryUsage(GPU, C, 0.0, 5 * GIB),
     )
 
 
@@ -511,7 +519,7 @@ def sets_of(seen):
 @given(worlds())
 def test_every_group_is_certainly_above_and_no_claim_in_it_fits_its_share(seen):
     taken = set()
-    for group in outliers(seen):
+    for group in claims_over_limit(seen):
         uids = {claim.uid for claim in group.claims}
         assert certainly_above(seen, uids)
         assert not any(fits(seen, uid) for uid in uids)
@@ -529,36 +537,38 @@ def test_where_claims_are_certainly_above_some_are_found(seen):
         uses=tuple(one for one in seen.uses if one.claims <= {g.claim.uid for g in guarded}),
     )
 
-    assert bool(outliers(seen)) == any(certainly_above(seen, uids) for uids in sets_of(seen))
+    assert bool(claims_over_limit(seen)) == any(
+        certainly_above(seen, uids) for uids in sets_of(seen)
+    )
 
 
 @given(histories())
 def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(history):
-    excursions: Excursions = {}
+    excursions: GuardState = {}
     now, looked = 0.0, 0.0
     high, seconds = set(), {}  # claims above at the last look, and for how long until then
     for passed, seen in history:
         now += passed
         if seen is None:
-            excursions, actions = decide([], excursions, now)
+            excursions, actions = guard_actions([], excursions, now)
             assert actions == ()
             continue
-        above = {claim.uid for group in outliers(seen) for claim in group.claims}
+        above = {claim.uid for group in claims_over_limit(seen) for claim in group.claims}
         for uid in above & high:
             seconds[uid] = seconds.get(uid, 0.0) + now - looked
         high, looked = above, now
-        excursions, actions = decide([seen], excursions, now)
+        excursions, actions = guard_actions([seen], excursions, now)
         policies = {one.claim.uid: one.guard for one in seen.shares}
         for action in actions:
             uids = {claim.uid for claim in action.group.claims}
             assert all(policies[uid].policy is not GuardPolicy.OFF for uid in uids)
-            if isinstance(action, Terminate | Kill):
+            if isinstance(action, TerminateProcess | KillProcess):
                 mine = action.use.claims
                 assert mine <= uids
                 assert not any(fits(seen, uid) for uid in mine)
                 assert all(policies[uid].policy is GuardPolicy.KILL for uid in uids)
                 assert all(seconds.get(uid, 0.0) >= policies[uid].grace_seconds for uid in mine)
-            if isinstance(action, Terminate):
+            if isinstance(action, TerminateProcess):
                 sizes = [one.memory_bytes for one in seen.uses if one.claims <= uids]
                 assert action.use.memory_bytes == max(sizes)
 
@@ -566,21 +576,21 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
 @given(worlds(), st.sets(st.integers(1, 5)), st.sampled_from([0.5, 1.0, 2.0]))
 def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, seconds):
     """*stubborn*: processes that end only when they are killed."""
-    excursions: Excursions = {}
+    excursions: GuardState = {}
     now = 0.0
     killed = []
     for _ in range(200):
         now += seconds
-        excursions, actions = decide([seen], excursions, now)
+        excursions, actions = guard_actions([seen], excursions, now)
         gone = {
             action.use.process
             for action in actions
-            if isinstance(action, Kill)
-            or (isinstance(action, Terminate) and action.use.process.pid not in stubborn)
+            if isinstance(action, KillProcess)
+            or (isinstance(action, TerminateProcess) and action.use.process.pid not in stubborn)
         }
         killed += gone
         left = tuple(one for one in seen.uses if one.process not in gone)
         seen = replace(seen, uses=left)
 
-    assert all(group.guard.policy is GuardPolicy.WARN for group in outliers(seen))
+    assert all(group.guard.policy is GuardPolicy.WARN for group in claims_over_limit(seen))
     assert len(killed) == len(set(killed))

@@ -3,95 +3,103 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.claims import ClaimUid, Pod, PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.shares import PodShare
-from dra_driver.model.steps import LimitMemory, PodLimit
-from dra_driver.plan.limits import limit_steps, pod_shares, undo_limit_steps
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.steps import PodMemoryLimit, PodMemoryShare, SetMemoryLimits
+from dra_driver.plan.memory.pod_limits import (
+    memory_limit_steps,
+    pod_memory_shares,
+    restored_memory_limit_steps,
+)
 from tests.fakes.values import ref
 
-GUARD = Guard(GuardPolicy.KILL)
+GUARD = GuardRules(GuardPolicy.KILL)
 GPUS = [GpuUuid("GPU-0"), GpuUuid("GPU-1")]
 
 
 def held(size, gpu=0, strict=False, **fields):
     """A part of a GPU; all of it, where *size* is None."""
-    limit = None if size is None else Limit(size, GUARD, strict)
+    limit = None if size is None else ClaimMemoryLimit(size, GUARD, strict)
     return Holding(ref(), DeviceName(f"gpu-{gpu}"), gpu=GPUS[gpu], limit=limit, **fields)
 
 
 def record(name, *holdings, pods="a"):
     users = tuple(Pod(f"pod-{pod}", PodUid(pod)) for pod in pods)
-    return Record(ref(name), tuple(holdings), pods=users)
+    return ClaimRecord(ref(name), tuple(holdings), pods=users)
 
 
 def limits(gpu=0, strict=False, **pods):
-    wanted = tuple(PodLimit(PodUid(pod), size) for pod, size in sorted(pods.items()))
-    return LimitMemory(GPUS[gpu], wanted, strict)
+    wanted = tuple(PodMemoryLimit(PodUid(pod), size) for pod, size in sorted(pods.items()))
+    return SetMemoryLimits(GPUS[gpu], wanted, strict)
 
 
 def test_a_pod_is_limited_to_what_its_claim_holds():
     one = record("one", held(10), pods="ab")
-    assert limit_steps(one, ()) == (limits(a=10, b=10),)
-    assert undo_limit_steps(one, ()) == (limits(a=None, b=None),)
+    assert memory_limit_steps(one, ()) == (limits(a=10, b=10),)
+    assert restored_memory_limit_steps(one, ()) == (limits(a=None, b=None),)
 
 
 def test_what_a_pod_holds_of_a_gpu_is_one_sum():
     one = record("one", held(10), held(5), held(7, gpu=1))
     two = record("two", held(1), pods="ac")
     elsewhere = record("elsewhere", held(100), pods="d")
-    assert limit_steps(one, (two, elsewhere)) == (limits(a=16), limits(gpu=1, a=7))
-    assert undo_limit_steps(one, (two, elsewhere)) == (limits(a=1), limits(gpu=1, a=None))
+    assert memory_limit_steps(one, (two, elsewhere)) == (limits(a=16), limits(gpu=1, a=7))
+    assert restored_memory_limit_steps(one, (two, elsewhere)) == (
+        limits(a=1),
+        limits(gpu=1, a=None),
+    )
 
 
 def test_a_claim_is_not_counted_twice():
     one = record("one", held(10))
-    assert limit_steps(one, (one,)) == (limits(a=10),)
-    assert undo_limit_steps(one, (one,)) == (limits(a=None),)
+    assert memory_limit_steps(one, (one,)) == (limits(a=10),)
+    assert restored_memory_limit_steps(one, (one,)) == (limits(a=None),)
 
 
 def test_a_whole_gpu_has_no_limit_and_takes_away_one():
     whole, part = record("whole", held(None)), record("part", held(10))
-    assert limit_steps(whole, ()) == undo_limit_steps(whole, ()) == ()
-    assert limit_steps(whole, (part,)) == (limits(a=None),)
-    assert limit_steps(part, (whole,)) == ()
-    assert undo_limit_steps(whole, (part,)) == (limits(a=10),)
+    assert memory_limit_steps(whole, ()) == restored_memory_limit_steps(whole, ()) == ()
+    assert memory_limit_steps(whole, (part,)) == (limits(a=None),)
+    assert memory_limit_steps(part, (whole,)) == ()
+    assert restored_memory_limit_steps(whole, (part,)) == (limits(a=10),)
 
 
 def test_a_claim_that_looks_on_gives_no_limit_and_takes_none_away():
     monitor, part = record("monitor", held(None, admin=True)), record("part", held(10))
-    assert limit_steps(monitor, (part,)) == undo_limit_steps(monitor, (part,)) == ()
-    assert limit_steps(part, (monitor,)) == (limits(a=10),)
-    assert pod_shares((monitor,)) == ()
+    assert (
+        memory_limit_steps(monitor, (part,)) == restored_memory_limit_steps(monitor, (part,)) == ()
+    )
+    assert memory_limit_steps(part, (monitor,)) == (limits(a=10),)
+    assert pod_memory_shares((monitor,)) == ()
 
 
 def test_what_does_not_say_of_which_gpu_it_is_is_passed_over():
-    old = Record(
+    old = ClaimRecord(
         ref("old"), (Holding(ref("old"), DeviceName("gpu-0")),), pods=(Pod("a", PodUid("a")),)
     )
-    assert limit_steps(old, ()) == ()
+    assert memory_limit_steps(old, ()) == ()
 
 
 def test_a_step_is_strict_as_its_own_claim_is_and_its_undoing_never():
     one, two = record("one", held(10, strict=True)), record("two", held(5))
-    assert limit_steps(one, (two,)) == (limits(strict=True, a=15),)
-    assert limit_steps(two, (one,)) == (limits(a=15),)
-    assert undo_limit_steps(one, (two,)) == (limits(a=5),)
+    assert memory_limit_steps(one, (two,)) == (limits(strict=True, a=15),)
+    assert memory_limit_steps(two, (one,)) == (limits(a=15),)
+    assert restored_memory_limit_steps(one, (two,)) == (limits(a=5),)
 
 
 def test_shares_say_which_claim_holds_what():
     one, two = record("one", held(10, strict=True), held(1), pods="ab"), record("two", held(5))
     c1, c2 = ClaimUid("uid-one"), ClaimUid("uid-two")
-    a = PodShare(PodUid("a"), GPUS[0], ((c1, 11), (c2, 5)), strict=True)
-    b = PodShare(PodUid("b"), GPUS[0], ((c1, 11),), strict=True)
-    assert pod_shares((two, one)) == (a, b)
+    a = PodMemoryShare(PodUid("a"), GPUS[0], ((c1, 11), (c2, 5)), strict=True)
+    b = PodMemoryShare(PodUid("b"), GPUS[0], ((c1, 11),), strict=True)
+    assert pod_memory_shares((two, one)) == (a, b)
     assert (a.memory_bytes, a.of({c1}), a.of({c2, ClaimUid("x")}), a.of(())) == (16, 11, 5, 0)
 
 
 def test_a_claim_without_a_limit_lifts_that_of_who_uses_it():
-    share = PodShare(PodUid("a"), GPUS[0], ((ClaimUid("p"), 10), (ClaimUid("w"), None)))
+    share = PodMemoryShare(PodUid("a"), GPUS[0], ((ClaimUid("p"), 10), (ClaimUid("w"), None)))
     assert share.memory_bytes is None
     assert share.of({ClaimUid("p")}) == 10
     assert share.of({ClaimUid("w")}) is None
@@ -145,16 +153,18 @@ def test_after_any_sequence_each_pod_has_the_sum_of_what_it_holds_and_at_the_end
         # Prepared, prepared again, unprepared in any order.
         one, others = records[name], [its for at, its in there.items() if at != name]
         if name in there and data.draw(st.booleans()):
-            driver.do(undo_limit_steps(one, others))
-            driver.do(undo_limit_steps(one, others))  # a crash came before it was forgotten
+            driver.do(restored_memory_limit_steps(one, others))
+            driver.do(
+                restored_memory_limit_steps(one, others)
+            )  # a crash came before it was forgotten
             del there[name]
         else:
-            driver.do(limit_steps(one, others))
+            driver.do(memory_limit_steps(one, others))
             there[name] = one
         assert driver.limits == expected(there.values())
-        shares = {(one.gpu, one.pod): one.memory_bytes for one in pod_shares(there.values())}
+        shares = {(one.gpu, one.pod): one.memory_bytes for one in pod_memory_shares(there.values())}
         assert {key: size for key, size in shares.items() if size is not None} == driver.limits
     for name in list(there):
         one = there.pop(name)
-        driver.do(undo_limit_steps(one, there.values()))
+        driver.do(restored_memory_limit_steps(one, there.values()))
     assert driver.limits == {}

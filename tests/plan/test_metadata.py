@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi import check
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import Allocation, Claim, ShareId
-from dra_driver.kubeletplugin.device_metadata import uid_in
-from dra_driver.plan.answer import answer, granted
-from dra_driver.plan.edits import Host, claim_spec
-from dra_driver.plan.metadata import documents_of
-from dra_driver.plan.prepare import Plan, plan_claim
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import AllocationResult, Claim, ShareId
+from dra_driver.kubeletplugin.device_metadata import claim_uid_of_file
+from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
+from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from tests.fakes.node import FILES, FakeNode
 from tests.fakes.values import POOL, allocation, fraction, inventory, offer, ref
 
@@ -22,15 +21,15 @@ DRIVER = "gpu.nvidia.com"
 DIRECTORY = "/plugin/metadata"
 
 
-def planned(*allocations: Allocation) -> Plan:
+def planned(*allocations: AllocationResult) -> ClaimPlan:
     return plan_claim(Claim(ref(), allocations), offer(), (), POOL)
 
 
-def mounts_by_name(plan: Plan) -> dict[str, list[tuple[str, str]]]:
+def mounts_by_name(plan: ClaimPlan) -> dict[str, list[tuple[str, str]]]:
     """Of each CDI device, what of the host it shows where."""
-    host = Host(FILES, FakeNode(inventory()).device_files((0, 1)))
-    documents = documents_of(plan, DRIVER, DIRECTORY)
-    spec = claim_spec(plan.claim.ref, granted(plan, documents, {}), host, DRIVER)
+    host = CdiHost(FILES, FakeNode(inventory()).device_files((0, 1)))
+    documents = metadata_documents(plan, DRIVER, DIRECTORY)
+    spec = claim_spec(plan.claim.ref, container_devices(plan, documents, {}), host, DRIVER)
     check(spec)
     return {
         f"{spec.kind}={device.name}": [
@@ -40,11 +39,11 @@ def mounts_by_name(plan: Plan) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def shown(plan: Plan, requests: set[str]) -> list[tuple[str, str]]:
+def shown(plan: ClaimPlan, requests: set[str]) -> list[tuple[str, str]]:
     """What the devices show to a container that names these requests of the claim."""
     ids = [
         cdi_id
-        for device in answer(plan, DRIVER)
+        for device in prepared_devices(plan, DRIVER)
         if requests & {*device.requests}
         for cdi_id in device.cdi_ids
     ]
@@ -54,9 +53,11 @@ def shown(plan: Plan, requests: set[str]) -> list[tuple[str, str]]:
 
 def test_a_document_is_shown_read_only_where_programs_look_for_it():
     plan = planned(allocation())
-    host = Host(FILES, FakeNode(inventory()).device_files((0,)))
-    documents = documents_of(plan, DRIVER, DIRECTORY)
-    (device,) = claim_spec(plan.claim.ref, granted(plan, documents, {}), host, DRIVER).devices
+    host = CdiHost(FILES, FakeNode(inventory()).device_files((0,)))
+    documents = metadata_documents(plan, DRIVER, DIRECTORY)
+    (device,) = claim_spec(
+        plan.claim.ref, container_devices(plan, documents, {}), host, DRIVER
+    ).devices
     (mount,) = device.container_edits.mounts
     assert mount.options == ("ro", "bind")
     assert mount.host_path == f"{DIRECTORY}/uid-claim_gpu.json"
@@ -84,13 +85,15 @@ def wanted(draw):
 @given(allocations=wanted(), data=st.data())
 def test_a_container_can_read_of_every_request_it_names_once(allocations, data):
     plan = planned(*allocations)
-    documents = {one.request: one for one in documents_of(plan, DRIVER, DIRECTORY)}
+    documents = {one.request: one for one in metadata_documents(plan, DRIVER, DIRECTORY)}
     requests = data.draw(st.sets(st.sampled_from(sorted(documents)), min_size=1))
 
     targets = [target for _, target in shown(plan, requests)]
     sources = [source.rpartition("/")[2] for source, _ in shown(plan, requests)]
 
-    assert {uid_in(source) for source in sources} == {plan.claim.ref.uid}, "by which it is known"
+    assert {claim_uid_of_file(source) for source in sources} == {plan.claim.ref.uid}, (
+        "by which it is known"
+    )
     assert len(set(targets)) == len(targets)
     assert {documents[request].container_path for request in requests} <= {*targets}
 
@@ -120,7 +123,7 @@ def test_all_requests_for_one_device_bring_their_documents_and_their_order_makes
 
 def test_a_document_says_what_was_granted_of_a_gpu():
     plan = planned(fraction("20Gi", "gpu-0", "part"), allocation("gpu-1", "whole"))
-    part, whole = documents_of(plan, DRIVER, DIRECTORY)
+    part, whole = metadata_documents(plan, DRIVER, DIRECTORY)
 
     told, all_of_it = (
         json.loads(one.text.splitlines()[0])["requests"][0]["devices"][0]["attributes"]
@@ -138,7 +141,7 @@ def test_a_document_says_how_many_cores_were_reserved():
     (grant,) = plan.grants
     with_cores = replace(plan, grants=(replace(grant, amount=replace(grant.amount, cores=25)),))
 
-    (document,) = documents_of(with_cores, DRIVER, DIRECTORY)
+    (document,) = metadata_documents(with_cores, DRIVER, DIRECTORY)
 
     (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
     assert device["attributes"]["cores"] == {"int": 25}
@@ -147,7 +150,7 @@ def test_a_document_says_how_many_cores_were_reserved():
 def test_a_document_says_by_which_strategy_a_part_is_shared():
     plan = planned(fraction("20Gi", cores="30"))
 
-    (document,) = documents_of(plan, DRIVER, DIRECTORY)
+    (document,) = metadata_documents(plan, DRIVER, DIRECTORY)
 
     (device,) = json.loads(document.text.splitlines()[0])["requests"][0]["devices"]
     assert device["attributes"]["strategy"] == {"string": "MPS"}
@@ -159,4 +162,4 @@ def test_an_annotation_that_is_no_name_is_refused():
     annotated = replace(plan, claim=replace(plan.claim, pod_claim_name="no name"))
 
     with pytest.raises(ClaimError, match="pod-claim-name"):
-        documents_of(annotated, DRIVER, DIRECTORY)
+        metadata_documents(annotated, DRIVER, DIRECTORY)

@@ -4,27 +4,31 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.devices import GpuUuid, Withheld
-from dra_driver.model.holdings import Record
-from dra_driver.model.mig import Instance
-from dra_driver.model.offer import Device, Monitor, Offer
+from dra_driver.base.errors import ClaimError, DeviceHeldByClaim, UnknownDevice
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import GpuUuid, MigInstance, UnavailableGpu
+from dra_driver.model.offer import AdminAccess, Device, Offer
 from dra_driver.model.profiles import Rules
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import (
-    CutPartition,
-    EndMps,
-    MakeDeviceNodes,
+    CreateDeviceNodes,
+    CreatePartition,
+    RemoveMpsNamespace,
     RemovePartition,
-    ServeMps,
+    ServeMpsNamespace,
     SetComputeMode,
     SetMigMode,
 )
-from dra_driver.plan.gpu_settings import to_look_up, with_found
-from dra_driver.plan.limits import limit_steps
-from dra_driver.plan.mig.claims import cuts, in_the_way, still_cut, whole_gpus, with_cuts
-from dra_driver.plan.prepare import plan_claim
-from dra_driver.plan.undo import undoing
+from dra_driver.plan.memory.pod_limits import memory_limit_steps
+from dra_driver.plan.mig.claims import (
+    blocking_instances,
+    partitions_created_for,
+    partitions_left_behind,
+    whole_gpus,
+    with_created,
+)
+from dra_driver.plan.prepare.claim import plan_claim, undo_steps
+from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
 from tests.fakes.mig import (
     FOUR,
     GIB,
@@ -53,15 +57,15 @@ def planned(*devices, name="claim", at=None, others=(), **fields):
 def prepared(*devices, name="other", others=(), at=None, **fields):
     """The record of a claim that was prepared: what it found, and what its partitions are."""
     plan = planned(*devices, name=name, others=others, at=at, **fields)
-    found = {step: False for step in to_look_up(plan.steps, others)}
-    plan = replace(plan, steps=with_found(plan.steps, found))
+    found = {step: False for step in settings_to_read(plan.steps, others)}
+    plan = replace(plan, steps=with_previous_values(plan.steps, found))
     return plan.settled(instances_of(plan)).record
 
 
 def instances_of(plan):
     partitions = {g.device.name: g.device.partition for g in plan.grants if g.device.partition}
     return {
-        name: Instance(one.key, 3, 0, GpuUuid(f"MIG-{one.key.profile_id}-{one.placement.start}"))
+        name: MigInstance(one.key, 3, 0, GpuUuid(f"MIG-{one.key.profile_id}-{one.placement.start}"))
         for name, one in partitions.items()
     }
 
@@ -70,9 +74,9 @@ def test_a_partition_is_cut_after_mig_mode_is_on():
     steps = planned(FIRST).steps
 
     assert steps == (
-        MakeDeviceNodes((0,)),
+        CreateDeviceNodes((0,)),
         SetMigMode(GPU, on=True),
-        CutPartition(GPU, partition(ONE, 0).key),
+        CreatePartition(GPU, partition(ONE, 0).key),
     )
 
 
@@ -80,7 +84,7 @@ def test_two_partitions_of_one_gpu_need_one_mode_and_two_cuts():
     steps = planned(FIRST, OTHER_SIDE).steps
 
     assert steps.count(SetMigMode(GPU, on=True)) == 1
-    assert [step.key for step in steps if isinstance(step, CutPartition)] == [
+    assert [step.key for step in steps if isinstance(step, CreatePartition)] == [
         partition(THREE, 4).key,
         partition(ONE, 0).key,
     ]
@@ -92,7 +96,7 @@ def test_on_a_board_that_needs_a_reset_the_mode_is_left_alone():
     steps = planned(FIRST, at=ampere).steps
 
     assert not any(isinstance(step, SetMigMode) for step in steps)
-    assert any(isinstance(step, CutPartition) for step in steps)
+    assert any(isinstance(step, CreatePartition) for step in steps)
 
 
 @pytest.mark.parametrize("allocated", [allocation("gpu-0"), fraction("20Gi", "gpu-0")])
@@ -105,7 +109,7 @@ def test_the_gpu_as_a_whole_and_a_share_of_it_find_the_mode_off(allocated):
 def test_a_gpu_that_offers_no_partitions_keeps_its_mode():
     plain = Offer((Device(mig_gpu(), SLICEABLE),))
 
-    assert planned("gpu-0", at=plain).steps == (MakeDeviceNodes((0,)),)
+    assert planned("gpu-0", at=plain).steps == (CreateDeviceNodes((0,)),)
 
 
 def test_an_instance_that_exists_is_neither_cut_nor_removed():
@@ -113,9 +117,9 @@ def test_an_instance_that_exists_is_neither_cut_nor_removed():
 
     plan = planned(FIRST, at=Offer((there,)))
 
-    assert plan.steps == (MakeDeviceNodes((0,)),)
+    assert plan.steps == (CreateDeviceNodes((0,)),)
     assert not plan.record.holdings[0].cut
-    assert undoing(plan.record, ()) == ()
+    assert undo_steps(plan.record, ()) == ()
 
 
 def test_the_record_says_which_partition_and_then_what_it_is():
@@ -133,7 +137,7 @@ def test_the_record_says_which_partition_and_then_what_it_is():
 def test_the_last_claim_removes_its_partition_and_restores_the_mode():
     record = prepared(FIRST)
 
-    assert undoing(record, ()) == (
+    assert undo_steps(record, ()) == (
         RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid),
         SetMigMode(GPU, on=False),
     )
@@ -144,15 +148,15 @@ def test_a_claim_that_is_not_the_last_on_its_gpu_leaves_the_mode_on():
     second = prepared(SECOND, name="second", others=(first,))
 
     mine = RemovePartition(GPU, partition(ONE, 0).key, instance(ONE, 0).uuid)
-    assert undoing(first, (second,)) == (mine,)
-    assert undoing(second, ())[-1] == SetMigMode(GPU, on=False)
+    assert undo_steps(first, (second,)) == (mine,)
+    assert undo_steps(second, ())[-1] == SetMigMode(GPU, on=False)
 
 
 def test_a_mode_that_was_on_before_the_first_claim_stays_on():
     plan = planned(FIRST)
-    was_on = replace(plan, steps=with_found(plan.steps, {SetMigMode(GPU, on=True): True}))
+    was_on = replace(plan, steps=with_previous_values(plan.steps, {SetMigMode(GPU, on=True): True}))
 
-    assert undoing(was_on.record, ())[-1] == SetMigMode(GPU, on=True)
+    assert undo_steps(was_on.record, ())[-1] == SetMigMode(GPU, on=True)
 
 
 def share(name, device=WHOLE_SIDE, memory="10Gi", **capacity):
@@ -163,14 +167,14 @@ def test_claims_that_share_a_partition_remove_it_with_the_last():
     first = plan_claim(share("first"), mig_offer(), (), POOL).record
     second = plan_claim(share("second"), mig_offer(), (first,), POOL).record
 
-    assert not any(isinstance(s, RemovePartition) for s in undoing(first, (second,)))
-    assert RemovePartition(GPU, partition(THREE, 0).key) in undoing(second, ())
+    assert not any(isinstance(s, RemovePartition) for s in undo_steps(first, (second,)))
+    assert RemovePartition(GPU, partition(THREE, 0).key) in undo_steps(second, ())
 
 
 def test_shares_of_a_partition_add_up_to_its_memory():
     first = plan_claim(share("first", memory="30Gi"), mig_offer(), (), POOL).record
 
-    with pytest.raises(DeviceHeld, match=r"20480Mi of memory, of which 10240Mi are free"):
+    with pytest.raises(DeviceHeldByClaim, match=r"20480Mi of memory, of which 10240Mi are free"):
         plan_claim(share("second", memory="20Gi"), mig_offer(), (first,), POOL)
     assert plan_claim(share("third", memory="10Gi"), mig_offer(), (first,), POOL).grants
 
@@ -179,7 +183,7 @@ def test_the_driver_limits_no_pod_on_a_partition():
     record = plan_claim(share("first"), mig_offer(), (), POOL).record
 
     assert record.limited
-    assert limit_steps(record, ()) == ()
+    assert memory_limit_steps(record, ()) == ()
 
 
 def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
@@ -192,12 +196,16 @@ def test_a_share_of_a_partition_is_refused_where_the_driver_has_to_limit_it():
 
 @pytest.mark.parametrize("held", ["gpu-0", WHOLE_SIDE, FOUR_AT_0, "gpu-0-mig-7g80gb-0-0"])
 def test_a_partition_waits_for_whatever_overlaps_it(held):
-    with pytest.raises(DeviceHeld, match=f"{FIRST} overlaps {held}, held by claim default/other"):
+    with pytest.raises(
+        DeviceHeldByClaim, match=f"{FIRST} overlaps {held}, held by claim default/other"
+    ):
         planned(FIRST, others=(prepared(held),))
 
 
 def test_the_gpu_as_a_whole_waits_for_every_partition():
-    with pytest.raises(DeviceHeld, match=f"gpu-0 overlaps {SECOND}, held by claim default/other"):
+    with pytest.raises(
+        DeviceHeldByClaim, match=f"gpu-0 overlaps {SECOND}, held by claim default/other"
+    ):
         planned("gpu-0", others=(prepared(SECOND),))
 
 
@@ -206,7 +214,7 @@ def test_partitions_beside_each_other_do_not_wait():
 
 
 def test_a_partition_is_held_as_a_whole_by_who_asked_for_no_share():
-    with pytest.raises(DeviceHeld, match=f"{FIRST} is held by claim default/other"):
+    with pytest.raises(DeviceHeldByClaim, match=f"{FIRST} is held by claim default/other"):
         planned(FIRST, others=(prepared(FIRST),))
 
 
@@ -223,18 +231,18 @@ def test_partitions_of_different_gpus_do_not_overlap():
 
 
 def test_a_monitor_looks_on_beside_partitions():
-    monitor = Device(mig_gpu(), Monitor())
+    monitor = Device(mig_gpu(), AdminAccess())
     looking_on = Claim(ref(), (allocation("gpu-0-mon", admin=True),))
 
     plan = plan_claim(looking_on, Offer((monitor,)), (prepared(FIRST),), POOL)
 
-    assert plan.steps == (MakeDeviceNodes((0,)),)
+    assert plan.steps == (CreateDeviceNodes((0,)),)
 
 
 def test_under_mps_the_server_is_over_the_instance():
     plan = planned(WHOLE_SIDE, configs=(MPS,))
 
-    (before,) = (step.space for step in plan.steps if isinstance(step, ServeMps))
+    (before,) = (step.space for step in plan.steps if isinstance(step, ServeMpsNamespace))
     (after,) = plan.settled(instances_of(plan)).record.spaces
 
     assert before.gpus == (f"{GPU}/9/0",)
@@ -245,7 +253,11 @@ def test_under_mps_the_server_is_over_the_instance():
 def test_the_server_ends_before_its_instance_goes():
     record = prepared(WHOLE_SIDE, configs=(MPS,))
 
-    assert [type(step) for step in undoing(record, ())] == [EndMps, RemovePartition, SetMigMode]
+    assert [type(step) for step in undo_steps(record, ())] == [
+        RemoveMpsNamespace,
+        RemovePartition,
+        SetMigMode,
+    ]
 
 
 def test_cores_of_a_partition_are_reserved_under_mps():
@@ -279,42 +291,45 @@ def test_a_config_for_gpus_does_not_fit_a_partition():
 
 def test_only_what_no_claim_of_ours_cut_is_in_the_way():
     ours = prepared(SECOND)
-    cut = CutPartition(GPU, partition(FOUR, 0).key)
+    cut = CreatePartition(GPU, partition(FOUR, 0).key)
     foreign = partition(ONE, 2).key
     there = (partition(ONE, 1).key, foreign, partition(ONE, 6).key)
 
-    assert in_the_way(cut, there, (ours,)) == (foreign,)
+    assert blocking_instances(cut, there, (ours,)) == (foreign,)
 
 
 def test_a_partition_that_a_claim_shares_already_is_no_new_cut():
     first = plan_claim(share("first"), mig_offer(), (), POOL).record
     second = plan_claim(share("second"), mig_offer(), (first,), POOL)
 
-    assert [cut.new for cut in (*cuts([first]), *cuts([second.record]))] == [True, False]
-    assert tuple(cuts([second.record])) == tuple(cuts([first]))
+    assert [
+        cut.new
+        for cut in (*partitions_created_for([first]), *partitions_created_for([second.record]))
+    ] == [True, False]
+    assert tuple(partitions_created_for([second.record])) == tuple(partitions_created_for([first]))
 
 
 def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
     record = planned(FIRST, SECOND).record
-    first, second = cuts([record])
+    first, second = partitions_created_for([record])
 
-    begun = with_cuts(record, {second})
+    begun = with_created(record, {second})
 
-    assert [one for one in undoing(begun, ()) if isinstance(one, RemovePartition)] == [
+    assert [one for one in undo_steps(begun, ()) if isinstance(one, RemovePartition)] == [
         RemovePartition(second.gpu, second.key)
     ]
     assert [one for one in record.steps if one not in begun.steps] == [first]
 
 
 def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
-    node = Offer((cut_device(SEVEN, 0),), (Withheld("GPU", "reason"),))
+    node = Offer((cut_device(SEVEN, 0),), (UnavailableGpu("GPU", "reason"),))
 
     with pytest.raises(ClaimError, match="this node has: gpu-0-mig-7g80gb-0-0"):
         planned(FIRST, at=node)
 
 
 def test_records_without_partitions_cut_nothing():
-    assert tuple(cuts([Record(ref(), ())])) == ()
+    assert tuple(partitions_created_for([ClaimRecord(ref(), ())])) == ()
 
 
 @pytest.mark.parametrize("name", ["gpu-0", FIRST, FOUR_AT_0])
@@ -360,7 +375,7 @@ def test_the_interval_of_a_gpu_is_not_set_for_a_partition_of_it():
 
     plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
 
-    assert plan.steps == (MakeDeviceNodes((0,)),)
+    assert plan.steps == (CreateDeviceNodes((0,)),)
 
 
 def test_other_partitions_are_not_configured_as_gpus():
@@ -393,7 +408,7 @@ def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
     begun = planned(FIRST, name="third").record
 
     def removed(record, *others):
-        removals = (one for one in undoing(record, others) if isinstance(one, RemovePartition))
+        removals = (one for one in undo_steps(record, others) if isinstance(one, RemovePartition))
         return [(one.uuid, set(one.unless)) for one in removals]
 
     assert removed(mine, theirs) == [("MIG-19-0", set())]
@@ -418,11 +433,14 @@ def test_a_record_says_what_was_cut_for_it():
 
 
 def test_what_was_cut_for_a_damaged_record_is_cut_and_held_by_nobody_else():
-    (left,) = still_cut(prepared(FIRST))
+    (left,) = partitions_left_behind(prepared(FIRST))
 
-    assert (left.holdings, tuple(cuts([left]))) == ((), tuple(cuts([prepared(FIRST)])))
+    assert (left.holdings, tuple(partitions_created_for([left]))) == (
+        (),
+        tuple(partitions_created_for([prepared(FIRST)])),
+    )
     assert planned(FIRST, others=(left,)).grants
-    assert still_cut(None) == ()
+    assert partitions_left_behind(None) == ()
 
 
 def test_a_gpu_whose_mode_nobody_turns_off_has_to_be_looked_at():

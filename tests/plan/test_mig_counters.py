@@ -7,10 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.mig import Engines, Mig, MigProfile, OddInstance, Partition, Placement
+from dra_driver.model.gpus import (
+    Engines,
+    MigInfo,
+    MigProfile,
+    Partition,
+    Placement,
+    UnusableGpuInstance,
+)
 from dra_driver.model.profiles import MigRules
-from dra_driver.plan.mig.blocks import blocks
-from dra_driver.plan.mig.offered import Foreign, Offered, allowed, offered
+from dra_driver.plan.mig.counters import partition_counters
+from dra_driver.plan.mig.partitions import (
+    OfferedPartitions,
+    UnmanagedInstances,
+    dynamic_partitions,
+    dynamic_profiles,
+)
 from tests.plan.mig_boards import boards, instance, key, legal, mig, odd, partition
 
 EVERYTHING = MigRules(dynamic=True, profiles=("*",))
@@ -18,7 +30,7 @@ PLAIN = MigRules(dynamic=True)
 WHOLE = "the whole GPU"
 
 
-def sets_by_counters(found: Offered, whole: bool):
+def sets_by_counters(found: OfferedPartitions, whole: bool):
     """Every set of devices that the counters have room for."""
     takes: dict[Partition | str, Counter[str]] = {
         one.partition: Counter(dict(one.takes)) for one in found.places
@@ -36,7 +48,7 @@ def sets_by_counters(found: Offered, whole: bool):
     return set(grow(list(takes), Counter(dict(found.counters))))
 
 
-def sets_by_board(its: Mig, found: Offered, whole: bool, there=()):
+def sets_by_board(its: MigInfo, found: OfferedPartitions, whole: bool, there=()):
     """Every set of devices that the board takes, beside what is *there* and in use or not."""
 
     def grow(partitions, chosen):
@@ -57,11 +69,11 @@ def sets_by_board(its: Mig, found: Offered, whole: bool, there=()):
     return sets | ({frozenset({WHOLE})} if whole else set())
 
 
-def every_partition(its: Mig, rules: MigRules, whole: bool):
-    return offered(its, allowed(its, rules), Foreign(), whole=whole)
+def every_partition(its: MigInfo, rules: MigRules, whole: bool):
+    return dynamic_partitions(its, dynamic_profiles(its, rules), UnmanagedInstances(), whole=whole)
 
 
-def most_taken(found: Offered):
+def most_taken(found: OfferedPartitions):
     return max(len(takes) for takes in (found.of_whole, *(one.takes for one in found.places)))
 
 
@@ -171,14 +183,14 @@ def situations(draw):
 @given(situations())
 def test_what_somebody_else_cut_takes_its_place_and_its_engines_from_what_is_offered(situation):
     its, chosen, whole_ones, odd_ones = situation
-    foreign = Foreign(
+    foreign = UnmanagedInstances(
         tuple(instance(its, one.profile.name, one.placement.start) for one in whole_ones),
         tuple(odd(its, one.profile.name, one.placement.start) for one in odd_ones),
     )
     there = [*whole_ones, *odd_ones]
-    profiles = allowed(its, MigRules(True, tuple(chosen)))
+    profiles = dynamic_profiles(its, MigRules(True, tuple(chosen)))
 
-    found = offered(its, profiles, foreign, whole=not there)
+    found = dynamic_partitions(its, profiles, foreign, whole=not there)
 
     assert sets_by_counters(found, not there) == sets_by_board(its, found, not there, there)
     possible = {Partition(one, place) for one in profiles for place in one.placements}
@@ -206,7 +218,7 @@ def made_up_boards(draw):
         most = draw(st.integers(1, len(starts)))
         profiles.append(MigProfile(f"{number}g", number, number, 1, most, 1, engines, placements))
     whole = MigProfile("all", 9, 9, 7, 1, 9, total, (Placement(0, 6),))
-    return Mig(True, True, True, (*profiles, whole))
+    return MigInfo(True, True, True, (*profiles, whole))
 
 
 @given(its=made_up_boards(), whole=st.booleans())
@@ -219,7 +231,7 @@ def test_on_any_board_partitions_are_kept_apart_exactly(its, whole):
 def test_where_placements_do_not_nest_memory_units_are_counted_one_by_one():
     placements = [Placement(0, 2), Placement(1, 2), Placement(4, 1)]
 
-    found = blocks(placements, Placement(0, 5))
+    found = partition_counters(placements, Placement(0, 5))
 
     assert found.there == (("memory-slice-1", 1),)
     assert found.of(Placement(0, 2)) == found.of(Placement(1, 2)) == (("memory-slice-1", 1),)
@@ -230,7 +242,7 @@ def test_engines_of_which_the_board_does_not_tell_how_many_it_has_are_not_counte
     engines = Engines(copy=1)
     small = MigProfile("1g", 1, 0, 1, 2, 1, engines, (Placement(0, 1), Placement(1, 1)))
     whole = MigProfile("2g", 0, 1, 2, 1, 2, Engines(), (Placement(0, 2),))
-    its = Mig(True, True, True, (small, whole))
+    its = MigInfo(True, True, True, (small, whole))
 
     found = every_partition(its, EVERYTHING, whole=False)
 
@@ -240,11 +252,11 @@ def test_engines_of_which_the_board_does_not_tell_how_many_it_has_are_not_counte
 
 def test_fewer_instances_of_a_profile_than_would_fit_are_counted():
     one = MigProfile("1g", 1, 0, 1, 2, 1, Engines(), tuple(Placement(n, 1) for n in range(4)))
-    its = Mig(True, True, False, (one,))
-    taken = Foreign((), (OddInstance(key(its, "1g", 0), 1, 0),))
+    its = MigInfo(True, True, False, (one,))
+    taken = UnmanagedInstances((), (UnusableGpuInstance(key(its, "1g", 0), 1, 0),))
 
     free = every_partition(its, EVERYTHING, whole=False)
-    less = offered(its, its.profiles, taken, whole=False)
+    less = dynamic_partitions(its, its.profiles, taken, whole=False)
 
     assert free.counters == (("profile-1", 2),)
     assert less.counters == (("profile-1", 1),)

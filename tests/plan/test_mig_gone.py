@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.mig import Mig
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInfo
 from dra_driver.model.offer import Device, Offer
 from dra_driver.model.steps import RemovePartition
-from dra_driver.plan.mig.claims import cuts
-from dra_driver.plan.mig.gone import given_up, known_given_up, lost, message, partitions
-from dra_driver.plan.prepare import plan_claim
-from dra_driver.plan.undo import undoing
+from dra_driver.plan.mig.claims import (
+    computed_partitions,
+    lost_instance_message,
+    lost_instances,
+    partitions_created_for,
+    released_partitions,
+    with_lost_instances,
+)
+from dra_driver.plan.prepare.claim import plan_claim, undo_steps
 from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer, partition
 from tests.fakes.values import POOL, allocation, claim, config, gpu, ref
 
@@ -34,18 +38,18 @@ def prepared_both():
 
 
 def board(*there):
-    return replace(mig_gpu(), mig=Mig(True, True, True, H100, there))
+    return replace(mig_gpu(), mig=MigInfo(True, True, True, H100, there))
 
 
 def test_an_instance_that_is_there_is_not_lost():
-    assert lost(prepared(), [board(MINE)]) == ()
+    assert lost_instances(prepared(), [board(MINE)]) == ()
 
 
 @pytest.mark.parametrize(
     "there", [(), (instance(ONE, 1),), (replace(MINE, uuid=GpuUuid("MIG-of-another")),)]
 )
 def test_one_that_is_not_there_is_lost_also_with_another_in_its_place(there):
-    (holding,) = lost(prepared(), [board(*there)])
+    (holding,) = lost_instances(prepared(), [board(*there)])
 
     assert holding.device == FIRST
 
@@ -54,39 +58,42 @@ def test_what_is_given_up_is_held_and_not_removed_any_more():
     record = prepared_both()
     first, second = record.holdings
 
-    after = given_up(record, [first])
+    after = with_lost_instances(record, [first])
 
-    assert [one.key for one in cuts([after])] == [second.partition]
+    assert [one.key for one in partitions_created_for([after])] == [second.partition]
     assert after.holdings == (replace(first, cut=False), second)
     assert after.cut == {(second.gpu, second.partition)}
-    assert [one.key for one in undoing(after, ()) if isinstance(one, RemovePartition)] == [
+    assert [one.key for one in undo_steps(after, ()) if isinstance(one, RemovePartition)] == [
         second.partition
     ]
-    assert given_up(record, ()) == record
-    assert lost(after, [board(*(one.instance for one in after.holdings[1:]))]) == after.holdings[:1]
+    assert with_lost_instances(record, ()) == record
+    assert (
+        lost_instances(after, [board(*(one.instance for one in after.holdings[1:]))])
+        == after.holdings[:1]
+    )
 
 
 def test_of_a_gpu_that_is_switched_for_claims_it_is_known_what_was_given_up():
     record = prepared()
-    after = given_up(record, record.holdings)
+    after = with_lost_instances(record, record.holdings)
 
-    assert known_given_up(record) == ()
-    assert known_given_up(after) == after.holdings
-    assert known_given_up(replace(after, prepared=None)) == ()
+    assert released_partitions(record) == ()
+    assert released_partitions(after) == after.holdings
+    assert released_partitions(replace(after, prepared=None)) == ()
 
 
 def test_of_several_on_one_gpu_it_is_not_known_which_was_given_up():
     record = prepared_both()
 
-    assert known_given_up(given_up(record, record.holdings[:1])) == ()
-    assert known_given_up(given_up(record, record.holdings)) == ()
+    assert released_partitions(with_lost_instances(record, record.holdings[:1])) == ()
+    assert released_partitions(with_lost_instances(record, record.holdings)) == ()
 
 
 def test_of_a_board_that_claims_do_not_switch_nothing_tells_it():
     plan = plan_claim(claim(FIRST), mig_offer(mig_gpu(on=True, switches=False)), (), POOL)
     record = replace(plan.settled({FIRST: MINE}).record, prepared=(), spec="{}")
 
-    assert known_given_up(given_up(record, record.holdings)) == ()
+    assert released_partitions(with_lost_instances(record, record.holdings)) == ()
 
 
 def test_an_instance_that_was_there_before_was_not_given_up():
@@ -94,18 +101,18 @@ def test_an_instance_that_was_there_before_was_not_given_up():
     plan = plan_claim(claim(FIRST), Offer((found,)), (), POOL)
     record = replace(plan.record, prepared=(), spec="{}")
 
-    (holding,) = partitions(record)
+    (holding,) = computed_partitions(record)
     assert (holding.instance, holding.cut) == (MINE, False)
-    assert known_given_up(record) == ()
+    assert released_partitions(record) == ()
 
 
 @pytest.mark.parametrize("gpus", [(), (mig_gpu(1),), (gpu(0),)])
 def test_of_a_gpu_that_does_not_say_nothing_is_known(gpus):
-    assert lost(prepared(), gpus) == ()
+    assert lost_instances(prepared(), gpus) == ()
 
 
 def test_a_claim_that_is_still_being_prepared_has_lost_nothing():
-    assert partitions(replace(prepared(), prepared=None)) == ()
+    assert computed_partitions(replace(prepared(), prepared=None)) == ()
 
 
 def test_who_looks_on_and_who_has_a_whole_gpu_computes_on_no_partition():
@@ -116,15 +123,15 @@ def test_who_looks_on_and_who_has_a_whole_gpu_computes_on_no_partition():
     ]
 
     records = [replace(plan.record, prepared=(), spec="{}") for plan in plans]
-    assert [partitions(record) for record in records] == [(), ()]
+    assert [computed_partitions(record) for record in records] == [(), ()]
 
 
 @pytest.mark.parametrize(("configs", "served"), [((), False), ((MPS,), True)])
 def test_the_pod_is_told_which_instance_it_lost_and_what_to_do(configs, served):
     record = prepared(*configs)
-    (holding,) = lost(record, [board()])
+    (holding,) = lost_instances(record, [board()])
 
-    said = message(record, holding)
+    said = lost_instance_message(record, holding)
 
     assert f"{FIRST} ({MINE.uuid}) is not there any more" in said
     assert "delete the pod" in said

@@ -5,9 +5,20 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
-from dra_driver.plan.mig.governed import until_known, until_seen, without_cutting
-from dra_driver.plan.profiles import rules_by_gpu
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+)
+from dra_driver.plan.mig.manager.layouts import (
+    profile_until_gpus_seen,
+    profile_until_layouts_known,
+    without_dynamic_mig,
+)
+from dra_driver.plan.profiles.rules import rules_by_gpu
 from tests.fakes.values import gpu
 
 GPUS = (gpu(0), gpu(1), gpu(2))
@@ -15,8 +26,8 @@ CUT = Rules(replicas=2, mig=MigRules(dynamic=True, profiles=("1g.5gb",)))
 PROFILE = Profile(
     "p",
     (
-        Entry(Selection(frozenset({2})), Rules(), "spec.gpus[0]"),
-        Entry(Selection(), CUT, "spec.gpus[1]"),
+        ProfileEntry(GpuSelector(frozenset({2})), Rules(), "spec.gpus[0]"),
+        ProfileEntry(GpuSelector(), CUT, "spec.gpus[1]"),
     ),
 )
 
@@ -29,7 +40,7 @@ def dynamic(profile):
 def test_only_what_is_governed_is_not_cut():
     assert dynamic(PROFILE) == ([True, True, False], ())
 
-    found = without_cutting(PROFILE, GPUS, {GPUS[0].uuid, GPUS[2].uuid})
+    found = without_dynamic_mig(PROFILE, GPUS, {GPUS[0].uuid, GPUS[2].uuid})
 
     assert dynamic(found) == ([False, True, False], ())
     rules, _ = rules_by_gpu(found, GPUS)
@@ -37,27 +48,29 @@ def test_only_what_is_governed_is_not_cut():
 
 
 def test_where_all_that_an_entry_selects_is_governed_nothing_has_no_effect():
-    found = without_cutting(PROFILE, GPUS, {one.uuid for one in GPUS})
+    found = without_dynamic_mig(PROFILE, GPUS, {one.uuid for one in GPUS})
 
     assert dynamic(found) == ([False, False, False], ())
     assert [entry.path for entry in found.entries] == ["spec.gpus[0]", "spec.gpus[1]"]
 
 
 def test_what_makes_no_difference_leaves_the_profile_as_it_is():
-    assert without_cutting(PROFILE, GPUS, ()) is PROFILE
-    assert without_cutting(PROFILE, GPUS, {GPUS[2].uuid}) is PROFILE
-    assert without_cutting(PROFILE, (), {GPUS[0].uuid}) is PROFILE
-    assert without_cutting(DEFAULT_PROFILE, GPUS, {GPUS[0].uuid}) is DEFAULT_PROFILE
+    assert without_dynamic_mig(PROFILE, GPUS, ()) is PROFILE
+    assert without_dynamic_mig(PROFILE, GPUS, {GPUS[2].uuid}) is PROFILE
+    assert without_dynamic_mig(PROFILE, (), {GPUS[0].uuid}) is PROFILE
+    assert without_dynamic_mig(DEFAULT_PROFILE, GPUS, {GPUS[0].uuid}) is DEFAULT_PROFILE
 
 
 def test_of_what_was_not_looked_at_only_that_is_cut_that_no_layout_can_be_meant_for():
-    assert until_seen(PROFILE, GPUS, False) is PROFILE
-    assert dynamic(until_seen(PROFILE, GPUS, True)) == ([True, True, False], ())
-    assert dynamic(until_seen(PROFILE, GPUS[:1], True)) == ([True, False, False], ())
-    assert dynamic(until_seen(PROFILE, (), True)) == ([False, False, False], ())
+    assert profile_until_gpus_seen(PROFILE, GPUS, False) is PROFILE
+    assert dynamic(profile_until_gpus_seen(PROFILE, GPUS, True)) == ([True, True, False], ())
+    assert dynamic(profile_until_gpus_seen(PROFILE, GPUS[:1], True)) == ([True, False, False], ())
+    assert dynamic(profile_until_gpus_seen(PROFILE, (), True)) == ([False, False, False], ())
 
     named = replace(CUT, mig=replace(CUT.mig, layout="all-1g.5gb"))
-    found = until_seen(Profile("p", (Entry(Selection(), named, "spec.gpus[0]"),)), GPUS[:1], False)
+    found = profile_until_gpus_seen(
+        Profile("p", (ProfileEntry(GpuSelector(), named, "spec.gpus[0]"),)), GPUS[:1], False
+    )
     assert dynamic(found) == ([True, False, False], ())
 
 
@@ -73,12 +86,14 @@ MINORS = st.frozensets(st.integers(0, 2))
 def test_whatever_the_profile_says_only_the_cutting_of_some_gpus_is_different(
     entries, there, governed, expected
 ):
-    parts = [Entry(Selection(its), rules, f"{n}") for n, (its, rules) in enumerate(entries)]
+    parts = [
+        ProfileEntry(GpuSelector(its), rules, f"{n}") for n, (its, rules) in enumerate(entries)
+    ]
     profile = Profile("p", tuple(parts))
     seen = [GPUS[minor] for minor in sorted(there)]
     of_layouts = {GPUS[minor].uuid for minor in governed & there}
 
-    found = until_seen(without_cutting(profile, seen, of_layouts), seen, expected)
+    found = profile_until_gpus_seen(without_dynamic_mig(profile, seen, of_layouts), seen, expected)
 
     before, idle = rules_by_gpu(profile, GPUS)
     after, idle_after = rules_by_gpu(found, GPUS)
@@ -94,7 +109,7 @@ def test_whatever_the_profile_says_only_the_cutting_of_some_gpus_is_different(
 
 
 def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():
-    found = until_known(PROFILE)
+    found = profile_until_layouts_known(PROFILE)
 
     assert dynamic(found) == ([False, False, False], ())
     rules, _ = rules_by_gpu(found, GPUS)
@@ -105,6 +120,6 @@ def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():
 
 
 def test_a_profile_that_has_nothing_cut_waits_for_nothing():
-    assert until_known(DEFAULT_PROFILE) is DEFAULT_PROFILE
+    assert profile_until_layouts_known(DEFAULT_PROFILE) is DEFAULT_PROFILE
     plain = replace(PROFILE, entries=PROFILE.entries[:1])
-    assert until_known(plain) is plain
+    assert profile_until_layouts_known(plain) is plain

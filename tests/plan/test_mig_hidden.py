@@ -4,19 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
-from dra_driver.model.offer import Keeps
+from dra_driver.model.gpus import Inventory, MigInfo
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.plan.offer import offer
-from dra_driver.plugin.profiles import bundled
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plugin.publish.profiles import bundled_profiles
 from tests.fakes.mig import mig_gpu
 
 
-@pytest.mark.parametrize("profile", [DEFAULT_PROFILE, bundled()["mig"]])
+@pytest.mark.parametrize("profile", [DEFAULT_PROFILE, bundled_profiles()["mig"]])
 def test_who_may_not_see_what_is_cut_is_told_so_and_not_to_cut(profile):
-    gpu = replace(mig_gpu(on=True), mig=Mig(on=True, pending=True, switches=False))
-    found = offer(Inventory((gpu,)), profile, Keeps(), {})
+    gpu = replace(mig_gpu(on=True), mig=MigInfo(on=True, pending=True, switches=False))
+    found = build_offer(Inventory((gpu,)), profile, ApiFeatures(), {})
     (withheld,) = found.withheld
     assert "how it is cut cannot be read: root alone can, see the log" in withheld.reason
     assert not [device for device in found.devices if device.partition]
@@ -24,7 +23,11 @@ def test_who_may_not_see_what_is_cut_is_told_so_and_not_to_cut(profile):
 
 def test_what_nvml_said_instead_of_the_profiles_is_told():
     gpu = replace(
-        mig_gpu(on=True), mig=Mig(on=True, pending=True, switches=False), mig_problem="it is old"
+        mig_gpu(on=True),
+        mig=MigInfo(on=True, pending=True, switches=False),
+        mig_problem="it is old",
     )
-    (withheld,) = offer(Inventory((gpu,)), bundled()["mig"], Keeps(), {}).withheld
+    (withheld,) = build_offer(
+        Inventory((gpu,)), bundled_profiles()["mig"], ApiFeatures(), {}
+    ).withheld
     assert withheld.reason == "MIG mode is on, and how it is cut cannot be read: it is old"

@@ -8,15 +8,34 @@ import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import ALL_GPUS, GpuUuid, Withheld
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.layouts import Change, Layout, LayoutEntry, Wanted
-from dra_driver.model.mig import Fixed, Instance, Mig, OddInstance, Partition, PartitionKey
-from dra_driver.node.sim.mig.geometry import geometry
-from dra_driver.node.sim.mig.rules import fits
-from dra_driver.plan.mig.changes import Misfit, decide
-from dra_driver.plan.mig.layouts import built_in, layouts_of, places, shown, wanted
-from dra_driver.plan.mig.placing import place, profiles_of, too_much
+from dra_driver.model.gpus import (
+    ALL_GPUS,
+    GpuUuid,
+    GuestRestriction,
+    Inventory,
+    MigInfo,
+    MigInstance,
+    Partition,
+    PartitionKey,
+    UnavailableGpu,
+    UnusableGpuInstance,
+)
+from dra_driver.model.mig_layouts import DesiredLayout, LayoutChange, MigLayout, MigLayoutEntry
+from dra_driver.plan.mig.manager.changes import (
+    LayoutError,
+    capacity_problem,
+    place_partitions,
+    plan_layout_change,
+    requested_profiles,
+)
+from dra_driver.plan.mig.manager.layouts import (
+    built_in_layouts,
+    decode_layouts,
+    desired_layout,
+    format_counts,
+    pci_indexes,
+)
+from dra_driver.sim.mig.geometry import board_geometry, fits_on_board
 from tests.fakes.values import gpu
 
 A100, A30, H100, B200, RTX = "A100-40-SXM", "A30", "H100-80-SXM", "B200", "RTX-PRO-6000"
@@ -25,36 +44,37 @@ BOARDS = (A100, A30, H100, B200, RTX)
 
 def table(product):
     """What the board can be cut into."""
-    found = geometry(product)
+    found = board_geometry(product)
     assert found is not None
     return found
 
 
 def changing(*given):
-    """What ``decide`` finds to be done."""
-    found = decide(*given)
-    assert isinstance(found, Change), found
+    """What ``plan_layout_change`` finds to be done."""
+    found = plan_layout_change(*given)
+    assert isinstance(found, LayoutChange), found
     return found
 
 
 def refusing(*given):
-    """Why ``decide`` finds nothing to be done."""
-    found = decide(*given)
-    assert isinstance(found, Misfit), found
+    """Why ``plan_layout_change`` finds nothing to be done."""
+    found = plan_layout_change(*given)
+    assert isinstance(found, LayoutError), found
     return found
 
 
-def mig(product=A100, *, on=True, switches=False, there=(), odd=(), fixed=Fixed.NOTHING):
+def mig(product=A100, *, on=True, switches=False, there=(), odd=(), fixed=GuestRestriction.NOTHING):
     profiles = table(product).profiles
-    return Mig(
+    return MigInfo(
         on,
         on,
         switches,
         profiles,
         tuple(
-            Instance(key, number, 0, GpuUuid(f"MIG-{number}")) for number, key in enumerate(there)
+            MigInstance(key, number, 0, GpuUuid(f"MIG-{number}"))
+            for number, key in enumerate(there)
         ),
-        tuple(OddInstance(key, 99, 0) for key in odd),
+        tuple(UnusableGpuInstance(key, 99, 0) for key in odd),
         fixed,
     )
 
@@ -74,7 +94,7 @@ def asked(*, on=True, **counts):
     """What a layout wants: ``g1_5gb=2`` is two 1g.5gb."""
     named = {name[1:].replace("_", "."): count for name, count in counts.items()}
     said = tuple((f"{name[0]}g.{name.partition('.')[2]}", count) for name, count in named.items())
-    return Wanted("x", on, said)
+    return DesiredLayout("x", on, said)
 
 
 ONES = [key("1g.5gb", start) for start in range(7)]
@@ -103,15 +123,15 @@ def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no
             - devices: all
     """)
 
-    found = layouts_of(file, "mig.yaml")
+    found = decode_layouts(file, "mig.yaml")
 
-    assert found["good"] == Layout(
+    assert found["good"] == MigLayout(
         "good",
         (
-            LayoutEntry(
+            MigLayoutEntry(
                 True, (("1g.5gb", 2), ("3g.20gb", 1)), frozenset({0, 2}), frozenset({0x20B010DE})
             ),
-            LayoutEntry(False),
+            MigLayoutEntry(False),
         ),
         "mig.yaml",
     )
@@ -119,23 +139,23 @@ def test_files_of_mig_parted_become_layouts_and_what_is_wrong_with_one_spoils_no
 
 
 def layout(*entries):
-    return Layout("x", entries)
+    return MigLayout("x", entries)
 
 
 def test_the_last_entry_that_selects_a_gpu_holds_for_it():
     halves = layout(
-        LayoutEntry(True, (("1g.5gb", 7),)),
-        LayoutEntry(False, indexes=frozenset({1})),
+        MigLayoutEntry(True, (("1g.5gb", 7),)),
+        MigLayoutEntry(False, indexes=frozenset({1})),
     )
 
-    assert wanted(halves, board(), 0) == Wanted("x", True, (("1g.5gb", 7),))
-    assert wanted(halves, board(), 1) == Wanted("x", False)
+    assert desired_layout(halves, board(), 0) == DesiredLayout("x", True, (("1g.5gb", 7),))
+    assert desired_layout(halves, board(), 1) == DesiredLayout("x", False)
 
 
 def test_a_gpu_that_no_entry_selects_stays_as_it_is():
-    only = layout(LayoutEntry(True, indexes=frozenset({1})))
+    only = layout(MigLayoutEntry(True, indexes=frozenset({1})))
 
-    assert wanted(only, board(), 0) is None
+    assert desired_layout(only, board(), 0) is None
 
 
 def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are():
@@ -144,7 +164,7 @@ def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are
         for minor, bus in enumerate(("87", "10", "b7", "47"))
     )
 
-    assert places(Inventory(gpus)) == {
+    assert pci_indexes(Inventory(gpus)) == {
         gpus[1].uuid: 0,
         gpus[3].uuid: 1,
         gpus[0].uuid: 2,
@@ -155,21 +175,21 @@ def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are
 def test_gpus_that_cannot_be_offered_have_their_places_where_it_is_known_which():
     one = replace(gpu(0), pci_bus_id="0000:47:00.0")
     withheld = (
-        Withheld("GPU 0000:10:00.0 (GPU-8)", "it hangs"),
-        Withheld("GPU 0000:87:00.0", "no driver is bound to it"),
-        Withheld("GPU with NVML index 2", "it does not answer"),
-        Withheld(ALL_GPUS, "nothing"),
+        UnavailableGpu("GPU 0000:10:00.0 (GPU-8)", "it hangs"),
+        UnavailableGpu("GPU 0000:87:00.0", "no driver is bound to it"),
+        UnavailableGpu("GPU with NVML index 2", "it does not answer"),
+        UnavailableGpu(ALL_GPUS, "nothing"),
     )
 
-    assert places(Inventory((one,), withheld)) == {one.uuid: 1}
+    assert pci_indexes(Inventory((one,), withheld)) == {one.uuid: 1}
 
 
 def test_built_in_layouts_mean_a_gpu_wherever_it_is():
     one, other = board(A100), board(A100, minor=1)
-    found = built_in([one])["all-1g.5gb"]
+    found = built_in_layouts([one])["all-1g.5gb"]
 
-    assert wanted(found, one, 7) is not None
-    assert wanted(found, other, 0) is None
+    assert desired_layout(found, one, 7) is not None
+    assert desired_layout(found, other, 0) is None
 
 
 @pytest.mark.parametrize(
@@ -177,19 +197,21 @@ def test_built_in_layouts_mean_a_gpu_wherever_it_is():
     [("0x20B010DE", True), ("0x20b010de", True), ("0x20B110DE", False), ("", False)],
 )
 def test_a_filter_is_compared_with_the_pci_id_of_the_gpu(pci_id, is_meant):
-    filtered = layout(LayoutEntry(True, pci_ids=frozenset({0x20B010DE})))
+    filtered = layout(MigLayoutEntry(True, pci_ids=frozenset({0x20B010DE})))
 
-    assert (wanted(filtered, replace(board(), pci_id=pci_id), 0) is not None) is is_meant
+    assert (desired_layout(filtered, replace(board(), pci_id=pci_id), 0) is not None) is is_meant
 
 
 def test_what_is_said_of_all_gpus_is_not_meant_for_those_that_cannot_be_cut():
-    assert wanted(layout(LayoutEntry(True)), gpu(), 0) is None
-    assert wanted(layout(LayoutEntry(False, indexes=frozenset({0}))), gpu(), 0) is None
-    assert wanted(layout(LayoutEntry(True, indexes=frozenset({0}))), gpu(), 0) == Wanted("x", True)
+    assert desired_layout(layout(MigLayoutEntry(True)), gpu(), 0) is None
+    assert desired_layout(layout(MigLayoutEntry(False, indexes=frozenset({0}))), gpu(), 0) is None
+    assert desired_layout(
+        layout(MigLayoutEntry(True, indexes=frozenset({0}))), gpu(), 0
+    ) == DesiredLayout("x", True)
 
 
 def test_built_in_layouts_are_called_as_mig_parted_calls_them():
-    found = built_in([board(A100), board(A30, minor=1), gpu(2)])
+    found = built_in_layouts([board(A100), board(A30, minor=1), gpu(2)])
 
     assert set(found) == {
         "all-1g.10gb",
@@ -212,20 +234,22 @@ def test_built_in_layouts_are_called_as_mig_parted_calls_them():
 
 def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
     ampere, small = board(A100), board(A30, minor=1)
-    found = built_in([ampere, small])
+    found = built_in_layouts([ampere, small])
 
-    assert wanted(found["all-1g.5gb"], ampere, 0) == Wanted("all-1g.5gb", True, (("1g.5gb", 7),))
-    assert wanted(found["all-1g.5gb"], small, 0) is None
-    me = wanted(found["all-1g.5gb.me"], ampere, 0)
-    assert me == Wanted("all-1g.5gb.me", True, (("1g.5gb+me", 1),))
-    assert wanted(found["all-balanced"], ampere, 0) == Wanted(
+    assert desired_layout(found["all-1g.5gb"], ampere, 0) == DesiredLayout(
+        "all-1g.5gb", True, (("1g.5gb", 7),)
+    )
+    assert desired_layout(found["all-1g.5gb"], small, 0) is None
+    me = desired_layout(found["all-1g.5gb.me"], ampere, 0)
+    assert me == DesiredLayout("all-1g.5gb.me", True, (("1g.5gb+me", 1),))
+    assert desired_layout(found["all-balanced"], ampere, 0) == DesiredLayout(
         "all-balanced", True, (("1g.5gb", 2), ("2g.10gb", 1), ("3g.20gb", 1))
     )
-    assert wanted(found["all-balanced"], small, 0) == Wanted(
+    assert desired_layout(found["all-balanced"], small, 0) == DesiredLayout(
         "all-balanced", True, (("1g.6gb", 2), ("2g.12gb", 1))
     )
-    assert wanted(found["all-disabled"], small, 0) == Wanted("all-disabled", False)
-    assert wanted(found["all-enabled"], ampere, 0) == Wanted("all-enabled", True)
+    assert desired_layout(found["all-disabled"], small, 0) == DesiredLayout("all-disabled", False)
+    assert desired_layout(found["all-enabled"], ampere, 0) == DesiredLayout("all-enabled", True)
 
 
 def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
@@ -233,22 +257,22 @@ def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
     profiles = tuple(each for each in one.mig.profiles if each.slices < 4)
     odd = replace(one, mig=replace(one.mig, profiles=profiles))
 
-    assert wanted(built_in([odd])["all-balanced"], odd, 0) is None
+    assert desired_layout(built_in_layouts([odd])["all-balanced"], odd, 0) is None
 
 
 @pytest.mark.parametrize("product", BOARDS)
 def test_every_built_in_layout_fits_on_the_boards_that_it_is_for(product):
     one = board(product)
 
-    for found in built_in([one]).values():
-        meant = wanted(found, one, 0)
+    for found in built_in_layouts([one]).values():
+        meant = desired_layout(found, one, 0)
         assert meant is not None
-        assert isinstance(decide(one, meant, ()), Change), found.name
+        assert isinstance(plan_layout_change(one, meant, ()), LayoutChange), found.name
 
 
 def test_a_layout_is_shown_as_people_read_it():
-    assert shown((("1g.5gb", 2), ("3g.20gb", 1))) == "2x 1g.5gb, 1x 3g.20gb"
-    assert shown(()) == "no partitions"
+    assert format_counts((("1g.5gb", 2), ("3g.20gb", 1))) == "2x 1g.5gb, 1x 3g.20gb"
+    assert format_counts(()) == "no partitions"
 
 
 # Where the partitions go
@@ -273,7 +297,7 @@ def is_legal(product, keys):
         assert profile is not None
         part = Partition(profile, one.placement)
         assert one.placement in profile.placements
-        if not fits(its, there, part):
+        if not fits_on_board(its, there, part):
             return False
         there.append(part)
     return True
@@ -288,7 +312,7 @@ def possible(product, profiles):
             return True
         for spot in left[0].placements:
             part = Partition(left[0], spot)
-            if fits(its, there, part) and search(left[1:], [*there, part]):
+            if fits_on_board(its, there, part) and search(left[1:], [*there, part]):
                 return True
         return False
 
@@ -299,11 +323,11 @@ def possible(product, profiles):
 def test_places_that_are_found_are_legal_and_exactly_what_was_asked_for(case):
     product, counts = case
     its = mig(product)
-    profiles, unknown = profiles_of(its, tuple(counts.items()))
+    profiles, unknown = requested_profiles(its, tuple(counts.items()))
     assert unknown == ()
     assume(len(profiles) <= 8)
 
-    found = None if too_much(its, profiles) else place(its, profiles)
+    found = None if capacity_problem(its, profiles) else place_partitions(its, profiles)
 
     assert (found is not None) == possible(product, profiles)
     if found is not None:
@@ -317,9 +341,9 @@ def test_places_that_are_found_are_legal_and_exactly_what_was_asked_for(case):
 )
 def test_what_is_there_stays_where_it_is(there, counts):
     its = mig(A100)
-    profiles, _ = profiles_of(its, tuple(counts.items()))
+    profiles, _ = requested_profiles(its, tuple(counts.items()))
 
-    found = place(its, profiles, there)
+    found = place_partitions(its, profiles, there)
 
     if found is not None:
         assert is_legal(A100, [*there, *found])
@@ -328,17 +352,17 @@ def test_what_is_there_stays_where_it_is(there, counts):
 
 def test_more_than_the_board_has_engines_for_is_refused_before_a_place_is_looked_for():
     its = mig(A30)
-    profiles, _ = profiles_of(its, (("1g.6gb+me", 1), ("2g.12gb+me", 1)))
+    profiles, _ = requested_profiles(its, (("1g.6gb+me", 1), ("2g.12gb+me", 1)))
 
-    words = too_much(its, profiles)
+    words = capacity_problem(its, profiles)
     assert words == "they need 2 ofa-engines together, and the board has 1"
 
 
 def test_more_of_a_profile_than_a_board_can_have_is_refused():
     its = mig(A100)
-    profiles, _ = profiles_of(its, (("1g.5gb+me", 2),))
+    profiles, _ = requested_profiles(its, (("1g.5gb+me", 2),))
 
-    assert too_much(its, profiles) == "there can be 1 of 1g.5gb+me"
+    assert capacity_problem(its, profiles) == "there can be 1 of 1g.5gb+me"
 
 
 # What has to be done
@@ -382,7 +406,7 @@ def test_what_an_earlier_layout_made_is_removed_unless_it_can_stay():
 
     change = changing(board(there=made), asked(g3_20gb=1, g2_10gb=2), made)
 
-    assert change == Change(
+    assert change == LayoutChange(
         board().uuid,
         remove=(key("1g.5gb", 0),),
         cut=(key("2g.10gb", 0), key("2g.10gb", 2)),
@@ -415,7 +439,7 @@ def test_a_foreign_instance_that_the_layout_wants_stays_and_the_rest_is_cut_arou
     [
         pytest.param(asked(g1_5gb=7), id="the layout wants none of it"),
         pytest.param(asked(on=False), id="MIG mode is to be off"),
-        pytest.param(Wanted("x", True), id="no partitions at all"),
+        pytest.param(DesiredLayout("x", True), id="no partitions at all"),
     ],
 )
 def test_a_foreign_instance_in_the_way_is_named_and_nothing_is_done(want):
@@ -460,7 +484,7 @@ def test_half_an_instance_of_somebody_else_is_in_the_way_and_half_a_one_of_ours_
 
 def test_an_instance_of_ours_in_which_somebody_made_compute_instances_is_in_the_way():
     one = board()
-    used = OddInstance(ONES[0], 1, 2)
+    used = UnusableGpuInstance(ONES[0], 1, 2)
 
     found = refusing(replace(one, mig=replace(one.mig, odd=(used,))), asked(on=False), ONES[:1])
 
@@ -480,7 +504,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout():
 def test_mig_mode_goes_off_once_what_layouts_made_is_removed():
     change = changing(board(there=ONES[:2]), asked(on=False), ONES[:2])
 
-    assert change == Change(board().uuid, remove=tuple(ONES[:2]), switch=False)
+    assert change == LayoutChange(board().uuid, remove=tuple(ONES[:2]), switch=False)
     assert change.made == ()
 
 
@@ -489,8 +513,10 @@ def test_mig_mode_that_is_off_stays_off():
 
 
 def test_mig_mode_alone_can_be_wanted():
-    assert decide(board(on=False), Wanted("x", True), ()) == Change(board().uuid, switch=True)
-    assert changing(board(), Wanted("x", True), ()).is_nothing
+    assert plan_layout_change(board(on=False), DesiredLayout("x", True), ()) == LayoutChange(
+        board().uuid, switch=True
+    )
+    assert changing(board(), DesiredLayout("x", True), ()).is_nothing
 
 
 @pytest.mark.parametrize(
@@ -516,24 +542,26 @@ def test_mig_mode_alone_can_be_wanted():
 def test_a_layout_that_the_board_cannot_have_changes_nothing_whatever_is_on_it(want, words):
     found = refusing(board(there=ONES[:2]), want, ONES[:2])
 
-    assert found == Misfit(words, always=True)
+    assert found == LayoutError(words, always=True)
 
 
 def test_a_gpu_without_mig_can_have_no_layout():
-    assert decide(gpu(), asked(g1_5gb=7), ()) == Misfit(
+    assert plan_layout_change(gpu(), asked(g1_5gb=7), ()) == LayoutError(
         "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions", always=True
     )
 
 
 def test_a_gpu_that_cannot_have_a_layout_says_why_where_it_is_known():
-    assert decide(replace(gpu(), mig_problem="the library is old"), asked(g1_5gb=7), ()) == Misfit(
+    assert plan_layout_change(
+        replace(gpu(), mig_problem="the library is old"), asked(g1_5gb=7), ()
+    ) == LayoutError(
         "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions: the library is old",
         always=True,
     )
 
 
 def test_a_board_whose_geometry_is_not_known_has_no_profiles():
-    one = replace(board(), mig=Mig(True, True, False))
+    one = replace(board(), mig=MigInfo(True, True, False))
 
     assert refusing(one, asked(g1_5gb=7), ()).reason.endswith("it has: none")
 
@@ -545,18 +573,18 @@ def test_a_board_whose_geometry_is_not_known_has_no_profiles():
 )
 def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, counts):
     one = board(there=sorted(there))
-    want = Wanted("x", True, tuple(counts.items()))
+    want = DesiredLayout("x", True, tuple(counts.items()))
 
-    change = decide(one, want, made)
+    change = plan_layout_change(one, want, made)
 
-    if isinstance(change, Change):
+    if isinstance(change, LayoutChange):
         left = there - set(change.remove)
         assert set(change.remove) <= made & there
         assert left.isdisjoint(change.cut)
         assert is_legal(A100, [*sorted(left), *change.cut])
         assert names([*left, *change.cut]) == Counter(counts)
-        again = decide(board(there=sorted(left | set(change.cut))), want, change.made)
-        assert isinstance(again, Change)
+        again = plan_layout_change(board(there=sorted(left | set(change.cut))), want, change.made)
+        assert isinstance(again, LayoutChange)
         assert again.is_nothing
 
 
@@ -567,7 +595,7 @@ def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, co
 def test_a_layout_changes_no_mode_in_a_virtual_machine_that_cannot_reset_the_board(on):
     wanted = asked(on=not on, **({} if on else {"g1_5gb": 2}))
 
-    why = refusing(board(on=on, fixed=Fixed.MODE), wanted, ())
+    why = refusing(board(on=on, fixed=GuestRestriction.MODE), wanted, ())
 
     assert why.always
     assert why.reason.startswith(
@@ -578,14 +606,17 @@ def test_a_layout_changes_no_mode_in_a_virtual_machine_that_cannot_reset_the_boa
 
 
 def test_a_layout_cuts_a_board_of_a_virtual_machine_that_is_in_mig_mode():
-    assert changing(board(fixed=Fixed.MODE), asked(g1_5gb=2), ()) == changing(
+    assert changing(board(fixed=GuestRestriction.MODE), asked(g1_5gb=2), ()) == changing(
         board(), asked(g1_5gb=2), ()
     )
 
 
 def test_a_layout_takes_over_what_is_cut_of_a_vgpu_and_changes_nothing():
-    vgpu = board(there=ONES[:2], fixed=Fixed.ALL)
+    vgpu = board(there=ONES[:2], fixed=GuestRestriction.ALL)
 
     assert changing(vgpu, asked(g1_5gb=2), ()).keep == tuple(ONES[:2])
     assert "it is a vGPU" in refusing(vgpu, asked(g1_5gb=3), ()).reason
-    assert "it is a vGPU" in refusing(board(on=False, fixed=Fixed.ALL), asked(g1_5gb=1), ()).reason
+    assert (
+        "it is a vGPU"
+        in refusing(board(on=False, fixed=GuestRestriction.ALL), asked(g1_5gb=1), ()).reason
+    )

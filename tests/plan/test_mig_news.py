@@ -6,31 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.layouts import Book, Outcome, State
-from dra_driver.plan.mig.news import News, failure, news
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mig_layouts import LayoutOutcome, LayoutState, MigState
+from dra_driver.plan.mig.manager.state import MigEvent, failure_event, mig_events
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 NAMES = {A: "gpu-0", B: "gpu-1"}
 
 
 def told(before, after):
-    return list(news(before, after, NAMES))
+    return list(mig_events(before, after, NAMES))
 
 
 def outcomes(**by_gpu):
-    return Book(outcomes={A if key == "a" else B: one for key, one in by_gpu.items()})
+    return MigState(outcomes={A if key == "a" else B: one for key, one in by_gpu.items()})
 
 
 def failed(reason="no room", layout="all"):
-    return Outcome(layout, State.FAILED, reason)
+    return LayoutOutcome(layout, LayoutState.FAILED, reason)
 
 
-DONE, WAITS = Outcome("all", State.SUCCESS), Outcome("all", State.PENDING, "a claim holds it")
+DONE, WAITS = (
+    LayoutOutcome("all", LayoutState.SUCCESS),
+    LayoutOutcome("all", LayoutState.PENDING, "a claim holds it"),
+)
 
 
 def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
-    (one,) = told(Book(), outcomes(a=failed()))
+    (one,) = told(MigState(), outcomes(a=failed()))
 
     assert one.reason == "MIGLayoutFailed"
     assert one.words == "gpu-0 is not cut as layout 'all' says: no room"
@@ -38,12 +41,12 @@ def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
 
 
 def test_gpus_that_fail_are_told_of_one_by_one():
-    assert len({one.about for one in told(Book(), outcomes(a=failed(), b=failed()))}) == 2
+    assert len({one.about for one in told(MigState(), outcomes(a=failed(), b=failed()))}) == 2
 
 
 def test_other_words_for_the_same_failure_are_about_the_same_thing():
     first, second = outcomes(a=failed("held by 1")), outcomes(a=failed("held by 2"))
-    (one,), (two,) = told(Book(), first), told(first, second)
+    (one,), (two,) = told(MigState(), first), told(first, second)
 
     assert (one.reason, one.about) == (two.reason, two.about)
     assert two.words.endswith("held by 2")
@@ -51,22 +54,22 @@ def test_other_words_for_the_same_failure_are_about_the_same_thing():
 
 def test_another_layout_that_fails_is_another_thing():
     first, second = outcomes(a=failed()), outcomes(a=failed(layout="other"))
-    (one,), (two,) = told(Book(), first), told(first, second)
+    (one,), (two,) = told(MigState(), first), told(first, second)
 
     assert one.about != two.about
 
 
 def test_gpus_that_were_cut_are_told_of_together_by_layout():
-    other = Outcome("other", State.SUCCESS)
+    other = LayoutOutcome("other", LayoutState.SUCCESS)
 
     assert [one.words for one in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
         "cut as layout 'all' says: gpu-0, gpu-1"
     ]
-    assert [one.words for one in told(Book(), outcomes(a=DONE, b=other))] == [
+    assert [one.words for one in told(MigState(), outcomes(a=DONE, b=other))] == [
         "cut as layout 'all' says: gpu-0",
         "cut as layout 'other' says: gpu-1",
     ]
-    assert all(one.is_good for one in told(Book(), outcomes(a=DONE, b=other)))
+    assert all(one.is_good for one in told(MigState(), outcomes(a=DONE, b=other)))
 
 
 def test_a_gpu_that_is_cut_as_before_is_not_told_of_again_though_a_note_is_new():
@@ -76,14 +79,14 @@ def test_a_gpu_that_is_cut_as_before_is_not_told_of_again_though_a_note_is_new()
 
 
 def test_what_waits_is_told_by_the_state_alone():
-    assert told(Book(), outcomes(a=WAITS)) == []
+    assert told(MigState(), outcomes(a=WAITS)) == []
 
 
 def test_a_layout_that_is_not_known_is_told_as_it_is_logged():
     problem = "there is no layout 'x'"
 
-    assert told(Book(), Book(problem=problem)) == [
-        failure(f"the layout of this node cannot be used: {problem}")
+    assert told(MigState(), MigState(problem=problem)) == [
+        failure_event(f"the layout of this node cannot be used: {problem}")
     ]
 
 
@@ -91,14 +94,19 @@ def test_a_layout_that_is_not_known_is_told_as_it_is_logged():
     "why", ["MIG mode of gpu-0 is not turned on yet: processes use it: dcgm (7)"]
 )
 def test_a_board_without_the_mode_that_its_profile_wants_is_told_as_it_is_logged(why):
-    assert told(Book(), Book(boards={A: why})) == [News("MIGModeNotSet", A, why)]
+    assert told(MigState(), MigState(boards={A: why})) == [MigEvent("MIGModeNotSet", A, why)]
 
 
 books = st.builds(
-    Book,
+    MigState,
     outcomes=st.dictionaries(
         st.sampled_from([A, B]),
-        st.builds(Outcome, st.sampled_from("xy"), st.sampled_from(State), st.sampled_from("12")),
+        st.builds(
+            LayoutOutcome,
+            st.sampled_from("xy"),
+            st.sampled_from(LayoutState),
+            st.sampled_from("12"),
+        ),
     ),
     boards=st.dictionaries(st.sampled_from([A, B]), st.sampled_from(["why", "why not"])),
     problem=st.sampled_from(["", "p", "q"]),
@@ -116,7 +124,7 @@ def test_every_failure_that_is_new_is_told_exactly_once(before, after):
     fresh = [
         gpu
         for gpu, one in after.outcomes.items()
-        if one.state is State.FAILED and one != before.outcomes.get(gpu)
+        if one.state is LayoutState.FAILED and one != before.outcomes.get(gpu)
     ]
     boards = [gpu for gpu, why in after.boards.items() if why != before.boards.get(gpu)]
     problem = bool(after.problem) and after.problem != before.problem

@@ -5,42 +5,31 @@ from typing import Any
 
 import pytest
 
-from dra_driver.model.devices import DeviceName, Version
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Fixed, Mig
+from dra_driver.model.gpus import DeviceName, GuestRestriction, Inventory, MigInfo, Version
 from dra_driver.model.offer import (
+    AdminAccess,
+    ApiFeatures,
     Exclusive,
-    Keeps,
-    Monitor,
-    Pending,
-    Sliceable,
+    Fractional,
+    PendingChange,
     partition_name,
 )
 from dra_driver.model.profiles import (
     DEFAULT_PROFILE,
-    Entry,
+    GpuSelector,
     MigRules,
     Profile,
+    ProfileEntry,
     Rules,
-    Selection,
-    Strategy,
+    SharingStrategy,
 )
-from dra_driver.plan.mig.offered import allowed, made
-from dra_driver.plan.offer import offer
-from dra_driver.plan.profiles import decoded
-from dra_driver.plan.publish import published
+from dra_driver.model.records import Holding
+from dra_driver.plan.mig.partitions import created_partitions, dynamic_profiles
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
+from dra_driver.plan.profiles.rules import decode_profile
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
-from tests.plan.mig_boards import (
-    cut,
-    dynamic,
-    instance,
-    key,
-    mig,
-    odd,
-    partition,
-    profile,
-)
+from tests.plan.mig_boards import cut, dynamic, instance, key, mig, odd, partition, profile
 
 PLAIN = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
@@ -48,7 +37,7 @@ ON: dict[str, Any] = {"on": True, "pending": True}
 
 
 def found(*gpus, its=DEFAULT_PROFILE, keeps=None, held=None, **fields):
-    return offer(Inventory(gpus), its, keeps or Keeps(), held or {}, **fields)
+    return build_offer(Inventory(gpus), its, keeps or ApiFeatures(), held or {}, **fields)
 
 
 def names(offered):
@@ -95,7 +84,7 @@ def of(offered, part, start):
     ],
 )
 def test_a_profile_allows_partitions_by_patterns(patterns, expected):
-    assert {one.name for one in allowed(mig(), MigRules(True, patterns))} == expected
+    assert {one.name for one in dynamic_profiles(mig(), MigRules(True, patterns))} == expected
 
 
 def test_a_profile_without_a_place_is_not_offered():
@@ -104,7 +93,9 @@ def test_a_profile_without_a_place_is_not_offered():
 
     assert "1g.5gb" not in {
         one.name
-        for one in allowed(replace(its, profiles=(nowhere, *its.profiles[1:])), MigRules(True))
+        for one in dynamic_profiles(
+            replace(its, profiles=(nowhere, *its.profiles[1:])), MigRules(True)
+        )
     }
 
 
@@ -131,7 +122,7 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
         f"{where} gpu-0, gpu-2, which cannot be cut",
         f"{where} gpu-1, gpu-3, which cannot be cut: the library is old",
     )
-    assert len([each for each in offered.devices if not isinstance(each.shape, Monitor)]) == 4
+    assert len([each for each in offered.devices if not isinstance(each.shape, AdminAccess)]) == 4
 
 
 def test_where_no_gpu_can_be_cut_patterns_are_not_told():
@@ -203,7 +194,7 @@ def test_an_a100_in_mig_mode_is_offered_in_partitions_only():
 
 
 def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_as_any_other():
-    passed_through = found(cut(**ON, fixed=Fixed.MODE), its=dynamic("3g.*", "7g.*"))
+    passed_through = found(cut(**ON, fixed=GuestRestriction.MODE), its=dynamic("3g.*", "7g.*"))
 
     assert passed_through == replace(
         found(cut(**ON), its=dynamic("3g.*", "7g.*")), devices=passed_through.devices
@@ -216,7 +207,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     its = mig(board)
     name = next(one.name for one in its.profiles if one.slices == 3)
     there = instance(its, name, 4)
-    vgpu = cut(board, **ON, switches=False, fixed=Fixed.ALL, instances=(there,))
+    vgpu = cut(board, **ON, switches=False, fixed=GuestRestriction.ALL, instances=(there,))
 
     offered = found(vgpu, its=dynamic())
 
@@ -229,9 +220,12 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
 @pytest.mark.parametrize(
     ("fixed", "what"),
     [
-        (Fixed.NOTHING, "nvidia-smi -i 0000:18:00.0 -mig 0"),
-        (Fixed.MODE, "nvidia-smi -i 0000:18:00.0 -mig 0 and a reboot"),
-        (Fixed.ALL, "it is a vGPU: whether and how it is cut is said where the vGPU is made"),
+        (GuestRestriction.NOTHING, "nvidia-smi -i 0000:18:00.0 -mig 0"),
+        (GuestRestriction.MODE, "nvidia-smi -i 0000:18:00.0 -mig 0 and a reboot"),
+        (
+            GuestRestriction.ALL,
+            "it is a vGPU: whether and how it is cut is said where the vGPU is made",
+        ),
     ],
 )
 def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
@@ -250,18 +244,18 @@ def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fi
             id="somebody, or a crash, left it pending",
         ),
         pytest.param(
-            {"fixed": Fixed.MODE},
+            {"fixed": GuestRestriction.MODE},
             "MIG mode is off: it takes a reset, which this virtual machine cannot make; have it "
             "done on the host before the machine starts, or drain the node, run nvidia-smi -i "
             "0000:18:00.0 -mig 1 and reboot it",
             id="in a virtual machine",
         ),
         pytest.param(
-            {"fixed": Fixed.MODE, "pending": True},
+            {"fixed": GuestRestriction.MODE, "pending": True},
             "MIG mode is off, and goes on when the virtual machine is rebooted",
             id="in a virtual machine, and pending",
         ),
-        pytest.param({"fixed": Fixed.ALL}, "it is a vGPU: whether and how", id="vGPU"),
+        pytest.param({"fixed": GuestRestriction.ALL}, "it is a vGPU: whether and how", id="vGPU"),
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
@@ -279,11 +273,15 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
 @pytest.mark.parametrize(
     ("its", "keeps", "reason"),
     [
-        pytest.param(dynamic(), Keeps(counters=False), "keeps no counters (KEP-4815", id="api"),
-        pytest.param(dynamic("9g.*"), Keeps(), "none of the profiles that are allowed", id="none"),
+        pytest.param(
+            dynamic(), ApiFeatures(counters=False), "keeps no counters (KEP-4815", id="api"
+        ),
+        pytest.param(
+            dynamic("9g.*"), ApiFeatures(), "none of the profiles that are allowed", id="none"
+        ),
         pytest.param(
             profile(mig=MigRules(True), replicas=2),
-            Keeps(capacity=False),
+            ApiFeatures(capacity=False),
             "its 2 replicas are devices of their own",
             id="replicas",
         ),
@@ -300,7 +298,7 @@ def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, keeps, rea
 
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
     plain, cannot = (
-        found(cut(**ON), its=its, keeps=Keeps(counters=False)).withheld
+        found(cut(**ON), its=its, keeps=ApiFeatures(counters=False)).withheld
         for its in (DEFAULT_PROFILE, dynamic())
     )
 
@@ -321,7 +319,7 @@ def with_instances(board="h100-80-sxm", *parts, **fields):
 def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
     its = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
 
-    offered = found(its, keeps=Keeps(counters=False))
+    offered = found(its, keeps=ApiFeatures(counters=False))
 
     assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
     first, *_ = offered.devices
@@ -365,7 +363,7 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
     offered = found(its, its=dynamic(), held=holding(static))
 
     assert not of(offered, "2g.20gb", 0).cut_for_claims
-    assert made(holding(static)) == frozenset()
+    assert created_partitions(holding(static)) == frozenset()
 
 
 def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
@@ -410,7 +408,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
 def test_partitions_are_sliceable_within_their_own_memory():
     shape = of(found(cut(**HOPPER), its=dynamic()), "1g.10gb", 0).shape
 
-    assert shape == Sliceable(10000 * MIB, 1024 * MIB, MIB, shares=6)
+    assert shape == Fractional(10000 * MIB, 1024 * MIB, MIB, shares=6)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +447,9 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
 @pytest.mark.parametrize(
     ("fields", "shares"),
     [
-        pytest.param({"shares": 16, "strategies": (Strategy.TIME_SLICING,)}, 16, id="taking turns"),
+        pytest.param(
+            {"shares": 16, "strategies": (SharingStrategy.TIME_SLICING,)}, 16, id="taking turns"
+        ),
         pytest.param({"shares": 4}, 4, id="fewer than MPS takes"),
         pytest.param({"shares": 16, "replicas": (("1g.10gb", 6),)}, 6, id="replicas"),
     ],
@@ -481,7 +481,7 @@ def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which()
 
 
 def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
-    its = dynamic(replicas=(("1g.10gb", 7),), strategies=(Strategy.TIME_SLICING,))
+    its = dynamic(replicas=(("1g.10gb", 7),), strategies=(SharingStrategy.TIME_SLICING,))
 
     offered = found(cut(**HOPPER), its=its)
 
@@ -494,7 +494,7 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
 
     partitions = {type(one.shape) for one in offered.devices if one.partition}
     assert partitions == {Exclusive}
-    assert isinstance(offered.devices[0].shape, Sliceable)
+    assert isinstance(offered.devices[0].shape, Fractional)
     assert offered.pending == ()
     assert offered.notes == (
         "profile 'p', spec.gpus[0].memoryLimit: Strict has each partition given out whole, since "
@@ -557,15 +557,15 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
 @pytest.mark.parametrize(
     ("its", "keeps"),
     [
-        pytest.param(dynamic(fractions=False), Keeps(), id="fractions-never"),
-        pytest.param(dynamic(), Keeps(capacity=False), id="no-capacity"),
+        pytest.param(dynamic(fractions=False), ApiFeatures(), id="fractions-never"),
+        pytest.param(dynamic(), ApiFeatures(capacity=False), id="no-capacity"),
     ],
 )
 def test_partitions_are_exclusive_where_gpus_are(its, keeps):
     offered = found(cut(**HOPPER), its=its, keeps=keeps)
 
     shapes = {type(one.shape) for one in offered.devices}
-    assert shapes == {Exclusive, Monitor}  # counters refuse who looks on at what is in use
+    assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
     assert offered.pending == ()
 
 
@@ -574,27 +574,27 @@ def test_partitions_are_exclusive_where_gpus_are(its, keeps):
     [
         pytest.param(
             dynamic("1g.10gb", replicas=(("1g.10gb", 4),)),
-            Keeps(capacity=False),
+            ApiFeatures(capacity=False),
             "partitions 1g.10gb: replicas of a partition need consumable capacity",
             id="no-capacity",
         ),
         pytest.param(
             dynamic("1g.10gb", memory_least=40 * 1024 * MIB),
-            Keeps(),
+            ApiFeatures(),
             "partitions 1g.10gb: the least share of 40960Mi leaves no room for another in its "
             "10000Mi; lower memory.least",
             id="least",
         ),
         pytest.param(
             dynamic("1g.10gb", memory_step=16 * 1024 * MIB),
-            Keeps(),
+            ApiFeatures(),
             "partitions 1g.10gb: all of its 10000Mi is less than a step of 16384Mi; lower "
             "memory.step",
             id="step",
         ),
         pytest.param(
-            dynamic("1g.10gb", replicas=(("1g.10gb", 7),), default_strategy=Strategy.MPS),
-            Keeps(),
+            dynamic("1g.10gb", replicas=(("1g.10gb", 7),), default_strategy=SharingStrategy.MPS),
+            ApiFeatures(),
             "partitions 1g.10gb: 7 replicas share by MPS, which takes 6 clients on partitions of "
             "1g.10gb; lower replicas to 6 at most",
             id="clients",
@@ -611,7 +611,9 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(i
 
 
 def test_monitors_need_taints():
-    assert "gpu-0-mon" not in names(found(cut(**ON), its=dynamic(), keeps=Keeps(taints=False)))
+    assert "gpu-0-mon" not in names(
+        found(cut(**ON), its=dynamic(), keeps=ApiFeatures(taints=False))
+    )
 
 
 # While claims hold it.
@@ -626,7 +628,7 @@ def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
     assert names(offered) == names(before)
     assert offered.counter_sets == before.counter_sets
     assert offered.pending == (
-        Pending(DeviceName("gpu-0"), "sliceable and partitions cut for claims (2g.20gb)"),
+        PendingChange(DeviceName("gpu-0"), "sliceable and partitions cut for claims (2g.20gb)"),
     )
 
 
@@ -643,7 +645,7 @@ def test_a_held_gpu_goes_on_being_cut_until_nobody_holds_it(its, change):
     offered = found(cut(**HOPPER), its=its, held=holding(before.devices[0]))
 
     assert names(offered) == names(before)
-    assert offered.pending == (Pending(DeviceName("gpu-0"), change),)
+    assert offered.pending == (PendingChange(DeviceName("gpu-0"), change),)
 
 
 def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
@@ -666,7 +668,7 @@ def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_prof
 
 
 def test_without_mps_a_held_partition_reserves_no_cores_for_the_next_claim():
-    its = dynamic(replicas=(("1g.10gb", 4),), default_strategy=Strategy.MPS)
+    its = dynamic(replicas=(("1g.10gb", 4),), default_strategy=SharingStrategy.MPS)
     before = of(found(cut(**HOPPER), its=its), "1g.10gb", 0)
 
     offered = found(cut(**HOPPER), its=its, held=holding(before), mps=False)
@@ -679,7 +681,7 @@ def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
     before = found(cut(**HOPPER), its=dynamic())
     partition_held = holding(of(before, "3g.40gb", 4))
     whole_held = holding(before.devices[0])
-    lost = Keeps(counters=False)
+    lost = ApiFeatures(counters=False)
 
     one = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=partition_held)
     whole = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=whole_held)
@@ -727,7 +729,9 @@ def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
     held = holding(of(before, "1g.5gb", 0))
 
     assert names(found(cut(), its=dynamic(), held=held)) == names(before)
-    assert "gpu-0" not in names(found(cut(), its=dynamic(), keeps=Keeps(counters=False), held=held))
+    assert "gpu-0" not in names(
+        found(cut(), its=dynamic(), keeps=ApiFeatures(counters=False), held=held)
+    )
 
 
 def test_who_only_looks_on_keeps_nothing_as_it_is():
@@ -788,8 +792,8 @@ def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
 def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each_entry():
     mixed = MigRules(single=True, layout="all-balanced")
     entries = (
-        Entry(Selection(minors=frozenset({0})), Rules(mig=mixed), "spec.gpus[0]"),
-        Entry(Selection(), Rules(mig=MigRules(single=True)), "spec.gpus[1]"),
+        ProfileEntry(GpuSelector(minors=frozenset({0})), Rules(mig=mixed), "spec.gpus[0]"),
+        ProfileEntry(GpuSelector(), Rules(mig=MigRules(single=True)), "spec.gpus[1]"),
     )
     node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
 
@@ -827,14 +831,16 @@ def test_where_no_gpu_can_be_cut_single_is_not_told():
 def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
     offered = found(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
 
-    (one,) = [each for each in published(offered) if "asGpu" in each["attributes"]]
+    (one,) = [each for each in published_devices(offered) if "asGpu" in each["attributes"]]
     assert one["attributes"]["uuid"] == {"string": "MIG-9-0"}
 
 
 def test_gpus_with_other_rules_do_not_count_for_that():
     entries = (
-        Entry(Selection(minors=frozenset({0})), Rules(mig=MigRules(single=True)), "spec.gpus[0]"),
-        Entry(Selection(), Rules(), "spec.gpus[1]"),
+        ProfileEntry(
+            GpuSelector(minors=frozenset({0})), Rules(mig=MigRules(single=True)), "spec.gpus[0]"
+        ),
+        ProfileEntry(GpuSelector(), Rules(), "spec.gpus[1]"),
     )
     node = (in_instances(0, ("3g.20gb", 4)), in_instances(1, ("1g.5gb", 0)))
 
@@ -852,7 +858,7 @@ def test_the_names_of_partitions_are_those_of_nvidias_driver():
 
 
 def test_keys_find_their_partition_again():
-    its: Mig = mig()
+    its: MigInfo = mig()
 
     assert its.partition(key(its, "3g.20gb", 4)) == partition(its, "3g.20gb", 4)
 
@@ -878,7 +884,7 @@ def test_replicas_of_partitions_that_there_cannot_be_are_told():
 def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_that_names_it():
     names_of = ("gpu", "mig-1g.5gb", "mig-9g.90gb")
     resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
-    its = decoded({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
+    its = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
 
     solid, unknown = found(cut(), gpu(1), its=its).notes
 
@@ -897,7 +903,7 @@ def test_a_gpu_whose_mode_goes_with_its_last_claim_will_be_offered_whole():
 
     offered = found(cut(**HOPPER, **ON, instances=(there,)), held=held)
 
-    assert offered.pending == (Pending(DeviceName("gpu-0"), "sliceable"),)
+    assert offered.pending == (PendingChange(DeviceName("gpu-0"), "sliceable"),)
 
 
 def test_a_gpu_that_somebody_else_has_cut_as_well_will_offer_what_exists():
@@ -907,4 +913,4 @@ def test_a_gpu_that_somebody_else_has_cut_as_well_will_offer_what_exists():
 
     offered = found(cut(**HOPPER, **ON, instances=there), held=held)
 
-    assert offered.pending == (Pending(DeviceName("gpu-0"), "the partitions that exist"),)
+    assert offered.pending == (PendingChange(DeviceName("gpu-0"), "the partitions that exist"),)

@@ -10,10 +10,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from dra_driver.model.mig import Partition
+from dra_driver.model.gpus import Partition
 from dra_driver.model.profiles import MigRules
-from dra_driver.plan.mig.offered import Foreign, allowed, offered
-from dra_driver.plan.mig.order import packed
+from dra_driver.plan.mig.partitions import (
+    UnmanagedInstances,
+    dynamic_partitions,
+    dynamic_profiles,
+    packing_order,
+)
 from tests.plan.mig_boards import mig
 
 Order = Mapping[int, tuple[int, ...]]  # by size: the starts as they are tried
@@ -29,8 +33,11 @@ WITHOUT_2G: Order = {1: (0, 2, 1, 3, 6, 4, 5), 2: (2, 0, 4), 4: (4, 0)}
 def partitions(board, *profiles):
     its = mig(board)
     names = profiles or ("1g.5gb", "2g.10gb", "3g.20gb")
-    found = allowed(its, MigRules(True, names))
-    return [one.partition for one in offered(its, found, Foreign(), whole=False).places]
+    found = dynamic_profiles(its, MigRules(True, names))
+    return [
+        one.partition
+        for one in dynamic_partitions(its, found, UnmanagedInstances(), whole=False).places
+    ]
 
 
 def starts(found: list[Partition]):
@@ -195,8 +202,10 @@ def test_whatever_fits_together_is_placed_where_the_largest_come_first(board):
 def test_the_order_does_not_depend_on_how_they_are_given():
     some = partitions("a100-40", "1g.5gb+me", "2g.10gb", "7g.40gb")[:4]
 
-    assert {tuple(packed(one)) for one in itertools.permutations(some)} == {tuple(packed(some))}
+    assert {tuple(packing_order(one)) for one in itertools.permutations(some)} == {
+        tuple(packing_order(some))
+    }
 
 
 def test_nothing_to_offer_is_in_order():
-    assert packed([]) == []
+    assert packing_order([]) == []

@@ -6,43 +6,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.layouts import Book, Change, Made, Outcome, State, Wanted
-from dra_driver.model.mig import Instance, OddInstance
-from dra_driver.model.offer import Keeps
-from dra_driver.plan.mig.changes import Misfit, decide
-from dra_driver.plan.mig.layouts import built_in, wanted
-from dra_driver.plan.mig.previews import after_layout
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
+from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, UnusableGpuInstance
+from dra_driver.model.mig_layouts import (
+    DesiredLayout,
+    LayoutChange,
+    LayoutInstance,
+    LayoutOutcome,
+    LayoutState,
+    MigState,
+)
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.plan.mig.manager.changes import LayoutError, plan_layout_change, preview_layout
+from dra_driver.plan.mig.manager.layouts import built_in_layouts, desired_layout
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
 from tests.plan.mig_boards import boards, cut, mig, partition, profile
 
-HALVES = Wanted("halves", True, (("3g.20gb", 2),))
-OFF = Wanted("all-disabled", False)
+HALVES = DesiredLayout("halves", True, (("3g.20gb", 2),))
+OFF = DesiredLayout("all-disabled", False)
 
 
 def shown(gpu, its=HALVES, book=None, claimed=frozenset(), waits=""):
-    return after_layout(gpu, its, book or Book(), claimed, waits)
+    return preview_layout(gpu, its, book or MigState(), claimed, waits)
 
 
 def with_instances(*where):
     found = tuple(
-        Instance(partition(mig(), name, start).key, number, 0, GpuUuid(f"MIG-{number}"))
+        MigInstance(partition(mig(), name, start).key, number, 0, GpuUuid(f"MIG-{number}"))
         for number, (name, start) in enumerate(where)
     )
     return cut(on=True, pending=True, instances=found)
 
 
 def misfit(gpu, its=HALVES):
-    found = decide(gpu, its, ())
-    assert isinstance(found, Misfit)
+    found = plan_layout_change(gpu, its, ())
+    assert isinstance(found, LayoutError)
     return found.reason
 
 
 def known(gpu):
     """A book that says that all of it was made by a layout."""
-    return Book({gpu.uuid: tuple(Made(i.key, i.gi, i.uuid) for i in gpu.mig.instances)})
+    return MigState(
+        {gpu.uuid: tuple(LayoutInstance(i.key, i.gi, i.uuid) for i in gpu.mig.instances)}
+    )
 
 
 def test_an_idle_gpu_is_shown_cut_and_in_mig_mode_with_instances_that_have_no_uuid_yet():
@@ -58,7 +64,8 @@ def test_what_is_yet_to_be_cut_is_published_without_a_uuid_and_otherwise_as_what
     there = with_instances(("3g.20gb", 0), ("3g.20gb", 4))
 
     to_come, now = (
-        published(offer(Inventory((gpu,)), profile(), Keeps(), {})) for gpu in (after, there)
+        published_devices(build_offer(Inventory((gpu,)), profile(), ApiFeatures(), {}))
+        for gpu in (after, there)
     )
 
     assert [device["name"] for device in to_come] == [
@@ -72,16 +79,19 @@ def test_what_is_yet_to_be_cut_is_published_without_a_uuid_and_otherwise_as_what
 def test_a_gpu_that_looks_so_already_is_shown_as_it_is():
     gpu = with_instances(("3g.20gb", 0), ("3g.20gb", 4))
 
-    assert shown(gpu) == (gpu, Outcome("halves", State.SUCCESS))
-    assert shown(gpu, waits="a claim holds it") == (gpu, Outcome("halves", State.SUCCESS))
+    assert shown(gpu) == (gpu, LayoutOutcome("halves", LayoutState.SUCCESS))
+    assert shown(gpu, waits="a claim holds it") == (
+        gpu,
+        LayoutOutcome("halves", LayoutState.SUCCESS),
+    )
 
 
 def test_what_a_layout_made_gives_way_and_what_fits_stays():
     gpu = with_instances(("1g.5gb", 6), ("3g.20gb", 0))
-    half = OddInstance(partition(gpu.mig, "1g.5gb", 4).key, 7, 0)
+    half = UnusableGpuInstance(partition(gpu.mig, "1g.5gb", 4).key, 7, 0)
     gpu = replace(gpu, mig=replace(gpu.mig, odd=(half,)))
     book = known(gpu)
-    book = Book({gpu.uuid: (*book.made[gpu.uuid], Made(half.key, 7))})
+    book = MigState({gpu.uuid: (*book.made[gpu.uuid], LayoutInstance(half.key, 7))})
 
     after, outcome = shown(gpu, book=book)
 
@@ -101,7 +111,7 @@ def test_a_layout_without_partitions_shows_the_whole_gpu():
 def test_a_gpu_that_a_claim_holds_is_shown_as_it_is_with_what_it_waits_for():
     assert shown(cut(), waits="claims hold it") == (
         cut(),
-        Outcome("halves", State.PENDING, "claims hold it"),
+        LayoutOutcome("halves", LayoutState.PENDING, "claims hold it"),
     )
 
 
@@ -111,17 +121,17 @@ def test_what_is_cut_for_claims_is_in_the_way_of_nothing_but_has_to_end():
 
     found = shown(gpu, claimed=claimed, waits="claims hold it")
 
-    assert found == (gpu, Outcome("halves", State.PENDING, "claims hold it"))
+    assert found == (gpu, LayoutOutcome("halves", LayoutState.PENDING, "claims hold it"))
 
 
 @pytest.mark.parametrize("waits", ["", "claims hold it"])
 def test_a_layout_that_never_fits_fails_whatever_holds_the_gpu(waits):
-    its = Wanted("thirds", True, (("3g.20gb", 3),))
+    its = DesiredLayout("thirds", True, (("3g.20gb", 3),))
 
     after, outcome = shown(cut(), its, waits=waits)
 
     assert after == cut()
-    assert outcome.state is State.FAILED
+    assert outcome.state is LayoutState.FAILED
     assert outcome.reason == misfit(cut(), its)
 
 
@@ -129,29 +139,33 @@ def test_instances_of_somebody_else_are_in_the_way_once_nothing_is_waited_for():
     gpu = with_instances(("7g.40gb", 0))
     reason = misfit(gpu)
 
-    assert shown(gpu) == (gpu, Outcome("halves", State.FAILED, reason))
+    assert shown(gpu) == (gpu, LayoutOutcome("halves", LayoutState.FAILED, reason))
     assert shown(gpu, waits="claims hold it") == (
         gpu,
-        Outcome("halves", State.PENDING, f"claims hold it; then: {reason}"),
+        LayoutOutcome("halves", LayoutState.PENDING, f"claims hold it; then: {reason}"),
     )
 
 
-@pytest.mark.parametrize("state", [State.FAILED, State.PENDING])
+@pytest.mark.parametrize("state", [LayoutState.FAILED, LayoutState.PENDING])
 def test_what_the_book_says_of_a_layout_that_is_not_applied_counts(state):
-    said = Outcome("halves", state, "MIG mode cannot be turned on")
+    said = LayoutOutcome("halves", state, "MIG mode cannot be turned on")
 
-    assert shown(cut(), book=Book(outcomes={cut().uuid: said})) == (cut(), said)
+    assert shown(cut(), book=MigState(outcomes={cut().uuid: said})) == (cut(), said)
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        pytest.param(Outcome("halves", State.SUCCESS), id="it was applied, and is gone"),
-        pytest.param(Outcome("thirds", State.FAILED, "it does not fit"), id="of another layout"),
+        pytest.param(
+            LayoutOutcome("halves", LayoutState.SUCCESS), id="it was applied, and is gone"
+        ),
+        pytest.param(
+            LayoutOutcome("thirds", LayoutState.FAILED, "it does not fit"), id="of another layout"
+        ),
     ],
 )
 def test_what_else_the_book_says_does_not_count(said):
-    after, outcome = shown(cut(), book=Book(outcomes={cut().uuid: said}))
+    after, outcome = shown(cut(), book=MigState(outcomes={cut().uuid: said}))
 
     assert outcome is None
     assert len(after.mig.instances) == 2
@@ -160,14 +174,14 @@ def test_what_else_the_book_says_does_not_count(said):
 @given(st.data())
 def test_who_looks_at_what_is_shown_finds_the_layout_applied(data):
     gpu = cut(data.draw(st.sampled_from(sorted(boards()))))
-    layouts = built_in([gpu])
-    its = wanted(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
+    layouts = built_in_layouts([gpu])
+    its = desired_layout(layouts[data.draw(st.sampled_from(sorted(layouts)))], gpu, 0)
     assert its is not None
 
     after, outcome = shown(gpu, its)
 
     if outcome is not None:  # a board that is as it should be
-        assert (after, outcome.state) == (gpu, State.SUCCESS)
-    change = decide(after, its, ())
-    assert isinstance(change, Change) and change.is_nothing
-    assert shown(after, its) == (after, Outcome(its.layout, State.SUCCESS))
+        assert (after, outcome.state) == (gpu, LayoutState.SUCCESS)
+    change = plan_layout_change(after, its, ())
+    assert isinstance(change, LayoutChange) and change.is_nothing
+    assert shown(after, its) == (after, LayoutOutcome(its.layout, LayoutState.SUCCESS))

@@ -7,16 +7,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import MAX_COUNTER_SETS, Home, reconcile, split
-from dra_driver.model.devices import GpuUuid, Topology
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Keeps, Monitor, Offer
+from dra_driver.kubeletplugin.slices.reconcile import (
+    MAX_COUNTER_SETS,
+    SliceOwner,
+    plan_writes,
+    split_into_slices,
+)
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.model.gpus import GpuUuid, Inventory, Topology
+from dra_driver.model.offer import AdminAccess, ApiFeatures, Device, Offer
 from dra_driver.model.profiles import MigRules
-from dra_driver.node.sim.node import bundled, node_file
-from dra_driver.plan.mig.switches import after_switch
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published, published_counters
+from dra_driver.plan.mig.dynamic import after_switch
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.sim.node_spec import bundled_nodes, node_file
 from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE
@@ -33,7 +37,7 @@ def document(board="a100-40", name="3g.20gb", start=4, **fields):
     device = Device(
         replace(its, **gpu_fields), partition=partition(mig(board), name, start), **fields
     )
-    (found,) = published(Offer((device,)))
+    (found,) = published_devices(Offer((device,)))
     return found
 
 
@@ -136,7 +140,7 @@ def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
 
 
 def test_counters_are_published_by_gpu():
-    offered = offer(Inventory((cut("h100-80-sxm"),)), dynamic("1g.10gb"), Keeps(), {})
+    offered = build_offer(Inventory((cut("h100-80-sxm"),)), dynamic("1g.10gb"), ApiFeatures(), {})
 
     assert published_counters(offered) == (
         {"name": "gpu-0-counter-set", "counters": {"block-0-8": {"value": "8"}}},
@@ -144,9 +148,9 @@ def test_counters_are_published_by_gpu():
 
 
 def test_a_monitor_of_a_gpu_that_is_cut_takes_of_no_counter():
-    offered = offer(Inventory((cut("h100-80-sxm"),)), dynamic(), Keeps(), {})
+    offered = build_offer(Inventory((cut("h100-80-sxm"),)), dynamic(), ApiFeatures(), {})
 
-    monitor = published(offered)[-1]
+    monitor = published_devices(offered)[-1]
     assert monitor["attributes"]["type"] == {"string": "gpu-monitor"}
     assert "consumesCounters" not in monitor
     assert monitor["capacity"]["memory"] == {"value": "81559Mi"}
@@ -165,7 +169,7 @@ def refused(pool):
 
 
 def pool_of(offered):
-    return split("node-1", published(offered), published_counters(offered))
+    return split_into_slices("node-1", published_devices(offered), published_counters(offered))
 
 
 @pytest.mark.parametrize("profiles", [(), ("*",)])
@@ -180,9 +184,9 @@ def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
         for minor in range(16)
     )
 
-    pool = pool_of(offer(Inventory(gpus), dynamic(*profiles), Keeps(), {}))
+    pool = pool_of(build_offer(Inventory(gpus), dynamic(*profiles), ApiFeatures(), {}))
 
-    assert check(pool, "gpu.nvidia.com") == ()
+    assert validate_pool(pool, "gpu.nvidia.com") == ()
     assert set(refused(pool)) == {""}
     sets = [part for part in pool.slices if part.shared_counters]
     assert [len(part.shared_counters) for part in sets] == [MAX_COUNTER_SETS] * 2
@@ -190,14 +194,14 @@ def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
 
 
 @pytest.mark.parametrize("its", [dynamic(), dynamic("*"), profile()], ids=["mig", "all", "none"])
-@pytest.mark.parametrize("name", bundled())
+@pytest.mark.parametrize("name", bundled_nodes())
 def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_path):
     node = Node(tmp_path, yaml.safe_load(node_file(name).read_text()))
-    looked = after_switch(node.gpus().look(), its, Keeps(), {})
+    looked = after_switch(node.gpus().look(), its, ApiFeatures(), {})
 
-    pool = pool_of(offer(looked, its, Keeps(), {}))
+    pool = pool_of(build_offer(looked, its, ApiFeatures(), {}))
 
-    assert check(pool, "gpu.nvidia.com") == ()
+    assert validate_pool(pool, "gpu.nvidia.com") == ()
     assert set(refused(pool)) <= {""}
 
 
@@ -209,11 +213,11 @@ def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
         replace(cut("a100-40", minor, on=True, pending=True), uuid=GpuUuid(f"GPU-{minor}"))
         for minor in range(number)
     ]
-    before = pool_of(offer(Inventory(tuple(gpus)), dynamic(), Keeps(), {}))
-    home = Home("gpu.nvidia.com", "node-1", "uid")
+    before = pool_of(build_offer(Inventory(tuple(gpus)), dynamic(), ApiFeatures(), {}))
+    home = SliceOwner("gpu.nvidia.com", "node-1", "uid")
     seen = [
         {**one, "metadata": {**one["metadata"], "name": one["metadata"]["generateName"] + "x"}}
-        for one in reconcile(before, (), home).create
+        for one in plan_writes(before, (), home).create
     ]
     for which in {0, number // 2, number - 1}:
         its = gpus[which].mig
@@ -221,18 +225,18 @@ def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
             mine = replace(its, instances=(instance(its, part.name, part.placements[-1].start),))
             node = [*gpus[:which], replace(gpus[which], mig=mine), *gpus[which + 1 :]]
 
-            after = pool_of(offer(Inventory(tuple(node)), dynamic(), Keeps(), {}))
+            after = pool_of(build_offer(Inventory(tuple(node)), dynamic(), ApiFeatures(), {}))
 
-            writes = reconcile(after, seen, home)
+            writes = plan_writes(after, seen, home)
             assert (len(writes.delete), len(writes.update), len(writes.create)) == (0, 1, 0)
-            assert check(after, "gpu.nvidia.com") == ()
+            assert validate_pool(after, "gpu.nvidia.com") == ()
 
 
 @given(
     rules=any_rules(),
     board=st.sampled_from(sorted(boards())),
     patterns=st.lists(st.sampled_from(["1g*", "2g*", "*+me", "*", "9g"]), max_size=2),
-    keeps=st.builds(Keeps),
+    keeps=st.builds(ApiFeatures),
     single=st.booleans(),
     number=st.integers(1, 60),
     taken=st.booleans(),
@@ -251,10 +255,12 @@ def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
         mig=of_mig,
     )
 
-    offered = offer(node, everything, keeps, {})
+    offered = build_offer(node, everything, keeps, {})
 
     pool = pool_of(offered)
-    assert check(pool, "gpu.nvidia.com") == ()
+    assert validate_pool(pool, "gpu.nvidia.com") == ()
     assert set(refused(pool)) <= {""}
     assert keeps.counters or not offered.counter_sets
-    assert all(isinstance(one.shape, Monitor) or one.rules.mig == of_mig for one in offered.devices)
+    assert all(
+        isinstance(one.shape, AdminAccess) or one.rules.mig == of_mig for one in offered.devices
+    )

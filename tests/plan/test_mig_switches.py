@@ -5,20 +5,18 @@ from typing import Any
 
 import pytest
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Fixed
-from dra_driver.model.offer import Keeps
+from dra_driver.model.gpus import GpuUuid, GuestRestriction, Inventory
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules
-from dra_driver.plan.mig.switches import after_switch, to_switch
-from dra_driver.plan.offer import offer
+from dra_driver.model.records import Holding
+from dra_driver.plan.mig.dynamic import after_switch, gpus_to_switch
+from dra_driver.plan.offer.devices import build_offer
 from tests.fakes.values import gpu, ref
 from tests.plan.mig_boards import cut, dynamic, profile
 
 
 def chosen(*gpus, its=None, keeps=None, held=None):
-    found = to_switch(Inventory(gpus), its or dynamic(), keeps or Keeps(), held or {})
+    found = gpus_to_switch(Inventory(gpus), its or dynamic(), keeps or ApiFeatures(), held or {})
     assert all(one.startswith("GPU-") for one in found)
     return [one.minor for one in gpus if one.uuid in found]
 
@@ -37,18 +35,22 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
         pytest.param(cut("h100-80-sxm"), {}, id="it switches when a claim needs it"),
         pytest.param(gpu(0), {}, id="it cannot be cut"),
         pytest.param(cut(on=True, pending=True), {}, id="it is on"),
-        pytest.param(cut(fixed=Fixed.MODE), {}, id="a virtual machine cannot reset it"),
-        pytest.param(cut(fixed=Fixed.MODE, pending=True), {}, id="it waits for a reboot"),
-        pytest.param(cut(fixed=Fixed.ALL), {}, id="it is a vGPU"),
+        pytest.param(cut(fixed=GuestRestriction.MODE), {}, id="a virtual machine cannot reset it"),
+        pytest.param(
+            cut(fixed=GuestRestriction.MODE, pending=True), {}, id="it waits for a reboot"
+        ),
+        pytest.param(cut(fixed=GuestRestriction.ALL), {}, id="it is a vGPU"),
         pytest.param(cut(), {"its": DEFAULT_PROFILE}, id="nobody wants it"),
         pytest.param(
             cut(), {"its": profile(include=False, mig=MigRules(True))}, id="it is left out"
         ),
         pytest.param(cut(), {"its": dynamic("9g.*")}, id="it has no such profile"),
-        pytest.param(cut(), {"keeps": Keeps(counters=False)}, id="the API server has no counters"),
+        pytest.param(
+            cut(), {"keeps": ApiFeatures(counters=False)}, id="the API server has no counters"
+        ),
         pytest.param(
             cut(),
-            {"its": profile(mig=MigRules(True), replicas=2), "keeps": Keeps(capacity=False)},
+            {"its": profile(mig=MigRules(True), replicas=2), "keeps": ApiFeatures(capacity=False)},
             id="its replicas are devices",
         ),
         pytest.param(cut(), {"held": holding(cut())}, id="a claim holds it"),
@@ -74,7 +76,7 @@ def test_a_mode_that_is_pending_and_had_no_reset_yet_is_switched_like_any_other(
 
     assert chosen(pending) == [0]
     assert chosen(pending, its=DEFAULT_PROFILE) == []
-    assert after_switch(Inventory((pending,)), dynamic(), Keeps(), {}).gpus == (
+    assert after_switch(Inventory((pending,)), dynamic(), ApiFeatures(), {}).gpus == (
         cut(on=True, pending=True),
     )
 
@@ -82,25 +84,27 @@ def test_a_mode_that_is_pending_and_had_no_reset_yet_is_switched_like_any_other(
 @pytest.mark.parametrize("fields", [{}, {"pending": True}])
 def test_after_the_switch_such_a_board_is_offered_in_partitions(fields):
     node = Inventory((cut(**fields), cut("h100-80-sxm", 1), gpu(2), cut(minor=3)))
-    everything: Any = (dynamic(), Keeps(), holding(node.gpus[3]))
+    everything: Any = (dynamic(), ApiFeatures(), holding(node.gpus[3]))
 
     after = after_switch(node, *everything)
 
     assert after.gpus[0] == cut(on=True, pending=True)
     assert after.gpus[1:] == node.gpus[1:]
-    names = {str(device.name) for device in offer(after, *everything).devices}
+    names = {str(device.name) for device in build_offer(after, *everything).devices}
     assert "gpu-0" not in names
     assert {"gpu-0-mig-7g40gb-0-0", "gpu-1", "gpu-2", "gpu-3"} <= names
-    assert to_switch(after, *everything) == ()
+    assert gpus_to_switch(after, *everything) == ()
 
 
 def test_a_board_that_is_stuck_is_whole_also_after_the_switch_of_others():
     stuck, other = cut(), replace(cut(minor=1), uuid=GpuUuid("GPU-1"))
 
-    after = after_switch(Inventory((stuck, other)), dynamic(), Keeps(), {}, stuck={stuck.uuid})
+    after = after_switch(
+        Inventory((stuck, other)), dynamic(), ApiFeatures(), {}, stuck={stuck.uuid}
+    )
 
     assert after.gpus[0] == stuck
-    found = offer(after, dynamic(), Keeps(), {})
+    found = build_offer(after, dynamic(), ApiFeatures(), {})
     assert "gpu-0" in {str(device.name) for device in found.devices}
     assert "gpu-1" not in {str(device.name) for device in found.devices}
     (reason,) = (one.reason for one in found.pending if one.device == "gpu-0")

@@ -8,26 +8,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin.claims import Claim, ShareId
-from dra_driver.model.mps import Allowance, Priority, Space
-from dra_driver.model.offer import Device, Offer, Replica, Sliceable
-from dra_driver.model.profiles import MpsServers, Rules, Tenants
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.mps import PodsNeeded
-from dra_driver.plan.prepare import plan_claim
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s.claims import Claim, ShareId
+from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsPriority
+from dra_driver.model.offer import Device, Fractional, Offer, Replica
+from dra_driver.model.profiles import MpsServerScope, MpsTenants, Rules
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.mps.namespaces import PodsNeeded
+from dra_driver.plan.prepare.claim import plan_claim
 from tests.fakes.pods import NOBODY, container, pod_spec
-from tests.fakes.values import (
-    MIB,
-    POOL,
-    SLICEABLE,
-    allocation,
-    config,
-    fraction,
-    gpu,
-    offer,
-    ref,
-)
+from tests.fakes.values import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 
 GIB = 1024 * MIB
 MPS = config(sharing={"strategy": "MPS"})
@@ -42,9 +32,9 @@ def planned(*allocations, pods=NOBODY, configs=(MPS,), at=None, name="claim", ma
     return plan_claim(asked, at or offer(4), (), POOL, pods)
 
 
-def spaces(*allocations, **fields) -> tuple[Space, ...]:
+def spaces(*allocations, **fields) -> tuple[MpsNamespace, ...]:
     steps = planned(*allocations, **fields).steps
-    return tuple(step.space for step in steps if isinstance(step, ServeMps))
+    return tuple(step.space for step in steps if isinstance(step, ServeMpsNamespace))
 
 
 def refusal(*allocations, **fields) -> str:
@@ -114,8 +104,8 @@ def test_a_claim_of_another_name_is_none_of_ours():
         ([allocation("gpu-0"), allocation("gpu-1")], {}, False),  # one request
         ([fraction(), allocation("gpu-1", "look", admin=True)], {}, False),
         ([fraction(), fraction("1Gi", request="more")], {}, True),
-        ([fraction()], {"tenants": Tenants.NON_ROOT}, True),
-        ([fraction()], {"tenants": Tenants.USER_NAMESPACES}, True),
+        ([fraction()], {"tenants": MpsTenants.NON_ROOT}, True),
+        ([fraction()], {"tenants": MpsTenants.USER_NAMESPACES}, True),
     ],
 )
 def test_pods_are_needed_only_where_it_depends_on_them(allocations, rules, needed):
@@ -177,13 +167,13 @@ ROOT, USER = user("c"), user("c", root=False)
 @pytest.mark.parametrize(
     ("tenants", "pod", "said"),
     [
-        (Tenants.ANY, pod_spec("p", ROOT), ""),
-        (Tenants.NON_ROOT, pod_spec("p", USER), ""),
-        (Tenants.NON_ROOT, pod_spec("p", ROOT), "can run as root or become it, .* set securit"),
-        (Tenants.NON_ROOT, pod_spec("p", ROOT, host_users=False), ""),
-        (Tenants.USER_NAMESPACES, pod_spec("p", USER), "set spec.hostUsers: false"),
-        (Tenants.USER_NAMESPACES, pod_spec("p", USER, host_users=False), ""),
-        (Tenants.USER_NAMESPACES, pod_spec("p", container("logs")), ""),
+        (MpsTenants.ANY, pod_spec("p", ROOT), ""),
+        (MpsTenants.NON_ROOT, pod_spec("p", USER), ""),
+        (MpsTenants.NON_ROOT, pod_spec("p", ROOT), "can run as root or become it, .* set securit"),
+        (MpsTenants.NON_ROOT, pod_spec("p", ROOT, host_users=False), ""),
+        (MpsTenants.USER_NAMESPACES, pod_spec("p", USER), "set spec.hostUsers: false"),
+        (MpsTenants.USER_NAMESPACES, pod_spec("p", USER, host_users=False), ""),
+        (MpsTenants.USER_NAMESPACES, pod_spec("p", container("logs")), ""),
     ],
 )
 def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, said):
@@ -203,7 +193,7 @@ def test_a_container_that_is_root_counts_though_only_another_of_its_pod_names_th
 ):
     sidecar = container("sidecar")
     both = (USER, sidecar) if claim_first else (sidecar, USER)
-    node = offer(tenants=Tenants.NON_ROOT)
+    node = offer(tenants=MpsTenants.NON_ROOT)
 
     said = refusal(fraction(), pods=(pod_spec("p", *both),), at=node)
 
@@ -213,13 +203,13 @@ def test_a_container_that_is_root_counts_though_only_another_of_its_pod_names_th
 
 
 def test_a_pod_without_a_container_that_uses_the_claim_hands_it_to_nobody():
-    node = offer(tenants=Tenants.NON_ROOT)
+    node = offer(tenants=MpsTenants.NON_ROOT)
 
     assert spaces(fraction(), pods=(pod_spec("p", container("sidecar")),), at=node)
 
 
 def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
-    pods, node = (pod_spec("p", USER),), offer(tenants=Tenants.NON_ROOT)
+    pods, node = (pod_spec("p", USER),), offer(tenants=MpsTenants.NON_ROOT)
 
     said = refusal(fraction(), pods=pods, at=node, made_for_pod=False)
 
@@ -229,7 +219,7 @@ def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
 
 
 def test_all_that_keeps_a_program_from_becoming_root_is_said():
-    pods, node = (pod_spec("p", ROOT),), offer(tenants=Tenants.NON_ROOT)
+    pods, node = (pod_spec("p", ROOT),), offer(tenants=MpsTenants.NON_ROOT)
 
     assert refusal(fraction(), pods=pods, at=node) == (
         "claim default/claim: pod default/p, container 'c' can run as root or become it, and this "
@@ -252,7 +242,7 @@ def test_several_requests_of_no_pod_that_is_known_are_not_guessed_to_be_apart():
 
 
 def test_where_tenants_matter_a_claim_of_no_pod_that_is_known_is_refused():
-    node = offer(tenants=Tenants.USER_NAMESPACES)
+    node = offer(tenants=MpsTenants.USER_NAMESPACES)
 
     assert "who uses the claim is not known: it is reserved for no pod" in refusal(
         fraction(), pods=(), at=node
@@ -261,18 +251,18 @@ def test_where_tenants_matter_a_claim_of_no_pod_that_is_known_is_refused():
 
 @pytest.mark.parametrize("configs", [(MPS,), ()], ids=["by MPS", "by turns"])
 def test_who_may_use_what_is_under_mps_is_recorded(configs):
-    node = offer(tenants=Tenants.NON_ROOT)
+    node = offer(tenants=MpsTenants.NON_ROOT)
     plan = planned(
         fraction(request="a/large"), pods=(pod_spec("p", USER),), configs=configs, at=node
     )
 
     (holding,) = plan.record.holdings
     assert holding.request == "a"
-    assert holding.tenants is (Tenants.NON_ROOT if configs else Tenants.ANY)
+    assert holding.tenants is (MpsTenants.NON_ROOT if configs else MpsTenants.ANY)
 
 
 def test_the_strictest_rule_of_the_gpus_holds():
-    rules = (Tenants.NON_ROOT, Tenants.ANY)
+    rules = (MpsTenants.NON_ROOT, MpsTenants.ANY)
     devices = [Device(gpu(n), SLICEABLE, Rules(tenants=one)) for n, one in enumerate(rules)]
 
     assert "can run as root" in refusal(
@@ -284,7 +274,7 @@ def test_the_strictest_rule_of_the_gpus_holds():
 
 
 def test_tenants_are_nobodys_business_where_nothing_is_shared_by_mps():
-    node = offer(tenants=Tenants.USER_NAMESPACES)
+    node = offer(tenants=MpsTenants.USER_NAMESPACES)
 
     assert planned(fraction(), configs=(), pods=(pod_spec("p", ROOT),), at=node).grants
 
@@ -314,7 +304,7 @@ def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory()
     (space,) = spaces(*parts, configs=())
 
     assert (space.percent, space.memory_bytes) == (30, (20 * GIB, 8 * GIB))
-    assert space.allowance == Allowance(30, 8 * GIB)
+    assert space.allowance == MpsLimits(30, 8 * GIB)
 
 
 def test_a_part_without_a_limit_leaves_its_gpu_without_one():
@@ -324,7 +314,7 @@ def test_a_part_without_a_limit_leaves_its_gpu_without_one():
     (space,) = spaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
 
     assert space.memory_bytes == (GIB, None)
-    assert space.allowance == Allowance(100, GIB)
+    assert space.allowance == MpsLimits(100, GIB)
 
 
 def test_two_parts_of_one_gpu_of_which_one_is_only_booked_have_no_limit_together():
@@ -347,23 +337,23 @@ def test_the_lower_priority_counts_for_what_is_used_together():
         *parts, configs=(MPS, replace(low, path="b")), pods=(pod_spec("p", user("c")),)
     )
 
-    assert space.priority is Priority.BELOW_NORMAL
+    assert space.priority is MpsPriority.BELOW_NORMAL
 
 
-QUARTER = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
+QUARTER = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
 
 
 @pytest.mark.parametrize(
     ("shape", "rules", "most"),
     [
-        (QUARTER, {"one_share": True}, Allowance(25, 20 * GIB)),
-        (QUARTER, {"one_share": True, "limited": False}, Allowance(25)),
-        (replace(QUARTER, cores_default=0), {"one_share": True}, Allowance(100, 20 * GIB)),
-        (QUARTER, {}, Allowance()),
-        (SLICEABLE, {"one_share": True}, Allowance()),
-        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True}, Allowance(25, 20 * GIB)),
-        (Replica(0, 4, None), {"one_share": True}, Allowance()),
-        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True, "limited": False}, Allowance(25)),
+        (QUARTER, {"one_share": True}, MpsLimits(25, 20 * GIB)),
+        (QUARTER, {"one_share": True, "limited": False}, MpsLimits(25)),
+        (replace(QUARTER, cores_default=0), {"one_share": True}, MpsLimits(100, 20 * GIB)),
+        (QUARTER, {}, MpsLimits()),
+        (SLICEABLE, {"one_share": True}, MpsLimits()),
+        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True}, MpsLimits(25, 20 * GIB)),
+        (Replica(0, 4, None), {"one_share": True}, MpsLimits()),
+        (Replica(0, 4, 20 * GIB, cores=25), {"one_share": True, "limited": False}, MpsLimits(25)),
     ],
 )
 def test_the_most_that_a_claim_can_have_is_one_replica_where_nobody_gets_two(shape, rules, most):
@@ -381,11 +371,11 @@ def test_a_server_over_two_gpus_is_for_no_single_replica():
 
     (space,) = spaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
 
-    assert space.most == Allowance()
+    assert space.most == MpsLimits()
 
 
 def test_a_claims_namespace_has_a_server_of_its_own_unless_the_profile_joins_them():
-    shared = offer(mps_servers=MpsServers.SHARED)
+    shared = offer(mps_servers=MpsServerScope.SHARED)
 
     assert [one.tenant for one in spaces(fraction())] == ["default"]
     assert [one.tenant for one in spaces(fraction(), at=shared)] == [""]
@@ -446,7 +436,7 @@ def test_every_part_is_in_one_space_and_no_container_has_two(asked):
     except ClaimError as e:
         assert "is on one MPS server" in str(e)
         assume(False)
-    found = [step.space for step in plan.steps if isinstance(step, ServeMps)]
+    found = [step.space for step in plan.steps if isinstance(step, ServeMpsNamespace)]
 
     assert all(grant.space in found for grant in plan.grants)
     assert len({one.name for one in found}) == len(found)

@@ -2,14 +2,18 @@
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ShareId
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey, uncut
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.profiles import Tenants
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.mps_claims import apart_problems, has_gpus, served_requests, tenants_of
+from dra_driver.k8s.claims import ShareId
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.profiles import MpsTenants
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.mps.containers import (
+    computes_on_gpus,
+    mps_tenants_of,
+    separate_server_problems,
+    served_requests,
+)
 from tests.fakes.pods import container, pod_spec
 from tests.fakes.values import ref
 
@@ -29,8 +33,12 @@ def record(name, *held, namespace="default"):
         for number, (request, minor, how) in enumerate(held)
     )
     under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, how in held if how == "mps")
-    steps = (ServeMps(Space(SpaceName(f"c_{name}"), claim.uid, under)),) if under else ()
-    return Record(claim, holdings, steps)
+    steps = (
+        (ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, under)),)
+        if under
+        else ()
+    )
+    return ClaimRecord(claim, holdings, steps)
 
 
 def mps(name, minor=0, **fields):
@@ -42,7 +50,7 @@ def turns(name, minor=1, **fields):
 
 
 def said(mine, others, *uses):
-    return apart_problems(mine, others, [pod_spec("p", container("c", *uses))])
+    return separate_server_problems(mine, others, [pod_spec("p", container("c", *uses))])
 
 
 def test_a_container_that_two_servers_claim_is_named():
@@ -58,12 +66,12 @@ def test_a_container_that_two_servers_claim_is_named():
         ),
     )
 
-    assert apart_problems(mps("a"), others, pods) == [
+    assert separate_server_problems(mps("a"), others, pods) == [
         "pod default/p, container 'both' uses claim b, c too: it is under MPS as well, and a "
         "program reaches one MPS server; write both as requests of one claim, or use them in "
         "different containers"
     ]
-    assert apart_problems(mps("a"), [mps("a")], pods) == []
+    assert separate_server_problems(mps("a"), [mps("a")], pods) == []
 
 
 def test_a_gpu_without_mps_is_not_seen_beside_one_with_it_whichever_comes_first():
@@ -121,16 +129,16 @@ def test_what_an_earlier_release_recorded_without_its_request_may_be_any():
 
 
 def test_who_only_looks_on_has_no_gpus():
-    assert has_gpus(turns("a"))
-    assert not has_gpus(record("a", ("gpu", 0, "looks on")))
+    assert computes_on_gpus(turns("a"))
+    assert not computes_on_gpus(record("a", ("gpu", 0, "looks on")))
 
 
 def test_the_strictest_rule_of_what_is_held_is_the_claims():
-    rules = (Tenants.NON_ROOT, Tenants.USER_NAMESPACES, Tenants.ANY)
+    rules = (MpsTenants.NON_ROOT, MpsTenants.USER_NAMESPACES, MpsTenants.ANY)
     held = tuple(Holding(ref(), DeviceName(f"gpu-{n}"), tenants=one) for n, one in enumerate(rules))
 
-    assert tenants_of(Record(ref(), held)) is Tenants.USER_NAMESPACES
-    assert tenants_of(Record(ref(), ())) is Tenants.ANY
+    assert mps_tenants_of(ClaimRecord(ref(), held)) is MpsTenants.USER_NAMESPACES
+    assert mps_tenants_of(ClaimRecord(ref(), ())) is MpsTenants.ANY
 
 
 def on_partitions(name, *held, cut=True):
@@ -138,19 +146,19 @@ def on_partitions(name, *held, cut=True):
     claim, holdings, under = ref(name), [], []
     for request, start, how in held:
         key = PartitionKey(19, start, 1, 1)
-        instance = Instance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if cut else None
+        instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}")) if cut else None
         device = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
         gpu = GpuUuid("GPU-0")
         holdings.append(
             Holding(claim, device, gpu=gpu, request=request, partition=key, instance=instance)
         )
         if how == "mps":
-            under.append(instance.uuid if instance else uncut(gpu, key))
+            under.append(instance.uuid if instance else placeholder_uuid(gpu, key))
     steps = tuple(
-        ServeMps(Space(SpaceName(f"c_{name}_{number}"), claim.uid, (gpu,)))
+        ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}_{number}"), claim.uid, (gpu,)))
         for number, gpu in enumerate(under)
     )
-    return Record(claim, tuple(holdings), steps)
+    return ClaimRecord(claim, tuple(holdings), steps)
 
 
 @pytest.mark.parametrize("cut", [True, False], ids=["cut", "not cut yet"])

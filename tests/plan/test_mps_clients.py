@@ -4,42 +4,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.claims import ClaimUid, PodUid
-from dra_driver.model.devices import GpuUuid
+from dra_driver.k8s.claims import ClaimUid, PodUid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import (
     MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
+    MpsServerName,
     MpsStatus,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
+    ServedNamespace,
 )
-from dra_driver.plan.mps_clients import clients_of, owners, untold
+from dra_driver.plan.mps.usage import client_owners, clients_without_namespace, counted_clients
 
 GPU = GpuUuid("GPU-0")
 WEB, DB, BOTH, LATER = map(PodUid, ("web", "db", "both", "later"))
-A, B, C = map(SpaceName, ("c_a", "c_b", "c_c"))
+A, B, C = map(MpsNamespaceName, ("c_a", "c_b", "c_c"))
 USERS = {A: {WEB, BOTH}, B: {DB, BOTH}, C: {PodUid("other")}}
 
 
 def server(spaces=(A, B, C), clients=(7,), protocol=2):
     served = tuple(
-        Served(Space(name, ClaimUid(name), (GPU,)), protocol, "/pipe") for name in spaces
+        ServedNamespace(MpsNamespace(name, ClaimUid(name), (GPU,)), protocol, "/pipe")
+        for name in spaces
     )
     told = tuple(
         MpsClient(one) if isinstance(one, int) else MpsClient(one[0], one[1]) for one in clients
     )
-    return MpsServer(ServerName("s"), (GPU,), protocol, True, spaces=served, clients=told)
+    return MpsServer(MpsServerName("s"), (GPU,), protocol, True, spaces=served, clients=told)
 
 
 def test_a_client_is_of_the_space_that_is_told_wherever_it_runs():
-    assert owners(server(clients=[(7, B)]), USERS, {7: WEB}) == {7: {B}}
+    assert client_owners(server(clients=[(7, B)]), USERS, {7: WEB}) == {7: {B}}
 
 
 @pytest.mark.parametrize("pods", [{}, {7: WEB}, {7: DB}, {7: LATER}])
 def test_the_only_space_of_a_server_has_all_its_clients(pods):
-    assert owners(server([A]), USERS, pods) == {7: {A}}
+    assert client_owners(server([A]), USERS, pods) == {7: {A}}
 
 
 @pytest.mark.parametrize(
@@ -52,23 +53,23 @@ def test_the_only_space_of_a_server_has_all_its_clients(pods):
     ],
 )
 def test_of_several_spaces_it_is_one_that_its_pod_uses(pods, expected):
-    assert owners(server(), USERS, pods) == {7: expected}
+    assert client_owners(server(), USERS, pods) == {7: expected}
 
 
 def test_a_space_that_no_record_has_may_have_whoever_is_nobody_elses():
-    gone = SpaceName("c_gone")
+    gone = MpsNamespaceName("c_gone")
 
-    assert owners(server([A, gone]), USERS, {7: WEB}) == {7: {A}}
-    assert owners(server([A, gone]), USERS, {7: DB}) == {7: {A, gone}}
+    assert client_owners(server([A, gone]), USERS, {7: WEB}) == {7: {A}}
+    assert client_owners(server([A, gone]), USERS, {7: DB}) == {7: {A, gone}}
 
 
 def test_a_client_that_may_be_anothers_counts_for_none_and_nobodys_number_is_known():
-    whose = owners(server(clients=[7, 8, 9]), USERS, {7: WEB, 8: BOTH, 9: PodUid("other")})
+    whose = client_owners(server(clients=[7, 8, 9]), USERS, {7: WEB, 8: BOTH, 9: PodUid("other")})
 
-    assert clients_of({A}, whose) is None
-    assert clients_of({B}, whose) is None
-    assert clients_of({A, B}, whose) == {7, 8}, "together they have it for certain"
-    assert clients_of({C}, whose) == {9}, "whose it cannot be is not concerned"
+    assert counted_clients({A}, whose) is None
+    assert counted_clients({B}, whose) is None
+    assert counted_clients({A, B}, whose) == {7, 8}, "together they have it for certain"
+    assert counted_clients({C}, whose) == {9}, "whose it cannot be is not concerned"
 
 
 def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
@@ -76,7 +77,7 @@ def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
     told = server([A, B], clients=[(2, A)], protocol=3)
     several = server([B, C], clients=[3, 4])
 
-    assert untold(MpsStatus((alone, told, several))) == {3, 4}
+    assert clients_without_namespace(MpsStatus((alone, told, several))) == {3, 4}
 
 
 @given(
@@ -89,11 +90,11 @@ def test_only_clients_of_which_nothing_else_tells_have_to_be_looked_for():
 def test_no_client_is_counted_twice_and_none_is_lost_where_every_number_is_known(listed, pods):
     now = server(clients=[pid if name is None else (pid, name) for pid, name in listed])
 
-    whose = owners(now, USERS, pods)
-    counted = [clients_of({name}, whose) for name in (A, B, C)]
+    whose = client_owners(now, USERS, pods)
+    counted = [counted_clients({name}, whose) for name in (A, B, C)]
 
     known = [pid for its in counted if its is not None for pid in its]
     assert len(known) == len(set(known))
     if None not in counted:
         assert set(known) == {pid for pid, _ in listed}
-    assert clients_of({A, B, C}, whose) == {pid for pid, _ in listed}
+    assert counted_clients({A, B, C}, whose) == {pid for pid, _ in listed}

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.pods import Deletion
-from dra_driver.plan.mps_drain import (
+from dra_driver.k8s.pods import PodDeletion
+from dra_driver.plan.mps.drain import (
     LONGEST_MARGIN_SECONDS,
-    Budget,
-    Glance,
-    ending,
+    PodRead,
+    ReadBudget,
     most_urgent,
-    not_seen_yet,
+    never_read,
+    terminating_pod,
 )
 
 SECONDS = st.floats(-100, 1000).map(lambda one: round(one, 3))
@@ -19,18 +19,18 @@ LEFT = st.floats(0, 1000).map(lambda one: round(one, 3))
 
 
 def deleted(ends_at, left=None, grace=1000.0):
-    return Deletion(ends_at, grace, left)
+    return PodDeletion(ends_at, grace, left)
 
 
 def ended(deletion, *looks):
-    """As ``ending``, of a pod that is deleted."""
-    found = ending(deletion, *looks)
+    """As ``terminating_pod``, of a pod that is deleted."""
+    found = terminating_pod(deletion, *looks)
     assert found is not None
     return found
 
 
 def test_a_pod_that_is_not_deleted_does_not_end():
-    assert ending(None, 0.0) is None
+    assert terminating_pod(None, 0.0) is None
 
 
 @given(left=LEFT, now=SECONDS)
@@ -83,13 +83,13 @@ def test_an_end_that_comes_nearer_is_another_one():
     first = ended(deleted(100.0, 90.0), 0.0)
 
     hurried = deleted(12.0, 2.0)
-    assert ending(hurried, 10.0, 9.0, first) == ending(hurried, 10.0, 9.0)
+    assert terminating_pod(hurried, 10.0, 9.0, first) == terminating_pod(hurried, 10.0, 9.0)
 
 
 def test_what_was_read_before_a_deletion_takes_nothing_back():
     first = ended(deleted(50.0, 30.0), 0.0)
 
-    assert ending(None, 1.0, 0.0, first) == first
+    assert terminating_pod(None, 1.0, 0.0, first) == first
     assert ended(deleted(600.0, 500.0), 1.0, 0.0, first) == first
 
 
@@ -100,7 +100,7 @@ def test_what_was_read_before_a_deletion_takes_nothing_back():
     ("grace", "interval"), [(0, 2), (1, 2), (6, 2), (30, 10), (45, 15), (60, 20), (3600, 20)]
 )
 def test_a_pod_is_looked_at_several_times_in_its_grace_period(grace, interval):
-    glance = Glance(100.0, grace)
+    glance = PodRead(100.0, grace)
 
     assert glance.interval == interval
     assert not glance.is_due(99.9 + interval)
@@ -108,34 +108,34 @@ def test_a_pod_is_looked_at_several_times_in_its_grace_period(grace, interval):
 
 
 def test_a_look_is_late_when_a_pod_can_have_ended_since_the_last():
-    glance = Glance(0.0, 30)
+    glance = PodRead(0.0, 30)
     assert not glance.is_late(30.0)
     assert glance.is_late(30.1)
-    assert not not_seen_yet(0.0).is_late(99.0)  # nobody says how long it has
-    assert not Glance(0.0, 0).is_late(2.0)  # it is not asked to be quicker than that
+    assert not never_read(0.0).is_late(99.0)  # nobody says how long it has
+    assert not PodRead(0.0, 0).is_late(2.0)  # it is not asked to be quicker than that
 
 
 def test_first_is_whose_patience_is_used_up_most():
     glances = {
-        "short": Glance(80.0, 30),  # 20 of 27 seconds
-        "long": Glance(0.0, 600),  # 100 of 597
-        "new": not_seen_yet(100.0),
-        "seen": Glance(95.0, 30),
+        "short": PodRead(80.0, 30),  # 20 of 27 seconds
+        "long": PodRead(0.0, 600),  # 100 of 597
+        "new": never_read(100.0),
+        "seen": PodRead(95.0, 30),
     }
 
     assert most_urgent(glances, 100.0, 2.0) == ("new", "short", "long")
 
 
 def test_whose_grace_period_is_hopelessly_short_does_not_take_the_turns_of_others():
-    short = {f"short-{number}": Glance(40.0, 1) for number in range(99)}
-    glances = short | {"long": Glance(0.0, 57)}
+    short = {f"short-{number}": PodRead(40.0, 1) for number in range(99)}
+    glances = short | {"long": PodRead(0.0, 57)}
 
     assert most_urgent(glances, 50.0, 2.0)[0] == "long"
 
 
 @given(st.lists(st.floats(0, 5), max_size=50), st.floats(0.1, 5), st.integers(1, 10))
 def test_no_more_is_spent_than_there_was_at_once_and_came_since(pauses, a_second, at_once):
-    budget, now, spent = Budget(a_second, at_once, at_once, 0.0), 0.0, 0
+    budget, now, spent = ReadBudget(a_second, at_once, at_once, 0.0), 0.0, 0
     for pause in pauses:
         now += pause
         budget = budget.by(now)
@@ -146,7 +146,7 @@ def test_no_more_is_spent_than_there_was_at_once_and_came_since(pauses, a_second
 
 
 def test_a_clock_that_is_behind_gives_nothing():
-    budget = Budget(1.0, 5.0, 0.0, 10.0)
+    budget = ReadBudget(1.0, 5.0, 0.0, 10.0)
 
     assert budget.by(9.0).left == 0.0
     assert budget.by(9.0).by(10.0).left == 0.0

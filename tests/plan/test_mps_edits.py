@@ -2,18 +2,18 @@
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.mps import Priority, Served, Space, SpaceName
-from dra_driver.plan.mps_edits import mps_edits
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsPriority, ServedNamespace
+from dra_driver.plan.prepare.cdi_spec import mps_edits
 from tests.fakes.values import MIB, gpu
 
 GIB = 1024 * MIB
-NAME, CLAIM = SpaceName("c_0"), ClaimUid("uid")
+NAME, CLAIM = MpsNamespaceName("c_0"), ClaimUid("uid")
 
 
 def environment(protocol=3, gpus=1, **fields):
-    space = Space(NAME, CLAIM, tuple(gpu(n).uuid for n in range(gpus)), **fields)
-    edits = mps_edits(Served(space, protocol, "/run/mps/s0/c_0"))
+    space = MpsNamespace(NAME, CLAIM, tuple(gpu(n).uuid for n in range(gpus)), **fields)
+    edits = mps_edits(ServedNamespace(space, protocol, "/run/mps/s0/c_0"))
     found = dict(line.split("=", 1) for line in edits.env)
     return {name.removeprefix("CUDA_MPS_"): value for name, value in found.items()}
 
@@ -47,13 +47,13 @@ def test_with_protocol_3_the_limits_of_several_gpus_are_left_to_the_server():
 
 
 def test_a_priority_is_told_where_it_is_not_the_usual_one():
-    assert environment(priority=Priority.BELOW_NORMAL)["CLIENT_PRIORITY"] == "1"
+    assert environment(priority=MpsPriority.BELOW_NORMAL)["CLIENT_PRIORITY"] == "1"
 
 
 @pytest.mark.parametrize(("protocol", "access"), [(2, "rw"), (3, "ro")])
 def test_the_way_to_the_server_is_mounted_where_it_is(protocol, access):
     """With protocol 2 it is a small file system, in which clients may make files."""
-    served = Served(Space(NAME, CLAIM, (gpu(0).uuid,)), protocol, "/run/mps/s0/c_0")
+    served = ServedNamespace(MpsNamespace(NAME, CLAIM, (gpu(0).uuid,)), protocol, "/run/mps/s0/c_0")
 
     (mount,) = mps_edits(served).mounts
 
@@ -62,7 +62,9 @@ def test_the_way_to_the_server_is_mounted_where_it_is(protocol, access):
 
 
 def test_with_protocol_2_the_shared_memory_of_the_server_is_the_containers():
-    served = Served(Space(NAME, CLAIM, (gpu(0).uuid,)), 2, "/run/mps/s0/pipe", "/run/mps/s0/shm")
+    served = ServedNamespace(
+        MpsNamespace(NAME, CLAIM, (gpu(0).uuid,)), 2, "/run/mps/s0/pipe", "/run/mps/s0/shm"
+    )
 
     edits = mps_edits(served)
 

@@ -5,15 +5,20 @@ from dataclasses import replace
 import pytest
 
 import cdi
-from dra_driver.kubeletplugin.claims import Pod, PodUid, PreparedDevice, ShareId
-from dra_driver.kubeletplugin.pods import PodSpec
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.profiles import Tenants
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.mps_joined import Joined, given, kept_out, not_served, to_look_at
+from dra_driver.k8s.claims import Pod, PodUid, PreparedDevice, ShareId
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.profiles import MpsTenants
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.mps.containers import (
+    JoinedPod,
+    pods_to_check,
+    requested_devices,
+    tenant_violations,
+    unusable_devices,
+)
 from tests.fakes.pods import container
 from tests.fakes.values import ref
 
@@ -43,15 +48,19 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
             env = (*env, f"CUDA_MPS_PIPE_DIRECTORY={leads}")
         edits.append(cdi.Device(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
     under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
-    steps = (ServeMps(Space(SpaceName(f"c_{name}"), claim.uid, under)),) if under else ()
+    steps = (
+        (ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, under)),)
+        if under
+        else ()
+    )
     spec = cdi.to_json(cdi.Spec("k8s.gpu.nvidia.com/claim", devices=tuple(edits)))
     values = {"prepared": tuple(prepared), "spec": spec, "pods": tuple(pods)} | fields
-    return Record(claim, tuple(holdings), steps, **values)
+    return ClaimRecord(claim, tuple(holdings), steps, **values)
 
 
 def tenants(record):
     """The profile said NonRoot when it was prepared."""
-    held = (replace(one, tenants=Tenants.NON_ROOT) for one in record.holdings)
+    held = (replace(one, tenants=MpsTenants.NON_ROOT) for one in record.holdings)
     return replace(record, holdings=tuple(held))
 
 
@@ -60,11 +69,13 @@ def spec(*containers, pod=LATER):
 
 
 def looked_at(*records):
-    return [(one.record.claim.name, one.pod.name) for one in to_look_at(records)]
+    return [(one.record.claim.name, one.pod.name) for one in pods_to_check(records)]
 
 
 def said(one, *containers, others=(), pod=LATER):
-    return not_served(Joined(one, pod), spec(*containers, pod=pod), given(one), [one, *others])
+    return unusable_devices(
+        JoinedPod(one, pod), spec(*containers, pod=pod), requested_devices(one), [one, *others]
+    )
 
 
 # Whose spec matters
@@ -165,7 +176,7 @@ def test_whom_the_profile_keeps_out_is_told_and_loses_its_clients():
     assert problem.endswith("; its clients are ended")
     for harmless in (user, container("main", ("a", "rest")), container("main")):
         assert said(one, harmless) == ()
-        assert kept_out(Joined(one, LATER), spec(harmless)) == []
+        assert tenant_violations(JoinedPod(one, LATER), spec(harmless)) == []
 
 
 def test_different_containers_can_have_different_servers():
@@ -227,7 +238,7 @@ def on_partitions(*devices):
         devices, one.holdings, one.prepared or (), strict=True
     ):
         key = PartitionKey(19, start, 1, 1)
-        instance = Instance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
+        instance = MigInstance(key, 7 + start, 0, GpuUuid(f"MIG-{start}"))
         name = DeviceName(f"gpu-0-mig-1g5gb-19-{start}")
         held.append(replace(holding, device=name, partition=key, instance=instance))
         prepared.append(replace(given_, device=name))
@@ -237,6 +248,9 @@ def on_partitions(*devices):
 def test_partitions_of_one_gpu_are_told_apart_by_their_names():
     one = on_partitions(("one", 0, "/x"), ("two", 1, ""))
 
-    assert {each.gpu for each in given(one)} == {"gpu-0-mig-1g5gb-19-0", "gpu-0-mig-1g5gb-19-1"}
+    assert {each.gpu for each in requested_devices(one)} == {
+        "gpu-0-mig-1g5gb-19-0",
+        "gpu-0-mig-1g5gb-19-1",
+    }
     (problem,) = said(one, container("main", ("a", "")))
     assert "uses gpu-0-mig-1g5gb-19-0 under MPS and gpu-0-mig-1g5gb-19-1 without" in problem

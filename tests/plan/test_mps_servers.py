@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, Space, SpaceName
-from dra_driver.plan.mps_servers import (
-    Strays,
-    exceeds,
-    most,
-    needed,
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.plan.mps.servers import (
+    NamespaceDifferences,
+    compare_namespaces,
+    default_limits,
+    describe_limits,
+    exceeds_limits,
+    least_limits,
     protocol_over,
-    said,
-    strays,
 )
 
 GIB = 1 << 30
@@ -22,69 +22,76 @@ GIB = 1 << 30
 
 def space(name="c_1", percent=50, memory=None, **more):
     sizes = () if memory is None else (memory,)
-    return Space(SpaceName(name), ClaimUid("uid"), (GpuUuid("GPU-1"),), percent, sizes, **more)
+    return MpsNamespace(
+        MpsNamespaceName(name), ClaimUid("uid"), (GpuUuid("GPU-1"),), percent, sizes, **more
+    )
 
 
 def test_a_server_grants_what_any_of_its_spaces_has_or_can_have():
-    small = space(percent=30, memory=GIB, most=Allowance(40, 8 * GIB))
-    large = space(percent=60, memory=2 * GIB, most=Allowance(40, 4 * GIB))
+    small = space(percent=30, memory=GIB, most=MpsLimits(40, 8 * GIB))
+    large = space(percent=60, memory=2 * GIB, most=MpsLimits(40, 4 * GIB))
 
-    assert most([small]) == Allowance(40, 8 * GIB)
-    assert most([small, large]) == Allowance(60, 8 * GIB)
+    assert default_limits([small]) == MpsLimits(40, 8 * GIB)
+    assert default_limits([small, large]) == MpsLimits(60, 8 * GIB)
 
 
 def test_every_gpu_of_a_space_counts_for_what_it_needs():
     gpus = (GpuUuid("GPU-1"), GpuUuid("GPU-2"))
-    two = Space(SpaceName("c_1"), ClaimUid("uid"), gpus, 50, (GIB, 2 * GIB))
+    two = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), gpus, 50, (GIB, 2 * GIB))
 
-    assert needed(two) == Allowance(50, 2 * GIB)
-    assert needed(replace(two, memory_bytes=(GIB, None))) == Allowance(50, None)
+    assert least_limits(two) == MpsLimits(50, 2 * GIB)
+    assert least_limits(replace(two, memory_bytes=(GIB, None))) == MpsLimits(50, None)
 
 
 def test_one_space_without_a_limit_of_memory_leaves_the_server_without():
-    assert most([space(memory=GIB, most=Allowance(50, GIB)), space()]) == Allowance(100, None)
+    assert default_limits([space(memory=GIB, most=MpsLimits(50, GIB)), space()]) == MpsLimits(
+        100, None
+    )
 
 
 @pytest.mark.parametrize(
     ("one", "other", "more"),
     [
-        pytest.param(Allowance(50, GIB), Allowance(50, GIB), False, id="the same"),
-        pytest.param(Allowance(51, GIB), Allowance(50, None), True, id="more multiprocessors"),
-        pytest.param(Allowance(50, GIB + 1), Allowance(50, GIB), True, id="more memory"),
-        pytest.param(Allowance(50, GIB), Allowance(50, None), False, id="less than all memory"),
-        pytest.param(Allowance(50, None), Allowance(50, GIB), True, id="all memory"),
-        pytest.param(Allowance(50, None), Allowance(50, None), False, id="both all memory"),
+        pytest.param(MpsLimits(50, GIB), MpsLimits(50, GIB), False, id="the same"),
+        pytest.param(MpsLimits(51, GIB), MpsLimits(50, None), True, id="more multiprocessors"),
+        pytest.param(MpsLimits(50, GIB + 1), MpsLimits(50, GIB), True, id="more memory"),
+        pytest.param(MpsLimits(50, GIB), MpsLimits(50, None), False, id="less than all memory"),
+        pytest.param(MpsLimits(50, None), MpsLimits(50, GIB), True, id="all memory"),
+        pytest.param(MpsLimits(50, None), MpsLimits(50, None), False, id="both all memory"),
     ],
 )
 def test_an_allowance_exceeds_another_in_anything(one, other, more):
-    assert exceeds(one, other) is more
+    assert exceeds_limits(one, other) is more
 
 
 def test_what_is_there_is_compared_with_what_should_be():
     right, gone = space("c_1", 50, GIB), space("c_2")
     loose, tight = space("c_3", 30), space("c_4", 30)
     there = {
-        SpaceName("c_1"): Allowance(50, GIB),
-        SpaceName("c_3"): Allowance(31),
-        SpaceName("c_4"): Allowance(29),
-        SpaceName("x"): Allowance(),
+        MpsNamespaceName("c_1"): MpsLimits(50, GIB),
+        MpsNamespaceName("c_3"): MpsLimits(31),
+        MpsNamespaceName("c_4"): MpsLimits(29),
+        MpsNamespaceName("x"): MpsLimits(),
     }
 
-    assert strays([tight, loose, gone, right], there) == Strays(
-        unwanted=(SpaceName("x"),), missing=(gone,), loose=((loose, Allowance(31)),)
+    assert compare_namespaces([tight, loose, gone, right], there) == NamespaceDifferences(
+        unwanted=(MpsNamespaceName("x"),), missing=(gone,), loose=((loose, MpsLimits(31)),)
     )
 
 
 def test_a_size_that_is_written_rounded_is_no_other():
     wanted = space(memory=5000 << 20)
 
-    assert strays([wanted], {wanted.name: Allowance(50, round(4.89 * GIB))}) == Strays()
-    assert strays([wanted], {wanted.name: Allowance(50, 5 * GIB)}).loose
+    assert (
+        compare_namespaces([wanted], {wanted.name: MpsLimits(50, round(4.89 * GIB))})
+        == NamespaceDifferences()
+    )
+    assert compare_namespaces([wanted], {wanted.name: MpsLimits(50, 5 * GIB)}).loose
 
 
 def test_it_is_said_in_percent_and_mib():
-    assert said(Allowance(30, None)) == "30 % and all memory"
-    assert said(Allowance(30, 5 * GIB)) == "30 % and 5120 MiB"
+    assert describe_limits(MpsLimits(30, None)) == "30 % and all memory"
+    assert describe_limits(MpsLimits(30, 5 * GIB)) == "30 % and 5120 MiB"
 
 
 @pytest.mark.parametrize("newest", [2, 3])

@@ -4,46 +4,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.mig import Instance, PartitionKey, uncut
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
 from dra_driver.model.mps import (
-    Incident,
     MpsClient,
+    MpsNamespace,
+    MpsNamespaceName,
     MpsServer,
+    MpsServerName,
+    MpsServerRestart,
     MpsStatus,
-    Served,
-    ServerName,
-    Space,
-    SpaceName,
+    ServedNamespace,
 )
-from dra_driver.model.processes import Process
-from dra_driver.model.steps import ServeMps
-from dra_driver.plan.memory_look import GpuLook, Use
-from dra_driver.plan.memory_shares import Share
-from dra_driver.plan.mps_watch import (
+from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.memory.usage import GpuMemorySample, MemoryShare, ProcessUsage
+from dra_driver.plan.mps.usage import (
     CONNECTING_SECONDS,
-    Clients,
-    MpsUse,
-    Stray,
-    claim_spaces,
-    clients,
-    confirmed,
-    gpu_shares,
-    lacking,
-    latest,
-    news,
-    strays,
-    unknown,
-    uses,
-)
-from dra_driver.plan.mps_words import (
-    about,
-    agent_down,
-    not_used,
-    pod_not_served,
-    restarted,
+    BypassingProcess,
+    ClaimMpsUsage,
+    NamespaceClients,
+    agent_down_message,
+    bypass_message,
+    bypass_subject,
+    bypassing_processes,
+    claim_namespaces,
+    confirmed_bypasses,
+    last_restart,
+    mps_memory_shares,
+    mps_usages,
+    namespace_clients,
+    new_restarts,
+    orphaned_namespaces,
+    pod_not_served_message,
+    server_restarted_message,
+    unserved_claims,
 )
 from tests.fakes.values import ref
 
@@ -53,25 +49,25 @@ WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
 
 
 def space(name="s-a", claim=A, gpus=(GPU,), percent=30):
-    return Space(SpaceName(name), claim.uid, tuple(gpus), percent)
+    return MpsNamespace(MpsNamespaceName(name), claim.uid, tuple(gpus), percent)
 
 
 def record(claim=A, *spaces, pods=(WEB,), completed=True, holdings=None):
     held = {gpu for one in spaces for gpu in one.gpus}
     found = tuple(Holding(claim, DeviceName(f"gpu-{gpu[-1]}"), gpu=gpu) for gpu in sorted(held))
-    return Record(
+    return ClaimRecord(
         claim,
         found if holdings is None else holdings,
-        tuple(map(ServeMps, spaces)),
+        tuple(map(ServeMpsNamespace, spaces)),
         prepared=() if completed else None,
         pods=tuple(pods),
     )
 
 
 def server(*spaces, clients=(), protocol=3, ready=True, name="s1"):
-    served = tuple(Served(one, protocol, "/pipe") for one in spaces)
+    served = tuple(ServedNamespace(one, protocol, "/pipe") for one in spaces)
     return MpsServer(
-        ServerName(name), spaces[0].gpus, protocol, ready, spaces=served, clients=tuple(clients)
+        MpsServerName(name), spaces[0].gpus, protocol, ready, spaces=served, clients=tuple(clients)
     )
 
 
@@ -80,17 +76,17 @@ def status(*servers):
 
 
 def client(pid, of=None):
-    return MpsClient(pid, SpaceName(of) if of else None)
+    return MpsClient(pid, MpsNamespaceName(of) if of else None)
 
 
 def process(pid, pod=WEB):
-    return Process(pid, 7, pod.uid, "container")
+    return ContainerProcess(pid, 7, pod.uid, "container")
 
 
 def look(*uses, gpu=GPU):
     """What is on a GPU: the pid and the claims for which it may be there."""
-    found = (Use(process(pid), 1, frozenset(one.uid for one in its)) for pid, *its in uses)
-    return GpuLook(gpu, (), tuple(found))
+    found = (ProcessUsage(process(pid), 1, frozenset(one.uid for one in its)) for pid, *its in uses)
+    return GpuMemorySample(gpu, (), tuple(found))
 
 
 # Who is served
@@ -98,27 +94,27 @@ def look(*uses, gpu=GPU):
 
 def test_a_prepared_claim_that_is_not_served_lacks_it():
     first, second = space(), space("s-b", B)
-    spaces = claim_spaces([record(A, first), record(B, second)])
+    spaces = claim_namespaces([record(A, first), record(B, second)])
 
-    assert lacking(spaces, status(server(first))) == (B.uid,)
-    assert lacking(spaces, status(server(first, second))) == ()
+    assert unserved_claims(spaces, status(server(first))) == (B.uid,)
+    assert unserved_claims(spaces, status(server(first, second))) == ()
 
 
 def test_a_claim_that_is_being_prepared_lacks_nothing_and_is_known():
     made = space()
-    spaces = claim_spaces([record(A, made, completed=False)])
+    spaces = claim_namespaces([record(A, made, completed=False)])
 
-    assert lacking(spaces, status()) == ()
-    assert unknown(spaces, status(server(made)), ()) == ()
+    assert unserved_claims(spaces, status()) == ()
+    assert orphaned_namespaces(spaces, status(server(made)), ()) == ()
 
 
 def test_a_space_that_no_record_has_is_unknown_unless_its_record_cannot_be_read():
     first, second = space(), space("s-b", B)
-    spaces = claim_spaces([record(A, first)])
+    spaces = claim_namespaces([record(A, first)])
     now = status(server(first, second))
 
-    assert unknown(spaces, now, ()) == (second,)
-    assert unknown(spaces, now, {B.uid}) == ()
+    assert orphaned_namespaces(spaces, now, ()) == (second,)
+    assert orphaned_namespaces(spaces, now, {B.uid}) == ()
 
 
 @given(
@@ -131,13 +127,16 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
 ):
     claims = [ref(f"c{number}") for number in range(6)]
     made = [space(f"s{number}", claim) for number, claim in enumerate(claims)]
-    spaces = claim_spaces(
+    spaces = claim_namespaces(
         record(claims[number], made[number], completed=done) for number, done in recorded
     )
     now = status(*(server(made[number]) for number in served))
 
-    again = {number for number, one in enumerate(claims) if one.uid in lacking(spaces, now)}
-    ended = {made.index(one) for one in unknown(spaces, now, {claims[n].uid for n in unreadable})}
+    again = {number for number, one in enumerate(claims) if one.uid in unserved_claims(spaces, now)}
+    ended = {
+        made.index(one)
+        for one in orphaned_namespaces(spaces, now, {claims[n].uid for n in unreadable})
+    }
 
     after = (served | again) - ended
     assert {number for number, done in recorded if done} <= after
@@ -149,7 +148,9 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
 
 
 def incident(number, at=0.0, spaces=("s-a",)):
-    return Incident(number, ServerName("s1"), at, "it died", tuple(map(SpaceName, spaces)), 2)
+    return MpsServerRestart(
+        number, MpsServerName("s1"), at, "it died", tuple(map(MpsNamespaceName, spaces)), 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -165,35 +166,35 @@ def incident(number, at=0.0, spaces=("s-a",)):
     ],
 )
 def test_what_is_told_of_restarts(last, now, told):
-    found = news([incident(1), incident(2, at=100.0)], last, now)
+    found = new_restarts([incident(1), incident(2, at=100.0)], last, now)
 
     assert [one.number for one in found] == told
 
 
 def test_where_nothing_happened_the_last_number_is_none():
-    assert latest([]) == 0
-    assert latest([incident(3), incident(4)]) == 4
+    assert last_restart([]) == 0
+    assert last_restart([incident(3), incident(4)]) == 4
 
 
 # Who is a client of whom
 
 
 def one_space(claim=A, made=None, pods=(WEB,)):
-    (found,) = claim_spaces([record(claim, made or space(), pods=pods)])
+    (found,) = claim_namespaces([record(claim, made or space(), pods=pods)])
     return found
 
 
 def may_be(whose, of_pods=None):
     """Clients by number with the spaces of which they may be, and those of pods."""
-    return Clients(
-        {pid: frozenset(map(SpaceName, names)) for pid, names in whose.items()},
+    return NamespaceClients(
+        {pid: frozenset(map(MpsNamespaceName, names)) for pid, names in whose.items()},
         {pod: frozenset(pids) for pod, pids in (of_pods or {}).items()},
     )
 
 
 def of_a(now, pods, users=(WEB,), others=()):
     """Who may be a client of claim a's space, which *users* have."""
-    return clients([one_space(pods=users), *others], now, pods)[SpaceName("s-a")]
+    return namespace_clients([one_space(pods=users), *others], now, pods)[MpsNamespaceName("s-a")]
 
 
 def test_protocol_3_tells_of_which_space_a_client_is():
@@ -220,7 +221,7 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
     now = status(server(space(), second, protocol=2, clients=[client(1)]))
     both = [one_space(), one_space(B, second)]
 
-    found = clients(both, now, {1: WEB.uid})
+    found = namespace_clients(both, now, {1: WEB.uid})
 
     either = may_be({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
     assert found == {"s-a": either, "s-b": either}
@@ -245,23 +246,23 @@ def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pod
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
-    assert clients([one_space()], status(), {1: WEB.uid}) == {}
-    assert clients([], status(server(space(), clients=[client(1, "s-a")])), {}) == {}
+    assert namespace_clients([one_space()], status(), {1: WEB.uid}) == {}
+    assert namespace_clients([], status(server(space(), clients=[client(1, "s-a")])), {}) == {}
 
 
 # Who goes past MPS
 
 
 def on(*records):
-    return claim_spaces(records)
+    return claim_namespaces(records)
 
 
 def test_a_process_that_is_no_client_of_its_server_goes_past_it():
     made = space()
     now = status(server(made, clients=[client(1, "s-a")]))
 
-    assert strays([look((1, A), (2, A))], on(record(A, made)), now) == {
-        Stray(process(2), GPU, (A,))
+    assert bypassing_processes([look((1, A), (2, A))], on(record(A, made)), now) == {
+        BypassingProcess(process(2), GPU, (A,))
     }
 
 
@@ -270,14 +271,18 @@ def test_with_protocol_3_a_client_of_another_claims_space_goes_past_its_own():
     now = status(server(first, second, clients=[client(1, "s-b"), client(2, "s-b")]))
     spaces = on(record(A, first), record(B, second, pods=(DB,)))
 
-    assert {one.process.pid for one in strays([look((1, A), (2, B))], spaces, now)} == {1}
+    assert {
+        one.process.pid for one in bypassing_processes([look((1, A), (2, B))], spaces, now)
+    } == {1}
 
 
 def test_with_protocol_2_any_client_of_the_server_is_one():
     made = space()
     now = status(server(made, protocol=2, clients=[client(1)]))
 
-    assert {s.process.pid for s in strays([look((1, A), (2, A))], on(record(A, made)), now)} == {2}
+    assert {
+        s.process.pid for s in bypassing_processes([look((1, A), (2, A))], on(record(A, made)), now)
+    } == {2}
 
 
 @pytest.mark.parametrize(
@@ -291,7 +296,10 @@ def test_with_protocol_2_any_client_of_the_server_is_one():
 def test_who_may_be_there_without_mps_does_not_go_past_it(its):
     made = space()
 
-    assert strays([look((9, *its))], on(record(A, made)), status(server(made))) == frozenset()
+    assert (
+        bypassing_processes([look((9, *its))], on(record(A, made)), status(server(made)))
+        == frozenset()
+    )
 
 
 def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
@@ -299,9 +307,9 @@ def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
     spaces = on(record(A, first), record(B, second))
     now = status(server(first, second, clients=[client(1, "s-b")]))
 
-    found = strays([look((1, A, B), (2, A, B))], spaces, now)
+    found = bypassing_processes([look((1, A, B), (2, A, B))], spaces, now)
 
-    assert found == {Stray(process(2), GPU, (A, B))}
+    assert found == {BypassingProcess(process(2), GPU, (A, B))}
 
 
 @pytest.mark.parametrize(
@@ -312,7 +320,7 @@ def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
     ],
 )
 def test_where_the_server_does_not_serve_nobody_is_blamed(now):
-    assert strays([look((1, A))], on(record(A, space())), now) == frozenset()
+    assert bypassing_processes([look((1, A))], on(record(A, space())), now) == frozenset()
 
 
 def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_well():
@@ -321,23 +329,25 @@ def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_we
     its = look((1, A), (2, A), (3, A))
     both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
 
-    assert {one.process.pid for one in strays([its], spaces, status(both))} == {3}
-    assert strays([its], spaces, status(server(first))) == frozenset()
-    assert strays([its], spaces, status(server(second))) == frozenset()
+    assert {one.process.pid for one in bypassing_processes([its], spaces, status(both))} == {3}
+    assert bypassing_processes([its], spaces, status(server(first))) == frozenset()
+    assert bypassing_processes([its], spaces, status(server(second))) == frozenset()
 
 
 def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_go_past_it():
     made = space()
 
-    found = strays([look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made)))
+    found = bypassing_processes(
+        [look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made))
+    )
 
     assert found == frozenset()
 
 
 def test_who_is_seen_long_enough_is_not_about_to_connect():
-    old, new = Stray(process(1), GPU, (A,)), Stray(process(2), GPU, (A,))
+    old, new = BypassingProcess(process(1), GPU, (A,)), BypassingProcess(process(2), GPU, (A,))
 
-    assert confirmed({old: 0.0, new: 0.1}, CONNECTING_SECONDS) == {old}
+    assert confirmed_bypasses({old: 0.0, new: 0.1}, CONNECTING_SECONDS) == {old}
 
 
 def test_everybody_on_a_gpu_under_mps_is_known():
@@ -351,11 +361,11 @@ def test_everybody_on_a_gpu_under_mps_is_known():
         record(C, holdings=(looks_on,), pods=()),
     ]
 
-    assert gpu_shares(records, claim_spaces(records)) == {
+    assert mps_memory_shares(records, claim_namespaces(records)) == {
         GPU: (
-            Share(A, frozenset({WEB.uid}), None),
-            Share(B, frozenset({DB.uid}), None),
-            Share(C, frozenset(), None, admin=True),
+            MemoryShare(A, frozenset({WEB.uid}), None),
+            MemoryShare(B, frozenset({DB.uid}), None),
+            MemoryShare(C, frozenset(), None, admin=True),
         )
     }
 
@@ -363,13 +373,13 @@ def test_everybody_on_a_gpu_under_mps_is_known():
 def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
     records = [record(A, space(), completed=False), record(B, holdings=())]
 
-    assert gpu_shares(records, claim_spaces(records)) == {}
+    assert mps_memory_shares(records, claim_namespaces(records)) == {}
 
 
 # MIG instances
 
 KEY = PartitionKey(19, 2, 1, 1)
-INSTANCE = Instance(KEY, 7, 0, GpuUuid("MIG-0"))
+INSTANCE = MigInstance(KEY, 7, 0, GpuUuid("MIG-0"))
 
 
 def partition(claim=A, instance=INSTANCE, start=2):
@@ -379,7 +389,7 @@ def partition(claim=A, instance=INSTANCE, start=2):
 
 
 def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_of_it():
-    other = Instance(PartitionKey(19, 3, 1, 1), 8, 0, GpuUuid("MIG-1"))
+    other = MigInstance(PartitionKey(19, 3, 1, 1), 8, 0, GpuUuid("MIG-1"))
     looks_on = Holding(C, DeviceName("gpu-0-mon"), gpu=GPU, admin=True)
     records = [
         record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(A),)),
@@ -387,10 +397,10 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
         record(C, holdings=(looks_on, partition(C, None, 4))),
     ]
 
-    assert gpu_shares(records, claim_spaces(records)) == {
+    assert mps_memory_shares(records, claim_namespaces(records)) == {
         INSTANCE.uuid: (
-            Share(A, frozenset({WEB.uid}), None),
-            Share(B, frozenset({DB.uid}), None),
+            MemoryShare(A, frozenset({WEB.uid}), None),
+            MemoryShare(B, frozenset({DB.uid}), None),
         )
     }
 
@@ -398,12 +408,12 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
 def test_a_space_knows_which_instance_it_is_over_once_that_is_cut():
     before = record(
         A,
-        space(gpus=(uncut(GPU, KEY),)),
+        space(gpus=(placeholder_uuid(GPU, KEY),)),
         holdings=(partition(instance=None),),
         completed=False,
     )
     after = record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
-    (first, second) = claim_spaces([before, after])
+    (first, second) = claim_namespaces([before, after])
 
     assert (first.names, first.over) == (("gpu-0-mig-1g5gb-19-2",), None)
     assert (second.names, second.over) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
@@ -419,26 +429,30 @@ def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
         record(A, space("s-1", percent=60), space("s-2", gpus=(GPU, OTHER), percent=50)),
         record(B, space("s-b", B), completed=False),
     )
-    first, second = SpaceName("s-1"), SpaceName("s-2")
+    first, second = MpsNamespaceName("s-1"), MpsNamespaceName("s-2")
     mine, either = frozenset({first}), frozenset({first, second})
     found = {
-        first: Clients({1: mine, 2: either}),
-        second: Clients({2: either, 3: frozenset({second})}),
+        first: NamespaceClients({1: mine, 2: either}),
+        second: NamespaceClients({2: either, 3: frozenset({second})}),
     }
-    past = [Stray(process(9), OTHER, (A, C))]
+    past = [BypassingProcess(process(9), OTHER, (A, C))]
 
-    assert uses(spaces, found, past) == (
-        MpsUse(A, GPU, 100, 3, 0),
-        MpsUse(A, OTHER, 50, None, 1),  # one of them may have the other space, which is not there
+    assert mps_usages(spaces, found, past) == (
+        ClaimMpsUsage(A, GPU, 100, 3, 0),
+        ClaimMpsUsage(
+            A, OTHER, 50, None, 1
+        ),  # one of them may have the other space, which is not there
     )
 
 
 def test_what_nobody_told_is_not_known():
-    assert uses(on(record(A, space())), None, None) == (MpsUse(A, GPU, 30, None, None),)
+    assert mps_usages(on(record(A, space())), None, None) == (
+        ClaimMpsUsage(A, GPU, 30, None, None),
+    )
 
 
 def test_a_claim_that_is_not_served_has_no_clients():
-    assert uses(on(record(A, space())), {}, ()) == (MpsUse(A, GPU, 30, 0, 0),)
+    assert mps_usages(on(record(A, space())), {}, ()) == (ClaimMpsUsage(A, GPU, 30, 0, 0),)
 
 
 # What is said
@@ -447,12 +461,12 @@ def test_a_claim_that_is_not_served_has_no_clients():
 def test_a_pod_reads_what_happened_and_what_to_do():
     (one,) = on(record(A, space(gpus=(GPU, OTHER))))
 
-    said = restarted(incident(1), one)
+    said = server_restarted_message(incident(1), one)
     assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in said
     assert "claim default/a" in said
     assert "restart the container" in said
 
-    said = agent_down(one, 60.0, "nobody answers")
+    said = agent_down_message(one, 60.0, "nobody answers")
     assert "not answered for 60 s: claim default/a goes on" in said
     assert "on gpu-0 (GPU-0), gpu-1 (GPU-1)" in said
     assert "look at the pod of the DaemonSet" in said
@@ -460,16 +474,19 @@ def test_a_pod_reads_what_happened_and_what_to_do():
 
 
 def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
-    single, several = Stray(process(4711), GPU, (A,)), Stray(process(1), GPU, (A, B))
+    single, several = (
+        BypassingProcess(process(4711), GPU, (A,)),
+        BypassingProcess(process(1), GPU, (A, B)),
+    )
 
-    said = not_used(single, "gpu-0 (GPU-0)")
+    said = bypass_message(single, "gpu-0 (GPU-0)")
     assert said.startswith("process 4711 of the host uses gpu-0 (GPU-0) for claim default/a")
     assert "CUDA_MPS_PIPE_DIRECTORY" in said
-    assert about(several) == "GPU-0 claims default/a or default/b"
+    assert bypass_subject(several) == "GPU-0 claims default/a or default/b"
 
 
 def test_a_pod_that_joined_is_told_which_claim_does_not_serve_it_and_why():
-    said = pod_not_served(on(record(A, space())), ["one thing", "another"])
+    said = pod_not_served_message(on(record(A, space())), ["one thing", "another"])
 
     assert str(A) in said
     assert GPU in said

@@ -6,26 +6,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.model.devices import DeviceName, Version
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Exclusive, Keeps, Monitor, Pending, Replica, Sliceable, board
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Strategy
-from dra_driver.plan.offer import described, offer
+from dra_driver.model.gpus import DeviceName, Inventory, Version
+from dra_driver.model.offer import (
+    AdminAccess,
+    ApiFeatures,
+    Exclusive,
+    Fractional,
+    PendingChange,
+    Replica,
+    gpu_name_of,
+)
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    Profile,
+    ProfileEntry,
+    Rules,
+    SharingStrategy,
+)
+from dra_driver.model.records import Holding
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.shapes import describe_shape
 from tests.fakes.values import MIB, SLICEABLE, gpu, ref
 from tests.plan.profiles import any_rules
 
 GIB = 1024 * MIB
-EVERYTHING = Keeps()
-NO_CAPACITY = Keeps(capacity=False)
+EVERYTHING = ApiFeatures()
+NO_CAPACITY = ApiFeatures(capacity=False)
 OLD = {"compute_capability": Version(6, 1)}  # a board that MPS does not take
-BY_MPS: dict[str, Any] = {"default_strategy": Strategy.MPS}
-MPS_ONLY = {"strategies": (Strategy.MPS,), **BY_MPS}
+BY_MPS: dict[str, Any] = {"default_strategy": SharingStrategy.MPS}
+MPS_ONLY = {"strategies": (SharingStrategy.MPS,), **BY_MPS}
 
 
 def entry(rules):
     """A profile with these rules for every GPU."""
-    return Profile("p", (Entry(Selection(), rules, "spec.gpus[0]"),))
+    return Profile("p", (ProfileEntry(GpuSelector(), rules, "spec.gpus[0]"),))
 
 
 def profile(**rules):
@@ -33,7 +48,7 @@ def profile(**rules):
 
 
 def shapes(node, its=DEFAULT_PROFILE, keeps=EVERYTHING, held=None):
-    found = offer(node, its, keeps, held or {})
+    found = build_offer(node, its, keeps, held or {})
     return {str(device.name): device.shape for device in found.devices}
 
 
@@ -52,8 +67,8 @@ def test_without_a_profile_every_gpu_is_sliceable_and_can_be_watched():
     assert found == {
         "gpu-0": SLICEABLE,
         "gpu-1": SLICEABLE,
-        "gpu-0-mon": Monitor(),
-        "gpu-1-mon": Monitor(),
+        "gpu-0-mon": AdminAccess(),
+        "gpu-1-mon": AdminAccess(),
     }
     assert list(found) == ["gpu-0", "gpu-1", "gpu-0-mon", "gpu-1-mon"]  # monitors come last
 
@@ -64,7 +79,7 @@ def test_the_exclusive_device_of_nvidias_driver_comes_alone():
 
 @pytest.mark.point(76)
 def test_where_taints_are_dropped_nothing_would_keep_pods_off_monitors():
-    assert shapes(one(), keeps=Keeps(taints=False)) == {"gpu-0": SLICEABLE}
+    assert shapes(one(), keeps=ApiFeatures(taints=False)) == {"gpu-0": SLICEABLE}
 
 
 @pytest.mark.point(76)
@@ -81,7 +96,7 @@ def test_where_capacity_is_not_consumable_replicas_are_devices():
 
 
 def test_too_many_devices_are_not_made_of_a_gpu():
-    found = offer(one(), profile(replicas=65), NO_CAPACITY, {})
+    found = build_offer(one(), profile(replicas=65), NO_CAPACITY, {})
 
     assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert "lower replicas to 64" in found.pending[0].reason
@@ -90,7 +105,7 @@ def test_too_many_devices_are_not_made_of_a_gpu():
 def test_replicas_divide_the_memory_and_the_shares():
     found = shapes(one(), profile(replicas=4))["gpu-0"]
 
-    assert found == Sliceable(20389 * MIB, GIB, MIB, shares=4, replicas=4)
+    assert found == Fractional(20389 * MIB, GIB, MIB, shares=4, replicas=4)
 
 
 def test_the_least_amount_is_never_more_than_the_default():
@@ -118,7 +133,7 @@ def test_as_many_shares_as_mps_takes_clients(fields, clients):
 
 
 def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
-    slicing = profile(strategies=(Strategy.TIME_SLICING,))
+    slicing = profile(strategies=(SharingStrategy.TIME_SLICING,))
 
     assert not shapes(one(), slicing)["gpu-0"].cores
     assert not shapes(one(compute_capability=Version(6, 1)))["gpu-0"].cores
@@ -159,8 +174,8 @@ def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
 def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_mps(
     fields, replicas, most, keeps
 ):
-    found = offer(one(**fields), profile(replicas=replicas, **BY_MPS), keeps, {})
-    fewer = offer(one(**fields), profile(replicas=most, **BY_MPS), keeps, {})
+    found = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), keeps, {})
+    fewer = build_offer(one(**fields), profile(replicas=most, **BY_MPS), keeps, {})
 
     assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert f"lower replicas to {most} at most" in found.pending[0].reason
@@ -176,19 +191,23 @@ def test_as_many_replicas_as_one_likes_take_turns():
     [pytest.param(OLD, True, id="old-board"), pytest.param({}, False, id="no-agent")],
 )
 def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
-    found = offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
+    found = build_offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
 
-    assert {device.rules.strategies for device in found.devices} == {(Strategy.TIME_SLICING,)}
+    assert {device.rules.strategies for device in found.devices} == {
+        (SharingStrategy.TIME_SLICING,)
+    }
     shape = found.by_name[DeviceName("gpu-0")].shape
-    assert isinstance(shape, Sliceable)
+    assert isinstance(shape, Fractional)
     assert not shape.cores
     assert found.notes == ()
 
 
 def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
-    (device, _) = offer(one(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}).devices
+    (device, _) = build_offer(
+        one(compute_capability=Version(7, 0)), profile(), EVERYTHING, {}
+    ).devices
 
-    assert device.rules.strategies == (Strategy.TIME_SLICING, Strategy.MPS)
+    assert device.rules.strategies == (SharingStrategy.TIME_SLICING, SharingStrategy.MPS)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +220,7 @@ def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
 )
 @pytest.mark.parametrize("more", [{}, {"replicas": 4}, {"fractions": False}])
 def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields, mps, reason, more):
-    found = offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
+    found = build_offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
 
     (device,) = found.devices
     assert device.shape == Exclusive()
@@ -216,8 +235,8 @@ def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields,
 
 def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_entry_says_so_once():
     entries = tuple(
-        Entry(
-            Selection(minors=frozenset(minors)),
+        ProfileEntry(
+            GpuSelector(minors=frozenset(minors)),
             Rules(replicas=number, **BY_MPS),
             f"spec.gpus[{number}]",
         )
@@ -225,18 +244,18 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
     )
     node = Inventory((gpu(0, **OLD), gpu(1), gpu(2, **OLD), gpu(3), gpu(4, **OLD)))
 
-    found = offer(node, Profile("p", entries), EVERYTHING, {})
+    found = build_offer(node, Profile("p", entries), EVERYTHING, {})
 
     assert {
         str(device.name): (device.rules.default_strategy, device.shape.cores_default)
         for device in found.devices
-        if isinstance(device.shape, Sliceable)
+        if isinstance(device.shape, Fractional)
     } == {
-        "gpu-0": (Strategy.TIME_SLICING, 0),
-        "gpu-1": (Strategy.MPS, 50),
-        "gpu-2": (Strategy.TIME_SLICING, 0),
-        "gpu-3": (Strategy.MPS, 33),
-        "gpu-4": (Strategy.TIME_SLICING, 0),
+        "gpu-0": (SharingStrategy.TIME_SLICING, 0),
+        "gpu-1": (SharingStrategy.MPS, 50),
+        "gpu-2": (SharingStrategy.TIME_SLICING, 0),
+        "gpu-3": (SharingStrategy.MPS, 33),
+        "gpu-4": (SharingStrategy.TIME_SLICING, 0),
     }
     assert found.notes == tuple(
         f"profile 'p', spec.gpus[{number}]: the default strategy is MPS, and on {where} processes "
@@ -248,7 +267,7 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
 def test_boards_and_an_agent_that_is_not_there_are_told_apart():
     node = Inventory((gpu(0, **OLD), gpu(1)))
 
-    found = offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
+    found = build_offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
 
     assert [note.partition("on ")[2].partition(" processes")[0] for note in found.notes] == [
         "gpu-0",
@@ -261,8 +280,8 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
     ("shape", "kept", "keeps"),
     [
         pytest.param(
-            Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25),
-            Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4),
+            Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25),
+            Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4),
             EVERYTHING,
             id="sliceable",
         ),
@@ -275,8 +294,8 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
 def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, keeps):
     held = holding(shape, gpu=gpu(0).uuid)
 
-    with_mps = offer(one(), profile(replicas=4, **BY_MPS), keeps, held)
-    without = offer(one(), profile(replicas=4, **BY_MPS), keeps, held, mps=False)
+    with_mps = build_offer(one(), profile(replicas=4, **BY_MPS), keeps, held)
+    without = build_offer(one(), profile(replicas=4, **BY_MPS), keeps, held, mps=False)
 
     assert with_mps.devices[0].shape == shape
     assert without.devices[0].shape == kept
@@ -285,42 +304,42 @@ def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, 
 def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
     held = holding(shapes(one(), profile(replicas=4))["gpu-0"])
 
-    found = offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
+    found = build_offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
 
     assert found.pending == (
-        Pending(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
+        PendingChange(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
     )
 
 
 @given(
     rules=any_rules(),
     capability=st.builds(Version, st.integers(3, 10), st.integers(0, 9)),
-    keeps=st.builds(Keeps),
+    keeps=st.builds(ApiFeatures),
     mps=st.booleans(),
 )
 def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, keeps, mps):
-    found = offer(one(compute_capability=capability), entry(rules), keeps, {}, mps)
+    found = build_offer(one(compute_capability=capability), entry(rules), keeps, {}, mps)
 
     for device in found.devices:
         possible = set(device.rules.strategies)
         assert possible <= set(rules.strategies)
-        assert Strategy.MPS not in possible or (mps and capability.major >= 7)
+        assert SharingStrategy.MPS not in possible or (mps and capability.major >= 7)
         assert device.rules.default_strategy in possible or device.shape == Exclusive()
 
 
-@given(rules=any_rules(), keeps=st.builds(Keeps), mps=st.booleans())
+@given(rules=any_rules(), keeps=st.builds(ApiFeatures), mps=st.booleans())
 def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_least(
     rules, keeps, mps
 ):
-    for device in offer(one(), entry(rules), keeps, {}, mps).devices:
+    for device in build_offer(one(), entry(rules), keeps, {}, mps).devices:
         match device.shape:
-            case Sliceable(cores_default=cores, replicas=number):
-                assert device.shape.cores is (Strategy.MPS in device.rules.strategies)
+            case Fractional(cores_default=cores, replicas=number):
+                assert device.shape.cores is (SharingStrategy.MPS in device.rules.strategies)
             case Replica(cores=cores, of=number):
                 pass
             case _:
                 continue
-        by_mps = number > 1 and device.rules.default_strategy is Strategy.MPS
+        by_mps = number > 1 and device.rules.default_strategy is SharingStrategy.MPS
         assert 1 <= cores * number <= 100 if by_mps else cores == 0
 
 
@@ -338,7 +357,7 @@ def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_le
     ],
 )
 def test_rules_that_cannot_be_published_cost_the_gpu_its_fractions_only(fields, rules, reason):
-    found = offer(Inventory((gpu(0, **fields), gpu(1))), profile(**rules), EVERYTHING, {})
+    found = build_offer(Inventory((gpu(0, **fields), gpu(1))), profile(**rules), EVERYTHING, {})
 
     assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert reason in found.pending[0].reason
@@ -353,7 +372,7 @@ def test_booked_replicas_may_be_as_small_as_the_device_plugin_makes_them():
 
 
 def test_a_gpu_that_is_left_out_says_so():
-    found = offer(one(), profile(include=False), EVERYTHING, {})
+    found = build_offer(one(), profile(include=False), EVERYTHING, {})
 
     assert found.devices == ()
     assert "profile p leaves it out" in found.withheld[0].reason
@@ -368,17 +387,17 @@ def test_a_gpu_that_is_left_out_says_so():
     ],
 )
 def test_a_held_gpu_keeps_its_shape_until_nobody_holds_it(rules, change):
-    found = offer(one(), profile(**rules), EVERYTHING, holding(SLICEABLE))
+    found = build_offer(one(), profile(**rules), EVERYTHING, holding(SLICEABLE))
 
     assert found.by_name[DeviceName("gpu-0")].shape == SLICEABLE
-    assert found.pending == (Pending(DeviceName("gpu-0"), change),)
+    assert found.pending == (PendingChange(DeviceName("gpu-0"), change),)
 
 
 def test_a_held_gpu_keeps_its_shape_under_another_name():
     renamed = Inventory((gpu(1, uuid=gpu(0).uuid),))
     held = holding(SLICEABLE, gpu=gpu(0).uuid)
 
-    found = offer(renamed, profile(fractions=False), EVERYTHING, held)
+    found = build_offer(renamed, profile(fractions=False), EVERYTHING, held)
 
     assert found.by_name[DeviceName("gpu-1")].shape == SLICEABLE
 
@@ -386,7 +405,7 @@ def test_a_held_gpu_keeps_its_shape_under_another_name():
 def test_two_replicas_of_one_request_are_of_different_gpus():
     node = Inventory((gpu(0), gpu(1)))
 
-    found = offer(node, profile(replicas=2), NO_CAPACITY, {})
+    found = build_offer(node, profile(replicas=2), NO_CAPACITY, {})
 
     names = [str(device.name) for device in found.devices]
     assert names == ["gpu-0-0", "gpu-1-0", "gpu-0-1", "gpu-1-1"]
@@ -395,23 +414,23 @@ def test_two_replicas_of_one_request_are_of_different_gpus():
 def test_a_held_gpu_whose_new_rules_cannot_be_published_is_still_what_it_was():
     held = holding(SLICEABLE)
 
-    found = offer(one(), profile(memory_least=90 * GIB), EVERYTHING, held)
+    found = build_offer(one(), profile(memory_least=90 * GIB), EVERYTHING, held)
 
     assert found.by_name[DeviceName("gpu-0")].shape == SLICEABLE
-    assert found.pending == (Pending(DeviceName("gpu-0"), "exclusive"),)
+    assert found.pending == (PendingChange(DeviceName("gpu-0"), "exclusive"),)
 
 
 def test_a_held_replica_keeps_all_replicas():
     held = holding(Replica(1, 2, 40 * GIB), "gpu-0-1")
 
-    found = offer(one(), DEFAULT_PROFILE, NO_CAPACITY, held)
+    found = build_offer(one(), DEFAULT_PROFILE, NO_CAPACITY, held)
 
     assert [str(device.name) for device in found.devices] == ["gpu-0-0", "gpu-0-1"]
     assert found.pending[0].change == "exclusive"
 
 
 def test_a_gpu_in_the_shape_that_it_should_have_has_nothing_pending():
-    assert offer(one(), DEFAULT_PROFILE, EVERYTHING, holding(SLICEABLE)).pending == ()
+    assert build_offer(one(), DEFAULT_PROFILE, EVERYTHING, holding(SLICEABLE)).pending == ()
 
 
 def test_who_looks_on_keeps_no_shape():
@@ -423,11 +442,11 @@ def test_who_looks_on_keeps_no_shape():
 def test_shapes_are_described_for_people():
     renamed = Replica(0, 3, None, renamed=True)
     by_mps = Replica(0, 3, None, renamed=True, cores=33)
-    every = (SLICEABLE, Exclusive(), Replica(0, 3, None), renamed, by_mps, Monitor())
+    every = (SLICEABLE, Exclusive(), Replica(0, 3, None), renamed, by_mps, AdminAccess())
 
-    assert [described(shape) for shape in every] == [
+    assert [describe_shape(shape) for shape in every] == [
         *("sliceable", "exclusive", "3 replicas", "3 replicas (gpu-shared)"),
         "3 replicas (gpu-shared, MPS, 33 % of the cores each)",
         "monitor",
     ]
-    assert board("gpu-3-mon") == board("gpu-3") == board("gpu-3-12") == "gpu-3"
+    assert gpu_name_of("gpu-3-mon") == gpu_name_of("gpu-3") == gpu_name_of("gpu-3-12") == "gpu-3"

@@ -4,25 +4,25 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import ClaimError, DeviceHeld, UnknownDevice
-from dra_driver.kubeletplugin.claims import Claim, ShareId
-from dra_driver.model.devices import DeviceName, Withheld
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.offer import Device, Exclusive, Monitor, Offer, Replica, Sliceable
-from dra_driver.model.profiles import Guard, GuardPolicy, Strategy
+from dra_driver.base.errors import ClaimError, DeviceHeldByClaim, UnknownDevice
+from dra_driver.k8s.claims import Claim, ShareId
+from dra_driver.model.gpus import DeviceName, UnavailableGpu
+from dra_driver.model.offer import AdminAccess, Device, Exclusive, Fractional, Offer, Replica
+from dra_driver.model.profiles import GuardPolicy, GuardRules, SharingStrategy
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import (
     ComputeMode,
-    Interval,
-    LimitMemory,
-    MakeDeviceNodes,
-    PodLimit,
-    ServeMps,
+    CreateDeviceNodes,
+    PodMemoryLimit,
+    ServeMpsNamespace,
     SetComputeMode,
+    SetMemoryLimits,
     SetTimeSlice,
+    TimeSliceInterval,
 )
-from dra_driver.plan.gpu_settings import with_found
-from dra_driver.plan.mps import PodsNeeded
-from dra_driver.plan.prepare import plan_claim
+from dra_driver.plan.mps.namespaces import PodsNeeded
+from dra_driver.plan.prepare.claim import plan_claim
+from dra_driver.plan.prepare.gpu_settings import with_previous_values
 from tests.fakes.values import (
     MIB,
     POOL,
@@ -45,7 +45,7 @@ ANY = offer(fractions_set_interval=True)
 
 
 def held_by(other, device="gpu-0", **fields):
-    return (Record(ref(other), (Holding(ref(other), DeviceName(device), **fields),)),)
+    return (ClaimRecord(ref(other), (Holding(ref(other), DeviceName(device), **fields),)),)
 
 
 def prepared(*allocations, name="other", at=None, **fields):
@@ -58,7 +58,7 @@ def test_a_whole_gpu_is_granted_with_its_device_files():
     plan = plan_claim(claim("gpu-1"), offer(), (), POOL)
 
     assert [grant.device.gpu for grant in plan.grants] == [gpu(1)]
-    assert plan.steps == (MakeDeviceNodes((1,)),)
+    assert plan.steps == (CreateDeviceNodes((1,)),)
     (holding,) = plan.record.holdings
     assert (holding.device, holding.gpu, holding.limit) == ("gpu-1", gpu(1).uuid, None)
 
@@ -68,12 +68,12 @@ def test_every_result_becomes_one_grant_in_the_order_of_the_allocation():
     plan = plan_claim(claim("gpu-1", "gpu-0"), offer(), (), POOL)
 
     assert [grant.device.name for grant in plan.grants] == ["gpu-1", "gpu-0"]
-    assert plan.steps == (MakeDeviceNodes((0, 1)),)
+    assert plan.steps == (CreateDeviceNodes((0, 1)),)
 
 
 @pytest.mark.point(32)
 def test_an_unknown_device_is_refused_with_what_the_node_has_and_withholds():
-    sick = Withheld("GPU 0000:1b:00.0", "NVML: GPU is lost; reset it")
+    sick = UnavailableGpu("GPU 0000:1b:00.0", "NVML: GPU is lost; reset it")
     node = Offer((Device(gpu(0)),), (sick,))
 
     with pytest.raises(UnknownDevice) as refused:
@@ -101,7 +101,9 @@ def test_a_node_with_many_gpus_does_not_flood_the_message():
 
 @pytest.mark.point(33)
 def test_a_device_held_by_another_claim_is_refused():
-    with pytest.raises(DeviceHeld, match=r"gpu-0 is held by claim default/other \(UID uid-other\)"):
+    with pytest.raises(
+        DeviceHeldByClaim, match=r"gpu-0 is held by claim default/other \(UID uid-other\)"
+    ):
         plan_claim(claim("gpu-0"), offer(), held_by("other"), POOL)
 
 
@@ -150,9 +152,9 @@ def test_a_fraction_is_granted_beside_others_with_a_limit_on_its_memory():
     plan = plan_claim(Claim(ref(), (fraction("20Gi"),), pods=(pod(),)), offer(), (other,), POOL)
 
     (holding,) = plan.record.holdings
-    assert holding.limit == Limit(20 * GIB, Guard(GuardPolicy.KILL, 10.0))
-    limit = LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 20 * GIB),))
-    assert plan.steps == (MakeDeviceNodes((0,)), limit)
+    assert holding.limit == ClaimMemoryLimit(20 * GIB, GuardRules(GuardPolicy.KILL, 10.0))
+    limit = SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 20 * GIB),))
+    assert plan.steps == (CreateDeviceNodes((0,)), limit)
 
 
 def test_a_strict_limit_for_pods_that_nobody_knows_is_refused():
@@ -172,16 +174,18 @@ def test_a_strict_limit_for_pods_that_nobody_knows_is_refused():
 def test_a_fraction_that_does_not_fit_beside_what_others_hold_is_refused():
     other = prepared(fraction("70Gi"))
 
-    with pytest.raises(DeviceHeld, match=r"needs 20480Mi of memory, of which 9879Mi are free"):
+    with pytest.raises(
+        DeviceHeldByClaim, match=r"needs 20480Mi of memory, of which 9879Mi are free"
+    ):
         plan_claim(Claim(ref(), (fraction("20Gi"),)), offer(), (other,), POOL)
 
 
 def test_a_whole_gpu_is_refused_beside_a_fraction_and_the_reverse():
     whole, part = Claim(ref(), (allocation(),)), Claim(ref(), (fraction("1Gi"),))
 
-    with pytest.raises(DeviceHeld, match="it needs all of it"):
+    with pytest.raises(DeviceHeldByClaim, match="it needs all of it"):
         plan_claim(whole, offer(), (prepared(fraction("1Gi")),), POOL)
-    with pytest.raises(DeviceHeld, match="all of which is taken"):
+    with pytest.raises(DeviceHeldByClaim, match="all of which is taken"):
         plan_claim(part, offer(), (prepared(allocation()),), POOL)
 
 
@@ -196,7 +200,7 @@ def test_shares_are_counted_whatever_memory_is_left():
     two = SLICEABLE.__class__(81559 * MIB, 1024 * MIB, MIB, shares=2)
     others = [prepared(fraction("1Gi"), name=name, at=offer(1, two)) for name in ("a", "b")]
 
-    with pytest.raises(DeviceHeld, match="1 of 2 shares, of which 0 are free"):
+    with pytest.raises(DeviceHeldByClaim, match="1 of 2 shares, of which 0 are free"):
         plan_claim(Claim(ref(), (fraction("1Gi"),)), offer(1, two), others, POOL)
 
 
@@ -206,7 +210,7 @@ def test_two_fractions_of_one_gpu_in_one_claim_are_both_held():
     plan = plan_claim(two, offer(), (), POOL)
 
     assert [h.limit.memory_bytes // GIB for h in plan.record.holdings if h.limit] == [20, 10]
-    assert plan.steps[1] == LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 30 * GIB),))
+    assert plan.steps[1] == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 30 * GIB),))
 
 
 def test_two_fractions_of_one_claim_that_are_more_than_the_gpu_are_refused():
@@ -234,15 +238,17 @@ def test_replicas_as_devices_lie_on_one_gpu_and_exclude_the_whole_of_it():
     first = prepared(allocation("gpu-0-0"), at=node)
 
     second = plan_claim(Claim(ref(), (allocation("gpu-0-1"),)), node, (first,), POOL)
-    assert second.record.holdings[0].limit == Limit(39 * GIB, Guard(GuardPolicy.KILL))
-    with pytest.raises(DeviceHeld):
+    assert second.record.holdings[0].limit == ClaimMemoryLimit(
+        39 * GIB, GuardRules(GuardPolicy.KILL)
+    )
+    with pytest.raises(DeviceHeldByClaim):
         plan_claim(Claim(ref(), (allocation("gpu-0"),)), offer(1), (first,), POOL)
-    with pytest.raises(DeviceHeld, match="gpu-0-0 is held by claim default/other"):
+    with pytest.raises(DeviceHeldByClaim, match="gpu-0-0 is held by claim default/other"):
         plan_claim(Claim(ref(), (allocation("gpu-0-0"),)), node, (first,), POOL)
 
 
 def test_a_monitor_device_without_admin_access_is_refused():
-    node = Offer((Device(gpu(0), Monitor()),))
+    node = Offer((Device(gpu(0), AdminAccess()),))
 
     with pytest.raises(ClaimError, match="request 'gpu': gpu-0-mon is for monitoring only"):
         plan_claim(claim("gpu-0-mon"), node, (), POOL)
@@ -251,7 +257,7 @@ def test_a_monitor_device_without_admin_access_is_refused():
 
 
 def test_reserved_cores_are_refused_where_there_is_no_mps():
-    node = offer(strategies=(Strategy.TIME_SLICING,))
+    node = offer(strategies=(SharingStrategy.TIME_SLICING,))
     for part in (fraction(cores="30"), fraction("81559Mi", cores="30")):
         with pytest.raises(ClaimError, match=r"'gpu', capacity.requests.cores: 30 % of the cores"):
             plan_claim(Claim(ref(), (part,)), node, (), POOL)
@@ -264,14 +270,14 @@ def test_mps_is_refused_where_it_is_not_offered():
     asked = Claim(ref(), (fraction(),), (config(sharing=MPS),))
 
     with pytest.raises(ClaimError, match=r"fromclaim.sharing.strategy: .* by TimeSlicing only"):
-        plan_claim(asked, offer(strategies=(Strategy.TIME_SLICING,)), (), POOL)
+        plan_claim(asked, offer(strategies=(SharingStrategy.TIME_SLICING,)), (), POOL)
 
 
 def test_a_strategy_that_the_profile_does_not_allow_is_refused():
     asked = Claim(ref(), (fraction(),), (config(sharing=SHORT),))
 
     with pytest.raises(ClaimError, match="gpu-0 is shared by MPS only; write that, or remove it"):
-        plan_claim(asked, offer(strategies=(Strategy.MPS,)), (), POOL)
+        plan_claim(asked, offer(strategies=(SharingStrategy.MPS,)), (), POOL)
 
 
 def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
@@ -280,9 +286,9 @@ def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
     plan = plan_claim(asked, offer(), (), POOL)
 
     nodes, limit, serve = plan.steps
-    assert nodes == MakeDeviceNodes((0,))
-    assert limit == LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 20 * GIB),))
-    assert isinstance(serve, ServeMps)
+    assert nodes == CreateDeviceNodes((0,))
+    assert limit == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 20 * GIB),))
+    assert isinstance(serve, ServeMpsNamespace)
     assert (serve.space.percent, serve.space.memory_bytes) == (30, (20 * GIB,))
     assert serve.space == plan.grants[0].space
 
@@ -292,8 +298,8 @@ def test_parts_by_mps_and_parts_that_take_turns_go_on_one_gpu_at_once():
     clients = prepared(fraction("20Gi", cores="60"), name="clients")
 
     plan = plan_claim(Claim(ref(), (fraction(cores="40"),)), offer(), (turns, clients), POOL)
-    assert [type(step) for step in plan.steps] == [MakeDeviceNodes, ServeMps]
-    with pytest.raises(DeviceHeld, match="41 % of the cores, of which 40 are free"):
+    assert [type(step) for step in plan.steps] == [CreateDeviceNodes, ServeMpsNamespace]
+    with pytest.raises(DeviceHeldByClaim, match="41 % of the cores, of which 40 are free"):
         plan_claim(Claim(ref(), (fraction(cores="41"),)), offer(), (turns, clients), POOL)
 
 
@@ -308,18 +314,18 @@ def test_a_compute_mode_is_set_beside_an_interval_of_another_gpu():
     steps = plan_claim(asked, offer(), (), POOL, ()).steps
 
     assert steps[:3] == (
-        MakeDeviceNodes((0, 1)),
-        SetTimeSlice(gpu(1).uuid, Interval.SHORT),
+        CreateDeviceNodes((0, 1)),
+        SetTimeSlice(gpu(1).uuid, TimeSliceInterval.SHORT),
         SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS),
     )
-    assert isinstance(steps[3], ServeMps)
+    assert isinstance(steps[3], ServeMpsNamespace)
 
 
 def test_a_later_claim_takes_over_the_compute_mode_that_the_first_one_found():
-    node = offer(strategies=(Strategy.MPS,))
+    node = offer(strategies=(SharingStrategy.MPS,))
     first = prepared(fraction(cores="30"), name="first", at=node)
     mode = SetComputeMode(gpu(0).uuid, ComputeMode.EXCLUSIVE_PROCESS)
-    found = replace(first, steps=with_found(first.steps, {mode: ComputeMode.PROHIBITED}))
+    found = replace(first, steps=with_previous_values(first.steps, {mode: ComputeMode.PROHIBITED}))
 
     plan = plan_claim(Claim(ref(), (fraction(cores="30"),)), node, (found,), POOL)
 
@@ -330,7 +336,7 @@ def test_an_interval_is_set_for_a_whole_gpu_and_for_a_part_where_the_profile_let
     for given, node in ((allocation(), offer()), (fraction(), ANY)):
         asked = Claim(ref(), (given,), (config(sharing=SHORT),))
         steps = plan_claim(asked, node, (), POOL).steps
-        assert SetTimeSlice(gpu(0).uuid, Interval.SHORT) in steps
+        assert SetTimeSlice(gpu(0).uuid, TimeSliceInterval.SHORT) in steps
 
 
 def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opinion():
@@ -339,7 +345,9 @@ def test_an_empty_configuration_means_the_default_interval_and_none_means_no_opi
         found = plan_claim(asked, offer(), (), POOL).steps
         return [step.interval for step in found if isinstance(step, SetTimeSlice)]
 
-    assert steps({"strategy": "TimeSlicing", "timeSlicingConfig": {}}) == [Interval.DEFAULT]
+    assert steps({"strategy": "TimeSlicing", "timeSlicingConfig": {}}) == [
+        TimeSliceInterval.DEFAULT
+    ]
     assert steps({"strategy": "TimeSlicing"}) == []
 
 
@@ -355,13 +363,13 @@ def test_two_intervals_on_one_gpu_clash_within_a_claim_and_between_claims():
 
     other = prepared(fraction("1Gi"), configs=(config(sharing=SHORT),), at=ANY)
     path = r"fromclaim.sharing.timeSlicingConfig.interval"
-    with pytest.raises(DeviceHeld, match=f"{path}: Long on gpu-0, but claim default/other"):
+    with pytest.raises(DeviceHeldByClaim, match=f"{path}: Long on gpu-0, but claim default/other"):
         wanted = Claim(ref(), (fraction("1Gi"),), (config(sharing=LONG),))
         plan_claim(wanted, ANY, (other,), POOL)
 
 
 def test_more_than_one_share_is_refused_where_the_profile_says_so():
-    shape = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4)
+    shape = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4)
     both = Claim(ref(), (fraction("20Gi", "gpu-0"), fraction("20Gi", "gpu-1")))
     twice = Claim(ref(), (fraction("20Gi", shares="2"),))
 
@@ -375,12 +383,12 @@ def test_a_gpu_is_known_by_its_uuid_whatever_it_is_called_now():
     other = prepared(allocation("gpu-0"))
     renamed = Offer((Device(gpu(1, uuid=gpu(0).uuid), SLICEABLE),))
 
-    with pytest.raises(DeviceHeld, match="held by claim default/other"):
+    with pytest.raises(DeviceHeldByClaim, match="held by claim default/other"):
         plan_claim(claim("gpu-1"), renamed, (other,), POOL)
 
 
 def test_more_than_a_gpu_has_is_not_given_out_even_if_nobody_else_is_there():
-    node = offer(1, Sliceable(200 * GIB, GIB, MIB, shares=4))
+    node = offer(1, Fractional(200 * GIB, GIB, MIB, shares=4))
 
     with pytest.raises(ClaimError, match="too much of gpu-0: it needs 102400Mi of memory"):
         plan_claim(Claim(ref(), (fraction("100Gi"),)), node, (), POOL)
@@ -396,14 +404,14 @@ def test_who_looks_on_is_not_concerned_by_how_others_share():
         ref(), (allocation(admin=True),), (config(sharing={"strategy": "MPS"}, source="FromClass"),)
     )
 
-    assert plan_claim(looking_on, offer(), (), POOL).steps == (MakeDeviceNodes((0,)),)
+    assert plan_claim(looking_on, offer(), (), POOL).steps == (CreateDeviceNodes((0,)),)
 
 
 def test_a_share_that_is_only_booked_has_no_limit():
     plan = plan_claim(Claim(ref(), (fraction(),), pods=(pod(),)), offer(limited=False), (), POOL)
 
     assert plan.record.holdings[0].limit is None
-    assert plan.steps == (MakeDeviceNodes((0,)),)
+    assert plan.steps == (CreateDeviceNodes((0,)),)
 
 
 def test_a_configuration_of_another_type_is_refused_with_the_claim_it_is_of():

@@ -12,26 +12,32 @@ from hypothesis import strategies as st
 from api.names import DEVICE_PLUGIN_CONFIG_LABEL as OLDER
 from api.names import PROFILE_LABEL
 from api.strict import ConfigError
-from dra_driver.model.devices import GpuUuid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import (
-    Entry,
-    Guard,
+    GpuSelector,
     GuardPolicy,
+    GuardRules,
     MigRules,
-    MpsServers,
+    MpsServerScope,
+    MpsTenants,
     Profile,
+    ProfileEntry,
     Rules,
-    Selection,
-    Strategy,
-    Tenants,
+    SharingStrategy,
 )
-from dra_driver.plan.profiles import Wanted, decoded, named, rules_by_gpu, wanted
+from dra_driver.plan.profiles.rules import (
+    SelectedProfile,
+    decode_profile,
+    profile_name,
+    rules_by_gpu,
+    select_profile,
+)
 from tests.fakes.values import gpu
 
 GIB = 1024**3
 FILES = Path(__file__).parents[1] / "data/device-plugin"
 HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
-WITHOUT_LIMIT: dict[str, Any] = {"limited": False, "guard": Guard(GuardPolicy.OFF)}
+WITHOUT_LIMIT: dict[str, Any] = {"limited": False, "guard": GuardRules(GuardPolicy.OFF)}
 
 
 def document(*entries):
@@ -39,7 +45,7 @@ def document(*entries):
 
 
 def profile(*entries):
-    return decoded(document(*entries), "p")
+    return decode_profile(document(*entries), "p")
 
 
 def rules(**entry):
@@ -55,7 +61,7 @@ def problems(*entries):
 
 
 def device_plugin(name):
-    return decoded(yaml.safe_load((FILES / f"{name}.yaml").read_text()), name)
+    return decode_profile(yaml.safe_load((FILES / f"{name}.yaml").read_text()), name)
 
 
 def shared(how="timeSlicing", *resources, **fields):
@@ -67,7 +73,7 @@ def resource(name="nvidia.com/gpu", replicas=2, **fields):
 
 
 def test_what_an_entry_does_not_say_is_as_without_a_profile():
-    assert profile({}) == Profile("p", (Entry(Selection(), Rules(), "spec.gpus[0]"),))
+    assert profile({}) == Profile("p", (ProfileEntry(GpuSelector(), Rules(), "spec.gpus[0]"),))
 
 
 def test_every_field_becomes_a_rule():
@@ -89,10 +95,10 @@ def test_every_field_becomes_a_rule():
         replicas=4,
         rename=True,
         one_share=True,
-        strategies=(Strategy.MPS, Strategy.TIME_SLICING),
+        strategies=(SharingStrategy.MPS, SharingStrategy.TIME_SLICING),
         memory_least=2 * GIB,
         memory_step=GIB // 2,
-        guard=Guard(GuardPolicy.WARN, 90.5),
+        guard=GuardRules(GuardPolicy.WARN, 90.5),
         strict=True,
         mig=MigRules(
             dynamic=True,
@@ -144,11 +150,11 @@ def test_no_fractions_and_no_offer_are_rules():
 @pytest.mark.parametrize(
     ("said", "guard"),
     [
-        ({"policy": "Off"}, Guard(GuardPolicy.OFF, 10)),
-        ({"grace": "500ms"}, Guard(GuardPolicy.KILL, 0.5)),
-        ({"grace": "0s"}, Guard(GuardPolicy.KILL, 0)),
-        ({"grace": "24h"}, Guard(GuardPolicy.KILL, 86400)),
-        ({}, Guard(GuardPolicy.KILL, 10)),
+        ({"policy": "Off"}, GuardRules(GuardPolicy.OFF, 10)),
+        ({"grace": "500ms"}, GuardRules(GuardPolicy.KILL, 0.5)),
+        ({"grace": "0s"}, GuardRules(GuardPolicy.KILL, 0)),
+        ({"grace": "24h"}, GuardRules(GuardPolicy.KILL, 86400)),
+        ({}, GuardRules(GuardPolicy.KILL, 10)),
     ],
 )
 def test_half_a_memory_guard_keeps_the_other_half_as_it_is(said, guard):
@@ -156,18 +162,18 @@ def test_half_a_memory_guard_keeps_the_other_half_as_it_is(said, guard):
 
 
 def test_the_only_strategy_that_is_allowed_is_the_default_one():
-    assert rules(strategies=["MPS"]).default_strategy is Strategy.MPS
-    assert rules(strategies=["MPS", "TimeSlicing"]).default_strategy is Strategy.TIME_SLICING
+    assert rules(strategies=["MPS"]).default_strategy is SharingStrategy.MPS
+    assert rules(strategies=["MPS", "TimeSlicing"]).default_strategy is SharingStrategy.TIME_SLICING
 
 
 @pytest.mark.parametrize(
     ("said", "tenants"),
     [
-        ({}, Tenants.ANY),
-        ({"mpsTenants": "Any"}, Tenants.ANY),
-        ({"mpsTenants": "NonRoot"}, Tenants.NON_ROOT),
-        ({"mpsTenants": "UserNamespaces", "strategies": ["MPS"]}, Tenants.USER_NAMESPACES),
-        ({"mpsTenants": "NonRoot", "fractions": "Never"}, Tenants.NON_ROOT),
+        ({}, MpsTenants.ANY),
+        ({"mpsTenants": "Any"}, MpsTenants.ANY),
+        ({"mpsTenants": "NonRoot"}, MpsTenants.NON_ROOT),
+        ({"mpsTenants": "UserNamespaces", "strategies": ["MPS"]}, MpsTenants.USER_NAMESPACES),
+        ({"mpsTenants": "NonRoot", "fractions": "Never"}, MpsTenants.NON_ROOT),
     ],
 )
 def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
@@ -189,9 +195,9 @@ def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(said, may):
 @pytest.mark.parametrize(
     ("said", "servers"),
     [
-        ({}, MpsServers.PER_NAMESPACE),
-        ({"mpsServer": "PerNamespace"}, MpsServers.PER_NAMESPACE),
-        ({"mpsServer": "Shared", "fractions": "Never"}, MpsServers.SHARED),
+        ({}, MpsServerScope.PER_NAMESPACE),
+        ({"mpsServer": "PerNamespace"}, MpsServerScope.PER_NAMESPACE),
+        ({"mpsServer": "Shared", "fractions": "Never"}, MpsServerScope.SHARED),
     ],
 )
 def test_namespaces_have_mps_servers_of_their_own_unless_the_profile_joins_them(said, servers):
@@ -335,7 +341,7 @@ def test_rules_that_cannot_hold_are_refused_with_their_path(entry, expected):
 
 def test_the_strategies_stay_a_matter_of_choice_on_gpus_that_are_taken_whole():
     assert rules(fractions="Never", strategies=["TimeSlicing"]) == Rules(
-        fractions=False, strategies=(Strategy.TIME_SLICING,)
+        fractions=False, strategies=(SharingStrategy.TIME_SLICING,)
     )
 
 
@@ -384,7 +390,7 @@ def test_the_problems_of_all_entries_are_told_at_once():
 )
 def test_a_document_that_is_no_profile_is_refused(given, expected):
     with pytest.raises(ConfigError) as refused:
-        decoded(given, "p")
+        decode_profile(given, "p")
 
     assert list(refused.value.problems) == expected
 
@@ -401,7 +407,7 @@ def test_a_document_that_is_no_profile_is_refused(given, expected):
     ],
 )
 def test_a_profile_is_called_as_it_says_or_like_its_file(given, name):
-    assert named(given, "stem") == name
+    assert profile_name(given, "stem") == name
 
 
 @pytest.mark.parametrize(
@@ -414,15 +420,15 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(given, name):
     ],
 )
 def test_the_flag_chooses_else_a_label_else_nobody(flag, labels, name, origin):
-    assert wanted(flag, "n", labels) == Wanted(name, origin)
+    assert select_profile(flag, "n", labels) == SelectedProfile(name, origin)
 
 
 def test_a_time_slicing_file_divides_every_gpu_and_limits_nothing():
     assert device_plugin("time-slicing") == Profile(
         "time-slicing",
         (
-            Entry(
-                Selection(),
+            ProfileEntry(
+                GpuSelector(),
                 Rules(replicas=4, rename=True, one_share=True, **WITHOUT_LIMIT),
                 "sharing.timeSlicing.resources[0]",
             ),
@@ -441,14 +447,14 @@ def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
     found = device_plugin("mps")
 
     (entry,) = found.entries
-    assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=Strategy.MPS)
+    assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS)
     assert found.notes == ()
 
 
 def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
     (entry,) = device_plugin("mps-many-shares").entries
 
-    assert entry.rules == Rules(replicas=2, rename=True, default_strategy=Strategy.MPS)
+    assert entry.rules == Rules(replicas=2, rename=True, default_strategy=SharingStrategy.MPS)
 
 
 def test_partitions_in_a_file_are_divided_as_it_says():
@@ -463,7 +469,7 @@ def test_partitions_in_a_file_are_divided_as_it_says():
 def test_a_file_about_partitions_alone_limits_nothing_either():
     given = shared("timeSlicing", resource("nvidia.com/mig-1g.10gb.me", replicas=4))
 
-    (entry,) = decoded(given, "p").entries
+    (entry,) = decode_profile(given, "p").entries
     assert entry.rules == Rules(mig=MigRules(replicas=(("1g.10gb+me", 4),)), **WITHOUT_LIMIT)
     assert entry.path == "sharing.timeSlicing.resources[0]"
 
@@ -474,8 +480,8 @@ def test_a_file_about_partitions_alone_limits_nothing_either():
         (
             "single",
             (
-                Entry(
-                    Selection(),
+                ProfileEntry(
+                    GpuSelector(),
                     Rules(mig=MigRules(single=True)),
                     "flags.migStrategy",
                     (("mig", "flags.migStrategy"), ("mig.strategy", "flags.migStrategy")),
@@ -487,13 +493,13 @@ def test_a_file_about_partitions_alone_limits_nothing_either():
     ],
 )
 def test_the_strategy_for_partitions_says_whether_they_serve_claims_for_gpus(strategy, entries):
-    assert decoded({"flags": {"migStrategy": strategy}}, "p").entries == entries
+    assert decode_profile({"flags": {"migStrategy": strategy}}, "p").entries == entries
 
 
 def test_under_single_what_divides_gpus_divides_every_partition():
     given = shared("timeSlicing", resource(replicas=4)) | {"flags": {"migStrategy": "single"}}
 
-    (entry,) = decoded(given, "p").entries
+    (entry,) = decode_profile(given, "p").entries
     assert entry.rules.mig == MigRules(single=True, replicas=(("*", 4),))
     assert entry.rules.replicas == 4
 
@@ -501,7 +507,7 @@ def test_under_single_what_divides_gpus_divides_every_partition():
 def test_no_partition_is_divided_for_mps():
     given = shared("mps", resource("nvidia.com/mig-1g.10gb"))
 
-    found = decoded(given, "p")
+    found = decode_profile(given, "p")
     assert found.entries == ()
     (note,) = found.notes
     assert note.startswith("sharing.mps.resources[0].name: 'nvidia.com/mig-1g.10gb' has no meaning")
@@ -510,7 +516,7 @@ def test_no_partition_is_divided_for_mps():
 def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field():
     more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
 
-    _, *notes = decoded(shared("mps", resource("mig-1g.10gb"), **more), "p").notes
+    _, *notes = decode_profile(shared("mps", resource("mig-1g.10gb"), **more), "p").notes
 
     assert notes == [
         "sharing.mps.renameByDefault: has no meaning here: nothing that the file names is divided",
@@ -522,7 +528,7 @@ def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field()
 def test_beside_gpus_the_same_words_have_their_meaning_for_those():
     more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
 
-    found = decoded(shared("mps", resource(), resource("mig-1g.10gb"), **more), "p")
+    found = decode_profile(shared("mps", resource(), resource("mig-1g.10gb"), **more), "p")
 
     (entry,) = found.entries
     assert (entry.rules.rename, entry.rules.one_share) == (True, False)
@@ -530,7 +536,9 @@ def test_beside_gpus_the_same_words_have_their_meaning_for_those():
 
 
 def test_that_single_divides_no_partition_for_mps_is_told():
-    (note,) = decoded(shared("mps", resource()) | {"flags": {"migStrategy": "single"}}, "p").notes
+    (note,) = decode_profile(
+        shared("mps", resource()) | {"flags": {"migStrategy": "single"}}, "p"
+    ).notes
 
     assert note.startswith("flags.migStrategy: single has no effect on sharing.mps: ")
 
@@ -550,7 +558,7 @@ def test_that_single_divides_no_partition_for_mps_is_told():
 def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources, strategy, names):
     given = shared("timeSlicing", *resources, renameByDefault=True)
 
-    (note,) = decoded(given | {"flags": {"migStrategy": strategy}}, "p").notes
+    (note,) = decode_profile(given | {"flags": {"migStrategy": strategy}}, "p").notes
 
     assert note == (
         "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
@@ -559,13 +567,13 @@ def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources,
 
 
 def test_that_gpus_are_renamed_needs_no_note():
-    assert decoded(shared("timeSlicing", resource(), renameByDefault=True), "p").notes == ()
+    assert decode_profile(shared("timeSlicing", resource(), renameByDefault=True), "p").notes == ()
 
 
 def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
     given = shared("timeSlicing", resource("mig-1g.10gb"), failRequestsGreaterThanOne=True)
 
-    found = decoded(given, "p")
+    found = decode_profile(given, "p")
 
     (entry,) = found.entries
     assert entry.rules.one_share
@@ -576,7 +584,7 @@ def test_a_file_says_each_field_of_partitions_in_a_place_of_its_own():
     resources = (resource(), resource("mig-1g.10gb"), resource("nvidia.com/mig-9g.5gb"))
     given = shared("timeSlicing", *resources) | {"flags": {"migStrategy": "single"}}
 
-    (entry,) = decoded(given, "p").entries
+    (entry,) = decode_profile(given, "p").entries
 
     first, second = (f"sharing.timeSlicing.resources[{n}].name" for n in (1, 2))
     assert entry.where("mig.replicas", "9g.5gb") == second
@@ -644,7 +652,7 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
 )
 def test_a_file_that_says_what_cannot_be_is_refused(given, expected):
     with pytest.raises(ConfigError) as refused:
-        decoded(given, "p")
+        decode_profile(given, "p")
 
     assert list(refused.value.problems) == expected
 
@@ -707,7 +715,7 @@ def test_an_entry_that_selects_no_gpu_of_the_node_is_told():
 def test_of_several_entries_in_one_place_none_is_idle_where_one_holds():
     chosen = profile({"replicas": 2})
     (entry,) = chosen.entries
-    first = replace(entry, selection=Selection(uuids=frozenset({gpu(0).uuid})))
+    first = replace(entry, selection=GpuSelector(uuids=frozenset({gpu(0).uuid})))
     chosen = replace(chosen, entries=(first, entry))
 
     assert rules_by_gpu(chosen, [gpu(0)])[1] == ()

@@ -6,15 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin import quantity
-from dra_driver.kubeletplugin.slice_limits import check
-from dra_driver.kubeletplugin.slices import split
-from dra_driver.model.devices import Topology, Version
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Exclusive, Keeps, Monitor, Offer, Replica, Sliceable
-from dra_driver.model.profiles import Entry, Profile, Rules, Selection, Strategy
-from dra_driver.plan.offer import offer
-from dra_driver.plan.publish import published
+from dra_driver.k8s import quantity
+from dra_driver.kubeletplugin.slices.reconcile import split_into_slices
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.model.gpus import Inventory, Topology, Version
+from dra_driver.model.offer import (
+    AdminAccess,
+    ApiFeatures,
+    Device,
+    Exclusive,
+    Fractional,
+    Offer,
+    Replica,
+)
+from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules, SharingStrategy
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_devices
 from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE, gpu
 from tests.plan.profiles import any_rules
@@ -22,7 +29,7 @@ from tests.plan.profiles import any_rules
 
 def whole(**fields):
     """The document of an exclusive GPU."""
-    (device,) = published(Offer((Device(gpu(0, **fields)),)))
+    (device,) = published_devices(Offer((Device(gpu(0, **fields)),)))
     return device
 
 
@@ -82,7 +89,7 @@ def test_a_long_name_is_cut_to_64_bytes_without_breaking_a_character(name):
 
 @pytest.mark.point(82)
 def test_a_sliceable_gpu_is_whole_for_a_claim_that_names_nothing():
-    (device,) = published(Offer((Device(gpu(0), SLICEABLE),)))
+    (device,) = published_devices(Offer((Device(gpu(0), SLICEABLE),)))
 
     assert device["allowMultipleAllocations"] is True
     assert device["attributes"]["type"] == {"string": "gpu"}
@@ -109,9 +116,9 @@ def test_a_sliceable_gpu_is_whole_for_a_claim_that_names_nothing():
 
 
 def test_a_gpu_for_one_share_only_has_a_policy_that_the_api_server_takes():
-    shape = Sliceable(SLICEABLE.memory_default, 1024 * MIB, MIB, shares=1, cores=False)
+    shape = Fractional(SLICEABLE.memory_default, 1024 * MIB, MIB, shares=1, cores=False)
 
-    (device,) = published(Offer((Device(gpu(0), shape),)))
+    (device,) = published_devices(Offer((Device(gpu(0), shape),)))
 
     assert device["capacity"]["shares"]["requestPolicy"] == {"default": "1", "validValues": ["1"]}
     assert "cores" not in device["capacity"]
@@ -120,7 +127,7 @@ def test_a_gpu_for_one_share_only_has_a_policy_that_the_api_server_takes():
 def test_replicas_share_everything_but_name_and_memory():
     shapes = (Replica(place, 2, 40 * 1024 * MIB, renamed=True) for place in range(2))
 
-    first, second = published(Offer(tuple(Device(gpu(0), shape) for shape in shapes)))
+    first, second = published_devices(Offer(tuple(Device(gpu(0), shape) for shape in shapes)))
 
     assert (first["name"], second["name"]) == ("gpu-0-0", "gpu-0-1")
     assert first["attributes"] == second["attributes"]
@@ -131,7 +138,7 @@ def test_replicas_share_everything_but_name_and_memory():
 def test_replicas_that_share_by_mps_reserve_their_part_of_the_cores():
     shape = replace(SLICEABLE, shares=3, replicas=3, cores_default=33)
 
-    sliceable, replica = published(
+    sliceable, replica = published_devices(
         Offer((Device(gpu(0), shape), Device(gpu(1), Replica(0, 3, None, cores=33))))
     )
 
@@ -145,17 +152,17 @@ def test_replicas_that_share_by_mps_reserve_their_part_of_the_cores():
 @pytest.mark.parametrize(
     ("strategies", "time_slicing", "mps"),
     [
-        pytest.param((Strategy.TIME_SLICING, Strategy.MPS), True, True, id="both"),
-        pytest.param((Strategy.TIME_SLICING,), True, False, id="turns"),
-        pytest.param((Strategy.MPS,), False, True, id="mps"),
+        pytest.param((SharingStrategy.TIME_SLICING, SharingStrategy.MPS), True, True, id="both"),
+        pytest.param((SharingStrategy.TIME_SLICING,), True, False, id="turns"),
+        pytest.param((SharingStrategy.MPS,), False, True, id="mps"),
         pytest.param((), False, False, id="none"),
     ],
 )
 def test_every_device_says_by_which_strategies_it_can_be_shared(strategies, time_slicing, mps):
     rules = Rules(strategies=strategies)
-    shapes = (SLICEABLE, Exclusive(), Replica(0, 2, None), Monitor())
+    shapes = (SLICEABLE, Exclusive(), Replica(0, 2, None), AdminAccess())
 
-    devices = published(Offer(tuple(Device(gpu(0), shape, rules) for shape in shapes)))
+    devices = published_devices(Offer(tuple(Device(gpu(0), shape, rules) for shape in shapes)))
 
     said = {
         (d["attributes"]["timeSlicing"]["bool"], d["attributes"]["mps"]["bool"]) for d in devices
@@ -164,7 +171,9 @@ def test_every_device_says_by_which_strategies_it_can_be_shared(strategies, time
 
 
 def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
-    whole, monitor = published(Offer((Device(gpu(0), SLICEABLE), Device(gpu(0), Monitor()))))
+    whole, monitor = published_devices(
+        Offer((Device(gpu(0), SLICEABLE), Device(gpu(0), AdminAccess())))
+    )
 
     assert monitor["name"] == "gpu-0-mon"
     assert monitor["attributes"].keys() == whole["attributes"].keys()
@@ -177,20 +186,20 @@ def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
 @given(
     memory=st.none() | st.integers(1, 200 * 1024**3),
     capability=st.sampled_from([Version(6, 1), Version(9, 0)]),
-    keeps=st.builds(Keeps),
+    keeps=st.builds(ApiFeatures),
     rules=any_rules(),
     mps=st.booleans(),
 )
 def test_whatever_a_profile_says_the_api_server_takes_the_slice(
     memory, capability, keeps, rules, mps
 ):
-    everywhere = Profile("p", (Entry(Selection(), rules, "spec.gpus[0]"),))
+    everywhere = Profile("p", (ProfileEntry(GpuSelector(), rules, "spec.gpus[0]"),))
     node = Inventory((gpu(0, memory_bytes=memory, compute_capability=capability), gpu(1)))
 
-    devices = published(offer(node, everywhere, keeps, {}, mps))
+    devices = published_devices(build_offer(node, everywhere, keeps, {}, mps))
 
-    pool = split("node-1", devices)
-    assert not list(check(pool))
+    pool = split_into_slices("node-1", devices)
+    assert not list(validate_pool(pool))
     for part in pool.slices:
         place = {"name": "node-1", "resourceSliceCount": len(pool.slices), "generation": 1}
         spec = {"driver": "gpu.nvidia.com", "nodeName": "node-1", "pool": place}

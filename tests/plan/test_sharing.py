@@ -7,36 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import ClaimError
-from dra_driver.kubeletplugin import quantity
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.devices import Version
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mps import ALL_CORES, Priority
-from dra_driver.model.offer import EXCLUSIVE, Device, Keeps, Offer, Replica, Sliceable
-from dra_driver.model.profiles import DEFAULT_PROFILE, Strategy
-from dra_driver.model.steps import Interval, SetTimeSlice
-from dra_driver.plan.mps import Grant
-from dra_driver.plan.offer import offer as offer_of
-from dra_driver.plan.prepare import plan_claim
-from dra_driver.plan.sharing import ByMps, TimeSliced
+from dra_driver.base.errors import ClaimError
+from dra_driver.k8s import quantity
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import Inventory, Version
+from dra_driver.model.mps import ALL_CORES, MpsPriority
+from dra_driver.model.offer import EXCLUSIVE, ApiFeatures, Device, Fractional, Offer, Replica
+from dra_driver.model.profiles import DEFAULT_PROFILE, SharingStrategy
+from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
+from dra_driver.plan.mps.namespaces import DeviceGrant
+from dra_driver.plan.offer.devices import build_offer as offer_of
+from dra_driver.plan.prepare.claim import plan_claim
+from dra_driver.plan.prepare.sharing import MpsShared, TimeSliced
 from tests.fakes.pods import NOBODY
-from tests.fakes.values import (
-    MIB,
-    POOL,
-    SLICEABLE,
-    allocation,
-    config,
-    fraction,
-    gpu,
-    offer,
-    ref,
-)
+from tests.fakes.values import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 
 GIB = 1024 * MIB
 MPS = {"strategy": "MPS"}
 TURNS = {"strategy": "TimeSlicing"}
-ONLY_TURNS = (Strategy.TIME_SLICING,)
+ONLY_TURNS = (SharingStrategy.TIME_SLICING,)
 PATH = "fromclaim.sharing.mpsConfig"
 PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
 
@@ -45,7 +34,7 @@ def mps(**fields):
     return {**MPS, "mpsConfig": fields}
 
 
-def grants(*allocations, sharing=None, configs=(), at=None) -> tuple[Grant, ...]:
+def grants(*allocations, sharing=None, configs=(), at=None) -> tuple[DeviceGrant, ...]:
     """What a claim gets; every request of it is one container's."""
     its = (config(sharing=sharing),) if sharing else configs
     return plan_claim(Claim(ref(), allocations, its), at or offer(4), (), POOL, NOBODY).grants
@@ -66,50 +55,52 @@ def refusal(*allocations, **fields) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("default", Strategy)
+@pytest.mark.parametrize("default", SharingStrategy)
 def test_a_configuration_says_the_strategy_whatever_the_profile_says(default):
     node = offer(default_strategy=default)
 
     for part in (fraction(), allocation()):
-        assert sharing_of(part, sharing=MPS, at=node).strategy is Strategy.MPS
-        assert sharing_of(part, sharing=TURNS, at=node).strategy is Strategy.TIME_SLICING
+        assert sharing_of(part, sharing=MPS, at=node).strategy is SharingStrategy.MPS
+        assert sharing_of(part, sharing=TURNS, at=node).strategy is SharingStrategy.TIME_SLICING
 
 
 def test_reserved_cores_mean_mps_where_no_configuration_says_otherwise():
-    assert sharing_of(fraction(cores="30")) == ByMps(30, 20 * GIB)
-    assert sharing_of(fraction("81559Mi", cores="30")) == ByMps(30), "all of its memory"
+    assert sharing_of(fraction(cores="30")) == MpsShared(30, 20 * GIB)
+    assert sharing_of(fraction("81559Mi", cores="30")) == MpsShared(30), "all of its memory"
 
 
-@pytest.mark.parametrize("default", Strategy)
+@pytest.mark.parametrize("default", SharingStrategy)
 def test_a_part_of_a_gpu_without_a_configuration_is_shared_as_the_profile_says(default):
     assert sharing_of(fraction(), at=offer(default_strategy=default)).strategy is default
 
 
 @pytest.mark.parametrize("shape", [EXCLUSIVE, SLICEABLE], ids=["exclusive", "sliceable"])
 def test_a_whole_gpu_without_a_configuration_is_plainly_whole_whatever_the_profile_says(shape):
-    node = offer(1, shape, default_strategy=Strategy.MPS, strategies=(Strategy.MPS,))
+    node = offer(1, shape, default_strategy=SharingStrategy.MPS, strategies=(SharingStrategy.MPS,))
 
     (grant,) = grants(allocation(), at=node)
 
-    assert (grant.sharing.strategy, grant.space) == (Strategy.TIME_SLICING, None)
+    assert (grant.sharing.strategy, grant.space) == (SharingStrategy.TIME_SLICING, None)
 
 
 def test_a_configuration_without_sharing_is_as_none():
     (grant,) = grants(allocation(), configs=(config(),))
     assert grant.space is None
-    assert sharing_of(fraction(cores="30"), configs=(config(),)) == ByMps(30, 20 * GIB)
+    assert sharing_of(fraction(cores="30"), configs=(config(),)) == MpsShared(30, 20 * GIB)
 
 
 def test_a_replica_shares_by_mps_with_its_part_of_cores_and_memory():
     as_devices = Offer((Device(gpu(0), Replica(1, 4, 20 * GIB, cores=25)),))
 
-    assert sharing_of(allocation("gpu-0-1"), at=as_devices) == ByMps(25, 20 * GIB)
+    assert sharing_of(allocation("gpu-0-1"), at=as_devices) == MpsShared(25, 20 * GIB)
 
 
 def test_a_share_that_is_only_booked_has_no_limit_by_mps():
-    assert sharing_of(fraction(), sharing=MPS, at=offer(limited=False)) == ByMps()
+    assert sharing_of(fraction(), sharing=MPS, at=offer(limited=False)) == MpsShared()
     limits = mps(defaultPinnedDeviceMemoryLimit="1Gi")
-    assert sharing_of(fraction(), sharing=limits, at=offer(limited=False)) == ByMps(ALL_CORES, GIB)
+    assert sharing_of(fraction(), sharing=limits, at=offer(limited=False)) == MpsShared(
+        ALL_CORES, GIB
+    )
 
 
 def test_who_looks_on_is_no_client_of_mps():
@@ -117,16 +108,18 @@ def test_who_looks_on_is_no_client_of_mps():
 
 
 def test_mps_without_a_configuration_of_its_own_has_no_limit_on_a_whole_gpu():
-    assert sharing_of(allocation(), sharing=MPS) == ByMps(ALL_CORES, None, Priority.NORMAL)
+    assert sharing_of(allocation(), sharing=MPS) == MpsShared(ALL_CORES, None, MpsPriority.NORMAL)
 
 
 def test_the_limits_of_nvidias_manifests_hold_on_a_whole_gpu():
     limits = mps(defaultActiveThreadPercentage=50, defaultPinnedDeviceMemoryLimit="10Gi")
 
-    assert sharing_of(allocation(), sharing=limits) == ByMps(50, 10 * GIB)
-    assert sharing_of(allocation(), sharing=limits, at=offer(1, EXCLUSIVE)) == ByMps(50, 10 * GIB)
+    assert sharing_of(allocation(), sharing=limits) == MpsShared(50, 10 * GIB)
+    assert sharing_of(allocation(), sharing=limits, at=offer(1, EXCLUSIVE)) == MpsShared(
+        50, 10 * GIB
+    )
     several_users = mps(defaultActiveThreadPercentage=50, multiUser=True)
-    assert sharing_of(allocation(), sharing=several_users) == ByMps(50)
+    assert sharing_of(allocation(), sharing=several_users) == MpsShared(50)
 
 
 def test_a_manifest_of_nvidias_with_limits_by_index_holds_on_the_gpus_sorted_by_uuid():
@@ -225,7 +218,7 @@ def test_all_that_is_wrong_is_said_at_once_and_once():
 
 def test_mps_on_a_board_before_volta_is_refused_with_the_board():
     old = gpu(0, compute_capability=Version(6, 1), product_name="Tesla P40")
-    node = offer_of(Inventory((old,)), DEFAULT_PROFILE, Keeps(), {})
+    node = offer_of(Inventory((old,)), DEFAULT_PROFILE, ApiFeatures(), {})
     why = (
         "gpu-0 (Tesla P40) cannot be shared by MPS: MPS takes compute capability 7.0 and newer; "
         "remove it"
@@ -238,7 +231,7 @@ def test_mps_on_a_board_before_volta_is_refused_with_the_board():
 
 
 def test_a_strategy_that_the_profile_does_not_allow_is_refused_with_what_it_does():
-    no_mps, no_turns = offer(strategies=ONLY_TURNS), offer(strategies=(Strategy.MPS,))
+    no_mps, no_turns = offer(strategies=ONLY_TURNS), offer(strategies=(SharingStrategy.MPS,))
 
     assert refusal(fraction(), sharing=MPS, at=no_mps) == (
         "claim default/claim: fromclaim.sharing.strategy: on this node gpu-0 is shared by "
@@ -260,26 +253,26 @@ def test_cores_and_turns_exclude_each_other():
 
 
 def test_more_cores_than_one_share_has_are_refused_where_nobody_gets_more_than_one():
-    quarter = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
+    quarter = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
     node = offer(1, quarter, one_share=True)
 
     assert "capacity.requests.cores: 26 % is more than one share" in (
         refusal(fraction(cores="26"), at=node)
     )
-    assert sharing_of(fraction(cores="25"), at=node) == ByMps(25, 20 * GIB)
-    assert sharing_of(fraction(cores="26"), at=offer(1, quarter)) == ByMps(26, 20 * GIB)
+    assert sharing_of(fraction(cores="25"), at=node) == MpsShared(25, 20 * GIB)
+    assert sharing_of(fraction(cores="26"), at=offer(1, quarter)) == MpsShared(26, 20 * GIB)
 
 
-QUARTER = Sliceable(20 * GIB, GIB, MIB, shares=4, replicas=4)
+QUARTER = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4)
 
 
 def test_a_replica_has_its_part_of_the_cores_also_where_its_claim_asks_for_none_of_them():
     for asked in ("0", "25"):
-        assert sharing_of(fraction(cores=asked), sharing=MPS, at=offer(1, QUARTER)) == ByMps(
+        assert sharing_of(fraction(cores=asked), sharing=MPS, at=offer(1, QUARTER)) == MpsShared(
             25, 20 * GIB
         )
     two = fraction("40Gi", shares="2", cores="0")
-    assert sharing_of(two, sharing=MPS, at=offer(1, QUARTER)) == ByMps(50, 40 * GIB)
+    assert sharing_of(two, sharing=MPS, at=offer(1, QUARTER)) == MpsShared(50, 40 * GIB)
 
 
 def test_cores_that_a_claim_was_given_by_default_are_no_reason_to_refuse_it_later():
@@ -329,13 +322,13 @@ def test_nvidias_manifests_set_the_interval_of_whole_gpus_and_of_replicas(given,
     at = offer(1, shape)
 
     assert sharing_of(given, sharing=LONG_TURNS, at=at) == TimeSliced(
-        Interval.LONG, "fromclaim.sharing"
+        TimeSliceInterval.LONG, "fromclaim.sharing"
     )
 
 
 def test_the_priority_is_the_one_asked_for():
-    assert sharing_of(allocation(), sharing=mps(clientPriority="BelowNormal")) == ByMps(
-        priority=Priority.BELOW_NORMAL
+    assert sharing_of(allocation(), sharing=mps(clientPriority="BelowNormal")) == MpsShared(
+        priority=MpsPriority.BELOW_NORMAL
     )
 
 
@@ -366,7 +359,7 @@ def test_of_what_was_granted_and_what_is_written_the_smaller_counts(
     assert 1 <= found.percent <= ALL_CORES
     assert found.percent == min(cores or ALL_CORES, said_percent or ALL_CORES)
     said = own or said_memory
-    bounds = [quantity.whole(said)] if said else []
+    bounds = [quantity.rounded_up(said)] if said else []
     bounds += [] if grant.amount.whole else [memory * MIB]
     if bounds:
         assert found.memory_bytes % MIB == 0

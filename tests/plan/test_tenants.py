@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.errors import DeviceHeld, DriverError, NodeError
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.holdings import Record
+from dra_driver.base.errors import DeviceHeldByClaim, DriverError, NodeError
+from dra_driver.k8s.claims import Claim
 from dra_driver.model.offer import Exclusive, Replica
-from dra_driver.plan.prepare import plan_claim
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.prepare.claim import plan_claim
 from tests.fakes.mig import mig_offer
 from tests.fakes.values import POOL, allocation, config, fraction, offer, ref
 
@@ -54,14 +54,14 @@ def claims(draw):
 
 @given(claims(), st.sampled_from(OFFERS))
 def test_no_refusal_tells_a_tenant_of_another_namespaces_claim(asked, at):
-    held: list[Record] = []
+    held: list[ClaimRecord] = []
     for one in asked:
         (other,) = set(NAMESPACES) - {one.ref.namespace}
         try:
             held.append(plan_claim(one, at, held, POOL).record)
         except DriverError as refused:
             assert other not in refused.public
-            if isinstance(refused, DeviceHeld):
+            if isinstance(refused, DeviceHeldByClaim):
                 assert "held by" in refused.public or "has set" in refused.public
 
 
@@ -74,7 +74,7 @@ def holding(namespace, device="gpu-0", **fields):
 def refused(others, *allocations, **fields):
     """Why a claim of the namespace alpha cannot be prepared."""
     asked = Claim(ref("claim", namespace="alpha"), allocations or (allocation(),), **fields)
-    with pytest.raises(DeviceHeld) as error:
+    with pytest.raises(DeviceHeldByClaim) as error:
         plan_claim(asked, offer(fractions_set_interval=True), others, POOL)
     return error.value
 

@@ -2,21 +2,20 @@
 
 from dataclasses import replace
 
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.profiles import Strategy
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.profiles import SharingStrategy
 from dra_driver.model.steps import (
     ComputeMode,
-    EndMps,
-    Interval,
-    LimitMemory,
-    PodLimit,
-    ServeMps,
+    PodMemoryLimit,
+    RemoveMpsNamespace,
+    ServeMpsNamespace,
     SetComputeMode,
+    SetMemoryLimits,
     SetTimeSlice,
+    TimeSliceInterval,
 )
-from dra_driver.plan.gpu_settings import to_look_up, with_found
-from dra_driver.plan.prepare import plan_claim
-from dra_driver.plan.undo import undoing
+from dra_driver.plan.prepare.claim import plan_claim, undo_steps
+from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
 from tests.fakes.pods import NOBODY
 from tests.fakes.values import MIB, POOL, allocation, config, fraction, gpu, offer, pod, ref
 
@@ -30,24 +29,24 @@ def prepared(name, memory="20Gi"):
 
 
 def test_the_last_claim_takes_limit_and_interval_with_it():
-    steps = undoing(prepared("a"), ())
+    steps = undo_steps(prepared("a"), ())
 
     assert steps == (
-        LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, None),)),
-        SetTimeSlice(gpu(0).uuid, Interval.DEFAULT),
+        SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, None),)),
+        SetTimeSlice(gpu(0).uuid, TimeSliceInterval.DEFAULT),
     )
 
 
 def test_what_another_claim_needs_stays():
-    steps = undoing(prepared("a"), (prepared("b", "10Gi"),))
+    steps = undo_steps(prepared("a"), (prepared("b", "10Gi"),))
 
-    assert steps == (LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, 10 * GIB),)),)
+    assert steps == (SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 10 * GIB),)),)
 
 
 def test_a_whole_gpu_leaves_nothing_to_undo():
     whole = plan_claim(Claim(ref(), (allocation(),)), offer(), (), POOL).record
 
-    assert undoing(whole, ()) == ()
+    assert undo_steps(whole, ()) == ()
 
 
 MPS = config(sharing={"strategy": "MPS"})
@@ -57,38 +56,38 @@ def by_mps(name, *allocations, others=(), **rules):
     """Its record, on GPUs that were in compute mode PROHIBITED before anybody came."""
     asked = Claim(ref(name), allocations or (fraction(),), (MPS,), (pod(),))
     record = plan_claim(asked, offer(**rules), others, POOL, NOBODY).record
-    found = {mode: ComputeMode.PROHIBITED for mode in to_look_up(record.steps, others)}
-    return replace(record, steps=with_found(record.steps, found))
+    found = {mode: ComputeMode.PROHIBITED for mode in settings_to_read(record.steps, others)}
+    return replace(record, steps=with_previous_values(record.steps, found))
 
 
 def space_of(record):
-    (step,) = (step for step in record.steps if isinstance(step, ServeMps))
+    (step,) = (step for step in record.steps if isinstance(step, ServeMpsNamespace))
     return step.space.name
 
 
 def test_a_space_is_ended_before_anything_else_is_undone():
-    record = by_mps("a", strategies=(Strategy.MPS,))
+    record = by_mps("a", strategies=(SharingStrategy.MPS,))
 
-    assert undoing(record, ()) == (
-        EndMps(space_of(record)),
-        LimitMemory(gpu(0).uuid, (PodLimit(pod().uid, None),)),
+    assert undo_steps(record, ()) == (
+        RemoveMpsNamespace(space_of(record)),
+        SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, None),)),
         SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED),
     )
 
 
 def test_the_last_of_several_claims_brings_the_compute_mode_back():
-    first = by_mps("a", strategies=(Strategy.MPS,))
-    second = by_mps("b", others=(first,), strategies=(Strategy.MPS,))
+    first = by_mps("a", strategies=(SharingStrategy.MPS,))
+    second = by_mps("b", others=(first,), strategies=(SharingStrategy.MPS,))
 
-    assert not [s for s in undoing(first, (second,)) if isinstance(s, SetComputeMode)]
-    assert SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED) in undoing(second, ())
+    assert not [s for s in undo_steps(first, (second,)) if isinstance(s, SetComputeMode)]
+    assert SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED) in undo_steps(second, ())
 
 
 def test_every_space_of_a_claim_is_ended():
     record = by_mps("a", fraction("1Gi", request="a"), fraction("1Gi", request="b"))
-    spaces = [step.space.name for step in record.steps if isinstance(step, ServeMps)]
+    spaces = [step.space.name for step in record.steps if isinstance(step, ServeMpsNamespace)]
 
-    ended = [step.space for step in undoing(record, ()) if isinstance(step, EndMps)]
+    ended = [step.space for step in undo_steps(record, ()) if isinstance(step, RemoveMpsNamespace)]
 
     assert len(spaces) == 2
     assert ended == spaces

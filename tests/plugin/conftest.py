@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import ClaimRef
+from dra_driver.k8s.claims import ClaimRef
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host

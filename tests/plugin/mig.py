@@ -5,24 +5,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dra_driver.errors import SettingsError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Held
-from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, MigRules, Profile, Rules, Selection
-from dra_driver.node.mig_book import MigBook
-from dra_driver.plan.mig.layouts import built_in
-from dra_driver.plan.mig.news import News
-from dra_driver.plugin.mig.governed import Governed, is_expected
-from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Sources, Told
-from dra_driver.plugin.mig.start import last_label
+from dra_driver.base.errors import SettingsError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mig_layouts import LayoutState, MigLayout, MigLayoutEntry, MigState
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+)
+from dra_driver.model.records import HoldingsByDevice
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.mig.manager.layouts import built_in_layouts
+from dra_driver.plan.mig.manager.state import MigEvent
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
+from dra_driver.plugin.mig.start import last_layout_label
+from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.fakes.boards import Boards, Claims
 
 
 def profile(**mig) -> Profile:
     """One that says this of every GPU."""
-    return Profile("p", (Entry(Selection(), Rules(mig=MigRules(**mig)), "spec.gpus[0]"),))
+    return Profile("p", (ProfileEntry(GpuSelector(), Rules(mig=MigRules(**mig)), "spec.gpus[0]"),))
 
 
 @dataclass
@@ -33,14 +40,14 @@ class Scene:
     directory: Path
     label: str = ""
     profile: Profile = DEFAULT_PROFILE
-    keeps: Keeps = field(default_factory=Keeps)
-    held: Held = field(default_factory=dict)
-    layouts: dict[str, Layout] = field(default_factory=dict)
+    keeps: ApiFeatures = field(default_factory=ApiFeatures)
+    held: HoldingsByDevice = field(default_factory=dict)
+    layouts: dict[str, MigLayout] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
     in_charge: bool = True
-    told: list[State | None] = field(default_factory=list)
+    told: list[LayoutState | None] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    news: list[News] = field(default_factory=list)
+    news: list[MigEvent] = field(default_factory=list)
     allocated: frozenset[str] | Exception = frozenset()
     turned_on: frozenset[GpuUuid] = frozenset()
     labelled: bool = False
@@ -48,7 +55,7 @@ class Scene:
     turns: int = 0
     others: bool = False  # another process has the turn, and keeps it
     boot: str = "boot"
-    kept: Callable[[Path, str], MigBook] = MigBook
+    kept: Callable[[Path, str], MigStateFile] = MigStateFile
 
     def __post_init__(self) -> None:
         self.start()
@@ -56,7 +63,7 @@ class Scene:
     def start(self) -> "Scene":
         """As a new process."""
         self.book = self.kept(self.directory / "mig.json", self.boot)
-        sources = Sources(
+        sources = MigInputs(
             lambda: self.say(self.label),
             lambda: self.labelled,
             self,
@@ -67,12 +74,12 @@ class Scene:
             lambda: self.turned_on,
             lambda: self.in_charge,
         )
-        self.governed = Governed(lambda: self.profile)
-        last = last_label(self.book)
-        self.governed.expected = lambda: is_expected(lambda: self.say(self.label), last)
-        told = Told(self.tell, self.governed.tell, self.changed, self.news.append)
-        apart = Apart(self.claims.while_free, self.turn)
-        self.keeper = MigKeeper(self.boards, sources, apart, self.book, told)
+        self.governed = EffectiveProfile(lambda: self.profile)
+        last = last_layout_label(self.book)
+        self.governed.expected = lambda: is_layout_expected(lambda: self.say(self.label), last)
+        told = MigCallbacks(self.tell, self.governed.tell, self.changed, self.news.append)
+        apart = MigLocks(self.claims.while_free, self.turn)
+        self.keeper = MigReconciler(self.boards, sources, apart, self.book, told)
         return self
 
     @contextmanager
@@ -91,12 +98,12 @@ class Scene:
         return what
 
     def named(self, name, gpus):
-        known = {**built_in(gpus), **self.layouts}
+        known = {**built_in_layouts(gpus), **self.layouts}
         if name not in known:
             raise SettingsError(f"there is no layout {name!r}; there are: {', '.join(known)}")
         return known[name]
 
-    def tell(self, book: Book) -> None:
+    def tell(self, book: MigState) -> None:
         self.told.append(book.state)
         self.problems.append(book.problem)
 
@@ -106,7 +113,7 @@ class Scene:
         self.news.clear()
         return said
 
-    def look(self) -> Book:
+    def look(self) -> MigState:
         """What is known after a look, as somebody else reads it; the watcher looks too."""
         self.keeper.look()
         self.boards.refresh()
@@ -115,7 +122,7 @@ class Scene:
     def layout(self, name: str, **counts: int) -> None:
         """A layout for all GPUs: ``g1_5gb=2`` is two 1g.5gb."""
         named = ((f"{key[1:].replace('_', '.')[0]}g.{key[3:]}", n) for key, n in counts.items())
-        self.layouts[name] = Layout(name, (LayoutEntry(True, tuple(named)),))
+        self.layouts[name] = MigLayout(name, (MigLayoutEntry(True, tuple(named)),))
 
     def change_profile(self, **mig) -> None:
         self.profile = replace(profile(**mig))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dra_driver.errors import InUse, NodeError, Vanished
-from dra_driver.kubeletplugin.claims import ClaimRef, Pod
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
+from dra_driver.base.errors import ClaimInUse, MigInstanceNotFound, NodeError
+from dra_driver.k8s.claims import ClaimRef, Pod
+from dra_driver.model.gpus import DeviceName
 from dra_driver.model.processes import CgroupProcesses, GpuProcess
-from dra_driver.plugin.claim_users import ClaimUsers
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plugin.claims.in_use import InUseCheck
 from tests.fakes.values import gpu, pod, ref
 
 A, B = ref("a"), ref("b")
@@ -15,8 +15,8 @@ WEB, DB = pod("web"), pod("db")
 ZERO = gpu(0).uuid
 
 
-def record(claim: ClaimRef, *pods: Pod) -> Record:
-    return Record(claim, (Holding(claim, DeviceName("gpu-0"), gpu=ZERO),), pods=pods)
+def record(claim: ClaimRef, *pods: Pod) -> ClaimRecord:
+    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu=ZERO),), pods=pods)
 
 
 class World:
@@ -27,10 +27,10 @@ class World:
         self.given: dict[str, set[Pod]] = {}
         self.ended: set[int] = set()
         self.computing: list[int] | NodeError = []
-        self.records: list[Record] = [record(A, WEB)]
+        self.records: list[ClaimRecord] = [record(A, WEB)]
         self.asked = 0
         self.hidden: NodeError | None = None
-        self.users = ClaimUsers(self, self.gpu_processes, self.neighbours)
+        self.users = InUseCheck(self, self.gpu_processes, self.neighbours)
 
     def pods_given(self, claim):
         return frozenset(self.given.get(claim.uid, ()))
@@ -61,7 +61,7 @@ class World:
     def refused(self):
         try:
             self.users.refuse_while_used(self.records[0])
-        except InUse as error:
+        except ClaimInUse as error:
             return str(error)
         return ""
 
@@ -132,7 +132,7 @@ def test_a_gpu_that_does_not_say_who_computes_there_keeps_it(world):
 
 def test_an_instance_that_is_gone_keeps_nothing(world):
     world.put(7)
-    world.computing = Vanished("NVML does not list it")
+    world.computing = MigInstanceNotFound("NVML does not list it")
     assert world.refused() == ""
 
 

@@ -9,15 +9,14 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from dra_driver.errors import DriverError, NodeError
-from dra_driver.kubeletplugin.disk_calls import hanging
-from dra_driver.kubeletplugin.turns import Turn
-from dra_driver.model.steps import Interval
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names
+from dra_driver.base.errors import DriverError, NodeError
+from dra_driver.base.files import hanging_disk_calls
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import DriverIdentity
+from dra_driver.plugin.claims.preparer import Preparer
 from tests.fakes.disk import Disk, FailingCalls, small_disk
 from tests.fakes.values import POOL, claim, config, ref
 from tests.plugin.test_prepare import World as Preparing
@@ -31,11 +30,11 @@ class World(Preparing):
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")
-        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        self.turn = Turn(self.directory, "pod", lambda: self.preparer.recover())
+        self.turn = PluginLease(self.directory, "pod", lambda: self.preparer.recover())
         tools = self.tools(self.held)
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, self.waits)
         return self.preparer
 
     def held(self, seconds: float) -> AbstractContextManager[None]:
@@ -71,14 +70,14 @@ def world(disk):
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_claim_is_given_back_on_a_disk_that_is_full(world, disk, restarted):
     world.preparer.prepare(world.put())
-    assert world.interval == Interval.LONG
+    assert world.interval == TimeSliceInterval.LONG
     disk.fill()
     if restarted:
         world.restart()
 
     world.preparer.unprepare(ref())
 
-    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_after_a_restart(
@@ -94,7 +93,7 @@ def test_what_was_not_given_back_on_a_full_disk_is_not_prepared_and_goes_on_afte
 
     world.restart().restore()
 
-    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
 
 
 @pytest.mark.parametrize("when", ["before it", "while it is done"])
@@ -109,7 +108,7 @@ def test_a_claim_for_which_there_is_no_room_is_refused_clearly_and_leaves_nothin
     with pytest.raises(NodeError, match=r"No space left on device.* free"):
         world.preparer.prepare(world.put())
 
-    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
     world.node.before_files = lambda: None
     disk.free()
     assert world.preparer.prepare(ref())
@@ -120,7 +119,7 @@ def test_a_prepared_claim_is_answered_on_a_disk_that_is_full(world, disk):
     disk.fill()
 
     assert world.restart().prepare(ref()) == first
-    assert world.interval == Interval.LONG
+    assert world.interval == TimeSliceInterval.LONG
 
 
 def test_a_disk_that_is_read_only_is_said_and_all_goes_on_once_it_is_not(world, disk):
@@ -129,13 +128,13 @@ def test_a_disk_that_is_read_only_is_said_and_all_goes_on_once_it_is_not(world, 
     for act in (world.preparer.unprepare, world.preparer.prepare):
         with pytest.raises(NodeError, match="Read-only file system"):
             act(ref())
-    assert world.interval == Interval.LONG
+    assert world.interval == TimeSliceInterval.LONG
 
     disk.make("rw")
 
     assert world.preparer.prepare(ref())
     world.preparer.unprepare(ref())
-    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_two_processes_on_a_full_disk_know_what_the_other_one_did(world, disk):
@@ -157,7 +156,7 @@ def test_two_processes_on_a_full_disk_know_what_the_other_one_did(world, disk):
 def still_prepared(world, first):
     """Nothing was taken back, and everything that a claim has is there."""
     assert world.node.undone == []
-    assert world.interval == Interval.LONG
+    assert world.interval == TimeSliceInterval.LONG
     assert world.preparer.prepare(ref()) == first
     assert [one.completed for one in world.ledger.records()] == [True]
     assert len(world.left) == 3, world.left
@@ -221,7 +220,7 @@ def test_a_claim_of_which_all_is_lost_can_be_given_back_and_is_not_made_anew(tmp
 
     assert world.node.undone == []
     world.preparer.unprepare(ref())
-    assert (world.interval, world.left) == (Interval.DEFAULT, [])
+    assert (world.interval, world.left) == (TimeSliceInterval.DEFAULT, [])
 
 
 def test_what_waits_for_the_disk_with_the_turn_held_is_told_of_and_goes_on_when_that_answers(
@@ -239,12 +238,12 @@ def test_what_waits_for_the_disk_with_the_turn_held_is_told_of_and_goes_on_when_
     deadline = time.monotonic() + 30
     while (writer := opened(record)) is None:
         assert time.monotonic() < deadline
-    assert f"read {record}" in str(hanging(-1))
+    assert f"read {record}" in str(hanging_disk_calls(-1))
 
     os.close(writer)
     thread.join(30)
     assert answers == [first]
-    assert f"read {record}" not in str(hanging(-1))
+    assert f"read {record}" not in str(hanging_disk_calls(-1))
     still_prepared(world, first)
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dra_driver.errors import InUse, NodeError, Unreachable
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
-from dra_driver.model.holdings import Record
-from dra_driver.plugin.ended_claims import EndedClaims
+from dra_driver.base.errors import ClaimInUse, NodeError, Unreachable
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plugin.claims.in_use import DeferredUnprepare
 from tests.fakes.values import ref
 
 A, B = ref("a"), ref("b")
@@ -15,9 +15,9 @@ class World:
     """Claims, who uses them, and a clock that a test moves."""
 
     def __init__(self) -> None:
-        self.records = {claim.uid: Record(claim, ()) for claim in (A, B)}
+        self.records = {claim.uid: ClaimRecord(claim, ()) for claim in (A, B)}
         self.used: dict[ClaimUid, NodeError] = {
-            claim.uid: InUse("process 7 still runs") for claim in (A, B)
+            claim.uid: ClaimInUse("process 7 still runs") for claim in (A, B)
         }
         self.deleted: set[ClaimRef] = set()
         self.down = False
@@ -25,7 +25,7 @@ class World:
         self.looked: list[str] = []
         self.asked = self.woken = 0
         self.now = 100.0
-        self.claims = EndedClaims(self, self, self, self.records.get, lambda: self.now)
+        self.claims = DeferredUnprepare(self, self, self, self.records.get, lambda: self.now)
         self.claims.look_soon = self.wake
 
     def wake(self):
@@ -126,8 +126,8 @@ def test_what_does_not_work_now_is_tried_again(world, trouble):
 def test_of_many_claims_each_has_its_turn(world):
     many = [ref(f"many-{n:02}") for n in range(40)]
     for claim in many:
-        world.records[claim.uid] = Record(claim, ())
-        world.used[claim.uid] = InUse("process 7 still runs")
+        world.records[claim.uid] = ClaimRecord(claim, ())
+        world.used[claim.uid] = ClaimInUse("process 7 still runs")
         world.claims.refused(claim)
 
     world.look()

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.node.containers import Absent, Containers
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.memory_limits import MemoryLimits
-from dra_driver.plan.undo import undoing
-from dra_driver.plugin.enforcement import Enforced, Pace, enforce
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
+from dra_driver.node.memory.limits import NodeMemoryLimits
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.prepare.claim import undo_steps
+from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
 from dra_driver.plugin.metrics import Metrics
 from tests.fakes.limits import GIB, LimitedNode
 from tests.fakes.values import fraction, pod, ref
@@ -29,14 +29,18 @@ class World:
 
     def __init__(self, directory):
         self.node = LimitedNode(directory)
-        self.limits = MemoryLimits(self.node.nvml, self.node.cgroups, lambda id_: Absent.GONE)
+        self.limits = NodeMemoryLimits(
+            self.node.nvml, self.node.cgroups, lambda id_: NoContainer.GONE
+        )
         self.processes = lambda gpu: ()
         self.ledger = Ledger(directory / "claims", "boot")
         self.ledger.reload()
-        limit = Limit(GIB, Guard(GuardPolicy.OFF))
+        limit = ClaimMemoryLimit(GIB, GuardRules(GuardPolicy.OFF))
         gpu = self.node.gpus[0]
         holding = Holding(ref("shared"), DeviceName("gpu-0"), gpu=gpu, limit=limit)
-        self.record = Record(ref("shared"), (holding,), prepared=(), spec="", pods=(pod("first"),))
+        self.record = ClaimRecord(
+            ref("shared"), (holding,), prepared=(), spec="", pods=(pod("first"),)
+        )
         self.pods = [pod("first")]
         self.reads = threading.Semaphore(0)
         self.noted = threading.Event()
@@ -65,11 +69,11 @@ def world(tmp_path):
 def begin(world, stack):
     nobody: Any = SimpleNamespace(pods=lambda: (), tell=lambda event: None)
     its: Any = world
-    enforced = Enforced(
+    enforced = MemoryDependencies(
         its, world.ledger, world, world, nobody, nobody, nobody, Metrics(), in_charge=lambda: True
     )
-    pace = Pace(*(3600.0,) * 4)  # what happens at once was woken
-    return enforce(enforced, Containers(world.node.tree.root), pace, stack)
+    pace = MemoryIntervals(*(3600.0,) * 4)  # what happens at once was woken
+    return enforce(enforced, ContainerBundles(world.node.tree.root), pace, stack)
 
 
 def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):
@@ -99,7 +103,7 @@ def test_a_limit_that_is_set_again_while_its_claim_is_taken_back_goes_with_the_r
         first = world.node.pod("uid-first")
         claim_changed(world.record)
         eventually(lambda: world.node.limit(first) == GIB)
-        for step in undoing(world.record, ()):
+        for step in undo_steps(world.record, ()):
             world.limits.carry_out(step)
         claim_changed(world.record)  # as by another claim
         eventually(lambda: world.node.limit(first) == GIB)

@@ -7,17 +7,17 @@ from contextlib import ExitStack
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import Claim, Pod, PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.plugin.enforcement import Enforced, Pace, enforce
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import Claim, Pod, PodUid
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
 from tests.fakes.values import fraction, ref
 
 GPU = GpuUuid("GPU-0")
 SHARED = ref("shared")
-LIMIT = Limit(10 << 30, Guard(GuardPolicy.KILL))
+LIMIT = ClaimMemoryLimit(10 << 30, GuardRules(GuardPolicy.KILL))
 LOOPS = {"memory-guard", "mig-instances", "pods", "pod-limits"}
 SECONDS = 60.0  # to wait for what is to happen at once
 
@@ -28,7 +28,7 @@ class Plugin:
     def __init__(self):
         holding = Holding(SHARED, DeviceName("gpu-0"), gpu=GPU, limit=LIMIT)
         pods = (Pod("web", PodUid("uid-web")),)
-        self._records = (Record(SHARED, (holding,), prepared=(), spec="{}", pods=pods),)
+        self._records = (ClaimRecord(SHARED, (holding,), prepared=(), spec="{}", pods=pods),)
         self.newest = True
         self.tells_of_pods = False
         self.a_pod_came: Callable[[], None] | None = None
@@ -119,8 +119,8 @@ def stack():
 
 def start(plugin, stack, guard_seconds=3600.0):
     parts = (plugin,) * 8
-    pace = Pace(guard_seconds, 3600.0, 3600.0, 3600.0)  # what happens at once was woken
-    return enforce(Enforced(*parts, plugin.in_charge), plugin, pace, stack)
+    pace = MemoryIntervals(guard_seconds, 3600.0, 3600.0, 3600.0)  # what happens at once was woken
+    return enforce(MemoryDependencies(*parts, plugin.in_charge), plugin, pace, stack)
 
 
 def test_everything_is_looked_after_from_the_beginning(stack):
@@ -213,7 +213,7 @@ def test_a_claim_without_a_limit_wakes_nobody(stack):
     changed = start(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    changed(Record(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0")),)))
+    changed(ClaimRecord(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0")),)))
     time.sleep(0.1)
 
     assert plugin.done.count(SETTLED) == 1

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.plugin.errands import Errand, Errands
+from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import BackgroundTask, BackgroundTasks
 
 SECONDS = 60.0
 
@@ -23,7 +23,7 @@ def clock():
 
 
 def at_once(clock):
-    return Errands(clock, lambda work: work())
+    return BackgroundTasks(clock, lambda work: work())
 
 
 def errand(name, done, error=None, again=30.0):
@@ -32,7 +32,7 @@ def errand(name, done, error=None, again=30.0):
         if error is not None:
             raise error
 
-    return Errand(name, act, again)
+    return BackgroundTask(name, act, again)
 
 
 def test_the_errands_of_a_lane_go_one_after_another_whatever_fails(clock):
@@ -109,12 +109,12 @@ def test_lanes_do_not_wait_for_each_other_and_a_busy_one_takes_nothing():
         began.set()
         assert end.wait(SECONDS)
 
-    errands = Errands()
+    errands = BackgroundTasks()
     try:
-        assert errands.go("slow", [Errand("it", wait, 1.0)])
+        assert errands.go("slow", [BackgroundTask("it", wait, 1.0)])
         assert began.wait(SECONDS)
         assert not errands.go("slow", [errand("more", [])])
-        assert errands.go("other", [Errand("it too", done.set, 1.0)])
+        assert errands.go("other", [BackgroundTask("it too", done.set, 1.0)])
         assert done.wait(SECONDS)
     finally:
         end.set()

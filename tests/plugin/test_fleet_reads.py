@@ -7,28 +7,27 @@ from typing import Any
 
 import pytest
 
-from dra_driver.kubeletplugin.claim_reader import ClaimReader
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.kubeletplugin.features import probe_devices
-from dra_driver.kubeletplugin.resource_api import ResourceApi
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.steps import ServeMps
-from dra_driver.node.ledger import Ledger
-from dra_driver.plugin.enforcement import PODS_SECONDS
-from dra_driver.plugin.offers import ASK_AGAIN_SECONDS, Keeping
-from dra_driver.plugin.pod_limits import PodLimits
-from dra_driver.plugin.reconcile import Reconciler
+from dra_driver.k8s.claims import ClaimReader, ClaimUid
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.slices.features import probe_device_features
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.reconciler import ClaimReconciler
+from dra_driver.plugin.memory.pod_limits import PodLimits
+from dra_driver.plugin.memory.start import PODS_SECONDS
+from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe
 from dra_driver.settings import PluginSettings
 from tests.fakes.values import POOL, pod, ref
 
 DRIVER = "gpu.nvidia.com"
 NODES, CLAIMS, HOURS = 1000, 8, 2
 MOST_A_SECOND = 10
-LIMIT = Limit(1, Guard(GuardPolicy.KILL))
+LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
 class Api:
@@ -72,11 +71,11 @@ def record(number):
     name = f"claim-{number}"
     gpu = GpuUuid("GPU-0")
     holding = Holding(ref(name), DeviceName("gpu-0"), gpu=gpu, limit=LIMIT)
-    limited = Record(ref(name), (holding,), prepared=(), spec="{}", pods=(pod(name),))
+    limited = ClaimRecord(ref(name), (holding,), prepared=(), spec="{}", pods=(pod(name),))
     if number % 2:
         return limited
-    space = Space(SpaceName(f"c_{number}"), ref(name).uid, (gpu,))
-    return replace(limited, steps=(ServeMps(space),), pod_claim_name="gpu")
+    space = MpsNamespace(MpsNamespaceName(f"c_{number}"), ref(name).uid, (gpu,))
+    return replace(limited, steps=(ServeMpsNamespace(space),), pod_claim_name="gpu")
 
 
 class Node:
@@ -92,20 +91,22 @@ class Node:
             self.ledger.write(record(number))
         self.taken_back: list[ClaimUid] = []
         claims = ClaimReader(ResourceApi(api), DRIVER, POOL)
-        reconciler = Reconciler(self.ledger, claims, self, POOL)
+        reconciler = ClaimReconciler(self.ledger, claims, self, POOL)
         limits = PodLimits(self.ledger.records, claims, self, self)
-        keeping = Keeping(lambda: Keeps(*probe_devices(self.api, "v1", DRIVER, POOL)))
+        keeping = ApiFeatureProbe(
+            lambda: ApiFeatures(*probe_device_features(self.api, "v1", DRIVER, POOL))
+        )
         between = PluginSettings.model_fields["reconcile_interval"].default
         limits.wake(lambda: None, lambda: None)
         limits.settle()
         self.loops = (
             (reconciler.look, between),
             (limits.look_for_pods, PODS_SECONDS),
-            (keeping.look, ASK_AGAIN_SECONDS),
+            (keeping.look, PROBE_SECONDS),
         )
 
     def run(self, seconds):
-        """As ``process.loops`` does each of them."""
+        """As ``base.threads`` does each of them."""
         due = [(0.0, number) for number in range(len(self.loops))]
         while due[0][0] < seconds:
             now, number = heapq.heappop(due)

@@ -14,28 +14,26 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dra_driver.errors import DriverError
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, ShareId
-from dra_driver.model.offer import Keeps
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.base.errors import DriverError
+from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import (
     DEFAULT_PROFILE,
-    Entry,
+    GpuSelector,
     Profile,
+    ProfileEntry,
     Rules,
-    Selection,
-    Strategy,
+    SharingStrategy,
 )
-from dra_driver.model.steps import ComputeMode, Interval, SetComputeMode
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plan.amounts import amount
-from dra_driver.plan.limits import pod_shares
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.waits import Waits
+from dra_driver.model.steps import ComputeMode, SetComputeMode, TimeSliceInterval
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plan.memory.pod_limits import pod_memory_shares
+from dra_driver.plan.prepare.amounts import requested_amount
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.users import FakeUsers
@@ -43,18 +41,30 @@ from tests.fakes.values import MIB, POOL, allocation, config, fraction, inventor
 
 GIB = 1024 * MIB
 TOTAL = 81559 * MIB
-KEEPS = Keeps()
-BY_MPS = (Strategy.MPS,)
-EXCLUSIVE = Profile("exclusive", (Entry(Selection(), Rules(fractions=False), "spec.gpus[0]"),))
-STRICT = Profile("strict", (Entry(Selection(), Rules(strict=True), "spec.gpus[0]"),))
+KEEPS = ApiFeatures()
+BY_MPS = (SharingStrategy.MPS,)
+EXCLUSIVE = Profile(
+    "exclusive", (ProfileEntry(GpuSelector(), Rules(fractions=False), "spec.gpus[0]"),)
+)
+STRICT = Profile("strict", (ProfileEntry(GpuSelector(), Rules(strict=True), "spec.gpus[0]"),))
 MPS_ONLY = Profile(
     "mps-only",
-    (Entry(Selection(), Rules(strategies=BY_MPS, default_strategy=Strategy.MPS), "spec.gpus[0]"),),
+    (
+        ProfileEntry(
+            GpuSelector(),
+            Rules(strategies=BY_MPS, default_strategy=SharingStrategy.MPS),
+            "spec.gpus[0]",
+        ),
+    ),
 )
 ANY_INTERVAL = Profile(
-    "any-interval", (Entry(Selection(), Rules(fractions_set_interval=True), "spec.gpus[0]"),)
+    "any-interval",
+    (ProfileEntry(GpuSelector(), Rules(fractions_set_interval=True), "spec.gpus[0]"),),
 )
-FOUND = (Interval.DEFAULT, Interval.MEDIUM)  # of the two GPUs, before anybody came
+FOUND = (
+    TimeSliceInterval.DEFAULT,
+    TimeSliceInterval.MEDIUM,
+)  # of the two GPUs, before anybody came
 FOUND_MODES = (ComputeMode.DEFAULT, ComputeMode.PROHIBITED)
 
 
@@ -100,7 +110,7 @@ class FusedLedger(Ledger):
         self.fuse.burn()
 
 
-class FusedSpecs(SpecFiles):
+class FusedSpecs(CdiSpecFiles):
     fuse: Fuse
 
     def write(self, uid, spec):
@@ -144,8 +154,10 @@ class World:
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
         its = (self.node, offers, self, self.pods, self.ledger, self.files, turn)
-        tools = Tools(*its, users=self.users)
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, Waits(all=5, hand_over=0))
+        tools = PrepareDependencies(*its, users=self.users)
+        self.preparer = Preparer(
+            DriverIdentity("gpu.nvidia.com", POOL), tools, CallTimeouts(all=5, hand_over=0)
+        )
         self.preparer.recover()
         self.settle()
 
@@ -165,7 +177,7 @@ class World:
 
     def settle(self):
         """The loop that looks after limits has its turn."""
-        self.node.settle(pod_shares(self.ledger.records()))
+        self.node.settle(pod_memory_shares(self.ledger.records()))
 
     def look_after_spaces(self):
         """What is done about an agent again and again: what it should not have, what it lacks."""
@@ -363,7 +375,7 @@ class AnyOrder(RuleBasedStateMachine):
             spaces = record.spaces
             for gpu in {gpu for space in spaces for gpu in space.gpus}:
                 held = [h for h in record.holdings if h.gpu == gpu and not h.admin]
-                its = [amount(holding.consumed, holding.shape) for holding in held]
+                its = [requested_amount(holding.consumed, holding.shape) for holding in held]
                 here = [space for space in spaces if gpu in space.gpus]
                 if not any(one.whole for one in its):
                     sizes = [space.memory_bytes[space.gpus.index(gpu)] or TOTAL for space in here]
@@ -455,7 +467,9 @@ def test_killed_before_any_effect_of_a_fraction_the_next_start_finds_all_or_noth
         done = world.prepare(asked, after)
         prepared = world.ledger.known(ClaimUid("uid-a")) is not None
         assert bool(world.node.limits) == bool(world.specs.claims()) == prepared
-        assert (world.node.intervals[inventory(1).gpus[0].uuid] == Interval.SHORT) == prepared
+        assert (
+            world.node.intervals[inventory(1).gpus[0].uuid] == TimeSliceInterval.SHORT
+        ) == prepared
         if done:
             break
         world.unprepare("a")
@@ -470,7 +484,9 @@ def test_killed_before_any_effect_of_giving_back_the_next_start_ends_it_or_it_wa
         done = world.unprepare("a", after)
         prepared = world.ledger.known(ClaimUid("uid-a")) is not None
         assert bool(world.node.limits) == bool(world.specs.claims()) == prepared
-        assert (world.node.intervals[inventory(1).gpus[0].uuid] == Interval.SHORT) == prepared
+        assert (
+            world.node.intervals[inventory(1).gpus[0].uuid] == TimeSliceInterval.SHORT
+        ) == prepared
         if done:
             break
         world.unprepare("a")

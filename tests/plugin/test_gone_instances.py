@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import NodeError, Vanished
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.steps import ServeMps
-from dra_driver.node.ledger import Ledger
-from dra_driver.plugin.gone_instances import GoneInstances
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.base.errors import MigInstanceNotFound, NodeError
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.gpus import DeviceName, GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import ClaimLocks, PreparedClaims
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.tools import Tools
-from dra_driver.plugin.upkeep import Locks, Upkeep
-from dra_driver.plugin.waits import Waits
+from dra_driver.plugin.mig.lost_instances import LostInstances
 from tests.fakes.values import ref
 from tests.plan.mig_boards import cut, instance, mig
 
@@ -29,13 +27,13 @@ MINE, OTHER = instance(mig(), "1g.5gb", 0), instance(mig(), "2g.10gb", 2)
 DEVICES = {MINE: DeviceName("gpu-0-mig-1g5gb-19-0"), OTHER: DeviceName("gpu-0-mig-2g10gb-14-2")}
 
 
-def record(claim=A, *pods, of: Instance | None = MINE, **fields):
+def record(claim=A, *pods, of: MigInstance | None = MINE, **fields):
     holding = Holding(claim, DeviceName("gpu-0"), gpu=cut().uuid)
     if of is not None:
         holding = replace(
             holding, device=DEVICES[of], partition=of.key, cut=True, instance=of, **fields
         )
-    return Record(claim, (holding,), prepared=(), spec="{}", pods=pods or (WEB,))
+    return ClaimRecord(claim, (holding,), prepared=(), spec="{}", pods=pods or (WEB,))
 
 
 class World:
@@ -44,17 +42,17 @@ class World:
     def __init__(self):
         self.there = [MINE, OTHER]
         self.half: list[PartitionKey] = []  # instances without a compute instance
-        self.seen: tuple[Instance, ...] = (MINE, OTHER)  # at the last look
+        self.seen: tuple[MigInstance, ...] = (MINE, OTHER)  # at the last look
         self.error: NodeError | None = None
         self.fails: NodeError | None = None
-        self.known: tuple[Record, ...] = ()
+        self.known: tuple[ClaimRecord, ...] = ()
         self.disk: NodeError | None = None  # why nothing can be written
         self.busy = False  # somebody else is giving the claim back
         self.gives_back = False  # somebody else does so before we can look
         self.asked = 0
         self.events = []
         self.metrics = Metrics()
-        self.watch = GoneInstances(self, self.records, self, self, self.metrics)
+        self.watch = LostInstances(self, self.records, self, self, self.metrics)
 
     def inventory(self):
         gpu = cut(on=True, pending=True, instances=self.seen)
@@ -68,7 +66,7 @@ class World:
         for one in self.there:
             if one.key == key:
                 return one
-        raise Vanished(f"there is no instance of {key}")
+        raise MigInstanceNotFound(f"there is no instance of {key}")
 
     def partitions(self, gpu):
         assert gpu == cut().uuid
@@ -130,8 +128,8 @@ def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, 
 
 
 def test_a_claim_under_mps_is_told_what_becomes_of_its_server(world):
-    space = Space(SpaceName("s"), A.uid, (MINE.uuid,))
-    world.known = (replace(record(), steps=(ServeMps(space),)),)
+    space = MpsNamespace(MpsNamespaceName("s"), A.uid, (MINE.uuid,))
+    world.known = (replace(record(), steps=(ServeMpsNamespace(space),)),)
     world.there = []
     world.look()
 
@@ -277,12 +275,12 @@ def ledger(tmp_path):
 def upkeep(ledger, locks):
     its: Any = Nothing()
     turn = contextlib.nullcontext()
-    tools = Tools(its, its, its, its, ledger, its, lambda seconds: turn)
-    return Upkeep(tools, locks, Waits(all=0.05))
+    tools = PrepareDependencies(its, its, its, its, ledger, its, lambda seconds: turn)
+    return PreparedClaims(tools, locks, CallTimeouts(all=0.05))
 
 
 def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it(ledger):
-    locks, seen = Locks(), []
+    locks, seen = ClaimLocks(), []
     keeper = upkeep(ledger, locks)
     ledger.write(record())
     ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))

@@ -13,21 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.cluster.events import PodRef
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.mig import Instance, PartitionKey
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.events import PodRef
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.processes import GpuProcess
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.node.containers import Containers
-from dra_driver.node.gpu_processes import gpu_processes
-from dra_driver.node.processes import Processes
-from dra_driver.plugin.container_uses import ContainerUses
-from dra_driver.plugin.guard import MemoryGuard, Tools
-from dra_driver.plugin.memory_use import MemoryUse
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.node.cgroups.containers import ContainerBundles
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.nvml.processes import gpu_processes
+from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.process_owners import ContainerClaimsCache
 from tests.fakes import bundles
 from tests.fakes.processes import Proc
 from tests.fakes.simulated import Node, h100
@@ -35,7 +33,7 @@ from tests.fakes.values import ref
 
 GPU = GpuUuid("GPU-11111111-0000-0000-0000-000000000000")
 GIB = 1024**3
-KILL = Guard(GuardPolicy.KILL, 10.0)
+KILL = GuardRules(GuardPolicy.KILL, 10.0)
 A, B, M = ref("a"), ref("b"), ref("m")
 WEB = Pod("web", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"))
 DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
@@ -64,17 +62,17 @@ class World:
         self.children = {}
         self.stubborn = set()
         self.given = {}  # to containers: the UIDs of claims
-        self.uses = ContainerUses(Containers(self.host_root))
-        self.processes = Processes(self.proc.path)
+        self.uses = ContainerClaimsCache(ContainerBundles(self.host_root))
+        self.processes = ContainerProcesses(self.proc.path)
         self.on_instances = {}  # what each lists
-        use = MemoryUse(self.listed_on, self.processes, self.uses)
-        self.tools = Tools(use, self, self, self.metrics, lambda: self.now)
+        use = MemoryScanner(self.listed_on, self.processes, self.uses)
+        self.tools = MemoryGuardDependencies(use, self, self, self.metrics, lambda: self.now)
         self.rewire(self)
 
     def rewire(self, signals):
         """A guard that signals in another way."""
         tools = replace(self.tools, signals=signals)
-        self.guard = MemoryGuard(self.ledger, tools)
+        self.guard = MemoryEnforcer(self.ledger, tools)
 
     def listed_on(self, gpu):
         if gpu in self.on_instances:
@@ -96,9 +94,9 @@ class World:
 
     def claim(self, claim, *pods, gib=10, guard=KILL, **fields):
         """A claim that holds part of the GPU."""
-        limit = Limit(gib * GIB, guard) if gib is not None else None
+        limit = ClaimMemoryLimit(gib * GIB, guard) if gib is not None else None
         holding = Holding(claim, DeviceName("gpu-0"), gpu=GPU, limit=limit, **fields)
-        self.records.append(Record(claim, (holding,), pods=pods))
+        self.records.append(ClaimRecord(claim, (holding,), pods=pods))
 
     def pod(self, pod, **containers):
         """The claims of each container of a pod, which it is given when it starts."""
@@ -364,7 +362,7 @@ def test_a_pod_of_another_namespace_is_never_taken_for_one_of_the_claim(world):
 
 
 def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
-    world.claim(A, WEB, guard=Guard(GuardPolicy.OFF))
+    world.claim(A, WEB, guard=GuardRules(GuardPolicy.OFF))
     world.pod(WEB, main=[A])
     world.start(WEB, "main", 50)
     world.node.change(gpu=0, fails="GPU_IS_LOST")
@@ -377,7 +375,7 @@ def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
 
 
 def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
-    world.claim(A, WEB, guard=Guard(GuardPolicy.WARN))
+    world.claim(A, WEB, guard=GuardRules(GuardPolicy.WARN))
     world.pod(WEB, main=[A])
     world.start(WEB, "main", 12.5)
     world.look()
@@ -396,18 +394,18 @@ def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
 
 def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_partition(world):
     key = PartitionKey(9, 4, 4, 3)
-    instance = Instance(key, 2, 0, GpuUuid("MIG-1"))
+    instance = MigInstance(key, 2, 0, GpuUuid("MIG-1"))
     for claim, pod in ((A, WEB), (B, DB)):
         holding = Holding(
             claim,
             DeviceName("gpu-0-mig-3g40gb-9-4"),
             gpu=GPU,
-            limit=Limit(10 * GIB, KILL),
+            limit=ClaimMemoryLimit(10 * GIB, KILL),
             partition=key,
             cut=True,
             instance=instance,
         )
-        world.records.append(Record(claim, (holding,), pods=(pod,)))
+        world.records.append(ClaimRecord(claim, (holding,), pods=(pod,)))
     world.pod(WEB, main=[A])
     world.pod(DB, store=[B])
     above, within = world.start(WEB, "main", 0), world.start(DB, "store", 0)
@@ -428,11 +426,11 @@ def test_a_claim_is_kept_to_its_part_of_a_mig_instance_which_is_named_by_its_par
 
 def test_an_instance_that_does_not_answer_leaves_the_guard_blind_for_it_alone(world, caplog):
     key = PartitionKey(19, 0, 1, 1)
-    instance = Instance(key, 2, 0, GpuUuid("MIG-9"))  # nobody lists it
+    instance = MigInstance(key, 2, 0, GpuUuid("MIG-9"))  # nobody lists it
     name = DeviceName("gpu-0-mig-1g10gb-19-0")
-    limit = Limit(GIB, KILL)
+    limit = ClaimMemoryLimit(GIB, KILL)
     holding = Holding(B, name, gpu=GPU, limit=limit, partition=key, instance=instance)
-    world.records.append(Record(B, (holding,), pods=(DB,)))
+    world.records.append(ClaimRecord(B, (holding,), pods=(DB,)))
     world.claim(A, WEB)
     world.pod(WEB, main=[A])
     above = world.start(WEB, "main", 12)
@@ -512,7 +510,7 @@ def test_a_look_that_found_the_same_is_not_told_again(world):
     world.claim(A, WEB)
     world.pod(WEB, main=[A])
     child = world.start(WEB, "main", 2)
-    world.guard = MemoryGuard(world.ledger, replace(world.tools, observer=counting))
+    world.guard = MemoryEnforcer(world.ledger, replace(world.tools, observer=counting))
     for _ in range(3):
         world.look()
     assert counting.told == 1
@@ -601,8 +599,8 @@ def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
     lost = GpuUuid("GPU-22222222-0000-0000-0000-000000000000")
     world.node.change(gpu=1, uuid=str(lost), fails="GPU_IS_LOST")
     world.claim(A, WEB)
-    holding = Holding(B, DeviceName("gpu-1"), gpu=lost, limit=Limit(GIB, KILL))
-    world.records.append(Record(B, (holding,), pods=(DB,)))
+    holding = Holding(B, DeviceName("gpu-1"), gpu=lost, limit=ClaimMemoryLimit(GIB, KILL))
+    world.records.append(ClaimRecord(B, (holding,), pods=(DB,)))
     world.pod(WEB, main=[A])
     child = world.start(WEB, "main", 12)
     world.look()

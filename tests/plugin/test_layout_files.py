@@ -2,10 +2,10 @@
 
 import pytest
 
-from dra_driver.errors import SettingsError
-from dra_driver.model.layouts import LayoutEntry
-from dra_driver.plugin.layout_files import Layouts
-from dra_driver.plugin.profiles import Profiles
+from dra_driver.base.errors import SettingsError
+from dra_driver.model.mig_layouts import MigLayoutEntry
+from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
+from dra_driver.plugin.publish.profiles import ProfileCatalog
 from tests.fakes.boards import AMPERE, Board
 
 GPUS = (Board(AMPERE).gpu,)
@@ -37,19 +37,19 @@ def test_a_file_gives_layouts_and_is_no_profile(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format("few", 2))
     (tmp_path / "p.yaml").write_text(PROFILE)
 
-    layout = Layouts(tmp_path).named("few", GPUS)
+    layout = LayoutCatalog(tmp_path).named("few", GPUS)
 
-    assert layout.entries == (LayoutEntry(True, (("1g.5gb", 2),)),)
+    assert layout.entries == (MigLayoutEntry(True, (("1g.5gb", 2),)),)
     assert layout.where == f"{tmp_path}/mig.yaml"
-    assert Profiles(tmp_path).named("p").name == "p"
+    assert ProfileCatalog(tmp_path).named("p").name == "p"
     with pytest.raises(SettingsError, match="no profile 'few'"):
-        Profiles(tmp_path).named("few")
+        ProfileCatalog(tmp_path).named("few")
 
 
 def test_a_file_is_read_again_when_it_changed(tmp_path):
     file = tmp_path / "mig.yaml"
     file.write_text(FILE.format("few", 2))
-    layouts = Layouts(file)
+    layouts = LayoutCatalog(file)
     assert layouts.named("few", GPUS) is layouts.named("few", GPUS)
 
     file.write_text(FILE.format("few", 33))
@@ -58,19 +58,19 @@ def test_a_file_is_read_again_when_it_changed(tmp_path):
 
 
 def test_without_files_there_are_those_of_the_boards():
-    assert Layouts(None).named("all-1g.5gb", GPUS).where == "built in"
+    assert LayoutCatalog(None).named("all-1g.5gb", GPUS).where == "built in"
 
 
 def test_a_users_own_layout_of_the_same_name_counts(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format("all-1g.5gb", 2))
 
-    assert Layouts(tmp_path).named("all-1g.5gb", GPUS).entries[0].counts == (("1g.5gb", 2),)
+    assert LayoutCatalog(tmp_path).named("all-1g.5gb", GPUS).entries[0].counts == (("1g.5gb", 2),)
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format("few", 2))
 
-    assert refused(Layouts(tmp_path), "fwe") == (
+    assert refused(LayoutCatalog(tmp_path), "fwe") == (
         "there is no layout 'fwe'; there are: all-1g.10gb, all-1g.5gb, all-1g.5gb.me, "
         "all-2g.10gb, all-3g.20gb, all-4g.20gb, all-7g.40gb, all-balanced, all-disabled, "
         "all-enabled, broken, few"
@@ -80,7 +80,7 @@ def test_an_unknown_name_is_refused_with_those_that_there_are(tmp_path):
 def test_what_is_wrong_with_a_layout_is_said_when_it_is_chosen(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format("few", 2))
 
-    assert refused(Layouts(tmp_path), "broken") == (
+    assert refused(LayoutCatalog(tmp_path), "broken") == (
         f"layout 'broken': {tmp_path}/mig.yaml: mig-configs.broken[0].devices: 'some' should be "
         "all, or a list of the numbers of GPUs"
     )
@@ -90,7 +90,7 @@ def test_the_same_name_in_two_files_is_refused(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(FILE.format("few", 2).replace("broken", name))
 
-    assert refused(Layouts(tmp_path), "few") == (
+    assert refused(LayoutCatalog(tmp_path), "few") == (
         f"layout 'few' is in {tmp_path}/a and {tmp_path}/b; remove one, or rename it"
     )
 
@@ -112,7 +112,7 @@ def test_the_same_name_in_two_files_is_refused(tmp_path):
 def test_a_broken_file_that_seems_to_have_a_layout_spoils_no_other(tmp_path, caplog, text, words):
     bad = tmp_path / "bad.yaml"
     (tmp_path / "good.yaml").write_text(FILE.format("few", 2))
-    layouts = Layouts(tmp_path)
+    layouts = LayoutCatalog(tmp_path)
 
     for name in ("all-1g.5gb", "all-balanced"):
         bad.write_text(text.replace("NAME", name))
@@ -122,7 +122,7 @@ def test_a_broken_file_that_seems_to_have_a_layout_spoils_no_other(tmp_path, cap
         assert refused(layouts, "fwe").startswith("layout 'fwe' is in no file that can be read: ")
         assert layouts.named("few", GPUS).name == "few"
         for other in ("all-disabled", "all-1g.10gb"):
-            assert layouts.named(other, GPUS) == Layouts(None).named(other, GPUS)
+            assert layouts.named(other, GPUS) == LayoutCatalog(None).named(other, GPUS)
         (told,) = caplog.records
         assert told.getMessage() == "no layout of a file can be read"
         assert told.reason.startswith(str(bad))
@@ -136,21 +136,21 @@ def test_a_broken_file_has_not_what_is_only_the_beginning_of_a_name_in_it(tmp_pa
     )
 
     for name in ("all-1g.5gb", "all-balanced"):
-        assert Layouts(tmp_path).named(name, GPUS).where == "built in"
-    assert "1.5" in refused(Layouts(tmp_path), "all-1g.5gb.me")
+        assert LayoutCatalog(tmp_path).named(name, GPUS).where == "built in"
+    assert "1.5" in refused(LayoutCatalog(tmp_path), "all-1g.5gb.me")
 
 
 def test_a_broken_file_in_utf_16_is_searched_as_well(tmp_path):
     (tmp_path / "bad.yaml").write_bytes("mig-configs: {all-balanced: [".encode("utf-16"))
 
-    assert "no file that can be read" in refused(Layouts(tmp_path), "all-balanced")
-    assert Layouts(tmp_path).named("all-disabled", GPUS).where == "built in"
+    assert "no file that can be read" in refused(LayoutCatalog(tmp_path), "all-balanced")
+    assert LayoutCatalog(tmp_path).named("all-disabled", GPUS).where == "built in"
 
 
 def test_a_file_that_is_mended_has_its_layout_again_and_the_boards_never_stood_in(tmp_path):
     file = tmp_path / "mig.yaml"
     whole = FILE.format("all-balanced", 2)
-    layouts = Layouts(file)
+    layouts = LayoutCatalog(file)
 
     for text in (whole, whole.replace("v1", "v2"), whole.replace("]", "[").replace("{", "[")):
         file.write_text(text)
@@ -165,8 +165,8 @@ def test_a_file_that_is_mended_has_its_layout_again_and_the_boards_never_stood_i
 def test_a_layout_may_be_called_by_a_number(tmp_path):
     (tmp_path / "mig.yaml").write_text(FILE.format(1, 2))
 
-    assert Layouts(tmp_path).named("1", GPUS).entries[0].counts == (("1g.5gb", 2),)
+    assert LayoutCatalog(tmp_path).named("1", GPUS).entries[0].counts == (("1g.5gb", 2),)
 
 
 def test_a_path_that_cannot_be_read_is_told(tmp_path):
-    assert "cannot be read" in refused(Layouts(tmp_path / "none"), "all-1g.5gb")
+    assert "cannot be read" in refused(LayoutCatalog(tmp_path / "none"), "all-1g.5gb")

@@ -2,26 +2,26 @@
 
 from dataclasses import replace
 
-from dra_driver.errors import NodeError
-from dra_driver.kubeletplugin.pods import ClaimName, ListedPod
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.plugin.listed_pods import ListedPods
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.pods import ClaimName, KubeletPod
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.plugin.memory.pod_limits import KubeletPods
 from tests.fakes.pods import FakePods, pod_spec
 from tests.fakes.values import pod, ref
 
-LIMIT = Limit(1, Guard(GuardPolicy.KILL))
+LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
 def record(name, *pods, limit=LIMIT):
     holding = Holding(ref(name), DeviceName("gpu-0"), limit=limit)
-    return Record(ref(name), (holding,), prepared=(), spec="", pods=tuple(map(pod, pods)))
+    return ClaimRecord(ref(name), (holding,), prepared=(), spec="", pods=tuple(map(pod, pods)))
 
 
 def listed(name, *claims, namespace="default"):
     names = frozenset(ClaimName("default", claim) for claim in claims)
-    return ListedPod(namespace, name, {"main": names, "side": frozenset()})
+    return KubeletPod(namespace, name, {"main": names, "side": frozenset()})
 
 
 class World:
@@ -30,9 +30,9 @@ class World:
         self.hidden = True
         self.fails = False
         self.asked = 0
-        self.list: tuple[ListedPod, ...] = ()
+        self.list: tuple[KubeletPod, ...] = ()
         self.api = FakePods([pod_spec("p"), pod_spec("q"), pod_spec("r")])
-        self.pods_listed = ListedPods(lambda: self.ledger, self, self.api, lambda: self.hidden)
+        self.pods_listed = KubeletPods(lambda: self.ledger, self, self.api, lambda: self.hidden)
 
     def pods(self):
         self.asked += 1
@@ -101,7 +101,7 @@ def test_one_look_reads_some_pods_and_the_next_the_others():
     world = World(record("a"))
     names = [f"p{number:02}" for number in range(12)]
     world.api = FakePods([pod_spec(name) for name in names])
-    world.pods_listed = ListedPods(lambda: world.ledger, world, world.api, lambda: True)
+    world.pods_listed = KubeletPods(lambda: world.ledger, world, world.api, lambda: True)
     world.list = tuple(listed(name, "a") for name in names)
 
     world.look()

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dra_driver.errors import ClusterError, NodeError, TimedOut
-from dra_driver.model.mig import Fixed
-from dra_driver.model.offer import Keeps
+from dra_driver.base.errors import ApiServerError, NodeError, TimedOut
+from dra_driver.model.gpus import GuestRestriction
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.plugin.mig import Scene, profile
@@ -156,7 +156,7 @@ def test_what_somebody_else_switched_stays_so(scene, board):
 
 def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_back(scene, board):
     scene.look()
-    scene.keeps = Keeps(counters=False)
+    scene.keeps = ApiFeatures(counters=False)
 
     scene.look()
 
@@ -164,7 +164,7 @@ def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_ba
 
 
 def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene, board):
-    scene.keeps = ClusterError("no answer")
+    scene.keeps = ApiServerError("no answer")
 
     assert scene.look().boards == {}
     assert not board.on
@@ -333,7 +333,7 @@ def test_a_call_that_did_it_after_all_is_ours_to_undo(scene, board):
     assert not board.on
 
 
-@pytest.mark.parametrize("fixed", [Fixed.MODE, Fixed.ALL])
+@pytest.mark.parametrize("fixed", [GuestRestriction.MODE, GuestRestriction.ALL])
 def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(scene, board, fixed):
     board.fixed = fixed
 
@@ -346,7 +346,7 @@ def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, 
     scene.boards.step = late(board)
     scene.look()
     scene.boards.step = lambda what: None
-    board.fixed = Fixed.MODE
+    board.fixed = GuestRestriction.MODE
     scene.profile = DEFAULT_PROFILE
     scene.boards.refresh()
 
@@ -357,7 +357,7 @@ def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, 
 
 def test_a_board_that_was_switched_and_cannot_be_switched_back_here_is_told(scene, board):
     scene.look()
-    board.fixed = Fixed.MODE
+    board.fixed = GuestRestriction.MODE
     scene.profile = DEFAULT_PROFILE
     scene.boards.refresh()
 

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import ClaimError, NodeError, Taken, UnknownDevice
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Device, Monitor, Offer
-from dra_driver.model.steps import CutPartition, RemovePartition, SetMigMode
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.waits import Waits
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.base.errors import ClaimError, NodeError, PlacementTaken, UnknownDevice
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import AdminAccess, Device, Offer
+from dra_driver.model.steps import CreatePartition, RemovePartition, SetMigMode
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
 from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, name_of, partition
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
@@ -71,14 +69,14 @@ class World:
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")
-        specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(specs, MetadataFiles(self.directory / "plugin"))
         turn = contextlib.nullcontext()
-        tools = Tools(
+        tools = PrepareDependencies(
             self.node, self.offers, self.api, self.pods, self.ledger, files, lambda seconds: turn
         )
-        names = Names("gpu.nvidia.com", POOL)
-        self.preparer = Preparer(names, tools, Waits(all=5, hand_over=0.1))
+        names = DriverIdentity("gpu.nvidia.com", POOL)
+        self.preparer = Preparer(names, tools, CallTimeouts(all=5, hand_over=0.1))
         self.preparer.recover()
 
     def prepare(self, *devices, name="claim", **fields):
@@ -141,7 +139,7 @@ def test_the_workload_can_read_the_uuid_of_its_instance(world):
 
 
 def test_a_monitor_may_look_at_instances_and_at_nothing_else_of_them(world):
-    world.offers = FixedOffers(Offer((Device(mig_gpu(), Monitor()),)))
+    world.offers = FixedOffers(Offer((Device(mig_gpu(), AdminAccess()),)))
     world.restart()
 
     world.prepare_claim(Claim(ref(), (allocation("gpu-0-mon", admin=True),)))
@@ -215,12 +213,12 @@ def test_what_somebody_else_cuts_at_the_last_moment_is_refused_and_stays(world):
     key = partition(ONE, 0).key
 
     def overtake(step):
-        if step == CutPartition(GPU, key):
+        if step == CreatePartition(GPU, key):
             world.node.mig.add(GPU, key)
 
     world.node.before_step = overtake
 
-    with pytest.raises(Taken, match="was cut by somebody else meanwhile"):
+    with pytest.raises(PlacementTaken, match="was cut by somebody else meanwhile"):
         world.prepare(FIRST, SECOND)
 
     assert world.cut == (key,)
@@ -233,7 +231,7 @@ def test_killed_after_that_the_next_start_does_not_remove_it(world):
     key = partition(ONE, 0).key
 
     def overtake(step):
-        if step == CutPartition(GPU, key):
+        if step == CreatePartition(GPU, key):
             world.node.mig.add(GPU, key)
         if step == SetMigMode(GPU, False):  # while it is taken back
             raise Killed
@@ -251,9 +249,9 @@ def test_killed_after_that_the_next_start_does_not_remove_it(world):
 def test_what_was_refused_once_can_be_cut_when_it_is_free(world):
     key = partition(ONE, 0).key
     world.node.before_step = lambda step: (
-        world.node.mig.add(GPU, key) if step == CutPartition(GPU, key) else None
+        world.node.mig.add(GPU, key) if step == CreatePartition(GPU, key) else None
     )
-    with pytest.raises(Taken):
+    with pytest.raises(PlacementTaken):
         world.prepare(FIRST)
     world.node.before_step = lambda step: None
     world.node.mig.instances.clear()
@@ -266,7 +264,7 @@ def test_what_was_refused_once_can_be_cut_when_it_is_free(world):
 
 def test_an_error_in_the_middle_leaves_nothing(world):
     def fail_at_the_second_cut(step):
-        if step == CutPartition(GPU, partition(ONE, 1).key):
+        if step == CreatePartition(GPU, partition(ONE, 1).key):
             raise NodeError("NVML says Insufficient Resources")
 
     world.node.before_step = fail_at_the_second_cut
@@ -315,7 +313,7 @@ def test_what_cannot_be_asked_about_a_prepared_instance_changes_nothing(world):
 
 @pytest.mark.point(84)
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("kind", [SetMigMode, CutPartition])
+@pytest.mark.parametrize("kind", [SetMigMode, CreatePartition])
 @pytest.mark.parametrize("then", ["prepare", "unprepare", "nothing"])
 def test_killed_at_any_step_the_next_start_leaves_nothing_half_done(world, kind, late, then):
     def die(step):
@@ -405,7 +403,7 @@ def test_a_record_that_cannot_be_read_keeps_its_gpu_from_being_changed(world):
 
 
 def test_who_looks_on_keeps_nobody_from_a_gpu(world):
-    world.offers = FixedOffers(Offer((Device(mig_gpu(), Monitor()),)))
+    world.offers = FixedOffers(Offer((Device(mig_gpu(), AdminAccess()),)))
     world.restart()
     world.prepare_claim(Claim(ref(), (allocation("gpu-0-mon", admin=True),)))
 

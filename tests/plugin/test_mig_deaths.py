@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from dra_driver.model.layouts import State
-from dra_driver.node.nvml_functions import Functions
+from dra_driver.model.mig_layouts import LayoutState
+from dra_driver.node.nvml.api import NvmlFunctions
 from tests.fakes.cut_node import CutNode
 from tests.fakes.mortal import Killed
 from tests.fakes.nvml_calls import (
@@ -31,7 +31,7 @@ HALVES = (True, ((9, 0, 1), (9, 4, 1)))
 def layout(name: str) -> Callable[[CutNode], None]:
     def apply(node: CutNode) -> None:
         node.label = name
-        assert node.keep().state is State.SUCCESS
+        assert node.keep().state is LayoutState.SUCCESS
 
     return apply
 
@@ -134,7 +134,7 @@ def test_the_functions_that_are_called_are_those_at_which_it_is_killed(node):
     """A new one has to be said in ``tests.fakes.nvml_calls``, and so the plugin be killed at it:
     here, where it is called while something changes, and on the cluster."""
     known = [OF_NO_GPU, AT_A_LOOK, AT_WORK, BEFORE_A_LAYOUT, CHANGES, FOR_OTHERS.keys()]
-    every = {name for name in vars(Functions) if name.startswith("nvml")}
+    every = {name for name in vars(NvmlFunctions) if name.startswith("nvml")}
     assert sorted(name for names in known for name in names) == sorted(every)
 
     mortal = node.start()

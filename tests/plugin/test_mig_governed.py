@@ -3,16 +3,16 @@ whatever fails; where none is wanted, no outage keeps partitions back."""
 
 import pytest
 
-from dra_driver.errors import Forbidden, NodeError, SettingsError, Unreachable
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Holding
-from dra_driver.model.layouts import Book, Layout, LayoutEntry, State
-from dra_driver.model.offer import EXCLUSIVE, Keeps
+from dra_driver.base.errors import Forbidden, NodeError, SettingsError, Unreachable
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mig_layouts import LayoutState, MigLayout, MigLayoutEntry, MigState
+from dra_driver.model.offer import EXCLUSIVE, ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.node.mig_book import MigBook
-from dra_driver.plan.offer import offer
-from dra_driver.plugin.mig.governed import Governed, is_expected
-from dra_driver.plugin.mig.start import last_label
+from dra_driver.model.records import Holding
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plugin.mig.start import last_layout_label
+from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.fakes.boards import HOPPER, Board, Boards, part
 from tests.fakes.values import ref
 from tests.plugin.mig import Scene, profile
@@ -29,12 +29,12 @@ def board():
 def scene(board, tmp_path):
     """A label names a layout, where the profile has GPUs cut for claims."""
     found = Scene(Boards(board), tmp_path, profile=profile(dynamic=True), label="mine")
-    found.layouts["mine"] = Layout("mine", (LayoutEntry(False),))
+    found.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
     return found
 
 
 def offered(scene, held=None):
-    return offer(scene.boards.refresh(), scene.governed.profile(), Keeps(), held or {})
+    return build_offer(scene.boards.refresh(), scene.governed.profile(), ApiFeatures(), held or {})
 
 
 def is_cut_for_claims(scene):
@@ -48,7 +48,7 @@ def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(sc
     book = scene.look()
 
     assert not is_cut_for_claims(scene)
-    assert book.state is State.FAILED
+    assert book.state is LayoutState.FAILED
     assert book.problem.endswith("; GPUs that it may be meant for are not cut for claims meanwhile")
 
 
@@ -100,7 +100,7 @@ def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board
     scene.look()
     scene.label = "all-1g.10gb"
     known = []
-    scene.boards.step = lambda what: known.append(last_label(scene.book))
+    scene.boards.step = lambda what: known.append(last_layout_label(scene.book))
 
     scene.look()
 
@@ -111,7 +111,7 @@ def test_a_book_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
     (tmp_path / "mig.json").mkdir()
     scene.keeper.look()
     assert not is_cut_for_claims(scene)
-    assert scene.told == [State.FAILED]
+    assert scene.told == [LayoutState.FAILED]
 
     scene.label = AWAY
     scene.start().keeper.look()
@@ -123,7 +123,7 @@ def test_gpus_whose_driver_was_not_ready_at_the_first_look_are_not_cut(tmp_path,
     boards = Boards(Board(HOPPER), Board(HOPPER, 1))
     boards.gone = set(boards.boards)
     scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label=label)
-    scene.layouts["mine"] = Layout("mine", (LayoutEntry(False),))
+    scene.layouts["mine"] = MigLayout("mine", (MigLayoutEntry(False),))
     scene.look()
 
     boards.gone = set()
@@ -136,7 +136,9 @@ def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path
     board, other = Board(HOPPER), Board(HOPPER, 1)
     boards = Boards(board, other)
     scene = Scene(boards, tmp_path, profile=profile(dynamic=True), label="mine")
-    scene.layouts["mine"] = Layout("mine", (LayoutEntry(False, gpus=frozenset({board.uuid})),))
+    scene.layouts["mine"] = MigLayout(
+        "mine", (MigLayoutEntry(False, gpus=frozenset({board.uuid})),)
+    )
 
     def cut():
         return {one.gpu.name for one in offered(scene).devices if one.cut_for_claims}
@@ -178,7 +180,7 @@ def test_a_process_that_does_not_get_its_turn_knows_it_too(scene):
     scene.others = True
     scene.look()
 
-    assert scene.book.read() == Book()
+    assert scene.book.read() == MigState()
     assert not is_cut_for_claims(scene)
 
 
@@ -211,7 +213,7 @@ def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
 
 
 def test_that_it_is_known_now_is_told():
-    told, governed = [], Governed(lambda: DEFAULT_PROFILE)
+    told, governed = [], EffectiveProfile(lambda: DEFAULT_PROFILE)
     governed.on_change = lambda: told.append(True)
 
     for _ in range(2):
@@ -242,7 +244,7 @@ def test_a_profile_that_cannot_be_used_is_no_reason_to_cut():
         raise SettingsError("no such profile")
 
     with pytest.raises(SettingsError):
-        Governed(unusable).profile()
+        EffectiveProfile(unusable).profile()
 
 
 @pytest.mark.parametrize(
@@ -262,15 +264,15 @@ def test_what_the_label_says_goes_before_what_it_said(label, last, found):
             raise label
         return label
 
-    assert is_expected(read, last) is found
+    assert is_layout_expected(read, last) is found
 
 
 def test_the_last_label_is_not_known_where_the_book_is_not(tmp_path):
-    book = MigBook(tmp_path / "mig.json", "boot")
-    assert last_label(book) is None
-    book.write(Book(label=""))
-    assert last_label(book) == ""
+    book = MigStateFile(tmp_path / "mig.json", "boot")
+    assert last_layout_label(book) is None
+    book.write(MigState(label=""))
+    assert last_layout_label(book) == ""
     (tmp_path / "mig.json").write_text("{")
-    assert last_label(book) is None
+    assert last_layout_label(book) is None
     with pytest.raises(NodeError):
         book.read()

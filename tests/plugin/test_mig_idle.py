@@ -3,10 +3,10 @@ what it is like is looked at then."""
 
 import pytest
 
-from dra_driver.errors import Unreachable
-from dra_driver.model.layouts import State
-from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
-from dra_driver.plugin.mig.idle import IdleGpus
+from dra_driver.base.errors import Unreachable
+from dra_driver.model.mig_layouts import LayoutState
+from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
+from dra_driver.plugin.mig.idle_gpus import IdleGpus
 from tests.fakes.boards import AMPERE, Board, Boards, Claims, part
 from tests.plugin.mig import Scene
 
@@ -25,9 +25,11 @@ def scene(boards, tmp_path):
     found = Scene(Boards(*boards), tmp_path)
     found.layout("l", g1_5gb=2)
     cut, switched = MigRules(layout="l"), MigRules(dynamic=True)
-    of_first = Entry(Selection(uuids=frozenset({first.uuid})), Rules(mig=cut), "spec.gpus[0]")
+    of_first = ProfileEntry(
+        GpuSelector(uuids=frozenset({first.uuid})), Rules(mig=cut), "spec.gpus[0]"
+    )
     found.profile = Profile(
-        "p", (of_first, Entry(Selection(), Rules(mig=switched), "spec.gpus[1]"))
+        "p", (of_first, ProfileEntry(GpuSelector(), Rules(mig=switched), "spec.gpus[1]"))
     )
     return found
 
@@ -48,7 +50,7 @@ def test_a_claim_that_came_while_others_were_cut_keeps_its_gpu(scene, boards):
     book = scene.look()
 
     assert [one.on for one in boards] == [True, False]
-    assert book.outcomes[boards[0].uuid].state is State.SUCCESS
+    assert book.outcomes[boards[0].uuid].state is LayoutState.SUCCESS
     why = "MIG mode of gpu-1 is not turned on yet: a claim was allocated gpu-1"
     assert book.boards == {boards[1].uuid: why}
     scene.allocated = frozenset()

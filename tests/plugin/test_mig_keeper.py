@@ -5,13 +5,19 @@ import threading
 
 import pytest
 
-from dra_driver.errors import ClusterError, NodeError, SettingsError, TimedOut, Unreachable
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding
-from dra_driver.model.layouts import Book, Layout, LayoutEntry, Outcome, State
-from dra_driver.model.profiles import Entry, MigRules, Profile, Rules, Selection
-from dra_driver.plan.mig.identity import known_by
-from dra_driver.plan.profiles import rules_by_gpu
+from dra_driver.base.errors import ApiServerError, NodeError, SettingsError, TimedOut, Unreachable
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.mig_layouts import (
+    LayoutOutcome,
+    LayoutState,
+    MigLayout,
+    MigLayoutEntry,
+    MigState,
+)
+from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
+from dra_driver.model.records import Holding
+from dra_driver.plan.mig.manager.state import layout_instance
+from dra_driver.plan.profiles.rules import rules_by_gpu
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.fakes.values import gpu, ref
 from tests.plugin.mig import Scene, profile
@@ -46,9 +52,9 @@ def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
 
     assert board.on
     assert board.there == whole(*ONES)
-    assert book.outcomes == {board.uuid: Outcome("all-1g.5gb", State.SUCCESS)}
+    assert book.outcomes == {board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS)}
     assert book.keys == {board.uuid: ONES}
-    assert (book.before, book.failures, book.state) == ({}, 0, State.SUCCESS)
+    assert (book.before, book.failures, book.state) == ({}, 0, LayoutState.SUCCESS)
 
 
 def test_that_something_begins_is_told_before_it_is_done(scene):
@@ -57,7 +63,7 @@ def test_that_something_begins_is_told_before_it_is_done(scene):
     scene.look()
     scene.look()
 
-    assert scene.told == [State.PENDING, State.SUCCESS, State.SUCCESS]
+    assert scene.told == [LayoutState.PENDING, LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
@@ -73,7 +79,7 @@ def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
 
 
 def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene, board):
-    assert scene.look() == Book(label="")
+    assert scene.look() == MigState(label="")
     assert scene.claims.asked == []
     assert scene.told == [None]
 
@@ -96,7 +102,7 @@ def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
 
     book = scene.look()
 
-    assert book.state is State.SUCCESS
+    assert book.state is LayoutState.SUCCESS
     assert set(book.keys[board.uuid]) == set(board.there)
     assert len(board.there) == 4
     assert "mode False" not in scene.boards.done
@@ -131,10 +137,10 @@ def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
     scene.label = "all-3g.20gb"
     scene.claims.holding = {"gpu-0"}
 
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
     scene.claims.holding = set()
     assert scene.look().keys == {board.uuid: THREES}
-    assert scene.told == [State.SUCCESS, State.SUCCESS]
+    assert scene.told == [LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
@@ -145,7 +151,7 @@ def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(sc
     scene.look()
     board.there, scene.claims.holding = whole(ONES[3]), set()  # and one made by hand
     scene.boards.refresh()
-    assert known_by(board.instance(ONES[3])) == made  # nobody can tell it from ours
+    assert layout_instance(board.instance(ONES[3])) == made  # nobody can tell it from ours
     scene.label = "all-disabled"
 
     book = scene.look()
@@ -170,7 +176,7 @@ def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
     book = scene.look()
 
     assert board.there == whole(key)
-    assert book.state is State.FAILED
+    assert book.state is LayoutState.FAILED
 
 
 def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(scene, board):
@@ -203,7 +209,7 @@ def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
     assert board.there == whole(foreign)
     assert scene.boards.done == []
     outcome = book.outcomes[board.uuid]
-    assert outcome.state is State.FAILED
+    assert outcome.state is LayoutState.FAILED
     assert "2g.10gb at 2" in outcome.reason
     assert book.failures == 1
 
@@ -215,7 +221,7 @@ def test_once_the_foreign_instance_is_gone_it_is_tried_again_at_once(scene, boar
     board.there = {}
     scene.look()
 
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
 
 
 def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
@@ -225,7 +231,7 @@ def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
     book = scene.look()
 
     assert scene.boards.done == []
-    assert book.state is State.FAILED
+    assert book.state is LayoutState.FAILED
     assert "there is no place for all of them" in book.outcomes[board.uuid].reason
     assert scene.claims.asked == []
 
@@ -235,10 +241,10 @@ def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
 
     book = scene.look()
 
-    assert (book.state, book.failures) == (State.FAILED, 1)
+    assert (book.state, book.failures) == (LayoutState.FAILED, 1)
     assert book.problem.startswith("there is no layout 'all-9g.5gb'; there are: all-1g.10gb, all-1")
     assert "the layout of this node cannot be used" in caplog.text
-    assert scene.told == [State.FAILED]
+    assert scene.told == [LayoutState.FAILED]
 
 
 def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
@@ -247,11 +253,13 @@ def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
 
     book = scene.look()
 
-    assert book.outcomes == {board.uuid: Outcome("all-1g.5gb", State.PENDING, "a claim holds it")}
+    assert book.outcomes == {
+        board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "a claim holds it")
+    }
     assert book.failures == 0
     assert scene.keeper.waiting
     scene.claims.holding = set()
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
     assert not scene.keeper.waiting
 
 
@@ -270,7 +278,7 @@ def test_the_claims_that_it_waits_for_are_named(scene, board):
 
     outcome = scene.look().outcomes[board.uuid]
 
-    assert outcome.state is State.PENDING
+    assert outcome.state is LayoutState.PENDING
     assert outcome.reason == f"claims hold it until their pods end: {ref('nightly')} ({NAME})"
     assert scene.claims.asked == []
 
@@ -279,7 +287,7 @@ def test_who_only_looks_on_is_not_waited_for(scene, board):
     scene.label = "all-1g.5gb"
     scene.held = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
 
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
 
 
 def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, board):
@@ -288,9 +296,11 @@ def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, bo
 
     outcome = scene.look().outcomes[board.uuid]
 
-    assert outcome == Outcome("all-1g.5gb", State.PENDING, "a claim was allocated gpu-0")
+    assert outcome == LayoutOutcome(
+        "all-1g.5gb", LayoutState.PENDING, "a claim was allocated gpu-0"
+    )
     scene.allocated = frozenset({"gpu-10"})
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
 
 
 def test_while_nobody_tells_what_was_allocated_nothing_is_changed(scene, board):
@@ -299,7 +309,7 @@ def test_while_nobody_tells_what_was_allocated_nothing_is_changed(scene, board):
 
     outcome = scene.look().outcomes[board.uuid]
 
-    assert outcome.state is State.PENDING
+    assert outcome.state is LayoutState.PENDING
     assert "not known whether a claim was allocated a part of it: no answer" in outcome.reason
     assert scene.boards.done == []
 
@@ -308,13 +318,13 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
     hopper, other = Board(HOPPER), Board(HOPPER, 1)
     scene = Scene(Boards(hopper, other), tmp_path)
     scene.change_profile(dynamic=True)
-    one = LayoutEntry(False, gpus=frozenset({hopper.uuid}))
-    scene.layouts["x"] = Layout("x", (one,))
+    one = MigLayoutEntry(False, gpus=frozenset({hopper.uuid}))
+    scene.layouts["x"] = MigLayout("x", (one,))
     scene.label = "x"
 
     outcome = scene.look().outcomes[hopper.uuid]
 
-    assert outcome.state is State.SUCCESS
+    assert outcome.state is LayoutState.SUCCESS
     assert "are not cut for claims, as long as layout 'x' is chosen" in outcome.reason
     rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
     assert [rules[one].mig.dynamic for one in (hopper.uuid, other.uuid)] == [False, True]
@@ -344,7 +354,12 @@ def test_what_fails_again_is_not_told_to_have_begun_again(tmp_path):
     for _ in range(3):
         scene.start().look()  # a new process tries at once
 
-    assert scene.told == [State.PENDING, State.FAILED, State.FAILED, State.FAILED]
+    assert scene.told == [
+        LayoutState.PENDING,
+        LayoutState.FAILED,
+        LayoutState.FAILED,
+        LayoutState.FAILED,
+    ]
 
 
 def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
@@ -356,7 +371,7 @@ def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
     for _ in range(3):
         scene.look()
 
-    assert scene.told == [State.FAILED] * 3
+    assert scene.told == [LayoutState.FAILED] * 3
 
 
 def test_gpus_are_cut_side_by_side(tmp_path):
@@ -370,7 +385,7 @@ def test_gpus_are_cut_side_by_side(tmp_path):
 
     scene.boards.step = all_at_once
 
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
 
 
 def test_that_the_state_was_written_on_the_node_is_remembered_until_it_is_gone(scene):
@@ -408,8 +423,8 @@ def test_processes_in_partitions_count(scene, board):
 
     book = scene.look()
 
-    assert book.outcomes[board.uuid] == Outcome(
-        "all-3g.20gb", State.PENDING, "processes use it: dcgm (4712), process 4713"
+    assert book.outcomes[board.uuid] == LayoutOutcome(
+        "all-3g.20gb", LayoutState.PENDING, "processes use it: dcgm (4712), process 4713"
     )
     assert board.there == whole(*ONES)
 
@@ -423,7 +438,7 @@ def test_claims_that_take_long_are_waited_for(scene, board):
     scene.label = "all-1g.5gb"
 
     outcome = scene.look().outcomes[board.uuid]
-    assert outcome.state is State.PENDING
+    assert outcome.state is LayoutState.PENDING
     assert outcome.reason.startswith("a claim that is being prepared")
 
 
@@ -438,7 +453,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
     }
     scene.claims.holding = {board.uuid}
 
-    assert scene.look().outcomes[board.uuid].state is State.SUCCESS
+    assert scene.look().outcomes[board.uuid].state is LayoutState.SUCCESS
 
 
 def test_why_a_gpu_waits_and_what_comes_then_are_both_told(scene, board):
@@ -448,7 +463,7 @@ def test_why_a_gpu_waits_and_what_comes_then_are_both_told(scene, board):
 
     outcome = scene.look().outcomes[board.uuid]
 
-    assert outcome.state is State.PENDING
+    assert outcome.state is LayoutState.PENDING
     assert outcome.reason.startswith("a claim holds it; then: gpu-0 (A100-40-SXM) has instances")
 
 
@@ -459,8 +474,8 @@ def test_each_gpu_is_cut_for_itself(tmp_path):
 
     book = scene.look()
 
-    assert states(book) == {ampere.uuid: State.PENDING, hopper.uuid: State.SUCCESS}
-    assert book.state is State.PENDING
+    assert states(book) == {ampere.uuid: LayoutState.PENDING, hopper.uuid: LayoutState.SUCCESS}
+    assert book.state is LayoutState.PENDING
     assert len(hopper.there) == 4
 
 
@@ -471,8 +486,8 @@ def test_one_gpu_that_fails_makes_the_whole_node_fail(tmp_path):
 
     book = scene.look()
 
-    assert states(book) == {ampere.uuid: State.SUCCESS, hopper.uuid: State.FAILED}
-    assert book.state is State.FAILED
+    assert states(book) == {ampere.uuid: LayoutState.SUCCESS, hopper.uuid: LayoutState.FAILED}
+    assert book.state is LayoutState.FAILED
     assert "has no profile 1g.5gb" in book.outcomes[hopper.uuid].reason
 
 
@@ -482,7 +497,7 @@ def test_a_layout_that_says_nothing_of_any_gpu_has_failed(tmp_path, label):
 
     book = scene.look()
 
-    assert (book.state, book.failures) == (State.FAILED, 1)
+    assert (book.state, book.failures) == (LayoutState.FAILED, 1)
     assert f"layout '{label}' (built in) says nothing of any GPU of this node" in book.problem
     assert gpu(0).product_name in book.problem
 
@@ -495,10 +510,10 @@ def test_before_a_gpu_can_be_seen_no_layout_is_judged(tmp_path, wanted):
 
     book = scene.look()
 
-    assert (book.state, book.failures, scene.said()) == (State.PENDING, 0, [])
+    assert (book.state, book.failures, scene.said()) == (LayoutState.PENDING, 0, [])
     boards.gone = set()
     boards.refresh()
-    assert scene.look().state is State.FAILED
+    assert scene.look().state is LayoutState.FAILED
     assert [reason for reason, _ in scene.said()] == ["MIGLayoutFailed"]
 
 
@@ -507,12 +522,12 @@ def test_a_node_without_gpus_has_no_state_but_where_its_label_names_a_layout(tmp
     assert scene.look().state is None
 
     scene.label = "all-1g.5gb"
-    assert scene.look().state is State.PENDING
+    assert scene.look().state is LayoutState.PENDING
 
 
 def test_gpus_that_the_profile_leaves_alone_are_left_alone(scene, board):
     left = Rules(include=False, mig=MigRules(layout="all-1g.5gb"))
-    scene.profile = Profile("p", (Entry(Selection(), left, "spec.gpus[0]"),))
+    scene.profile = Profile("p", (ProfileEntry(GpuSelector(), left, "spec.gpus[0]"),))
     scene.label = "all-1g.5gb"
 
     assert scene.look().outcomes == {}
@@ -525,16 +540,18 @@ def test_profiles_name_a_layout_for_each_gpu(tmp_path):
     scene.profile = Profile(
         "p",
         (
-            Entry(Selection(frozenset({0})), Rules(mig=MigRules(layout="all-1g.5gb")), "a"),
-            Entry(Selection(), Rules(mig=MigRules(layout="nothing")), "b"),
+            ProfileEntry(
+                GpuSelector(frozenset({0})), Rules(mig=MigRules(layout="all-1g.5gb")), "a"
+            ),
+            ProfileEntry(GpuSelector(), Rules(mig=MigRules(layout="nothing")), "b"),
         ),
     )
 
     book = scene.look()
 
-    assert states(book) == {first.uuid: State.SUCCESS}
+    assert states(book) == {first.uuid: LayoutState.SUCCESS}
     assert "'nothing'" in book.problem
-    assert book.state is State.FAILED
+    assert book.state is LayoutState.FAILED
 
 
 def test_an_error_puts_back_what_was_there(scene, board):
@@ -549,7 +566,7 @@ def test_an_error_puts_back_what_was_there(scene, board):
     assert book.keys == {board.uuid: THREES}
     assert book.before == {}
     outcome = book.outcomes[board.uuid]
-    assert outcome.state is State.FAILED
+    assert outcome.state is LayoutState.FAILED
     assert outcome.reason == "GPU-0: NVML says no; the GPU is as it was before"
 
 
@@ -569,11 +586,11 @@ def test_what_failed_is_not_tried_again_at_once(scene, board):
 
     again = scene.look()
     assert again == first
-    assert scene.told[-1] is State.FAILED
+    assert scene.told[-1] is LayoutState.FAILED
     assert scene.boards.done == []
 
     scene.label = "all-3g.20gb"
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
 
 
 def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(scene, board):
@@ -621,7 +638,7 @@ def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board)
 
     book = scene.start().look()
 
-    assert book.state is State.FAILED
+    assert book.state is LayoutState.FAILED
     assert "has no profile 9g.5gb" in book.outcomes[board.uuid].reason
     assert board.there == whole(*THREES)
     assert book.before == {}
@@ -635,7 +652,9 @@ def test_a_gpu_that_does_not_answer_in_time_fails(scene, board):
     scene.boards.processes = slow
 
     outcome = scene.look().outcomes[board.uuid]
-    assert outcome == Outcome("all-1g.5gb", State.FAILED, "GPU-0 did not answer in 20 s")
+    assert outcome == LayoutOutcome(
+        "all-1g.5gb", LayoutState.FAILED, "GPU-0 did not answer in 20 s"
+    )
 
 
 def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
@@ -686,7 +705,7 @@ def test_only_the_newest_process_changes_anything(scene, board):
     assert scene.told == []
 
 
-@pytest.mark.parametrize("error", [ClusterError("no labels"), Unreachable("no answer")])
+@pytest.mark.parametrize("error", [ApiServerError("no labels"), Unreachable("no answer")])
 def test_nothing_is_done_while_the_label_is_not_known_and_that_is_told_once(scene, error, caplog):
     scene.change_profile(layout="all-1g.5gb")
     scene.label = error
@@ -707,9 +726,9 @@ def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog)
 
     book = scene.start().look()
 
-    assert book.state is State.SUCCESS
+    assert book.state is LayoutState.SUCCESS
     assert book.keys == {board.uuid: ONES}  # it looks as the layout says, and is taken over
-    assert scene.told == [State.SUCCESS]
+    assert scene.told == [LayoutState.SUCCESS]
     assert "counts as somebody else's from now on" in caplog.text
 
 
@@ -721,7 +740,7 @@ def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene,
     scene.keeper.look()
 
     assert scene.boards.done == []
-    assert scene.told[-1] is State.FAILED
+    assert scene.told[-1] is LayoutState.FAILED
     assert "cannot be written" in scene.problems[-1]
 
 
@@ -740,7 +759,7 @@ def test_a_profile_that_cannot_be_used_is_a_failure_of_the_layout_that_is_wanted
 
     scene.keeper.look()
 
-    assert scene.told == [State.FAILED]
+    assert scene.told == [LayoutState.FAILED]
     assert scene.problems == ["no such profile"]
 
 

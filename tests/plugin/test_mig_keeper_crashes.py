@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.layouts import State
+from dra_driver.base.errors import NodeError
+from dra_driver.model.mig_layouts import LayoutState
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.plugin.mig import Scene
 
@@ -31,7 +31,7 @@ class Case:
         scene.layout("few", g1_5gb=3, g3_20gb=1)
         if self.before:
             scene.label = self.before
-            assert scene.look().state is State.SUCCESS
+            assert scene.look().state is LayoutState.SUCCESS
         scene.label = self.after
         return scene, board
 
@@ -54,7 +54,7 @@ def steps_of(case, directory):
     scene, board = case.scene(directory)
     before, calls = look_of(board), []
     scene.boards.step = calls.append
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
     return len(calls), before, look_of(board)
 
 
@@ -85,7 +85,7 @@ def test_killed_at_any_call_the_next_process_reaches_the_layout(case, tmp_path):
 
         book = scene.start().look()
 
-        assert (look_of(board), book.state) == (after, State.SUCCESS), number
+        assert (look_of(board), book.state) == (after, LayoutState.SUCCESS), number
         assert book.before == {}
         assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
 
@@ -100,7 +100,7 @@ def test_refused_at_any_call_the_gpu_is_as_before(case, tmp_path):
 
         book = scene.look()
 
-        assert (look_of(board), book.state) == (before, State.FAILED), number
+        assert (look_of(board), book.state) == (before, LayoutState.FAILED), number
         assert book.before == {}
         assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
 
@@ -119,7 +119,7 @@ def test_killed_at_any_call_and_refused_then_the_gpu_is_as_before_it_all(case, t
 
         book = scene.start().look()
 
-        if book.state is State.SUCCESS:  # there was no more to do than one call
+        if book.state is LayoutState.SUCCESS:  # there was no more to do than one call
             assert look_of(board) == after, number
         else:
             assert look_of(board) == before, number
@@ -159,7 +159,7 @@ def test_killed_at_any_call_of_putting_back_the_next_process_goes_on(case, tmp_p
 
         book = scene.start().look()
 
-        assert (look_of(board), book.state) == (after, State.SUCCESS), number
+        assert (look_of(board), book.state) == (after, LayoutState.SUCCESS), number
 
 
 def failing_then_killed(number):

@@ -7,11 +7,17 @@ from functools import partial
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.model.layouts import Before, Book, Change, Made, State
-from dra_driver.node.mig_book import MigBook
-from dra_driver.node.sim.mig.rules import fits
-from dra_driver.plugin.mig.work import MigWork
+from dra_driver.base.errors import NodeError
+from dra_driver.model.mig_layouts import (
+    LayoutBefore,
+    LayoutChange,
+    LayoutInstance,
+    LayoutState,
+    MigState,
+)
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plugin.mig.repartition import GpuRepartitioner
+from dra_driver.sim.mig.geometry import fits_on_board
 from tests.fakes.boards import HOPPER, Board, Boards, part, table
 from tests.plugin.mig import Scene
 
@@ -24,7 +30,7 @@ class Killed(BaseException):
     """What a process does not live to see the end of."""
 
 
-class Written(MigBook):
+class Written(MigStateFile):
     """That something is written down is an effect, too."""
 
     def __init__(self, boards, path, boot):
@@ -57,7 +63,7 @@ class Stranger:
         others = [self.board.partition(one) for one in self.board.there]
         wanted = self.board.partition(self.key)
         is_there = self.key in self.board.there
-        return self.board.on and not is_there and fits(table(HOPPER), others, wanted)
+        return self.board.on and not is_there and fits_on_board(table(HOPPER), others, wanted)
 
 
 def scene_of(directory, label="few"):
@@ -66,7 +72,7 @@ def scene_of(directory, label="few"):
     boards = Boards(board)
     scene = Scene(boards, directory, kept=partial(Written, boards))
     scene.label = "all-3g.40gb"
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
     scene.layout("few", g1_10gb=3)
     scene.label = label
     return scene, board
@@ -75,7 +81,7 @@ def scene_of(directory, label="few"):
 def moments(directory, label):
     scene, board = scene_of(directory, label)
     clock = scene.boards.step = Stranger(board, TWO, -1)
-    assert scene.look().state is State.SUCCESS
+    assert scene.look().state is LayoutState.SUCCESS
     return clock.moments
 
 
@@ -100,7 +106,7 @@ def test_what_came_at_any_moment_stays_and_is_not_taken_over(key, label, tmp_pat
         book = scene.look()
         assert book.before == {}
         if stranger.came is not None and label == "few" and key in ONES:
-            assert book.state is State.SUCCESS  # what they cut counts
+            assert book.state is LayoutState.SUCCESS  # what they cut counts
 
     assert came
 
@@ -120,7 +126,7 @@ def test_what_came_stays_wherever_the_process_dies_then(key, tmp_path):
             scene.boards.step = lambda what: None
             scene.boards.refresh()
             # That we were about to cut the same is all that is known: it cannot be told.
-            unknown = Made(key) in scene.book.read().made.get(board.uuid, ())
+            unknown = LayoutInstance(key) in scene.book.read().made.get(board.uuid, ())
 
             book = scene.start().look()
 
@@ -139,7 +145,7 @@ def test_what_came_while_it_cut_is_left_and_counts_for_the_layout(tmp_path):
     book = scene.look()
 
     outcome = book.outcomes[board.uuid]
-    assert outcome.state is State.FAILED
+    assert outcome.state is LayoutState.FAILED
     assert outcome.reason == f"{board.uuid}: {ONES[1]} is cut already; the GPU is as it was before"
     assert (set(board.there), book.made) == ({ONES[1]}, {})
     assert scene.look().keys == {board.uuid: (ONES[0],)}
@@ -222,12 +228,12 @@ def test_what_could_not_be_put_back_beside_it_is_put_back_later(tmp_path):
 
 def test_what_was_removed_and_cut_again_is_ours_also_where_the_rest_fails(tmp_path):
     scene, board = scene_of(tmp_path)
-    work = MigWork(scene.boards, scene.book)
+    work = GpuRepartitioner(scene.boards, scene.book)
     there = dict(board.there)
 
     with pytest.raises(NodeError, match=r"NVML says no; the GPU is as it was before$"):
         scene.boards.step = came(board, "", None, ONES[0])
-        work.change(board.gpu, Change(board.uuid, THREES, cut=(THREES[1], ONES[0])))
+        work.change(board.gpu, LayoutChange(board.uuid, THREES, cut=(THREES[1], ONES[0])))
 
     assert board.there == there
     assert scene.book.read().keys == {board.uuid: THREES}
@@ -239,11 +245,11 @@ def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_pa
     scene, board = scene_of(tmp_path)
     made = scene.book.read().made
     before = THREES if was_there else THREES[1:]
-    scene.book.write(Book(made=made, before={board.uuid: Before(True, before)}))
+    scene.book.write(MigState(made=made, before={board.uuid: LayoutBefore(True, before)}))
     board.there[THREES[0]] = False
     board.divided = {THREES[0]}
 
-    MigWork(scene.boards, scene.book).put_back(board.gpu)
+    GpuRepartitioner(scene.boards, scene.book).put_back(board.gpu)
 
     assert board.there == {THREES[0]: False, THREES[1]: True}
     book = scene.book.read()
@@ -255,10 +261,10 @@ def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_pa
 def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tmp_path):
     scene, board = scene_of(tmp_path)
     made = scene.book.read().made
-    scene.book.write(Book(made=made, before={board.uuid: Before(False)}))
+    scene.book.write(MigState(made=made, before={board.uuid: LayoutBefore(False)}))
     board.there[THREES[0]] = False
     board.divided = {THREES[0]}
-    work = MigWork(scene.boards, scene.book)
+    work = GpuRepartitioner(scene.boards, scene.book)
 
     with pytest.raises(NodeError, match="in use"):
         work.put_back(board.gpu)
@@ -267,7 +273,7 @@ def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tm
     assert scene.book.read().before
     del board.there[THREES[0]]
     work.put_back(board.gpu)
-    assert (board.on, scene.book.read()) == (False, Book())
+    assert (board.on, scene.book.read()) == (False, MigState())
 
 
 class Careful(Boards):
@@ -294,7 +300,7 @@ def test_what_a_crash_left_half_removed_has_no_name_any_more_and_goes(tmp_path):
     scene.boards.step = lambda what: None
     scene.boards.refresh()
 
-    assert scene.start().look().state is State.SUCCESS
+    assert scene.start().look().state is LayoutState.SUCCESS
     assert set(board.there) == set(ONES)
 
 

@@ -5,14 +5,14 @@ import time
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.cluster.events import EventWriter
-from dra_driver.errors import ClusterError, NodeError, SettingsError
-from dra_driver.plan.mig.news import News, failure
-from dra_driver.plugin.mig.start import say
-from dra_driver.plugin.node_labels import NodeLabels, Pace
+from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.events import EventRecorder
+from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
+from dra_driver.plan.mig.manager.state import MigEvent, failure_event
+from dra_driver.plugin.mig.start import post_event
 from tests.fakes.api_server import ApiServer
 from tests.fakes.boards import AMPERE, Board, Boards, part
 from tests.plugin.mig import Scene, profile
@@ -117,7 +117,7 @@ def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):
     assert scene.said() == [("MIGLayoutFailed", words)]
 
 
-@pytest.mark.parametrize("error", [ClusterError("away"), SettingsError("no such file")])
+@pytest.mark.parametrize("error", [ApiServerError("away"), SettingsError("no such file")])
 def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(scene, error):
     scene.profile = error
 
@@ -151,21 +151,23 @@ def server():
 
 @pytest.fixture
 def client(server, tmp_path):
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    client = Client(
+        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
+    )
     yield client
     client.close()
 
 
 @pytest.fixture
 def labels(client):
-    labels = NodeLabels(client, NODE, Pace(watch=60, first_retry=0.01))
+    labels = NodeLabels(client, NODE, WatchIntervals(watch=60, first_retry=0.01))
     yield labels
     labels.stop()
 
 
 @pytest.fixture
 def events(client):
-    events = EventWriter(client, "gpu.nvidia.com", NODE)
+    events = EventRecorder(client, "gpu.nvidia.com", NODE)
     yield events
     events.stop()
 
@@ -180,8 +182,10 @@ def written(server):
 def test_the_own_node_has_it_as_an_event(server, labels, events):
     labels.start(lambda: None, 5)
 
-    say(events, labels, failure("there is no layout 'x'"))
-    say(events, labels, News("MIGLayoutApplied", "all", "cut as layout 'all' says: gpu-0"))
+    post_event(events, labels, failure_event("there is no layout 'x'"))
+    post_event(
+        events, labels, MigEvent("MIGLayoutApplied", "all", "cut as layout 'all' says: gpu-0")
+    )
 
     assert server.wait(lambda: len(written(server)) == 2)
     node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
@@ -201,7 +205,7 @@ def test_a_node_that_registered_again_has_its_own_events(server, labels, events)
     server.put({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
     assert changed.wait(5)
 
-    say(events, labels, failure("there is no layout 'x'"))
+    post_event(events, labels, failure_event("there is no layout 'x'"))
 
     assert server.wait(lambda: len(written(server)) == 1)
     assert written(server)[0][0]["uid"] == "uid-new"
@@ -212,6 +216,6 @@ def test_nobody_waits_for_an_api_server_that_is_away(server, labels, events):
     began = time.monotonic()
 
     for number in range(500):
-        say(events, labels, failure(f"there is no layout '{number}'"))
+        post_event(events, labels, failure_event(f"there is no layout '{number}'"))
 
     assert time.monotonic() - began < 20

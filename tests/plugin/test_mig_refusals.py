@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import Taken
+from dra_driver.base.errors import PlacementTaken
 from tests.fakes.mig import ONE, mig_gpu, mig_offer, partition
 from tests.plugin.test_mig_claims import GPU, World
 
@@ -17,7 +17,7 @@ def world(tmp_path):
 
 
 def refusal(world):
-    with pytest.raises(Taken) as raised:
+    with pytest.raises(PlacementTaken) as raised:
         world.prepare("gpu-0")
     return str(raised.value)
 

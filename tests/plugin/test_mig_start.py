@@ -6,20 +6,26 @@ import time
 
 import pytest
 
-from dra_driver.errors import ClusterError, Unreachable
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.holdings import Record
-from dra_driver.model.layouts import Book
-from dra_driver.model.offer import Keeps
+from dra_driver.base.errors import ApiServerError, Unreachable
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mig_layouts import MigState
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.mig_book import MigBook
-from dra_driver.plugin.layout_files import Layouts
-from dra_driver.plugin.mig.governed import Governed
-from dra_driver.plugin.mig.keeper import Apart
-from dra_driver.plugin.mig.start import Around, MigLoop, connect, on_other, turned_on
-from dra_driver.plugin.node_labels import NodeLabels
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
+from dra_driver.plugin.mig.reconciler import MigLocks
+from dra_driver.plugin.mig.start import (
+    MigDependencies,
+    MigLoop,
+    connect,
+    mig_enabled_by_claims,
+    on_value_change,
+)
+from dra_driver.plugin.publish.profiles import EffectiveProfile
 from tests.fakes.boards import HOPPER, Board, Boards, Claims
 from tests.plugin.mig import profile
 
@@ -103,7 +109,7 @@ def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(keeper, l
 
 
 def test_only_a_label_that_is_read_is_a_reason_to_look():
-    told, answers = [], ["", "", "x", ClusterError("away"), ClusterError("away"), "x", "x"]
+    told, answers = [], ["", "", "x", ApiServerError("away"), ApiServerError("away"), "x", "x"]
 
     def read():
         answer = answers.pop(0)
@@ -111,7 +117,7 @@ def test_only_a_label_that_is_read_is_a_reason_to_look():
             raise answer
         return answer
 
-    look = on_other(read, lambda: told.append(len(answers)))
+    look = on_value_change(read, lambda: told.append(len(answers)))
     while answers:
         look()
 
@@ -137,19 +143,19 @@ class Away:
 def around(tmp_path, book):
     """A node whose profile has GPUs cut for claims, in an outage."""
     api, boards = Away(), Boards(Board(HOPPER))
-    return Around(
+    return MigDependencies(
         node=boards,
         ledger=Ledger(tmp_path / "claims", "boot"),
         book=book,
-        apart=Apart(Claims().while_free, lambda seconds: contextlib.nullcontext()),
+        apart=MigLocks(Claims().while_free, lambda seconds: contextlib.nullcontext()),
         api=api,
         labels=NodeLabels(api, "node-1"),
         profile=lambda: DYNAMIC,
-        layouts=Layouts(None),
-        keeps=Keeps,
+        layouts=LayoutCatalog(None),
+        keeps=ApiFeatures,
         allocated=frozenset,
         in_charge=lambda: True,
-        governed=Governed(lambda: DYNAMIC),
+        governed=EffectiveProfile(lambda: DYNAMIC),
         changed=lambda: None,
         published=lambda since: True,
         count=lambda problems: None,
@@ -161,8 +167,8 @@ def around(tmp_path, book):
 def test_before_the_label_is_read_its_last_value_decides_what_is_cut_for_claims(
     last, is_cut, tmp_path
 ):
-    book = MigBook(tmp_path / "mig.json", "boot")
-    book.write(Book(label=last))
+    book = MigStateFile(tmp_path / "mig.json", "boot")
+    book.write(MigState(label=last))
     with contextlib.ExitStack() as stack:
         its = around(tmp_path, book)
         stack.callback(its.labels.stop)
@@ -183,4 +189,4 @@ def test_claims_turned_on_what_they_found_off():
         SetMigMode(gpus[3], False, before=True),
     )
 
-    assert turned_on([Record(claim, (), steps)]) == {gpus[0]}
+    assert mig_enabled_by_claims([ClaimRecord(claim, (), steps)]) == {gpus[0]}

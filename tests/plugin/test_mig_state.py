@@ -2,13 +2,13 @@
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import ClusterError
-from dra_driver.model.layouts import State
-from dra_driver.plugin.mig.state import MigState
-from dra_driver.plugin.node_labels import NodeLabels, Pace
+from dra_driver.base.errors import ApiServerError
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
+from dra_driver.model.mig_layouts import LayoutState
+from dra_driver.plugin.mig.state_label import MigStateLabel
 from tests.fakes.api_server import ApiServer
 
 NODE, LABEL = "n1", "nvidia.com/mig.config.state"
@@ -26,7 +26,9 @@ def server():
 
 @pytest.fixture
 def client(server, tmp_path):
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    client = Client(
+        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
+    )
     yield client
     client.close()
 
@@ -34,7 +36,7 @@ def client(server, tmp_path):
 @pytest.fixture
 def state(server, client):
     """The labels are read anew each time, not watched."""
-    return MigState(client, NODE, lambda: labels_of(server))
+    return MigStateLabel(client, NODE, lambda: labels_of(server))
 
 
 def labels_of(server, name=NODE):
@@ -47,7 +49,7 @@ def patches(server):
 
 
 def test_the_state_is_a_label_of_the_own_node_beside_the_others(server, state):
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
     state.write()
 
     assert labels_of(server) == {**OTHERS, LABEL: "success"}
@@ -55,7 +57,7 @@ def test_the_state_is_a_label_of_the_own_node_beside_the_others(server, state):
 
 
 def test_it_is_written_only_when_it_changes(server, state):
-    for each in (State.PENDING, State.PENDING, State.FAILED, State.FAILED):
+    for each in (LayoutState.PENDING, LayoutState.PENDING, LayoutState.FAILED, LayoutState.FAILED):
         state.tell(each)
         state.write()
 
@@ -66,7 +68,7 @@ def test_it_is_written_only_when_it_changes(server, state):
 def test_what_is_there_already_is_not_written_after_a_restart(server, state):
     server.put(node({**OTHERS, LABEL: "success"}))
 
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
     state.write()
 
     assert patches(server) == 0
@@ -81,13 +83,13 @@ class Slices:
         return self.at > moment
 
 
-@pytest.mark.parametrize("before", [State.PENDING, State.FAILED])
+@pytest.mark.parametrize("before", [LayoutState.PENDING, LayoutState.FAILED])
 def test_success_is_told_once_the_slices_say_so(server, client, before):
     slices = Slices()
-    state = MigState(client, NODE, lambda: labels_of(server), published=slices.since)
+    state = MigStateLabel(client, NODE, lambda: labels_of(server), published=slices.since)
     server.put(node({**OTHERS, LABEL: "success"}))  # of another layout
     state.tell(before)
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
 
     assert (state.write() or 60) < 1
     assert labels_of(server)[LABEL] == "pending"
@@ -103,25 +105,25 @@ def test_success_is_told_once_the_slices_say_so(server, client, before):
 
 
 def test_a_new_process_does_not_take_back_what_is_there(server, client):
-    state = MigState(client, NODE, lambda: labels_of(server), published=Slices().since)
+    state = MigStateLabel(client, NODE, lambda: labels_of(server), published=Slices().since)
     server.put(node({**OTHERS, LABEL: "success"}))
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
 
     assert state.write() is None
     assert patches(server) == 0
 
 
 def test_an_api_server_that_is_away_is_not_asked_in_a_hurry(server, client):
-    state = MigState(client, NODE, lambda: OTHERS, published=Slices().since)
+    state = MigStateLabel(client, NODE, lambda: OTHERS, published=Slices().since)
     server.refuse_connections()
-    state.tell(State.PENDING)
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.PENDING)
+    state.tell(LayoutState.SUCCESS)
 
     assert state.write() is None
 
 
 def test_it_comes_back_with_a_node_that_registered_again(server, state):
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
     state.write()
     server.put(node(OTHERS))
 
@@ -131,7 +133,7 @@ def test_it_comes_back_with_a_node_that_registered_again(server, state):
 
 
 def test_without_a_layout_what_we_wrote_goes(server, state):
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
     state.write()
     state.tell(None)
     state.write()
@@ -141,7 +143,7 @@ def test_without_a_layout_what_we_wrote_goes(server, state):
 
 def test_what_an_earlier_process_of_ours_wrote_goes_too(server, client):
     server.put(node({**OTHERS, LABEL: "success"}))
-    state = MigState(client, NODE, lambda: labels_of(server), ours=True)
+    state = MigStateLabel(client, NODE, lambda: labels_of(server), ours=True)
 
     state.write()
     assert labels_of(server)[LABEL] == "success"  # nobody has said yet what is wanted
@@ -162,7 +164,7 @@ def test_without_a_layout_what_somebody_else_wrote_stays(server, state):
 
 
 def test_an_api_server_that_is_away_is_asked_again_and_that_is_told_once(server, state, caplog):
-    state.tell(State.FAILED)
+    state.tell(LayoutState.FAILED)
     server.fail(503, "PATCH", times=2)
     state.write()
     state.write()
@@ -176,7 +178,7 @@ def test_an_api_server_that_is_away_is_asked_again_and_that_is_told_once(server,
 def test_a_right_that_is_missing_is_told(server, state, caplog):
     server.deny("patch", "nodes")
 
-    state.tell(State.FAILED)
+    state.tell(LayoutState.FAILED)
     state.write()
 
     assert "nodes is forbidden" in caplog.text
@@ -184,12 +186,12 @@ def test_a_right_that_is_missing_is_told(server, state, caplog):
 
 def test_nothing_is_written_while_the_labels_are_not_known(server, tmp_path):
     def unknown():
-        raise ClusterError("not read yet")
+        raise ApiServerError("not read yet")
 
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
-    state = MigState(client, NODE, unknown)
+    client = Client(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    state = MigStateLabel(client, NODE, unknown)
 
-    state.tell(State.SUCCESS)
+    state.tell(LayoutState.SUCCESS)
     state.write()
 
     assert patches(server) == 0
@@ -197,14 +199,14 @@ def test_nothing_is_written_while_the_labels_are_not_known(server, tmp_path):
 
 
 def test_its_thread_writes_soon_after_it_is_told(server, tmp_path):
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
-    labels = NodeLabels(client, NODE, Pace(watch=60, first_retry=0.01))
-    state = MigState(client, NODE, labels.now)
+    client = Client(load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")))
+    labels = NodeLabels(client, NODE, WatchIntervals(watch=60, first_retry=0.01))
+    state = MigStateLabel(client, NODE, labels.now)
     labels.start(lambda: None, 5.0)
     labels.start(state.look_soon, 0.0)
     state.start()
 
-    state.tell(State.PENDING)
+    state.tell(LayoutState.PENDING)
     assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")
     server.put(node(OTHERS))
     assert server.wait(lambda: labels_of(server).get(LABEL) == "pending")

@@ -7,24 +7,23 @@ from typing import Any
 
 import pytest
 
-from dra_driver.errors import (
+from dra_driver.base.errors import (
     ClaimError,
     DriverError,
+    MigInstanceNotFound,
     NodeError,
-    Taken,
+    PlacementTaken,
     TimedOut,
     UnknownDevice,
-    Vanished,
 )
-from dra_driver.kubeletplugin.claims import Claim
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.mig import Mig
-from dra_driver.model.offer import Device, Keeps, Offer
-from dra_driver.model.steps import CutPartition, MakeDeviceNodes, RemovePartition, SetMigMode
-from dra_driver.plugin.gone_instances import GoneInstances
+from dra_driver.k8s.claims import Claim
+from dra_driver.model.gpus import Inventory, MigInfo
+from dra_driver.model.offer import ApiFeatures, Device, Offer
+from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, RemovePartition, SetMigMode
+from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.reconcile import Reconciler
+from dra_driver.plugin.mig.lost_instances import LostInstances
+from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.values import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
@@ -44,7 +43,7 @@ def look(world):
     nobody: Any = None
     observer = Metrics()
     keeper = world.preparer.upkeep
-    GoneInstances(world.node, world.ledger.records, keeper, nobody, observer).look()
+    LostInstances(world.node, world.ledger.records, keeper, nobody, observer).look()
 
 
 def replace_instance(world, key=KEY):
@@ -58,21 +57,21 @@ def replace_instance(world, key=KEY):
 def live(world):
     """Have the node offer what it finds, as it does."""
     world.offers = Offers(
-        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: Keeps(), world.ledger
+        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
     )
     refresh = world.node.refresh
 
     def look():
         mig = world.node.mig
         mine = tuple(one for (uuid, _), one in sorted(mig.instances.items()) if uuid == GPU)
-        found = Mig(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
+        found = MigInfo(mig.modes[GPU], mig.modes[GPU], True, H100, mine)
         world.node.now = Inventory((replace(mig_gpu(), mig=found),))
         return refresh()
 
     world.node.refresh = look
     world.restart()
     world.offers = Offers(
-        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: Keeps(), world.ledger
+        world.node, lambda: dynamic("1g.10gb", "3g.40gb"), lambda: ApiFeatures(), world.ledger
     )
     return world
 
@@ -132,7 +131,7 @@ def test_a_cut_that_was_not_tried_is_not_taken_back(world):
     world.node.mig.modes[GPU] = True
 
     def fail(step):
-        if isinstance(step, MakeDeviceNodes):
+        if isinstance(step, CreateDeviceNodes):
             world.node.mig.add(GPU, KEY)
             raise NodeError("/dev/nvidia0 cannot be made")
 
@@ -234,7 +233,7 @@ def test_so_it_does_where_that_one_fails_as_it_would_cut(world):
     its = dict(world.node.mig.instances)
 
     def fail(step):
-        if isinstance(step, CutPartition):
+        if isinstance(step, CreatePartition):
             raise TimedOut("cutting took longer than 15 s")
 
     world.node.before_step = fail
@@ -276,7 +275,7 @@ def test_a_half_of_an_instance_that_is_left_goes_with_its_claim(world):
     find = world.node.instance
 
     def gone(gpu, key):
-        raise Vanished("it has no compute instance")
+        raise MigInstanceNotFound("it has no compute instance")
 
     world.node.instance = gone
     look(world)
@@ -291,7 +290,9 @@ def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
     world.prepare_claim(Claim(ref("first"), (fraction("10Gi", SIDE),)))
     foreign = replace_instance(world, partition(THREE, 0).key)
 
-    with pytest.raises(Taken, match="gpu-0 has an instance of profile 9 at 0 that was not cut"):
+    with pytest.raises(
+        PlacementTaken, match="gpu-0 has an instance of profile 9 at 0 that was not cut"
+    ):
         world.prepare_claim(Claim(ref("second"), (fraction("10Gi", SIDE),)))
     world.preparer.unprepare(ref("first"))
 
@@ -315,7 +316,9 @@ def test_a_claim_that_has_lost_one_of_its_partitions_keeps_the_other(world):
     world.node.mig.remove(GPU, KEY)
     before = dict(world.node.mig.instances)
 
-    with pytest.raises(Vanished, match=rf"has lost {FIRST}: .* may still use {SECOND}, so"):
+    with pytest.raises(
+        MigInstanceNotFound, match=rf"has lost {FIRST}: .* may still use {SECOND}, so"
+    ):
         world.preparer.prepare(ref())
 
     assert world.node.mig.instances == before
@@ -368,7 +371,7 @@ def test_an_instance_that_exists_and_is_gone_is_not_to_be_looked_at(world):
     world.offers.last = world.offers.next = Offer((cut_device(ONE, 0, instance=there),))
     world.node.mig.instances.clear()
 
-    with pytest.raises(Vanished):
+    with pytest.raises(MigInstanceNotFound):
         world.prepare_claim(Claim(ref(), (allocation(FIRST, admin=True),)))
 
 
@@ -439,7 +442,7 @@ class Claims:
 
 
 def reconciler(world):
-    return Reconciler(world.ledger, Claims(world), world.preparer, POOL)
+    return ClaimReconciler(world.ledger, Claims(world), world.preparer, POOL)
 
 
 def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
@@ -520,7 +523,9 @@ def test_a_whole_gpu_that_stays_cut_is_not_prepared(world):
     world.node.mig.modes[GPU] = True
     world.node.mig.add(GPU, KEY)
 
-    with pytest.raises(Taken, match="gpu-0 has an instance of profile 19 at 0 that was not cut"):
+    with pytest.raises(
+        PlacementTaken, match="gpu-0 has an instance of profile 19 at 0 that was not cut"
+    ):
         world.prepare("gpu-0")
 
     assert (world.node.done, world.ledger.records()) == ([], ())
@@ -555,7 +560,7 @@ def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
 
 
 @pytest.mark.point(84)
-@pytest.mark.parametrize("kind", [CutPartition, RemovePartition, SetMigMode])
+@pytest.mark.parametrize("kind", [CreatePartition, RemovePartition, SetMigMode])
 def test_killed_at_any_step_with_an_unreadable_record_the_next_start_goes_on(world, kind):
     world.prepare(FIRST)
     damage(world)

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import AgentDown, NodeError, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimUid
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Space, SpaceName, server_name
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, mps_server_name
 from tests.fakes.mps_agent import FakeMpsAgent
 
 GPU = GpuUuid("GPU-0")
-FIRST = Space(SpaceName("c_1"), ClaimUid("uid-1"), (GPU,), 30)
-SECOND = Space(SpaceName("c_2"), ClaimUid("uid-2"), (GPU,), 70)
+FIRST = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid-1"), (GPU,), 30)
+SECOND = MpsNamespace(MpsNamespaceName("c_2"), ClaimUid("uid-2"), (GPU,), 70)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_the_same_space_again_is_the_same_answer_and_other_limits_are_refused(ag
 @pytest.mark.parametrize("name", ["", "C-1", "c" * 65])
 def test_a_name_that_no_namespace_can_have_is_refused(agent, name):
     with pytest.raises(NodeError, match="no name"):
-        agent.serve(replace(FIRST, name=SpaceName(name)))
+        agent.serve(replace(FIRST, name=MpsNamespaceName(name)))
 
 
 def test_spaces_of_the_same_gpus_share_a_server_that_goes_with_the_last(agent):
@@ -42,7 +42,7 @@ def test_spaces_of_the_same_gpus_share_a_server_that_goes_with_the_last(agent):
     agent.connect(1, FIRST)
     agent.connect(2, SECOND)
     (server,) = agent.status().servers
-    assert server.name == server_name([GPU])
+    assert server.name == mps_server_name([GPU])
 
     agent.release(FIRST.name)
     assert pids(agent) == [2]
@@ -89,7 +89,7 @@ def test_protocol_2_does_not_tell_of_which_space_a_client_is():
     assert [one.space for server in agent.status().servers for one in server.clients] == [None]
 
 
-@pytest.mark.parametrize(("how", "error"), [("down", AgentDown), ("hangs", TimedOut)])
+@pytest.mark.parametrize(("how", "error"), [("down", MpsAgentUnreachable), ("hangs", TimedOut)])
 def test_an_agent_that_does_not_answer_does_nothing(agent, how, error):
     setattr(agent, how, True)
     for ask in (

@@ -7,37 +7,42 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import AgentDown, ClaimError, DriverError, NodeError
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PodUid
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection, Tenants
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.base.errors import ClaimError, DriverError, MpsAgentUnreachable, NodeError
+from dra_driver.k8s.claims import Claim, ClaimUid, PodUid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    MpsTenants,
+    Profile,
+    ProfileEntry,
+    Rules,
+)
 from dra_driver.model.steps import (
     ComputeMode,
-    EndMps,
-    LimitMemory,
-    MakeDeviceNodes,
-    ServeMps,
+    CreateDeviceNodes,
+    RemoveMpsNamespace,
+    ServeMpsNamespace,
     SetComputeMode,
+    SetMemoryLimits,
 )
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.waits import Waits
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.values import POOL, allocation, config, fraction, gpu, inventory, pod, ref
 
-KEEPS = Keeps()
+KEEPS = ApiFeatures()
 MPS = config(sharing={"strategy": "MPS"})
 FOUND = ComputeMode.PROHIBITED
 ALONE = ComputeMode.EXCLUSIVE_PROCESS
 NON_ROOT = Profile(
-    "non-root", (Entry(Selection(), Rules(tenants=Tenants.NON_ROOT), "spec.gpus[0]"),)
+    "non-root", (ProfileEntry(GpuSelector(), Rules(tenants=MpsTenants.NON_ROOT), "spec.gpus[0]"),)
 )
 
 
@@ -69,7 +74,7 @@ class World:
         self.pods = FakePods()
         self.claims = {}
         self.profile = DEFAULT_PROFILE
-        self.waits = Waits(all=5, hand_over=0)
+        self.waits = CallTimeouts(all=5, hand_over=0)
         self.restart()
 
     def read(self, wanted):
@@ -77,12 +82,12 @@ class World:
 
     def restart(self, ledger=Ledger):
         self.ledger = ledger(self.directory / "claims", "boot")
-        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        tools = Tools(self.node, offers, self, self.pods, self.ledger, files, turn)
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, self.waits)
+        tools = PrepareDependencies(self.node, offers, self, self.pods, self.ledger, files, turn)
+        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, self.waits)
         self.preparer.recover()
 
     def run(self, *pods):
@@ -122,12 +127,12 @@ def kinds(steps):
 def test_the_compute_mode_is_set_before_the_server_is_there_and_restored_when_it_is_gone(world):
     world.prepare(whole())
 
-    assert kinds(world.node.done) == [MakeDeviceNodes, SetComputeMode, ServeMps]
+    assert kinds(world.node.done) == [CreateDeviceNodes, SetComputeMode, ServeMpsNamespace]
     assert world.node.modes[gpu(0).uuid] is ALONE
 
     world.preparer.unprepare(ref())
 
-    assert kinds(world.node.undone) == [EndMps, SetComputeMode]
+    assert kinds(world.node.undone) == [RemoveMpsNamespace, SetComputeMode]
     world.assert_nothing_is_left()
 
 
@@ -135,7 +140,7 @@ def test_the_space_is_ended_before_the_memory_limit_of_its_pods(world):
     world.prepare(part(pods="p"))
     world.preparer.unprepare(ref())
 
-    assert kinds(world.node.undone) == [EndMps, LimitMemory]
+    assert kinds(world.node.undone) == [RemoveMpsNamespace, SetMemoryLimits]
 
 
 def test_a_container_is_told_the_way_to_its_own_space_and_its_limits(world):
@@ -161,7 +166,7 @@ def test_an_agent_that_is_down_is_said_and_the_claim_is_served_once_it_is_back(w
     world.node.agent = False
 
     for claim in (part(pods="p"), whole()):
-        with pytest.raises(AgentDown, match="MPS agent of this node does not answer"):
+        with pytest.raises(MpsAgentUnreachable, match="MPS agent of this node does not answer"):
             world.prepare(claim)
         world.assert_nothing_is_left()
 
@@ -221,7 +226,7 @@ def test_of_two_servers_one_of_which_does_not_start_none_is_left_and_the_first_e
     world.run(pod_spec("p", container("x", ("claim", "a")), container("y", ("claim", "b"))))
 
     def refuse(step):
-        if isinstance(step, ServeMps) and gpu(1).uuid in step.space.gpus:
+        if isinstance(step, ServeMpsNamespace) and gpu(1).uuid in step.space.gpus:
             world.node.undo_fails = True
             raise NodeError("the daemon died: its log's last lines")
 
@@ -513,8 +518,8 @@ def test_a_space_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world):
     world.prepare(part())
     (known,) = world.node.spaces.values()
     others = (
-        Space(SpaceName("c_gone"), ClaimUid("uid-gone"), (gpu(0).uuid,)),
-        replace(known, name=SpaceName("c_before")),  # of the same claim, allocated otherwise
+        MpsNamespace(MpsNamespaceName("c_gone"), ClaimUid("uid-gone"), (gpu(0).uuid,)),
+        replace(known, name=MpsNamespaceName("c_before")),  # of the same claim, allocated otherwise
     )
     world.node.spaces |= {one.name: one for one in others}
 
@@ -528,7 +533,7 @@ def test_a_space_is_not_ended_as_unknown_while_its_claim_is_being_prepared(world
     ending = []
 
     def look(step):
-        if isinstance(step, ServeMps) and not ending:
+        if isinstance(step, ServeMpsNamespace) and not ending:
             end = threading.Thread(target=world.preparer.upkeep.end_unknown, args=[step.space])
             ending.append(end)
             end.start()
@@ -570,7 +575,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("back", [True, False], ids=["agent there", "agent down"])
-@pytest.mark.parametrize("at", [SetComputeMode, ServeMps, None])
+@pytest.mark.parametrize("at", [SetComputeMode, ServeMpsNamespace, None])
 def test_killed_while_a_claim_by_mps_is_prepared_the_next_start_takes_it_back(world, at, back):
     def die(step):
         if isinstance(step, at or ()):

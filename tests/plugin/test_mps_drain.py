@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.plugin.mps_metrics import MpsMetrics
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.plugin.metrics import MpsMetrics
 from tests.fakes.mps_node import DB, GPU, OTHER, WEB, A, B, World
 from tests.fakes.values import ref
 

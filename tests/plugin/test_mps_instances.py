@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import NodeError, Vanished
-from dra_driver.model.devices import GpuUuid
+from dra_driver.base.errors import MigInstanceNotFound, NodeError
+from dra_driver.model.gpus import GpuUuid
 from tests.fakes.mps_node import DB, GPU, INSTANCE, WEB, A, B, World
 
 KEY = INSTANCE.key
@@ -61,7 +61,7 @@ def test_what_the_agent_lost_over_an_instance_is_served_again(world):
 @pytest.mark.parametrize(
     "now",
     [
-        pytest.param(Vanished("it is gone"), id="nothing"),
+        pytest.param(MigInstanceNotFound("it is gone"), id="nothing"),
         pytest.param(replace(INSTANCE, uuid=GpuUuid("MIG-9")), id="another one"),
     ],
 )
@@ -78,7 +78,7 @@ def test_the_server_of_an_instance_that_is_gone_is_ended(world, now):
 
 def test_an_instance_that_comes_back_is_served_again(world):
     world.partition(A, WEB)
-    world.instances[KEY] = Vanished("it is gone")
+    world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
     assert list(world.agent.status().spaces()) == []
 
@@ -86,7 +86,7 @@ def test_an_instance_that_comes_back_is_served_again(world):
     world.look()
     assert world.put_right == [A.uid]
     assert len(list(world.agent.status().spaces())) == 1
-    world.instances[KEY] = Vanished("it is gone")
+    world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
     assert list(world.agent.status().spaces()) == []
 
@@ -98,7 +98,7 @@ def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
     world.go_on(20)
     assert len(list(world.agent.status().spaces())) == 1
 
-    world.instances[KEY] = Vanished("it is gone")
+    world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
     world.instances[KEY] = NodeError("the GPU does not answer")
     world.go_on(20)
@@ -108,7 +108,7 @@ def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
 def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):
     world.partition(A, WEB)
     world.look()
-    world.instances[KEY] = Vanished("it is gone")
+    world.instances[KEY] = MigInstanceNotFound("it is gone")
     released = []
 
     def release(name):

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.profiles import Tenants
-from dra_driver.plan.mps_joined import given, not_served, to_look_at
-from dra_driver.plugin.mps_joined import READS_A_SECOND, READS_AT_ONCE
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.model.profiles import MpsTenants
+from dra_driver.plan.mps.containers import pods_to_check, requested_devices, unusable_devices
+from dra_driver.plugin.mps.unserved import READS_A_SECOND, READS_AT_ONCE
 from tests.fakes.mps_node import DB, OTHER, WEB, A, B, World
 from tests.fakes.pods import container, pod_spec
 from tests.fakes.values import ref
@@ -158,8 +158,8 @@ def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first
 
     records, whole = preparing.ledger.records(), preparing.ledger.record(ref().uid)
     found = {
-        one.pod.name: not_served(one, specs[one.pod.name], given(whole), records)
-        for one in to_look_at(records)
+        one.pod.name: unusable_devices(one, specs[one.pod.name], requested_devices(whole), records)
+        for one in pods_to_check(records)
     }
     assert found["first"] == ()
     assert bool(found["later"]) == bool(said)
@@ -178,7 +178,7 @@ def keeps_out(world, claim, tenants):
 
 def test_clients_of_a_pod_that_the_profile_keeps_out_are_ended_as_they_come(world, caplog):
     made = world.claim(A, WEB, DB)
-    keeps_out(world, A, Tenants.NON_ROOT)
+    keeps_out(world, A, MpsTenants.NON_ROOT)
     user = container("main", (A.name, ""), root=False)
     world.pods.pods["default", WEB.name] = pod_spec(WEB.name, user)
     runs(world, DB, A)
@@ -202,7 +202,7 @@ def test_clients_of_a_pod_that_the_profile_keeps_out_are_ended_as_they_come(worl
 
 def test_who_gets_an_ephemeral_container_that_is_root_is_kept_out_from_then_on(world):
     made = world.claim(A, WEB)
-    keeps_out(world, A, Tenants.NON_ROOT)
+    keeps_out(world, A, MpsTenants.NON_ROOT)
     user = container("main", (A.name, ""), root=False)
     world.pods.pods["default", WEB.name] = pod_spec(WEB.name, user)
     world.process(1, WEB, of=made)
@@ -219,7 +219,7 @@ def test_who_gets_an_ephemeral_container_that_is_root_is_kept_out_from_then_on(w
 
 def test_a_pod_that_left_a_claim_that_keeps_it_out_is_forgotten(world):
     made = world.claim(A, WEB, DB)
-    keeps_out(world, A, Tenants.USER_NAMESPACES)
+    keeps_out(world, A, MpsTenants.USER_NAMESPACES)
     runs(world, DB, A)
     world.look()
     assert world.joined.keeps_out(A.uid, DB.uid)
@@ -234,7 +234,7 @@ def test_a_pod_that_left_a_claim_that_keeps_it_out_is_forgotten(world):
 
 def test_where_clients_cannot_be_ended_the_others_are_looked_after(world):
     made = world.claim(A, DB)
-    keeps_out(world, A, Tenants.NON_ROOT)
+    keeps_out(world, A, MpsTenants.NON_ROOT)
     runs(world, DB, A)
     world.process(1, DB, of=made)
     world.agent.wedged = True

@@ -6,17 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.kubeletplugin.pods import PodSpec
-from dra_driver.model.mps import SpaceName
-from dra_driver.plan.mps_drain import LONGEST_MARGIN_SECONDS
-from dra_driver.plugin.errands import Errands
-from dra_driver.plugin.mps_drain import (
-    READS_A_SECOND,
-    READS_AT_ONCE,
-    MpsDrain,
-    PodClients,
-)
+from dra_driver.base.threads import BackgroundTasks
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.mps import MpsNamespaceName
+from dra_driver.plan.mps.drain import LONGEST_MARGIN_SECONDS
+from dra_driver.plugin.mps.drain import READS_A_SECOND, READS_AT_ONCE, MpsDrain, PodMpsClients
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.values import ref
 
@@ -31,7 +26,7 @@ class Node:
         self.graces = {f"p{number}": grace for number, grace in enumerate(graces)}
         self.reads = []  # (when, pod)
         self.late = []
-        errands = Errands(self.clock, lambda work: work())
+        errands = BackgroundTasks(self.clock, lambda work: work())
         self.drain = MpsDrain(self, FakeMpsAgent(), errands, self, self.clock)
         self.next_in = 0.0
 
@@ -57,7 +52,9 @@ class Node:
 
     def wanted(self):
         return [
-            PodClients(ref(name), Pod(name, PodUid(f"uid-{name}")), SpaceName("c"), frozenset([1]))
+            PodMpsClients(
+                ref(name), Pod(name, PodUid(f"uid-{name}")), MpsNamespaceName("c"), frozenset([1])
+            )
             for name in self.graces
         ]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dra_driver.cluster.events import PodRef
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.model.mps import SpaceName
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.k8s.events import PodRef
+from dra_driver.model.mps import MpsNamespaceName
 from tests.fakes.mps_node import DB, GPU, WEB, A, B, C, World
 
 
@@ -116,7 +116,7 @@ def test_a_claim_that_is_given_back_meanwhile_is_not_told_of(world):
     world.look()
     world.on_gpus[GPU] = None
     world.give_back(A)
-    world.agent.release(SpaceName("c_a"))
+    world.agent.release(MpsNamespaceName("c_a"))
     world.look()
 
     assert world.told("MPSNotUsed") == []

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.kubeletplugin.claims import Pod, PodUid
-from dra_driver.node.ledger_files import SetAside
-from dra_driver.plugin.mps_watch import watch_mps
+from dra_driver.k8s.claims import Pod, PodUid
+from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.plugin.mps.watch import watch_mps
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, space
 
@@ -88,7 +88,7 @@ def test_what_no_claim_has_is_ended(world):
 
 def test_what_a_claim_may_have_whose_record_cannot_be_read_is_left_alone(world):
     world.agent.serve(space(B))
-    world.aside = (SetAside(B.uid, Path("b.unreadable"), "no JSON", frozenset()),)
+    world.aside = (DamagedRecord(B.uid, Path("b.unreadable"), "no JSON", frozenset()),)
     world.look()
 
     assert world.put_right == []

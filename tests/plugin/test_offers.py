@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from dra_driver.errors import ClusterError, Forbidden, Unreachable
-from dra_driver.model.holdings import Holding
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps, partition_name
-from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, Strategy
-from dra_driver.plugin.offers import Keeping, Offers
+from dra_driver.base.errors import ApiServerError, Forbidden, Unreachable
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures, partition_name
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, SharingStrategy
+from dra_driver.model.records import Holding
+from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import gpu, inventory, ref
@@ -20,7 +20,7 @@ class World:
     def __init__(self):
         self.node = FakeNode(inventory(1))
         self.profile = DEFAULT_PROFILE
-        self.keeps = Keeps()
+        self.keeps = ApiFeatures()
         self.ledger = FakeHolds()
         self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, self.ledger)
 
@@ -76,7 +76,7 @@ def test_as_long_as_nothing_changes_it_is_the_same_offer():
     "change",
     [
         pytest.param(lambda w: setattr(w, "profile", Profile("other")), id="profile"),
-        pytest.param(lambda w: setattr(w, "keeps", Keeps(taints=False)), id="api-server"),
+        pytest.param(lambda w: setattr(w, "keeps", ApiFeatures(taints=False)), id="api-server"),
         pytest.param(lambda w: w.ledger.set({}), id="ledger"),
     ],
 )
@@ -103,7 +103,7 @@ def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
     world = World()
     offers = Offers(world.node, lambda: world.profile, lambda: world.keeps, world.ledger, mps=mps)
 
-    found = {Strategy.MPS in device.rules.strategies for device in offers.now().devices}
+    found = {SharingStrategy.MPS in device.rules.strategies for device in offers.now().devices}
 
     assert found == {mps}
 
@@ -208,32 +208,32 @@ class Answers:
 
     def __init__(self, *answers):
         self.left = list(answers)
-        self.keeping = Keeping(self.ask)
+        self.keeping = ApiFeatureProbe(self.ask)
 
     def ask(self):
         answer = self.left.pop(0)
-        if isinstance(answer, ClusterError):
+        if isinstance(answer, ApiServerError):
             raise answer
         return answer
 
 
 def test_the_api_server_is_asked_again_from_time_to_time_and_by_nobody_who_wants_to_know():
-    world = Answers(Keeps(), Keeps(taints=False))
+    world = Answers(ApiFeatures(), ApiFeatures(taints=False))
 
     assert world.keeping.look() is None
-    assert [world.keeping(), world.keeping()] == [Keeps(), Keeps()]
+    assert [world.keeping(), world.keeping()] == [ApiFeatures(), ApiFeatures()]
     assert world.keeping.look() is None
-    assert world.keeping() == Keeps(taints=False)
+    assert world.keeping() == ApiFeatures(taints=False)
 
 
 def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_asked_soon():
-    world = Answers(Unreachable("no answer"), Keeps(capacity=False))
+    world = Answers(Unreachable("no answer"), ApiFeatures(capacity=False))
 
     assert world.keeping.look() == 1.0
-    with pytest.raises(ClusterError, match="keeps of a slice is not known: no answer"):
+    with pytest.raises(ApiServerError, match="keeps of a slice is not known: no answer"):
         world.keeping()
     assert world.keeping.look() is None
-    assert world.keeping() == Keeps(capacity=False)
+    assert world.keeping() == ApiFeatures(capacity=False)
 
 
 def test_an_api_server_that_refuses_for_long_is_asked_ever_more_seldom():
@@ -243,19 +243,19 @@ def test_an_api_server_that_refuses_for_long_is_asked_ever_more_seldom():
 
 
 def test_the_first_answer_is_waited_for():
-    world = Answers(Keeps())
+    world = Answers(ApiFeatures())
     asking = threading.Timer(0.1, world.keeping.look)
     asking.start()
 
-    assert world.keeping() == Keeps()
+    assert world.keeping() == ApiFeatures()
     asking.join()
 
 
 def test_what_was_known_counts_while_the_api_server_is_away():
-    world = Answers(Keeps(), Unreachable("no answer"), Keeps(taints=False))
+    world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(taints=False))
     found = []
     while world.left:
         assert world.keeping.look() is None
         found.append(world.keeping())
 
-    assert found == [Keeps(), Keeps(), Keeps(taints=False)]
+    assert found == [ApiFeatures(), ApiFeatures(), ApiFeatures(taints=False)]

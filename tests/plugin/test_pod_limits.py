@@ -4,25 +4,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dra_driver.errors import NodeError, Unreachable
-from dra_driver.kubeletplugin.claims import Claim, Pod
-from dra_driver.kubeletplugin.pods import Container
-from dra_driver.model.devices import DeviceName, GpuUuid
-from dra_driver.model.holdings import Holding, Limit, Record
-from dra_driver.model.mps import Space, SpaceName
-from dra_driver.model.profiles import Guard, GuardPolicy
-from dra_driver.model.steps import ServeMps
-from dra_driver.plugin.pod_limits import PodLimits
+from dra_driver.base.errors import NodeError, Unreachable
+from dra_driver.k8s.claims import Claim, Pod
+from dra_driver.k8s.pods import Container
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plugin.memory.pod_limits import PodLimits
 from tests.fakes.values import fraction, pod, ref
 
 GPU = GpuUuid("GPU-0")
-LIMIT = Limit(1, Guard(GuardPolicy.KILL))
+LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
 def record(name, *pods, limit=LIMIT, **fields):
     holding = Holding(ref(name), DeviceName("gpu-0"), gpu=GPU, limit=limit)
     known = tuple(pod(each) for each in pods)
-    return Record(ref(name), (holding,), prepared=(), spec="{}", pods=known, **fields)
+    return ClaimRecord(ref(name), (holding,), prepared=(), spec="{}", pods=known, **fields)
 
 
 class World:
@@ -134,8 +134,8 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
 
 def by_mps(name, *pods, **fields):
     """Under MPS, and nobody limits its memory."""
-    space = Space(SpaceName(f"c_{name}"), ref(name).uid, (GPU,))
-    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMps(space),))
+    space = MpsNamespace(MpsNamespaceName(f"c_{name}"), ref(name).uid, (GPU,))
+    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMpsNamespace(space),))
 
 
 def test_pods_that_join_a_claim_under_mps_are_noticed_though_nobody_limits_its_memory():

@@ -9,34 +9,31 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.errors import (
+from dra_driver.base.deadlines import CallTimeouts
+from dra_driver.base.errors import (
     ClaimError,
-    DeviceHeld,
-    InUse,
+    ClaimInUse,
+    DeviceHeldByClaim,
     NodeError,
     TimedOut,
     UnknownDevice,
     Unreachable,
 )
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, ShareId
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.inventory import Inventory
-from dra_driver.model.offer import Keeps
+from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
+from dra_driver.model.gpus import DeviceName, Inventory
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
-from dra_driver.node.claim_files import ClaimFiles
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.metadata_files import MetadataFiles
-from dra_driver.node.spec_files import SpecFiles
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.prepare import Preparer
-from dra_driver.plugin.tools import Names, Tools
-from dra_driver.plugin.waits import Waits
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
 from tests.fakes.users import FakeUsers
 from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, pod, ref
 
-KEEPS = Keeps()
+KEEPS = ApiFeatures()
 
 
 def metadata_in(directory):
@@ -78,21 +75,23 @@ class World:
         self.node = FakeNode(inventory(3))
         self.users = FakeUsers()
         self.profile = DEFAULT_PROFILE
-        self.waits = Waits(all=5, hand_over=0.2)
+        self.waits = CallTimeouts(all=5, hand_over=0.2)
         self.preparer = self.restart()
 
     def restart(self):
         self.ledger = Ledger(self.directory / "claims", "boot")
-        self.specs = SpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
+        self.specs = CdiSpecFiles(self.directory / "cdi", "k8s.gpu.nvidia.com")
         self.files = ClaimFiles(self.specs, metadata_in(self.directory))
-        self.preparer = Preparer(Names("gpu.nvidia.com", POOL), self.tools(no_wait), self.waits)
+        self.preparer = Preparer(
+            DriverIdentity("gpu.nvidia.com", POOL), self.tools(no_wait), self.waits
+        )
         self.preparer.recover()
         return self.preparer
 
     def tools(self, turn):
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         its = (self.node, offers, self.api, NO_PODS, self.ledger, self.files, turn)
-        return Tools(*its, users=self.users)
+        return PrepareDependencies(*its, users=self.users)
 
     def prepare(self, *devices, name="claim", **fields):
         return self.preparer.prepare(self.api.put(claim(*devices, name=name, **fields)))
@@ -278,7 +277,7 @@ def test_a_held_device_is_refused_and_its_holder_untouched(world):
     world.prepare("gpu-0", name="holder")
     before = world.spec("holder")
 
-    with pytest.raises(DeviceHeld, match="held by claim default/holder"):
+    with pytest.raises(DeviceHeldByClaim, match="held by claim default/holder"):
         world.prepare("gpu-0")
 
     assert world.spec("holder") == before
@@ -288,7 +287,7 @@ def test_a_held_device_is_refused_and_its_holder_untouched(world):
 
 
 def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
-    world.waits = Waits(all=300, hand_over=300)
+    world.waits = CallTimeouts(all=300, hand_over=300)
     world.restart()
     world.prepare("gpu-0", name="holder")
     threading.Timer(0.1, world.preparer.unprepare, [ref("holder")]).start()
@@ -301,10 +300,12 @@ def test_prepare_waits_for_the_holder_of_a_force_deleted_pod_to_go(world):
 
 
 def test_a_full_claim_waits_without_standing_in_the_way_of_other_gpus(world):
-    world.waits = Waits(all=40, hand_over=30)
+    world.waits = CallTimeouts(all=40, hand_over=30)
     world.restart()
     world.prepare("gpu-0", name="holder")
-    waiting = threading.Thread(target=_ignoring(DeviceHeld, world.prepare), args=("gpu-0", "gpu-1"))
+    waiting = threading.Thread(
+        target=_ignoring(DeviceHeldByClaim, world.prepare), args=("gpu-0", "gpu-1")
+    )
     waiting.start()
 
     begun = time.monotonic()
@@ -342,7 +343,7 @@ def test_claims_on_different_gpus_are_prepared_side_by_side(world):
 
 def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world):
     released = threading.Event()
-    world.waits = Waits(all=0.3, hand_over=0)
+    world.waits = CallTimeouts(all=0.3, hand_over=0)
     world.restart()
     world.node.before_step = lambda step: released.wait(5) if step.minors == (0,) else None
     stuck = threading.Thread(target=world.prepare, args=("gpu-0",), kwargs={"name": "stuck"})
@@ -351,7 +352,7 @@ def test_a_claim_on_a_gpu_that_hangs_gives_up_and_leaves_the_others_alone(world)
     world.prepare("gpu-1", name="quick")
     while not world.ledger.held().get(DeviceName("gpu-0")):
         time.sleep(0.01)
-    with pytest.raises((TimedOut, DeviceHeld)):
+    with pytest.raises((TimedOut, DeviceHeldByClaim)):
         world.prepare("gpu-0", name="late")
 
     released.set()
@@ -452,7 +453,7 @@ def test_files_of_no_claim_are_removed_at_start_and_only_ours(world):
     assert world.spec() is not None
 
 
-class WatchedSpecs(SpecFiles):
+class WatchedSpecs(CdiSpecFiles):
     """Calls somebody between the removal of a claim's file and what follows it."""
 
     removed = staticmethod(lambda: None)
@@ -467,8 +468,10 @@ def test_a_file_is_not_given_back_to_a_claim_that_is_just_being_taken_back(world
     world.specs = WatchedSpecs(world.directory / "cdi", "k8s.gpu.nvidia.com")
     files = ClaimFiles(world.specs, metadata_in(world.directory))
     offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, world.ledger)
-    tools = Tools(world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait)
-    preparer = Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
+    tools = PrepareDependencies(
+        world.node, offers, world.api, NO_PODS, world.ledger, files, no_wait
+    )
+    preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
     round_ = threading.Thread(target=preparer.restore)
 
     def look_meanwhile():
@@ -500,7 +503,7 @@ class DyingLedger(Ledger):
             raise Killed
 
 
-class DyingSpecs(SpecFiles):
+class DyingSpecs(CdiSpecFiles):
     dies = False
 
     def write(self, uid, spec):
@@ -535,8 +538,8 @@ def die_after(world, effect):
     world.node.before_step = die if effect == "step" else world.node.before_step
     world.node.before_files = die if effect == "driver files" else world.node.before_files
     offers = Offers(world.node, lambda: world.profile, lambda: KEEPS, ledger)
-    tools = Tools(world.node, offers, world.api, NO_PODS, ledger, files, no_wait)
-    return Preparer(Names("gpu.nvidia.com", POOL), tools, world.waits)
+    tools = PrepareDependencies(world.node, offers, world.api, NO_PODS, ledger, files, no_wait)
+    return Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, world.waits)
 
 
 @pytest.mark.point(24, 61)
@@ -647,7 +650,7 @@ def test_one_claim_that_cannot_be_brought_into_order_leaves_the_others_alone(wor
 
     assert world.preparer.prepare(ref("fine"))
     assert [record.completed for record in world.ledger.records()] == [True, False]
-    with pytest.raises(DeviceHeld):
+    with pytest.raises(DeviceHeldByClaim):
         world.prepare("gpu-1", name="next")
     stuck.rmdir()
     world.preparer.recover()
@@ -678,12 +681,12 @@ def test_cdi_files_that_somebody_removed_are_put_back(world):
 
 
 def test_waiting_for_everything_together_ends_in_time(world):
-    world.waits = Waits(all=0.3, hand_over=40)
+    world.waits = CallTimeouts(all=0.3, hand_over=40)
     world.restart()
     world.prepare("gpu-0", name="holder")
     begun = time.monotonic()
 
-    with pytest.raises((DeviceHeld, TimedOut)):
+    with pytest.raises((DeviceHeldByClaim, TimedOut)):
         world.prepare("gpu-0")
 
     assert time.monotonic() - begun < 30
@@ -719,7 +722,9 @@ def test_configurations_are_read_while_nobody_waits_for_it(tmp_path):
     turn = Turn()
     written = Read(turn, {**config().parameters, "colour": "red"})
     world = World(tmp_path)
-    world.preparer = Preparer(Names("gpu.nvidia.com", POOL), world.tools(turn), world.waits)
+    world.preparer = Preparer(
+        DriverIdentity("gpu.nvidia.com", POOL), world.tools(turn), world.waits
+    )
 
     with pytest.raises(ClaimError, match="colour: unknown field"):
         world.prepare("gpu-0", configs=(replace(config(), parameters=written),))
@@ -742,9 +747,9 @@ def test_a_claim_that_a_process_still_uses_keeps_everything_until_that_ends(worl
         lambda: world.preparer.unprepare(ref()),
         lambda: world.preparer.take_back_if(ref(), lambda: True),
     ):
-        with pytest.raises(InUse, match="pod default/train: process 7 still runs"):
+        with pytest.raises(ClaimInUse, match="pod default/train: process 7 still runs"):
             give_back()
-    with pytest.raises(DeviceHeld):
+    with pytest.raises(DeviceHeldByClaim):
         world.prepare("gpu-0", name="next")
     assert (world.spec(), world.node.undone) == (before, [])
     assert world.ledger.records()[0].completed
@@ -769,7 +774,7 @@ def test_a_claim_that_is_allocated_anew_keeps_what_a_process_still_uses(world):
     world.prepare("gpu-0")
     world.users.alive[ref().uid] = {pod("train")}
 
-    with pytest.raises(InUse):
+    with pytest.raises(ClaimInUse):
         world.prepare("gpu-1")
 
     assert set(world.ledger.held()) == {"gpu-0"}
@@ -796,7 +801,7 @@ def test_a_claim_without_a_readable_record_is_kept_for_its_processes_too(world):
     world.restart()
     world.users.alive[ref().uid] = {pod("train")}
 
-    with pytest.raises(InUse):
+    with pytest.raises(ClaimInUse):
         world.preparer.unprepare(ref())
 
     assert world.ledger.set_aside()

@@ -6,20 +6,19 @@ import time
 
 import pytest
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer as Client
-from dra_driver.cluster.client import Timeouts
-from dra_driver.errors import ClusterError, SettingsError
+from dra_driver.base.errors import ApiServerError, SettingsError
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient as Client
+from dra_driver.k8s.client import ApiTimeouts
+from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
 from dra_driver.model.profiles import Profile
-from dra_driver.node.last_profile import LastProfile
-from dra_driver.plugin.node_labels import NodeLabels, Pace
-from dra_driver.plugin.profile_choice import ProfileChoice
-from dra_driver.plugin.profiles import Profiles
+from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plugin.publish.profiles import ActiveProfile, ProfileCatalog
 from tests.fakes.api_server import ApiServer
 
 NODE = "n1"
 LABEL, OLDER = "gpu.nvidia.com/profile", "nvidia.com/device-plugin.config"
-FAST = Pace(watch=60, first_retry=0.01, last_retry=0.05)
+FAST = WatchIntervals(watch=60, first_retry=0.01, last_retry=0.05)
 PROFILE = """
 apiVersion: resource.nvidia.com/v1beta1
 kind: NodeProfile
@@ -35,8 +34,8 @@ class Running:
         self.changed = threading.Condition()
         self.changes = 0
         self.on_change = self.count
-        profiles = Profiles(directory)
-        self.choice = ProfileChoice(profiles, chooser, lambda: self.on_change(), look_seconds=0.01)
+        profiles = ProfileCatalog(directory)
+        self.choice = ActiveProfile(profiles, chooser, lambda: self.on_change(), look_seconds=0.01)
 
     def start(self, wait_seconds=5.0):
         self.choice.start(wait_seconds)
@@ -64,7 +63,7 @@ class Running:
 def name_of(choice):
     try:
         return choice.current().name
-    except (SettingsError, ClusterError):
+    except (SettingsError, ApiServerError):
         return None
 
 
@@ -96,7 +95,9 @@ def run(server, tmp_path):
     (tmp_path / "profiles").mkdir()
     for number, name in enumerate("abc", 2):
         (tmp_path / "profiles" / name).write_text(PROFILE.format(number))
-    client = Client(kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), Timeouts(retry=0.005))
+    client = Client(
+        load_kubeconfig(server.kubeconfig(tmp_path / "kubeconfig")), ApiTimeouts(retry=0.005)
+    )
 
     def run(flag="", pace=FAST):
         labels = NodeLabels(client, NODE, pace)
@@ -265,7 +266,7 @@ def test_an_api_server_that_is_away_at_the_start_is_said_and_waited_for(server, 
     running = run().start()
 
     with pytest.raises(
-        ClusterError, match=r"profile of this node is not known: .* cannot be reached"
+        ApiServerError, match=r"profile of this node is not known: .* cannot be reached"
     ):
         running.choice.current()
 
@@ -279,7 +280,7 @@ def test_an_api_server_that_does_not_answer_keeps_nobody_waiting(server, label, 
     server.delay(0.5, "GET", "nodes")
     running = run().start(wait_seconds=0.01)
 
-    with pytest.raises(ClusterError, match="labels of node n1 were not read yet"):
+    with pytest.raises(ApiServerError, match="labels of node n1 were not read yet"):
         running.choice.current()
     assert running.is_in_force("a")
 
@@ -289,7 +290,7 @@ def test_a_right_that_is_missing_is_named(server, label, run):
     server.deny("list", "nodes")
     running = run().start()
 
-    with pytest.raises(ClusterError, match='allow the verb "list" on "nodes"'):
+    with pytest.raises(ApiServerError, match='allow the verb "list" on "nodes"'):
         running.choice.current()
     server.heal()
     assert running.is_in_force("a")
@@ -298,7 +299,7 @@ def test_a_right_that_is_missing_is_named(server, label, run):
 def test_a_node_that_is_not_there_yet_is_waited_for(label, run):
     running = run().start()
 
-    with pytest.raises(ClusterError, match="node n1 has to register"):
+    with pytest.raises(ApiServerError, match="node n1 has to register"):
         running.choice.current()
     label(new="a")
     assert running.is_in_force("a")
@@ -334,7 +335,7 @@ def test_a_watch_that_ends_or_falls_behind_is_opened_again(server, label, run):
 
 def test_after_a_watch_whose_time_is_over_the_node_is_not_read_again(server, label, run):
     label(new="a")
-    running = run(pace=Pace(watch=1, first_retry=0.01)).start()
+    running = run(pace=WatchIntervals(watch=1, first_retry=0.01)).start()
     assert server.wait(lambda: server.count("WATCH", "nodes") >= 3, 30)
 
     label(new="b")
@@ -346,7 +347,7 @@ def test_after_a_watch_whose_time_is_over_the_node_is_not_read_again(server, lab
 def test_an_api_server_that_ends_every_watch_at_once_is_asked_ever_less(server, label, run):
     label(new="a")
     server.fail(410, "WATCH", "nodes", times=10**6)
-    run(pace=Pace(watch=60, first_retry=0.05, last_retry=60)).start()
+    run(pace=WatchIntervals(watch=60, first_retry=0.05, last_retry=60)).start()
 
     time.sleep(0.5)
 
@@ -433,13 +434,13 @@ def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run
 
 def test_a_restart_does_not_lose_the_profile_that_was_in_force(tmp_path):
     (tmp_path / "a").write_text(PROFILE.format(2))
-    last = LastProfile(tmp_path / "state" / "profile.json")
-    first = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    last = LastProfileFile(tmp_path / "state" / "profile.json")
+    first = ActiveProfile(ProfileCatalog(tmp_path), "a", last=last)
     first.start()
     first.stop()
     (tmp_path / "a").write_text(PROFILE.format("many"))
 
-    second = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    second = ActiveProfile(ProfileCatalog(tmp_path), "a", last=last)
     second.start()
     second.stop()
 
@@ -450,10 +451,10 @@ def test_a_restart_does_not_lose_the_profile_that_was_in_force(tmp_path):
 
 def test_what_is_wanted_now_counts_before_what_was_in_force(tmp_path):
     (tmp_path / "a").write_text(PROFILE.format(2))
-    last = LastProfile(tmp_path / "state" / "profile.json")
+    last = LastProfileFile(tmp_path / "state" / "profile.json")
     last.keep(Profile("older"))
 
-    choice = ProfileChoice(Profiles(tmp_path), "a", last=last)
+    choice = ActiveProfile(ProfileCatalog(tmp_path), "a", last=last)
     choice.start()
     choice.stop()
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dra_driver.errors import SettingsError
+from dra_driver.base.errors import SettingsError
 from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules, Rules
-from dra_driver.plan.profiles import rules_by_gpu
-from dra_driver.plugin.profiles import Profiles, bundled
+from dra_driver.plan.profiles.rules import rules_by_gpu
+from dra_driver.plugin.publish.profiles import ProfileCatalog, bundled_profiles
 from tests.fakes.values import gpu
 
 HEAD = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeProfile\n"
@@ -31,19 +31,21 @@ def refused(profiles, name):
 
 
 def test_three_profiles_come_with_the_driver():
-    assert list(bundled()) == ["default", "exclusive", "mig"]
+    assert list(bundled_profiles()) == ["default", "exclusive", "mig"]
     gpus = [gpu(0), gpu(1)]
 
-    usual, idle = rules_by_gpu(bundled()["default"], gpus)
+    usual, idle = rules_by_gpu(bundled_profiles()["default"], gpus)
     assert usual == rules_by_gpu(DEFAULT_PROFILE, gpus)[0]
     assert idle == ()
-    assert set(rules_by_gpu(bundled()["exclusive"], gpus)[0].values()) == {Rules(fractions=False)}
+    assert set(rules_by_gpu(bundled_profiles()["exclusive"], gpus)[0].values()) == {
+        Rules(fractions=False)
+    }
     dynamic = {Rules(mig=MigRules(dynamic=True))}
-    assert set(rules_by_gpu(bundled()["mig"], gpus)[0].values()) == dynamic
+    assert set(rules_by_gpu(bundled_profiles()["mig"], gpus)[0].values()) == dynamic
 
 
 def test_without_files_there_are_the_bundled_ones():
-    profiles = Profiles(None)
+    profiles = ProfileCatalog(None)
 
     assert profiles.named("exclusive").name == "exclusive"
     assert refused(profiles, "fast") == (
@@ -55,7 +57,7 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(tmp_path):
     (tmp_path / "a.yaml").write_text(called("b", 2))
     (tmp_path / "c.yml").write_text(replicas(3))
     (tmp_path / "d").write_text(SLICED % 4)
-    profiles = Profiles(tmp_path)
+    profiles = ProfileCatalog(tmp_path)
 
     assert [number(profiles.named(name)) for name in "bcd"] == [2, 3, 4]
     assert refused(profiles, "a") == (
@@ -66,13 +68,13 @@ def test_a_profile_is_called_as_it_says_or_like_its_file(tmp_path):
 def test_the_whole_name_of_a_file_will_do_too(tmp_path):
     (tmp_path / "a100.yaml").write_text(SLICED % 4)
 
-    assert number(Profiles(tmp_path).named("a100.yaml")) == 4
+    assert number(ProfileCatalog(tmp_path).named("a100.yaml")) == 4
 
 
 def test_one_file_may_have_them_all(tmp_path):
     file = tmp_path / "profiles.yaml"
     file.write_text(f"{called('a', 2)}---\n{called('b', 3)}")
-    profiles = Profiles(file)
+    profiles = ProfileCatalog(file)
 
     assert [number(profiles.named(name)) for name in "ab"] == [2, 3]
 
@@ -80,13 +82,13 @@ def test_one_file_may_have_them_all(tmp_path):
 def test_a_profile_of_ones_own_counts_instead_of_a_bundled_one(tmp_path):
     (tmp_path / "default").write_text(replicas(2))
 
-    assert number(Profiles(tmp_path).named("default")) == 2
+    assert number(ProfileCatalog(tmp_path).named("default")) == 2
 
 
 def test_two_profiles_of_one_name_are_refused_and_others_are_not(tmp_path):
     (tmp_path / "a").write_text(replicas(2))
     (tmp_path / "b").write_text(f"{called('a', 3)}---\n{called('c', 4)}")
-    profiles = Profiles(tmp_path)
+    profiles = ProfileCatalog(tmp_path)
 
     assert refused(profiles, "a") == (
         f"profile 'a' is in {tmp_path}/a and {tmp_path}/b (document 1); remove one, or rename it"
@@ -97,7 +99,7 @@ def test_two_profiles_of_one_name_are_refused_and_others_are_not(tmp_path):
 def test_everything_that_is_wrong_with_a_profile_is_said_with_its_file_and_path(tmp_path):
     (tmp_path / "a.yaml").write_text(f"{HEAD}spec: {{gpus: [{{replicas: 0, fraction: never}}]}}")
     (tmp_path / "b").write_text(replicas(2))
-    profiles = Profiles(tmp_path)
+    profiles = ProfileCatalog(tmp_path)
 
     assert refused(profiles, "a") == (
         f"profile 'a': {tmp_path}/a.yaml: spec.gpus[0].replicas: 0 should be greater than or "
@@ -110,7 +112,7 @@ def test_everything_that_is_wrong_with_a_profile_is_said_with_its_file_and_path(
 def test_nothing_stands_in_for_a_profile_that_is_wrong(tmp_path, name):
     (tmp_path / name).write_text("")
 
-    assert refused(Profiles(tmp_path), name) == (
+    assert refused(ProfileCatalog(tmp_path), name) == (
         f"profile {name!r}: {tmp_path}/{name}: is empty; write a NodeProfile"
     )
 
@@ -118,7 +120,7 @@ def test_nothing_stands_in_for_a_profile_that_is_wrong(tmp_path, name):
 def test_a_file_that_cannot_be_read_might_have_been_the_one(tmp_path):
     (tmp_path / "a").write_text(replicas(2))
     (tmp_path / "b").write_text("spec: [")
-    profiles = Profiles(tmp_path)
+    profiles = ProfileCatalog(tmp_path)
 
     assert number(profiles.named("a")) == 2
     for name in ("default", "c"):
@@ -131,7 +133,7 @@ def test_a_file_that_cannot_be_read_might_have_been_the_one(tmp_path):
 def test_a_change_counts_at_once_and_without_one_it_is_the_same_object(tmp_path):
     file = tmp_path / "a"
     file.write_text(replicas(2))
-    profiles = Profiles(tmp_path)
+    profiles = ProfileCatalog(tmp_path)
     before = profiles.named("a")
     assert profiles.named("a") is before
 
@@ -141,6 +143,6 @@ def test_a_change_counts_at_once_and_without_one_it_is_the_same_object(tmp_path)
 
 
 def test_files_that_are_gone_are_said(tmp_path):
-    profiles = Profiles(tmp_path / "none")
+    profiles = ProfileCatalog(tmp_path / "none")
 
     assert f"--profiles {tmp_path}/none cannot be read" in refused(profiles, "default")

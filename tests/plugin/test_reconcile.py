@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.errors import DeviceHeld, Unreachable
-from dra_driver.kubeletplugin.claims import Claim, ClaimUid, PreparedDevice
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.node.ledger import Ledger
-from dra_driver.plugin.reconcile import Reconciler
+from dra_driver.base.errors import DeviceHeldByClaim, Unreachable
+from dra_driver.k8s.claims import Claim, ClaimUid, PreparedDevice
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from tests.fakes.values import POOL, allocation, ref
 
 
@@ -61,7 +61,7 @@ class Preparer:
 
 def record(name):
     claim = ref(name)
-    return Record(
+    return ClaimRecord(
         claim,
         (Holding(claim, DeviceName("gpu-0")),),
         prepared=(PreparedDevice(("gpu",), "node-1", "gpu-0", ()),),
@@ -86,7 +86,7 @@ def names(ledger):
 
 def test_a_claim_that_exists_is_left_alone(ledger):
     ledger.write(record("a"))
-    reconciler = Reconciler(ledger, Api(ref("a")), Preparer(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, Api(ref("a")), Preparer(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -95,7 +95,7 @@ def test_a_claim_that_exists_is_left_alone(ledger):
 def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
     ledger.write(record("a"))
     ledger.write(record("b"))
-    reconciler = Reconciler(ledger, Api(ref("b")), Preparer(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, Api(ref("b")), Preparer(ledger), POOL)
 
     assert reconciler.look() == 0
     assert names(ledger) == ["a", "b"]
@@ -106,7 +106,7 @@ def test_a_completed_claim_that_is_gone_at_two_looks_is_taken_back(ledger):
 def test_one_look_in_between_at_which_it_existed_starts_anew(ledger):
     ledger.write(record("a"))
     api = Api()
-    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
     reconciler.look()
     api.existing.add(ref("a"))
     reconciler.look()
@@ -121,7 +121,7 @@ def test_an_api_server_that_does_not_answer_takes_nothing_back(ledger):
     ledger.write(record("a"))
     api = Api()
     api.down = True
-    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -132,7 +132,7 @@ def test_many_claims_are_looked_at_a_few_at_a_time_and_all_in_turn(ledger):
     for name in everyone:
         ledger.write(record(name))
     api = Api(*(ref(name) for name in everyone))
-    reconciler = Reconciler(ledger, api, Preparer(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, api, Preparer(ledger), POOL)
 
     reconciler.look()
     assert len(api.asked) < len(everyone)
@@ -152,7 +152,7 @@ def test_a_claim_with_an_unreadable_record_is_prepared_again(tmp_path):
     ledger = opened(tmp_path)
     preparer = Preparer(ledger)
 
-    assert Reconciler(ledger, Api(ref("a")), preparer, POOL).look() == 1
+    assert ClaimReconciler(ledger, Api(ref("a")), preparer, POOL).look() == 1
     assert preparer.prepared == [ref("a")]
     assert ledger.set_aside() == ()
 
@@ -161,7 +161,7 @@ def test_an_unreadable_record_of_a_claim_that_is_gone_is_forgotten(tmp_path):
     set_aside(tmp_path, "a")
     ledger = opened(tmp_path)
 
-    assert Reconciler(ledger, Api(), Preparer(ledger), POOL).look() == 1
+    assert ClaimReconciler(ledger, Api(), Preparer(ledger), POOL).look() == 1
     assert ledger.set_aside() == ()
 
 
@@ -171,7 +171,7 @@ def test_an_unreadable_record_waits_while_nothing_is_known_of_its_claim(tmp_path
     api = Api()
     api.down = True
 
-    assert Reconciler(ledger, api, Preparer(ledger), POOL).look() == 0
+    assert ClaimReconciler(ledger, api, Preparer(ledger), POOL).look() == 0
     assert [aside.uid for aside in ledger.set_aside()] == [ClaimUid("uid-a")]
 
 
@@ -181,9 +181,9 @@ def test_a_claim_that_cannot_be_taken_back_is_tried_again(ledger):
 
     class Stuck(Preparer):
         def take_back_if(self, claim, gone):
-            raise DeviceHeld("busy")
+            raise DeviceHeldByClaim("busy")
 
-    reconciler = Reconciler(ledger, Api(), Stuck(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, Api(), Stuck(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -199,7 +199,7 @@ def test_a_claim_allocated_anew_between_the_look_and_the_act_is_left_alone(ledge
             api.existing.add(claim)  # while the reconciler waited for its turn
             return super().take_back_if(claim, gone)
 
-    reconciler = Reconciler(ledger, api, Slow(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, api, Slow(ledger), POOL)
 
     assert [reconciler.look() for _ in range(3)] == [0, 0, 0]
     assert names(ledger) == ["a"]
@@ -216,7 +216,7 @@ def test_nobody_is_asked_about_a_deleted_claim_while_others_wait_for_the_turn(le
             assert api.asked == before
             return super().take_back_if(claim, gone)
 
-    reconciler = Reconciler(ledger, api, Waiting(ledger), POOL)
+    reconciler = ClaimReconciler(ledger, api, Waiting(ledger), POOL)
 
     assert [reconciler.look() for _ in range(2)] == [0, 1]
 
@@ -234,7 +234,7 @@ def test_two_records_that_say_nothing_do_not_stand_in_each_others_way(tmp_path):
             assert not any(aside.may_hold(api.device_of(claim)) for aside in others)
             return super().prepare(claim)
 
-    assert Reconciler(ledger, api, Careful(ledger), POOL).look() == 2
+    assert ClaimReconciler(ledger, api, Careful(ledger), POOL).look() == 2
     assert ledger.set_aside() == ()
 
 
@@ -244,7 +244,7 @@ def test_an_unreadable_record_of_a_claim_that_is_elsewhere_now_is_forgotten(tmp_
     api = Api(ref("a"))
     api.allocations[ClaimUid("uid-a")] = allocation(pool="another-node")
 
-    assert Reconciler(ledger, api, Preparer(ledger), POOL).look() == 1
+    assert ClaimReconciler(ledger, api, Preparer(ledger), POOL).look() == 1
     assert ledger.set_aside() == ()
 
 
@@ -254,9 +254,9 @@ def test_an_unreadable_record_whose_claim_cannot_be_prepared_holds_only_its_own_
 
     class Stuck(Preparer):
         def prepare(self, claim):
-            raise DeviceHeld("its GPU is gone")
+            raise DeviceHeldByClaim("its GPU is gone")
 
-    assert Reconciler(ledger, Api(ref("a")), Stuck(ledger), POOL).look() == 0
+    assert ClaimReconciler(ledger, Api(ref("a")), Stuck(ledger), POOL).look() == 0
     (aside,) = ledger.set_aside()
     assert aside.may_hold("gpu-0")
     assert not aside.may_hold("gpu-1")

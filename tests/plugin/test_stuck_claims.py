@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.cluster.events import Event, NodeRef, PodRef
-from dra_driver.errors import ClusterError, InUse, NodeError
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, Pod, PodUid, PreparedDevice
-from dra_driver.model.devices import DeviceName
-from dra_driver.model.holdings import Holding, Record
-from dra_driver.plugin.stuck_claims import Listeners, StuckClaims
+from dra_driver.base.errors import ApiServerError, ClaimInUse, NodeError
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid, PreparedDevice
+from dra_driver.k8s.events import Event, NodeRef, PodRef
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plugin.claims.in_use import InUseListeners, StuckClaims
 from tests.fakes.values import ref
 
 A, B = ref("a"), ref("b")
@@ -21,8 +21,8 @@ NODE = NodeRef("node-a", "uid-node-a")
 DEVICE = PreparedDevice(("gpu",), "node-a", "gpu-0", ("vendor/class=x",))
 
 
-def record(claim: ClaimRef, *pods: Pod) -> Record:
-    return Record(claim, (Holding(claim, DeviceName("gpu-0")),), pods=pods)
+def record(claim: ClaimRef, *pods: Pod) -> ClaimRecord:
+    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),), pods=pods)
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
         self.fails: dict[ClaimUid, Exception] = {}
         self.events: list[Event] = []
         self.in_use: list[ClaimRef] = []
-        listeners = Listeners(self, lambda: NODE, self.in_use.append)
+        listeners = InUseListeners(self, lambda: NODE, self.in_use.append)
         self.claims = StuckClaims(self, self.records.get, listeners)
 
     def prepare(self, claim: ClaimRef) -> tuple[PreparedDevice, ...]:
@@ -143,9 +143,9 @@ def test_our_own_mistakes_are_no_news_for_pods(world):
 
 
 def test_of_a_claim_that_a_process_still_uses_the_node_is_told_too_since_the_pod_may_be_gone(world):
-    world.fails[A.uid] = InUse(RUNS)
+    world.fails[A.uid] = ClaimInUse(RUNS)
     for _ in range(2):
-        with pytest.raises(InUse):
+        with pytest.raises(ClaimInUse):
             world.claims.unprepare(A)
 
     message = f"claim {A} cannot be given back yet: {RUNS}"
@@ -160,8 +160,8 @@ def test_what_else_holds_a_claim_is_no_news_for_the_node(world):
 
 
 def test_a_claim_that_the_reconciler_cannot_take_back_is_told_of_in_the_same_way(world):
-    world.fails[A.uid] = InUse(RUNS)
-    with pytest.raises(InUse):
+    world.fails[A.uid] = ClaimInUse(RUNS)
+    with pytest.raises(ClaimInUse):
         world.claims.take_back_if(A, lambda: True)
 
     assert [one.regarding.name for one in world.events] == ["web", "db", "node-a"]
@@ -171,7 +171,7 @@ def test_a_claim_that_the_reconciler_cannot_take_back_is_told_of_in_the_same_way
 
 
 def test_an_api_server_that_does_not_tell_whether_a_claim_is_gone_is_no_news(world):
-    world.fails[A.uid] = ClusterError("no answer")
-    with pytest.raises(ClusterError):
+    world.fails[A.uid] = ApiServerError("no answer")
+    with pytest.raises(ApiServerError):
         world.claims.take_back_if(A, lambda: True)
     assert world.events == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.plugin.mig.tries import Tries
+from dra_driver.base.backoff import Backoff
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def now():
 
 @pytest.fixture
 def tries(now):
-    return Tries(5.0, 12.0, lambda: now[0])
+    return Backoff(5.0, 12.0, lambda: now[0])
 
 
 def test_what_failed_rests_for_a_while(tries, now):

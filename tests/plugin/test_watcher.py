@@ -5,18 +5,18 @@ from typing import Any
 
 from prometheus_client import generate_latest
 
-from dra_driver.errors import NodeError, SettingsError, Unreachable
-from dra_driver.model.offer import Keeps
-from dra_driver.model.profiles import DEFAULT_PROFILE, Entry, Profile, Rules, Selection
+from dra_driver.base.errors import NodeError, SettingsError, Unreachable
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.model.profiles import DEFAULT_PROFILE, GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.offers import Offers
-from dra_driver.plugin.rounds import Rounds, Watcher
+from dra_driver.plugin.publish.loops import DeviceScanner, Loops
+from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import POOL, inventory, ref
 from tests.plugin.test_fractions import EXCLUSIVE, World, part
 
-KEEPS = Keeps()
+KEEPS = ApiFeatures()
 
 
 class Scene:
@@ -28,7 +28,7 @@ class Scene:
         self.metrics = Metrics()
         self.published = []
         offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds())
-        self.watcher = Watcher(offers, POOL, self.published.append, self.metrics)
+        self.watcher = DeviceScanner(offers, POOL, self.published.append, self.metrics)
 
     def names(self):
         return [device["name"] for device in self.published[-1].devices]
@@ -96,7 +96,7 @@ def test_a_node_that_cannot_be_looked_at_keeps_what_it_published():
 
 def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
     caplog.set_level("INFO")
-    entry = Entry(Selection(minors=frozenset({7})), Rules(), "spec.gpus[0]")
+    entry = ProfileEntry(GpuSelector(minors=frozenset({7})), Rules(), "spec.gpus[0]")
     scene = Scene()
     profile = Profile("p", (entry,))
     scene.profile = lambda: profile
@@ -108,7 +108,7 @@ def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
 
 
 def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):
-    entry = Entry(Selection(), Rules(memory_least=1 << 50), "spec.gpus[0]")
+    entry = ProfileEntry(GpuSelector(), Rules(memory_least=1 << 50), "spec.gpus[0]")
     scene = Scene()
     profile = Profile("p", (entry,))
     scene.profile = lambda: profile
@@ -127,7 +127,7 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     scene.profile = lambda: EXCLUSIVE
     scene.watcher.look()
     nobody: Any = None  # a process that is not in charge reconciles nothing
-    rounds = Rounds(scene.watcher, nobody, nobody, lambda: False, scene.metrics)
+    rounds = Loops(scene.watcher, nobody, nobody, lambda: False, scene.metrics)
     rounds.start(3600, 3600)
     assert scene.metric("dra_driver_pending_devices") == 1
 

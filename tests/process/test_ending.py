@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from dra_driver.errors import NodeError
-from dra_driver.process.ending import Ending
+from dra_driver.base.errors import NodeError
+from dra_driver.base.signals import Shutdown
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def left():
 def ending(left):
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.getsignal(number) for number in numbers]
-    yield Ending("cannot go on", seconds=0.01, leave=left.put)
+    yield Shutdown("cannot go on", seconds=0.01, leave=left.put)
     signal.set_wakeup_fd(-1)
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)

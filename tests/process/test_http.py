@@ -6,9 +6,9 @@ import urllib.request
 
 import pytest
 
-from dra_driver.errors import SettingsError
+from dra_driver.base.errors import SettingsError
+from dra_driver.base.http import HttpServer
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.process.http import HttpServer
 
 
 @pytest.fixture

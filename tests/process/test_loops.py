@@ -2,8 +2,8 @@
 
 import threading
 
-from dra_driver.errors import NodeError
-from dra_driver.process.loops import Loop
+from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import Loop
 
 
 class Steps:

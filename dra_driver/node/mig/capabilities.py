@@ -11,26 +11,28 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DeviceFile
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.driver.root import DriverRoot
 
 log = logging.getLogger(__name__)
 
-MONITOR: Final = "mig/monitor"  # to look at instances that are somebody else's
-CONFIG: Final = "mig/config"  # to cut and to remove
-_OPTIONAL: Final = (MONITOR,)  # a driver without MIG has none, and its GPUs can be looked at
+MONITOR_CAPABILITY: Final = "mig/monitor"  # to look at instances that are somebody else's
+CONFIG_CAPABILITY: Final = "mig/config"  # to cut and to remove
+_OPTIONAL: Final = (
+    MONITOR_CAPABILITY,
+)  # a driver without MIG has none, and its GPUs can be looked at
 _CAPABILITIES: Final = "driver/nvidia/capabilities"
 _MAKE_AGAIN_SECONDS: Final = 60.0
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*(\d+)\s*$", re.MULTILINE)
 
-Look = Callable[[str, str], DeviceFile | None]
+FindDeviceFile = Callable[[str, str], DeviceFile | None]
 """The device file of a name below /dev of a root; None: there is none."""
-Modprobe = Callable[[str, tuple[str, ...]], None]
+RunModprobe = Callable[[str, tuple[str, ...]], None]
 """Runs nvidia-modprobe for a root."""
 
 
-class Access:
+class CapabilityAccess:
     """What this process itself needs of them, in order to cut.
 
     Whoever has CAP_SYS_ADMIN has every one without its file (the same guide), so that the driver
@@ -65,7 +67,7 @@ class Access:
 class MigCapabilities:
     """The capabilities of the driver in *driver*."""
 
-    def __init__(self, driver: DriverRoot, look: Look, modprobe: Modprobe) -> None:
+    def __init__(self, driver: DriverRoot, look: FindDeviceFile, modprobe: RunModprobe) -> None:
         self._driver = driver
         self._look = look
         self._modprobe = modprobe

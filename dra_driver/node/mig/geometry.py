@@ -9,27 +9,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Engines, MigProfile, Placement
+from dra_driver.model.gpus import Engines, GpuUuid, MigProfile, Placement
 from dra_driver.node.mig.instances import (
     GpuInstance,
     ProfilesOf,
     compute_profiles,
-    filling,
-    is_there,
-    unlisted,
+    instance_exists,
+    unlisted_instances,
+    whole_compute_profile,
 )
-from dra_driver.node.nvml_codes import (
+from dra_driver.node.nvml.api import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
     NOT_FOUND,
     NOT_SUPPORTED,
-    SESSION_IS_OVER,
-    code,
-    unless_refused,
+    SESSION_ENDED,
+    NvmlFunctions,
+    none_if_refused,
+    nvml_error_code,
 )
-from dra_driver.node.nvml_functions import Functions
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ _SUFFIXES: Final = {
 }
 
 
-def geometry(functions: Functions, handle: Any) -> tuple[MigProfile, ...]:
+def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ...]:
     """The profiles of the GPU behind *handle*, by number. They do not change while its driver is
     loaded and its MIG mode stays.
 
@@ -69,18 +68,18 @@ def geometry(functions: Functions, handle: Any) -> tuple[MigProfile, ...]:
         if profile is None or profile.id in [one.id for one in found]:
             continue
         found.append(profile)
-    return tuple(_told_apart(found))
+    return tuple(_with_unique_names(found))
 
 
 @dataclass(frozen=True, slots=True)
-class _Unlisted:
+class _UnlistedInstances:
     """GPU instances of profiles that the driver does not list."""
 
     again_at: float
     ids: tuple[int, ...]
 
 
-class Geometries:
+class GeometryCache:
     """The geometry of each GPU of one session of NVML, read once as long as its MIG mode stays.
 
     Used by the threads of several GPUs, each for its own.
@@ -91,10 +90,10 @@ class Geometries:
         self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
         self._problems: dict[GpuUuid, str] = {}
         self._compute: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
-        self._unlisted: dict[GpuUuid, _Unlisted] = {}
+        self._unlisted: dict[GpuUuid, _UnlistedInstances] = {}
 
     def of(
-        self, functions: Functions, handle: Any, gpu: GpuUuid, on: bool
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, on: bool
     ) -> tuple[MigProfile, ...]:
         """Empty: it cannot be read, which is logged; :meth:`problem` says why. The GPU is as good
         as any other but for that."""
@@ -107,42 +106,44 @@ class Geometries:
         """Why the geometry of *gpu* could not be read; empty: it could."""
         return self._problems.get(gpu, "")
 
-    def compute(self, functions: Functions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
+    def compute(self, functions: NvmlFunctions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
         """How GPU instances like *gi*, of *gpu*, can be divided."""
         key = gpu, gi.key.profile_id
         if (known := self._compute.get(key)) is not None:
             return known
         found = compute_profiles(functions, gi)
         # Of one that somebody removes meanwhile only a part is said, if anything.
-        if (filling(gi, found) is not None or not gi.key.slices) and is_there(functions, gi):
+        if (whole_compute_profile(gi, found) is not None or not gi.key.slices) and instance_exists(
+            functions, gi
+        ):
             self._compute[key] = found
         return found
 
-    def asked(self, functions: Functions, gpu: GpuUuid) -> ProfilesOf:
+    def asked(self, functions: NvmlFunctions, gpu: GpuUuid) -> ProfilesOf:
         """How GPU instances of *gpu* can be divided, read once for all that are alike."""
         return partial(self.compute, functions, gpu)
 
     def unlisted(
-        self, functions: Functions, handle: Any, gpu: GpuUuid, listed: Collection[int]
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, listed: Collection[int]
     ) -> tuple[GpuInstance, ...]:
         """The GPU instances besides those that are *listed* by profile: hardly ever one, so that
         they are searched for now and then, and those that were found are looked after."""
         known, now = self._unlisted.get(gpu), self._clock()
         if known is not None and now < known.again_at:
-            return unlisted(functions, handle, listed, known.ids)
-        found = unlisted(functions, handle, listed)
+            return unlisted_instances(functions, handle, listed, known.ids)
+        found = unlisted_instances(functions, handle, listed)
         again_at = now + _SEARCH_AGAIN_SECONDS
-        self._unlisted[gpu] = _Unlisted(again_at, tuple(one.id for one in found))
+        self._unlisted[gpu] = _UnlistedInstances(again_at, tuple(one.id for one in found))
         return found
 
-    def _ask(self, functions: Functions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
+    def _ask(self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
         self._problems.pop(gpu, None)
         try:
-            return geometry(functions, handle)
+            return read_geometry(functions, handle)
         except Exception as error:
-            if code(error) is None or code(error) in SESSION_IS_OVER:
+            if nvml_error_code(error) is None or nvml_error_code(error) in SESSION_ENDED:
                 raise
-            old = code(error) in _NOT_IN_THIS_LIBRARY
+            old = nvml_error_code(error) in _NOT_IN_THIS_LIBRARY
             self._problems[gpu] = (
                 NO_FUNCTIONS if old else f"NVML does not tell its MIG profiles: {error}"
             )
@@ -150,12 +151,12 @@ class Geometries:
             return ()
 
 
-def _profile(functions: Functions, handle: Any, number: int) -> MigProfile | None:
+def _profile(functions: NvmlFunctions, handle: Any, number: int) -> MigProfile | None:
     """None: the board has no such profile."""
-    told = unless_refused(lambda: _info(functions, handle, number), *_NOT_ON_THIS_BOARD)
+    told = none_if_refused(lambda: _info(functions, handle, number), *_NOT_ON_THIS_BOARD)
     if told is None or not told.instanceCount:
         return None
-    places = unless_refused(
+    places = none_if_refused(
         lambda: _placements(functions, handle, int(told.id)), *_NOT_ON_THIS_BOARD
     )
     if not places:
@@ -166,24 +167,24 @@ def _profile(functions: Functions, handle: Any, number: int) -> MigProfile | Non
         id=int(told.id),
         number=number,
         slices=int(told.sliceCount),
-        most=min(int(told.instanceCount), _room(places)),
+        most=min(int(told.instanceCount), _capacity(places)),
         memory_bytes=memory_bytes,
         engines=_engines(told),
         placements=places,
     )
 
 
-def _info(functions: Functions, handle: Any, number: int) -> Any:
+def _info(functions: NvmlFunctions, handle: Any, number: int) -> Any:
     """With the name, unless the library is older than that (driver 515)."""
     try:
         return functions.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, 2)
     except Exception as error:
-        if code(error) not in _NOT_IN_THIS_LIBRARY:
+        if nvml_error_code(error) not in _NOT_IN_THIS_LIBRARY:
             raise
         return functions.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, 1)
 
 
-def _placements(functions: Functions, handle: Any, profile_id: int) -> tuple[Placement, ...]:
+def _placements(functions: NvmlFunctions, handle: Any, profile_id: int) -> tuple[Placement, ...]:
     """By start. NVML says how many there are before it says which."""
     count = ctypes.c_uint(0)
     functions.nvmlDeviceGetGpuInstancePossiblePlacements(
@@ -199,7 +200,7 @@ def _placements(functions: Functions, handle: Any, profile_id: int) -> tuple[Pla
     return tuple(sorted(place for place in told if place.size))
 
 
-def _room(places: tuple[Placement, ...]) -> int:
+def _capacity(places: tuple[Placement, ...]) -> int:
     """How many of *places* can be taken at once."""
     taken, end = 0, 0
     for place in sorted(places, key=lambda place: place.end):
@@ -219,7 +220,7 @@ def _engines(told: Any) -> Engines:
     )
 
 
-def _name(functions: Functions, handle: Any, number: int, told: Any) -> str:
+def _name(functions: NvmlFunctions, handle: Any, number: int, told: Any) -> str:
     """As nvidia-smi prints it. Where the library does not say, it is made as the driver makes it:
     slices, then the part of the board's memory in whole eighths."""
     said = getattr(told, "name", "")
@@ -233,7 +234,7 @@ def _name(functions: Functions, handle: Any, number: int, told: Any) -> str:
     return f"{int(told.sliceCount)}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
 
 
-def _told_apart(profiles: list[MigProfile]) -> list[MigProfile]:
+def _with_unique_names(profiles: list[MigProfile]) -> list[MigProfile]:
     """Each with a name of its own; where that cannot be, the first one of a name."""
     named: dict[str, MigProfile] = {}
     for one in profiles:

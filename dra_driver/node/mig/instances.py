@@ -1,22 +1,123 @@
 """What is cut of a GPU now: GPU instances, compute instances, and the MIG devices that these are.
 
-Each function is called on the GPU's thread of ``dra_driver.node.nvml``. Between two of its calls
+Each function is called on the GPU's thread of ``dra_driver.node.nvml.client.client``. Between two
+of its calls
 somebody else may remove an instance: what is gone is left out. NVML's list of MIG devices is not
 asked for what there is: it goes on listing those that another process removed, and to read it takes
 seconds on a busy node.
+
+How MIG devices are called, from what NVML says of their compute instances.
 """
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Instance, MigProfile, OddInstance, PartitionKey
-from dra_driver.node.mig.uuids import Uuids
-from dra_driver.node.nvml_codes import INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, unless_refused
-from dra_driver.node.nvml_functions import Functions
+from dra_driver.model.gpus import (
+    GpuUuid,
+    MigInstance,
+    MigProfile,
+    PartitionKey,
+    UnusableGpuInstance,
+    is_mig_uuid,
+)
+from dra_driver.node.nvml.api import (
+    INVALID_ARGUMENT,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    NvmlFunctions,
+    none_if_refused,
+)
+
+_NOT_SAID: Final = (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
+
+
+_Ids = tuple[int, int]  # of a GPU instance, and of a compute instance in it
+
+
+class MigUuidReader:
+    """Of the compute instances of one GPU, at one look.
+
+    A compute instance says on which device it is. By nvml.h that is the GPU; NVIDIA's own driver
+    was also seen to take it for the MIG device. Where it is the GPU, the MIG device is found by its
+    place, "MIG-GPU-<uuid>/<gi>/<ci>", which ``nvmlDeviceGetHandleByUUID`` takes as well. Only where
+    that is refused NVML's list of MIG devices is gone through, which can take ten seconds.
+
+    Whoever is given a wrong name computes on another's instance, or has it removed. So a device is
+    believed only if it says itself that it is this instance, and no two have the same name.
+    """
+
+    def __init__(self, functions: NvmlFunctions, handle: Any) -> None:
+        self._functions = functions
+        self._handle = handle
+        self._gpu: str | None = None
+        self._say_gpu = False  # it is known that instances say no more than that
+        self._list: Mapping[_Ids, GpuUuid] | None = None  # once it was read
+        self._given: dict[GpuUuid, _Ids] = {}
+
+    def of(self, gi: int, ci: int, device: Any) -> GpuUuid | None:
+        """Of a compute instance that is there, and on *device*. None: NVML does not say."""
+        ids = gi, ci
+        for way in (partial(self._on, device), self._by_place, self._listed):
+            uuid = way(ids)
+            if uuid is not None and self._given.setdefault(uuid, ids) == ids:
+                return uuid
+        return None
+
+    def _on(self, device: Any, ids: _Ids) -> GpuUuid | None:
+        if self._say_gpu:
+            return None
+        uuid = self._uuid(device)
+        if uuid is not None and is_mig_uuid(uuid):
+            return uuid if self._ids(device) == ids else None
+        self._say_gpu, self._gpu = True, uuid
+        return None
+
+    def _by_place(self, ids: _Ids) -> GpuUuid | None:
+        gpu = self._gpu = self._gpu or self._functions.nvmlDeviceGetUUID(self._handle)
+        gi, ci = ids
+        ask = partial(self._functions.nvmlDeviceGetHandleByUUID, f"MIG-{gpu}/{gi}/{ci}")
+        device = none_if_refused(ask, *_NOT_SAID)
+        return self._uuid(device) if device is not None and self._ids(device) == ids else None
+
+    def _listed(self, ids: _Ids) -> GpuUuid | None:
+        if self._list is None:
+            self._list = self._read_list()
+        return self._list.get(ids)
+
+    def _read_list(self) -> Mapping[_Ids, GpuUuid]:
+        """Those that were removed may be in it as well: of two names for the same instance neither
+        is believed."""
+        found: dict[_Ids, set[GpuUuid]] = {}
+        for device in self._devices():
+            ids, uuid = self._ids(device), self._uuid(device)
+            if ids is not None and uuid is not None:
+                found.setdefault(ids, set()).add(uuid)
+        return {ids: min(uuids) for ids, uuids in found.items() if len(uuids) == 1}
+
+    def _devices(self) -> Iterator[Any]:
+        functions, handle = self._functions, self._handle
+        most = none_if_refused(lambda: functions.nvmlDeviceGetMaxMigDeviceCount(handle), *_NOT_SAID)
+        for index in range(most or 0):
+            ask = partial(functions.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            if (device := none_if_refused(ask, *_NOT_SAID)) is not None:
+                yield device
+
+    def _ids(self, device: Any) -> _Ids | None:
+        """Which instance this MIG device is, as it says itself."""
+
+        def ask() -> _Ids:
+            gi = self._functions.nvmlDeviceGetGpuInstanceId(device)
+            return gi, self._functions.nvmlDeviceGetComputeInstanceId(device)
+
+        return none_if_refused(ask, *_NOT_SAID)
+
+    def _uuid(self, device: Any) -> GpuUuid | None:
+        said = none_if_refused(lambda: self._functions.nvmlDeviceGetUUID(device), *_NOT_SAID)
+        return GpuUuid(said) if said else None
+
 
 _MOST_INSTANCES: Final = 32  # of one profile; NVML fills a list that has to be long enough
 _COMPUTE_PROFILES: Final = range(12)  # NVML_COMPUTE_INSTANCE_PROFILE_*: 9 in driver 615
@@ -46,7 +147,7 @@ class ComputeInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class GpuInstanceDescription:
     """A GPU instance in words, for messages."""
 
     profile: str
@@ -65,82 +166,82 @@ Unlisted = Callable[[Collection[int]], Sequence[GpuInstance]]
 """The GPU instances besides those with these ids, which are of no profile that is known."""
 
 
-def everything_cut(
-    functions: Functions, handle: Any, profiles: Collection[MigProfile], ask: ProfilesOf
-) -> tuple[Cut, ...]:
+def describe_gpu_instances(
+    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], ask: ProfilesOf
+) -> tuple[GpuInstanceDescription, ...]:
     """Every GPU instance, half made or not, by key."""
     names = {one.id: one.name for one in profiles}
-    uuids = Uuids(functions, handle)
-    found = _all(functions, handle, profiles, partial(unlisted, functions, handle))
+    uuids = MigUuidReader(functions, handle)
+    found = _all(functions, handle, profiles, partial(unlisted_instances, functions, handle))
     return tuple(
-        Cut(
+        GpuInstanceDescription(
             names.get(one.key.profile_id, f"profile {one.key.profile_id}"),
             one.id,
             one.key,
-            names_of(uuids, one, compute_instances(functions, one, ask(one))),
+            uuids_of(uuids, one, compute_instances(functions, one, ask(one))),
         )
         for one in sorted(found, key=lambda one: one.key)
     )
 
 
 def instances(
-    functions: Functions,
+    functions: NvmlFunctions,
     handle: Any,
     profiles: Collection[MigProfile],
     ask: ProfilesOf,
     others: Unlisted,
-) -> tuple[tuple[Instance, ...], tuple[OddInstance, ...]]:
+) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
     """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
-    uuids = Uuids(functions, handle)
-    found: list[Instance] = []
-    odd: list[OddInstance] = []
+    uuids = MigUuidReader(functions, handle)
+    found: list[MigInstance] = []
+    odd: list[UnusableGpuInstance] = []
     for one in _all(functions, handle, profiles, others):
         its = compute_instances(functions, one, ask(one))
         if (whole := _whole(one, its, uuids)) is not None:
             found.append(whole)
         else:
-            odd.append(OddInstance(one.key, one.id, len(its)))
+            odd.append(UnusableGpuInstance(one.key, one.id, len(its)))
     found.sort(key=lambda one: one.key)
     odd.sort(key=lambda one: one.key)
     return tuple(found), tuple(odd)
 
 
-def instance(
-    functions: Functions, handle: Any, key: PartitionKey, ask: ProfilesOf
-) -> Instance | None:
+def whole_instance(
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+) -> MigInstance | None:
     """The instance that is exactly this partition. None: there is none, or it is not whole."""
     one = gpu_instance(functions, handle, key)
     return None if one is None else instance_of(functions, handle, one, ask(one))
 
 
 def instance_of(
-    functions: Functions, handle: Any, gi: GpuInstance, profiles: Sequence[Any]
-) -> Instance | None:
+    functions: NvmlFunctions, handle: Any, gi: GpuInstance, profiles: Sequence[Any]
+) -> MigInstance | None:
     """What *gi* is, which can be divided like this. None: it is not whole."""
-    return _whole(gi, compute_instances(functions, gi, profiles), Uuids(functions, handle))
+    return _whole(gi, compute_instances(functions, gi, profiles), MigUuidReader(functions, handle))
 
 
-def names_of(
-    uuids: Uuids, gi: GpuInstance, computes: Iterable[ComputeInstance]
+def uuids_of(
+    uuids: MigUuidReader, gi: GpuInstance, computes: Iterable[ComputeInstance]
 ) -> tuple[GpuUuid, ...]:
     """How these compute instances of *gi* are called, as far as NVML says."""
     found = (uuids.of(gi.id, one.id, one.device) for one in computes)
     return tuple(one for one in found if one is not None)
 
 
-def gpu_instance(functions: Functions, handle: Any, key: PartitionKey) -> GpuInstance | None:
+def gpu_instance(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> GpuInstance | None:
     """The GPU instance of exactly this profile at exactly this placement, half made or not."""
     found = gpu_instances(functions, handle, key.profile_id, key.slices)
     return next((one for one in found if one.key == key), None)
 
 
 def gpu_instances(
-    functions: Functions, handle: Any, profile_id: int, slices: int
+    functions: NvmlFunctions, handle: Any, profile_id: int, slices: int
 ) -> tuple[GpuInstance, ...]:
     """The GPU instances of one profile."""
     count = ctypes.c_uint(_MOST_INSTANCES)
     array = (functions.c_nvmlGpuInstance_t * _MOST_INSTANCES)()
-    asked = unless_refused(
+    asked = none_if_refused(
         lambda: functions.nvmlDeviceGetGpuInstances(
             handle, profile_id, ctypes.byref(array), ctypes.byref(count)
         ),
@@ -152,59 +253,62 @@ def gpu_instances(
     return tuple(one for one in found if one is not None)
 
 
-def is_there(functions: Functions, gi: GpuInstance) -> bool:
+def instance_exists(functions: NvmlFunctions, gi: GpuInstance) -> bool:
     """Whether it still is."""
     return _described(functions, gi.handle, gi.key.slices) == gi
 
 
 def compute_instances(
-    functions: Functions, gi: GpuInstance, profiles: Sequence[Any]
+    functions: NvmlFunctions, gi: GpuInstance, profiles: Sequence[Any]
 ) -> tuple[ComputeInstance, ...]:
     """The compute instances of *gi* that are of these profiles, by id."""
-    whole = filling(gi, profiles)
+    whole = whole_compute_profile(gi, profiles)
     found: dict[int, ComputeInstance] = {}
     for handle in _compute_handles(functions, gi, profiles):
-        told = unless_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
+        told = none_if_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
         if told is not None:
             fills = whole is not None and told.profileId == whole.id
             found[int(told.id)] = ComputeInstance(handle, int(told.id), fills, told.device)
     return tuple(one for _, one in sorted(found.items()))
 
 
-def compute_profiles(functions: Functions, gi: GpuInstance) -> tuple[Any, ...]:
+def compute_profiles(functions: NvmlFunctions, gi: GpuInstance) -> tuple[Any, ...]:
     """How *gi* can be divided, by number."""
     ask = functions.nvmlGpuInstanceGetComputeInstanceProfileInfo
     asked = (
-        unless_refused(partial(ask, gi.handle, number, _SHARED_ENGINES, 1), *_NO_SUCH_PROFILE)
+        none_if_refused(partial(ask, gi.handle, number, _SHARED_ENGINES, 1), *_NO_SUCH_PROFILE)
         for number in _COMPUTE_PROFILES
     )
     return tuple(profile for profile in asked if profile is not None)
 
 
-def filling(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
+def whole_compute_profile(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
     """Which of these profiles of compute instances is all of *gi*: it has as many slices, and of
     several such it is the one with the most multiprocessors. None: there is none."""
     whole = [one for one in profiles if int(one.sliceCount) == gi.key.slices]
     return max(whole, key=lambda one: int(one.multiprocessorCount), default=None)
 
 
-def unlisted(
-    functions: Functions, handle: Any, listed: Collection[int], ids: Iterable[int] = _GPU_INSTANCES
+def unlisted_instances(
+    functions: NvmlFunctions,
+    handle: Any,
+    listed: Collection[int],
+    ids: Iterable[int] = _GPU_INSTANCES,
 ) -> tuple[GpuInstance, ...]:
     """The GPU instances with these ids, without those that are *listed*."""
-    found = (described(functions, handle, gi) for gi in ids if gi not in listed)
+    found = (find_gpu_instance(functions, handle, gi) for gi in ids if gi not in listed)
     return tuple(one for one in found if one is not None)
 
 
-def described(functions: Functions, handle: Any, gi: int) -> GpuInstance | None:
+def find_gpu_instance(functions: NvmlFunctions, handle: Any, gi: int) -> GpuInstance | None:
     """The GPU instance with this id, of whatever profile."""
     ask = functions.nvmlDeviceGetGpuInstanceById
-    by_id = unless_refused(partial(ask, handle, gi), *_NO_SUCH_PROFILE)
+    by_id = none_if_refused(partial(ask, handle, gi), *_NO_SUCH_PROFILE)
     return None if by_id is None else _described(functions, by_id, 0)
 
 
 def _all(
-    functions: Functions, handle: Any, profiles: Collection[MigProfile], others: Unlisted
+    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], others: Unlisted
 ) -> list[GpuInstance]:
     """The GPU instances of *profiles*, and the *others*."""
     found = [
@@ -213,8 +317,8 @@ def _all(
     return [*found, *others({one.id for one in found})]
 
 
-def _described(functions: Functions, gi: Any, slices: int) -> GpuInstance | None:
-    told = unless_refused(lambda: functions.nvmlGpuInstanceGetInfo(gi), *_GONE)
+def _described(functions: NvmlFunctions, gi: Any, slices: int) -> GpuInstance | None:
+    told = none_if_refused(lambda: functions.nvmlGpuInstanceGetInfo(gi), *_GONE)
     if told is None:
         return None
     place = told.placement
@@ -223,21 +327,23 @@ def _described(functions: Functions, gi: Any, slices: int) -> GpuInstance | None
 
 
 def _compute_handles(
-    functions: Functions, gi: GpuInstance, profiles: Iterable[Any]
+    functions: NvmlFunctions, gi: GpuInstance, profiles: Iterable[Any]
 ) -> Iterator[Any]:
     for profile in profiles:
         count = ctypes.c_uint(_MOST_INSTANCES)
         array = (functions.c_nvmlComputeInstance_t * _MOST_INSTANCES)()
         ask = functions.nvmlGpuInstanceGetComputeInstances
         references = ctypes.byref(array), ctypes.byref(count)
-        asked = unless_refused(partial(ask, gi.handle, profile.id, *references), *_NO_SUCH_PROFILE)
+        asked = none_if_refused(partial(ask, gi.handle, profile.id, *references), *_NO_SUCH_PROFILE)
         yield from array[: count.value] if asked is not None else ()
 
 
-def _whole(gi: GpuInstance, computes: Sequence[ComputeInstance], uuids: Uuids) -> Instance | None:
+def _whole(
+    gi: GpuInstance, computes: Sequence[ComputeInstance], uuids: MigUuidReader
+) -> MigInstance | None:
     """*gi* as an instance; None: it has not one compute instance that is all of it."""
     if len(computes) != 1 or not computes[0].fills:
         return None
     ci = computes[0]
     uuid = uuids.of(gi.id, ci.id, ci.device)
-    return None if uuid is None else Instance(gi.key, gi.id, ci.id, uuid)
+    return None if uuid is None else MigInstance(gi.key, gi.id, ci.id, uuid)

@@ -1,27 +1,113 @@
-"""Switches the MIG mode of GPUs."""
+"""Switches the MIG mode of GPUs.
+
+What is asked about a whole GPU before it is changed, and when that fails.
+"""
 
 import logging
+from collections.abc import Callable
 from typing import Any, Final
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Fixed
-from dra_driver.model.resets import by_hand, outside
-from dra_driver.node.mig.boards import Boards
-from dra_driver.node.mig.turns import Held, Turn, Turns
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_codes import IN_USE, code
-from dra_driver.node.nvml_functions import Functions
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import (
+    GpuUuid,
+    GuestRestriction,
+    PartitionKey,
+    guest_mode_problem,
+    reset_instructions,
+)
+from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.gpu_locks import DeviceBusy, GpuLock, GpuLocks
+from dra_driver.node.mig.instances import (
+    GpuInstanceDescription,
+    describe_gpu_instances,
+    gpu_instance,
+)
+from dra_driver.node.nvml.api import DRIVER_STATE_LOST, IN_USE, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.readers import fixed_settings, read_mig_mode
+
+
+class GpuMigReader:
+    """The GPUs of *nvml*. *loaded*: whether the driver is."""
+
+    def __init__(self, nvml: Nvml, holders: GpuHolders, loaded: Callable[[], bool]) -> None:
+        self._nvml = nvml
+        self._holders = holders
+        self._loaded = loaded
+
+    def mode(self, gpu: GpuUuid) -> tuple[bool, bool] | None:
+        """MIG mode now, and after the next reset. None: it has no such mode."""
+        return self._nvml.on_gpu(gpu, "reading its MIG mode", read_mig_mode)
+
+    def fixed(self, gpu: GpuUuid) -> GuestRestriction:
+        """What of it nobody can change here."""
+        return self._nvml.on_gpu(gpu, "reading whether it is a virtual machine's", fixed_settings)
+
+    def persists(self, gpu: GpuUuid) -> bool:
+        """Whether persistence mode is on, as far as that is told."""
+
+        def call(functions: NvmlFunctions, handle: Any) -> bool:
+            return bool(functions.nvmlDeviceGetPersistenceMode(handle))
+
+        try:
+            return self._nvml.on_gpu(gpu, "reading its persistence mode", call)
+        except NodeError:
+            return False
+
+    def cut(self, gpu: GpuUuid) -> tuple[GpuInstanceDescription, ...]:
+        """What is cut of it, while MIG mode is on."""
+
+        def call(functions: NvmlFunctions, handle: Any) -> tuple[GpuInstanceDescription, ...]:
+            known = self._nvml.geometries
+            profiles = known.of(functions, handle, gpu, True)
+            return describe_gpu_instances(functions, handle, profiles, known.asked(functions, gpu))
+
+        return self._nvml.on_gpu(gpu, "reading what is cut of it", call)
+
+    def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
+        """Who uses the instance of this partition, or else the GPU, in words: for the log, and for
+        tenants, whose processes they need not be."""
+        gi = None if key is None else self._instance(gpu, key)
+        found = () if gi is None else self._holders.of(gpu, gi)
+        found = found or self._holders.of(gpu)
+        words = self._holders.in_words(found)
+        return (
+            words,
+            "held by processes that the log of this node's plugin names" if found else words,
+        )
+
+    def is_kept(self, gpu: GpuUuid, error: NodeError) -> bool:
+        """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""
+        if nvml_error_code(error) in DRIVER_STATE_LOST or not self._loaded():
+            return False
+        listed = self._nvml.glances(range(self._nvml.system().gpus)).values()
+        return any(
+            nvml_error_code(one) not in DRIVER_STATE_LOST
+            if isinstance(one, NodeError)
+            else one.uuid == gpu
+            for one in listed
+        )
+
+    def _instance(self, gpu: GpuUuid, key: PartitionKey) -> int | None:
+        def call(functions: NvmlFunctions, handle: Any) -> int | None:
+            found = gpu_instance(functions, handle, key)
+            return None if found is None else found.id
+
+        try:
+            return self._nvml.on_gpu(gpu, f"looking for {key}", call)
+        except NodeError:
+            return None
+
 
 log = logging.getLogger(__name__)
 
 _RESET_SECONDS: Final = 30.0  # no claim waits for one
 
 
-class Modes:
+class MigModeSwitch:
     """Of the GPUs of *nvml*; a change waits for its turn."""
 
-    def __init__(self, nvml: Nvml, boards: Boards, turns: Turns) -> None:
+    def __init__(self, nvml: Nvml, boards: GpuMigReader, turns: GpuLocks) -> None:
         self._nvml = nvml
         self._boards = boards
         self._turns = turns
@@ -40,17 +126,17 @@ class Modes:
                 self._ask_for(turn, gpu, on)
             self._switch(turn, gpu, on)
 
-    def _switch(self, turn: Turn, gpu: GpuUuid, on: bool) -> None:
+    def _switch(self, turn: GpuLock, gpu: GpuUuid, on: bool) -> None:
         before = self._boards.mode(gpu)
         if before is None:
             raise NodeError(f"GPU {gpu} has no MIG mode: select a GPU that can be cut")
         if before[0] == on:
             return
-        if (fixed := self._boards.fixed(gpu)) is not Fixed.NOTHING:
-            raise Held(f"{_cannot(gpu, on)}: {outside(fixed, gpu, on)}")
+        if (fixed := self._boards.fixed(gpu)) is not GuestRestriction.NOTHING:
+            raise DeviceBusy(f"{_cannot(gpu, on)}: {guest_mode_problem(fixed, gpu, on)}")
         if not on and (cut := self._boards.cut(gpu)):
             names = ", ".join(map(str, cut))
-            raise Held(f"{_cannot(gpu, on)}, since it has {names}")
+            raise DeviceBusy(f"{_cannot(gpu, on)}, since it has {names}")
         while (said := self._ask_for(turn, gpu, on)) == IN_USE and turn.again():
             pass
         now = self._boards.mode(gpu)
@@ -61,12 +147,12 @@ class Modes:
         if self._boards.persists(gpu):
             more = f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
         self._put_back(turn, gpu, before[1])
-        raise Held(*(_why_not_switched(gpu, on, said, words + more) for words in held))
+        raise DeviceBusy(*(_why_not_switched(gpu, on, said, words + more) for words in held))
 
-    def _ask_for(self, turn: Turn, gpu: GpuUuid, on: bool) -> int:
+    def _ask_for(self, turn: GpuLock, gpu: GpuUuid, on: bool) -> int:
         """What NVML says about the change taking effect: 0, IN_USE, RESET_REQUIRED, …"""
 
-        def call(functions: Functions, handle: Any) -> int:
+        def call(functions: NvmlFunctions, handle: Any) -> int:
             return functions.nvmlDeviceSetMigMode(handle, int(on))
 
         try:
@@ -75,11 +161,11 @@ class Modes:
         except TimedOut:
             raise
         except NodeError as error:
-            if code(error) != IN_USE:
+            if nvml_error_code(error) != IN_USE:
                 raise
             return IN_USE
 
-    def _put_back(self, turn: Turn, gpu: GpuUuid, pending: bool) -> None:
+    def _put_back(self, turn: GpuLock, gpu: GpuUuid, pending: bool) -> None:
         """No reset that comes for another reason is to change the mode."""
         try:
             found = self._boards.mode(gpu)
@@ -97,7 +183,7 @@ def _why_not_switched(gpu: GpuUuid, on: bool, said: int, held: str) -> str:
         return f"{wanted}: in use, {held}; end what uses it, monitoring agents such as DCGM too"
     return (
         f"{wanted} without a reset, and it was not reset (NVML's code {said}), {held}; "
-        f"nvidia-smi -i {gpu} -mig {int(on)}, then: {by_hand(gpu)}"
+        f"nvidia-smi -i {gpu} -mig {int(on)}, then: {reset_instructions(gpu)}"
     )
 
 

@@ -1,40 +1,183 @@
-"""Cuts GPUs and removes what was cut, and switches their MIG mode."""
+"""Cuts GPUs and removes what was cut, and switches their MIG mode.
 
+The calls of NVML that cut a GPU and remove what was cut.
+
+Each function is called on the GPU's thread of ``dra_driver.node.nvml.client.client`` and is one
+step: whatever
+was done before it, and wherever that ended, doing it again is right.
+"""
+
+import ctypes
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from dra_driver.errors import NodeError, Taken, TimedOut, Vanished
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mig import Instance, PartitionKey
-from dra_driver.node.mig import cutting
-from dra_driver.node.mig.boards import Boards
-from dra_driver.node.mig.capabilities import CONFIG
-from dra_driver.node.mig.holders import Holders
-from dra_driver.node.mig.instances import ProfilesOf, instance
-from dra_driver.node.mig.modes import Modes
-from dra_driver.node.mig.turns import PATIENCE_SECONDS, Held, Turn, Turns
-from dra_driver.node.nvml import Nvml
-from dra_driver.node.nvml_codes import IN_USE, INSUFFICIENT_RESOURCES, code
-from dra_driver.node.nvml_functions import Functions
-from dra_driver.node.nvml_readers import mig_mode
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
+from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
+from dra_driver.node.mig.capabilities import CONFIG_CAPABILITY
+from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.gpu_locks import RETRY_SECONDS, DeviceBusy, GpuLock, GpuLocks
+from dra_driver.node.mig.instances import (
+    MigUuidReader,
+    ProfilesOf,
+    compute_instances,
+    gpu_instance,
+    instance_of,
+    uuids_of,
+    whole_compute_profile,
+    whole_instance,
+)
+from dra_driver.node.mig.modes import GpuMigReader, MigModeSwitch
+from dra_driver.node.nvml.api import IN_USE, INSUFFICIENT_RESOURCES, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.readers import read_mig_mode
+
+
+class RetryableMigError(NodeError):
+    """What NVML does not do, or not tell, at this moment: it is tried again."""
+
+
+class InstanceNotRemoved(RetryableMigError):
+    """NVML says that an instance was removed, and lists it all the same."""
+
+
+class InstanceWithoutUuid(RetryableMigError):
+    """NVML does not say how an instance is called, so it cannot be told from another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalTarget:
+    """Which instance is to be removed from its place, by what is known of it."""
+
+    uuid: GpuUuid | None = None  # its name; None: that is not known
+    unless: frozenset[GpuUuid] = frozenset()  # names of others', which it has none of
+
+    def is_other(self, names: Collection[GpuUuid], complete: bool) -> bool | None:
+        """Whether what is called by these *names* is another one. None: they are not *complete*,
+        and do not tell."""
+        if not self.unless.isdisjoint(names):
+            return True
+        if self.uuid in names or (self.uuid is None and not self.unless):
+            return False
+        return self.uuid is not None if complete else None
+
+
+_ANY_INSTANCE: Final = RemovalTarget()
+
+
+def create_gpu_instance(
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+) -> str:
+    """The GPU instance is there; the answer is its capability ("gpu0/mig/gi1")."""
+    there = gpu_instance(functions, handle, key)
+    return _home(functions, handle, _create(functions, handle, key) if there is None else there.id)
+
+
+def create_absent_gpu_instance(
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+) -> str:
+    """Like :func:`create_gpu_instance`; refuses where there is one already."""
+    if (there := gpu_instance(functions, handle, key)) is not None:
+        its = compute_instances(functions, there, ask(there))
+        names = uuids_of(MigUuidReader(functions, handle), there, its)
+        named = ", ".join([f"GPU instance {there.id}", *names])
+        raise PlacementTaken(
+            f"{key} is cut already, as {named}: it is left as it is; once it is removed, or "
+            "published as it is, a claim can have it"
+        )
+    return _home(functions, handle, _create(functions, handle, key))
+
+
+def create_compute_instance(
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+) -> MigInstance | None:
+    """The GPU instance has its compute instance; both are the answer. None: it is not listed yet
+    under a name."""
+    gi = gpu_instance(functions, handle, key)
+    if gi is None:
+        raise NodeError(f"{key}: its GPU instance vanished: somebody else removed it")
+    profiles = ask(gi)
+    there = compute_instances(functions, gi, profiles)
+    if not there:
+        whole = whole_compute_profile(gi, profiles)
+        if whole is None:
+            raise NodeError(f"{key}: the driver has no compute instance that is all of it")
+        functions.nvmlGpuInstanceCreateComputeInstance(gi.handle, int(whole.id))
+    elif len(there) > 1 or not there[0].fills:
+        raise NodeError(
+            f"{key}: somebody else divided GPU instance {gi.id}: destroy its compute instances "
+            f"with nvidia-smi mig -dci -gi {gi.id}"
+        )
+    return instance_of(functions, handle, gi, profiles)
+
+
+def destroy_gpu_instance(
+    functions: NvmlFunctions,
+    handle: Any,
+    key: PartitionKey,
+    ask: ProfilesOf,
+    meant: RemovalTarget = _ANY_INSTANCE,
+) -> tuple[GpuUuid, ...]:
+    """The GPU instance is gone, its compute instances before it.
+
+    One that is there and is not the one that is *meant* stays: the answer is how it is called. A
+    GPU instance without compute instances has no name, and is taken for it. Nameless: that cannot
+    be told now. StillThere: NVML did not do what it says it did.
+    """
+    gi = gpu_instance(functions, handle, key)
+    if gi is None:
+        return ()
+    its = compute_instances(functions, gi, ask(gi))
+    names = uuids_of(MigUuidReader(functions, handle), gi, its) if meant != _ANY_INSTANCE else ()
+    if its:
+        other = meant.is_other(names, len(names) == len(its))
+        if other is None:
+            raise InstanceWithoutUuid(
+                f"{key}: NVML does not say now how GPU instance {gi.id} is called, so it cannot be "
+                "told from another's"
+            )
+        if other:
+            return names
+    for one in its:
+        functions.nvmlComputeInstanceDestroy(one.handle)
+    functions.nvmlGpuInstanceDestroy(gi.handle)
+    left = gpu_instance(functions, handle, key)
+    if left is not None and left.id == gi.id:
+        raise InstanceNotRemoved(
+            f"{key}: NVML says that GPU instance {gi.id} is removed, and lists it"
+        )
+    return ()
+
+
+def _home(functions: NvmlFunctions, handle: Any, gi: int) -> str:
+    return f"gpu{functions.nvmlDeviceGetMinorNumber(handle)}/mig/gi{gi}"
+
+
+def _create(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> int:
+    place = functions.c_nvmlGpuInstancePlacement_t(key.start, key.size)
+    made = functions.nvmlDeviceCreateGpuInstanceWithPlacement(
+        handle, key.profile_id, ctypes.byref(place)
+    )
+    return int(functions.nvmlGpuInstanceGetInfo(made).id)
+
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Change = Callable[[Functions, Any, PartitionKey, ProfilesOf], T]
+Change = Callable[[NvmlFunctions, Any, PartitionKey, ProfilesOf], T]
 
 _APPEARS_SECONDS: Final = 2.0  # NVML lists what it made at once, or hardly later
 _AGAIN_SECONDS: Final = 0.1
 
 
-def _nothing(capability: str) -> None:
+def _allow_nothing(capability: str) -> None:
     """Whoever cuts may do so."""
 
 
-class Partitions:
+class MigPartitions:
     """The partitions of the GPUs of *nvml*. Safe to use from several threads; changes of one GPU go
     one after the other.
 
@@ -47,17 +190,17 @@ class Partitions:
     def __init__(
         self,
         nvml: Nvml,
-        holders: Holders,
+        holders: GpuHolders,
         loaded: Callable[[], bool],
-        patience: float = PATIENCE_SECONDS,
+        patience: float = RETRY_SECONDS,
         *,
-        allow: Callable[[str], None] = _nothing,
+        allow: Callable[[str], None] = _allow_nothing,
     ) -> None:
         self._nvml = nvml
         self._allow = allow
-        self._boards = Boards(nvml, holders, loaded)
-        self._turns = Turns(patience)
-        self._modes = Modes(nvml, self._boards, self._turns)
+        self._boards = GpuMigReader(nvml, holders, loaded)
+        self._turns = GpuLocks(patience)
+        self._modes = MigModeSwitch(nvml, self._boards, self._turns)
 
     def mode(self, gpu: GpuUuid) -> bool | None:
         """Whether MIG mode is on; None: it has no such mode. NodeError: it does not answer."""
@@ -84,7 +227,7 @@ class Partitions:
             self._modes.set(gpu, on, None)
         except TimedOut:
             raise
-        except Held as error:
+        except DeviceBusy as error:
             log.warning("a GPU stays in its MIG mode: %s", error, extra={"gpu": gpu, "wanted": on})
         except NodeError as error:
             if self._boards.is_kept(gpu, error):
@@ -93,7 +236,7 @@ class Partitions:
 
     def cut(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
-    ) -> Instance:
+    ) -> MigInstance:
         """Have this partition. What is there of it already is completed and stays, unless it has to
         be *new*.
 
@@ -106,13 +249,15 @@ class Partitions:
                     f"GPU {gpu}: {key} cannot be cut, since MIG mode is off: somebody turned it "
                     f"off, or the GPU was reset; nvidia-smi -i {gpu} -mig 1 turns it on"
                 )
-            self._allow(CONFIG)
+            self._allow(CONFIG_CAPABILITY)
             # Whoever makes something in an instance needs its capability, and so does a server of
             # MPS, which comes before the files of a container are looked for.
-            home = self._create(turn, gpu, key, cutting.create_new if new else cutting.create)
+            home = self._create(
+                turn, gpu, key, create_absent_gpu_instance if new else create_gpu_instance
+            )
             self._allow(home)
             doing = f"making the compute instance of {key}"
-            made = self._patiently(turn, gpu, doing, cutting.fill, key)
+            made = self._patiently(turn, gpu, doing, create_compute_instance, key)
             made = made or self._appears(gpu, key)
             self._allow(f"{home}/ci{made.ci}")
         log.info("partition cut", extra={"gpu": gpu, "partition": str(key), "uuid": made.uuid})
@@ -134,8 +279,8 @@ class Partitions:
         facts = {"gpu": gpu, "partition": str(key)}
         try:
             with self._turns.of(gpu, patience) as turn:
-                others = self._remove(turn, gpu, key, cutting.Meant(uuid, unless))
-        except (TimedOut, Held):
+                others = self._remove(turn, gpu, key, RemovalTarget(uuid, unless))
+        except (TimedOut, DeviceBusy):
             raise
         except NodeError as error:
             if self._boards.is_kept(gpu, error):
@@ -152,43 +297,43 @@ class Partitions:
         """Where it is cut now, half made instances included."""
         return tuple(one.key for one in self._boards.cut(gpu)) if self.mode(gpu) else ()
 
-    def find(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+    def find(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """The instance that this partition is. Vanished: it is not there, or not whole."""
 
-        def call(functions: Functions, handle: Any) -> Instance | None:
-            on = mig_mode(functions, handle)
+        def call(functions: NvmlFunctions, handle: Any) -> MigInstance | None:
+            on = read_mig_mode(functions, handle)
             ask = self._nvml.geometries.asked(functions, gpu)
-            return instance(functions, handle, key, ask) if on and on[0] else None
+            return whole_instance(functions, handle, key, ask) if on and on[0] else None
 
         found = self._nvml.on_gpu(gpu, f"looking for {key}", call)
         if found is None:
-            raise Vanished(
+            raise MigInstanceNotFound(
                 f"GPU {gpu}: the instance of {key} vanished: nvidia-smi, a MIG manager or a reset "
                 "removed it; delete the pods of its claim, so that it is cut anew"
             )
         return found
 
-    def _create(self, turn: Turn, gpu: GpuUuid, key: PartitionKey, create: Change[str]) -> str:
+    def _create(self, turn: GpuLock, gpu: GpuUuid, key: PartitionKey, create: Change[str]) -> str:
         """The capability of its GPU instance."""
         try:
             return self._patiently(turn, gpu, f"cutting {key}", create, key)
-        except Taken as error:
-            raise Taken(f"GPU {gpu}: {error}") from error
+        except PlacementTaken as error:
+            raise PlacementTaken(f"GPU {gpu}: {error}") from error
         except NodeError as error:
-            if code(error) != INSUFFICIENT_RESOURCES:
+            if nvml_error_code(error) != INSUFFICIENT_RESOURCES:
                 raise
-            raise Taken(
+            raise PlacementTaken(
                 f"GPU {gpu} has no room for {key}: {self._in_the_way(gpu, key)}"
             ) from error.__cause__
 
     def _remove(
-        self, turn: Turn, gpu: GpuUuid, key: PartitionKey, meant: cutting.Meant
+        self, turn: GpuLock, gpu: GpuUuid, key: PartitionKey, meant: RemovalTarget
     ) -> tuple[GpuUuid, ...]:
         """How that is called which is there instead, and stays."""
         if not self.mode(gpu):  # nothing is cut
             return ()
-        self._allow(CONFIG)
-        change = partial(cutting.destroy, meant=meant)
+        self._allow(CONFIG_CAPABILITY)
+        change = partial(destroy_gpu_instance, meant=meant)
         return self._patiently(turn, gpu, f"removing {key}", change, key)
 
     def _in_the_way(self, gpu: GpuUuid, key: PartitionKey) -> str:
@@ -200,23 +345,23 @@ class Partitions:
         beside = ", ".join(map(str, cut)) or "nothing"
         return f"its engines or its memory are used up ({beside} is cut of it)"
 
-    def _appears(self, gpu: GpuUuid, key: PartitionKey) -> Instance:
+    def _appears(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """What was made, once NVML lists it as a device."""
         until = time.monotonic() + _APPEARS_SECONDS
         while True:
             try:
                 return self.find(gpu, key)
-            except Vanished:
+            except MigInstanceNotFound:
                 if time.monotonic() >= until:
                     raise
             time.sleep(_AGAIN_SECONDS)
 
     def _patiently(
-        self, turn: Turn, gpu: GpuUuid, doing: str, change: Change[T], key: PartitionKey
+        self, turn: GpuLock, gpu: GpuUuid, doing: str, change: Change[T], key: PartitionKey
     ) -> T:
         """Do it, again and again while it is refused since something is in use."""
 
-        def call(functions: Functions, handle: Any) -> T:
+        def call(functions: NvmlFunctions, handle: Any) -> T:
             return change(functions, handle, key, self._nvml.geometries.asked(functions, gpu))
 
         while True:
@@ -225,13 +370,15 @@ class Partitions:
             except TimedOut:
                 raise
             except NodeError as error:
-                if code(error) != IN_USE and not isinstance(error, cutting.Again):
+                if nvml_error_code(error) != IN_USE and not isinstance(error, RetryableMigError):
                     raise
                 if not turn.again():
                     raise self._held(gpu, doing, key, error) from error.__cause__
 
-    def _held(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> Held:
-        if isinstance(error, cutting.Again):
-            return Held(f"GPU {gpu}, {error}: it is tried again")
+    def _held(self, gpu: GpuUuid, doing: str, key: PartitionKey, error: NodeError) -> DeviceBusy:
+        if isinstance(error, RetryableMigError):
+            return DeviceBusy(f"GPU {gpu}, {error}: it is tried again")
         held = self._boards.who(gpu, key)
-        return Held(*(f"GPU {gpu}, {doing}: in use, {words}; end what uses it" for words in held))
+        return DeviceBusy(
+            *(f"GPU {gpu}, {doing}: in use, {words}; end what uses it" for words in held)
+        )

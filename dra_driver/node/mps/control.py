@@ -6,22 +6,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
+from dra_driver.base.deadlines import Deadline
+from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
-from dra_driver.node.commands import Command, Run
-from dra_driver.node.driver_root import DriverRoot
+from dra_driver.node.driver.commands import Command, RunCommand
+from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.mps import mounts
-from dra_driver.node.mps.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, Daemon
-from dra_driver.node.mps.deadlines import Deadline
+from dra_driver.node.mps.daemon import LOG_DIRECTORY, PIPE_DIRECTORY, ControlDaemon
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 
-Placed = Callable[[Command], Command]
+LocateProgram = Callable[[Command], Command]
 """Where a command of the driver really is; a simulated host's is somewhere else than it says."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class DaemonTimeouts:
     """How long a daemon is waited for, in seconds."""
 
     start: float = 7.0  # which leaves some for undoing it
@@ -36,10 +36,10 @@ class Patience:
     kill: float = 3.0
 
 
-class Control:
+class ControlProgram:
     """Runs the driver's MPS program. Safe to use from several threads."""
 
-    def __init__(self, driver: DriverRoot, run: Run, placed: Placed) -> None:
+    def __init__(self, driver: DriverRoot, run: RunCommand, placed: LocateProgram) -> None:
         self._driver = driver
         self._run = run
         self._placed = placed
@@ -64,27 +64,27 @@ class Control:
             command = self.command()
             path = command.root.rstrip("/") + command.program
             if not os.path.lexists(path):  # a link leads somewhere in the root
-                raise NotAsked(f"{path} is gone: is the driver being replaced?")
+                raise MpsStateUnknown(f"{path} is gone: is the driver being replaced?")
 
     def run(self, command: Command, deadline: Deadline) -> str:
         """ProgramFailed: it failed. NotAsked: it could not be run. TimedOut: it did not end."""
         with _asking():
             return self._run(command, deadline.left())
 
-    def ask(self, daemon: Daemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
+    def ask(self, daemon: ControlDaemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
         """What *daemon* says. ProgramFailed: it refused, or is not there. NotAsked: it could not be
         asked. TimedOut: no answer."""
         with _asking():
             command = self.to(daemon, self.command(*args, stdin=stdin))
         return self.run(command, deadline)
 
-    def to(self, daemon: Daemon, command: Command) -> Command:
+    def to(self, daemon: ControlDaemon, command: Command) -> Command:
         """*command*, for this daemon."""
         _reach(command.root, daemon.directory)
         own = ((PIPE_DIRECTORY, daemon.pipe), (LOG_DIRECTORY, daemon.log))
         return replace(command, variables=(*own, *command.variables))
 
-    def leave(self, daemon: Daemon) -> None:
+    def leave(self, daemon: ControlDaemon) -> None:
         """Forget its directory, which is about to go."""
         try:
             root = self.command().root
@@ -97,12 +97,12 @@ class Control:
 def _asking() -> Iterator[None]:
     try:
         yield
-    except (NotAsked, ProgramFailed, TimedOut):
+    except (MpsStateUnknown, CommandFailed, TimedOut):
         raise
     except NodeError as e:
-        raise NotAsked(str(e)) from e
+        raise MpsStateUnknown(str(e)) from e
     except OSError as e:
-        raise NotAsked(f"the driver's {PROGRAM} cannot be run: {e}") from e
+        raise MpsStateUnknown(f"the driver's {PROGRAM} cannot be run: {e}") from e
 
 
 def _reach(root: str, directory: str) -> None:

@@ -4,11 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dra_driver.errors import SettingsError
-from dra_driver.model.devices import GpuUuid
-from dra_driver.model.mps import Allowance, MpsClient, ServerName, SpaceName, server_name
+from dra_driver.base.errors import SettingsError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import (
+    MpsClient,
+    MpsLimits,
+    MpsNamespaceName,
+    MpsServerName,
+    mps_server_name,
+)
 
-TOKEN: Final = "DRA_DRIVER_MPS_TOKEN"  # in the environment of every process of a daemon
+TOKEN_VARIABLE: Final = "DRA_DRIVER_MPS_TOKEN"  # in the environment of every process of a daemon
 PIPE_DIRECTORY: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_DIRECTORY: Final = "CUDA_MPS_LOG_DIRECTORY"
 SERVER: Final = "gpu"  # what a daemon of protocol 3 calls the one server that it has
@@ -17,20 +23,20 @@ SERVER: Final = "gpu"  # what a daemon of protocol 3 calls the one server that i
 # with a longer one was seen to die without a word.
 _LONGEST_PIPE_DIRECTORY: Final = 83
 
-_ALL: Final = Allowance()
+_ALL: Final = MpsLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class ControlDaemon:
     """One control daemon. *directory* is called the same by the host, by this process, and by the
     daemon."""
 
-    name: ServerName
+    name: MpsServerName
     gpus: tuple[GpuUuid, ...]
     protocol: int  # 2 or 3
     directory: str  # <mps-dir>/<name>
     token: str
-    most: Allowance = _ALL  # protocol 2: the server's defaults
+    most: MpsLimits = _ALL  # protocol 2: the server's defaults
 
     @property
     def pipe(self) -> str:
@@ -50,14 +56,14 @@ class Daemon:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DaemonStatus:
     """What a daemon answered."""
 
     ready: bool
     state: str  # its own word, for messages ("Ready", "Fault", "no server")
     clients: tuple[MpsClient, ...] = ()  # with the space's name where the protocol tells
     # Protocol 3: the namespaces besides default.
-    spaces: Mapping[SpaceName, Allowance] = field(default_factory=dict)
+    spaces: Mapping[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
 
 
 def check_directory(mps_dir: str) -> None:
@@ -65,7 +71,7 @@ def check_directory(mps_dir: str) -> None:
 
     SettingsError: it says how long it may be.
     """
-    below = f"/{server_name(())}/pipe/{SERVER}/c_{'0' * 24}"
+    below = f"/{mps_server_name(())}/pipe/{SERVER}/c_{'0' * 24}"
     longest = _LONGEST_PIPE_DIRECTORY - len(below)
     if not mps_dir.startswith("/"):
         raise SettingsError(f"the directory for MPS (--mps-dir) is no absolute path: {mps_dir!r}")

@@ -10,58 +10,54 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
+from dra_driver.base.deadlines import Deadline, seconds_within_request
+from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
-from dra_driver.model.mps import PROTOCOL_3_FROM, Space, SpaceName
-from dra_driver.node.commands import Command, Run, run, run_into
-from dra_driver.node.driver_root import DriverRoot
-from dra_driver.node.mps import logs, shared_memory
-from dra_driver.node.mps.control import PROGRAM, Control, Patience, Placed
-from dra_driver.node.mps.daemon import TOKEN, Daemon, Look, check_directory
-from dra_driver.node.mps.deadlines import Deadline, within
-from dra_driver.node.mps.directories import Directories
-from dra_driver.node.mps.draining import drain
-from dra_driver.node.mps.foreign import described
-from dra_driver.node.mps.labels import Labels
-from dra_driver.node.mps.processes import DaemonProcesses, Running
+from dra_driver.model.mps import PROTOCOL_3_DRIVER_VERSION, MpsNamespace, MpsNamespaceName
+from dra_driver.node.driver.commands import Command, RunCommand, run_command, run_daemon
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.mps import directories
+from dra_driver.node.mps.control import PROGRAM, ControlProgram, DaemonTimeouts, LocateProgram
+from dra_driver.node.mps.daemon import TOKEN_VARIABLE, ControlDaemon, DaemonStatus
+from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
+from dra_driver.node.mps.directories import DaemonDirectories, SelinuxLabels
+from dra_driver.node.mps.draining import drain_clients
+from dra_driver.node.mps.processes import DaemonProcess, DaemonProcesses, describe_unmanaged
 from dra_driver.node.mps.protocol2 import Protocol2
-from dra_driver.node.mps.protocol3 import Protocol3, is_spoken
-from dra_driver.node.mps.shelter import Shelter
-from dra_driver.node.versions import driver_version
-
-__all__ = ["Daemon", "Daemons", "Look", "Patience", "check_directory"]
+from dra_driver.node.mps.protocol3 import Protocol3, speaks_protocol3
+from dra_driver.node.nvml.values import driver_version
 
 log = logging.getLogger(__name__)
 
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
-_PATIENCE: Final = Patience()
+_PATIENCE: Final = DaemonTimeouts()
 
 
-class Daemons:
+class MpsDaemons:
     """Control daemons of the driver in *driver*. Safe to use from several threads, as long as no
     two of them change one daemon."""
 
     def __init__(
         self,
         driver: DriverRoot,
-        run: Run = run,
-        placed: Placed = lambda command: command,
-        shelter: Shelter | None = None,
-        patience: Patience = _PATIENCE,
+        run: RunCommand = run_command,
+        placed: LocateProgram = lambda command: command,
+        shelter: DaemonCgroup | None = None,
+        patience: DaemonTimeouts = _PATIENCE,
     ) -> None:
         """*placed*: where a command of the driver really is (a simulated host's is elsewhere)."""
-        self._control = Control(driver, run, placed)
+        self._control = ControlProgram(driver, run, placed)
         self._processes = DaemonProcesses()
         self._patience = patience
-        self._shelter = shelter or Shelter(Path("/sys/fs/cgroup"))
-        labels = Labels(Path(driver.here("/sys/fs/selinux/enforce")))
-        self._directories = Directories(self._control, labels, self._shelter.in_container)
+        self._shelter = shelter or DaemonCgroup(Path("/sys/fs/cgroup"))
+        labels = SelinuxLabels(Path(driver.here("/sys/fs/selinux/enforce")))
+        self._directories = DaemonDirectories(self._control, labels, self._shelter.in_container)
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
             2: Protocol2(self._control),
             3: Protocol3(self._control),
         }
         self._newest: tuple[DriverFiles, int] | None = None
-        self._known: dict[str, Running] = {}  # the control daemon, by token
+        self._known: dict[str, DaemonProcess] = {}  # the control daemon, by token
         self._exposed: set[str] = set()  # tokens of those that end with this container
 
     def protocol(self) -> int:
@@ -72,7 +68,9 @@ class Daemons:
             self._newest = driver, self._look_for_protocol(driver)
         return self._newest[1]
 
-    def start(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
+    def start(
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+    ) -> Mapping[MpsNamespaceName, str]:
         """Start it with these spaces, and give the pipe directory of each.
 
         For one that does not do its work any more, too: what is left of it is ended at once, and
@@ -93,19 +91,19 @@ class Daemons:
             self._undo(daemon, again)
             raise
 
-    def is_running(self, daemon: Daemon) -> bool:
+    def is_running(self, daemon: ControlDaemon) -> bool:
         """Whether its control daemon is there. No program is run."""
         known = self._known.get(daemon.token)
         if known is not None and self._processes.is_alive(known):
             return True
         return self._find(daemon) is not None
 
-    def look(self, daemon: Daemon) -> Look:
+    def look(self, daemon: ControlDaemon) -> DaemonStatus:
         """NodeError: it answers with an error, or nobody is there. NotAsked: it could not be asked.
         TimedOut: it does not answer."""
         return self._words(daemon).look(daemon, _within(daemon, self._patience.ask))
 
-    def add(self, daemon: Daemon, space: Space) -> str:
+    def add(self, daemon: ControlDaemon, space: MpsNamespace) -> str:
         """The pipe directory of *space*, which is made unless it is there with the same limits.
 
         NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
@@ -117,7 +115,7 @@ class Daemons:
         """Whether a pipe directory leads anywhere. No program is run."""
         return os.path.exists(f"{directory}/control")
 
-    def limit(self, daemon: Daemon, space: Space) -> None:
+    def limit(self, daemon: ControlDaemon, space: MpsNamespace) -> None:
         """Give a space that is there the limits that *space* says. If it says none of memory, what
         there is stays: no word is known that takes it away.
 
@@ -125,12 +123,12 @@ class Daemons:
         """
         self._words(daemon).limit(daemon, space, _within(daemon, self._patience.ask))
 
-    def remove(self, daemon: Daemon, space: SpaceName) -> None:
+    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName) -> None:
         """Whoever is in it is thrown out. Unknown: fine."""
         if self.is_running(daemon):
             self._words(daemon).remove(daemon, space, _within(daemon, self._patience.ask))
 
-    def terminate(self, daemon: Daemon, pids: Collection[int]) -> None:
+    def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         """Have these clients finish what they have in work, and take them off. Gone: fine.
 
         Wedged: one does not end. TimedOut: the daemon does not answer. NodeError: some have not
@@ -140,26 +138,28 @@ class Daemons:
         there = [pid for pid in pids if self._processes.exists(pid)]
         if there and self.is_running(daemon):
             asking = _within(daemon, self._patience.ask)
-            drain(self._words(daemon).ends(daemon, there, asking), self._patience.drain, until)
+            drain_clients(
+                self._words(daemon).ends(daemon, there, asking), self._patience.drain, until
+            )
 
-    def end(self, daemon: Daemon) -> None:
+    def end(self, daemon: ControlDaemon) -> None:
         """End its processes without a word, and keep its directory, which containers have mounted:
         a daemon that ends in order would take away what it made in there."""
         find = partial(self._processes.of, daemon.token)
         self._forget(daemon, self._ended(find, SIGKILL, self._patience.kill))
 
-    def stop(self, daemon: Daemon) -> None:
+    def stop(self, daemon: ControlDaemon) -> None:
         """End its processes, and take away its mounts and its directory. Nothing there: fine."""
         processes = self._processes.of(daemon.token)
         if self._processes.control(processes) is not None:
             self._quit(daemon, processes)
         self._take_down(daemon, partial(self._processes.of, daemon.token))
 
-    def clear(self, daemon: Daemon) -> None:
+    def clear(self, daemon: ControlDaemon) -> None:
         """As ``stop``, for one of which only the directory is known: whatever lives in there."""
         self._take_down(daemon, partial(self._processes.living_in, daemon.directory))
 
-    def shelter(self, daemon: Daemon) -> bool:
+    def shelter(self, daemon: ControlDaemon) -> bool:
         """Have it outlive this container, unless it does. False: it does not, which is logged."""
         if not self._shelter.in_container:
             return True
@@ -167,29 +167,31 @@ class Daemons:
         (self._exposed.discard if safe else self._exposed.add)(daemon.token)
         return safe
 
-    def is_sheltered(self, daemon: Daemon) -> bool:
+    def is_sheltered(self, daemon: ControlDaemon) -> bool:
         """Whether it was, when that was last tried. No program is run."""
         return daemon.token not in self._exposed
 
     def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
         """Control daemons with none of *tokens*, in words."""
-        return described(self._processes.foreign(frozenset(tokens)))
+        return describe_unmanaged(self._processes.foreign(frozenset(tokens)))
 
-    def trim(self, daemon: Daemon) -> None:
+    def trim(self, daemon: ControlDaemon) -> None:
         """Keep its logs small, which would fill the host's memory. A failure is logged."""
-        logs.trim(daemon.log)
+        directories.trim_logs(daemon.log)
 
     def _look_for_protocol(self, driver: DriverFiles) -> int:
-        if driver_version(driver.version).major < PROTOCOL_3_FROM:
+        if driver_version(driver.version).major < PROTOCOL_3_DRIVER_VERSION:
             return 2
-        return 3 if is_spoken(self._control, Deadline(self._patience.ask, PROGRAM)) else 2
+        return 3 if speaks_protocol3(self._control, Deadline(self._patience.ask, PROGRAM)) else 2
 
-    def _bring_up(self, daemon: Daemon, spaces: Sequence[Space]) -> Mapping[SpaceName, str]:
+    def _bring_up(
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+    ) -> Mapping[MpsNamespaceName, str]:
         deadline = Deadline(self._patience.start, f"starting MPS server {daemon.name}")
         words = self._words(daemon)
         self._directories.make(daemon, [space.name for space in spaces])
         command = self._control.to(daemon, words.command(daemon, spaces))
-        own = (*command.variables, (TOKEN, daemon.token))
+        own = (*command.variables, (TOKEN_VARIABLE, daemon.token))
         self._launch(daemon, replace(command, variables=own).with_neighbours(), deadline)
         if self._find(daemon) is None:
             raise NodeError("its control daemon ended at once")
@@ -202,7 +204,7 @@ class Daemons:
             raise NodeError("its control daemon ended as soon as it was up")
         return ready
 
-    def _undo(self, daemon: Daemon, again: bool) -> str:
+    def _undo(self, daemon: ControlDaemon, again: bool) -> str:
         """What could not be undone, in words."""
         try:
             self.end(daemon)
@@ -212,7 +214,9 @@ class Daemons:
             return f"\n{e}"
         return ""
 
-    def _take_down(self, daemon: Daemon, find: Callable[[], tuple[Running, ...]]) -> None:
+    def _take_down(
+        self, daemon: ControlDaemon, find: Callable[[], tuple[DaemonProcess, ...]]
+    ) -> None:
         """End what *find* finds, and take away everything else of it."""
         left = self._ended(find, SIGTERM, self._patience.term)
         if left:
@@ -222,12 +226,12 @@ class Daemons:
         self._shelter.close()
 
     def _ended(
-        self, find: Callable[[], tuple[Running, ...]], number: Signals, seconds: float
-    ) -> tuple[Running, ...]:
+        self, find: Callable[[], tuple[DaemonProcess, ...]], number: Signals, seconds: float
+    ) -> tuple[DaemonProcess, ...]:
         """What is there still."""
-        return self._processes.end_all(find, number, within(seconds, undoing=True))
+        return self._processes.end_all(find, number, seconds_within_request(seconds, undoing=True))
 
-    def _forget(self, daemon: Daemon, left: tuple[Running, ...]) -> None:
+    def _forget(self, daemon: ControlDaemon, left: tuple[DaemonProcess, ...]) -> None:
         """TimedOut: there is something of it still."""
         self._known.pop(daemon.token, None)
         self._exposed.discard(daemon.token)
@@ -240,20 +244,20 @@ class Daemons:
                 "stays so"
             )
 
-    def _launch(self, daemon: Daemon, command: Command, deadline: Deadline) -> None:
+    def _launch(self, daemon: ControlDaemon, command: Command, deadline: Deadline) -> None:
         output = Path(daemon.log) / "start.log"
 
         def launch() -> None:
-            run_into(command, output, deadline.left())
+            run_daemon(command, output, deadline.left())
 
         if daemon.protocol == 2:
-            shared_memory.with_own(daemon.shm, command.root, launch)
+            directories.with_own_shared_memory(daemon.shm, command.root, launch)
         else:
             launch()
 
     def _wait(
-        self, daemon: Daemon, spaces: Sequence[Space], deadline: Deadline
-    ) -> Mapping[SpaceName, str]:
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+    ) -> Mapping[MpsNamespaceName, str]:
         words = self._words(daemon)
         unseen = Deadline(self._patience.unseen, "")
         while True:
@@ -272,10 +276,10 @@ class Daemons:
             deadline.left()
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
-    def _words(self, daemon: Daemon) -> Protocol2 | Protocol3:
+    def _words(self, daemon: ControlDaemon) -> Protocol2 | Protocol3:
         return self._protocols[daemon.protocol]
 
-    def _find(self, daemon: Daemon) -> Running | None:
+    def _find(self, daemon: ControlDaemon) -> DaemonProcess | None:
         found = self._processes.control(self._processes.of(daemon.token))
         if found is None:
             self._known.pop(daemon.token, None)
@@ -283,25 +287,27 @@ class Daemons:
             self._known[daemon.token] = found
         return found
 
-    def _quit(self, daemon: Daemon, processes: tuple[Running, ...]) -> None:
+    def _quit(self, daemon: ControlDaemon, processes: tuple[DaemonProcess, ...]) -> None:
         """Ask it to. One that goes may not stay long enough to say so."""
         try:
             deadline = Deadline(self._patience.quit, f"ending {daemon.name}", undoing=True)
             self._words(daemon).quit(daemon, deadline)
         except NodeError as e:
             going = not isinstance(e, TimedOut)
-            seconds = within(self._patience.going, undoing=True)
+            seconds = seconds_within_request(self._patience.going, undoing=True)
             if not (going and self._processes.wait(processes, seconds)):
                 extra = {"server": daemon.name, "error": str(e)}
                 log.info("an MPS daemon does not quit", extra=extra)
         else:
-            self._processes.wait(processes, within(self._patience.term, undoing=True))
+            self._processes.wait(
+                processes, seconds_within_request(self._patience.term, undoing=True)
+            )
 
 
-def _log_of(daemon: Daemon, again: bool) -> str:
+def _log_of(daemon: ControlDaemon, again: bool) -> str:
     """The last lines, for whoever had it started: of one that ran before they may tell of the
     clients of others, and are for the administrator alone."""
-    lines = logs.last_lines(daemon.log)
+    lines = directories.last_log_lines(daemon.log)
     if not again or not lines:
         return lines
     extra = {"server": daemon.name, "lines": lines.split("\n")[1:]}
@@ -309,5 +315,5 @@ def _log_of(daemon: Daemon, again: bool) -> str:
     return "; the log of the MPS agent has its last lines"
 
 
-def _within(daemon: Daemon, seconds: float) -> Deadline:
+def _within(daemon: ControlDaemon, seconds: float) -> Deadline:
     return Deadline(seconds, f"an answer of MPS server {daemon.name}")

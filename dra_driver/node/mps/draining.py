@@ -9,22 +9,22 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut, Wedged
-from dra_driver.node.mps.deadlines import Deadline
+from dra_driver.base.deadlines import Deadline
+from dra_driver.base.errors import MpsClientStuck, NodeError, TimedOut
 
 AT_ONCE: Final = 4  # programs that run
 
-End = Callable[[Deadline], None]
+EndClient = Callable[[Deadline], None]
 """Ends one client. TimedOut: it did not end."""
 
 
-def drain(ends: Mapping[int, End], seconds: float, until: Deadline) -> None:
+def drain_clients(ends: Mapping[int, EndClient], seconds: float, until: Deadline) -> None:
     """End all clients, by the numbers of their processes.
 
     Wedged: one did not end in so many *seconds*, nor did any other meanwhile. NodeError: something
     else failed, or not all have ended until then, and it is of use to ask again.
     """
-    draining = _Draining(ends, seconds, until)
+    draining = _Drain(ends, seconds, until)
     number = min(AT_ONCE, len(ends))
     threads = [
         threading.Thread(target=draining.work, name="mps-drain", daemon=True) for _ in range(number)
@@ -36,8 +36,8 @@ def drain(ends: Mapping[int, End], seconds: float, until: Deadline) -> None:
     draining.judge()
 
 
-class _Draining:
-    def __init__(self, ends: Mapping[int, End], seconds: float, until: Deadline) -> None:
+class _Drain:
+    def __init__(self, ends: Mapping[int, EndClient], seconds: float, until: Deadline) -> None:
         self._ends = ends
         self._seconds = seconds
         self._until = until
@@ -57,7 +57,7 @@ class _Draining:
 
     def judge(self) -> None:
         if self._stuck:
-            raise Wedged(f"{_said(self._stuck)} did not end in {self._seconds:g} s")
+            raise MpsClientStuck(f"{_said(self._stuck)} did not end in {self._seconds:g} s")
         if self._problems:
             raise self._problems[0]
         if self._late:

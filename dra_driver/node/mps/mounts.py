@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dra_driver.errors import NodeError
+from dra_driver.base.errors import NodeError
 
 T = TypeVar("T")
 

@@ -1,7 +1,9 @@
 """The processes of control daemons, told apart from all others by a token in their environment.
 
 A process is known by its number and when it started, and signalled through a handle of the
-kernel's, as in :mod:`dra_driver.node.processes`.
+kernel's, as in :mod:`dra_driver.node.cgroups.tree.processes`.
+
+Control daemons that somebody else started, in words that a tenant cannot fill a page with.
 """
 
 import errno
@@ -14,11 +16,50 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, NotAsked
+from dra_driver.base.errors import MpsStateUnknown, NodeError
+from dra_driver.node.cgroups.procfs import nul_separated, printable, read_proc_file
+from dra_driver.node.cgroups.tree import container_of_process
 from dra_driver.node.mps.control import PROGRAM
-from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN
-from dra_driver.node.mps.foreign import Foreign, is_in_pod
-from dra_driver.node.proc_files import entries, read_of
+from dra_driver.node.mps.daemon import PIPE_DIRECTORY, TOKEN_VARIABLE
+
+MAX_UNMANAGED_LINES: Final = 16  # lines
+_SUMS: Final = 2  # lines that give a number of others
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UnmanagedDaemon:
+    """A control daemon, by the number of its process. A tenant can call anything so."""
+
+    pid: int
+    pipe_directory: str
+    in_pod: bool = False
+
+
+def describe_unmanaged(found: Iterable[UnmanagedDaemon]) -> tuple[str, ...]:
+    """A line for each on the host itself, as far as there are few, and the number of others."""
+    everybody = sorted(found)
+    here = [one for one in everybody if not one.in_pod]
+    said = [
+        f"{PROGRAM} (process {one.pid}, pipe directory {printable(one.pipe_directory)})"
+        for one in here[: MAX_UNMANAGED_LINES - _SUMS]
+    ]
+    if more := len(here) - len(said):
+        said.append(f"{PROGRAM} ({more} more on this host)")
+    if inside := len(everybody) - len(here):
+        said.append(f"{PROGRAM} ({_counted(inside)} in pods)")
+    return tuple(said)
+
+
+def is_in_pod(proc_cgroup: bytes) -> bool:
+    """By what ``/proc/<pid>/cgroup`` says. With cgroup v1 a tenant can leave the tree of one
+    controller; the others still tell."""
+    text = proc_cgroup.decode(errors="replace")
+    return "kubepods" in text or container_of_process(text) is not None
+
+
+def _counted(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
+
 
 _AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
 _STATE, _PARENT, _STARTED = 0, 1, 19  # proc_pid_stat(5), from behind the name
@@ -31,7 +72,7 @@ _USUAL_PIPES: Final = {2: "/tmp/nvidia-mps", 3: "/run/nvidia-mps"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Running:
+class DaemonProcess:
     """A process, by its number and its start in clock ticks since boot."""
 
     pid: int
@@ -44,15 +85,15 @@ class DaemonProcesses:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = str(proc)
 
-    def of(self, token: str) -> tuple[Running, ...]:
+    def of(self, token: str) -> tuple[DaemonProcess, ...]:
         """All with that token, and what they have started. It looks at every process."""
-        mark = f"{TOKEN}={token}".encode()
+        mark = f"{TOKEN_VARIABLE}={token}".encode()
         return self._with(lambda environ: mark in environ)
 
-    def living_in(self, directory: str) -> tuple[Running, ...]:
+    def living_in(self, directory: str) -> tuple[DaemonProcess, ...]:
         """All with any token and a pipe directory in *directory*, and what they have started."""
         marks = f"{PIPE_DIRECTORY}={directory}".encode(), f"{PIPE_DIRECTORY}={directory}/".encode()
-        token = f"{TOKEN}=".encode()
+        token = f"{TOKEN_VARIABLE}=".encode()
 
         def lives(environ: list[bytes]) -> bool:
             inside = any(one == marks[0] or one.startswith(marks[1]) for one in environ)
@@ -60,16 +101,16 @@ class DaemonProcesses:
 
         return self._with(lives)
 
-    def _with(self, wanted: Callable[[list[bytes]], bool]) -> tuple[Running, ...]:
+    def _with(self, wanted: Callable[[list[bytes]], bool]) -> tuple[DaemonProcess, ...]:
         stats = {pid: stat for pid in self._pids() if (stat := self._stat(pid))}
         found = {pid for pid in stats if wanted(self._entries(pid, "environ"))}
         while more := {
             pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
         }:
             found |= more
-        return tuple(Running(pid, int(stats[pid][_STARTED])) for pid in sorted(found))
+        return tuple(DaemonProcess(pid, int(stats[pid][_STARTED])) for pid in sorted(found))
 
-    def control(self, processes: Iterable[Running]) -> Running | None:
+    def control(self, processes: Iterable[DaemonProcess]) -> DaemonProcess | None:
         """The control daemon among *processes*."""
         return next((one for one in processes if self._is_control(self._words(one.pid))), None)
 
@@ -77,18 +118,20 @@ class DaemonProcesses:
         """Whether any process has that number."""
         return bool(self._stat(pid))
 
-    def is_alive(self, process: Running) -> bool:
+    def is_alive(self, process: DaemonProcess) -> bool:
         stat = self._stat(process.pid)
         return bool(stat) and int(stat[_STARTED]) == process.started
 
-    def end(self, processes: Iterable[Running], number: signal.Signals, seconds: float) -> bool:
+    def end(
+        self, processes: Iterable[DaemonProcess], number: signal.Signals, seconds: float
+    ) -> bool:
         """Send a signal to each and wait for their end. False: some are still there."""
         left = [one for one in processes if self._signal(one, number)]
         return self.wait(left, seconds)
 
     def end_all(
-        self, find: Callable[[], tuple[Running, ...]], number: signal.Signals, seconds: float
-    ) -> tuple[Running, ...]:
+        self, find: Callable[[], tuple[DaemonProcess, ...]], number: signal.Signals, seconds: float
+    ) -> tuple[DaemonProcess, ...]:
         """End what *find* finds, until it finds nothing; what it still finds in the end."""
         until = time.monotonic() + seconds
         while processes := _look_twice(find):
@@ -97,7 +140,7 @@ class DaemonProcesses:
                 return _look_twice(find)
         return ()
 
-    def wait(self, processes: Iterable[Running], seconds: float) -> bool:
+    def wait(self, processes: Iterable[DaemonProcess], seconds: float) -> bool:
         """Wait for their end. False: some are still there."""
         until = time.monotonic() + seconds
         left = list(processes)
@@ -107,7 +150,7 @@ class DaemonProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
         return True
 
-    def foreign(self, tokens: frozenset[str]) -> Iterator[Foreign]:
+    def foreign(self, tokens: frozenset[str]) -> Iterator[UnmanagedDaemon]:
         """Control daemons with none of these tokens."""
         for pid in self._pids():
             words = self._words(pid)
@@ -115,10 +158,10 @@ class DaemonProcesses:
                 continue
             environ = (one.decode(errors="replace") for one in self._entries(pid, "environ"))
             variables = dict(entry.partition("=")[::2] for entry in environ)
-            if variables.get(TOKEN) not in tokens and self._stat(pid):
+            if variables.get(TOKEN_VARIABLE) not in tokens and self._stat(pid):
                 usual = _USUAL_PIPES[3 if "3" in words else 2]
                 pipe = variables.get(PIPE_DIRECTORY) or usual
-                yield Foreign(pid, pipe, is_in_pod(self._read(pid, "cgroup")))
+                yield UnmanagedDaemon(pid, pipe, is_in_pod(self._read(pid, "cgroup")))
 
     @staticmethod
     def _is_control(words: list[str]) -> bool:
@@ -128,7 +171,7 @@ class DaemonProcesses:
     def _words(self, pid: int) -> list[str]:
         return [one.decode(errors="replace") for one in self._entries(pid, "cmdline")]
 
-    def _signal(self, process: Running, number: signal.Signals) -> bool:
+    def _signal(self, process: DaemonProcess, number: signal.Signals) -> bool:
         """False: it is gone."""
         try:
             handle = os.pidfd_open(process.pid)
@@ -153,7 +196,7 @@ class DaemonProcesses:
         try:
             return (int(name) for name in os.listdir(self._proc) if name.isdigit())
         except OSError as e:
-            raise NotAsked(f"the processes in {self._proc} cannot be looked at: {e}") from e
+            raise MpsStateUnknown(f"the processes in {self._proc} cannot be looked at: {e}") from e
 
     def _stat(self, pid: int) -> list[str]:
         """Empty: the process has ended."""
@@ -162,19 +205,19 @@ class DaemonProcesses:
         return [] if len(fields) <= _STARTED or fields[_STATE] in _ENDED else fields
 
     def _entries(self, pid: int, file: str) -> list[bytes]:
-        return entries(self._read(pid, file), file)
+        return nul_separated(self._read(pid, file), file)
 
     def _read(self, pid: int, file: str) -> bytes:
         """Empty: the process has ended, or is none of ours to look at."""
         try:
-            return read_of(self._proc, pid, file)
+            return read_proc_file(self._proc, pid, file)
         except OSError as e:
             if e.errno in _LACKING:  # that nobody is there would be a guess
-                raise NotAsked(f"process {pid} cannot be looked at: {e}") from e
+                raise MpsStateUnknown(f"process {pid} cannot be looked at: {e}") from e
             return b""
 
 
-def _look_twice(find: Callable[[], tuple[Running, ...]]) -> tuple[Running, ...]:
+def _look_twice(find: Callable[[], tuple[DaemonProcess, ...]]) -> tuple[DaemonProcess, ...]:
     """A process has no environment for the moment in which it becomes another program."""
     if not (found := find()):
         time.sleep(_BETWEEN_LOOKS_SECONDS)

@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from dra_driver.errors import NodeError, TimedOut
-from dra_driver.model.mps import Allowance, MpsClient, Space, SpaceName
-from dra_driver.node.commands import Command
-from dra_driver.node.mps.control import Control
-from dra_driver.node.mps.daemon import Daemon, Look
-from dra_driver.node.mps.deadlines import Deadline
-from dra_driver.node.mps.draining import End
-from dra_driver.node.mps.tables import percent, size_text
+from dra_driver.base.deadlines import Deadline
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.mps import MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.node.driver.commands import Command
+from dra_driver.node.mps.control import ControlProgram
+from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
+from dra_driver.node.mps.draining import EndClient
+from dra_driver.node.mps.formats import format_size, parse_percent
 
 _GPUS: Final = "CUDA_VISIBLE_DEVICES"
 _PERCENT: Final = "get_default_active_thread_percentage"
@@ -27,17 +27,17 @@ _SERVERS: Final = "get_server_list"
 class Protocol2:
     """Words for daemons of this protocol."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlProgram) -> None:
         self._control = control
 
-    def command(self, daemon: Daemon, spaces: Sequence[Space]) -> Command:
+    def command(self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> Command:
         """What starts it in the background, several users being served."""
         command = self._control.command("-d", "-M")
         return replace(command, variables=((_GPUS, ",".join(daemon.gpus)),))
 
     def when_ready(
-        self, daemon: Daemon, spaces: Sequence[Space], deadline: Deadline
-    ) -> Mapping[SpaceName, str] | None:
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+    ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each space. NodeError: it does not take its limits."""
         said = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
         found = [_percent(line) for line in said.splitlines()]
@@ -48,18 +48,18 @@ class Protocol2:
             )
         return {space.name: daemon.pipe for space in spaces}
 
-    def forget(self, daemon: Daemon) -> None:
+    def forget(self, daemon: ControlDaemon) -> None:
         """Nothing is remembered of it."""
 
-    def look(self, daemon: Daemon, deadline: Deadline) -> Look:
+    def look(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         servers = self._numbers(daemon, _SERVERS, deadline)
         clients = {
             client for server in servers for client in self._clients(daemon, server, deadline)
         }
         state = "Ready" if servers else "no server yet"
-        return Look(True, state, tuple(MpsClient(pid) for pid in sorted(clients)))
+        return DaemonStatus(True, state, tuple(MpsClient(pid) for pid in sorted(clients)))
 
-    def add(self, daemon: Daemon, space: Space, deadline: Deadline) -> str:
+    def add(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> str:
         """There is nothing to be made: the limits are in the environment of its containers."""
         if not _is_within(space.allowance, daemon.most):
             raise NodeError(
@@ -69,13 +69,15 @@ class Protocol2:
             )
         return daemon.pipe
 
-    def limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+    def limit(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> None:
         """The daemon has none of its own for a space."""
 
-    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
+    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> None:
         """There is nothing of it."""
 
-    def ends(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> Mapping[int, End]:
+    def ends(
+        self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
+    ) -> Mapping[int, EndClient]:
         """What ends each of those of *pids* that are clients."""
         return {
             pid: partial(self._terminate, daemon, server, pid)
@@ -83,10 +85,10 @@ class Protocol2:
             for pid in self._clients(daemon, server, deadline) & set(pids)
         }
 
-    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
+    def quit(self, daemon: ControlDaemon, deadline: Deadline) -> None:
         self._control.ask(daemon, deadline, stdin="quit -t 1\n")
 
-    def _terminate(self, daemon: Daemon, server: int, pid: int, deadline: Deadline) -> None:
+    def _terminate(self, daemon: ControlDaemon, server: int, pid: int, deadline: Deadline) -> None:
         order = f"terminate_client {server} {pid}\n"
         try:
             self._control.ask(daemon, deadline, stdin=order)
@@ -96,22 +98,22 @@ class Protocol2:
             if pid in self._clients(daemon, server, deadline):
                 raise
 
-    def _clients(self, daemon: Daemon, server: int, deadline: Deadline) -> set[int]:
+    def _clients(self, daemon: ControlDaemon, server: int, deadline: Deadline) -> set[int]:
         return set(self._numbers(daemon, f"get_client_list {server}", deadline))
 
-    def _numbers(self, daemon: Daemon, question: str, deadline: Deadline) -> list[int]:
-        return numbers(self._control.ask(daemon, deadline, stdin=f"{question}\n"))
+    def _numbers(self, daemon: ControlDaemon, question: str, deadline: Deadline) -> list[int]:
+        return parse_pids(self._control.ask(daemon, deadline, stdin=f"{question}\n"))
 
 
-def limits_text(daemon: Daemon) -> str:
+def limits_text(daemon: ControlDaemon) -> str:
     """The lines that set a daemon's defaults, and a question whose answer shows that it took them.
 
     GPUs by their index: limits for a UUID were seen to be ignored.
     """
-    most: Allowance = daemon.most
+    most: MpsLimits = daemon.most
     memory = most.memory_bytes
     lines = [
-        f"set_default_device_pinned_mem_limit {index} {size_text(memory)}"
+        f"set_default_device_pinned_mem_limit {index} {format_size(memory)}"
         for index, _ in enumerate(daemon.gpus)
         if memory is not None
     ]
@@ -119,7 +121,7 @@ def limits_text(daemon: Daemon) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def numbers(said: str) -> list[int]:
+def parse_pids(said: str) -> list[int]:
     """The numbers of processes, one a line; other lines are words.
 
     >>> numbers("4711\\n4712\\n")
@@ -128,7 +130,7 @@ def numbers(said: str) -> list[int]:
     return [int(line) for line in said.split("\n") if line.strip().isdecimal()]
 
 
-def _is_within(wanted: Allowance, most: Allowance) -> bool:
+def _is_within(wanted: MpsLimits, most: MpsLimits) -> bool:
     if wanted.percent > most.percent:
         return False
     if most.memory_bytes is None:
@@ -138,6 +140,6 @@ def _is_within(wanted: Allowance, most: Allowance) -> bool:
 
 def _percent(line: str) -> int | None:
     try:
-        return percent(line)
+        return parse_percent(line)
     except ValueError:
         return None

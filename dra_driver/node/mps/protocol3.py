@@ -13,15 +13,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dra_driver.errors import NodeError, NotAsked, ProgramFailed, TimedOut
-from dra_driver.model.mps import ALL_CORES, Allowance, MpsClient, Space, SpaceName
-from dra_driver.node.commands import Command
-from dra_driver.node.mps.config import DEFAULT, config_text
-from dra_driver.node.mps.control import Control
-from dra_driver.node.mps.daemon import SERVER, Daemon, Look
-from dra_driver.node.mps.deadlines import Deadline
-from dra_driver.node.mps.draining import End
-from dra_driver.node.mps.tables import percent, rows, size, size_text
+from dra_driver.base.deadlines import Deadline
+from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
+from dra_driver.model.mps import ALL_CORES, MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.node.driver.commands import Command
+from dra_driver.node.mps.control import ControlProgram
+from dra_driver.node.mps.daemon import SERVER, ControlDaemon, DaemonStatus
+from dra_driver.node.mps.draining import EndClient
+from dra_driver.node.mps.formats import (
+    DEFAULT_NAMESPACE,
+    daemon_config,
+    format_size,
+    parse_percent,
+    parse_size,
+    parse_table,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,75 +58,79 @@ _ROUNDED: Final = 0.01  # of a limit: a daemon may write 4.88G for 5000M
 
 
 @dataclass(frozen=True, slots=True)
-class Namespace:
+class NamespaceRow:
     """One line of the list of namespaces."""
 
     name: str
     status: str  # of its server
-    allowance: Allowance
+    allowance: MpsLimits
     pipe_directory: str
 
 
 class Protocol3:
     """Words for daemons of this protocol."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlProgram) -> None:
         self._control = control
         self._default: dict[str, str] = {}  # its pipe directory, by the token of a daemon
 
-    def command(self, daemon: Daemon, spaces: Sequence[Space]) -> Command:
+    def command(self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> Command:
         """What starts it in the background, several users being served; its configuration is
         written."""
         config = Path(daemon.config)
-        config.write_text(config_text(daemon, spaces))
+        config.write_text(daemon_config(daemon, spaces))
         config.chmod(0o600)
         return self._control.command("-p", "3", "-m", "-d", "-a", daemon.config)
 
     def when_ready(
-        self, daemon: Daemon, spaces: Sequence[Space], deadline: Deadline
-    ) -> Mapping[SpaceName, str] | None:
+        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+    ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each space; None: not yet. NodeError: it will never be."""
         found = {one.name: one for one in self.namespaces(daemon, deadline)}
-        if DEFAULT not in found:
+        if DEFAULT_NAMESPACE not in found:
             raise NodeError(f"it has no server: {_NO_SERVER}")
-        state = found[DEFAULT].status
+        state = found[DEFAULT_NAMESPACE].status
         if _BROKEN.search(state):
             raise NodeError(f"its server says {state!r}")
         if state.casefold() != READY:
             return None
-        if not {DEFAULT, *(space.name for space in spaces)} <= found.keys():
+        if not {DEFAULT_NAMESPACE, *(space.name for space in spaces)} <= found.keys():
             return None
         for space in spaces:
-            if not alike(found[space.name].allowance, space.allowance):
+            if not limits_match(found[space.name].allowance, space.allowance):
                 raise NodeError(
                     f"namespace {space.name} of {daemon.name} was started with "
                     f"{space.allowance}, and the daemon says {found[space.name].allowance}"
                 )
-        self._default[daemon.token] = found[DEFAULT].pipe_directory
+        self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
         return {space.name: found[space.name].pipe_directory for space in spaces}
 
-    def forget(self, daemon: Daemon) -> None:
+    def forget(self, daemon: ControlDaemon) -> None:
         """It is another one from now on."""
         self._default.pop(daemon.token, None)
 
-    def namespaces(self, daemon: Daemon, deadline: Deadline) -> list[Namespace]:
+    def namespaces(self, daemon: ControlDaemon, deadline: Deadline) -> list[NamespaceRow]:
         """All of the server; none: there is no server."""
         return parse_namespaces(self._listed(daemon, deadline, "namespace"))
 
-    def look(self, daemon: Daemon, deadline: Deadline) -> Look:
+    def look(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         # First, as the server can go in between: then it has no namespaces.
         clients = parse_clients(self._listed(daemon, deadline, "client"))
         found = self.namespaces(daemon, deadline)
         if not found:
-            return Look(False, f"no server: {_NO_SERVER}")
-        return Look(
+            return DaemonStatus(False, f"no server: {_NO_SERVER}")
+        return DaemonStatus(
             ready=found[0].status.casefold() == READY,
             state=found[0].status,
             clients=clients,
-            spaces={SpaceName(one.name): one.allowance for one in found if one.name != DEFAULT},
+            spaces={
+                MpsNamespaceName(one.name): one.allowance
+                for one in found
+                if one.name != DEFAULT_NAMESPACE
+            },
         )
 
-    def add(self, daemon: Daemon, space: Space, deadline: Deadline) -> str:
+    def add(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> str:
         """Two runs of the program, as a rule: each takes some milliseconds of a claim's start."""
         try:
             self._control.ask(daemon, deadline, "namespace", "create", space.name, _ON_SERVER)
@@ -130,9 +140,9 @@ class Protocol3:
             there = self._find(daemon, space.name, deadline)
             if there is None:
                 raise
-            if alike(there.allowance, space.allowance):
+            if limits_match(there.allowance, space.allowance):
                 return there.pipe_directory
-            if there.allowance != Allowance():
+            if there.allowance != MpsLimits():
                 raise NodeError(
                     f"namespace {space.name} of MPS server {daemon.name} has other limits already "
                     f"({there.allowance}, not {space.allowance}): delete the pods of its claim"
@@ -146,7 +156,7 @@ class Protocol3:
             self.remove(daemon, space.name, Deadline(deadline.seconds, "namespace delete"))
             raise
 
-    def limit(self, daemon: Daemon, space: Space, deadline: Deadline) -> None:
+    def limit(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> None:
         """It is refused while a client is in there."""
         wanted = space.allowance
         memory = wanted.memory_bytes
@@ -154,12 +164,12 @@ class Protocol3:
             daemon,
             deadline,
             *("namespace", "set", space.name, _ON_SERVER),
-            *([] if memory is None else [f"--pinned-memory-limit={size_text(memory)}"]),
+            *([] if memory is None else [f"--pinned-memory-limit={format_size(memory)}"]),
             f"--active-thread-percentage={wanted.percent}",
             f"--client-priority={int(space.priority)}",
         )
 
-    def remove(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> None:
+    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> None:
         try:
             self._control.ask(daemon, deadline, "namespace", "delete", space, _ON_SERVER, "--force")
         except TimedOut:
@@ -168,27 +178,29 @@ class Protocol3:
             if self._find(daemon, space, deadline) is not None:
                 raise
 
-    def ends(self, daemon: Daemon, pids: Collection[int], deadline: Deadline) -> Mapping[int, End]:
+    def ends(
+        self, daemon: ControlDaemon, pids: Collection[int], deadline: Deadline
+    ) -> Mapping[int, EndClient]:
         """What ends each of those of *pids* that are clients."""
         there = self._clients(daemon, deadline) & set(pids)
         return {pid: partial(self._terminate, daemon, pid) for pid in there}
 
-    def quit(self, daemon: Daemon, deadline: Deadline) -> None:
+    def quit(self, daemon: ControlDaemon, deadline: Deadline) -> None:
         self._control.ask(daemon, deadline, "-q")
 
-    def _terminate(self, daemon: Daemon, pid: int, deadline: Deadline) -> None:
+    def _terminate(self, daemon: ControlDaemon, pid: int, deadline: Deadline) -> None:
         try:
             self._control.ask(daemon, deadline, "client", "terminate", str(pid))
-        except (NotAsked, TimedOut):
+        except (MpsStateUnknown, TimedOut):
             raise
         except NodeError:
             if pid in self._clients(daemon, deadline):
                 raise
 
-    def _clients(self, daemon: Daemon, deadline: Deadline) -> set[int]:
+    def _clients(self, daemon: ControlDaemon, deadline: Deadline) -> set[int]:
         return {one.pid for one in parse_clients(self._listed(daemon, deadline, "client"))}
 
-    def _directory(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> str:
+    def _directory(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> str:
         """Beside that of the default namespace, which was read; else it is read."""
         if default := self._default.get(daemon.token):
             sibling = os.path.join(os.path.dirname(default), space)
@@ -199,11 +211,11 @@ class Protocol3:
             raise NodeError(
                 f"MPS server {daemon.name} has lost namespace {space}, which was just made"
             )
-        if DEFAULT in found:
-            self._default[daemon.token] = found[DEFAULT].pipe_directory
+        if DEFAULT_NAMESPACE in found:
+            self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
         return found[space].pipe_directory
 
-    def _listed(self, daemon: Daemon, deadline: Deadline, what: str) -> str:
+    def _listed(self, daemon: ControlDaemon, deadline: Deadline, what: str) -> str:
         """Nothing, where there is no server."""
         try:
             return self._control.ask(daemon, deadline, what, "list", _ON_SERVER, _LIST)
@@ -214,24 +226,26 @@ class Protocol3:
                 return ""
             raise
 
-    def _find(self, daemon: Daemon, space: SpaceName, deadline: Deadline) -> Namespace | None:
+    def _find(
+        self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline
+    ) -> NamespaceRow | None:
         found = self.namespaces(daemon, deadline)
         return next((one for one in found if one.name == space), None)
 
 
-def is_spoken(control: Control, deadline: Deadline) -> bool:
+def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
     """Whether the driver's program knows this protocol, with everything that is needed of it.
 
     NotAsked, TimedOut: it does not say.
     """
     try:
         said = control.run(control.command("-p", "3", "namespace", "--help"), deadline)
-    except ProgramFailed:
+    except CommandFailed:
         return False
     return all(re.search(rf"\b{verb}\b", said) for verb in _VERBS)
 
 
-def alike(said: Allowance, wanted: Allowance) -> bool:
+def limits_match(said: MpsLimits, wanted: MpsLimits) -> bool:
     """Whether a daemon that says the one was told the other."""
     if said.percent != wanted.percent:
         return False
@@ -240,20 +254,20 @@ def alike(said: Allowance, wanted: Allowance) -> bool:
     return abs(said.memory_bytes - wanted.memory_bytes) <= wanted.memory_bytes * _ROUNDED
 
 
-def parse_namespaces(text: str) -> list[Namespace]:
+def parse_namespaces(text: str) -> list[NamespaceRow]:
     """NodeError: it is no list of namespaces."""
     try:
         return [
-            Namespace(
+            NamespaceRow(
                 name=row["name"],
                 status=row["server-status"],
-                allowance=Allowance(
+                allowance=MpsLimits(
                     _percent_or_all(row["active-thread-percentage"]),
-                    size(row["pinned-memory-limit"]),
+                    parse_size(row["pinned-memory-limit"]),
                 ),
                 pipe_directory=row["pipe-directory"],
             )
-            for row in rows(text, _NAMESPACE)
+            for row in parse_table(text, _NAMESPACE)
         ]
     except (KeyError, ValueError) as e:
         said = text.strip()[:_SHOWN]
@@ -268,7 +282,7 @@ def parse_clients(text: str) -> tuple[MpsClient, ...]:
     daemon's, who would be started again for it.
     """
     found: set[MpsClient] = set()
-    for row in rows(text, _CLIENT):
+    for row in parse_table(text, _CLIENT):
         try:
             found.add(_client(row))
         except (KeyError, ValueError) as e:
@@ -289,7 +303,7 @@ def _client(row: Mapping[str, str]) -> MpsClient:
     if len(row) < len(_CLIENT):
         raise KeyError(_CLIENT[-1])
     space = row["namespace"]
-    return MpsClient(int(row["pid"]), None if space in ("", "-") else SpaceName(space))
+    return MpsClient(int(row["pid"]), None if space in ("", "-") else MpsNamespaceName(space))
 
 
 def _by_number(client: MpsClient) -> tuple[int, str]:
@@ -297,7 +311,7 @@ def _by_number(client: MpsClient) -> tuple[int, str]:
 
 
 def _percent_or_all(text: str) -> int:
-    return ALL_CORES if text.casefold() in ("", "-", "unlimited") else percent(text)
+    return ALL_CORES if text.casefold() in ("", "-", "unlimited") else parse_percent(text)
 
 
 def says_unknown(error: NodeError) -> bool:
@@ -305,4 +319,4 @@ def says_unknown(error: NodeError) -> bool:
 
     Only its own count: the command names the server, too.
     """
-    return isinstance(error, ProgramFailed) and bool(_UNKNOWN.search(error.said))
+    return isinstance(error, CommandFailed) and bool(_UNKNOWN.search(error.said))

@@ -4,12 +4,13 @@
 ``wishes``         what each GPU should look like: by the label of the Node, else by the profile
 ``layouts``        one GPU becomes what its layout says, or stays what it is
 ``boards``         boards that need a reset for it are switched while their profile cuts them
-``work``           the changes, so that no crash leaves one half done (``node.mig_book``)
+``work``           the changes, so that no crash leaves one half done (``node.state.mig_state``)
 ``idle``           nothing is done to a GPU that a claim has or a process uses
 ``tries``          what failed is not tried again at once
 ``state``          the label of the Node that says how far it is; events tell the rest
 ``governed``       what layouts govern is not cut for claims
 ``start``          connects them; a thread of its own, so that nobody waits for a board
 
-Layouts come from files (``plugin.layout_files``), else from the boards (``plan.mig.layouts``).
+Layouts come from files (``plugin.mig.desired_layouts``), else from the boards
+(``plan.mig.manager.layouts``).
 """

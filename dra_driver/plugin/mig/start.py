@@ -9,63 +9,69 @@ from functools import partial
 from typing import Protocol
 
 from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
-from dra_driver.cluster.events import Event, NodeRef
-from dra_driver.errors import ClusterError, NodeError
-from dra_driver.model.holdings import Record
-from dra_driver.model.layouts import Book
-from dra_driver.model.offer import Keeps
+from dra_driver.base.errors import ApiServerError, NodeError
+from dra_driver.base.threads import Loop
+from dra_driver.k8s.events import Event, NodeRef
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mig_layouts import MigState
+from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
+from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
-from dra_driver.model.uuids import GpuUuid
-from dra_driver.node.ledger import Ledger
-from dra_driver.node.mig_book import MigBook
-from dra_driver.plan.mig.news import News
-from dra_driver.plugin.mig.governed import Governed, is_expected
-from dra_driver.plugin.mig.idle import Allocated
-from dra_driver.plugin.mig.keeper import Apart, MigKeeper, Node, Sources, Told
-from dra_driver.plugin.mig.state import Api, MigState, Published
-from dra_driver.plugin.mig.wishes import Layouts
-from dra_driver.plugin.mig.work import Kept
-from dra_driver.plugin.node_labels import NodeLabels
-from dra_driver.process.loops import Loop
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.mig.manager.state import MigEvent
+from dra_driver.plugin.mig.desired_layouts import LayoutSource
+from dra_driver.plugin.mig.idle_gpus import AllocatedDevices
+from dra_driver.plugin.mig.reconciler import (
+    MigCallbacks,
+    MigInputs,
+    MigLocks,
+    MigNode,
+    MigReconciler,
+)
+from dra_driver.plugin.mig.repartition import RepartitionJournal
+from dra_driver.plugin.mig.state_label import MigStateLabel, NodePatcher, PublishedSince
+from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 
 _SOON_SECONDS = 1.0
 _UNTIL_DEALLOCATED_SECONDS = 15.0
 
 
-class Events(Protocol):
-    """Tells of the node without waiting; ``dra_driver.cluster.events``."""
+class MigEvents(Protocol):
+    """Tells of the node without waiting; ``dra_driver.k8s.events``."""
 
     def tell(self, event: Event) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class MigDependencies:
     """What it is connected with."""
 
-    node: Node
+    node: MigNode
     ledger: Ledger
-    book: MigBook
-    apart: Apart
-    api: Api
+    book: MigStateFile
+    apart: MigLocks
+    api: NodePatcher
     labels: NodeLabels
     profile: Callable[[], Profile]  # the one in force, whatever layouts govern
-    layouts: Layouts
-    keeps: Callable[[], Keeps]
-    allocated: Allocated
+    layouts: LayoutSource
+    keeps: Callable[[], ApiFeatures]
+    allocated: AllocatedDevices
     in_charge: Callable[[], bool]
-    governed: Governed
+    governed: EffectiveProfile
     changed: Callable[[], None]  # is told that GPUs are others than they were
-    published: Published
+    published: PublishedSince
     count: Callable[[float], None]  # is told how much is not as it should be
-    events: Events
+    events: MigEvents
 
 
 class MigLoop:
     """A keeper that looks from time to time, and when something changed. Nobody waits for it, but
     for a little while at the start."""
 
-    def __init__(self, keeper: MigKeeper, seconds: float) -> None:
+    def __init__(self, keeper: MigReconciler, seconds: float) -> None:
         self._keeper = keeper
         self._given_back = float("-inf")
         self._looked = threading.Event()
@@ -83,7 +89,7 @@ class MigLoop:
         """Something that GPUs are cut by has changed."""
         self._loop.soon()
 
-    def claim_changed(self, record: Record | None = None) -> None:
+    def claim_changed(self, record: ClaimRecord | None = None) -> None:
         """A claim was given back, maybe: a GPU that waited for that is cut now."""
         if self._keeper.waiting:
             self._given_back = time.monotonic()
@@ -99,32 +105,35 @@ class MigLoop:
         return _SOON_SECONDS if self._keeper.waiting and is_fresh else None
 
 
-def connect(around: Around, look_seconds: float, stack: ExitStack) -> MigLoop:
+def connect(around: MigDependencies, look_seconds: float, stack: ExitStack) -> MigLoop:
     """All of it, connected and not started; *stack* stops it."""
-    labels, ours = around.labels, _is_labelled(around.book)
-    state = MigState(around.api, labels.node, labels.now, ours, around.published)
+    labels, ours = around.labels, _may_have_labelled(around.book)
+    state = MigStateLabel(around.api, labels.node, labels.now, ours, around.published)
     state.start()
     stack.callback(state.stop)
 
-    def tell(book: Book) -> None:
+    def tell(book: MigState) -> None:
         state.tell(book.state)
         around.count(book.failures)
 
-    told = Told(
-        tell, around.governed.tell, around.changed, partial(say, around.events, around.labels)
+    told = MigCallbacks(
+        tell,
+        around.governed.tell,
+        around.changed,
+        partial(post_event, around.events, around.labels),
     )
-    layout = partial(_layout, around.labels)
+    layout = partial(_layout_label, around.labels)
     around.governed.on_change = around.changed
-    around.governed.expected = partial(is_expected, layout, last_label(around.book))
-    keeper = MigKeeper(around.node, _sources(around), around.apart, around.book, told)
+    around.governed.expected = partial(is_layout_expected, layout, last_layout_label(around.book))
+    keeper = MigReconciler(around.node, _mig_inputs(around), around.apart, around.book, told)
     loop = MigLoop(keeper, look_seconds)
     stack.callback(loop.stop)
     around.labels.start(state.look_soon, 0.0)
-    around.labels.start(on_other(layout, loop.soon), 0.0)
+    around.labels.start(on_value_change(layout, loop.soon), 0.0)
     return loop
 
 
-def last_label(book: Kept) -> str | None:
+def last_layout_label(book: RepartitionJournal) -> str | None:
     """Which layout the Node's label named when an earlier process of ours read it; None: that is
     not known."""
     try:
@@ -133,13 +142,13 @@ def last_label(book: Kept) -> str | None:
         return None
 
 
-def say(events: Events, labels: NodeLabels, news: News) -> None:
+def post_event(events: MigEvents, labels: NodeLabels, news: MigEvent) -> None:
     """As an event of the Node that *labels* are of."""
     node = NodeRef(labels.node, labels.uid)
     events.tell(Event(node, news.reason, news.about, news.words, not news.is_good))
 
 
-def on_other(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:
+def on_value_change(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:
     """Does *act* where *read* answers something else than the last time, or is answered again."""
     last: str | None = None
 
@@ -147,7 +156,7 @@ def on_other(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], N
         nonlocal last
         try:
             now: str | None = read()
-        except ClusterError:
+        except ApiServerError:
             now = None
         if now != last:
             last = now
@@ -156,7 +165,7 @@ def on_other(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], N
     return look
 
 
-def turned_on(records: Iterable[Record]) -> frozenset[GpuUuid]:
+def mig_enabled_by_claims(records: Iterable[ClaimRecord]) -> frozenset[GpuUuid]:
     """The GPUs of which claims turned on MIG mode."""
     steps = (step for record in records for step in record.steps)
     return frozenset(
@@ -166,26 +175,26 @@ def turned_on(records: Iterable[Record]) -> frozenset[GpuUuid]:
     )
 
 
-def _layout(labels: NodeLabels) -> str:
+def _layout_label(labels: NodeLabels) -> str:
     return labels.now().get(MIG_CONFIG_LABEL, "")
 
 
-def _sources(around: Around) -> Sources:
+def _mig_inputs(around: MigDependencies) -> MigInputs:
     labels = around.labels
-    return Sources(
-        label=partial(_layout, labels),
+    return MigInputs(
+        label=partial(_layout_label, labels),
         is_labelled=lambda: MIG_STATE_LABEL in labels.now(),
         layouts=around.layouts,
         profile=around.profile,
         keeps=around.keeps,
         held=around.ledger.held,
         allocated=around.allocated,
-        turned_on=lambda: turned_on(around.ledger.records()),
+        turned_on=lambda: mig_enabled_by_claims(around.ledger.records()),
         in_charge=around.in_charge,
     )
 
 
-def _is_labelled(book: MigBook) -> bool:
+def _may_have_labelled(book: MigStateFile) -> bool:
     """Whether an earlier process of ours may have written the state on the Node."""
     try:
         return book.read().labelled

@@ -14,9 +14,9 @@ import kubernetes.client
 import kubernetes.config
 import urllib3
 
-from dra_driver.cluster.access import kubeconfig
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import ClusterError, DriverError, NotFound, Unreachable
+from dra_driver.base.errors import ApiServerError, DriverError, NotFound, Unreachable
+from dra_driver.k8s.access import load_kubeconfig
+from dra_driver.k8s.client import ApiClient
 from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.logs import LogServer
 from hack.testbed.kubelet_standin.node import Node
@@ -38,7 +38,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        api = ApiServer(kubeconfig(options.kubeconfig), user_agent="kubelet-standin")
+        api = ApiClient(load_kubeconfig(options.kubeconfig), user_agent="kubelet-standin")
         pods: dict[str, Pod] = {}
         with (
             FakeKubelet(options.kubelet_dir.absolute(), options.minor) as kubelet,
@@ -102,7 +102,7 @@ def _serve(
             node.beat()
             wiper.look()
             _look(node.api, node.name, place, pods)
-        except ClusterError as error:
+        except ApiServerError as error:
             log.warning("looking again: %s", error)
     for pod in pods.values():
         pod.end()
@@ -110,7 +110,7 @@ def _serve(
         pod.join(_END_SECONDS / len(pods))
 
 
-def _look(api: ApiServer, node: str, place: Place, pods: dict[str, Pod]) -> None:
+def _look(api: ApiClient, node: str, place: Place, pods: dict[str, Pod]) -> None:
     """Take up new pods, and end those that are deleted or gone (a force-deleted one vanishes)."""
     found = api.list("/api/v1/pods", {"fieldSelector": f"spec.nodeName={node}"})["items"]
     there = {item["metadata"]["uid"]: item for item in found}

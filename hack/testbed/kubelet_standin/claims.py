@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 
 Document = Mapping[str, Any]
 Devices = Mapping[ClaimUid, Sequence[PreparedDevice]]

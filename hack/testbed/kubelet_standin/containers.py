@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cdi.apply import apply_edits
 from cdi.errors import CdiError
-from cdi.registry import load
+from cdi.registry import load_registry
 from cdi.spec import DeviceNode
+from hack.cdi_apply import apply_edits
 
 Config = dict[str, Any]
 
@@ -82,7 +82,7 @@ class Run:
     def _run(self) -> Ended:
         (self._directory / "work").mkdir(parents=True, exist_ok=True)
         try:
-            edits = load((self._cdi,)).edits(self._names)
+            edits = load_registry((self._cdi,)).edits(self._names)
             nodes = tuple(_followed(node) for node in edits.device_nodes)
             config = apply_edits(self._config, replace(edits, device_nodes=nodes))
         except CdiError as error:

@@ -3,8 +3,8 @@
 import threading
 from collections.abc import Sequence
 
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid, PreparedDevice
-from dra_driver.kubeletplugin.named_locks import NamedLocks
+from dra_driver.base.threads import NamedLocks
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PreparedDevice
 from hack.testbed.kubelet_standin.claims import Devices
 from tests.fakes.kubelet import FakeKubelet
 

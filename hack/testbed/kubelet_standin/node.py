@@ -5,8 +5,8 @@ import platform
 import time
 from typing import Any
 
-from dra_driver.cluster.client import STRATEGIC_MERGE_PATCH, ApiServer
-from dra_driver.errors import Conflict
+from dra_driver.base.errors import Conflict
+from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 
 _BEAT_SECONDS = 10.0  # the node controller's patience is 40 s
 _CAPACITY = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "100Gi", "pods": "110"}
@@ -20,7 +20,7 @@ def now() -> str:
 class Node:
     """Creates the node *name* and says again and again that it is ready."""
 
-    def __init__(self, api: ApiServer, name: str, minor: int, port: int | None = None) -> None:
+    def __init__(self, api: ApiClient, name: str, minor: int, port: int | None = None) -> None:
         self.api = api
         self.name = name
         self._minor = minor

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dra_driver.cluster.client import STRATEGIC_MERGE_PATCH, ApiServer
-from dra_driver.errors import ClusterError, Conflict, NotFound, TimedOut
-from dra_driver.kubeletplugin.claims import ClaimRef, ClaimUid
+from dra_driver.base.errors import ApiServerError, Conflict, NotFound, TimedOut
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.client import STRATEGIC_MERGE_PATCH, ApiClient
 from hack.testbed.kubelet_standin.claims import (
     Devices,
     NotYet,
@@ -24,7 +24,7 @@ from hack.testbed.kubelet_standin.containers import Ended, Run, configuration
 from hack.testbed.kubelet_standin.events import warning
 from hack.testbed.kubelet_standin.held import Held
 from hack.testbed.kubelet_standin.node import now
-from tests.fakes.kubelet import KubeletError
+from tests.fakes.plugins import KubeletError
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _ANNOTATED = 4000  # characters of output
 class Place:
     """Where pods live."""
 
-    api: ApiServer
+    api: ApiClient
     held: Held
     pods: Path
     cdi: Path
@@ -132,7 +132,7 @@ class Pod:
         while not self._deleted.is_set():
             try:
                 return self._prepare()
-            except (NotYet, KubeletError, ClusterError, TimedOut) as error:
+            except (NotYet, KubeletError, ApiServerError, TimedOut) as error:
                 if str(error) != told and not self._deleted.is_set():
                     told = str(error)
                     log.info("the pod waits: %s", told, extra={"pod": self._path})
@@ -199,7 +199,7 @@ class Pod:
                 return work()
             except (NotFound, Conflict):  # the pod is gone; or another has its name now
                 return None
-            except (KubeletError, ClusterError) as error:
+            except (KubeletError, ApiServerError) as error:
                 log.warning("trying again: %s", error, extra={"pod": self._path})
                 threading.Event().wait(_RETRY_SECONDS)
 

@@ -4,8 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from dra_driver.cluster.client import ApiServer
-from dra_driver.errors import NotFound
+from dra_driver.base.errors import NotFound
+from dra_driver.k8s.client import ApiClient
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ WIPE_SECONDS = 30.0  # pkg/kubelet/cm/dra/manager.go, defaultWipingDelay
 class SliceWiper:
     """Deletes a driver's slices of this node once no instance answered for 30 s, and at start."""
 
-    def __init__(self, api: ApiServer, node: str, is_usable: Callable[[str], bool]) -> None:
+    def __init__(self, api: ApiClient, node: str, is_usable: Callable[[str], bool]) -> None:
         self._api = api
         self._node = node
         self._is_usable = is_usable

@@ -1,0 +1,265 @@
+"""What is in one server: the spaces of claims, and with protocol 3 a spare one.
+
+The spare is a namespace that the next space gets, so that a claim waits for as little as can be. It
+is written of from before it is made. So giving it out takes one write, after its limits are set and
+before the answer: whoever is killed in between leaves a spare of unknown limits. A namespace that
+has to be made first is written twice, before that and when it can be used.
+
+What a tenant that is root changed in its server, and how often at most that is put right.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from dra_driver.agent.dependencies import DaemonManager
+from dra_driver.agent.health import ServerHealth
+from dra_driver.agent.state import (
+    NamespaceState,
+    ServerState,
+    ServerStateFile,
+    SpareNamespace,
+    new_namespace_name,
+)
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.mps import MpsClient, MpsNamespace, MpsNamespaceName, ServedNamespace
+from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
+from dra_driver.plan.mps.servers import compare_namespaces, describe_limits
+
+_MAX_REPAIRS: Final = 3  # times that one agent mends a space: it may misread what the daemon says
+_ANY_SPARE: Final = MpsNamespaceName("")
+_TRIES: Final = 3  # to change limits before the next client is there
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDrift:
+    """Found in one server."""
+
+    strangers: tuple[MpsNamespaceName, ...] = ()  # namespaces that nobody wrote of
+    spoilt_spare: bool = False
+    spaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
+    missing: frozenset[MpsNamespaceName] = frozenset()  # those of them that are gone altogether
+
+
+class DriftRepair:
+    """Of one server."""
+
+    def __init__(self) -> None:
+        self._times: Counter[MpsNamespaceName] = Counter()
+
+    def damage(
+        self, state: ServerState, spare: MpsNamespace | None, look: DaemonStatus
+    ) -> ServerDrift:
+        """*spare*: with the limits that it has to have; None: they are not known."""
+        kept = {one.inside.name: one for one in state.spaces if one.served is not None}
+        found = compare_namespaces([one.inside for one in kept.values()], look.spaces)
+        named = state.spare.namespace if state.spare else None
+        spoilt = named is not None and named not in look.spaces
+        if spare is not None and not spoilt:
+            loose = compare_namespaces([spare], {spare.name: look.spaces[spare.name]}).loose
+            spoilt = bool(loose) and self._again(_ANY_SPARE)
+        why = {space.name: "it was removed" for space in found.missing}
+        for space, there in found.loose:
+            wanted = describe_limits(space.allowance)
+            why[space.name] = (
+                f"its limits were changed: {describe_limits(there)} instead of {wanted}"
+            )
+        return ServerDrift(
+            tuple(name for name in found.unwanted if name != named),
+            spoilt,
+            tuple((kept[name], reason) for name, reason in why.items() if self._again(name)),
+            frozenset(space.name for space in found.missing),
+        )
+
+    def _again(self, name: MpsNamespaceName) -> bool:
+        self._times[name] += 1
+        return self._times[name] <= _MAX_REPAIRS
+
+
+def clients_in(clients: Collection[MpsClient], namespace: MpsNamespaceName) -> list[int]:
+    """The clients of a namespace, as the daemon calls it."""
+    return [one.pid for one in clients if one.space == namespace]
+
+
+TerminateClients = Callable[[Collection[int]], bool]
+"""Ends clients. False: they end with the server, which is started again."""
+
+
+def restore_limits(
+    daemons: DaemonManager,
+    daemon: ControlDaemon,
+    space: MpsNamespace,
+    pids: Collection[int],
+    end: TerminateClients,
+) -> None:
+    """Its clients are ended first: with some in there it is refused. Its directory stays what it
+    is, since containers have it mounted."""
+    for tries_left in reversed(range(_TRIES)):
+        if not end(pids):
+            return
+        try:
+            return daemons.limit(daemon, space)
+        except NodeError as e:
+            if isinstance(e, TimedOut) or not tries_left:
+                raise
+        pids = clients_in(daemons.look(daemon).clients, space.name)
+
+
+log = logging.getLogger(__name__)
+
+Record = Callable[[str, tuple[MpsNamespaceName, ...], int], None]
+"""Writes down that something happened: why, to which spaces, how many clients were lost."""
+
+
+class ServerNamespaces:
+    """Of a server that runs, where nothing else is said. NodeError: something could not be done;
+    what is written then is for ``clear``."""
+
+    def __init__(self, book: ServerStateFile, daemons: DaemonManager, health: ServerHealth) -> None:
+        self._book = book
+        self._daemons = daemons
+        self._health = health
+        self._mending = DriftRepair()
+        self._ready: MpsNamespace | None = None  # the spare, if its limits were set here
+        self._last: MpsNamespace | None = None  # that was served
+        self._failed = False  # the last try to make a spare
+
+    @property
+    def _state(self) -> ServerState:
+        return self._book.state
+
+    @property
+    def _daemon(self) -> ControlDaemon:
+        return self._state.daemon
+
+    def put(self, space: MpsNamespace) -> None:
+        """Have it served."""
+        if not self._give_spare(space):
+            if self._daemon.protocol > 2:  # with protocol 2 nothing is made
+                self._book.write(self._state.keep(NamespaceState(space)))
+            self._add(NamespaceState(space))
+        self._last, self._failed = space, False
+
+    def clear(self) -> None:
+        """Take out what is written and nobody can use."""
+        left = self._state.left
+        with self._health.counting():
+            for name in left:
+                self._daemons.remove(self._daemon, name)
+        if left:
+            self._book.note(self._state.cleared())
+
+    def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
+        """What its daemon is started with, as that knows it: what is written, and a spare."""
+        self._last = first or self._last
+        spaces = tuple(one.inside for one in self._state.spaces)
+        self._ready = None
+        if self._daemon.protocol > 2:
+            self._ready = self._like_the_last(self._state.spare)
+            spaces += (self._ready,)
+        return spaces
+
+    def started(self, directories: Mapping[MpsNamespaceName, str]) -> ServerState:
+        """What is served now; to be written."""
+        ready = self._ready
+        self._failed = False
+        spaces = [self._served(one, directories[one.inside.name]) for one in self._state.spaces]
+        return replace(
+            self._state,
+            spaces=tuple(spaces),
+            spare=SpareNamespace(ready.name, directories[ready.name]) if ready else None,
+        )
+
+    @property
+    def lacks_spare(self) -> bool:
+        state = self._state
+        if state.daemon.protocol == 2 or not state.served or self._failed:
+            return False
+        last = self._last
+        return state.spare is None or (last is not None and not _can_become(self._ready, last))
+
+    def make_spare(self) -> None:
+        """With the limits that the last space got. Once, until the next is served."""
+        self._failed = True
+        if self._state.spare:
+            self._spoil(self._state.spare)
+            self.clear()
+        space = self._like_the_last(None)
+        self._book.write(replace(self._state, spare=SpareNamespace(space.name)))
+        with self._health.counting():
+            directory = self._daemons.add(self._daemon, space)
+        self._book.write(replace(self._state, spare=SpareNamespace(space.name, directory)))
+        self._ready, self._failed = space, False
+
+    def mend(self, look: DaemonStatus, record: Record, end: TerminateClients) -> None:
+        """A tenant that is root can change what its server grants."""
+        damage = self._mending.damage(self._state, self._ready, look)
+        for name in damage.strangers:
+            self._daemons.remove(self._daemon, name)
+        if damage.spoilt_spare and self._state.spare:
+            self._spoil(self._state.spare)
+            self.clear()
+        for kept, reason in damage.spaces:
+            space, inside = kept.space.name, kept.inside
+            log.error("somebody changed an MPS space", extra={"space": space, "why": reason})
+            clients = clients_in(look.clients, inside.name)
+            record(reason, (space,), len(clients))
+            if inside.name in damage.missing:
+                self._add(kept)
+            else:
+                restore_limits(self._daemons, self._daemon, inside, clients, end)
+
+    def _add(self, kept: NamespaceState) -> None:
+        with self._health.counting():
+            directory = self._daemons.add(self._daemon, kept.inside)
+        self._book.write(self._state.keep(self._served(kept, directory)))
+
+    def _give_spare(self, space: MpsNamespace) -> bool:
+        """Serve *space* with what is ready, at the price of one run of the program at most."""
+        spare, ready = self._state.spare, self._ready
+        if spare is None or not spare.directory or not self._daemons.is_there(spare.directory):
+            return False
+        if not _can_become(ready, space):
+            return False
+        self._ready = None
+        kept = self._served(NamespaceState(space, namespace=spare.namespace), spare.directory)
+        if ready is None or not _same_limits(ready, space):
+            try:
+                with self._health.counting():
+                    self._daemons.limit(self._daemon, kept.inside)
+            except NodeError as e:
+                self._spoil(spare)
+                if isinstance(e, TimedOut):
+                    raise
+                log.warning("a spare MPS space is of no use", extra={"error": str(e)})
+                self.clear()
+                return False
+        self._book.write(replace(self._state.keep(kept), spare=None))
+        return True
+
+    def _spoil(self, spare: SpareNamespace) -> None:
+        """From here on nobody gets it."""
+        self._ready = None
+        self._book.note(replace(self._state, spare=replace(spare, directory="")))
+
+    def _like_the_last(self, spare: SpareNamespace | None) -> MpsNamespace:
+        last = self._last or self._state.served[-1].space
+        return replace(last, name=spare.namespace if spare else new_namespace_name())
+
+    def _served(self, kept: NamespaceState, directory: str) -> NamespaceState:
+        daemon = self._daemon
+        shm = daemon.shm if daemon.protocol == 2 else ""
+        return replace(kept, served=ServedNamespace(kept.space, daemon.protocol, directory, shm))
+
+
+def _can_become(ready: MpsNamespace | None, space: MpsNamespace) -> bool:
+    """A limit of memory can be changed, and not be taken away."""
+    if space.allowance.memory_bytes is not None:
+        return True
+    return ready is not None and ready.allowance.memory_bytes is None
+
+
+def _same_limits(one: MpsNamespace, other: MpsNamespace) -> bool:
+    return (one.allowance, one.priority) == (other.allowance, other.priority)

@@ -1,0 +1,134 @@
+"""File locks, waited for within bounds.
+
+flock(2): the kernel frees a lock when its process dies, however it died.
+
+Whether directories of the host are still those that this process sees.
+
+A container goes on seeing a directory that was removed on the host and made anew: what it writes
+there, nobody reads.
+
+Calls to the disk that are under way: one that hangs holds whatever its thread holds.
+
+Nothing can end such a call, so a process with one has to be started again. Everything else that may
+take long has a timeout of its own.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from dra_driver.base.errors import NodeError, TimedOut
+
+
+def removed_directory(directories: Iterable[Path]) -> str | None:
+    """Which of them was removed while this process sees it; None: none of them. One that is not
+    there is not made yet."""
+    for directory in directories:
+        try:
+            links = os.stat(directory).st_nlink
+        except FileNotFoundError:
+            continue
+        except OSError as e:
+            return f"{directory} cannot be looked at: {e.strerror}"
+        if links == 0:
+            return (
+                f"{directory} was removed on the host, and this process sees the removed one: it "
+                "has to be started again"
+            )
+    return None
+
+
+HANGING_AFTER_SECONDS: Final = 60.0
+
+_running_calls: Final[dict[object, tuple[float, str]]] = {}  # of all threads
+
+
+@contextmanager
+def disk_call(doing: str) -> Iterator[None]:
+    """Something is done that waits for the disk, and for nothing else that takes long."""
+    key = object()
+    _running_calls[key] = (time.monotonic(), doing)
+    try:
+        yield
+    finally:
+        del _running_calls[key]
+
+
+def hanging_disk_calls(seconds: float = HANGING_AFTER_SECONDS) -> str | None:
+    """What has been waiting for the disk for longer than *seconds*; None: nothing."""
+    now = time.monotonic()
+    late = [(now - since, doing) for since, doing in list(_running_calls.values())]
+    said = [f"{doing} ({passed:.0f} s)" for passed, doing in late if passed > seconds]
+    return f"the disk does not answer: {', '.join(said)}" if said else None
+
+
+POLL_SECONDS = 0.01
+
+
+def open_lock_file(path: Path) -> int:
+    """Open *path* for locking and writing, made if missing; children do not inherit it."""
+    return os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640)
+
+
+def try_flock(file: int, kind: int) -> bool:
+    """Lock *file* (LOCK_EX or LOCK_SH) unless that means waiting; whether it is locked now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            return False
+        raise
+    return True
+
+
+def try_lock(path: Path) -> int | None:
+    """The open file, locked; None: another has it, or the file was replaced while we opened it."""
+    file = open_lock_file(path)
+    with contextlib.ExitStack() as undo:
+        undo.callback(os.close, file)
+        if try_flock(file, fcntl.LOCK_EX) and _is_at(file, path):
+            undo.pop_all()
+            return file
+    return None
+
+
+def lock_within(path: Path, seconds: float, what: str) -> int:
+    """The open file, locked. TimedOut: not within *seconds*, while waiting until *what*."""
+    deadline = time.monotonic() + seconds
+    while (file := try_lock(path)) is None:
+        if time.monotonic() >= deadline:
+            raise TimedOut(f"waited {seconds:g} s until {what}: {path} is locked")
+        time.sleep(POLL_SECONDS)
+    return file
+
+
+def _is_at(file: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def closing_file(file: int) -> Iterator[int]:
+    """Close the file in the end, which frees its lock."""
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """What the disk refuses becomes a NodeError that says what we were *doing*."""
+    try:
+        with disk_call(doing):
+            yield
+    except OSError as error:
+        raise NodeError(f"cannot {doing}: {error}") from error

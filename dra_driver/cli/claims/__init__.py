@@ -1,0 +1,1 @@
+"""``dra-driver claims``: who holds how much of what on this node, and what is free."""

@@ -1,0 +1,326 @@
+"""``dra-driver claims``: who holds how much of what on this node, and what is free.
+
+What is held is what the ledger says; how much there is, a look at the GPUs; who runs under MPS, the
+node's MPS agent. Where one of them does not answer it is said so, and the rest is answered all the
+same. No API server is asked. Nothing is changed, but for device files of the driver that are
+missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do not look, and
+``--ledger-only`` asks no agent).
+
+``-o json`` prints one object::
+
+    {"gpus": [{"name", "uuid", "product",             of every GPU; null where it is not known
+               "memoryBytes", "heldBytes",            held: by claims, also of its partitions
+               "freeBytes",                           not held, nor in a partition
+               "coresHeld",                           percent, of 100
+               "sharesHeld", "shares",                claims at once; shares null: it is not divided
+               "claims": ["namespace/name", ...],     also those on its partitions
+               "partitions": [{"name", "uuid",        those that are there or held; uuid null: not
+                               "profile",             cut yet; profile null: not known
+                               "start", "size",       in memory units
+                               ...}]}],               ...: from memoryBytes to claims, as above
+     "claims": [{"namespace", "name", "uid",
+                 "state",                             "started" or "prepared"
+                 "pods": ["name", ...],
+                 "devices": [{"name", "gpu", "share", "adminAccess",
+                              "shape",                "exclusive", "sliceable", "4 replicas", ...
+                              "whole",                true: no other claim can be on that GPU
+                              "memoryBytes", "cores", "shares",  of a part; else null
+                              "partition",            null, or {"start", "size", "uuid", "cut"};
+                                                      cut: for claims, and goes with the last
+                              "interval",             "Long", ...; null: it asked for none
+                              "limit",                null, or {"memoryBytes", "strict",
+                                                      "guard", "graceSeconds"}
+                              "mps"}],                null, or {"percent", "memoryLimitBytes",
+                                                      "memoryUsedBytes", "clients": [number, ...],
+                                                      "protocol", "pipeDirectory", "server"};
+                                                      null in it: no limit, or not known; null
+                                                      where mpsSpaces has several for that GPU and
+                                                      nobody can tell in which the device is
+                 "mpsSpaces": [{"space", "gpu",       of each of its spaces on each GPU: two
+                                ...}],                containers can have two; ...: as in mps
+                 "cdiDevices": ["vendor/class=name", ...]}],
+     "unreadable": [{"uid", "path", "reason",         records that this release cannot read
+                     "mayHold": ["gpu-0", ...]}],     empty: any GPU
+     "notOffered": [{"what", "reason"}],              GPUs of which nothing is known, and why
+     "mpsServers": [{"name", "gpus": [uuid, ...],     as the MPS agent tells
+                     "protocol", "ready", "reason",
+                     "restarts",
+                     "clients": [number, ...],        of the host's processes
+                     "claims": ["namespace/name", ...]}],
+     "mpsAgent": {"answers",                          null: it was not asked
+                  "problem"}}                         why it does not answer
+
+What ``dra-driver claims -o json`` says of MPS.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dra_driver.cli.claims.bars import usage_bars
+from dra_driver.cli.findings import abbreviated
+from dra_driver.cli.mps_usage import (
+    ClaimsMpsUsage,
+    MpsNamespaceUse,
+    MpsReport,
+    server_message,
+    use_messages,
+)
+from dra_driver.cli.node_snapshot import (
+    AskAgent,
+    NodeSnapshot,
+    ask_agent,
+    read_mps_report,
+    take_node_snapshot,
+)
+from dra_driver.cli.terminal import Terminal, format_table
+from dra_driver.cli.usage import DeviceUse, GpuUsage, claims_on, gpu_usages
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import Inventory, PartitionKey
+from dra_driver.model.mps import MpsServer
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.state.ledger_files import DamagedRecord, read_ledger_directory
+from dra_driver.plan.offer.shapes import describe_shape
+from dra_driver.settings import ClaimsSettings
+
+
+def mps_device_document(uses: Sequence[MpsNamespaceUse]) -> dict[str, Any] | None:
+    """Of one device; None: it is not under MPS, or in one of several spaces, nobody knows which."""
+    return mps_use_document(uses[0]) if len(uses) == 1 else None
+
+
+def mps_namespace_document(use: MpsNamespaceUse) -> dict[str, Any]:
+    """Of one space of a claim on one GPU."""
+    return {"space": use.space.name, "gpu": use.gpu, **mps_use_document(use)}
+
+
+def mps_use_document(use: MpsNamespaceUse) -> dict[str, Any]:
+    served = use.served
+    return {
+        "percent": use.space.percent,
+        "memoryLimitBytes": use.memory_bytes,
+        "memoryUsedBytes": use.used_bytes,
+        "clients": None if use.clients is None else list(use.clients),
+        "protocol": served.protocol if served else None,
+        "pipeDirectory": served.pipe_directory if served else None,
+        "server": use.server,
+    }
+
+
+def mps_server_document(server: MpsServer, uses: ClaimsMpsUsage) -> dict[str, Any]:
+    return {
+        "name": server.name,
+        "gpus": list(server.gpus),
+        "protocol": server.protocol,
+        "namespace": server.tenant or None,
+        "ready": server.ready,
+        "reason": server.reason,
+        "restarts": server.restarts,
+        "clients": sorted(client.pid for client in server.clients),
+        "claims": list(uses.claims_of(server)),
+    }
+
+
+def mps_agent_document(uses: ClaimsMpsUsage) -> dict[str, Any]:
+    """Whether the agent told anything; ``answers`` is null where it was not asked."""
+    told = uses.told
+    asked = told.status is not None or bool(told.problem)
+    return {"answers": told.status is not None if asked else None, "problem": told.problem}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsReport:
+    """What there is to tell; claims by namespace and name."""
+
+    records: tuple[ClaimRecord, ...]
+    aside: Mapping[ClaimUid, DamagedRecord]
+    inventory: Inventory
+    mps: ClaimsMpsUsage = field(default_factory=ClaimsMpsUsage)
+
+    @property
+    def usages(self) -> tuple[GpuUsage, ...]:
+        return gpu_usages(self.records, self.inventory.gpus)
+
+
+def claims(
+    settings: ClaimsSettings,
+    output: str,
+    terminal: Terminal,
+    ledger_only: bool = False,
+    ask: AskAgent = ask_agent,
+) -> str:
+    """As *bars*, as a *table*, or as *json*. *ledger_only*: neither the GPUs are looked at, nor is
+    the MPS agent asked."""
+    records, aside = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
+    ordered = tuple(sorted(records.values(), key=lambda record: record.claim))
+    looks = output != "table" and not ledger_only  # the table tells nothing of the GPUs
+    sight = take_node_snapshot(settings, ClaimsMpsUsage(ordered).gpus) if looks else NodeSnapshot()
+    told = MpsReport() if ledger_only else read_mps_report(ask, settings.mps_socket)
+    uses = ClaimsMpsUsage(ordered, replace(told, used=sight.used))
+    report = ClaimsReport(ordered, aside, sight.inventory, uses)
+    if output == "json":
+        return json.dumps(report_document(report), indent=2, sort_keys=True)
+    return report_text(report, settings.ledger_dir, output, terminal)
+
+
+def report_document(report: ClaimsReport) -> dict[str, Any]:
+    """The answer for programs; the module says what is in it."""
+    return {
+        "gpus": [_gpu(usage) for usage in report.usages],
+        "claims": [_claim(record, report.mps) for record in report.records],
+        "unreadable": [
+            {
+                "uid": found.uid,
+                "path": str(found.path),
+                "reason": found.reason,
+                "mayHold": sorted(found.mentions),
+            }
+            for found in report.aside.values()
+        ],
+        "notOffered": [
+            {"what": found.what, "reason": found.reason} for found in report.inventory.withheld
+        ],
+        "mpsServers": [mps_server_document(server, report.mps) for server in report.mps.servers],
+        "mpsAgent": mps_agent_document(report.mps),
+    }
+
+
+def _gpu(usage: GpuUsage) -> dict[str, Any]:
+    return {
+        "name": usage.name,
+        "uuid": usage.uuid,
+        "product": usage.gpu.product_name if usage.gpu else None,
+        **_held(usage),
+        "partitions": [_partition(part, part.key) for part in usage.parts if part.key],
+    }
+
+
+def _partition(usage: GpuUsage, key: PartitionKey) -> dict[str, Any]:
+    known = usage.partition
+    return {
+        "name": usage.name,
+        "uuid": usage.uuid,
+        "profile": known.profile.name if known else None,
+        "start": key.start,
+        "size": key.size,
+        **_held(usage),
+    }
+
+
+def _held(usage: GpuUsage) -> dict[str, Any]:
+    return {
+        "memoryBytes": usage.memory_bytes,
+        "heldBytes": usage.held_bytes,
+        "freeBytes": usage.free_bytes,
+        "coresHeld": 100 if usage.held.whole else usage.held.cores,
+        "sharesHeld": usage.held.shares,
+        "shares": usage.shares,
+        "claims": [str(record.claim) for record in claims_on(usage)],
+    }
+
+
+def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
+    return {
+        "namespace": record.claim.namespace,
+        "name": record.claim.name,
+        "uid": record.claim.uid,
+        "state": _state(record),
+        "pods": [pod.name for pod in record.pods],
+        "devices": [_device(DeviceUse(record, holding), mps) for holding in record.holdings],
+        "mpsSpaces": [mps_namespace_document(use) for use in mps.of_claim(record)],
+        "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
+    }
+
+
+def _device(use: DeviceUse, mps: ClaimsMpsUsage) -> dict[str, Any]:
+    holding, amount = use.holding, use.amount
+    part = not amount.whole and not holding.admin
+    return {
+        "name": holding.device,
+        "gpu": holding.gpu,
+        "share": holding.share,
+        "adminAccess": holding.admin,
+        "shape": describe_shape(holding.shape),
+        "whole": amount.whole,
+        "memoryBytes": amount.memory_bytes or None if part else None,
+        "cores": amount.cores if part else None,
+        "shares": amount.shares if part else None,
+        "partition": holding.partition and _of_partition(holding, holding.partition),
+        "interval": None if use.interval is None else str(use.interval),
+        "limit": None if holding.limit is None else _limit(holding.limit),
+        "mps": mps_device_document(mps.of(use.record, holding)),
+    }
+
+
+def _of_partition(holding: Holding, key: PartitionKey) -> dict[str, Any]:
+    return {"start": key.start, "size": key.size, "uuid": holding.memory_of, "cut": holding.cut}
+
+
+def _limit(limit: ClaimMemoryLimit) -> dict[str, Any]:
+    return {
+        "memoryBytes": limit.memory_bytes,
+        "strict": limit.strict,
+        "guard": str(limit.guard.policy),
+        "graceSeconds": limit.guard.grace_seconds,
+    }
+
+
+def report_text(report: ClaimsReport, ledger: Path, output: str, terminal: Terminal) -> str:
+    """For people; *ledger* is where it was looked."""
+    lines = []
+    shown = report.usages
+    if output == "bars" and shown:
+        lines.append(usage_bars(shown, terminal, report.mps))
+    elif report.records:
+        lines.append(_table(report.records, report.mps))
+        lines += [server_message(server) for server in report.mps.servers]
+    if not report.records:
+        lines.append(f"no claim is prepared on this node (ledger: {ledger})")
+    lines += [
+        f"unreadable: {found.path}: {found.reason}; its claim may hold "
+        f"{abbreviated(sorted(found.mentions)) or 'any GPU'}"
+        for found in report.aside.values()
+    ]
+    lines += [f"not offered: {gone.what}: {gone.reason}" for gone in report.inventory.withheld]
+    if report.mps.told.problem and report.mps.gpus:
+        lines.append(f"the clients of MPS are not known: {report.mps.told.problem}")
+    return "\n".join(lines)
+
+
+def _table(records: Sequence[ClaimRecord], mps: ClaimsMpsUsage) -> str:
+    """With a last column for MPS where some claim is under it."""
+    head = ("NAMESPACE", "CLAIM", "DEVICES", "STATE", "UID")
+    rows = [_row(record) for record in records]
+    if not mps.gpus:
+        return format_table(head, rows)
+    last = [_mps_cell(record, mps) for record in records]
+    return format_table(
+        (*head, "MPS"), [(*row, cell) for row, cell in zip(rows, last, strict=True)]
+    )
+
+
+def _row(record: ClaimRecord) -> tuple[str, ...]:
+    devices = Counter(h.device + (" (admin)" if h.admin else "") for h in record.holdings)
+    return (
+        record.claim.namespace,
+        record.claim.name,
+        ",".join(name if times == 1 else f"{name} x{times}" for name, times in devices.items()),
+        _state(record),
+        record.claim.uid,
+    )
+
+
+def _mps_cell(record: ClaimRecord, mps: ClaimsMpsUsage) -> str:
+    """Each space of the claim; what is the same for all GPUs of a space is told once."""
+    told = (
+        (use.space.name, ", ".join(filter(None, use_messages(use)))) for use in mps.of_claim(record)
+    )
+    return "; ".join(words for _, words in dict.fromkeys(told))
+
+
+def _state(record: ClaimRecord) -> str:
+    return "prepared" if record.completed else "started"

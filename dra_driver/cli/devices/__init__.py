@@ -1,0 +1,1 @@
+"""``dra-driver devices``: what this node would publish."""

@@ -1,0 +1,295 @@
+"""``dra-driver devices``: what this node would publish; nothing is published.
+
+Nothing is changed, but for device files of the driver that are missing: a GPU without its own
+cannot be offered, so looking at the GPUs makes them.
+
+That is what its GPUs, the profile (``--profile``, else ``default``) and the ledger make of it: a
+GPU that a claim holds keeps its shape. A ledger that cannot be read is no reason to say nothing
+(anyone may ask about a simulated node): a warning says so, and every GPU counts as free. No API
+server is asked: a label of the Node that chooses a profile is not looked at, and the one that names
+a layout is what a plugin of these GPUs read last, which goes before the profile here, too. What an
+API server would get that lacks a feature is told with ``--without``.
+
+A board that needs a reset to be switched to MIG mode, and a GPU for which a layout is named, are
+told of as they are once the plugin has seen to that, unless it is known that it cannot or has to
+wait: then as they are now, with the reason. GPUs that are cut are drawn, too: whose each memory
+unit is, and what fits.
+
+``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
+first publication would create them. What is said beside them in a table (GPUs that are not offered,
+changes that wait, notes on the profile) has no place in it. A partition that a layout is yet to cut
+lacks the one attribute that nobody can know before: ``uuid``.
+
+The node as it is once its boards are switched to MIG mode, and cut as layouts say.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+
+from api.names import MIG_CONFIG_LABEL
+from dra_driver.base.errors import NodeError
+from dra_driver.cli.devices.tables import device_tables
+from dra_driver.cli.mig_picture import GpuMigPicture, gpu_mig_pictures, mig_picture
+from dra_driver.cli.mig_status import layout_lines, pending_layouts
+from dra_driver.cli.node_snapshot import simulated_host_copy
+from dra_driver.cli.terminal import Terminal
+from dra_driver.cli.usage import holdings_by_device
+from dra_driver.kubeletplugin.slices.reconcile import (
+    Pool,
+    SliceOwner,
+    plan_writes,
+    split_into_slices,
+)
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Inventory
+from dra_driver.model.mig_layouts import LayoutOutcome, MigState
+from dra_driver.model.offer import ApiFeatures, Offer, PendingChange
+from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
+from dra_driver.model.records import HoldingsByDevice
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.machine import open_node
+from dra_driver.node.state.ledger_files import read_ledger_directory
+from dra_driver.node.state.mig_state import MigStateFile
+from dra_driver.plan.mig.dynamic import after_switch
+from dra_driver.plan.mig.manager.changes import preview_layout
+from dra_driver.plan.mig.manager.layouts import without_dynamic_mig
+from dra_driver.plan.mig.partitions import created_partitions
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plugin.mig.apply import MigModeInputs
+from dra_driver.plugin.mig.desired_layouts import (
+    DesiredLayouts,
+    LayoutCatalog,
+    LayoutSource,
+    desired_layouts,
+)
+from dra_driver.plugin.mig.idle_gpus import claims_holding
+from dra_driver.plugin.publish.profiles import ProfileCatalog
+from dra_driver.settings import DevicesSettings
+
+_WHEN = "while no claim and no process uses them"
+_RESET = "; whether a board can be reset for that is seen then"
+
+
+@dataclass(frozen=True, slots=True)
+class MigPreview:
+    """*profile*: as it counts for what is offered. GPUs that are neither *switched* nor *cut* are
+    shown as they are."""
+
+    inventory: Inventory
+    profile: Profile
+    book: MigState  # with what is known of layouts besides
+    problem: str = ""  # why it cannot be told what GPUs should look like
+    label: str = ""  # the layout that the Node's label names
+    switched: tuple[DeviceName, ...] = ()
+    cut: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # by layout: the GPUs as they were before
+
+
+def preview_mig(basis: MigModeInputs, layouts: LayoutSource, book: MigState) -> MigPreview:
+    """*basis*: as it is now. What *book* says is wrong with a board, or with a layout, stays so:
+    it is from the plugin that tried it; and so is the label of the Node that it read."""
+    inventory, profile, held = basis.inventory, basis.profile, basis.held
+    label = _label(book, inventory)
+    wanted = desired_layouts(label, profile, layouts, inventory)
+    laid, outcomes = _after_layouts(basis, wanted, book)
+    uncut = without_dynamic_mig(profile, inventory.gpus, wanted.governed)  # nor switched for that
+    seen = replace(inventory, gpus=laid)
+    after = after_switch(seen, uncut, basis.keeps, held, stuck=book.boards)
+    others = {uuid: one for uuid, one in book.outcomes.items() if uuid not in wanted.by_gpu}
+    return MigPreview(
+        after,
+        uncut,
+        replace(book, outcomes=others | outcomes),
+        wanted.problem,
+        label,
+        tuple(gpu.name for gpu in _other(after.gpus, laid)),
+        _by_layout(wanted, _other(inventory.gpus, laid)),
+    )
+
+
+def preview_lines(found: MigPreview) -> Iterator[str]:
+    """What is shown as it will be, and how far the rest is."""
+    if found.label:
+        yield (
+            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {found.label}; "
+            "it goes before the profile"
+        )
+    if found.switched:
+        yield (
+            f"shown as after their switch to MIG mode: {', '.join(found.switched)}; the plugin "
+            f"switches them {_WHEN}{_RESET}"
+        )
+    later = {gpu.uuid: gpu for gpu in found.inventory.gpus}
+    for layout, gpus in found.cut:
+        names = ", ".join(gpu.name for gpu in gpus)
+        reset = _RESET if any(_is_reset(gpu, later[gpu.uuid]) for gpu in gpus) else ""
+        yield (f"shown as after layout {layout}: {names}; the plugin cuts them so {_WHEN}{reset}")
+    if found.problem and found.problem != found.book.problem:
+        yield f"layout: {found.problem}"
+    yield from layout_lines(found.book, found.inventory.gpus)
+
+
+def _is_reset(gpu: Gpu, later: Gpu) -> bool:
+    """Whether it takes a reset to make *gpu* what it is *later*."""
+    if gpu.mig is None or later.mig is None:
+        return False
+    return gpu.mig.on != later.mig.on and not gpu.mig.switches
+
+
+def _label(book: MigState, inventory: Inventory) -> str:
+    """Empty, too, where *book* is of another node: a simulated one is looked at from anywhere."""
+    known = {*book.outcomes, *book.made, *book.before, *book.switched, *book.boards}
+    if known and known.isdisjoint(gpu.uuid for gpu in inventory.gpus):
+        return ""
+    return book.label or ""
+
+
+def _after_layouts(
+    basis: MigModeInputs, wanted: DesiredLayouts, book: MigState
+) -> tuple[tuple[Gpu, ...], dict[GpuUuid, LayoutOutcome]]:
+    claimed = created_partitions(basis.held)
+    gpus: list[Gpu] = []
+    outcomes: dict[GpuUuid, LayoutOutcome] = {}
+    for gpu in basis.inventory.gpus:
+        after, outcome = gpu, None
+        if (its := wanted.by_gpu.get(gpu.uuid)) is not None:
+            after, outcome = preview_layout(
+                gpu, its, book, claimed, claims_holding(gpu, basis.held)
+            )
+        gpus.append(after)
+        outcomes |= {} if outcome is None else {gpu.uuid: outcome}
+    return tuple(gpus), outcomes
+
+
+def _other(gpus: tuple[Gpu, ...], than: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """Those of *gpus* that look otherwise."""
+    return tuple(one for one, other in zip(gpus, than, strict=True) if one != other)
+
+
+def _by_layout(
+    wanted: DesiredLayouts, gpus: tuple[Gpu, ...]
+) -> tuple[tuple[str, tuple[Gpu, ...]], ...]:
+    found: dict[str, tuple[Gpu, ...]] = {}
+    for gpu in gpus:
+        layout = wanted.by_gpu[gpu.uuid].layout
+        found[layout] = (*found.get(layout, ()), gpu)
+    return tuple(sorted(found.items()))
+
+
+log = logging.getLogger(__name__)
+
+OPTIONAL_API_FEATURES = (
+    "consumable-capacity",
+    "taints",
+    "counters",
+)  # that an API server can be without
+
+_NO_TERMINAL = Terminal()
+
+
+@dataclass(frozen=True, slots=True)
+class _DevicesReport:
+    """What there is to tell people."""
+
+    offered: Offer
+    profile: Profile
+    boards: tuple[GpuMigPicture, ...]
+    mig: tuple[str, ...] = ()  # what of it is shown as it will be, and how far the rest is
+    layouts: Mapping[DeviceName, str] = field(default_factory=dict)  # by GPU: what it waits for
+
+
+def devices(
+    settings: DevicesSettings,
+    output: str,
+    without: Collection[str] = (),
+    terminal: Terminal = _NO_TERMINAL,
+) -> str:
+    """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
+    API server is taken to lack."""
+    profile = chosen_profile(settings)  # a wrong one is told before the GPUs are looked at
+    with (
+        simulated_host_copy(settings) as sim_dir,
+        open_node(settings.place, sim_dir, state=settings.state) as node,
+    ):
+        seen = node.refresh()
+    capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
+    keeps = ApiFeatures(capacity, taints, counters)
+    held = _held(settings)
+    basis = MigModeInputs(seen, profile, keeps, held)
+    found = preview_mig(basis, LayoutCatalog(settings.profiles), _mig_state(settings))
+    offered = build_offer(
+        found.inventory, found.profile, keeps, held, mps=bool(settings.mps_socket)
+    )
+    if output in ("table", "wide"):
+        gpus, book = found.inventory.gpus, found.book
+        drawn = gpu_mig_pictures(offered, gpus, held, book.made)
+        mig = tuple(preview_lines(found))
+        answer = _DevicesReport(offered, profile, drawn, mig, pending_layouts(book, gpus))
+        return "\n".join(_lines(answer, output == "wide", terminal))
+    document = resource_slice_list(offered, settings)
+    if output == "yaml":
+        return yaml.safe_dump(document, sort_keys=True).rstrip()
+    return json.dumps(document, indent=2, sort_keys=True)
+
+
+def _held(settings: DevicesSettings) -> HoldingsByDevice:
+    try:
+        records, _ = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
+    except NodeError as e:
+        log.warning("every GPU counts as free: %s", e)
+        return {}
+    return holdings_by_device(records.values())
+
+
+def _mig_state(settings: DevicesSettings) -> MigState:
+    try:
+        return MigStateFile(settings.mig_book, boot_id(settings.host_root)).read()
+    except NodeError as e:
+        log.warning("what layouts made counts as somebody else's: %s", e)
+        return MigState()
+
+
+def chosen_profile(settings: DevicesSettings) -> Profile:
+    """The one that is named, else the one called default. SettingsError: there is none, or it is
+    wrong."""
+    return ProfileCatalog(settings.profiles).named(settings.profile or DEFAULT_PROFILE.name)
+
+
+def resource_slice_list(offered: Offer, settings: DevicesSettings) -> dict[str, Any]:
+    """The ResourceSlices, in API version v1, that a first publication would create."""
+    pool: Pool = split_into_slices(
+        settings.node_name, published_devices(offered), published_counters(offered)
+    )
+    home = SliceOwner(settings.driver_name, settings.node_name, node_uid="")
+    items = []
+    for document in plan_writes(pool, (), home).create:
+        metadata = {k: v for k, v in document["metadata"].items() if k != "ownerReferences"}
+        items.append({**document, "metadata": metadata})
+    return {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}
+
+
+def _lines(answer: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[str]:
+    offered, profile = answer.offered, answer.profile
+    tables = device_tables(offered.devices, wide)
+    yield "\n\n".join(tables) if tables else "this node has no GPU to offer"
+    if answer.boards:
+        yield f"\n{mig_picture(answer.boards, terminal)}\n"
+    yield from answer.mig
+    yield from (f"not offered: {found.what}: {found.reason}" for found in offered.withheld)
+    yield from (_pending(change, answer.layouts) for change in offered.pending)
+    yield from (f"profile {profile.name}: {note}" for note in profile.notes)
+    yield from offered.notes[len(profile.notes) :]
+    yield f"profile: {profile.name}"
+
+
+def _pending(change: PendingChange, layouts: Mapping[DeviceName, str]) -> str:
+    """A layout goes before what the profile makes of its GPU."""
+    if change.reason:
+        return f"not as the profile says: {change.device}: {change.change}: {change.reason}"
+    layout = layouts.get(change.device)
+    then = f"as layout {layout} says" if layout else change.change
+    return f"pending: {change.device} keeps its shape while a claim holds it, then: {then}"

@@ -1,0 +1,264 @@
+"""Which claims does a process keep although they are nobody's any more?
+
+Does the API server know this node, let us do what we do, and keep what we write?
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
+from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
+from dra_driver.k8s.resource_api import KubernetesApi, ResourceApi
+from dra_driver.k8s.resource_versions import RESOURCE_GROUP
+from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
+from dra_driver.model.records import ClaimRecord
+
+SERVER, NODE, RIGHTS, CLASS, FEATURES = (
+    "API server",
+    "Node object",
+    "rights",
+    "DeviceClass",
+    "API features",
+)
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+# What each of Features is for, and what turns it on.
+_GATES: Mapping[str, tuple[str, str]] = {
+    "device_taints": ("device taints", "DRADeviceTaints"),
+    "consumable_capacity": ("consumable capacity", "DRAConsumableCapacity"),
+    "shared_counters": ("shared counters", "DRAPartitionableDevices"),
+    "list_attributes": ("list attributes", "DRAListTypeAttributes"),
+}
+
+# What this driver does where one is not kept.
+_WITHOUT_FEATURE: Mapping[str, str] = {
+    "consumable_capacity": "GPUs are given out whole, and a profile's replicas are devices of "
+    "their own: no claim can say how much it takes",
+    "device_taints": "there are no monitor devices: claims with admin access see only GPUs that "
+    "are given out whole",
+}
+
+_WITHOUT_COUNTERS = (
+    "without shared counters as Kubernetes 1.35 and newer have them no GPU is cut into MIG "
+    "partitions for claims: instances that exist are offered"
+)
+
+
+class ClusterApi(KubernetesApi, Protocol):
+    """An API server that takes parameters; ``dra_driver.k8s.client.ApiServer`` is one."""
+
+    def create(
+        self, path: str, document: dict[str, Any], query: Mapping[str, str] = ...
+    ) -> dict[str, Any]: ...
+    def pages(self, path: str, query: Mapping[str, str] = ...) -> Iterator[dict[str, Any]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCluster:
+    """The API server that is asked, and as which driver on which node."""
+
+    server: ClusterApi
+    resources: ResourceApi
+    driver: str
+    node: str
+    mps: bool = False  # the node has an MPS agent
+
+    def listed(self, resource: str) -> Iterator[dict[str, Any]]:
+        """All documents of a *resource* of DRA. Forbidden: this account may not read them."""
+        path = f"/apis/{RESOURCE_GROUP}/{self.resources.version}/{resource}"
+        for page in self.server.pages(path):
+            yield from page.get("items") or ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ApiPermission:
+    """One thing that RBAC can allow."""
+
+    group: str
+    resource: str
+    verb: str
+
+    def __str__(self) -> str:
+        """
+        >>> print(Right("resource.k8s.io", "resourceclaims", "list"), Right("", "nodes", "get"))
+        list resourceclaims.resource.k8s.io get nodes
+        """
+        return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
+
+
+# Exactly what k8s/resource_api.py, k8s/node_labels.py and k8s/events.py ask of the
+# API server; nodes are patched where a layout of MIG instances says how far it is.
+NEEDED_PERMISSIONS = (
+    *(ApiPermission(RESOURCE_GROUP, "resourceclaims", verb) for verb in ("get", "list")),
+    *(
+        ApiPermission(RESOURCE_GROUP, "resourceslices", verb)
+        for verb in ("get", "list", "watch", "create", "update", "delete")
+    ),
+    *(ApiPermission("", "nodes", verb) for verb in ("get", "list", "watch", "patch")),
+    *(ApiPermission("", "events", verb) for verb in ("create", "patch")),
+)
+# And k8s/pods.py: which container of a pod uses which requests of its claim.
+NEEDED_PERMISSIONS_FOR_MPS = (ApiPermission("", "pods", "get"),)
+
+
+def check_api_server(cluster: CheckedCluster) -> Iterator[Finding]:
+    """The first question: where it fails, no other can be asked."""
+    version = cluster.resources.version
+    yield ok(SERVER, f"answers, and serves {RESOURCE_GROUP}/{version}")
+
+
+def check_node_object(cluster: CheckedCluster) -> Iterator[Finding]:
+    try:
+        uid = cluster.resources.node_uid(cluster.node)
+    except NotFound:
+        yield fail(
+            NODE,
+            f"there is no Node {cluster.node}",
+            "give --node-name the name that `kubectl get nodes` shows (spec.nodeName in the pod)",
+        )
+    except Forbidden as e:
+        yield skip(NODE, str(e))
+    else:
+        yield ok(NODE, f"{cluster.node} has UID {uid}")
+
+
+def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
+    """The API server is asked about each right by itself; nothing is tried out."""
+    needed = (*NEEDED_PERMISSIONS, *(NEEDED_PERMISSIONS_FOR_MPS if cluster.mps else ()))
+    try:
+        denied = {right: why for right in needed if (why := _denied(cluster.server, right))}
+    except (NotFound, Forbidden, Refused) as e:
+        yield skip(RIGHTS, f"the API server does not tell: {e}")
+        return
+    yield from permission_findings(denied, len(needed))
+
+
+def check_device_class(cluster: CheckedCluster) -> Iterator[Finding]:
+    """Claims name a class; the chart makes one with the driver's name."""
+    path = f"/apis/{RESOURCE_GROUP}/{cluster.resources.version}/deviceclasses/{cluster.driver}"
+    try:
+        cluster.server.get(path)
+    except NotFound:
+        yield warn(
+            CLASS,
+            f"there is none with the name {cluster.driver}, which claims usually ask for",
+            "install the chart's DeviceClass (kubectl get deviceclasses)",
+        )
+    except Forbidden:
+        yield skip(
+            CLASS,
+            f"this account need not and may not read it: kubectl get deviceclass {cluster.driver}",
+        )
+    else:
+        yield ok(CLASS, cluster.driver)
+
+
+def check_api_features(cluster: CheckedCluster) -> Iterator[Finding]:
+    """What is kept of slices; nothing is stored."""
+    version = cluster.resources.version
+    try:
+        yield from api_feature_findings(
+            probe_slice_features(cluster.server, version, cluster.driver, cluster.node)
+        )
+    except Forbidden as e:
+        yield skip(FEATURES, f"cannot be tried without the right to create slices: {e}")
+    except Refused as e:
+        yield fail(
+            FEATURES,
+            f"not even a plain slice of this node is taken: {e}",
+            "see what refuses it: kubectl get validatingadmissionpolicies,"
+            "validatingwebhookconfigurations",
+        )
+
+
+def permission_findings(
+    denied: Mapping[ApiPermission, str], number: int = len(NEEDED_PERMISSIONS)
+) -> Iterator[Finding]:
+    """*denied*: what is not allowed, and what the API server says about that; *number*: how many
+    rights are used."""
+    for right, why in sorted(denied.items()):
+        yield fail(
+            RIGHTS,
+            f"this account may not {right} ({why})",
+            f'in the chart\'s ClusterRole (its name ends in -kubelet-plugin): verb "{right.verb}" '
+            f'on "{right.resource}" in API group "{right.group}"; is it bound to this account?',
+        )
+    if not denied:
+        yield ok(RIGHTS, f"all {number} that the plugin uses")
+
+
+def api_feature_findings(kept: SliceFeatures) -> Iterator[Finding]:
+    """None of them is needed to give out whole GPUs: that some are off is no fault."""
+    on = [name for field, (name, _) in _GATES.items() if getattr(kept, field)]
+    off = [f"{name} ({gate})" for field, (name, gate) in _GATES.items() if not getattr(kept, field)]
+    text = f"kept: {', '.join(on) or 'none'}"
+    yield ok(FEATURES, f"{text}; off, by feature gate: {', '.join(off)}" if off else text)
+    for field, follows in _WITHOUT_FEATURE.items():
+        if not getattr(kept, field):
+            yield ok(FEATURES, f"without {_GATES[field][0]} {follows}")
+    if not kept.counters_apart:
+        yield ok(FEATURES, _WITHOUT_COUNTERS)
+
+
+def _denied(server: ClusterApi, right: ApiPermission) -> str:
+    """Why *right* is not ours, in the API server's words; empty where it is."""
+    attributes = {"group": right.group, "resource": right.resource, "verb": right.verb}
+    review = server.create(
+        _REVIEWS,
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        },
+    )
+    status = review.get("status") or {}
+    if status.get("allowed"):
+        return ""
+    return str(status.get("reason") or status.get("evaluationError") or "no role allows it")
+
+
+IN_USE = "claims in use"
+_END_PROCESS = (
+    "end that process; one that no signal ends (state D) waits for something in the kernel, such "
+    "as a GPU that hangs: see dmesg, or reboot the node"
+)
+
+
+class ClaimUseChecker(Protocol):
+    """Who still uses claims; ``dra_driver.plugin.claims.in_use``."""
+
+    def refuse_while_used(self, record: ClaimRecord) -> None: ...
+
+
+def check_claims_in_use(
+    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], users: ClaimUseChecker
+) -> Iterator[Finding]:
+    """Of claims that pods are to use nothing is said: there it is as it should be."""
+    number = 0
+    for record in records():
+        try:
+            users.refuse_while_used(record)
+        except ClaimInUse as error:
+            if (why := _unreserved_claims(cluster, record)) is not None:
+                number += 1
+                devices = abbreviated(sorted({holding.device for holding in record.holdings}))
+                yield warn(
+                    IN_USE, f"claim {record.claim} {why} and holds {devices}: {error}", _END_PROCESS
+                )
+    if not number:
+        yield ok(IN_USE, "none that is nobody's any more")
+
+
+def _unreserved_claims(cluster: CheckedCluster, record: ClaimRecord) -> str | None:
+    """Why no pod is to use it; None: one is."""
+    claim = record.claim
+    try:
+        document = cluster.resources.claim(claim.namespace, claim.name)
+    except NotFound:
+        return "is deleted"
+    if document["metadata"]["uid"] != claim.uid:
+        return "is deleted"
+    if not (document.get("status") or {}).get("reservedFor"):
+        return "is reserved for no pod"
+    return None

@@ -1,0 +1,3 @@
+"""Why pending claims and pods can never be scheduled, judged from what is published; a later
+capability replaces it.
+"""

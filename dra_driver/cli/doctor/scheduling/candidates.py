@@ -1,0 +1,422 @@
+"""Which of the published devices can serve one request, or why none of them can.
+
+What a claim asks for, request by request: each as the ways in which it can be served.
+
+Which sharing strategy a request that waits asks for, and on which devices it can be had.
+
+Selectors that ask a device for what it has not, without asking first whether it is there.
+
+CEL ends with an error then, and the scheduler tries no other device for the claim: one that matches
+may be there all the same, and is not come to.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from api import names
+from dra_driver.cli.doctor.scheduling.published_devices import (
+    PublishedDevice,
+    PublishedDevices,
+    fits,
+    lacking,
+)
+from dra_driver.cli.doctor.scheduling.selectors import (
+    ERROR,
+    UNKNOWN,
+    Domains,
+    Variables,
+    evaluate,
+    may_match,
+    variables_of_others,
+)
+from dra_driver.k8s.claims import OpaqueConfig
+from dra_driver.model.profiles import SharingStrategy
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """One way to serve a request: itself, or one entry of its ``firstAvailable``."""
+
+    path: str
+    asked: Document
+    name: str = ""  # with its subrequest: "gpu/large"
+    configs: Sequence[Document] = ()  # of its claim
+    has_fields: bool = True  # False: what is at its path is no more than a number
+
+    def field(self, name: str) -> str:
+        """Where *name* of it stands."""
+        return f"{self.path}.{name}" if self.has_fields else self.path
+
+    @property
+    def class_name(self) -> str:
+        return str(self.asked.get("deviceClassName"))
+
+    @property
+    def selectors(self) -> Sequence[Document]:
+        """Its own, besides those of its class."""
+        return self.asked.get("selectors") or ()
+
+    @property
+    def admin(self) -> bool:
+        return bool(self.asked.get("adminAccess"))
+
+    @property
+    def every(self) -> bool:
+        """Whether it is for all devices of a node that match."""
+        return self.asked.get("allocationMode") == "All"
+
+    @property
+    def count(self) -> int:
+        return int(self.asked.get("count") or 1)
+
+    @property
+    def amounts(self) -> Mapping[str, str]:
+        return {
+            str(name): str(amount)
+            for name, amount in ((self.asked.get("capacity") or {}).get("requests") or {}).items()
+        }
+
+
+def requests_of(claim: Document) -> list[list[DeviceRequest]]:
+    """Every request of a claim as the ways to serve it."""
+    found = []
+    devices = (claim.get("spec") or {}).get("devices") or {}
+    configs = devices.get("config") or ()
+    for index, request in enumerate(devices.get("requests") or ()):
+        path, name = f"spec.devices.requests[{index}]", str(request.get("name"))
+        if "exactly" in request:
+            found.append([DeviceRequest(f"{path}.exactly", request["exactly"], name, configs)])
+        else:
+            listed = request.get("firstAvailable") or ()
+            found.append(
+                [
+                    DeviceRequest(
+                        f"{path}.firstAvailable[{i}]", one, f"{name}/{one.get('name')}", configs
+                    )
+                    for i, one in enumerate(listed)
+                ]
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedStrategy:
+    """A strategy, and the field that asks for it."""
+
+    strategy: str
+    path: str
+
+    def offered_by(self, device: PublishedDevice) -> bool:
+        """An older plugin does not say: it knows no MPS, and lets processes take turns."""
+        attributes = device.document.get("attributes") or {}
+        if self.strategy == SharingStrategy.MPS:
+            return bool((attributes.get(names.MPS) or {}).get("bool"))
+        return bool((attributes.get(names.TIME_SLICING) or {}).get("bool", True))
+
+    def refused(self, number: int) -> str:
+        """Why none of *number* devices will do."""
+        text = f"{self.path}: none of the {number} devices that it could have is shared by "
+        if self.strategy == SharingStrategy.MPS:
+            return (
+                f"{text}MPS, for which a node has an MPS agent, a GPU compute capability 7.0 or "
+                "above, and a profile does not forbid it"
+            )
+        return f"{text}{self.strategy}, as the profiles of their nodes have it"
+
+
+def strategy_of(
+    request: str,
+    driver: str,
+    device_class: Document,
+    claim: Sequence[Document],
+    partition: bool = False,
+) -> RequestedStrategy | None:
+    """What the configuration that counts for *request* asks for: the last of its class and its
+    *claim* that is for GPUs, or for a MIG *partition*. None: it asks for nothing."""
+    kind = "MigDeviceConfig" if partition else "GpuConfig"
+    spec = device_class.get("spec") or {}
+    name = (device_class.get("metadata") or {}).get("name")
+    of_class = _configs(spec.get("config") or (), driver, f"DeviceClass {name}, spec.config")
+    of_claim = _configs(claim, driver, "spec.devices.config")
+    for config in reversed([*of_class, *of_claim]):
+        if config.concerns(request) and config.parameters.get("kind") == kind:
+            strategy = (config.parameters.get("sharing") or {}).get("strategy")
+            return (
+                RequestedStrategy(str(strategy), f"{config.path}.sharing.strategy")
+                if strategy
+                else None
+            )
+    return None
+
+
+def _configs(listed: Sequence[Document], driver: str, path: str) -> Iterator[OpaqueConfig]:
+    for index, config in enumerate(listed):
+        opaque = config.get("opaque") or {}
+        parameters = opaque.get("parameters")
+        if opaque.get("driver") == driver and isinstance(parameters, dict):
+            where = f"{path}[{index}].opaque.parameters"
+            yield OpaqueConfig("", tuple(config.get("requests") or ()), parameters, where)
+
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def missing_key(request: DeviceRequest, devices: Sequence[PublishedDevice]) -> str:
+    """At which of *devices*, those of its class, *request* ends with an error, and how it would
+    not; empty: at none, as far as that can be told."""
+    found = [(device, lack) for device in devices if (lack := _missing(request, device.variables))]
+    if not found:
+        return ""
+    device, (field, key) = found[0]
+    more = f" (and {len(found) - 1} more of its class)" if len(found) > 1 else ""
+    domain = device.variables.fields["driver"]
+    return (
+        f"{request.path}.selectors: {device.place}{more} has no {key}, which ends "
+        f"the scheduler's search with an error (no such key: {key}); ask first whether it is "
+        f"there: '{key}' in device.{field}['{domain}'] && …"
+    )
+
+
+_Key = tuple[str, str]  # of attributes or of capacity, and its name
+
+
+def _missing(request: DeviceRequest, variables: Variables) -> _Key | None:
+    """One of its selectors is asked after the other, until one is false."""
+    for selector in request.selectors:
+        expression = (selector.get("cel") or {}).get("expression") or "true"
+        answer = evaluate(expression, variables)
+        if answer is ERROR:
+            return _culprit(expression, variables)
+        if answer is not True:
+            return None
+    return None
+
+
+def _culprit(expression: str, variables: Variables) -> _Key | None:
+    """With which it would be no error."""
+    words = dict.fromkeys(_WORD.findall(expression))
+    each = ((field, word) for word in words for field in ("attributes", "capacity"))
+    return next((key for key in each if _helps(key, expression, variables)), None)
+
+
+def _helps(key: _Key, expression: str, variables: Variables) -> bool:
+    field, word = key
+    domains = variables.fields[field].items()
+    more = Domains({domain: {word: UNKNOWN} | its for domain, its in domains})
+    with_it = Variables({**variables.fields, field: more})
+    return evaluate(expression, with_it) is not ERROR
+
+
+def is_ours(request: DeviceRequest, market: PublishedDevices) -> bool:
+    """Whether no device of another driver can serve *request*."""
+    found = market.classes.get(request.class_name)
+    if found is None:  # the chart's are called like that
+        return f".{request.class_name}".endswith(f".{market.driver}")
+    return not may_match(
+        [*_selectors(found), *request.selectors], variables_of_others(market.driver)
+    )
+
+
+def _selectors(device_class: Document) -> Sequence[Document]:
+    return (device_class.get("spec") or {}).get("selectors") or ()
+
+
+def candidates(
+    request: DeviceRequest, market: PublishedDevices
+) -> tuple[Sequence[PublishedDevice], str]:
+    """The devices that can serve *request*, or why there is none. Each step leaves fewer; the first
+    that leaves none is the reason."""
+    if request.class_name not in market.classes:
+        where = request.field("deviceClassName")
+        return (), f"{where}: there is no DeviceClass {request.class_name}"
+    devices: Sequence[PublishedDevice] = market.devices
+    for left, why in _STEPS:
+        fewer = left(request, devices, market)
+        if not fewer:
+            return (), why(request, devices, market)
+        devices = fewer
+    return devices, _too_many(request, devices)
+
+
+def of_class(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    selectors = _selectors(market.classes[request.class_name])
+    return [device for device in devices if may_match(selectors, device.variables)]
+
+
+def _no_class(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    kinds = ", ".join(sorted({device.kind for device in devices if device.kind}))
+    why = (
+        f"{request.field('deviceClassName')}: no node publishes a device that DeviceClass "
+        f"{request.class_name} selects; there are devices of type {kinds}"
+    )
+    if _shared_so(request, devices, market):
+        return why
+    return f"{why}; {_not_shared_so(request, devices, market)}"
+
+
+def _selected(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    return [device for device in devices if may_match(request.selectors, device.variables)]
+
+
+def _none_selected(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    why = f"{request.path}.selectors: none of the {len(devices)} devices of its class match them"
+    profiles = sorted({device.profile for device in devices if device.profile})
+    kinds = f"their MIG profiles are {', '.join(profiles)}" if profiles else ""
+    return "; ".join(part for part in (why, kinds, missing_key(request, devices)) if part)
+
+
+def _permitted(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    return [d for d in devices if request.admin or d.kind != names.TYPE_GPU_MONITOR]
+
+
+def _not_permitted(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    return (
+        f"{request.field('adminAccess')}: only monitor devices match, which are for claims with "
+        "adminAccess: true in a namespace with the label "
+        'resource.kubernetes.io/admin-access: "true"'
+    )
+
+
+def _tolerated(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    """Other taints come and go with the health of a GPU; a monitor device has its own always."""
+    tolerations = request.asked.get("tolerations") or ()
+    return [
+        device
+        for device in devices
+        if device.kind != names.TYPE_GPU_MONITOR
+        or all(
+            any(_tolerates(one, taint) for one in tolerations)
+            for taint in device.document.get("taints") or ()
+            if taint.get("key") == names.MONITOR_TAINT
+        )
+    ]
+
+
+def _not_tolerated(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    return (
+        f"{request.field('tolerations')}: monitor devices have the taint {names.MONITOR_TAINT}; "
+        f"add a toleration with key: {names.MONITOR_TAINT} and operator: Exists"
+    )
+
+
+def _strategies(
+    request: DeviceRequest, market: PublishedDevices
+) -> Mapping[bool, RequestedStrategy]:
+    """What it asks for of partitions (true) and of GPUs (false). Who looks on shares nothing,
+    whatever its configuration says."""
+    if request.admin:
+        return {}
+    device_class = market.classes[request.class_name]
+    each = {
+        partition: strategy_of(
+            request.name, market.driver, device_class, request.configs, partition
+        )
+        for partition in (False, True)
+    }
+    return {partition: asked for partition, asked in each.items() if asked}
+
+
+def _is_partition(device: PublishedDevice) -> bool:
+    return device.kind == names.TYPE_MIG
+
+
+def _shared_so(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    asked = _strategies(request, market)
+    return [
+        device
+        for device in devices
+        if (one := asked.get(_is_partition(device))) is None or one.offered_by(device)
+    ]
+
+
+def _not_shared_so(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    number = Counter(map(_is_partition, devices))
+    asked = _strategies(request, market)
+    return "; ".join(one.refused(number[kind]) for kind, one in asked.items() if number[kind])
+
+
+def _large_enough(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> Sequence[PublishedDevice]:
+    wanted = request.amounts.items()
+    return [
+        device
+        for device in devices
+        if all(fits(amount, device.capacity.get(name)) for name, amount in wanted)
+    ]
+
+
+def _none_large_enough(
+    request: DeviceRequest, devices: Sequence[PublishedDevice], market: PublishedDevices
+) -> str:
+    reasons = [
+        f"{request.path}.capacity.requests[{name}]: {why}"
+        for name, amount in sorted(request.amounts.items())
+        if (why := lacking(name, amount, devices, market.driver))
+    ]
+    if reasons:
+        return "; ".join(reasons)
+    asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(request.amounts.items()))
+    return f"{request.path}.capacity.requests: no one device has all of it ({asked})"
+
+
+_Step = Callable[
+    [DeviceRequest, Sequence[PublishedDevice], PublishedDevices], Sequence[PublishedDevice]
+]
+_Why = Callable[[DeviceRequest, Sequence[PublishedDevice], PublishedDevices], str]
+_STEPS: tuple[tuple[_Step, _Why], ...] = (
+    (of_class, _no_class),
+    (_selected, _none_selected),
+    (_permitted, _not_permitted),
+    (_tolerated, _not_tolerated),
+    (_shared_so, _not_shared_so),
+    (_large_enough, _none_large_enough),
+)
+
+
+def _too_many(request: DeviceRequest, devices: Sequence[PublishedDevice]) -> str:
+    """A claim is served by one node, and a request by different devices of it."""
+    if request.every:
+        return ""
+    count = request.count
+    (node, number) = Counter(device.node for device in devices).most_common(1)[0]
+    if count <= number:
+        return ""
+    where = request.field("count")
+    return f"{where}: asks for {count}, but no node has more than {number} such ({node})"
+
+
+def _tolerates(toleration: Document, taint: Document) -> bool:
+    """As ``DeviceToleration.ToleratesTaint`` of k8s.io/api has it."""
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    if toleration.get("operator") == "Exists":
+        return True
+    return (toleration.get("value") or "") == (taint.get("value") or "")

@@ -1,0 +1,265 @@
+"""Which pods wait for a GPU that they ask for without a claim, and that no node has?
+
+Read from the API server; nothing is changed.
+
+What pods ask for without a claim, as with a device plugin (``nvidia.com/gpu: 1``).
+
+A DeviceClass gives such a name (KEP-5004), and the scheduler claims devices of it: as many as each
+container asks for; an init container, which is gone when they run, uses those of the containers
+after it.
+
+Which pods that ask for GPUs without a claim can never be scheduled, and why.
+
+As with claims only what is certain is told. A resource that a device plugin offers on some node is
+that plugin's business.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dra_driver.base.errors import Forbidden
+from dra_driver.cli.doctor.cluster_checks import CheckedCluster
+from dra_driver.cli.doctor.scheduling.candidates import DeviceRequest, candidates, is_ours
+from dra_driver.cli.doctor.scheduling.pending_claims import unservable
+from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevices
+from dra_driver.cli.findings import Finding, abbreviated, ok, skip, warn
+from dra_driver.k8s import quantity
+
+Document = Mapping[str, Any]
+
+IMPLICIT = "deviceclass.resource.kubernetes.io/"  # and the name of any class
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedResourceRequest:
+    """Devices that are claimed for one container."""
+
+    container: str
+    resource: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"container {self.container}, {self.resource}"
+
+
+def amounts_of(pod: Document) -> list[ExtendedResourceRequest]:
+    """What is claimed for *pod*, by the names of resources that are none of Kubernetes' own."""
+    containers = list(_containers(pod))
+    names = sorted({name for one, _ in containers for name in _asked(one) if "/" in name})
+    return [amount for name in names for amount in _of_resource(name, containers)]
+
+
+def classes_of(classes: Mapping[str, Document]) -> dict[str, str]:
+    """By the name of a resource the DeviceClass that serves it: of two the newer one, else the
+    first by name."""
+    found = {f"{IMPLICIT}{name}": name for name in classes}
+    for name in sorted(sorted(classes, reverse=True), key=lambda one: _made(classes[one])):
+        if resource := (classes[name].get("spec") or {}).get("extendedResourceName"):
+            found[resource] = name
+    return found
+
+
+def _of_resource(
+    name: str, containers: list[tuple[Document, bool]]
+) -> Iterator[ExtendedResourceRequest]:
+    counts = [_count(one, name) for one, _ in containers]
+    stays = [0 if goes else count for count, (_, goes) in zip(counts, containers, strict=True)]
+    found = [
+        ExtendedResourceRequest(one["name"], name, count)
+        for count, (one, _) in zip(stays, containers, strict=True)
+        if count
+    ]
+    before = [
+        ExtendedResourceRequest(one["name"], name, counts[place] - sum(stays[place:]))
+        for place, (one, goes) in enumerate(containers)
+        if goes
+    ]
+    most = max(before, key=lambda one: one.count, default=None)
+    if most is not None and most.count > 0:  # they run one after the other
+        yield most
+    yield from found
+
+
+def _containers(pod: Document) -> Iterator[tuple[Document, bool]]:
+    """Each, in the order in which they start, and whether it goes before the next one does."""
+    for one in pod["spec"].get("initContainers") or ():
+        yield one, one.get("restartPolicy") != "Always"
+    for one in pod["spec"].get("containers") or ():
+        yield one, False
+
+
+def _asked(container: Document) -> Mapping[str, str]:
+    resources = container.get("resources") or {}
+    return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+
+
+def _count(container: Document, resource: str) -> int:
+    return int(quantity.parse(str(_asked(container).get(resource, "0"))))
+
+
+def _made(device_class: Document) -> str:
+    return str((device_class.get("metadata") or {}).get("creationTimestamp") or "")
+
+
+_FAMILIES = ("nvidia.com/gpu", "nvidia.com/mig-")  # as device plugins for these GPUs call them
+
+
+@dataclass(frozen=True, slots=True)
+class PodVerdict:
+    """Of the waiting pods, how many were judged, and those that wait in vain, by the reason."""
+
+    judged: int
+    problems: Mapping[str, tuple[str, ...]]  # their namespaces and names
+
+
+def asks_for_gpus(pod: Document) -> bool:
+    """Whether the scheduler has yet to find a node for *pod*, and it may be for us to serve."""
+    waits = not pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("nodeName")
+    return waits and bool(amounts_of(pod))
+
+
+def judge_pods(
+    pods: Iterable[Document], market: PublishedDevices, plugins: Collection[str]
+) -> PodVerdict:
+    """*pods*: those that ``asks_for_gpus`` accepts; *plugins*: the resources that nodes have of
+    device plugins."""
+    classes = classes_of(market.classes)
+
+    @cache  # all pods of one owner ask for the same
+    def judgement(amounts: tuple[ExtendedResourceRequest, ...]) -> tuple[bool, str]:
+        ours = [one for one in amounts if _is_ours(one, classes, market)]
+        return bool(ours), _why_not(ours, classes, market)
+
+    judged = 0
+    problems: dict[str, list[str]] = {}
+    for pod in pods:
+        amounts = tuple(one for one in amounts_of(pod) if one.resource not in plugins)
+        for_us, why = judgement(amounts)
+        judged += for_us
+        if why:
+            name = f"{pod['metadata'].get('namespace', '')}/{pod['metadata']['name']}"
+            problems.setdefault(why, []).append(name)
+    return PodVerdict(judged, {why: tuple(sorted(found)) for why, found in problems.items()})
+
+
+def to_be_had(market: PublishedDevices) -> Iterator[str]:
+    """The resources that pods can ask for, each of which some device serves."""
+    for name, device_class in sorted(classes_of(market.classes).items()):
+        request = _request(ExtendedResourceRequest("", name, 1), device_class)
+        if name.startswith(IMPLICIT) or not is_ours(request, market):
+            continue
+        if not candidates(request, market)[1]:
+            yield name
+
+
+def _is_ours(
+    amount: ExtendedResourceRequest, classes: Mapping[str, str], market: PublishedDevices
+) -> bool:
+    """One that no DeviceClass serves goes by its name."""
+    name = amount.resource
+    if name in classes:
+        return is_ours(_request(amount, classes[name]), market)
+    implicit = name.startswith(IMPLICIT) and f".{name.removeprefix(IMPLICIT)}"
+    return name.startswith(_FAMILIES) or bool(implicit and implicit.endswith(f".{market.driver}"))
+
+
+def _why_not(
+    amounts: list[ExtendedResourceRequest], classes: Mapping[str, str], market: PublishedDevices
+) -> str:
+    nobodys = [one for one in amounts if one.resource not in classes]
+    if nobodys:
+        return "; ".join(_no_class(one) for one in nobodys)
+    requests = [[_request(one, classes[one.resource])] for one in amounts]
+    return unservable(requests, market, "its containers together")
+
+
+def _no_class(amount: ExtendedResourceRequest) -> str:
+    if amount.resource.startswith(IMPLICIT):
+        return f"{amount}: there is no DeviceClass {amount.resource.removeprefix(IMPLICIT)}"
+    return f"{amount}: no DeviceClass has it as its extendedResourceName, and no node offers it"
+
+
+def _request(amount: ExtendedResourceRequest, device_class: str) -> DeviceRequest:
+    asked = {"deviceClassName": device_class, "count": amount.count}
+    return DeviceRequest(str(amount), asked, str(amount), has_fields=False)
+
+
+PODS = "pending pods"
+_MOST_TOLD = 20
+_WAITING = {"fieldSelector": "status.phase=Pending,spec.nodeName="}
+_WITHOUT_NAMES = (
+    "no DeviceClass names a resource: that takes Kubernetes 1.36 (feature DRAExtendedResource) and "
+    "the chart's DeviceClasses; else have the pod ask by a ResourceClaim (spec.resourceClaims)"
+)
+
+
+def pending_pods(
+    cluster: CheckedCluster, market: Callable[[], PublishedDevices]
+) -> Iterator[Finding]:
+    """Those that ask as they would ask a device plugin."""
+    try:
+        pods = [
+            pod
+            for page in cluster.server.pages("/api/v1/pods", _WAITING)
+            for pod in page.get("items") or ()
+            if asks_for_gpus(pod)
+        ]
+        if not pods:
+            yield ok(PODS, "none asks for a GPU by the name of a resource")
+            return
+        found = market()
+        verdict = judge_pods(pods, found, _of_plugins(cluster))
+    except Forbidden as e:
+        yield skip(
+            PODS,
+            f"cannot be judged by this account ({e}); name an administrator's --kubeconfig",
+        )
+        return
+    yield from of_pods(verdict, found)
+
+
+def of_pods(verdict: PodVerdict, market: PublishedDevices) -> Iterator[Finding]:
+    """Whoever wrote such a pod has to change it: that is no fault of this node."""
+    if verdict.judged and not market.devices:
+        yield warn(
+            PODS,
+            f"{verdict.judged} wait, and no node publishes a device of {market.driver}",
+            "kubectl get resourceslices; see what the plugin's pods log",
+        )
+        return
+    mend = _mend(market) if verdict.problems else ""
+    for why, pods in sorted(verdict.problems.items())[:_MOST_TOLD]:
+        yield warn(PODS, f"{abbreviated(pods)} can never be scheduled: {why}", mend)
+    if (more := len(verdict.problems) - _MOST_TOLD) > 0:
+        yield warn(PODS, f"{more} more reasons", "mend those first, then ask again")
+    rest = verdict.judged - sum(map(len, verdict.problems.values()))
+    if rest or not verdict.problems:
+        yield ok(PODS, f"{rest} wait for a GPU, and nothing is known that they could not get")
+
+
+def _mend(market: PublishedDevices) -> str:
+    """Names are what such a pod can choose from."""
+    if not any(
+        (one.get("spec") or {}).get("extendedResourceName") for one in market.classes.values()
+    ):
+        return _WITHOUT_NAMES
+    listed = abbreviated(to_be_had(market)) or "none now"
+    return (
+        f"have the pod ask for what there is ({listed}), or let a node offer that by its profile; "
+        "a kind of partition needs a DeviceClass, too (the chart's mig.profiles)"
+    )
+
+
+def _of_plugins(cluster: CheckedCluster) -> set[str]:
+    """What some node has of a device plugin. While that one starts anew, all of it is in the
+    capacity and nothing is allocatable; of one that is gone for good a zero stays in both."""
+    return {
+        name
+        for page in cluster.server.pages("/api/v1/nodes")
+        for node in page.get("items") or ()
+        for amounts in ("capacity", "allocatable")
+        for name, amount in ((node.get("status") or {}).get(amounts) or {}).items()
+        if "/" in name and quantity.parse(str(amount))
+    }

@@ -1,0 +1,272 @@
+"""Is what a claim was granted of a GPU also what it can use here: profile, limits, guard?"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
+from dra_driver.cli.doctor.cluster_checks import CheckedCluster
+from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
+from dra_driver.kubeletplugin.slices.features import probe_device_features
+from dra_driver.model.gpus import Inventory
+from dra_driver.model.offer import ApiFeatures, Fractional, Offer
+from dra_driver.model.profiles import GuardPolicy, Profile
+from dra_driver.node.cgroups.containers import NO_RUNTIME_STATE, ContainerBundles
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.cgroups.tree import Cgroups, cgroup_root
+from dra_driver.node.inventory.unavailable import describe_pci_gpu
+from dra_driver.node.memory.support import MemoryLimitSupport
+from dra_driver.plan.offer.devices import build_offer
+from dra_driver.plan.offer.shapes import describe_shape
+from dra_driver.plan.profiles.rules import SelectedProfile, select_profile
+from dra_driver.plugin.publish.profiles import ProfileCatalog
+from dra_driver.settings import DoctorSettings
+
+PROFILE, OFFERED_GPUS, LIMITS, CGROUPS, RUNTIME, POD_RESOURCES, PID_NAMESPACE = (
+    "profile",
+    "GPUs as offered",
+    "memory limits",
+    "cgroups",
+    "container runtime",
+    "pod-resources socket",
+    "PID namespace",
+)
+_NO_GPUS = Inventory()
+
+
+class CheckedProfile:
+    """The node and its profile. Each part is looked at once, when it is asked for."""
+
+    def __init__(
+        self,
+        settings: DoctorSettings,
+        look: Callable[[], Inventory],
+        cluster: CheckedCluster | None,
+    ) -> None:
+        """*cluster*: None where no API server can be asked."""
+        self._settings = settings
+        self._look = look
+        self._cluster = cluster
+
+    @functools.cached_property
+    def wanted(self) -> SelectedProfile:
+        """ClusterError: the labels of the Node cannot be read."""
+        flag, node = self._settings.profile, self._settings.node_name
+        if flag or self._cluster is None:
+            return select_profile(flag, node, {})
+        metadata = self._cluster.server.get(f"/api/v1/nodes/{node}").get("metadata") or {}
+        return select_profile("", node, metadata.get("labels") or {})
+
+    @functools.cached_property
+    def profile(self) -> Profile:
+        """SettingsError: there is none of that name, or it is wrong."""
+        return ProfileCatalog(self._settings.profiles).named(self.wanted.name)
+
+    @functools.cached_property
+    def inventory(self) -> Inventory:
+        return self._look()
+
+    @functools.cached_property
+    def offered(self) -> Offer:
+        """What is offered while no claim is held."""
+        mps = bool(self._settings.mps_socket)
+        return build_offer(self.inventory, self.profile, self._keeps(), {}, mps=mps)
+
+    def _keeps(self) -> ApiFeatures:
+        cluster = self._cluster
+        if cluster is None:
+            return ApiFeatures()
+        try:
+            version = cluster.resources.version
+            kept = probe_device_features(cluster.server, version, cluster.driver, cluster.node)
+        except ApiServerError:  # the check of its features says why
+            return ApiFeatures()
+        return ApiFeatures(*kept)
+
+
+def check_profile(scene: CheckedProfile) -> Iterator[Finding]:
+    """Which one is wanted, whether it can be used, and what becomes of the GPUs by it."""
+    try:
+        chosen = scene.wanted
+    except ApiServerError as e:
+        yield skip(PROFILE, f"which one the Node's labels choose cannot be read: {e}")
+        return
+    try:
+        found = scene.profile
+    except SettingsError as e:
+        yield unusable_profile_finding(chosen, e)
+        return
+    yield ok(PROFILE, f"{found.name} ({chosen.origin})")
+    yield from profile_warning_findings(scene.offered.notes)
+    yield from offer_findings(scene.offered, scene.inventory)
+
+
+def check_memory_limits(
+    scene: CheckedProfile, status: Callable[[], MemoryLimitSupport]
+) -> Iterator[Finding]:
+    try:
+        strict = requires_driver_limits(scene.offered)
+        yield from unenforced_gpu_findings(scene.offered)
+    except DriverError:  # the check of the profile says why
+        strict = False
+    yield memory_limit_finding(status(), strict)
+
+
+def check_cgroups(host_root: Path) -> Iterator[Finding]:
+    tree = Cgroups(cgroup_root(host_root))
+    pods = next(iter(tree.levels()), None)
+    yield cgroups_finding(tree.root, tree.root.is_dir(), tree.unified, pods)
+
+
+def check_container_runtime(host_root: Path, runtime_dir: str) -> Iterator[Finding]:
+    try:
+        yield container_runtime_finding(ContainerBundles(host_root, runtime_dir).places())
+    except NodeError as e:
+        yield warn(RUNTIME, str(e), "ask as root")
+
+
+def container_runtime_finding(places: Sequence[str]) -> Finding:
+    if not places:
+        return warn(
+            RUNTIME, NO_RUNTIME_STATE, "chart value runtimeDir: containerd's state directory"
+        )
+    return ok(RUNTIME, f"containers are told apart by their state in {', '.join(places)}")
+
+
+def check_pod_resources(kubelet: Path) -> Iterator[Finding]:
+    try:
+        number = len(PodResourcesClient(kubelet).pods())
+    except NodeError as e:
+        yield pod_resources_finding(str(e), 0)
+    else:
+        yield pod_resources_finding("", number)
+
+
+def check_pid_namespace(simulated: bool) -> Iterator[Finding]:
+    if simulated:
+        yield skip(PID_NAMESPACE, "simulated GPUs have no processes")
+        return
+    yield pid_namespace_finding(ContainerProcesses().sees_pods())
+
+
+def unusable_profile_finding(chosen: SelectedProfile, error: SettingsError) -> Finding:
+    return fail(
+        PROFILE,
+        f"{chosen.origin}: {error}",
+        "mend it, or choose another; until then the plugin keeps the last good one, also when it "
+        "is started again; a node that never had one offers no GPU",
+    )
+
+
+def profile_warning_findings(notes: Iterable[str]) -> Iterator[Finding]:
+    for note in notes:
+        yield warn(PROFILE, note, "nothing, where that is what you want")
+
+
+def offer_findings(offered: Offer, found: Inventory = _NO_GPUS) -> Iterator[Finding]:
+    """What the GPUs become, and what cannot be offered as the profile says. *found*: the GPUs; what
+    they withhold themselves, and what the profile leaves out, is no matter of this check."""
+    shapes: dict[str, list[str]] = {}
+    for device in offered.devices:
+        if device.partition is not None:
+            what = f"partitions {'cut for claims' if device.cut_for_claims else 'that exist'}"
+        elif device.name in (device.gpu.name, f"{device.gpu.name}-0"):
+            what = describe_shape(device.shape)
+        else:
+            continue
+        if device.gpu.name not in (its := shapes.setdefault(what, [])):
+            its.append(device.gpu.name)
+    for shape, gpus in sorted(shapes.items()):
+        yield ok(OFFERED_GPUS, f"{shape}: {abbreviated(gpus)}")
+    yield from _unavailable_findings(offered, found)
+    for change in offered.pending:
+        yield warn(
+            OFFERED_GPUS,
+            f"{change.device} is not offered as the profile says, but {change.change}: "
+            f"{change.reason}",
+            "",  # it says what to do
+        )
+
+
+def _unavailable_findings(offered: Offer, found: Inventory) -> Iterator[Finding]:
+    """GPUs of which nothing is offered because of their MIG mode."""
+    cut = {
+        describe_pci_gpu(gpu.pci_bus_id, gpu.uuid) for gpu in found.gpus if gpu.mig and gpu.mig.on
+    }
+    judge = warn if offered.devices else fail
+    for one in offered.withheld:
+        if one.what in cut:
+            yield judge(OFFERED_GPUS, f"{one.what} is not offered: {one.reason}", "")
+
+
+def memory_limit_finding(offered: MemoryLimitSupport, strict: bool) -> Finding:
+    if offered.backend is not None:
+        return ok(
+            LIMITS,
+            f"the GPU's driver refuses a claim more than its share ({offered.backend} counts)",
+        )
+    if strict:
+        return fail(
+            LIMITS,
+            f"the profile insists on the driver's own (memoryLimit: Strict), which are not to be "
+            f"had: {offered.reason}",
+            "mend that, or leave memoryLimit out: until then no fraction is prepared here",
+        )
+    found = f"not by the GPU's driver, the memory guard alone sees to them: {offered.reason}"
+    return warn(LIMITS, found, "mend that, and ask again") if offered.fault else ok(LIMITS, found)
+
+
+def cgroups_finding(root: Path, is_there: bool, unified: bool, pods: Path | None) -> Finding:
+    """*pods*: below which directory they have theirs."""
+    if not is_there:
+        return warn(
+            CGROUPS,
+            f"{root} is missing",
+            "mount the host's cgroup file system there: the driver's limits are set by cgroup",
+        )
+    version = "v2" if unified else "v1, on which drivers set no limits; the memory guard works"
+    return ok(CGROUPS, f"{version}; {f'pods are below {pods}' if pods else 'no pod has one yet'}")
+
+
+def pod_resources_finding(problem: str, number: int) -> Finding:
+    if not problem:
+        return ok(POD_RESOURCES, f"the kubelet lists {number} pods with their claims")
+    return warn(
+        POD_RESOURCES,
+        problem,
+        "it is asked which pods joined a claim where no container runtime's state can be found",
+    )
+
+
+def pid_namespace_finding(sees_pods: bool) -> Finding:
+    """NVML counts processes as whoever asks it does: it need not be the machine's first namespace,
+    and is not where nodes are containers themselves, but that of the node."""
+    if sees_pods:
+        return ok(PID_NAMESPACE, "the node's: the memory guard sees the processes of other pods")
+    return warn(
+        PID_NAMESPACE,
+        "this pod's own: the memory guard sees no process of other pods",
+        "set hostPID: true for the pod: else the memory guard can neither name nor end a process",
+    )
+
+
+def requires_driver_limits(offered: Offer) -> bool:
+    """Whether some GPU in parts is only prepared with the driver's own limits."""
+    return any(
+        device.rules.strict for device in offered.devices if isinstance(device.shape, Fractional)
+    )
+
+
+def unenforced_gpu_findings(offered: Offer) -> Iterator[Finding]:
+    """GPUs in parts on which nobody enforces anything: that is to be known, not mended."""
+    names = [
+        device.gpu.name
+        for device in offered.devices
+        if isinstance(device.shape, Fractional)
+        and (not device.rules.limited or device.rules.guard.policy is GuardPolicy.OFF)
+        and not device.rules.strict
+    ]
+    if names:
+        gpus = abbreviated(dict.fromkeys(names))  # partitions follow the rules of their GPU
+        yield ok(LIMITS, f"by profile, the memory guard does not look at {gpus}")

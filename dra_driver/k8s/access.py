@@ -1,0 +1,116 @@
+"""Where the API server is and who we are there: a kubeconfig, or our pod's service account."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_driver.base.errors import SettingsError
+from dra_driver.base.yaml_documents import load_document
+
+SERVICE_ACCOUNT_DIRECTORY = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+_PATHS = ("certificate-authority", "client-certificate", "client-key")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServerAccess:
+    """One context of a kubeconfig.
+
+    The token's file is kept apart because it is read again for every request: the kubelet replaces
+    a pod's token every hour. Certificates stay paths too; every new connection reads them.
+    """
+
+    config: Mapping[str, Any]  # a kubeconfig with this one context; it runs no programs
+    token: str | None = field(default=None, repr=False)
+    token_file: pathlib.Path | None = None  # wins over the token, as in client-go's AuthInfo
+
+
+def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
+    """The current context of the kubeconfig at *path*.
+
+    SettingsError: it cannot be read, names what it does not define, or knows its user only by a
+    program to run (``exec``, ``auth-provider``), which no image of a service carries.
+    """
+    document = _load(path)
+    wanted = document.get("current-context")
+    if not wanted:
+        raise SettingsError(f"kubeconfig {path} has no current-context: kubectl config use-context")
+    context = _named(document, "context", wanted, path)
+    cluster = _named(document, "cluster", context.get("cluster"), path)
+    user = dict(_named(document, "user", context["user"], path)) if context.get("user") else {}
+    if not cluster.get("server"):
+        raise SettingsError(f"kubeconfig {path}: cluster {context['cluster']!r} has no server")
+    programs = [key for key in ("auth-provider", "exec") if user.pop(key, None)]
+    if programs and not user:
+        raise SettingsError(
+            f"kubeconfig {path}: user {context['user']!r} has only {programs[0]!r}, "
+            "which is not run here; give it a token, a tokenFile or a client certificate"
+        )
+    token, token_file = user.pop("token", None), user.pop("tokenFile", None)
+    directory = path.absolute().parent
+    return ApiServerAccess(
+        _document(_from(directory, cluster), _from(directory, user)),
+        token,
+        directory / token_file if token_file else None,
+    )
+
+
+def load_in_cluster(
+    directory: pathlib.Path = SERVICE_ACCOUNT_DIRECTORY, environ: Mapping[str, str] = os.environ
+) -> ApiServerAccess:
+    """The service account that the kubelet mounts into our pod, at *directory*.
+
+    SettingsError: we are in no pod, or its service account token is not mounted.
+    """
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise SettingsError(
+            "not in a pod (KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is not set): "
+            "name a kubeconfig"
+        )
+    for name in ("token", "ca.crt"):
+        if not (directory / name).is_file():
+            raise SettingsError(
+                f"{directory / name} is missing: the pod needs automountServiceAccountToken: true"
+            )
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    cluster = {"server": server, "certificate-authority": str(directory / "ca.crt")}
+    return ApiServerAccess(_document(cluster, {}), token_file=directory / "token")
+
+
+def _load(path: pathlib.Path) -> Mapping[str, Any]:
+    try:
+        document = load_document(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise SettingsError(f"kubeconfig {path} cannot be read: {e}") from e
+    if not isinstance(document, dict):
+        raise SettingsError(f"kubeconfig {path} is empty or no kubeconfig")
+    return document
+
+
+def _named(
+    document: Mapping[str, Any], kind: str, name: str | None, path: pathlib.Path
+) -> Mapping[str, Any]:
+    for entry in document.get(f"{kind}s") or ():
+        if entry.get("name") == name:
+            return entry.get(kind) or {}
+    raise SettingsError(f"kubeconfig {path} names the {kind} {name!r} but does not define it")
+
+
+def _from(directory: pathlib.Path, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """*entry* with the paths in it made absolute: they start at the kubeconfig's directory."""
+    return {
+        key: str(directory / value) if key in _PATHS and value else value
+        for key, value in entry.items()
+    }
+
+
+def _document(cluster: Mapping[str, Any], user: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        "clusters": [{"name": "only", "cluster": dict(cluster)}],
+        "users": [{"name": "only", "user": dict(user)}],
+        "contexts": [{"name": "only", "context": {"cluster": "only", "user": "only"}}],
+        "current-context": "only",
+    }

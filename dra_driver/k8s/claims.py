@@ -1,0 +1,274 @@
+"""Claims, read from the API server: live, or as it has them in memory where that will do.
+
+A copy kept here might be older than the allocation, and so may be what the API server has in
+memory: nothing is prepared or taken back by that.
+
+What we read from a ResourceClaim: our own results and their configuration, as values.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NewType
+
+from dra_driver.base.errors import ClaimError, NotFound
+from dra_driver.k8s.resource_api import ResourceApi
+
+ClaimUid = NewType("ClaimUid", str)
+ShareId = NewType("ShareId", str)
+PodUid = NewType("PodUid", str)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimRef:
+    """Which claim the kubelet means: with the same name and another UID it is another claim."""
+
+    namespace: str
+    name: str
+    uid: ClaimUid
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    def named_for(self, namespace: str) -> str:
+        """What tenants of *namespace* are told of it: who the others are is not theirs to know."""
+        if namespace == self.namespace:
+            return f"claim {self} (UID {self.uid})"
+        return "a claim of another namespace"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationResult:
+    """One result of the scheduler for our driver (``status.allocation.devices.results[]``)."""
+
+    request: str  # "gpu", or "gpu/large" where it came from a prioritized list
+    pool: str
+    device: str
+    admin: bool = False
+    share: ShareId | None = None
+    consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity), sorted
+
+    @property
+    def base_request(self) -> str:
+        """The request without its subrequest: what the kubelet compares with a container's claim
+        request."""
+        return self.request.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueConfig:
+    """One opaque configuration for our driver, as somebody wrote it."""
+
+    source: str  # "FromClass" or "FromClaim"
+    requests: tuple[str, ...]  # empty: all
+    parameters: Any  # the raw object; decoding is the driver's
+    path: str  # where it stands: "status.allocation.devices.config[2].opaque.parameters"
+
+    def concerns(self, request: str) -> bool:
+        """Whether it applies to *request*: named itself, or by its main request (KEP-4816)."""
+        return (
+            not self.requests
+            or request in self.requests
+            or request.partition("/")[0] in self.requests
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pod:
+    """A pod that a claim is reserved for; it is in the claim's namespace."""
+
+    name: str
+    uid: PodUid
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An allocated claim: what of it is ours."""
+
+    ref: ClaimRef
+    allocations: tuple[AllocationResult, ...]
+    configs: tuple[OpaqueConfig, ...] = ()  # class before claim, in the order of the API
+    pods: tuple[Pod, ...] = ()  # sorted
+    pod_claim_name: str = ""  # under which a pod's spec names the template that it is from
+    made_for_pod: bool = False  # as from a template; other pods can name it all the same
+    decoded: object = field(default=None, repr=False, compare=False)  # the driver's, of *configs*
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedDevice:
+    """One device of the answer to the kubelet."""
+
+    requests: tuple[str, ...]  # base request names
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share: ShareId | None = None
+
+
+def parse_claim(document: Mapping[str, Any], ref: ClaimRef, driver: str) -> Claim:
+    """The claim in *document* (v1 shape) as far as it concerns *driver*.
+
+    ClaimError: it is another claim than *ref*, it is not allocated, or nothing in it is ours.
+    """
+    uid = document.get("metadata", {}).get("uid")
+    if uid != ref.uid:
+        raise ClaimError(
+            f"claim {ref} got replaced: UID {ref.uid} was asked for, the API server has {uid}; "
+            "the pod that used the old claim has to go first"
+        )
+    allocation = (document.get("status") or {}).get("allocation")
+    if not allocation:
+        raise ClaimError(f"claim {ref} is not allocated: the scheduler has to allocate it first")
+    devices = allocation.get("devices") or {}
+    results = tuple(
+        _allocation(r) for r in devices.get("results") or () if r.get("driver") == driver
+    )
+    if not results:
+        raise ClaimError(
+            f"claim {ref} has no device of driver {driver}: this driver was asked by mistake"
+        )
+    metadata = document["metadata"]
+    return Claim(
+        ref,
+        results,
+        _configs(devices.get("config") or (), driver),
+        _pods(document["status"].get("reservedFor") or ()),
+        (metadata.get("annotations") or {}).get("resource.kubernetes.io/pod-claim-name") or "",
+        any(_is_pod(owner) for owner in metadata.get("ownerReferences") or ()),
+    )
+
+
+def _is_pod(owner: Mapping[str, Any]) -> bool:
+    """The pod is the controller of a claim from a template, or for an extended resource.
+
+    That says who made it: whoever writes a claim can write the same. And any pod can name such a
+    claim by its resourceClaimName; Kubernetes looks at the owner only for a template.
+    """
+    return owner.get("kind") == "Pod" and bool(owner.get("controller"))
+
+
+def _pods(consumers: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
+    return tuple(
+        sorted(
+            Pod(one["name"], PodUid(one["uid"]))
+            for one in consumers
+            if one.get("resource") == "pods" and not one.get("apiGroup")
+        )
+    )
+
+
+def _allocation(result: Mapping[str, Any]) -> AllocationResult:
+    share = result.get("shareID")
+    return AllocationResult(
+        request=result["request"],
+        pool=result["pool"],
+        device=result["device"],
+        admin=bool(result.get("adminAccess")),
+        share=ShareId(share) if share else None,
+        consumed=tuple(sorted((result.get("consumedCapacity") or {}).items())),
+    )
+
+
+def _configs(entries: Sequence[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfig, ...]:
+    found = [
+        OpaqueConfig(
+            source=entry.get("source", "FromClaim"),
+            requests=tuple(entry.get("requests") or ()),
+            parameters=entry["opaque"].get("parameters"),
+            path=f"status.allocation.devices.config[{index}].opaque.parameters",
+        )
+        for index, entry in enumerate(entries)
+        if (entry.get("opaque") or {}).get("driver") == driver
+    ]
+    # The API lists class entries first already; a stable sort keeps the promise whatever we are
+    # given.
+    return tuple(sorted(found, key=lambda config: config.source != "FromClass"))
+
+
+Document = dict[str, Any]
+
+
+class ClaimReader:
+    """Reads what claims say to one driver. All methods raise ClusterError where they cannot."""
+
+    def __init__(self, resources: ResourceApi, driver: str, pool: str) -> None:
+        """*pool*: the name of this node's pool."""
+        self._resources = resources
+        self._driver = driver
+        self._pool = pool
+
+    def read(self, ref: ClaimRef) -> Claim:
+        """The claim that *ref* means, as it is at this moment.
+
+        ClaimError: it does not exist, got replaced, is not allocated, or nothing in it is ours.
+        """
+        return self._read(ref, self._resources.claim)
+
+    def glance(self, ref: ClaimRef) -> Claim:
+        """The claim as the API server has it in memory, for those who look at it again and again.
+
+        It may be a moment old. A ClaimError is as sure as that of ``read``: it is asked for then.
+        """
+        try:
+            return self._read(ref, self._resources.claim_in_memory)
+        except ClaimError:
+            return self.read(ref)
+
+    def _read(self, ref: ClaimRef, ask: Callable[[str, str], Document]) -> Claim:
+        try:
+            document = ask(ref.namespace, ref.name)
+        except NotFound as e:
+            raise ClaimError(
+                f"claim {ref} (UID {ref.uid}) does not exist any more: "
+                "the pod that used it has to go or be created again"
+            ) from e
+        return parse_claim(document, ref, self._driver)
+
+    def exists(self, ref: ClaimRef) -> bool:
+        """Whether that very claim still holds devices of this node.
+
+        True may be a moment old. False is sure: it is gone, replaced, deallocated, or allocated
+        elsewhere. Where it cannot be known a ClusterError says why; nothing may be taken from the
+        claim's pod then.
+        """
+        try:
+            return self._is_here(self.glance(ref)) or self._is_here(self.read(ref))
+        except ClaimError:
+            return False
+
+    def _is_here(self, claim: Claim) -> bool:
+        return any(allocation.pool == self._pool for allocation in claim.allocations)
+
+    def is_deleted(self, ref: ClaimRef) -> bool:
+        """Whether that very claim is gone for good: one that is merely deallocated is not."""
+        try:
+            document = self._resources.claim(ref.namespace, ref.name)
+        except NotFound:
+            return True
+        return bool(document["metadata"]["uid"] != ref.uid)
+
+    def find_by_uid(self, uid: ClaimUid) -> Claim | None:
+        """The claim with *uid*, looked for among all claims of the cluster; None: there is none.
+
+        For a record whose name is lost. ClaimError: it is there, but holds nothing of ours.
+        """
+        document = self._resources.claim_with_uid(uid)
+        if document is None:
+            return None
+        found = document["metadata"]
+        return parse_claim(document, ClaimRef(found["namespace"], found["name"], uid), self._driver)
+
+    def allocated(self) -> frozenset[str]:
+        """The devices of this node that claims were allocated, whether they were prepared or not;
+        without those that only look on. Looked for among all claims of the cluster."""
+        return frozenset(
+            result["device"]
+            for claim in self._resources.claims()
+            for result in _results(claim)
+            if (result.get("driver"), result.get("pool")) == (self._driver, self._pool)
+            and not result.get("adminAccess")
+        )
+
+
+def _results(claim: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    return (allocation.get("devices") or {}).get("results") or ()

@@ -1,0 +1,430 @@
+"""The one door to the API server: JSON documents in and out, errors in our words, reads retried.
+
+Documents are plain dicts, never typed models: those lag behind the API and lose the fields they do
+not know. Of the official client we use what it is best at, kubeconfig, TLS and proxies; the
+connection pool that it sets up carries our requests.
+
+Which requests are tried again, when, and how often.
+"""
+
+import contextlib
+import email.utils
+import json
+import socket
+import threading
+import time
+import urllib.parse
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import kubernetes.client.rest
+import kubernetes.config
+import tenacity
+import urllib3
+
+from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
+from dra_driver.k8s.access import ApiServerAccess
+from dra_driver.k8s.responses import (
+    MAX_RESPONSE_BYTES,
+    RequestInfo,
+    ResponseTooLarge,
+    parse_json,
+    request_info,
+    response_error,
+)
+from dra_driver.k8s.watch import WatchStream
+
+_MAX_ATTEMPTS = 3
+
+
+class RetryAfter(Unreachable):
+    """An answer that says how long to wait."""
+
+    def __init__(self, message: str, status: int, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+        self.is_turned_away = status in (429, 503)  # nothing was done; of a 504 that is not known
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """What a read is tried again after."""
+    return isinstance(error, Unreachable)
+
+
+def is_throttled(error: BaseException) -> bool:
+    """What anything may be tried again after: nothing was done, and it was said when to come."""
+    return isinstance(error, RetryAfter) and error.is_turned_away
+
+
+def retrying(
+    again: Callable[[BaseException], bool],
+    seconds: float,
+    longest_wait: float,
+    sleep: Callable[[float], None],
+) -> tenacity.Retrying:
+    """A few tries that begin within *seconds*, of which the last one's error counts.
+
+    *longest_wait*: before the second try, then twice that; a wait that the API server asked for is
+    as long as it said.
+    """
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(again),
+        stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS) | tenacity.stop_before_delay(seconds),
+        wait=_WaitAsAsked(longest_wait),
+        sleep=sleep,
+        reraise=True,
+    )
+
+
+class _WaitAsAsked(tenacity.wait_random_exponential):
+    """Ever longer waits, except where the API server said how long to wait."""
+
+    def __call__(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return error.seconds if isinstance(error, RetryAfter) else super().__call__(state)
+
+
+Document = dict[str, Any]
+Query = Mapping[str, str]
+Answer = TypeVar("Answer")
+
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+
+_NO_QUERY: Query = {}
+_PAGE = "500"  # objects per answer, as client-go's reflectors ask for
+_CONNECTIONS = 16  # kept open between requests; more are opened where needed
+
+# A peer that vanished (a node without power, a firewall that forgot the connection) sends nothing:
+# its idle connections are found out within 25 s, and what was sent is given up after 15 s.
+_SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),  # as urllib3 has it, where it is told nothing
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),  # seconds
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),  # milliseconds
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiTimeouts:
+    """How long one try of a request may take, and the wait before the next, in seconds."""
+
+    connect: float = 3.0
+    read: float = 3.0  # it is tried again then, on another connection
+    write: float = 10.0  # nobody tries it again here
+    watch: float = 10.0  # until it is open
+    retry: float = 0.2  # at most, before a read is tried again; then twice that
+
+
+@dataclass(frozen=True, slots=True)
+class _ApiCall:
+    method: str
+    path: str
+    query: Query
+    connect_seconds: float
+    answer_seconds: float
+    body: Document | None = None
+    content_type: str = "application/json"
+    watch: bool = False
+
+    @property
+    def request(self) -> RequestInfo:
+        return request_info(self.method, self.path, self.watch)
+
+
+class ApiClient:
+    """A connection to one API server, for use by many threads.
+
+    Every method raises ``dra_driver.base.errors``: NotFound, Conflict, Gone, Forbidden, Refused or
+    Unreachable. Reads are tried up to three times within their deadline while the API server is
+    Unreachable. Writes and watches are tried again only where it turned them away and said when to
+    come back: whether anything else may be repeated, only their caller knows.
+
+    A connection can die in silence, and those that idle beside it mostly died with it. So where an
+    answer does not come in time, all of them are dropped, and the next try opens another.
+    """
+
+    def __init__(
+        self,
+        access: ApiServerAccess,
+        timeouts: ApiTimeouts | None = None,
+        user_agent: str = "dra-driver",
+    ) -> None:
+        """Connects at the first request. SettingsError: what *access* says cannot be used."""
+        self._timeouts = timeouts or ApiTimeouts()
+        self._access = access
+        self._configuration = _configuration(access)
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json"}
+        self._pool = kubernetes.client.rest.RESTClientObject(self._configuration).pool_manager
+        self._lock = threading.Lock()
+        self._watches: weakref.WeakSet[WatchStream] = weakref.WeakSet()
+        self._closed = threading.Event()
+        self._date = ("", 0.0)  # of the last answer, and when (monotonic) it was asked for
+
+    @property
+    def url(self) -> str:
+        """Where the API server is."""
+        return str(self._configuration.host)
+
+    def now(self) -> float | None:
+        """What the API server's clock shows, in seconds of the epoch, up to one behind: it tells
+        whole ones. None: no answer said it."""
+        date, asked_at = self._date
+        with contextlib.suppress(ValueError):
+            said = email.utils.parsedate_to_datetime(date).timestamp()
+            return said + time.monotonic() - asked_at
+        return None
+
+    def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
+        """The document at *path*."""
+        call = _ApiCall("GET", path, query, self._timeouts.connect, self._timeouts.read)
+        give_up_at = time.monotonic() + deadline_seconds
+        return self._tries(
+            is_unreachable, deadline_seconds, lambda: self._document(_until(give_up_at, call))
+        )
+
+    def pages(
+        self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0
+    ) -> Iterator[Document]:
+        """The list at *path*, 500 objects a page, fewer where they are large, each page within the
+        deadline. Gone: start again."""
+        query = {"limit": _PAGE, **query}
+        while True:
+            try:
+                page = self.get(path, query, deadline_seconds)
+            except (
+                ResponseTooLarge
+            ):  # whoever fills claims to the brim keeps nobody from listing them
+                if int(query["limit"]) < 10:
+                    raise
+                query = {**query, "limit": str(int(query["limit"]) // 10)}
+                continue
+            yield page
+            following = page.get("metadata", {}).get("continue")
+            if not following:
+                return
+            query = {**query, "continue": following}
+
+    def list(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
+        """All of the list at *path*; its ``metadata.resourceVersion`` is where to watch from."""
+        pages = tuple(self.pages(path, query, deadline_seconds))
+        return {**pages[-1], "items": [item for page in pages for item in page.get("items") or ()]}
+
+    def create(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
+        """Create *document* in the collection at *path*: what the API server made of it."""
+        return self._write("POST", path, query, document)
+
+    def update(self, path: str, document: Document, query: Query = _NO_QUERY) -> Document:
+        """Replace the object at *path*. Conflict: its ``resourceVersion`` is not the newest."""
+        return self._write("PUT", path, query, document)
+
+    def patch(
+        self,
+        path: str,
+        patch: Document,
+        query: Query = _NO_QUERY,
+        content_type: str = MERGE_PATCH,
+    ) -> Document:
+        """Change the object at *path* by *patch*."""
+        return self._write("PATCH", path, query, patch, content_type)
+
+    def delete(self, path: str, uid: str = "", resource_version: str = "") -> None:
+        """Delete the object at *path*. Conflict: it is another one, or changed, than was meant."""
+        meant = {"uid": uid, "resourceVersion": resource_version}
+        options: Document = {
+            "kind": "DeleteOptions",
+            "apiVersion": "v1",
+            "preconditions": {key: value for key, value in meant.items() if value},
+        }
+        self._write("DELETE", path, _NO_QUERY, options)
+
+    def watch(self, path: str, query: Query, seconds: int) -> WatchStream:
+        """What happens to the collection at *path*, since *query*'s ``resourceVersion``.
+
+        It ends after *seconds*. Opening it raises like a write.
+        """
+        query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
+        its = self._timeouts
+        call = _ApiCall("GET", path, query, its.connect, its.watch, watch=True)
+        response, _ = self._tries(
+            is_throttled, its.connect + its.watch, lambda: self._exchange(call)
+        )
+        _be_patient(response, seconds + its.watch)
+        chunks = self._chunks(call.request, response)
+        watch = WatchStream(call.request, chunks, response.shutdown, response.close)
+        with self._lock:
+            self._watches.add(watch)
+        if self._closed.is_set():
+            watch.close()
+        return watch
+
+    def close(self) -> None:
+        """End all watches at once and refuse further requests; one under way ends by itself."""
+        self._closed.set()
+        with self._lock:
+            watches = tuple(self._watches)
+        for watch in watches:
+            watch.close()
+        self._pool.clear()
+
+    def _sleep(self, seconds: float) -> None:
+        self._closed.wait(seconds)
+
+    def _write(
+        self,
+        method: str,
+        path: str,
+        query: Query,
+        body: Document,
+        content_type: str = "application/json",
+    ) -> Document:
+        its = self._timeouts
+        call = _ApiCall(method, path, query, its.connect, its.write, body, content_type)
+        seconds = its.connect + its.write  # waits and all, no longer than one try may take
+        give_up_at = time.monotonic() + seconds
+        return self._tries(is_throttled, seconds, lambda: self._document(_until(give_up_at, call)))
+
+    def _tries(
+        self, again: Callable[[BaseException], bool], seconds: float, attempt: Callable[[], Answer]
+    ) -> Answer:
+        return retrying(again, seconds, self._timeouts.retry, self._sleep)(attempt)
+
+    def _document(self, call: _ApiCall) -> Document:
+        _, body = self._exchange(call)
+        try:
+            document = parse_json(body)
+        except ValueError as e:
+            raise Unreachable(f"{call.request}: {self.url} did not answer with JSON: {e}") from e
+        if not isinstance(document, dict):
+            raise Unreachable(f"{call.request}: {self.url} did not answer with a JSON object")
+        return document
+
+    def _exchange(self, call: _ApiCall) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        """One try: the answer and its body if it is a success, otherwise the error that it is. Of a
+        watch the body is yet to come."""
+        request = call.request
+        if self._closed.is_set():
+            raise Unreachable(
+                f"{request}: not sent, because the connection to {self.url} was closed"
+            )
+        headers = self._headers | self._authorization(request)
+        asked_at = time.monotonic()
+        with self._network_errors(request):
+            response: urllib3.BaseHTTPResponse = self._pool.request(
+                call.method,
+                self.url
+                + call.path
+                + ("?" + urllib.parse.urlencode(call.query) if call.query else ""),
+                body=None if call.body is None else json.dumps(call.body),
+                headers=headers
+                if call.body is None
+                else headers | {"Content-Type": call.content_type},
+                timeout=urllib3.Timeout(connect=call.connect_seconds, read=call.answer_seconds),
+                preload_content=False,
+                retries=False,
+                redirect=False,
+            )
+            self._date = (response.headers.get("Date", ""), asked_at)
+            if 200 <= response.status < 300:
+                return response, b"" if call.watch else _body(response, request)
+            body = _body(response, request)
+        error = response_error(request, response.status, body)
+        wait = _retry_after(response)
+        if isinstance(error, Unreachable) and wait is not None:
+            raise RetryAfter(str(error), response.status, wait)
+        raise error
+
+    def _authorization(self, request: RequestInfo) -> dict[str, str]:
+        """The token as it stands now: the kubelet replaces a pod's token long before it expires."""
+        if self._access.token_file is None:
+            token = self._access.token
+            return {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            return {"Authorization": f"Bearer {self._access.token_file.read_text().strip()}"}
+        except OSError as e:
+            raise Forbidden(
+                f"{request}: the token file {self._access.token_file} cannot be read: {e}"
+            ) from e
+
+    def _chunks(self, request: RequestInfo, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        """What arrives of a streamed answer, as it arrives."""
+        with self._network_errors(request):
+            yield from response.stream(65536)
+
+    @contextlib.contextmanager
+    def _network_errors(self, request: RequestInfo) -> Iterator[None]:
+        url = self.url
+        try:
+            yield
+        except urllib3.exceptions.NewConnectionError as e:  # a ConnectTimeoutError by its class
+            raise Unreachable(f"{request}: {url} cannot be reached: {e.__cause__ or e}") from e
+        except urllib3.exceptions.ConnectTimeoutError as e:
+            raise Unreachable(f"{request}: {url} did not take the connection in time") from e
+        except urllib3.exceptions.TimeoutError as e:
+            self._pool.clear()  # those in use go when they are given back
+            raise Unreachable(f"{request}: {url} did not answer in time") from e
+        except urllib3.exceptions.SSLError as e:
+            raise Unreachable(
+                f"{request}: no trusted connection to {url}: {e}; "
+                "check the CA in the kubeconfig or service account"
+            ) from e
+        except (urllib3.exceptions.HTTPError, OSError) as e:
+            raise Unreachable(f"{request}: {url} cannot be reached: {e}") from e
+
+
+def _body(response: urllib3.BaseHTTPResponse, request: RequestInfo) -> bytes:
+    """All of it, and the connection is free again. TooLong: it is more than anything has that we
+    ask for."""
+    body = bytearray()
+    for chunk in response.stream(65536):
+        body += chunk
+        if len(body) > MAX_RESPONSE_BYTES:
+            response.close()
+            raise ResponseTooLarge(
+                f"{request}: the API server answered with more than {MAX_RESPONSE_BYTES >> 20} MiB"
+            )
+    return bytes(body)
+
+
+def _be_patient(response: urllib3.BaseHTTPResponse, seconds: float) -> None:
+    """The server ends a watch; this long wait notices a connection that died in silence. Whoever
+    closes the connection after each answer, as some proxies do, has the watch opened anew when
+    nothing happens."""
+    held = getattr(response.connection, "sock", None)
+    if held is not None:
+        held.settimeout(seconds)
+
+
+def _configuration(access: ApiServerAccess) -> kubernetes.client.Configuration:
+    configuration = kubernetes.client.Configuration()
+    configuration.connection_pool_maxsize = _CONNECTIONS
+    configuration.socket_options = _SOCKET_OPTIONS
+    try:
+        kubernetes.config.load_kube_config_from_dict(  # type: ignore[no-untyped-call]
+            access.config, client_configuration=configuration, persist_config=False
+        )
+    except (kubernetes.config.ConfigException, ValueError, OSError) as e:
+        raise SettingsError(f"the access to the API server cannot be set up: {e}") from e
+    return configuration
+
+
+def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
+    """In seconds, also where the answer has a date; None: it does not say."""
+    with contextlib.suppress(urllib3.exceptions.InvalidHeader):
+        return urllib3.Retry().get_retry_after(response)
+    return None
+
+
+def _until(give_up_at: float, call: _ApiCall) -> _ApiCall:
+    """*call* with timeouts that end by *give_up_at* (monotonic)."""
+    left = max(0.1, give_up_at - time.monotonic())
+    return replace(
+        call,
+        connect_seconds=min(call.connect_seconds, left),
+        answer_seconds=min(call.answer_seconds, left),
+    )

@@ -1,0 +1,220 @@
+"""Pods, read from the API server: what each container asks for, and when the pod ends.
+
+Pods: which container uses which claims, as its runtime, the kubelet and its spec say it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from dra_driver.base.errors import Forbidden
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.resource_api import FROM_WATCH_CACHE, MOST_RECENT
+
+DEFAULT_GRACE_SECONDS: Final = 30.0  # that a pod has to end, unless it says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container as its runtime started it. That never changes."""
+
+    id: str
+    name: str  # in its pod's spec
+    namespace: str
+    pod: Pod
+    claims: frozenset[ClaimUid] = frozenset()  # that it was given anything of
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClaimName:
+    """A claim as a pod names it: the kubelet gives no UID here."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPod:
+    """A pod of this node. Of its init containers only those are listed that go on to run."""
+
+    namespace: str
+    name: str
+    containers: Mapping[str, frozenset[ClaimName]]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerSpec:
+    """What a container of a pod asks for; also of an init container."""
+
+    name: str
+    uses: frozenset[tuple[str, str]]  # (name of a ResourceClaim, request; "": all of the claim)
+    root: bool  # it may run as user 0 of its user namespace, or become it
+
+
+@dataclass(frozen=True, slots=True)
+class PodDeletion:
+    """The kubelet ends the pod, and kills what is left of it after the grace period."""
+
+    ends_at: float  # the grace period is over, by the API server's clock: seconds of the epoch
+    grace_seconds: float  # from the deletion to that
+    left_seconds: float | None = None  # at least, when it was read; None: nobody could say
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    """A pod as the API server has it."""
+
+    namespace: str
+    name: str
+    uid: PodUid
+    containers: tuple[ContainerSpec, ...]
+    host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
+    deletion: PodDeletion | None = None
+    grace_seconds: float = (
+        DEFAULT_GRACE_SECONDS  # that it has once it is deleted, unless that says otherwise
+    )
+
+
+Document = dict[str, Any]
+
+_CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
+_GRACE_FIELD: Final = "terminationGracePeriodSeconds"
+_ROOT_UID: Final = 0
+_WHOLE_SECONDS: Final = 1.0  # both moments are told in these: so much less may be left
+_HARMLESS_CAPABILITIES: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
+
+
+class PodsApi(Protocol):
+    """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
+
+    def get(self, path: str, query: Mapping[str, str]) -> Document: ...
+    def now(self) -> float | None: ...
+
+
+class PodReader:
+    """Reads one pod at a time: the right to ``get`` pods is all it needs."""
+
+    def __init__(self, api: PodsApi) -> None:
+        self._api = api
+
+    def read(self, namespace: str, name: str) -> PodSpec:
+        """The pod as it is at this moment.
+
+        NotFound: there is none. Forbidden: a rule is missing, and which one.
+        """
+        return self._read(namespace, name, MOST_RECENT)
+
+    def glance(self, namespace: str, name: str) -> PodSpec:
+        """The pod as the API server has it in memory, for those who ask again and again.
+
+        It may be a moment old: a pod that has just come can be NotFound.
+        """
+        return self._read(namespace, name, FROM_WATCH_CACHE)
+
+    def _read(self, namespace: str, name: str, query: Mapping[str, str]) -> PodSpec:
+        try:
+            document = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}", query)
+        except Forbidden as e:
+            raise Forbidden(
+                f'{e}; this driver reads the pods of its claims: it needs the rule "get pods"'
+            ) from e
+        return parse_pod(document, self._api.now())
+
+
+def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:
+    """The pod in *document* (v1). *now*: what the API server's clock shows, if that is known."""
+    metadata, spec = document["metadata"], document["spec"]
+    claims = _claim_names(document)
+    extended = _extended_uses(document)
+    pod_context = spec.get("securityContext") or {}
+    containers = [one for kind in _CONTAINER_LISTS for one in spec.get(kind) or ()]
+    return PodSpec(
+        metadata["namespace"],
+        metadata["name"],
+        PodUid(metadata["uid"]),
+        tuple(
+            ContainerSpec(
+                one["name"],
+                frozenset((*_uses(one, claims), *extended.get(one["name"], ()))),
+                _may_be_root(one.get("securityContext") or {}, pod_context),
+            )
+            for one in containers
+        ),
+        host_users=spec.get("hostUsers") is not False,
+        deletion=_deletion(metadata, now),
+        grace_seconds=DEFAULT_GRACE_SECONDS
+        if (grace := spec.get(_GRACE_FIELD)) is None
+        else float(grace),
+    )
+
+
+def _deletion(metadata: Mapping[str, Any], now: float | None) -> PodDeletion | None:
+    """The clock of this node has no part in it: it may be wrong."""
+    if not (written := metadata.get("deletionTimestamp")):
+        return None
+    ends_at = _epoch(written)
+    left = None if now is None else max(0.0, ends_at - now - _WHOLE_SECONDS)
+    return PodDeletion(ends_at, float(metadata.get("deletionGracePeriodSeconds") or 0), left)
+
+
+def _claim_names(document: Mapping[str, Any]) -> Mapping[str, str]:
+    """The name of the ResourceClaim behind each name that the pod has for one.
+
+    One that is made from a template is missing as long as it is not made.
+    """
+    status = document.get("status") or {}
+    made = {
+        one["name"]: one["resourceClaimName"]
+        for one in status.get("resourceClaimStatuses") or ()
+        if one.get("resourceClaimName")
+    }
+    asked = document["spec"].get("resourceClaims") or ()
+    return made | {
+        one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")
+    }
+
+
+def _uses(container: Mapping[str, Any], claims: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    asked: Iterable[Mapping[str, str]] = (container.get("resources") or {}).get("claims") or ()
+    for one in asked:
+        if one["name"] in claims:
+            yield claims[one["name"]], one.get("request") or ""
+
+
+def _extended_uses(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, str]]]:
+    """By container, what the scheduler claimed for resources like ``nvidia.com/gpu: 1``."""
+    claimed = (document.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in claimed.get("requestMappings") or ():
+        use = (claimed["resourceClaimName"], one["requestName"])
+        found[one["containerName"]].append(use)
+    return found
+
+
+def _may_be_root(container: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:
+    """Whether the container may run as user 0 or become it: the image says it where the pod does
+    not.
+
+    Each field of the container's stands before the same field of the pod's. Who starts as another
+    user stays it where no program can give it more (setuid), and where it was given nothing.
+    """
+    user, refused = (
+        pod.get(field) if container.get(field) is None else container[field]
+        for field in ("runAsUser", "runAsNonRoot")
+    )
+    if not refused and user in (None, _ROOT_UID):
+        return True
+    added = (container.get("capabilities") or {}).get("add") or ()
+    return (
+        bool(container.get("privileged"))
+        or container.get("allowPrivilegeEscalation") is not False
+        or any(name.upper().removeprefix("CAP_") not in _HARMLESS_CAPABILITIES for name in added)
+    )
+
+
+def _epoch(timestamp: str) -> float:
+    """Seconds since the epoch: of ``2026-01-02T03:04:05Z``, as the API writes it."""
+    moment = datetime.fromisoformat(timestamp)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,187 @@
+"""``resource.k8s.io`` as one API server serves it: documents of v1 in, documents of v1 out."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from dra_driver.base.errors import NotFound
+from dra_driver.k8s.resource_versions import (
+    RESOURCE_GROUP,
+    choose_version,
+    convert_claim_to_v1,
+    convert_slice_from_v1,
+    convert_slice_to_v1,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_RECENT: Final[Mapping[str, str]] = {}
+FROM_WATCH_CACHE: Final[Mapping[str, str]] = {
+    "resourceVersion": "0"
+}  # answered without asking etcd
+
+Document = dict[str, Any]
+Answer = TypeVar("Answer")
+
+
+class Watch(Protocol):
+    """Events, oldest first; any thread may end it."""
+
+    def __iter__(self) -> Iterator[Document]: ...
+
+    def close(self) -> None: ...
+
+
+class KubernetesApi(Protocol):
+    """What we use of the API server; ``dra_driver.k8s.client.ApiServer`` is one.
+
+    Its errors are ClusterErrors, and every call ends in seconds.
+    """
+
+    def get(self, path: str, query: Mapping[str, str] = ...) -> Document: ...
+
+    def pages(self, path: str) -> Iterator[Document]: ...
+
+    def list(self, path: str, query: Mapping[str, str]) -> Document: ...
+
+    def create(self, path: str, document: Document) -> Document: ...
+
+    def update(self, path: str, document: Document) -> Document: ...
+
+    def delete(self, path: str, uid: str = "", resource_version: str = "") -> None: ...
+
+    def watch(self, path: str, query: Mapping[str, str], seconds: int) -> Watch: ...
+
+
+class ResourceApi:
+    """Slices and claims, whatever version of the group the API server speaks; for many threads.
+
+    The version is asked for once. Where something is not found it is asked for again, because an
+    API server that was up- or downgraded answers 404 to everything of a version that is gone.
+    """
+
+    def __init__(self, api: KubernetesApi) -> None:
+        self._api = api
+        self._version = ""
+
+    @property
+    def version(self) -> str:
+        """The version in use. ClusterError: the API server cannot be asked, or serves none."""
+        return self._version or self._discover()
+
+    def node_uid(self, node: str) -> str:
+        """The UID of the Node. NotFound: it is not (yet) there."""
+        try:
+            uid = self._api.get(f"/api/v1/nodes/{node}")["metadata"]["uid"]
+        except NotFound as e:
+            raise NotFound(f"{e}; node {node} has to register with the API server first") from e
+        return str(uid)
+
+    def slices(self, driver: str, node: str) -> tuple[list[Document], str]:
+        """The slices of *driver* on *node*, and the resource version to watch from."""
+        query = {"fieldSelector": _selector(driver, node)}
+        found = self._call(lambda base: self._api.list(f"{base}/resourceslices", query))
+        items = [convert_slice_to_v1(each) for each in found.get("items") or ()]
+        return items, str(found.get("metadata", {}).get("resourceVersion", ""))
+
+    def watch_slices(self, driver: str, node: str, since: str, seconds: int) -> Watch:
+        """What happens to the slices of *driver* on *node* after version *since*. Gone: list."""
+        query = {
+            "fieldSelector": _selector(driver, node),
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+        }
+        return self._call(lambda base: self._api.watch(f"{base}/resourceslices", query, seconds))
+
+    def create_slice(self, document: Document) -> Document:
+        """Create the slice: what the API server made of it."""
+
+        def create(base: str) -> Document:
+            sent = convert_slice_from_v1(_version(base), document)
+            return convert_slice_to_v1(self._api.create(f"{base}/resourceslices", sent))
+
+        return self._call(create)
+
+    def update_slice(self, document: Document) -> Document:
+        """Replace the slice: what the API server made of it. Conflict: it was changed since."""
+        name = document["metadata"]["name"]
+
+        def update(base: str) -> Document:
+            sent = convert_slice_from_v1(_version(base), document)
+            return convert_slice_to_v1(self._api.update(f"{base}/resourceslices/{name}", sent))
+
+        return self._call(update)
+
+    def delete_slice(self, document: Mapping[str, Any]) -> None:
+        """Delete exactly this slice, as it was seen. Conflict: it was changed since."""
+        seen = document["metadata"]
+        self._call(
+            lambda base: self._api.delete(
+                f"{base}/resourceslices/{seen['name']}",
+                uid=seen["uid"],
+                resource_version=seen["resourceVersion"],
+            )
+        )
+
+    def claim(self, namespace: str, name: str) -> Document:
+        """The claim as it is at this moment. NotFound: there is none."""
+        return self._claim(namespace, name, MOST_RECENT)
+
+    def claim_in_memory(self, namespace: str, name: str) -> Document:
+        """The claim as the API server has it in memory, which may be a moment old."""
+        return self._claim(namespace, name, FROM_WATCH_CACHE)
+
+    def _claim(self, namespace: str, name: str, query: Mapping[str, str]) -> Document:
+        path = f"namespaces/{namespace}/resourceclaims/{name}"
+        return convert_claim_to_v1(self._call(lambda base: self._api.get(f"{base}/{path}", query)))
+
+    def claim_with_uid(self, uid: str) -> Document | None:
+        """The claim with *uid* among all of the cluster; needs the right to list them."""
+
+        def find(base: str) -> Document | None:
+            pages = self._api.pages(f"{base}/resourceclaims")
+            items = (item for page in pages for item in page.get("items") or ())
+            return next((item for item in items if item["metadata"]["uid"] == uid), None)
+
+        found = self._call(find)
+        return convert_claim_to_v1(found) if found else None
+
+    def claims(self) -> list[Document]:
+        """Every claim of the cluster; needs the right to list them."""
+
+        def read(base: str) -> list[Document]:
+            pages = self._api.pages(f"{base}/resourceclaims")
+            return [convert_claim_to_v1(item) for page in pages for item in page.get("items") or ()]
+
+        return self._call(read)
+
+    def _call(self, ask: Callable[[str], Answer]) -> Answer:
+        """*ask*'s answer for ``/apis/<group>/<version>``, again where the version had changed."""
+        version = self.version
+        try:
+            return ask(f"/apis/{RESOURCE_GROUP}/{version}")
+        except NotFound:
+            now = self._discover()
+            if now == version:
+                raise
+        return ask(f"/apis/{RESOURCE_GROUP}/{now}")
+
+    def _discover(self) -> str:
+        # No lock: several threads may ask at once, and none waits for another's time-out.
+        try:
+            served = self._api.get(f"/apis/{RESOURCE_GROUP}").get("versions") or ()
+        except NotFound:
+            served = ()
+        version = choose_version(each["version"] for each in served)
+        if version != self._version:
+            log.info("API version chosen", extra={"group": RESOURCE_GROUP, "version": version})
+        self._version = version
+        return version
+
+
+def _selector(driver: str, node: str) -> str:
+    return f"spec.driver={driver},spec.nodeName={node}"
+
+
+def _version(base: str) -> str:
+    return base.rpartition("/")[2]

@@ -1,0 +1,147 @@
+"""Whether the kubelet could reach us: GetInfo and an empty NodePrepareResources to ourselves.
+
+Which plugins serve this node, seen from outside; nothing is changed.
+
+Every socket in the kubelet's registry is asked who answers there, and the lock files of
+``instances`` say which processes of our own are alive.
+"""
+
+import fcntl
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from api.kubelet import dra_v1_pb2, registration_v1_pb2
+from api.kubelet import registration_v1_pb2 as messages
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import closing_file, disk_errors, try_flock
+from dra_driver.kubeletplugin.serve.services import DRA_SERVICE_VERSIONS, REGISTRATION_SERVICE
+from dra_driver.kubeletplugin.serve.sockets import SocketPaths
+
+if TYPE_CHECKING:
+    _Pending = grpc.Future[messages.PluginInfo]  # generic in the type stubs alone
+
+_CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPlugin:
+    """A socket in the registry, and who answers behind it: empty where nobody does."""
+
+    socket: Path
+    name: str = ""  # as GetInfo says: "gpu.nvidia.com"
+    endpoint: str = ""
+    error: str = ""  # why there is no answer
+
+
+@dataclass(frozen=True, slots=True)
+class PluginProcess:
+    """A live plugin process of ours."""
+
+    number: int  # a higher one is newer
+    owner: str  # its pod's UID, or its process ID where it was given none
+
+    @property
+    def pod_uid(self) -> str | None:
+        """What its sockets are named by."""
+        return None if self.owner.isdecimal() else self.owner
+
+
+def registered_plugins(registry: Path, timeout_seconds: float) -> tuple[RegisteredPlugin, ...]:
+    """Everybody in *registry*, all asked at once. NodeError: the directory cannot be read."""
+    with disk_errors(f"read {registry}"):
+        paths = sorted(path for path in registry.iterdir() if _is_shown_socket(path))
+    channels = [grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS) for path in paths]
+    try:
+        calls = [_ask_plugin(channel, timeout_seconds) for channel in channels]
+        return tuple(_answer(path, call) for path, call in zip(paths, calls, strict=True))
+    finally:
+        for channel in channels:
+            channel.close()
+
+
+def plugin_processes(directory: Path) -> tuple[PluginProcess, ...]:
+    """The live ones of those that are noted in *directory* (see ``instances``), oldest first."""
+    with disk_errors(f"read {directory}"):
+        names = sorted(os.listdir(directory)) if directory.is_dir() else []
+        found = []
+        for name in names:
+            number, _, owner = name.partition("-")
+            if number.isdecimal() and _is_locked(directory / name):
+                found.append(PluginProcess(int(number), owner))
+        return tuple(sorted(found, key=lambda process: process.number))
+
+
+def _is_shown_socket(path: Path) -> bool:
+    """The kubelet ignores names that begin with a dot, and what is no socket."""
+    try:
+        return not path.name.startswith(".") and stat.S_ISSOCK(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with closing_file(file):
+        return not try_flock(file, fcntl.LOCK_SH)
+
+
+def _ask_plugin(channel: grpc.Channel, timeout_seconds: float) -> "_Pending":
+    method: grpc.UnaryUnaryMultiCallable[messages.InfoRequest, messages.PluginInfo] = (
+        channel.unary_unary(
+            f"/{REGISTRATION_SERVICE}/GetInfo",
+            request_serializer=messages.InfoRequest.SerializeToString,
+            response_deserializer=messages.PluginInfo.FromString,
+        )
+    )
+    return method.future(messages.InfoRequest(), timeout=timeout_seconds)
+
+
+def _answer(path: Path, call: "_Pending") -> RegisteredPlugin:
+    try:
+        info = call.result()
+    except grpc.RpcError as error:
+        said = error.details() if isinstance(error, grpc.Call) else error
+        return RegisteredPlugin(path, error=str(said))
+    return RegisteredPlugin(path, info.name, info.endpoint)
+
+
+# A channel must not share the connection of an earlier check: the path may lead nowhere by now.
+_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+
+async def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> None:
+    """Ask as the kubelet does, over both sockets. NodeError: what does not answer as it should."""
+    info = registration_v1_pb2.PluginInfo.FromString(
+        await _ask(paths.registration, f"/{REGISTRATION_SERVICE}/GetInfo", timeout_seconds)
+    )
+    if (info.name, info.endpoint) != (paths.driver, str(paths.service)):
+        raise NodeError(
+            f"{paths.registration} speaks for {info.name} at {info.endpoint}, not for "
+            f"{paths.driver} at {paths.service}: another plugin took our place"
+        )
+    method = f"/{DRA_SERVICE_VERSIONS[0].service}/NodePrepareResources"
+    answer = dra_v1_pb2.NodePrepareResourcesResponse.FromString(
+        await _ask(paths.service, method, timeout_seconds)
+    )
+    if answer.claims:
+        raise NodeError(f"{paths.service} answered for claims that nobody asked about")
+
+
+async def _ask(path: Path, method: str, timeout_seconds: float) -> bytes:
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
+        try:
+            call = channel.unary_unary(
+                method, request_serializer=bytes, response_deserializer=bytes
+            )
+            return await call(b"", timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise NodeError(f"{method} over {path} failed: {error.details()}") from error

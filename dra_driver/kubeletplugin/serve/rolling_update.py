@@ -1,0 +1,227 @@
+"""Whose turn it is when two plugin processes serve one node during a rolling update.
+
+Whichever process the kubelet asks prepares, but never two at a time: the ledger and the devices
+belong to the process that has the turn.
+
+The plugin processes of one node during a rolling update, and which of them is the newest.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dra_driver.base.errors import TimedOut
+from dra_driver.base.files import (
+    POLL_SECONDS,
+    closing_file,
+    disk_errors,
+    lock_within,
+    open_lock_file,
+    try_flock,
+    try_lock,
+)
+
+_START_LOCK_SECONDS = 20.0
+
+
+class PluginInstances:
+    """The plugin processes of this node, each a locked file ``<number>-<pod UID>`` in *directory*.
+
+    A higher number is newer. A file whose lock is free belongs to a dead process; whoever sees it
+    removes it.
+    """
+
+    def __init__(self, directory: Path, pod_uid: str | None = None) -> None:
+        self._directory = directory
+        with disk_errors(f"note this plugin process in {directory}"):
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            starting = directory / ".starting"
+            with closing_file(
+                lock_within(starting, _START_LOCK_SECONDS, "other plugin processes start")
+            ):
+                _remove_leftovers(directory)
+                for _, path in self._listed():
+                    _is_alive(path)  # removes it if it is not
+                # The clock keeps the order if somebody empties the directory between two starts.
+                newest = max((number for number, _ in self._listed()), default=0)
+                self._number = max(newest + 1, int(time.time()))
+                self._path = directory / f"{self._number}-{pod_uid or os.getpid()}"
+                self._file = self._appear()
+
+    def is_newest(self) -> bool:
+        """Whether no live process is newer than this one. Cheap: it reads one directory."""
+        with disk_errors(f"read {self._directory}"):
+            if os.fstat(self._file).st_nlink == 0:  # somebody removed our file
+                os.close(self._file)
+                self._file = self._appear()
+            newer = [path for number, path in self._listed() if number > self._number]
+            return not [path for path in newer if _is_alive(path)]
+
+    def leave(self) -> None:
+        """Be forgotten: the next older process becomes the newest."""
+        with contextlib.suppress(OSError):  # a file without a lock is of a dead process
+            self._path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def _appear(self) -> int:
+        """Make our file, locked before anybody can see it."""
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        hidden = self._directory / f".{secrets.token_hex(8)}.new"
+        file = open_lock_file(hidden)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(hidden, self._path)
+        return file
+
+    def _listed(self) -> list[tuple[int, Path]]:
+        names = (name for name in sorted(os.listdir(self._directory)) if not name.startswith("."))
+        split = ((name.partition("-")[0], self._directory / name) for name in names)
+        return [(int(number), path) for number, path in split if number.isdecimal()]
+
+
+def _is_alive(path: Path) -> bool:
+    """Whether the process that made *path* lives; a dead one's file is removed."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    with closing_file(file):
+        if not try_flock(file, fcntl.LOCK_SH):
+            return True
+        path.unlink(missing_ok=True)
+        return False
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Files of processes that died before theirs had its name. The caller has the starting lock."""
+    for leftover in directory.glob(".*.new"):
+        leftover.unlink(missing_ok=True)
+
+
+LEASE_WAIT_SECONDS = 20.0  # the claim's own work has to fit into the kubelet's 45 s as well
+
+
+class PluginLease:
+    """One process at a time, all its threads together: it has the turn while any of them is inside.
+
+    A process that waits says so, and the one inside then admits nobody new until it is out: neither
+    can starve the other. *on_change* is called before the first thread enters if another process
+    had the turn since this one: what it remembers of the ledger is stale. A call that fails there
+    is called again for the next thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        owner: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._lock = directory / "serialize.lock"
+        self._wanted = directory / "serialize.wanted"
+        self._owner = {"owner": owner, "pid": os.getpid(), "token": secrets.token_hex(8)}
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        self._file: int | None = None  # locked while we have the turn
+        self._inside = 0
+        self._taking = False  # one thread takes the turn for all
+
+    @contextlib.contextmanager
+    def held(self, wait_seconds: float = LEASE_WAIT_SECONDS) -> Iterator[None]:
+        """Be inside. TimedOut: another process did not get out in time."""
+        deadline = time.monotonic() + wait_seconds
+        if not self._join(deadline):
+            self._take(deadline)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _join(self, deadline: float) -> bool:
+        """Enter if this process has the turn; False: the caller has to take it for the process."""
+        with self._changed:
+            while self._taking or self._file is not None:
+                if self._file is not None and not self._is_wanted():
+                    self._inside += 1
+                    return True
+                if not self._changed.wait(min(0.05, deadline - time.monotonic())):
+                    self._give_up_after(deadline)
+            self._taking = True
+            return False
+
+    def _take(self, deadline: float) -> None:
+        file = None
+        try:
+            file = self._locked(deadline)
+        finally:
+            with self._changed:
+                self._taking = False
+                if file is not None:
+                    self._file, self._inside = file, 1
+                self._changed.notify_all()
+
+    def _locked(self, deadline: float) -> int:
+        """The locked file, our name in it. Who waits holds the mark, which only one can."""
+        with disk_errors(f"lock {self._lock}"), closing_file(self._poll(self._wanted, deadline)):
+            file = self._poll(self._lock, deadline)
+        try:
+            if _read_owner(file).get("token") != self._owner["token"]:
+                self._on_change()
+                with disk_errors(f"write {self._lock}"):
+                    os.ftruncate(file, 0)
+                # The lock is the turn. A disk that is full leaves the file empty, and whoever comes
+                # next takes it that another one had the turn.
+                with contextlib.suppress(OSError):
+                    os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
+        except BaseException:
+            os.close(file)
+            raise
+        return file
+
+    def _poll(self, path: Path, deadline: float) -> int:
+        while (file := try_lock(path)) is None:
+            self._give_up_after(deadline)
+            time.sleep(POLL_SECONDS)
+        return file
+
+    def _give_up_after(self, deadline: float) -> None:
+        if time.monotonic() < deadline:
+            return
+        with disk_errors(f"read {self._lock}"), closing_file(open_lock_file(self._lock)) as file:
+            last = _read_owner(file)
+        raise TimedOut(
+            "waited for the plugin process of "
+            f"{last.get('owner', 'nobody known')} (pid {last.get('pid', '?')}), which has not "
+            f"finished its calls: {self._lock} is locked"
+        )
+
+    def _is_wanted(self) -> bool:
+        """Whether another process waits. Shared, so that looking never looks like waiting."""
+        with (
+            disk_errors(f"lock {self._wanted}"),
+            closing_file(open_lock_file(self._wanted)) as file,
+        ):
+            return not try_flock(file, fcntl.LOCK_SH)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._inside == 0 and self._file is not None:
+                os.close(self._file)
+                self._file = None
+                self._changed.notify_all()
+
+
+def _read_owner(file: int) -> dict[str, object]:
+    """What the last owner wrote; empty where nobody did, it died while writing, or the disk had no
+    room."""
+    try:
+        with disk_errors("read whose turn it was"):
+            found = json.loads(os.pread(file, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

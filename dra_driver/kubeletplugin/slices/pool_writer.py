@@ -1,0 +1,131 @@
+"""What the API server holds of our slices, as far as we know, and the writes that change it."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from dra_driver.base.errors import NotFound, Refused, Unreachable
+from dra_driver.k8s.resource_api import ResourceApi, Watch
+from dra_driver.kubeletplugin.slices.comparison import comparable_spec, dropped_fields
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes
+from dra_driver.kubeletplugin.slices.validation import validate_pool
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+
+class PoolWriter:
+    """The slices of one driver on one node. For one thread; every method may raise ClusterError.
+
+    After an error nothing is known any more: ``forget``, and look again.
+    """
+
+    def __init__(self, resources: ResourceApi, driver: str, node: str) -> None:
+        self._resources = resources
+        self._driver = driver
+        self._node = node
+        self._home: SliceOwner | None = None
+        self._seen: dict[str, Document] = {}
+        self._since = ""
+        self._valid: Pool | None = None
+        self._echoes: set[str] = set()  # resource versions of our writes that a watch will repeat
+        self._kept: dict[str, str] = {}  # what we sent -> what the API server made of it
+        self.dropped: tuple[str, ...] = ()  # fields that it does not keep
+
+    def forget(self, error: Exception | None = None) -> None:
+        """Look again next time. An API server that was away may come back with other features."""
+        self._home = None
+        if isinstance(error, Unreachable):
+            self._kept.clear()
+
+    def look(self) -> SliceOwner:
+        """See which slices are there, and whose they are: a Node may have come back as another."""
+        seen, self._since = self._resources.slices(self._driver, self._node)
+        self._seen = {each["metadata"]["name"]: _slim(each) for each in seen}
+        self._echoes.clear()
+        self._home = SliceOwner(self._driver, self._node, self._resources.node_uid(self._node))
+        return self._home
+
+    def write(self, pool: Pool) -> int:
+        """Make the API server hold *pool*: how many writes that took; none where it does.
+
+        Refused: it never would; everything that is wrong with *pool* is said.
+        """
+        self._refuse_invalid(pool)
+        home = self._home or self.look()
+        writes = plan_writes(pool, tuple(self._seen.values()), home, self._kept)
+        lost: set[str] = set()
+        for document in writes.delete:
+            self._delete(document)
+        for document in writes.update:
+            lost.update(self._stored(document, self._resources.update_slice(dict(document))))
+        for document in writes.create:
+            lost.update(self._stored(document, self._resources.create_slice(dict(document))))
+        if writes.update or writes.create:
+            self._note_dropped(tuple(sorted(lost)))
+        return len(writes)
+
+    def watch(self, seconds: int) -> Watch:
+        """What happens to our slices from where we stand."""
+        return self._resources.watch_slices(self._driver, self._node, self._since, seconds)
+
+    def is_foreign(self, event: Mapping[str, Any]) -> bool:
+        """Whether *event* of our watch tells of a change that is not our own."""
+        document = event["object"]
+        name, version = document["metadata"].get("name"), document["metadata"]["resourceVersion"]
+        self._since = version
+        if event["type"] == "BOOKMARK":
+            return False
+        if event["type"] == "DELETED":
+            return name in self._seen
+        if version in self._echoes:
+            self._echoes.discard(version)
+            return False
+        return True
+
+    def _refuse_invalid(self, pool: Pool) -> None:
+        if pool is self._valid:
+            return
+        if problems := validate_pool(pool, self._driver):
+            listed = "; ".join(problems)
+            raise Refused(f"pool {pool.name} cannot be published, it was not sent: {listed}")
+        self._valid = pool
+
+    def _delete(self, document: Mapping[str, Any]) -> None:
+        try:
+            self._resources.delete_slice(document)
+        except NotFound:
+            log.debug("slice was gone already", extra={"slice": document["metadata"]["name"]})
+        self._seen.pop(document["metadata"]["name"], None)
+
+    def _stored(self, sent: Mapping[str, Any], stored: Document) -> tuple[str, ...]:
+        """Remember what is there now: the fields of *sent* that *stored* lacks."""
+        name, version = stored["metadata"]["name"], stored["metadata"]["resourceVersion"]
+        if version != sent["metadata"].get("resourceVersion"):  # the same: nothing was written
+            self._echoes.add(version)
+        self._seen[name] = _slim(stored)
+        wanted, is_there = comparable_spec(sent["spec"]), comparable_spec(stored["spec"])
+        if wanted == is_there:
+            return ()
+        self._kept[wanted] = is_there
+        return dropped_fields(sent["spec"], stored["spec"])
+
+    def _note_dropped(self, fields: tuple[str, ...]) -> None:
+        if self._kept:
+            there = {comparable_spec(each["spec"]) for each in self._seen.values()}
+            self._kept = {sent: kept for sent, kept in self._kept.items() if kept in there}
+        if fields == self.dropped:
+            return
+        self.dropped = fields
+        if fields:
+            log.warning(
+                "the API server drops fields of our slices: their feature gates are off",
+                extra={"fields": fields, "driver": self._driver},
+            )
+
+
+def _slim(document: Document) -> Document:
+    """*document* without the bookkeeping of field managers, which can outweigh it."""
+    metadata = {k: v for k, v in document["metadata"].items() if k != "managedFields"}
+    return {**document, "metadata": metadata}

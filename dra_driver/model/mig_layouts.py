@@ -1,0 +1,131 @@
+"""Named layouts: how the GPUs of a node are cut once, for claims to find."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dra_driver.model.gpus import GpuUuid, PartitionKey
+
+ProfileCounts = tuple[tuple[str, int], ...]
+"""How many partitions of each profile, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayoutEntry:
+    """What becomes of the GPUs that it selects."""
+
+    on: bool  # MIG mode
+    counts: ProfileCounts = ()
+    indexes: frozenset[int] | None = None  # places in the order of the PCI bus; None: any
+    pci_ids: frozenset[int] = frozenset()  # device and vendor; empty: any
+    gpus: frozenset[GpuUuid] | None = None  # None: whichever there are
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayout:
+    """Of the entries that select a GPU the last one holds for it, as mig-parted would leave it. A
+    GPU that none selects stays as it is."""
+
+    name: str
+    entries: tuple[MigLayoutEntry, ...]
+    where: str = "built in"  # which file it is from
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredLayout:
+    """What one GPU should look like, and why."""
+
+    layout: str
+    on: bool
+    counts: ProfileCounts = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LayoutInstance:
+    """An instance that a layout made or took over, and what it is known by: another one can come to
+    its place."""
+
+    key: PartitionKey
+    gi: int | None = None  # GPU instance id; None: it is being made
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutBefore:
+    """What a GPU looked like before a change of it began."""
+
+    on: bool
+    keys: tuple[PartitionKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChange:
+    """What makes of a GPU what is wanted, in this order."""
+
+    gpu: GpuUuid
+    remove: tuple[PartitionKey, ...] = ()
+    switch: bool | None = None  # to which MIG mode; None: it has it
+    cut: tuple[PartitionKey, ...] = ()
+    keep: tuple[PartitionKey, ...] = ()  # of those that layouts made or took over
+
+    @property
+    def made(self) -> tuple[PartitionKey, ...]:
+        """What layouts have made or taken over, once it is done."""
+        return tuple(sorted({*self.keep, *self.cut}))
+
+    @property
+    def is_nothing(self) -> bool:
+        return not self.remove and not self.cut and self.switch is None
+
+
+class LayoutState(StrEnum):
+    """How far a layout is; the values of the label ``names.MIG_STATE_LABEL``."""
+
+    PENDING = "pending"  # it waits until nothing uses the GPU
+    SUCCESS = "success"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutOutcome:
+    """What came of the layout of one GPU."""
+
+    layout: str
+    state: LayoutState
+    reason: str = ""  # what it waits for, or why it failed
+
+
+@dataclass(frozen=True, slots=True)
+class MigState:
+    """What has to be remembered of what was made of GPUs other than for claims."""
+
+    made: Mapping[GpuUuid, tuple[LayoutInstance, ...]] = field(default_factory=dict)
+    before: Mapping[GpuUuid, LayoutBefore] = field(
+        default_factory=dict
+    )  # of changes that are under way
+    switched: tuple[GpuUuid, ...] = ()  # boards that were put into MIG mode to offer partitions
+    left_on: tuple[GpuUuid, ...] = ()  # those that a claim put into MIG mode, until they leave it
+    outcomes: Mapping[GpuUuid, LayoutOutcome] = field(default_factory=dict)
+    boards: Mapping[GpuUuid, str] = field(default_factory=dict)  # what else is not as it should be
+    problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
+    state: LayoutState | None = None  # of all layouts together; None: none is wanted
+    labelled: bool = False  # whether the state on the Node may be one that we wrote
+    label: str | None = None  # which layout the Node's label named last; None: that is not known
+
+    @property
+    def keys(self) -> Mapping[GpuUuid, tuple[PartitionKey, ...]]:
+        """Where layouts made something."""
+        return {gpu: tuple(one.key for one in made) for gpu, made in self.made.items()}
+
+    @property
+    def failures(self) -> int:
+        """How much is not as it should be, and does not just wait."""
+        failed = [one for one in self.outcomes.values() if one.state is LayoutState.FAILED]
+        return len(failed) + len(self.boards) + bool(self.problem)
+
+
+def overall_state(outcomes: Iterable[LayoutOutcome]) -> LayoutState:
+    """All of them together: the worst counts."""
+    states = {outcome.state for outcome in outcomes}
+    order = (LayoutState.FAILED, LayoutState.PENDING)
+    return next((state for state in order if state in states), LayoutState.SUCCESS)

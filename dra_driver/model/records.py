@@ -1,0 +1,120 @@
+"""Who holds what: one holding per claim and device, or per share of a device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.k8s.claims import ClaimRef, Pod, PreparedDevice, ShareId
+from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
+from dra_driver.model.mps import MpsNamespace
+from dra_driver.model.offer import EXCLUSIVE, Shape, gpu_name_of
+from dra_driver.model.profiles import GuardRules, MpsTenants
+from dra_driver.model.steps import ServeMpsNamespace, Step
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMemoryLimit:
+    """How much memory a claim may use of one GPU, and who sees to it."""
+
+    memory_bytes: int
+    guard: GuardRules
+    strict: bool = False  # the driver's own limit or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one claim holds of one device.
+
+    It says all that has to hold until the claim is given back, whatever becomes of the profile.
+    """
+
+    claim: ClaimRef
+    device: DeviceName
+    share: ShareId | None = None
+    consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity); empty: all of it
+    admin: bool = False  # looks on, takes nothing away
+    gpu: GpuUuid | None = None  # None: a release that gave out whole GPUs only wrote it
+    shape: Shape = EXCLUSIVE  # as the device was offered when it was prepared
+    limit: ClaimMemoryLimit | None = None  # None: all of the GPU, or nobody limits it
+    request: str = ""  # without its subrequest; empty: an earlier release did not write it
+    tenants: MpsTenants = MpsTenants.ANY  # whose pods may use it, under MPS
+    partition: PartitionKey | None = None  # of the GPU; None: it is of the GPU as a whole
+    cut: bool = False  # the partition was cut for claims, and goes with the last of them
+    instance: MigInstance | None = None  # the partition as it was found or cut, once that was done
+    offered: tuple[str, ...] = ()  # the profiles of which the GPU offers partitions to be cut
+
+    @property
+    def of_gpu(self) -> str:
+        """Of which GPU it is, however that is called now: its UUID, or its name where that is all
+        that is known."""
+        return self.gpu or gpu_name_of(self.device)
+
+    @property
+    def memory_of(self) -> GpuUuid | None:
+        """Whose memory it is a part of: the GPU's, or the instance's; None: not known (yet)."""
+        if self.partition is None:
+            return self.gpu
+        return self.instance.uuid if self.instance else None
+
+    @property
+    def uuid(self) -> GpuUuid | None:
+        """What programs compute on: as ``Device.uuid``, also in the spaces of MPS."""
+        if self.partition is None or self.gpu is None or self.instance is not None:
+            return self.memory_of
+        return placeholder_uuid(self.gpu, self.partition)
+
+    @property
+    def unit(self) -> str:
+        """The name of what it is a part of: the partition's, or the GPU's."""
+        return self.device if self.partition is not None else gpu_name_of(self.device)
+
+
+HoldingsByDevice = Mapping[DeviceName, Sequence[Holding]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """What the ledger knows of a claim.
+
+    *prepared*, *spec* (the text of its CDI file) and *documents* (its device metadata) are there
+    once the claim is completed; a record without them is of a claim whose preparation began and may
+    have touched the node.
+    """
+
+    claim: ClaimRef
+    holdings: tuple[Holding, ...]
+    steps: tuple[Step, ...] = ()
+    prepared: tuple[PreparedDevice, ...] | None = None
+    spec: str | None = None
+    documents: tuple[MetadataDocument, ...] = ()
+    pods: tuple[Pod, ...] = ()  # that use it, as far as we were told
+    pod_claim_name: str = ""  # empty: it is not from a template, and pods are meant to join
+
+    @property
+    def completed(self) -> bool:
+        return self.prepared is not None
+
+    @property
+    def spaces(self) -> tuple[MpsNamespace, ...]:
+        """What the MPS agent serves for it; empty: it is not under MPS."""
+        return tuple(step.space for step in self.steps if isinstance(step, ServeMpsNamespace))
+
+    @property
+    def cut(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:
+        """The partitions that are there for it."""
+        return frozenset(
+            (one.gpu, one.partition)
+            for one in self.holdings
+            if one.cut and one.gpu is not None and one.partition is not None
+        )
+
+    @property
+    def limited(self) -> bool:
+        """Whether somebody sees to how much memory it uses."""
+        return any(holding.limit is not None for holding in self.holdings)
+
+    @property
+    def gpus(self) -> frozenset[str]:
+        """The GPUs that it holds anything of, each by its name and, where known, by its UUID."""
+        names = {gpu_name_of(holding.device) for holding in self.holdings}
+        return frozenset(names | {holding.of_gpu for holding in self.holdings})

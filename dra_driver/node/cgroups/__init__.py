@@ -1,0 +1,3 @@
+"""Pods, containers and processes of this machine, by cgroup file system, container runtime and
+/proc.
+"""

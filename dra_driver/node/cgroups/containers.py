@@ -1,0 +1,305 @@
+"""What the containers of this node's pods were given, remembered while they have a cgroup.
+
+A container that was once read is not read again: what it was given never changes. One that cannot
+be read now is not taken for one that was given nothing.
+
+What a container is, and which claims it was given, by the id that its container runtime gave it.
+
+The runtime writes all that into the container's OCI bundle before the container's cgroup exists,
+and removes it once no process of the container lives. Each request of a claim mounts a document
+(`dra_driver.node.state.claim_files`), so the mounts tell the claims: of init containers and
+ephemeral
+ones, of pods that joined a claim later, and on every Kubernetes, with no question to anybody.
+"""
+
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.base.errors import NodeError
+from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.kubeletplugin.device_metadata import METADATA_CONTAINER_DIRECTORY, claim_uid_of_file
+
+log = logging.getLogger(__name__)
+
+# Below the host's root. containerd keeps bundles in its state directory, which some distributions
+# have elsewhere; CRI-O keeps them with its storage.
+_CONTAINERD: Final = "io.containerd.runtime.v2.task/k8s.io/{id}"
+_CRIO: Final = "containers/storage/overlay-containers/{id}/userdata"
+_BUNDLES: Final = (
+    f"run/containerd/{_CONTAINERD}",
+    f"run/{_CRIO}",
+    f"var/lib/{_CRIO}",
+    f"run/k3s/containerd/{_CONTAINERD}",  # RKE2, too
+    f"run/k0s/containerd/{_CONTAINERD}",
+    f"var/snap/microk8s/common/run/containerd/{_CONTAINERD}",
+)
+NO_RUNTIME_STATE: Final = (
+    "no container runtime keeps its state where it is looked for, so containers of a pod that use "
+    "different claims cannot be told apart, and pods that join a claim are noticed late: limits "
+    "and memory guard take the pod as a whole; say where it is with --runtime-dir"
+)
+_FIRST_PROCESS: Final = "init.pid"
+_MAX_BYTES: Final = 16 * 1024 * 1024  # a container comes in one message of that much at most
+# The annotations of containerd, and of CRI-O.
+_NAME_KEYS: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
+_POD_UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
+_POD_NAME_KEYS: Final = ("io.kubernetes.cri.sandbox-name", "io.kubernetes.pod.name")
+_NAMESPACE_KEYS: Final = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.pod.namespace")
+_KIND_KEYS: Final = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_SANDBOX: Final = "POD"  # CRI-O's name for what only keeps the pod's namespaces
+
+
+class NoContainer(Enum):
+    """Why there is no container to an id."""
+
+    GONE = "gone"  # no process of it lives any more
+    SANDBOX = "sandbox"  # it keeps the pod's namespaces, or is not the kubelet's: it has no claim
+    NOWHERE = "nowhere"  # no runtime keeps its state where it is looked for: nothing is known
+
+
+class ContainerBundles:
+    """Reads the bundles of the containers that run on this machine."""
+
+    def __init__(self, host_root: Path, runtime_dir: str = "") -> None:
+        """*runtime_dir*: where containerd keeps its state below *host_root*, if not as usual."""
+        self._host_root = host_root
+        own = f"{runtime_dir.strip('/')}/{_CONTAINERD}"
+        self._bundles: Sequence[str] = (own, *_BUNDLES) if runtime_dir else _BUNDLES
+        self._told = False
+        self._known: Mapping[
+            str, Container | NoContainer
+        ] = {}  # what is read of a bundle never changes
+
+    def find(self, id_: str) -> Container | NoContainer:
+        """What there is of the container.
+
+        NodeError: it cannot be read now (too many open files, an error of the disk, half written),
+        so it may be one with any claim. To be asked again.
+        """
+        for bundle in self._bundles:
+            place = self._host_root / bundle.format(id=id_) / "config.json"
+            if (text := _read(place)) is not None:
+                return _container(id_, place, text)
+        if self.places():
+            return NoContainer.GONE
+        if not self._told:
+            self._told = True
+            log.warning("%s", NO_RUNTIME_STATE)
+        return NoContainer.NOWHERE
+
+    def given(self, claim: ClaimUid) -> tuple[Container, ...]:
+        """Those of ``all`` that were given anything of *claim*."""
+        return tuple(one for one in self.all() if claim in one.claims)
+
+    def all(self) -> tuple[Container, ...]:
+        """The containers that have a bundle; some may have ended.
+
+        NodeError: one cannot be read now, so it may be any.
+        """
+        known: dict[str, Container | NoContainer] = {}
+        for id_ in self._ids():
+            if (found := self._known.get(id_) or self._begun(id_)) is not None:
+                known[id_] = found
+        self._known = known
+        return tuple(one for one in known.values() if isinstance(one, Container))
+
+    def first_process(self, id_: str) -> int | None:
+        """What containerd says is the container's; None: it says nothing. It may have ended.
+
+        NodeError: that cannot be read now.
+        """
+        for bundle in self._bundles:
+            text = _read(self._host_root / bundle.format(id=id_) / _FIRST_PROCESS)
+            if text is not None and text.strip().isdigit():
+                return int(text)
+        return None
+
+    def places(self) -> tuple[str, ...]:
+        """Where containers are found, as the host calls it; none: the runtime is elsewhere.
+
+        NodeError: that cannot be told now.
+        """
+        homes = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
+        return tuple(f"/{home}" for home in homes if _is_there(self._host_root / home))
+
+    def _ids(self) -> list[str]:
+        """Of everything that has a bundle."""
+        homes = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
+        return sorted({id_ for home in homes for id_ in _listed(home)})
+
+    def _begun(self, id_: str) -> Container | NoContainer | None:
+        """None: it is gone, or is being made, and no process of it has begun."""
+        try:
+            found = self.find(id_)
+        except NodeError as error:
+            if isinstance(error.__cause__, OSError):
+                raise
+            return None  # half written
+        return found if found is not NoContainer.GONE else None
+
+
+def _container(id_: str, config: Path, text: bytes) -> Container | NoContainer:
+    try:
+        document: Any = json.loads(text)
+        annotations = document.get("annotations") or {}
+        name = _first(annotations, _NAME_KEYS)
+        if not name or name == _SANDBOX or _first(annotations, _KIND_KEYS) == "sandbox":
+            return NoContainer.SANDBOX
+        return Container(
+            id_,
+            name,
+            _first(annotations, _NAMESPACE_KEYS),
+            Pod(_first(annotations, _POD_NAME_KEYS), PodUid(_first(annotations, _POD_UID_KEYS))),
+            frozenset(_claims(document.get("mounts") or ())),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unreadable(config, f"it is not a container's configuration ({error})") from error
+
+
+def _first(annotations: Mapping[str, str], keys: Sequence[str]) -> str:
+    return next((found for key in keys if (found := annotations.get(key))), "")
+
+
+def _claims(mounts: Sequence[Mapping[str, str]]) -> Iterator[ClaimUid]:
+    for mount in mounts:
+        ours = mount["destination"].startswith(f"{METADATA_CONTAINER_DIRECTORY}/")
+        uid = claim_uid_of_file(mount.get("source", "").rpartition("/")[2]) if ours else None
+        if uid is not None:
+            yield uid
+
+
+def _read(config: Path) -> bytes | None:
+    """None: it is not there."""
+    try:
+        with config.open("rb") as file:
+            text = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unreadable(config, f"{error.strerror}") from error
+    if len(text) > _MAX_BYTES:
+        raise _unreadable(config, f"it has more than {_MAX_BYTES} bytes")
+    return text
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _unreadable(directory, f"{error.strerror}") from error
+
+
+def _is_there(directory: Path) -> bool:
+    try:
+        os.stat(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise _unreadable(directory, f"{error.strerror}") from error
+    return True
+
+
+def _unreadable(path: Path, why: str) -> NodeError:
+    return NodeError(
+        f"which claims a container was given cannot be read at {path}: {why}; it is tried again"
+    )
+
+
+FindContainer = Callable[[str], Container | NoContainer]
+"""What there is of a container, by its id; NodeError: not now. ``Containers.find``."""
+
+_NO_CLAIMS: Final[frozenset[ClaimUid]] = frozenset()
+
+
+class PodContainerCache:
+    """For several threads."""
+
+    def __init__(self, find: FindContainer) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._read: dict[str, Container | None] = {}  # None: one that is given nothing
+        self._known: tuple[Container, ...] = ()
+        self._hidden: frozenset[PodUid] = frozenset()
+        self._error = ""
+
+    @property
+    def known(self) -> tuple[Container, ...]:
+        """Those that were given claims: the same object until that changes."""
+        return self._known
+
+    @property
+    def hidden(self) -> frozenset[PodUid]:
+        """The pods with containers of which nothing could be told, at the last ``learn``."""
+        return self._hidden
+
+    def given(self, container: str) -> frozenset[ClaimUid]:
+        """The claims that *container* was given, as far as known."""
+        found = self._read.get(container)
+        return found.claims if found else _NO_CLAIMS
+
+    def learn(self, look: Callable[[], Mapping[PodUid, Collection[str]]]) -> bool:
+        """Read the containers that are new; *look* says which have cgroups. Those that were there
+        before and went are forgotten: who appears meanwhile is not.
+
+        False: not all could be read, which may work the next time. What *look* raises is raised,
+        and what was known stays.
+        """
+        with self._lock:
+            before = frozenset(self._read)
+        there = look()
+        ids = {id_ for containers in there.values() for id_ in containers}
+        with self._lock:
+            gone = before - ids
+            self._read = {id_: one for id_, one in self._read.items() if id_ not in gone}
+            self._hidden = frozenset()
+        read = [self.learn_new(pod, containers) for pod, containers in sorted(there.items())]
+        self._changed()
+        return all(read)
+
+    def learn_new(self, pod: PodUid, containers: Collection[str]) -> bool:
+        """Read those of *containers* of *pod* that are new. False: not all could be read."""
+        well = True
+        for id_ in sorted(containers):
+            try:
+                told = id_ in self._read or self._learn(pod, id_)
+            except NodeError as error:
+                self._say(str(error))
+                told = well = False
+            if not told:
+                with self._lock:
+                    self._hidden |= {pod}
+        self._changed()
+        return well
+
+    def _learn(self, pod: PodUid, id_: str) -> bool:
+        """False: nothing is known of it."""
+        found = self._find(id_)
+        if found is NoContainer.GONE or found is NoContainer.NOWHERE:
+            return found is NoContainer.GONE
+        # Of which pod it is, its cgroup says for sure.
+        its = replace(found, pod=Pod(found.pod.name, pod)) if isinstance(found, Container) else None
+        with self._lock:
+            self._read[id_] = its
+        return True
+
+    def _changed(self) -> None:
+        with self._lock:
+            given = [one for one in self._read.values() if one is not None and one.claims]
+            known = tuple(sorted(given, key=lambda one: one.id))
+            if known != self._known:
+                self._known = known
+
+    def _say(self, error: str) -> None:
+        if error != self._error:
+            log.warning("who uses GPU memory is not known: %s", error)
+        self._error = error

@@ -1,0 +1,235 @@
+"""The processes in the cgroups of pods, and which claims the containers they are in were given.
+
+The processes of containers, told apart from all others, and signals to exactly one of them.
+
+A number of a process is used again when it ended. So a process is known by its number, when it
+started and which container it is in, and a signal goes through a handle of the kernel's (a pidfd):
+the handle is taken, then the process behind it is looked at again, then it is signalled.
+"""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import disk_call
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.model.processes import CgroupProcesses, ContainerProcess
+from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
+from dra_driver.node.cgroups.procfs import read_proc_file
+from dra_driver.node.cgroups.tree import (
+    Cgroups,
+    cgroup_root,
+    container_cgroups,
+    container_of_process,
+    subdirectories,
+)
+
+_AFTER_NAME: Final = ") "  # the name of a program can hold anything, also this
+# proc(5) counts from 1, and two fields are before the name's end.
+_STATE: Final = 3 - 3
+_THREADS: Final = 20 - 3
+_START_TIME: Final = 22 - 3
+_ENDED: Final = ("Z", "X")
+_INIT_OF_A_POD: Final = "pause"  # of a pod whose containers see each other's processes
+
+
+class ContainerProcesses:
+    """The processes that this process sees. *proc*: where it sees them, /proc."""
+
+    def __init__(self, proc: Path = Path("/proc"), own_pid: Callable[[], int] = os.getpid) -> None:
+        self._proc = str(proc)
+        self._own_pid = own_pid
+        self._ticks_per_second = os.sysconf("SC_CLK_TCK")
+
+    def now(self) -> int:
+        """Clock ticks since boot: what starts from here on has no smaller start time."""
+        return int(time.clock_gettime(time.CLOCK_BOOTTIME) * self._ticks_per_second)
+
+    def find(self, pid: int) -> ContainerProcess | None:
+        """The process with that number, if it is in a container of a pod and not this process.
+
+        NodeError: it cannot be told now.
+        """
+        if pid <= 1 or pid == self._own_pid():
+            return None
+        stat, cgroup = self._read(pid, "stat"), self._read(pid, "cgroup")
+        place = container_of_process(cgroup) if stat and cgroup else None
+        if place is None:
+            return None
+        started = int(stat.rpartition(_AFTER_NAME)[2].split()[_START_TIME])
+        return ContainerProcess(pid, started, place.pod, place.container)
+
+    def lives(self, pid: int) -> bool:
+        """Whether that process has not ended. A zombie has, unless some thread of it goes on.
+
+        NodeError: it cannot be told now.
+        """
+        if not (stat := self._read(pid, "stat")):
+            return False
+        fields = stat.rpartition(_AFTER_NAME)[2].split()
+        return fields[_STATE] not in _ENDED or int(fields[_THREADS]) > 1
+
+    def signal(self, process: ContainerProcess, number: signal.Signals) -> bool:
+        """Send a signal to *process*. False: it is gone, or no more in its container.
+
+        NodeError: it could not be signalled. A kernel that gives no handle is no reason to signal
+        by number.
+        """
+        try:
+            handle = os.pidfd_open(process.pid)
+        except OSError as error:
+            return _has_ended(error, process)
+        try:
+            if self.find(process.pid) != process:
+                return False
+            signal.pidfd_send_signal(handle, number)
+        except OSError as error:
+            return _has_ended(error, process)
+        finally:
+            os.close(handle)
+        return True
+
+    def sees_pods(self) -> bool:
+        """Whether processes of other pods can be seen from here at all."""
+        return self._own_pid() != 1 and self._read(1, "comm").strip() != _INIT_OF_A_POD
+
+    def _read(self, pid: int, file: str) -> str:
+        """Empty: the process is gone. NodeError: it may be there, and cannot be looked at now."""
+        try:
+            return read_proc_file(self._proc, pid, file).decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return ""
+        except OSError as error:
+            raise NodeError(
+                f"process {pid} cannot be looked at now ({file}): {error.strerror}; it is tried "
+                "again"
+            ) from error
+
+
+def _has_ended(error: OSError, process: ContainerProcess) -> bool:
+    """False for a process that ended; every other error is raised."""
+    if error.errno == errno.ESRCH:
+        return False
+    mends = {
+        errno.EPERM: "run this as root of the host, with the right to signal (CAP_KILL)",
+        errno.ENOSYS: "handles of processes need Linux 5.3",
+    }
+    mend = mends.get(error.errno or 0)
+    raise NodeError(
+        f"process {process.pid} cannot be signalled: {error.strerror}"
+        + (f"; {mend}" if mend else "")
+    ) from error
+
+
+_MAX_PROCESSES: Final = 4096  # processes of one container, and cgroups below its own
+# The cgroup was removed meanwhile; or it is one of threads, whose processes are listed above it.
+_NOTHING_LISTED: Final = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
+
+
+def open_pod_processes(host_root: Path, runtime_dir: str) -> "PodProcesses":
+    """Those of this machine. *runtime_dir*: of its container runtime, if not at a usual place."""
+    containers = ContainerBundles(host_root, runtime_dir)
+    return PodProcesses(Cgroups(cgroup_root(host_root)), containers, ContainerProcesses())
+
+
+class PodProcesses:
+    """Looks each time it is asked. What cannot be looked at is a NodeError, and never nobody."""
+
+    def __init__(
+        self, cgroups: Cgroups, containers: ContainerBundles, processes: ContainerProcesses
+    ) -> None:
+        self._cgroups = cgroups
+        self._containers = containers
+        self._processes = processes
+
+    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]:
+        """The pods with a container that was given *claim*, by what the runtime keeps of it.
+
+        Those of its namespace: whatever a container of another one mounts is not believed. Of a
+        claim of which only the UID is known, all.
+        """
+        with disk_call(f"look for containers that were given claim {claim.uid}"):
+            containers = self._containers.given(claim.uid)
+        namespaces = {claim.namespace} if claim.namespace else {one.namespace for one in containers}
+        return frozenset(one.pod for one in containers if one.namespace in namespaces)
+
+    def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
+        """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""
+        in_order = sorted(set(pods))
+        with disk_call(f"look for processes in {self._cgroups.root}"):
+            places = self._cgroups.pods([pod.uid for pod in in_order])
+            found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
+            inside = tuple(one for its in found for one in its)
+            return (*inside, *self._elsewhere(in_order, places))
+
+    def lives(self, pid: int) -> bool:
+        """Whether that process has not ended; one that is not seen from here (0) has not."""
+        return pid == 0 or self._processes.lives(pid)
+
+    def _in_pod(self, pod: Pod, place: Path) -> Iterator[CgroupProcesses]:
+        containers = tuple(container_cgroups(place))
+        for container, cgroup in containers:
+            if pids := _processes_in(cgroup):
+                yield CgroupProcesses(pod, self._claims(container), pids)
+        if pids := _processes_in(place, {cgroup for _, cgroup in containers}):
+            yield CgroupProcesses(pod, frozenset(), pids)
+
+    def _elsewhere(
+        self, pods: Iterable[Pod], places: Mapping[PodUid, Path]
+    ) -> Iterator[CgroupProcesses]:
+        """Of containers with claims whose cgroups are not in their pods', as with a runtime on
+        cgroupfs under a kubelet on systemd: their first processes, if they live."""
+        wanted = {pod.uid: pod for pod in pods}
+        for one in self._containers.all():
+            pod, place = wanted.get(one.pod.uid), places.get(one.pod.uid)
+            if (
+                pod is None
+                or not one.claims
+                or (place and one.id in dict(container_cgroups(place)))
+            ):
+                continue
+            pid = self._containers.first_process(one.id)
+            process = self._processes.find(pid) if pid is not None else None
+            if process is not None and process.container == one.id:
+                yield CgroupProcesses(pod, one.claims, (process.pid,))
+
+    def _claims(self, container: str) -> frozenset[ClaimUid] | None:
+        found = self._containers.find(container)
+        if isinstance(found, Container):
+            return found.claims
+        return frozenset() if found is NoContainer.SANDBOX else None
+
+
+def _processes_in(cgroup: Path, leaving_out: Collection[Path] = ()) -> tuple[int, ...]:
+    """The numbers of all processes in *cgroup* and below it."""
+    found: list[int] = []
+    waiting, looked_at = [cgroup], 0
+    while waiting:
+        one = waiting.pop()
+        found += _listed(one)
+        waiting += (path for path in subdirectories(one) if path not in leaving_out)
+        looked_at += 1
+        if max(looked_at, len(found)) > _MAX_PROCESSES:
+            raise NodeError(
+                f"who runs in {cgroup} cannot be told: "
+                f"more than {_MAX_PROCESSES} processes or cgroups"
+            )
+    return tuple(sorted(found))
+
+
+def _listed(cgroup: Path) -> list[int]:
+    try:
+        with open(cgroup / "cgroup.procs") as file:
+            return [int(line) for line in file]
+    except OSError as error:
+        if error.errno in _NOTHING_LISTED:
+            return []
+        raise NodeError(
+            f"who runs in {cgroup} cannot be told now: {error.strerror}; it is tried again"
+        ) from error

@@ -1,0 +1,268 @@
+"""Where pods are in the cgroup file system, and who tells of what appears in them.
+
+Tells of directories as they appear in others: the kernel says so at once (inotify(7)).
+
+It works on cgroups, too, and costs nothing while nothing happens.
+
+Tells that a pod came to this node: the kubelet makes its cgroup before anything else of it.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import select
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from dra_driver.k8s.claims import PodUid
+from dra_driver.node.cgroups.tree import Cgroups, container_id_of, pod_uid_of
+
+log = logging.getLogger(__name__)
+
+OnDirectory = Callable[[Path, str], None]
+"""What is called with the directory that is watched, and the name of the new one in it."""
+
+# linux/inotify.h
+_APPEARED: Final = 0x100 | 0x80  # made there, or moved there
+_OVERFLOW, _IGNORED = 0x4000, 0x8000
+_DIRECTORY, _ONLY_DIRECTORIES = 0x40000000, 0x01000000
+_EVENT: Final = struct.Struct("iIII")  # watch, what happened, cookie, length of the name
+_BUFFER: Final = 65536
+
+
+class DirectoryWatcher:
+    """Watches directories on a thread of its own, which there is once something is watched."""
+
+    def __init__(self, told: OnDirectory) -> None:
+        """*told* is called on that thread; what it raises is logged."""
+        self._told = told
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._lock = threading.Lock()
+        self._inotify: int | None = None
+        self._wake: int | None = None  # an eventfd that ends the thread
+        self._watches: dict[Path, int] = {}
+        self._places: dict[int, Path] = {}
+        self._failed: set[int] = set()
+
+    def watch(self, directory: Path) -> bool:
+        """Tell of what appears in *directory* from now on; doing it again changes nothing.
+
+        False: it is gone, or the kernel has no more watches.
+        """
+        with self._lock:
+            if directory in self._watches:
+                return True
+            if self._inotify is None and not self._start():
+                return False
+            path = os.fsencode(directory)
+            watch = self._libc.inotify_add_watch(self._inotify, path, _APPEARED | _ONLY_DIRECTORIES)
+            if watch < 0 and ctypes.get_errno() == errno.ENOENT:
+                return False
+            if watch < 0:
+                self._log_once("a directory is not watched", directory)
+                return False
+            self._watches[directory] = watch
+            self._places[watch] = directory
+            return True
+
+    def unwatch(self, directory: Path) -> None:
+        """No longer tell of *directory*."""
+        with self._lock:
+            if (watch := self._watches.pop(directory, None)) is not None:
+                self._places.pop(watch, None)
+                self._libc.inotify_rm_watch(self._inotify, watch)  # fails where it went by itself
+
+    def watched(self) -> frozenset[Path]:
+        """The directories that are watched; one that went is none of them."""
+        with self._lock:
+            return frozenset(self._watches)
+
+    def stop(self) -> None:
+        """End the thread, and with it every watch. It does not wait for that."""
+        with self._lock:
+            if self._wake is not None:
+                os.eventfd_write(self._wake, 1)
+            self._inotify = self._wake = None
+            self._watches, self._places = {}, {}
+
+    def _start(self) -> bool:
+        inotify = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if inotify < 0:
+            self._log_once("no directory is watched")
+            return False
+        self._inotify, self._wake = inotify, os.eventfd(0, os.EFD_CLOEXEC)
+        threading.Thread(
+            target=self._run, args=(self._inotify, self._wake), name="new-directories", daemon=True
+        ).start()
+        return True
+
+    def _run(self, inotify: int, wake: int) -> None:
+        poll = select.poll()
+        poll.register(inotify, select.POLLIN)
+        poll.register(wake, select.POLLIN)
+        try:
+            while not any(ready == wake for ready, _ in poll.poll()):
+                for watch, happened, name in _events(os.read(inotify, _BUFFER)):
+                    self._happened(watch, happened, name)
+        finally:
+            os.close(inotify)
+            os.close(wake)
+
+    def _happened(self, watch: int, happened: int, name: str) -> None:
+        if happened & _OVERFLOW:  # some events are lost: whatever is there may be new
+            for directory in self.watched():
+                for known in _directories(directory):
+                    self._tell(directory, known)
+            return
+        with self._lock:
+            place = self._places.get(watch)
+            if place is not None and happened & _IGNORED:
+                del self._places[watch], self._watches[place]
+        if place is not None and happened & _APPEARED and happened & _DIRECTORY:
+            self._tell(place, name)
+
+    def _log_once(self, message: str, directory: Path | None = None) -> None:
+        if (number := ctypes.get_errno()) not in self._failed:  # of each kind
+            self._failed.add(number)
+            what = {"directory": str(directory), "error": os.strerror(number)}
+            log.warning(message, extra=what)
+
+    def _tell(self, directory: Path, name: str) -> None:
+        try:
+            self._told(directory, name)
+        except Exception:
+            # Whatever is wrong with one, the next may be well.
+            log.exception("a new directory was not dealt with", extra={"directory": name})
+
+
+def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
+    at = 0
+    while at < len(raw):
+        watch, happened, _, length = _EVENT.unpack_from(raw, at)
+        at += _EVENT.size
+        yield watch, happened, os.fsdecode(raw[at : at + length].rstrip(b"\0"))
+        at += length
+
+
+def _directories(directory: Path) -> list[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+OnNewPod = Callable[[], None]
+
+
+class NewPodWatcher:
+    """Watches where the cgroups of pods appear, while somebody wants to be told."""
+
+    def __init__(self, cgroups: Cgroups) -> None:
+        self._cgroups = cgroups
+        self._new = DirectoryWatcher(self._appeared)
+        self._lock = threading.Lock()  # of one change at a time
+        self._told: OnNewPod | None = None
+
+    def tell(self, told: OnNewPod | None) -> bool:
+        """Call *told* for every pod that comes from now on; None: no longer.
+
+        Doing it again changes nothing, but for places that are new. False: nobody is told of pods,
+        or not of all.
+        """
+        with self._lock:
+            self._told = told
+            places = self._cgroups.levels() if told else ()
+            watched = [self._new.watch(place) for place in places]
+            for gone in self._new.watched() - frozenset(places):
+                self._new.unwatch(gone)
+            return bool(watched) and all(watched)
+
+    def stop(self) -> None:
+        self._new.stop()
+
+    def _appeared(self, directory: Path, name: str) -> None:
+        told = self._told
+        if told is not None and pod_uid_of(name, directory.name):
+            told()
+
+
+INNER_CGROUP: Final = "container"  # crun may put the processes into this one, inside CRI-O's
+
+OnPodCgroup = Callable[[PodUid, str | None], None]
+"""What is called with the pod whose directory is new, or in which one of a container is new (its
+id), or one inside that (None)."""
+
+
+class PodCgroupWatcher:
+    """Watches the directories of pods, and those in which pods appear."""
+
+    def __init__(self, cgroups: Cgroups, told: OnPodCgroup) -> None:
+        """*told* is called on a thread of its own."""
+        self._cgroups = cgroups
+        self._told = told
+        self._new = DirectoryWatcher(self._appeared)
+        self._lock = threading.Lock()
+        self._pods: dict[Path, PodUid] = {}  # by the directory that is watched
+        self._missed = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that appears is told of, since the last ``find``."""
+        return not self._missed
+
+    def find(self) -> Mapping[PodUid, Path]:
+        """The directories of all pods; what appears in them, and which other pods, is told."""
+        levels = self._cgroups.levels()
+        self._missed = not levels
+        for level in levels:  # before they are looked for: between look and watch, none is missed
+            self._watch(level)
+        pods = self._cgroups.all_pods()
+        for pod, directory in pods.items():
+            self.watch(directory, pod)
+        self._keep(levels)
+        return pods
+
+    def watch(self, directory: Path, pod: PodUid) -> None:
+        """Tell of what appears in *directory* of *pod* from now on."""
+        with self._lock:
+            self._pods[directory] = pod
+        self._watch(directory)
+
+    def forget(self) -> None:
+        """Tell of nothing any more."""
+        self._missed = False
+        with self._lock:
+            self._pods = {}
+        for directory in self._new.watched():
+            self._new.unwatch(directory)
+
+    def stop(self) -> None:
+        self._new.stop()
+
+    def _keep(self, levels: tuple[Path, ...]) -> None:
+        with self._lock:
+            self._pods = {path: pod for path, pod in self._pods.items() if os.path.isdir(path)}
+            wanted = {*self._pods, *levels}
+        for directory in self._new.watched() - wanted:
+            self._new.unwatch(directory)
+
+    def _watch(self, directory: Path) -> None:
+        if not self._new.watch(directory):
+            self._missed = True
+
+    def _appeared(self, directory: Path, name: str) -> None:
+        with self._lock:
+            pod = self._pods.get(directory)
+        if pod is not None:
+            if (container := container_id_of(name)) or name == INNER_CGROUP:
+                self._told(pod, container)
+        elif (new := pod_uid_of(name, directory.name)) is not None:
+            self.watch(directory / name, new)
+            self._told(new, None)
+        else:
+            self._missed = True  # it may be the one of a QoS class, in which pods will appear

@@ -1,0 +1,162 @@
+"""The character devices of the driver: where they are, and how missing ones come to be."""
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles
+from dra_driver.node.driver.commands import RunCommand, in_chroot, run_command
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.rootfs import RootFs
+from dra_driver.node.mig.capabilities import MigCapabilities
+
+log = logging.getLogger(__name__)
+
+CONTROL_DEVICE: Final = "nvidiactl"
+UVM_DEVICE: Final = "nvidia-uvm"
+REQUIRED_DEVICES: Final = (CONTROL_DEVICE, UVM_DEVICE)
+OPTIONAL_DEVICES: Final = (
+    "nvidia-modeset",
+    "nvidia-uvm-tools",
+)  # for Vulkan and EGL; for profilers
+
+_CONTROL_MINOR: Final = 255  # of /dev/nvidiactl: NV_CONTROL_DEVICE_MINOR
+_TIMEOUT_SECONDS: Final = 10.0  # loading a kernel module takes a second or two
+
+DeviceNumberOf = Callable[[str], tuple[int, int] | None]
+"""Major and minor number of the character device at a path of this process; None: there is none."""
+
+
+def device_number(path: str) -> tuple[int, int] | None:
+    """What :class:`DeviceNodes` looks with, unless it is given something else."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not stat.S_ISCHR(found.st_mode):
+        return None
+    return os.major(found.st_rdev), os.minor(found.st_rdev)
+
+
+def modprobe_arguments(missing: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """The runs of nvidia-modprobe that make these device files.
+
+    With ``-u`` its ``-c`` means nodes of nvidia-uvm and no others, so that takes a run of its own.
+
+    >>> modprobe_arguments(["nvidia0", "nvidiactl", "nvidia-uvm"])
+    (('-c', '0', '-c', '255'), ('-u', '-c', '0'))
+    """
+    names = set(missing)
+    minors = sorted(int(name.removeprefix("nvidia")) for name in names if name[6:].isdigit())
+    minors += [_CONTROL_MINOR] if CONTROL_DEVICE in names else []
+    runs = [tuple(part for minor in minors for part in ("-c", str(minor)))] if minors else []
+    runs += [("-u", "-c", "0")] if UVM_DEVICE in names else []
+    return tuple(runs)
+
+
+class DeviceNodes:
+    """The device files of the driver in *driver*.
+
+    They are in the driver root's own ``/dev`` where that has them (a driver container), else in the
+    host's.
+    """
+
+    def __init__(
+        self,
+        driver: DriverRoot,
+        run: RunCommand = run_command,
+        device_number: DeviceNumberOf = device_number,
+    ) -> None:
+        self._driver = driver
+        self._run = run
+        self._number = device_number
+        self._capabilities = MigCapabilities(driver, self._look, self._modprobe)
+
+    def files(self, minors: Iterable[int], capabilities: Iterable[str] = ()) -> DeviceFiles:
+        """What the GPUs with these minor numbers need, and these capabilities of MIG; missing files
+        are made.
+
+        NodeError: one is missing and could not be made. TimedOut: making it took too long.
+        """
+        wanted = sorted(set(minors))
+        gpus = [f"nvidia{minor}" for minor in wanted]
+        root = self._root()
+        names = (*gpus, *sorted((*REQUIRED_DEVICES, *OPTIONAL_DEVICES)))
+        found = {name: self._look(root, name) for name in names}
+        missing = [name for name in (*gpus, *REQUIRED_DEVICES) if found[name] is None]
+        if missing:
+            self._make(root, missing)
+            found = {name: self._look(root, name) for name in names}
+        by_minor = {minor: found[gpu] for minor, gpu in zip(wanted, gpus, strict=True)}
+        return DeviceFiles(
+            common=tuple(file for name in names[len(gpus) :] if (file := found[name])),
+            gpus={minor: file for minor, file in by_minor.items() if file},
+            capabilities=self._capabilities.files(root, sorted(set(capabilities))),
+        )
+
+    def make_capability(self, name: str) -> None:
+        """The device file of this capability of MIG exists. NodeError: it could not be made."""
+        self._capabilities.files(self._root(), (name,))
+
+    def seen(self, capabilities: Iterable[str]) -> Mapping[str, DeviceFile | None]:
+        """What is there of the files of these capabilities of MIG, while nothing is made; None: it
+        is not. NodeError: the driver has no such capability."""
+        return self._capabilities.seen(self._root(), sorted(set(capabilities)))
+
+    def _root(self) -> str:
+        """The root, a directory of the host, whose ``/dev`` counts."""
+        own = self._driver.files().root
+        if own == "/" or self._look(own, CONTROL_DEVICE):
+            return own
+        if self._look("/", CONTROL_DEVICE):
+            return "/"
+        # None has any so far: they are made where a driver container would have them.
+        fs = RootFs(self._driver.host_root, own)
+        return own if fs.resolve("/dev") else "/"
+
+    def _look(self, root: str, name: str) -> DeviceFile | None:
+        host_path = f"{root.rstrip('/')}/dev/{name}"
+        number = self._number(self._driver.here(host_path))
+        return DeviceFile(host_path, f"/dev/{name}", *number) if number else None
+
+    def _missing(self, root: str, names: list[str]) -> list[str]:
+        return [name for name in names if self._look(root, name) is None]
+
+    def _make(self, root: str, missing: list[str]) -> None:
+        failure: NodeError | None = None
+        try:
+            for args in modprobe_arguments(missing):
+                self._modprobe(root, args)
+        except TimedOut:
+            raise
+        except NodeError as e:
+            failure = e  # what counts is whether the files are there
+        left = self._missing(root, missing)
+        if left:
+            places = ", ".join(f"{root.rstrip('/')}/dev/{name}" for name in left)
+            raise NodeError(
+                f"device files are missing and were not made: {places} "
+                f"({failure or 'nvidia-modprobe reported success'}); is the kernel module loaded "
+                "(modprobe nvidia nvidia-uvm), and is the GPU there (nvidia-smi -L)?"
+            ) from failure
+        log.info("device files made", extra={"root": root, "files": missing})
+        self._make_modeset(root)
+
+    def _make_modeset(self, root: str) -> None:
+        """Optional, and so tried only when there was something else to make: many servers have no
+        nvidia-modeset module."""
+        if self._look(root, "nvidia-modeset"):
+            return
+        try:
+            self._modprobe(root, ("-m",))
+        except NodeError as e:
+            log.info("no nvidia-modeset on this node: %s", e)
+
+    def _modprobe(self, root: str, args: tuple[str, ...]) -> None:
+        driver = self._driver
+        tool = driver.tool("nvidia-modprobe")
+        command = in_chroot(driver.host_root, root, tool, driver.files().lib_dir, args)
+        self._run(command, _TIMEOUT_SECONDS)

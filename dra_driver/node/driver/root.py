@@ -1,0 +1,116 @@
+"""Where the host keeps the driver: libraries, tools, firmware and sockets.
+
+Roots that are tried when none is given, the first complete one wins: a driver container of the GPU
+Operator, the host itself, Container-Optimized OS on GKE, and drivers installed with a prefix.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from dra_driver.base.errors import NodeError
+from dra_driver.model.driver_files import DriverFiles
+from dra_driver.node.driver.commands import Command, in_chroot
+from dra_driver.node.driver.layout import find_driver_files, find_tool
+from dra_driver.node.driver.rootfs import FileSignatures, RootFs, files_unchanged
+
+DRIVER_ROOT_CANDIDATES: Final = (
+    "/run/nvidia/driver",
+    "/",
+    "/home/kubernetes/bin/nvidia",
+    "/usr/local/nvidia",
+)
+_LOADED: Final = "/driver/nvidia/version"  # below the procfs
+# "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  …",
+# "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  …"
+_KERNEL_MODULE: Final = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+){1,2})")
+
+
+class DriverRoot:
+    """The driver below *root*, a directory of the host, or below the first complete candidate.
+
+    *host_root* is where this process sees the host's ``/``; all paths in :meth:`files` are the
+    host's own. Every method looks again, which takes 0.2 ms as long as nothing changed on disk,
+    and raises NodeError where no complete driver is found: what is missing, where, what to do.
+    Safe to use from several threads.
+    """
+
+    def __init__(self, root: str | None, host_root: Path, proc: str = "/proc") -> None:
+        """*proc*: the host's procfs, a path of the host; a simulated host has one of its own."""
+        self.host_root = str(host_root)
+        self.proc = proc
+        self._loaded = f"{proc}{_LOADED}"
+        self._roots = DRIVER_ROOT_CANDIDATES if root is None else (root,)
+        # Replaced as a whole, so that a reader in another thread sees one look or the other.
+        self._last: tuple[DriverFiles, FileSignatures, str | None] | None = None
+
+    def files(self) -> DriverFiles:
+        """The driver as it is installed now."""
+        last = self._last
+        try:
+            loaded = self.loaded_version()
+            if last is not None and last[2] == loaded and files_unchanged(last[1]):
+                return last[0]
+            files, seen = self._look(loaded)
+        except OSError as e:
+            raise NodeError(
+                f"cannot look for the driver at {e.filename}: {e.strerror}; "
+                "this process needs to read the driver root"
+            ) from e
+        self._last = files, seen, loaded
+        return files
+
+    def nvml_library(self) -> Path:
+        """NVML's library, as this process sees it."""
+        files = self.files()
+        library = next(lib for lib in files.libraries if lib.soname.startswith("libnvidia-ml.so"))
+        return Path(self.here(library.host_path))
+
+    def tool(self, name: str) -> str:
+        """The host's path of a program of the driver ("nvidia-smi", "nvidia-modprobe")."""
+        files = self.files()
+        fs = RootFs(self.host_root, files.root)
+        found = find_tool(fs, name)
+        if found is None:
+            raise NodeError(f"the driver in {files.root} has no {name}: install the whole driver")
+        return fs.on_host(found)
+
+    def command(self, name: str, *args: str) -> Command:
+        """How to run a program of the driver: inside the driver root where that is a whole system
+        (a driver container), else on the host."""
+        files = self.files()
+        whole = RootFs(self.host_root, files.root).resolve("/dev") is not None
+        return in_chroot(
+            self.host_root, files.root if whole else "/", self.tool(name), files.lib_dir, args
+        )
+
+    def loaded_version(self) -> str | None:
+        """The version of the loaded kernel module, where the host tells."""
+        try:
+            said = Path(self.here(self._loaded)).read_text(encoding="utf-8", errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        match = _KERNEL_MODULE.search(said)
+        return match[1] if match else None
+
+    def here(self, host_path: str) -> str:
+        """A path of the host, as this process sees it."""
+        return self.host_root.rstrip("/") + host_path
+
+    def _look(self, loaded: str | None) -> tuple[DriverFiles, FileSignatures]:
+        seen: FileSignatures = {}
+        problems = []
+        for root in self._roots:
+            fs = RootFs(self.host_root, root)
+            try:
+                files = find_driver_files(fs, loaded)
+            except NodeError as e:
+                problems.append(str(e))
+                seen |= fs.seen
+            else:
+                return files, seen | fs.seen
+        raise NodeError(
+            f"no complete NVIDIA driver: {'; '.join(problems)}. Is the driver installed? "
+            "If it is somewhere else, set --driver-root to the directory that holds its "
+            "lib and bin directories"
+        )

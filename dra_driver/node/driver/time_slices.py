@@ -1,0 +1,271 @@
+"""The one door to ``nvidia-smi compute-policy``: how long the processes of a GPU take turns.
+
+NVML has no function for it, so the driver's own program is run, which NVIDIA does not promise to
+keep its output. What was seen of it: the usage text, and a refusal (driver 535, Tesla P4)::
+
+    Failed to set timeslice policy with value Default for GPU 0 : Not Supported
+    Failed to set timeslice for requested devices : Not Supported
+
+with exit code 3, the number of that NVML error. The shape of its list is not documented; any line
+or table that names the policy "timeslice" is understood, and what is not understood counts as not
+said. Which GPUs can set an interval is found by trying: compute capability 7.0 is what NVIDIA's
+documents ask for, and boards differ.
+
+Where nvidia-smi does not end in time, no second one is started for that GPU while it lives. What it
+should have put back is noted on disk, and is put back later in this boot: the next one sets up the
+GPU anew.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from dra_driver.base.errors import ClaimError, NodeError, TimedOut
+from dra_driver.base.files import disk_errors, try_lock
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.node.driver.commands import RunCommand, run_command
+from dra_driver.node.driver.root import DriverRoot
+
+log = logging.getLogger(__name__)
+
+_TIMEOUT_SECONDS: Final = 10.0  # of which a node with eight GPUs may need two or three
+_NAMES: Final = {str(interval).casefold(): interval for interval in TimeSliceInterval}
+_RESTORE_SUFFIX: Final = ".to-put-back"  # of the name of a file, behind the UUID of its GPU
+_POLICY: Final = "timeslice"
+_UNSUPPORTED_MESSAGES: Final = ("not supported", "not available")
+_GPU_GONE_MESSAGES: Final = ("no devices were found", "gpu is lost")
+
+
+class TimeSlices:
+    """The intervals of the GPUs of the driver in *driver*. Safe to use from several threads.
+
+    *directory*: where locks and notes outlive this process; it is made. *boot*: which one it is.
+    """
+
+    def __init__(
+        self, driver: DriverRoot, directory: Path, boot: str, run: RunCommand = run_command
+    ) -> None:
+        self._driver = driver
+        self._directory = directory
+        self._boot = boot
+        self._run = run
+
+    def read(self, gpu: GpuUuid) -> TimeSliceInterval | None:
+        """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer. NodeError:
+        it is not the one that the GPU is to have."""
+        self._refuse_owed(gpu)
+        try:
+            said = self._ask(gpu, "-l")
+        except TimedOut:
+            raise
+        except NodeError as e:
+            log.info("a GPU does not say its interval", extra={"gpu": gpu, "error": str(e)})
+            return None
+        found = parse_time_slice(said)
+        if found is None:
+            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "said": said.strip()})
+        return found
+
+    def set(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
+        """Have the processes on *gpu* take turns at *interval*.
+
+        ClaimError: this GPU has no other interval than the default one. NodeError: it failed.
+        """
+        self._refuse_owed(gpu)
+        self._set(gpu, interval)
+
+    def _set(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
+        try:
+            self._ask(gpu, f"--set-timeslice={interval.value}")
+        except TimedOut:
+            raise
+        except NodeError as e:
+            if not _says(e, _UNSUPPORTED_MESSAGES):
+                raise NodeError(
+                    f"the time-slice interval of {gpu} cannot be set to {interval}: {e}; it takes "
+                    "root, and a GPU that nvidia-smi -L lists"
+                ) from e
+            if (
+                interval is not TimeSliceInterval.DEFAULT
+            ):  # which it has, since it cannot have another
+                raise ClaimError(
+                    f"{gpu} has no time-slice interval to set ({e}): leave out "
+                    "sharing.timeSlicingConfig, or write the interval Default there, or select "
+                    "GPUs that can (compute capability 7.0 and newer)"
+                ) from e
+
+    def restore(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
+        """Like :meth:`set`, for what a claim leaves behind.
+
+        A GPU that is gone, one that never had an interval and a driver that is not loaded any more
+        have nothing left that could be restored: giving the claim back must not fail for ever.
+        Where nvidia-smi does not end, the interval is ``owed`` from now on.
+        """
+        try:
+            self._set(gpu, interval)
+        except TimedOut as e:
+            facts = {"gpu": gpu, "interval": str(interval), "error": str(e)}
+            log.warning("an interval is put back later", extra=facts)
+            self._note(gpu, interval)
+            return
+        except (ClaimError, NodeError) as e:
+            if isinstance(e, NodeError) and not (
+                _says(e, _GPU_GONE_MESSAGES) or self._not_loaded()
+            ):
+                raise
+            log.warning("no interval to restore", extra={"gpu": gpu, "error": str(e)})
+        with disk_errors(f"note that the interval of {gpu} was put back"):
+            if (note := self._note_of(gpu)).exists():
+                note.unlink()
+
+    def owed(self) -> Mapping[GpuUuid, TimeSliceInterval]:
+        """What is still to be put back. NodeError: that cannot be told."""
+        with disk_errors(f"read what is to be put back from {self._directory}"):
+            try:
+                names = sorted(os.listdir(self._directory))
+            except FileNotFoundError:
+                return {}
+            gpus = [
+                GpuUuid(name.removesuffix(_RESTORE_SUFFIX))
+                for name in names
+                if name.endswith(_RESTORE_SUFFIX)
+            ]
+            noted = {gpu: self._noted(gpu) for gpu in gpus}
+            return {gpu: interval for gpu, interval in noted.items() if interval is not None}
+
+    def put_back(self) -> bool:
+        """Try to put back what is ``owed``, where nvidia-smi does not run. Whether some was."""
+        before = self.owed()
+        for gpu in before:
+            try:
+                self._put_back(gpu)
+            except NodeError as e:
+                log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
+        return self.owed().keys() != before.keys()
+
+    def _put_back(self, gpu: GpuUuid) -> None:
+        """Other GPUs may have taken long: what was put back meanwhile may be another claim's."""
+        if not self._is_asked(gpu) and (interval := self.owed().get(gpu)) is not None:
+            self.restore(gpu, interval)
+
+    def _refuse_owed(self, gpu: GpuUuid) -> None:
+        with disk_errors(f"read whether the interval of {gpu} is to be put back"):
+            interval = self._noted(gpu)
+        if interval is not None:
+            raise NodeError(
+                f"the time-slice interval of {gpu} is still to be put back to what it was before "
+                "an earlier claim, since nvidia-smi does not end; select another GPU, or reboot "
+                "the node"
+            )
+
+    def _note(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
+        """A reader sees all of it or none. Without fsync: a power cut ends the boot."""
+        note = self._note_of(gpu)
+        fresh = note.with_suffix(".new")
+        with disk_errors(f"write down that the interval of {gpu} is to be put back"):
+            fresh.write_text(f"{interval.value} {self._boot}")
+            os.replace(fresh, note)
+
+    def _noted(self, gpu: GpuUuid) -> TimeSliceInterval | None:
+        """None: no note of this boot."""
+        try:
+            value, _, boot = self._note_of(gpu).read_text(errors="replace").partition(" ")
+            return TimeSliceInterval(int(value)) if boot == self._boot else None
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _note_of(self, gpu: GpuUuid) -> Path:
+        return self._directory / f"{gpu}{_RESTORE_SUFFIX}"
+
+    def _lock_of(self, gpu: GpuUuid) -> Path:
+        return self._directory / f"{gpu}.lock"
+
+    def _is_asked(self, gpu: GpuUuid) -> bool:
+        with disk_errors(f"lock {self._lock_of(gpu)}"):
+            file = try_lock(self._lock_of(gpu))
+        if file is not None:
+            os.close(file)
+        return file is None
+
+    def _not_loaded(self) -> bool:
+        """What was set is forgotten with the kernel module."""
+        return self._driver.loaded_version() is None
+
+    def _ask(self, gpu: GpuUuid, option: str) -> str:
+        command = self._driver.command("nvidia-smi", "compute-policy", option, "-i", gpu)
+        with disk_errors(f"make {self._directory}"):
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return self._run(replace(command, lock=str(self._lock_of(gpu))), _TIMEOUT_SECONDS)
+
+
+def parse_time_slice(text: str) -> TimeSliceInterval | None:
+    """The one interval in a list of compute policies, however it is drawn. None: there is none, or
+    several.
+
+    >>> parse("|   0     Timeslice        Short    |")
+    <Interval.SHORT: 1>
+    >>> parse("GPU  0: Timeslice: LONG")
+    <Interval.LONG: 3>
+    >>> parse("|   0     Timeslice        N/A      |")
+    """
+    lines = [_fields(line) for line in text.splitlines()]
+    found = set(_in_rows(lines)) or set(_in_columns(lines))
+    return found.pop() if len(found) == 1 else None
+
+
+def _in_rows(lines: list[list[str]]) -> Iterator[TimeSliceInterval]:
+    """A policy per line: its name, then its value; whatever else there is stands behind it."""
+    for fields in lines:
+        for place, field in enumerate(fields):
+            if _is_policy(field):
+                behind = field.casefold().rpartition("slice")[2]
+                values = (_interval(value) for value in (behind, *fields[place + 1 :]))
+                yield from [value for value in values if value is not None][:1]
+                break
+
+
+def _in_columns(lines: list[list[str]]) -> Iterator[TimeSliceInterval]:
+    """A policy per column: below its name."""
+    column: int | None = None
+    width = 0
+    for fields in lines:
+        places = [place for place, field in enumerate(fields) if _is_policy(field)]
+        if places:
+            column, width = places[0], len(fields)
+        elif column is not None and len(fields) == width:
+            value = _interval(fields[column])
+            if value is not None:
+                yield value
+
+
+def _fields(line: str) -> list[str]:
+    """The cells of a table's row, or the parts of a line with colons."""
+    cells = re.split(r"\||:|=|,|\t|\s{2,}", line)
+    return [cell.strip() for cell in cells if cell.strip()]
+
+
+def _is_policy(field: str) -> bool:
+    return _POLICY in re.sub(r"[\s_-]", "", field.casefold())
+
+
+def _interval(field: str) -> TimeSliceInterval | None:
+    """A value by name or by number: "Short", "SHORT (1)", "1"."""
+    words = re.findall(r"[a-z]+|\d+", field.casefold())
+    named = [_NAMES[word] for word in words if word in _NAMES]
+    if named:
+        return named[0]
+    numbers = [int(word) for word in words if word.isdigit()]
+    return (
+        TimeSliceInterval(numbers[0])
+        if len(words) == 1 and numbers and numbers[0] in range(4)
+        else None
+    )
+
+
+def _says(error: Exception, words: tuple[str, ...]) -> bool:
+    return any(word in str(error).casefold() for word in words)

@@ -1,0 +1,221 @@
+"""This machine as the plugin sees it: its inventory, its driver files, and the steps done to it."""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
+from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, ServedNamespace
+from dra_driver.model.processes import GpuProcess
+from dra_driver.model.steps import (
+    ComputeMode,
+    CreateDeviceNodes,
+    CreatePartition,
+    GpuSetting,
+    RemoveMpsNamespace,
+    RemovePartition,
+    ServeMpsNamespace,
+    SetComputeMode,
+    SetMemoryLimits,
+    SetMigMode,
+    SetTimeSlice,
+    Step,
+    TimeSliceInterval,
+)
+from dra_driver.node.driver.device_nodes import DeviceNodes
+from dra_driver.node.driver.root import DriverRoot
+from dra_driver.node.driver.time_slices import TimeSlices
+from dra_driver.node.inventory import unavailable
+from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.memory.limits import NodeMemoryLimits
+from dra_driver.node.mig import gpu_holders
+from dra_driver.node.mig.partitions import MigPartitions
+from dra_driver.node.mps.agent_client import MpsAgentClient
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.compute_modes import ComputeModes
+from dra_driver.node.nvml.processes import gpu_processes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """What a node is made of."""
+
+    gpus: GpuDiscovery
+    nvml: Nvml
+    driver: DriverRoot
+    nodes: DeviceNodes
+    time_slices: TimeSlices
+    limits: NodeMemoryLimits
+    modes: ComputeModes
+    partitions: MigPartitions
+    mps: MpsAgentClient | None = None  # None: this node serves nothing by MPS
+
+
+log = logging.getLogger(__name__)
+
+
+class GpuNode:
+    """Looks at GPUs one thread at a time; steps of different claims go side by side."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        self._gpus = parts.gpus
+        self._driver = parts.driver
+        self._nodes = parts.nodes
+        self._time_slices = parts.time_slices
+        self._nvml = parts.nvml
+        self._modes = parts.modes
+        self._looking = threading.Lock()
+        self._inventory: Inventory | None = None
+        self._owed: Mapping[GpuUuid, TimeSliceInterval] = {}
+        self.mig: Final = parts.partitions
+        self.limits: Final = parts.limits  # what the driver itself enforces of memory
+        self.mps: Final = parts.mps  # None: this node serves nothing by MPS
+
+    def inventory(self) -> Inventory:
+        """What the last look found; the first call looks."""
+        return self._inventory if self._inventory is not None else self.refresh()
+
+    def refresh(self) -> Inventory:
+        """Look again; the same value where nothing changed. Bounded, also where a GPU hangs (see
+        ``GpuDiscovery.look``)."""
+        with self._looking:
+            found = unavailable.without_unrestored_time_slices(
+                self._gpus.look(), self._still_owed()
+            )
+            if found != self._inventory:
+                self._inventory = found
+            return self._inventory or found
+
+    def _still_owed(self) -> Mapping[GpuUuid, TimeSliceInterval]:
+        try:
+            self._owed = self._time_slices.owed()
+        except NodeError as e:
+            log.info("GPUs are withheld as before: %s", e)
+        return self._owed
+
+    def put_back(self) -> bool:
+        """Try to put back what could not be when its claim was given back. Whether some was."""
+        return self._time_slices.put_back()
+
+    def driver_files(self) -> DriverFiles:
+        return self._driver.files()
+
+    def device_files(
+        self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()
+    ) -> DeviceFiles:
+        """The device files of these GPUs, and of these capabilities of MIG ("gpu0/mig/gi1");
+        missing ones are made."""
+        return self._nodes.files(minors, capabilities)
+
+    def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
+        """What is there of the device files of these capabilities of MIG; nothing is made."""
+        return self._nodes.seen(names)
+
+    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
+        """Where *gpu* is cut now, half made instances included."""
+        return self.mig.taken(gpu)
+
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
+        """What this partition of *gpu* is now. Vanished: it is not there."""
+        return self.mig.find(gpu, key)
+
+    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None:
+        """What the GPU has now of what is to be set; None: it does not say."""
+        match setting:
+            case SetTimeSlice(gpu=gpu):
+                return self._time_slices.read(gpu)
+            case SetComputeMode(gpu=gpu):
+                return self.compute_mode(gpu)
+            case SetMigMode(gpu=gpu):
+                return self.mig.mode(gpu)
+            case _:
+                assert_never(setting)
+
+    def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
+        """What computes on *gpu*, by the host's process numbers. NodeError: it does not say."""
+        return gpu_processes(self._nvml, gpu)
+
+    def command(self, pid: int) -> str:
+        """What the process of this number calls itself; empty: it is not seen from here."""
+        return gpu_holders.process_command(pid)
+
+    def carry_out(self, step: Step) -> None:
+        """Do it; doing it twice is doing it once."""
+        match step:
+            case CreateDeviceNodes(minors=minors):
+                self._nodes.files(minors)
+            case SetTimeSlice() | SetComputeMode() | SetMigMode():
+                self._set(step)
+            case SetMemoryLimits():
+                self.limits.carry_out(step)
+            case CreatePartition() | RemovePartition():
+                self._partition(step)
+            case ServeMpsNamespace(space=space):
+                self.serve(space)
+            case RemoveMpsNamespace(space=name):
+                self._end(name)
+            case _:
+                assert_never(step)
+
+    def restore(self, step: Step) -> None:
+        """Do it as part of giving a claim back: what is gone needs nothing any more."""
+        match step:
+            case SetTimeSlice(gpu=gpu, interval=interval):
+                self._time_slices.restore(gpu, interval)
+            case SetComputeMode(gpu=gpu, mode=mode):
+                self._modes.restore(gpu, mode)
+            case SetMigMode(gpu=gpu, on=on):
+                self.mig.restore_mode(gpu, on)
+            case CreatePartition() | RemovePartition():
+                self._partition(step)
+            case (
+                CreateDeviceNodes() | SetMemoryLimits() | ServeMpsNamespace() | RemoveMpsNamespace()
+            ):
+                self.carry_out(step)
+            case _:
+                assert_never(step)
+
+    def _set(self, setting: GpuSetting) -> None:
+        match setting:
+            case SetTimeSlice(gpu=gpu, interval=interval):
+                self._time_slices.set(gpu, interval)
+            case SetComputeMode(gpu=gpu, mode=mode):
+                self._modes.set(gpu, mode)
+            case SetMigMode(gpu=gpu, on=on):
+                self.mig.set_mode(gpu, on)
+            case _:
+                assert_never(setting)
+
+    def _partition(self, step: CreatePartition | RemovePartition) -> None:
+        match step:
+            case CreatePartition(gpu=gpu, key=key, new=new):
+                self.mig.cut(gpu, key, new)
+            case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
+                self.mig.remove(gpu, key, uuid, unless=unless)
+            case _:
+                assert_never(step)
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode | None:
+        """Who may compute on *gpu*; None: it does not say."""
+        return self._modes.read(gpu)
+
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
+        """What clients of *space* can use; asking again changes nothing."""
+        if self.mps is None:
+            raise NodeError("this node serves nothing by MPS: set --mps-socket, and run an agent")
+        return self.mps.serve(space)
+
+    def _end(self, space: MpsNamespaceName) -> None:
+        """An agent that does not answer has it ended later (``plugin.mps.watch``): a pod must be
+        able to end without it."""
+        if self.mps is None:
+            log.warning("a space stays, since MPS was switched off", extra={"space": space})
+            return
+        try:
+            self.mps.release(space)
+        except (MpsAgentUnreachable, TimedOut) as e:
+            log.warning("a space is ended later", extra={"space": space, "error": str(e)})

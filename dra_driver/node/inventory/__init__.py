@@ -1,0 +1,1 @@
+"""Which GPUs this node has, and why some of them are unavailable."""

@@ -1,0 +1,328 @@
+"""One look at the node's GPUs: what it can offer, and what it has but withholds."""
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import (
+    Gpu,
+    GuestRestriction,
+    Inventory,
+    MigInfo,
+    Topology,
+    UnavailableGpu,
+)
+from dra_driver.node.driver.pci import PciBus, PciGpu
+from dra_driver.node.inventory import unavailable
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.readers import switches_without_reset
+from dra_driver.node.nvml.threads import GpuBeingChanged
+from dra_driver.node.nvml.values import (
+    DynamicState,
+    GpuReading,
+    NvLinks,
+    NvmlSystem,
+    StaticInfo,
+    nvlink_clique,
+    nvlink_neighbours,
+)
+
+log = logging.getLogger(__name__)
+
+MakeDeviceFiles = Callable[[tuple[int, ...]], None]
+"""Sees to it that these minor numbers have device nodes, or raises NodeError."""
+
+# NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
+# long.
+_NVLINKS_TTL_SECONDS: Final = 60.0
+MIG_HIDDEN: Final = "no partitions of a GPU in MIG mode: what is cut of it is told to root alone"
+# Making device nodes starts a program; where it failed it is not tried at every look.
+_RETRY_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceNodeAttempt:
+    error: str  # empty: there is a node now, wherever nodes are kept
+    again_at: float
+
+
+class GpuDiscovery:
+    """Looks at the GPUs of this node, again and again, at the cost of what changed.
+
+    *devices* is where the host's device nodes are seen from here (``/dev``). Not for several
+    threads at once.
+    """
+
+    def __init__(self, nvml: Nvml, pci: PciBus, devices: Path, make_nodes: MakeDeviceFiles) -> None:
+        self._nvml = nvml
+        self._pci = pci
+        self._nodes = _MissingDeviceNodes(devices, make_nodes)
+        self._session: int | None = None
+        self._bound: frozenset[str] | None = (
+            None  # what the nvidia driver had when NVML was started
+        )
+        self._known: dict[int, GpuReading] = {}  # by NVML index, of this session
+        self._failed: dict[int, str] = {}  # those that could not be read at the last look
+        self._links: Mapping[str, NvLinks] = {}  # by bus id
+        self._reached: Mapping[str, frozenset[str]] = {}
+        self._links_until = 0.0
+        self._last: Inventory | None = None  # what NVML, as a whole in time, told at the last look
+
+    def look(self) -> Inventory:
+        """What there is now; devices by minor number.
+
+        Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
+        being changed, or has to wait for that, is ``as_before``, and so are all of them at the
+        first look at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
+        says. NodeError: the PCI bus cannot be read.
+        """
+        last, self._last = self._last, None
+        if self._bound is None:  # before NVML is started: what comes after is seen as a change
+            self._bound = _bound_to_nvidia(self._pci.gpus())
+        try:
+            system = self._nvml.system()
+            pci = self._pci.gpus()
+            if _bound_to_nvidia(pci) != self._bound and self._nvml.restart():
+                self._bound = _bound_to_nvidia(pci)
+                system = self._nvml.system()
+        except NodeError as error:
+            if last is not None and isinstance(error, TimedOut):
+                log.warning("NVML is late, and all is as it was at the last look: %s", error)
+                return replace(last, as_before=frozenset(gpu.uuid for gpu in last.gpus))
+            self._bound = None
+            return _inventory(
+                (), unavailable.waiting_for_nvml(self._pci.gpus().values(), str(error))
+            )
+        self._last = self._look_at(system, pci)
+        return self._last
+
+    def _look_at(self, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Inventory:
+        if system.session != self._session:
+            self._session, self._links_until = system.session, 0.0
+            self._known, self._failed = {}, {}
+        last = dict(self._known)
+        failed = self._learn(system)
+        seen = {index: one for index, one in self._known.items() if index not in failed}
+        failed |= self._refresh_links(seen)
+        refused = dict(unavailable.unusable_gpus(seen)) | failed
+        offered = {index: one for index, one in seen.items() if index not in refused}
+        refused |= self._nodes.missing({index: one.facts.minor for index, one in offered.items()})
+        devices = [
+            self._gpu(one, system, pci) for index, one in offered.items() if index not in refused
+        ]
+        unread = (one.glance.uuid for index, one in offered.items() if one is last.get(index))
+        found = _inventory(devices, self._withheld(refused, pci))
+        return replace(found, as_before=frozenset(unread))
+
+    def _learn(self, system: NvmlSystem) -> dict[int, str]:
+        """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
+        failed: dict[int, str] = {}
+        glances: dict[int, DynamicState] = {}
+        known = self._known.keys() | self._failed.keys()
+        for index, glance in self._nvml.glances(range(system.gpus), known).items():
+            if isinstance(glance, NodeError):
+                failed |= self._failure(index, glance)
+            else:
+                glances[index] = glance
+        facts = self._facts(glances, known)
+        for index, glance in glances.items():
+            its = facts[index]
+            if isinstance(its, NodeError):
+                failed |= self._failure(index, its)
+            else:
+                _log_hidden(self._known.get(index), glance)
+                self._known[index] = GpuReading(glance, its)
+        self._failed = failed
+        return dict(failed)
+
+    def _failure(self, index: int, error: NodeError) -> dict[int, str]:
+        """Why a GPU cannot be read, if that is so, by its index."""
+        if not isinstance(error, GpuBeingChanged):
+            return {index: unavailable.unreadable_reason(error)}
+        return {index: self._failed[index]} if index in self._failed else {}
+
+    def _facts(
+        self, glances: Mapping[int, DynamicState], known: Set[int]
+    ) -> Mapping[int, StaticInfo | NodeError]:
+        current = {
+            index: self._known[index].facts
+            for index, glance in glances.items()
+            if index in self._known and _is_current(self._known[index], glance)
+        }
+        if missing := glances.keys() - current.keys():
+            return {**current, **self._nvml.facts(sorted(missing), known)}
+        return current
+
+    def _refresh_links(self, seen: Mapping[int, GpuReading]) -> dict[int, str]:
+        """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
+
+        What a GPU told before stays while it does not answer, so that its fault is not seen on its
+        neighbours; links that cannot be read are no reason to withhold it.
+        """
+        new = any(one.facts.pci_bus_id not in self._links for one in seen.values())
+        if not new and time.monotonic() < self._links_until:
+            return {}
+        hung: dict[int, str] = {}
+        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        links = {bus_id: its for bus_id, its in self._links.items() if bus_id in listed}
+        known = {index for index, one in seen.items() if one.facts.pci_bus_id in links}
+        until = time.monotonic() + _NVLINKS_TTL_SECONDS
+        for index, its in self._nvml.links(sorted(seen), known).items():
+            bus_id = seen[index].facts.pci_bus_id
+            if isinstance(its, GpuBeingChanged):
+                until = 0.0
+            elif isinstance(its, NodeError):
+                log.warning("NVLinks not read: %s", its, extra={"gpu": bus_id})
+                links.setdefault(bus_id, NvLinks())
+                if isinstance(its, TimedOut):
+                    hung[index] = unavailable.unreadable_reason(its)
+                    until = 0.0  # withheld until it answers, so it is asked at every look
+            else:
+                links[bus_id] = its
+        self._links, self._reached = links, nvlink_neighbours(links)
+        self._links_until = until
+        return hung
+
+    def _gpu(self, one: GpuReading, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Gpu:
+        facts = one.facts
+        return Gpu(
+            minor=facts.minor,
+            uuid=one.glance.uuid,
+            pci_bus_id=facts.pci_bus_id,
+            product_name=facts.product_name,
+            brand=facts.brand,
+            architecture=facts.architecture,
+            compute_capability=facts.compute_capability,
+            driver_version=system.driver_version,
+            cuda_driver_version=system.cuda_driver_version,
+            memory_bytes=facts.memory_bytes,
+            addressing_mode=facts.addressing_mode,
+            topology=self._topology(facts.pci_bus_id, pci.get(facts.pci_bus_id)),
+            pci_id=facts.pci_id,
+            mig=_mig(one),
+            mig_problem=facts.mig_problem,
+        )
+
+    def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:
+        together = nvlink_clique(bus_id, self._reached)
+        uuids = {one.facts.pci_bus_id: one.glance.uuid for one in self._known.values()}
+        return Topology(
+            pcie_root=place.root if place else None,
+            pcie_switch=place.switch if place else None,
+            numa_node=place.numa_node if place else None,
+            # A UUID of the clique names it: no other node's clique has the same.
+            nvlink_clique=min(uuids[member] for member in together) if together else None,
+            nvlink_peers=len(self._reached[bus_id]),
+        )
+
+    def _withheld(
+        self, refused: Mapping[int, str], pci: Mapping[str, PciGpu]
+    ) -> list[UnavailableGpu]:
+        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        unlisted = [gpu for bus_id, gpu in pci.items() if bus_id not in listed]
+        names = {
+            index: unavailable.describe_pci_gpu(one.facts.pci_bus_id, one.glance.uuid)
+            for index, one in self._known.items()
+        }
+        nameless = sorted(refused.keys() - names.keys())
+        ours = [gpu for gpu in unlisted if gpu.driver == "nvidia"]
+        if nameless and len(nameless) == len(
+            ours
+        ):  # NVML counts in the order of bus ids, so these are they
+            names |= {
+                index: unavailable.describe_pci_gpu(gpu.bus_id)
+                for index, gpu in zip(nameless, ours, strict=True)
+            }
+            unlisted = [gpu for gpu in unlisted if gpu.driver != "nvidia"]
+        return [
+            *(
+                UnavailableGpu(names.get(index, f"GPU with NVML index {index}"), why)
+                for index, why in refused.items()
+            ),
+            *unavailable.not_listed_by_nvml(unlisted),
+        ]
+
+
+class _MissingDeviceNodes:
+    """Whether GPUs have their device nodes, after an attempt to make those that are missing."""
+
+    def __init__(self, directory: Path, make: MakeDeviceFiles) -> None:
+        self._directory = directory
+        self._make = make
+        self._tried: dict[
+            int, _DeviceNodeAttempt
+        ] = {}  # by minor number, while the node is missing
+
+    def missing(self, minors: Mapping[int, int]) -> dict[int, str]:
+        """For each key of *minors* without a node, why there is none."""
+        lacking = [minor for minor in sorted(minors.values()) if not self._is_there(minor)]
+        self._tried = {minor: its for minor, its in self._tried.items() if minor in lacking}
+        now = time.monotonic()
+        for minor in lacking:
+            if minor not in self._tried or now >= self._tried[minor].again_at:
+                self._tried[minor] = _DeviceNodeAttempt(self._error(minor), now + _RETRY_SECONDS)
+        errors = {minor: its.error for minor, its in self._tried.items() if its.error}
+        return {
+            key: f"it has no device node, and none could be made: {errors[minor]}"
+            for key, minor in minors.items()
+            if minor in errors
+        }
+
+    def _error(self, minor: int) -> str:
+        """Try to make one node. No error: it is there, if only in a driver container's /dev."""
+        try:
+            self._make((minor,))
+        except NodeError as error:
+            return "" if self._is_there(minor) else str(error)
+        return ""
+
+    def _is_there(self, minor: int) -> bool:
+        try:
+            return stat.S_ISCHR(os.stat(f"{self._directory}/nvidia{minor}").st_mode)
+        except OSError:
+            return False
+
+
+def _log_hidden(before: GpuReading | None, now: DynamicState) -> None:
+    """Once, not at every look."""
+    if now.mig_hidden and not (before and before.glance.mig_hidden):
+        log.warning(MIG_HIDDEN, extra={"gpu": now.uuid})
+
+
+def _is_current(known: GpuReading, now: DynamicState) -> bool:
+    """Whether what was read of a GPU still holds."""
+    return (known.glance.uuid, known.facts.mig_on) == (now.uuid, now.mig_on)
+
+
+def _mig(one: GpuReading) -> MigInfo | None:
+    glance, facts = one.glance, one.facts
+    # Without profiles it cannot be cut; but while the mode is on it cannot be used whole either.
+    if glance.mig_on is None or not (glance.mig_on or facts.mig_profiles):
+        return None
+    return MigInfo(
+        on=glance.mig_on,
+        pending=glance.mig_pending,
+        switches=switches_without_reset(facts.compute_capability.major)
+        and facts.mig_fixed is not GuestRestriction.ALL,
+        profiles=() if glance.mig_hidden else facts.mig_profiles,  # who knows what is free?
+        instances=glance.instances,
+        odd=glance.odd,
+        fixed=facts.mig_fixed,
+    )
+
+
+def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:
+    return frozenset(bus_id for bus_id, gpu in pci.items() if gpu.driver == "nvidia")
+
+
+def _inventory(devices: Iterable[Gpu], withheld: Iterable[UnavailableGpu]) -> Inventory:
+    return Inventory(
+        tuple(sorted(devices, key=lambda gpu: gpu.minor)),
+        tuple(sorted(withheld, key=lambda one: (one.what, one.reason))),
+    )

@@ -1,0 +1,108 @@
+"""Why a GPU is not offered, in words that say what to do about it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import ALL_GPUS, GpuUuid, Inventory, UnavailableGpu
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.node.driver.pci import PciGpu
+from dra_driver.node.nvml.values import GpuReading
+
+
+def describe_pci_gpu(bus_id: str, uuid: str | None = None) -> str:
+    """How a GPU is called in messages: ``GPU 0000:65:00.0 (GPU-…)``."""
+    return f"GPU {bus_id} ({uuid})" if uuid else f"GPU {bus_id}"
+
+
+def unusable_gpus(seen: Mapping[int, GpuReading]) -> Mapping[int, str]:
+    """Those of *seen* that answer but cannot be offered as they are, with the reason."""
+    minors = Counter(one.facts.minor for one in seen.values())
+    uuids = Counter(one.glance.uuid for one in seen.values())
+    reasons = {index: _unusable_reason(one, minors, uuids) for index, one in seen.items()}
+    return {index: reason for index, reason in reasons.items() if reason}
+
+
+def _unusable_reason(
+    one: GpuReading, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int]
+) -> str | None:
+    facts = one.facts
+    if minors[facts.minor] > 1:
+        return (
+            f"NVML gives minor number {facts.minor} to {minors[facts.minor]} GPUs, so which one "
+            f"/dev/nvidia{facts.minor} is cannot be told; reload the NVIDIA kernel modules or "
+            f"reboot"
+        )
+    if uuids[one.glance.uuid] > 1:
+        return (
+            f"NVML gives this UUID to {uuids[one.glance.uuid]} GPUs, so a container could get "
+            f"another one; "
+            "reload the NVIDIA kernel modules or reboot"
+        )
+    return None
+
+
+def unreadable_reason(error: NodeError) -> str:
+    """Why a GPU is not offered that NVML could not be asked about."""
+    if isinstance(error, TimedOut):
+        return (
+            f"{error}: it may hang; look for Xid and NVRM in the kernel log, and if it stays so, "
+            "drain and reboot the node"
+        )
+    return str(error)
+
+
+def without_unrestored_time_slices(
+    found: Inventory, owed: Mapping[GpuUuid, TimeSliceInterval]
+) -> Inventory:
+    """*found*, with GPUs withheld whose interval is still to be put back."""
+    kept = tuple(gpu for gpu in found.gpus if gpu.uuid not in owed)
+    if kept == found.gpus:
+        return found
+    withheld = [
+        UnavailableGpu(
+            describe_pci_gpu(gpu.pci_bus_id, gpu.uuid),
+            f"its time-slice interval is still to be put back to {owed[gpu.uuid]} after a claim, "
+            "since nvidia-smi did not end in time; that is tried again. If it stays so, look for "
+            "Xid and NVRM in the kernel log, drain and reboot the node",
+        )
+        for gpu in found.gpus
+        if gpu.uuid in owed
+    ]
+    everything = sorted((*found.withheld, *withheld), key=lambda one: (one.what, one.reason))
+    return Inventory(kept, tuple(everything), found.as_before - owed.keys())
+
+
+def not_listed_by_nvml(gpus: Iterable[PciGpu]) -> tuple[UnavailableGpu, ...]:
+    """GPUs of the PCI bus that NVML does not list."""
+    return tuple(
+        UnavailableGpu(describe_pci_gpu(gpu.bus_id), _not_listed_reason(gpu)) for gpu in gpus
+    )
+
+
+def _not_listed_reason(gpu: PciGpu) -> str:
+    match gpu.driver:
+        case "nvidia":
+            return (
+                "the nvidia driver has it, but NVML does not list it: it is excluded "
+                "(NVreg_ExcludedGpus) or failed to start; look for NVRM in the kernel log"
+            )
+        case "vfio-pci":
+            return (
+                "it is bound to vfio-pci for a virtual machine; to offer it here, unbind it from "
+                "vfio-pci and bind it to nvidia"
+            )
+        case None:
+            return (
+                "no driver is bound to it: load the nvidia module; if that is loaded, look for "
+                "NVRM in the kernel log"
+            )
+        case other:
+            return f"it is bound to {other}; to offer it here, bind it to nvidia instead"
+
+
+def waiting_for_nvml(gpus: Iterable[PciGpu], reason: str) -> tuple[UnavailableGpu, ...]:
+    """While NVML is not ready: those that wait for it as one, and those it would not list."""
+    waiting = [gpu for gpu in gpus if gpu.driver in (None, "nvidia")]
+    others = [gpu for gpu in gpus if gpu.driver not in (None, "nvidia")]
+    return (*not_listed_by_nvml(others), *((UnavailableGpu(ALL_GPUS, reason),) if waiting else ()))

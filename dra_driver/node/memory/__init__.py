@@ -1,0 +1,1 @@
+"""GPU memory limits that the driver enforces on the cgroups of pods."""

@@ -1,0 +1,275 @@
+"""Whether the driver of this node limits GPU memory by cgroup, and by whose accounting.
+
+Version and controllers say where it cannot be; that it is, only trying says, because reading gives
+the same answer where nothing was ever set and where accounting is off.
+
+The memory limits that a driver keeps for cgroups, through NVML (driver 615 and newer).
+
+NVML: ``nvmlDeviceSetMemoryLimits_v1`` and ``nvmlDeviceGetMemoryLimits_v1``. A limit concerns all
+processes of a cgroup together. Only the hard limit is used: a soft one promises memory, and what it
+promises stays with the parents of a cgroup that is removed.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.base.errors import NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.nvml.api import (
+    FUNCTION_NOT_FOUND,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    NvmlFunctions,
+    nvml_error_code,
+)
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.values import NvmlSystem
+
+MIN_DRIVER_MAJOR: Final = 615
+_NO_LIMIT: Final = 2**64 - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemoryLimit:
+    """What holds for a cgroup on one GPU."""
+
+    hard_bytes: int | None  # None: as much as there is
+    used_bytes: int
+
+
+def set_memory_limit(nvml: Nvml, gpu: GpuUuid, cgroup: Path, hard_bytes: int | None) -> None:
+    """Let the processes of *cgroup* use so much of *gpu*; None: as much as there is. NodeError."""
+
+    def call(functions: NvmlFunctions, handle: Any) -> None:
+        limits = _struct(functions, "c_nvmlSetMemoryLimits_v1_t", cgroup)
+        limits.softLimit = 0
+        limits.hardLimit = _NO_LIMIT if hard_bytes is None else hard_bytes
+        functions.nvmlDeviceSetMemoryLimits_v1(handle, limits)
+
+    nvml.on_gpu(gpu, f"limiting the GPU memory of {cgroup}", call)
+
+
+def get_memory_limit(nvml: Nvml, gpu: GpuUuid, cgroup: Path) -> CgroupMemoryLimit:
+    """What *cgroup* may use of *gpu*, by its own limit or a parent's. NodeError."""
+
+    def call(functions: NvmlFunctions, handle: Any) -> CgroupMemoryLimit:
+        limits = _struct(functions, "c_nvmlGetMemoryLimits_v1_t", cgroup)
+        functions.nvmlDeviceGetMemoryLimits_v1(handle, limits)
+        hard = int(limits.hardLimit)
+        return CgroupMemoryLimit(None if hard == _NO_LIMIT else hard, int(limits.currentUsed))
+
+    try:
+        return nvml.on_gpu(gpu, f"reading the GPU memory limit of {cgroup}", call)
+    except NodeError as error:
+        if nvml_error_code(error) == NOT_SUPPORTED:  # what is said where no limit was ever set
+            return CgroupMemoryLimit(None, 0)
+        raise
+
+
+def _struct(functions: NvmlFunctions, name: str, cgroup: Path) -> Any:
+    struct = getattr(functions, name, None)
+    if struct is None:
+        raise NodeError(
+            "this pynvml has no memory limits: "
+            f"nvidia-ml-py 13.{MIN_DRIVER_MAJOR} or newer is needed"
+        )
+    limits = struct()
+    limits.nameSpace = str(cgroup).encode()
+    return limits
+
+
+log = logging.getLogger(__name__)
+
+_TTL_SECONDS: Final = 60.0
+_NOT_READY_SECONDS: Final = 5.0  # a driver that is being loaded has come by then
+_TRIAL: Final = "dra-driver-gpu-trial-"  # and a process's number: an empty cgroup for a moment
+_STALE_TRIAL_SECONDS: Final = (
+    60.0  # a trial that is older was left by a crash: no call takes that long
+)
+_TRIAL_BYTES: Final = 1 << 30
+_REMEDIES: Final = {
+    NOT_SUPPORTED: "its accounting is off: remove RmMemacctMode=0 from the nvidia module's options",
+    NO_PERMISSION: "run this as root",
+    NOT_FOUND: "dmem is missing in cgroup.subtree_control of the root cgroup: add +dmem",
+    FUNCTION_NOT_FOUND: f"the NVML library is older than driver {MIN_DRIVER_MAJOR}",
+}
+
+
+class MemoryAccounting(StrEnum):
+    """Who counts the memory."""
+
+    DMEM = "dmem"  # the kernel: the limits of all parents of a cgroup hold too
+    MISC = "misc"  # the driver: only the nearest cgroup that has a limit holds
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimitSupport:
+    """What the driver offers. *reason*: why it is nothing, and what to change."""
+
+    backend: MemoryAccounting | None
+    reason: str = ""
+    fault: bool = False  # it was refused, which may pass
+
+
+class MemoryLimitProbe:
+    """Looks when it is asked, once a minute at most; once in 5 s while the driver is not ready."""
+
+    def __init__(
+        self, nvml: Nvml, cgroups: Cgroups, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._nvml = nvml
+        self._cgroups = cgroups
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._last: MemoryLimitSupport | None = None
+        self._until = 0.0
+        self._session: int | None = None  # of NVML, at the last look
+        self._late = False  # whether NVML did not answer at the last look
+
+    def offered(self) -> MemoryLimitSupport:
+        """What the last look found. It takes as long as NVML's deadlines at most."""
+        with self._lock:
+            if self._last is None or self._clock() >= self._until:
+                found, seconds = self._look()
+                if found != self._last:
+                    log.info(
+                        "GPU memory limits by cgroup",
+                        extra={"backend": found.backend or "none", "reason": found.reason},
+                    )
+                self._last = found
+                self._until = self._clock() + seconds
+            return self._last
+
+    def known(self) -> MemoryAccounting | None:
+        """What was offered when it was last looked at, without a look where there was one."""
+        return (self._last or self.offered()).backend
+
+    def _look(self) -> tuple[MemoryLimitSupport, float]:
+        """What is found now, and for how many seconds that is good enough. That NVML is late once
+        changes nothing: claims would be prepared without a limit, or strict ones be refused."""
+        late, self._late = self._late, False
+        try:
+            system = self._nvml.system()
+        except NodeError as error:
+            self._late = isinstance(error, TimedOut)
+            if self._late and not late and self._last and self._last.backend:
+                log.warning("NVML is late, and limits are as they were: %s", error)
+                return self._last, _NOT_READY_SECONDS
+            return _no_support(error), _NOT_READY_SECONDS
+        try:
+            return self._offered_by(system), _TTL_SECONDS
+        except NodeError as error:
+            return _no_support(error), _TTL_SECONDS
+
+    def _offered_by(self, system: NvmlSystem) -> MemoryLimitSupport:
+        version, before = system.driver_version, self._session
+        self._session = system.session
+        if self._last and self._last.backend and system.session == before:
+            return self._last  # it is chosen as the driver is loaded
+        if version.major < MIN_DRIVER_MAJOR:
+            return MemoryLimitSupport(
+                None, f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"
+            )
+        if reason := self._lacking():
+            return MemoryLimitSupport(None, reason)
+        return self._try(self._gpu(system))
+
+    def _lacking(self) -> str:
+        root = self._cgroups.root
+        if not root.is_dir():
+            return f"{root} is missing: mount the host's cgroup file system there"
+        if not self._cgroups.unified:
+            return f"{root} is cgroup v1: boot with systemd.unified_cgroup_hierarchy=1"
+        if not self._cgroups.controllers() & {"dmem", "misc"}:
+            return f"{root} has neither the dmem nor the misc controller: build the kernel with one"
+        return ""
+
+    def _gpu(self, system: NvmlSystem) -> GpuUuid:
+        """One on which it can be tried."""
+        looks = self._nvml.glances(range(system.gpus)).values()
+        seen = [look for look in looks if not isinstance(look, NodeError)]
+        if not seen:
+            raise NodeError("no GPU answers")
+        if not (outside := [look.uuid for look in seen if not look.mig_on]):
+            raise NodeError("every GPU is in MIG mode, which the driver limits no cgroup on")
+        return outside[0]
+
+    def _try(self, gpu: GpuUuid) -> MemoryLimitSupport:
+        """Limit an empty cgroup, read that back, and take it all away."""
+        self._remove_left()
+        # Several processes may try at a time: two plugins in a rolling update, the doctor.
+        trial = self._cgroups.root / f"{_TRIAL}{os.getpid()}"
+        try:
+            if not trial.is_dir():
+                self._cgroups.make(trial)
+        except OSError as error:
+            raise NodeError(
+                f"no cgroup can be made in {trial.parent}: {error.strerror}; "
+                "it has to be mounted writable"
+            ) from error
+        try:
+            apply_limit(self._nvml, gpu, trial, _TRIAL_BYTES)
+            backend = _detect_accounting(trial)
+            apply_limit(self._nvml, gpu, trial, None)
+            return MemoryLimitSupport(backend)
+        finally:
+            with contextlib.suppress(OSError):  # a later look removes it
+                self._cgroups.remove(trial)
+
+    def _remove_left(self) -> None:
+        for left in self._cgroups.root.glob(f"{_TRIAL}*"):
+            with contextlib.suppress(OSError):  # another process was first, or nobody may
+                if time.time() - left.stat().st_mtime > _STALE_TRIAL_SECONDS:
+                    self._cgroups.remove(left)
+
+
+def _no_support(error: NodeError) -> MemoryLimitSupport:
+    mend = _REMEDIES.get(nvml_error_code(error) or 0)
+    return MemoryLimitSupport(None, f"{error}" + (f"; {mend}" if mend else ""), fault=True)
+
+
+def _detect_accounting(trial: Path) -> MemoryAccounting:
+    """Who keeps the limit of *trial*. The driver can be told not to use the kernel's dmem, so that
+    its files are there and say nothing."""
+    try:
+        lines = (trial / "dmem.max").read_text().splitlines()
+    except OSError:
+        return MemoryAccounting.MISC
+    kept = (line for line in lines if line.startswith("nvidia/") and not line.endswith(" max"))
+    return MemoryAccounting.DMEM if any(kept) else MemoryAccounting.MISC
+
+
+def apply_limit(nvml: Nvml, gpu: GpuUuid, cgroup: Path, hard_bytes: int | None) -> None:
+    """Set it and read it back. NodeError: it was refused, or is another now."""
+    set_memory_limit(nvml, gpu, cgroup, hard_bytes)
+    found = get_memory_limit(nvml, gpu, cgroup)
+    if not same_limit(found.hard_bytes, hard_bytes):
+        raise NodeError(
+            f"GPU {gpu}: {cgroup} was to have {_format_bytes(hard_bytes)} of its memory, "
+            f"the driver left it at {_format_bytes(found.hard_bytes)} "
+            f"({found.used_bytes} bytes are in use)"
+        )
+
+
+_LARGEST_PAGE: Final = 2 << 20  # of a GPU's memory, in which a driver may count
+
+
+def same_limit(found: int | None, wanted: int | None) -> bool:
+    """Whether they are one, as far as a driver that counts in pages can say."""
+    if found is None or wanted is None:
+        return found is wanted
+    return abs(found - wanted) < _LARGEST_PAGE
+
+
+def _format_bytes(limit: int | None) -> str:
+    return "all" if limit is None else f"{limit} bytes"

@@ -1,0 +1,141 @@
+"""Who holds a board: the processes that keep it from being cut, switched or reset."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.base.errors import NodeError
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.node.cgroups.procfs import device_number_of, printable, read_proc_file
+from dra_driver.node.nvml.api import NvmlFunctions, none_if_refused
+from dra_driver.node.nvml.client import Nvml
+from dra_driver.node.nvml.processes import LIST_REFUSED, PROCESS_LISTS
+
+_NVIDIA: Final = 195  # the major number of nvidiaN (Linux, devices.txt)
+_MOST_NAMED: Final = 8  # in a message
+_HOLDING_MODULES: Final = ("nvidia_drm",)  # with modeset it is a client of every GPU
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class GpuHolder:
+    """A process, by its number on the host."""
+
+    pid: int
+    command: str  # empty: it is not seen from here
+
+    def __str__(self) -> str:
+        return f"{self.command} ({self.pid})" if self.command else f"process {self.pid}"
+
+
+class GpuHolders:
+    """Asks NVML, and looks who has the device open. *proc*: where the host's processes are seen;
+    *major*: of the devices of GPUs."""
+
+    def __init__(self, nvml: Nvml, proc: Path = Path("/proc"), major: int = _NVIDIA) -> None:
+        self._nvml = nvml
+        self._proc = proc
+        self._major = major
+
+    def of(self, gpu: GpuUuid, gi: int | None = None) -> tuple[GpuHolder, ...]:
+        """Who holds *gpu*, or its GPU instance *gi*, by number; as far as can be seen.
+
+        Whoever only has the device file open is not in an instance, so it is told of the whole GPU
+        alone.
+        """
+        try:
+            minor, pids = self._nvml.on_gpu(gpu, "listing its processes", _asked(gi))
+        except NodeError:
+            return ()
+        if gi is None:
+            pids |= set(self._with_open((self._major, minor)))
+        return tuple(GpuHolder(pid, process_command(pid, self._proc)) for pid in sorted(pids))
+
+    def in_words(self, holders: tuple[GpuHolder, ...]) -> str:
+        """Names them; where they are nobody, who it may be all the same."""
+        return describe_holders(holders, self._modules() if not holders else ())
+
+    def _modules(self) -> tuple[str, ...]:
+        """The modules of the kernel that hold GPUs: they have no process."""
+        try:
+            lines = (self._proc / "modules").read_text(errors="replace").splitlines()
+        except OSError:
+            return ()
+        loaded = {line.split(" ", 1)[0] for line in lines}
+        return tuple(name for name in _HOLDING_MODULES if name in loaded)
+
+    def _with_open(self, device: tuple[int, int]) -> Iterator[int]:
+        """Processes other than this one with that device open, whatever their file is called."""
+        for directory in self._proc.glob("[0-9]*"):
+            if directory.name != self._own() and _has_open(f"{directory}/fd", device):
+                yield int(directory.name)
+
+    def _own(self) -> str:
+        try:
+            return os.readlink(self._proc / "self")
+        except OSError:
+            return ""
+
+
+def _has_open(directory: str, device: tuple[int, int]) -> bool:
+    try:
+        files = os.listdir(directory)
+    except OSError:  # it ended, or is not ours to look at
+        return False
+    return any(device_number_of(f"{directory}/{file}") == device for file in files)
+
+
+def process_command(pid: int, proc: Path = Path("/proc")) -> str:
+    """What this process calls itself; empty: it is not seen from here."""
+    try:
+        name = read_proc_file(proc, pid, "comm").decode(errors="replace")
+    except OSError:
+        return ""
+    return printable(name.removesuffix("\n")).strip()
+
+
+def name_holders(holders: Sequence[GpuHolder]) -> str:
+    """The first of them, and how many more there are.
+
+    >>> named((Holder(7, "dcgm"), Holder(9, "")))
+    'dcgm (7), process 9'
+    """
+    more = len(holders) - _MOST_NAMED
+    first = ", ".join(map(str, holders[:_MOST_NAMED]))
+    return first + (f" and {more} more" if more > 0 else "")
+
+
+def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = ()) -> str:
+    """Says that they hold it. *modules*: of the kernel, that may be who
+    it is where nobody else is seen.
+
+    >>> in_words((Holder(7, "dcgm"), Holder(9, "")))
+    'held by dcgm (7), process 9'
+    """
+    if not holders and modules:
+        return (
+            f"by no process that can be seen from here; {', '.join(modules)} is loaded, which "
+            "holds every GPU while it sets modes: modprobe -r, or modeset=0"
+        )
+    if not holders:
+        return (
+            "by nobody that can be seen from here; a monitoring agent such as DCGM may hold it "
+            "from a container"
+        )
+    return f"held by {name_holders(holders)}"
+
+
+def _asked(gi: int | None) -> Any:
+    def call(functions: NvmlFunctions, handle: Any) -> tuple[int, set[int]]:
+        lists = [kind(functions) for kind in PROCESS_LISTS]
+        listed = [
+            one
+            for ask in lists
+            for one in none_if_refused(partial(ask, handle), *LIST_REFUSED) or []
+        ]
+        pids = {int(one.pid) for one in listed if gi is None or one.gpuInstanceId == gi}
+        return int(functions.nvmlDeviceGetMinorNumber(handle)), pids
+
+    return call

@@ -1,0 +1,112 @@
+"""The door to the MPS agent of this node: asks it over its socket.
+
+The agent is another process, which may be replaced at any time. So each call is a connection of
+its own, every wait is bounded, and nobody at the other end is an error that says whom to start.
+"""
+
+import socket
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
+from dra_driver.node.mps import agent_protocol
+
+# The agent knows both, and answers before: ``agent.dependencies``.
+SERVE_SECONDS: Final = 20.0  # a daemon may have to be ended and another started
+SECONDS: Final = 10.0
+_ANSWER: Final = "the answer of the MPS agent"
+
+T = TypeVar("T")
+
+
+class MpsAgentClient:
+    """Thread safe; it keeps nothing open."""
+
+    def __init__(self, socket: Path, serve_seconds: float = SERVE_SECONDS) -> None:
+        self._socket = str(socket)
+        self._serve_seconds = serve_seconds
+
+    def serve(self, space: MpsNamespace) -> ServedNamespace:
+        """Have *space* served; the same again is the same answer.
+
+        NodeError: it cannot be, and nothing is left of it. TimedOut: it may be by and by.
+        """
+        request = {"call": "serve", "space": agent_protocol.encode(space)}
+        return self._ask(request, "served", ServedNamespace, self._serve_seconds)
+
+    def release(self, name: MpsNamespaceName) -> None:
+        """The space is no longer served; an unknown one is fine."""
+        self._call({"call": "release", "name": name})
+
+    def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
+        """End these clients (processes of the host) of the space; those that are none are fine."""
+        self._call({"call": "terminate", "name": name, "pids": sorted(pids)})
+
+    def status(self) -> MpsStatus:
+        """What the agent knows. Clients are as of the last second."""
+        return self._ask({"call": "status"}, "status", MpsStatus, SECONDS)
+
+    def _call(self, request: dict[str, Any]) -> None:
+        self._exchange(request, SECONDS)
+
+    def _ask(self, request: dict[str, Any], field: str, kind: type[T], seconds: float) -> T:
+        answer = self._exchange(request, seconds)
+        if field not in answer:
+            raise NodeError(f"{_ANSWER} to {request['call']!r} lacks {field!r}")
+        return agent_protocol.decode(kind, answer[field], field)
+
+    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        line = agent_protocol.dump(request)
+        if len(line) > agent_protocol.MAX_REQUEST_BYTES:
+            raise NodeError(
+                f"a question of {len(line)} bytes is more than the MPS agent reads "
+                f"({agent_protocol.MAX_REQUEST_BYTES}): ask for fewer at once"
+            )
+        answer = agent_protocol.parse(self._carried(line, request["call"], seconds), _ANSWER)
+        if "error" in answer:
+            raise agent_protocol.decode_error(answer["error"])
+        return answer
+
+    def _carried(self, line: bytes, call: str, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(seconds)
+            try:
+                connection.connect(self._socket)
+            except OSError as e:
+                raise self._down(e.strerror or str(e)) from e
+            try:
+                connection.sendall(line)
+                return self._answer(connection, deadline)
+            except TimeoutError as e:
+                raise TimedOut(
+                    f"waited {seconds:g} s for the MPS agent at {self._socket} ({call}): look at "
+                    "its log"
+                ) from e
+            except OSError as e:  # it was ended while it worked
+                raise self._down(e.strerror or str(e)) from e
+
+    def _answer(self, connection: socket.socket, deadline: float) -> bytes:
+        """A line. The deadline is of all of it: an agent that drips is none the better."""
+        received = bytearray()
+        while not received.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            connection.settimeout(left)
+            chunk = connection.recv(65536)
+            if not chunk:
+                raise self._down("it ended before it answered")
+            received += chunk
+            if len(received) > agent_protocol.MAX_ANSWER_BYTES:
+                raise NodeError(f"{_ANSWER} is longer than {agent_protocol.MAX_ANSWER_BYTES} bytes")
+        return bytes(received)
+
+    def _down(self, why: str) -> MpsAgentUnreachable:
+        return MpsAgentUnreachable(
+            f"the MPS agent of this node does not answer at {self._socket} ({why}): start "
+            "`dra-driver mps-agent` (DaemonSet …-mps-agent); the claim is served once it is back"
+        )

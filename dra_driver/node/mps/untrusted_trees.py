@@ -1,0 +1,130 @@
+"""Directories in which tenants write are emptied and removed, whatever a tenant put there.
+
+A container that has one mounted may run as root in there: it can make links to anywhere, trees of
+any depth, and change all of it meanwhile. So a name is only looked up in a directory that is held
+open, no link is followed, and what is deep is lifted to the top before it is taken away: neither
+paths, nor open files, nor calls grow with the depth.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from dra_driver.base.deadlines import seconds_within_request
+from dra_driver.base.errors import NodeError, TimedOut
+
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PASSABLE: Final = 0o755  # clients of any user go through
+_SECONDS: Final = 5.0  # in which even somebody who goes on making files is outrun, or never
+# Somebody was quicker than this. What there is now is seen with the next look.
+_QUICKER: Final = (FileNotFoundError, NotADirectoryError)
+
+TreePath = tuple[str, ...]
+"""Names of directories, each inside the one before."""
+
+
+def make_directory(directory: str) -> None:
+    """Make it, for everybody to pass whatever the umask is; it may be there. OSError: something
+    else is."""
+    os.makedirs(os.path.dirname(directory), mode=PASSABLE, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(directory, PASSABLE)
+    with open_directory(directory) as at:
+        os.fchmod(at, PASSABLE)
+
+
+def empty_directory(directory: str, keep: Collection[TreePath] = ()) -> None:
+    """Take away all that is in it besides the directories *keep* and those that they are in.
+
+    What is kept is empty then, is the same directory as before, and everybody may pass it.
+    OSError: something cannot be taken away. TimedOut: somebody makes files as fast as they go.
+    """
+    with open_directory(directory) as top:
+        _Emptying(directory).work(top, frozenset(keep))
+
+
+def remove_directory(directory: str) -> None:
+    """Take it away with all that is in it. Not there: fine. OSError, TimedOut: as for
+    ``empty_directory``.
+    """
+    with suppress(FileNotFoundError):
+        empty_directory(directory)
+        os.rmdir(directory)
+
+
+@contextmanager
+def open_directory(path: str, inside: int | None = None) -> Iterator[int]:
+    """A directory, by its last name, which is no link. OSError: it is not there, or is none."""
+    at = os.open(path, DIRECTORY, dir_fd=inside)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+class _Emptying:
+    """Of one directory; *named* in errors."""
+
+    def __init__(self, named: str) -> None:
+        self._named = named
+        self._seconds = seconds_within_request(_SECONDS, undoing=True)
+        self._until = time.monotonic() + self._seconds
+
+    def work(self, at: int, keep: Collection[TreePath]) -> None:
+        """It calls itself for a level of *keep*, which is ours, and for no other."""
+        kept = {path[0] for path in keep}
+        for name in sorted(kept):
+            inside = frozenset(path[1:] for path in keep if path[0] == name and path[1:])
+            try:
+                with open_directory(name, at) as found:
+                    os.fchmod(found, os.fstat(found).st_mode & 0o7777 | PASSABLE)
+                    self.work(found, inside)
+            except FileNotFoundError:
+                continue
+            except NotADirectoryError:
+                kept.discard(name)  # it goes with the rest
+        while left := [name for name in os.listdir(at) if name not in kept]:
+            for name in left:
+                self._take(at, name)
+
+    def _take(self, at: int, name: str) -> None:
+        """Take it away, but for the directories in it: these are in *at* then."""
+        if time.monotonic() > self._until:
+            raise TimedOut(
+                f"{self._named} cannot be emptied in {self._seconds:.3g} s: is somebody writing in "
+                "it?"
+            )
+        if not _is_directory(at, name):
+            return
+        with suppress(*_QUICKER), open_directory(name, at) as inside:
+            self._refuse_mount(at, inside, name)
+            for below in os.listdir(inside):
+                if _is_directory(inside, below):
+                    lifted = secrets.token_hex(16)
+                    with suppress(FileNotFoundError):
+                        os.rename(below, lifted, src_dir_fd=inside, dst_dir_fd=at)
+        try:
+            with suppress(*_QUICKER):
+                os.rmdir(name, dir_fd=at)
+        except OSError as e:
+            if e.errno != errno.ENOTEMPTY:  # somebody made more
+                raise
+
+    def _refuse_mount(self, at: int, inside: int, name: str) -> None:
+        if os.fstat(at).st_dev != os.fstat(inside).st_dev:
+            raise NodeError(f"something is mounted in {self._named} at {name}: unmount it")
+
+
+def _is_directory(at: int, name: str) -> bool:
+    """False: it was none, and is gone. Nothing is asked before, since the answer may be old."""
+    try:
+        os.unlink(name, dir_fd=at)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        return True
+    return False

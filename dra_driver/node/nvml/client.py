@@ -1,0 +1,366 @@
+"""The one door to NVML: every call bounded, every error ours.
+
+What was learned of GPUs since NVML was started, and holds until it is started again.
+
+GPUs that do not answer in time: once can be the driver's work for others, twice is a fault.
+"""
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pynvml
+
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, TimedOut
+from dra_driver.model.gpus import GpuUuid, is_mig_uuid, reset_instructions
+from dra_driver.node.mig.geometry import GeometryCache
+from dra_driver.node.nvml import readers
+from dra_driver.node.nvml.api import RESTART_NEEDED, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.threads import GpuBeingChanged, NvmlThreads, PendingCall, SubmitToGpu
+from dra_driver.node.nvml.values import DynamicState, NvLinks, NvmlSystem, StaticInfo
+
+
+class NvmlSession:
+    """Where NVML lists GPUs and their MIG instances, as far as they were looked at.
+
+    Only for whoever holds NVML's gate.
+    """
+
+    def __init__(self) -> None:
+        self.geometries = GeometryCache()
+        self._indices: dict[GpuUuid, int] = {}
+
+    def index(self, uuid: GpuUuid) -> int | None:
+        """Where NVML lists this GPU, or the GPU of this instance."""
+        return self._indices.get(uuid)
+
+    def seen(self, index: int, glance: DynamicState) -> None:
+        """What is there no more is forgotten."""
+        for uuid in [uuid for uuid, known in self._indices.items() if known == index]:
+            del self._indices[uuid]
+        self._indices[glance.uuid] = index
+        self._indices |= {one.uuid: index for one in glance.instances}
+
+
+def describe_gpu(gpu: GpuUuid) -> str:
+    """How a GPU, or an instance of one, is called in messages."""
+    return gpu if is_mig_uuid(gpu) else f"GPU {gpu}"
+
+
+def not_listed_error(gpu: GpuUuid, doing: str) -> NodeError:
+    """What is raised where NVML does not list it."""
+    error = MigInstanceNotFound if is_mig_uuid(gpu) else NodeError
+    return error(f"{describe_gpu(gpu)}, {doing}: NVML does not list it")
+
+
+log = logging.getLogger(__name__)
+
+
+class ReadGrace:
+    """Those of one session of NVML, by index, at the last look and at this one."""
+
+    def __init__(self) -> None:
+        self._before: set[int] = set()
+        self._now: set[int] = set()
+
+    def looks(self) -> None:
+        """Another look begins. Who told all in time that it was asked for at the last one is as
+        good as any other."""
+        self._before, self._now = self._now, set()
+
+    def excused(self, index: int, error: NodeError, known: Container[int]) -> NodeError:
+        """*error*, unless that is the first look at which a *known* GPU is late: then what is known
+        of it does until the next one."""
+        late = isinstance(error, TimedOut)
+        if index not in known or not (late or isinstance(error, GpuBeingChanged)):
+            return error
+        if index in self._before:  # one that is not asked, since it is changed, is not in time
+            self._now.add(index)
+            return error
+        if not late:
+            return error
+        if index not in self._now:
+            log.warning("a GPU is late, and is what it was at the last look: %s", error)
+        self._now.add(index)
+        return GpuBeingChanged(f"{error}; it is late for the first time")
+
+
+T = TypeVar("T")
+
+StaticInfoByIndex = Mapping[int, StaticInfo | NodeError]
+NvLinksByIndex = Mapping[int, NvLinks | NodeError]
+
+_REMEDIES: Final[Mapping[int, str]] = {
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "load the NVIDIA kernel driver; nvidia-smi has to work",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "install the NVIDIA driver, or point to its driver root",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the driver was changed in use: reboot the node",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: drain and reboot the node",
+    pynvml.NVML_ERROR_RESET_REQUIRED: reset_instructions("..."),
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "check its power cables",
+    pynvml.NVML_ERROR_CORRUPTED_INFOROM: "its infoROM is damaged: replace the board",
+    pynvml.NVML_ERROR_NO_PERMISSION: "run this as root, privileged, with access to device nodes",
+}
+
+
+def load_nvml(library: Path | None) -> NvmlFunctions:
+    """pynvml over *library* (``libnvidia-ml.so.1`` of the driver root), or what the linker finds.
+
+    In a container the library is not where the linker looks. It is loaded by the path it resolves
+    to, so that another driver's library, installed while this process runs, is taken at the next
+    start of NVML. NodeError: it cannot be loaded.
+    """
+    if library is not None:
+        path = str(library.resolve())
+        if pynvml.nvmlLib is None or pynvml.nvmlLib._name != path:
+            try:
+                loaded = ctypes.CDLL(path)
+            except OSError as error:
+                raise NodeError(
+                    f"cannot load NVML from {library}: {error}; is the driver complete?"
+                ) from error
+            pynvml._nvmlGetFunctionPointer_cache.clear()
+            pynvml.nvmlLib = loaded
+    return pynvml  # type: ignore[no-any-return]
+
+
+@contextmanager
+def nvml_errors(doing: str) -> Iterator[None]:
+    """What NVML raises becomes a NodeError: what was being done, and what to do about it."""
+    try:
+        yield
+    except pynvml.NVMLError as error:
+        mend = _REMEDIES.get(error.value)
+        raise NodeError(f"{doing}: NVML says {error}" + (f"; {mend}" if mend else "")) from error
+    except pynvml.NVMLLibraryMismatchError as error:
+        raise NodeError(
+            f"{doing}: {error}; {_REMEDIES[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]}"
+        ) from error
+
+
+_STOP_SECONDS: Final = 1.0
+
+
+class Nvml:
+    """NVML on a thread for the system and one for each GPU, so a hung GPU stops only itself.
+
+    ``load`` gives the functions (``load_nvml`` or a simulation) each time NVML is started. NVML
+    lists the GPUs that there are when it is started: ``restart`` finds those that came later.
+    """
+
+    def __init__(self, load: Callable[[], NvmlFunctions], deadline_seconds: float = 5.0) -> None:
+        self._load = load
+        self._functions: NvmlFunctions | None = None
+        self._initialised: NvmlFunctions | None = None  # belongs to the system's thread
+        self._session = 0
+        self._stale = False
+        self._threads = NvmlThreads(deadline_seconds)
+        self._listing, self._late = NvmlSession(), ReadGrace()  # of this session
+        self._known: NvmlSystem | None = None  # of this session
+        self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
+
+    def system(self) -> NvmlSystem:
+        """Driver and number of GPUs; starts NVML if need be. NodeError: the driver is not ready."""
+        with self._gate:
+            if self._functions is None or (self._stale and self._threads.idle):
+                self._start()
+            known = self._known
+            pending = self._threads.read_system("reading the driver", self._read_system)
+        try:
+            if known and not pending.wait(self._threads.behind()):
+                return known
+            return pending.result()
+        except NodeError as error:
+            self._judge(error)
+            raise
+
+    def restart(self) -> bool:
+        """Have the next ``system`` start NVML again. False: not now, a call is under way."""
+        with self._gate:
+            idle = self._threads.idle
+            self._stale = self._stale or idle
+            return idle
+
+    def stop(self) -> None:
+        """Stop NVML and its threads. One that hangs is left to end with the process."""
+        if not self._gate.acquire(timeout=_STOP_SECONDS):
+            log.warning("NVML is not stopped: it is being started")
+            return
+        try:
+            self._functions = None
+            self._threads.run_system("stopping NVML", self._shut_down, _STOP_SECONDS)
+        except NodeError as error:
+            log.warning("NVML is not stopped: %s", error)
+        finally:
+            self._threads.stop()
+            self._gate.release()
+
+    @property
+    def geometries(self) -> GeometryCache:
+        """How GPUs can be cut, as was read in this session."""
+        return self._listing.geometries
+
+    def glances(
+        self, indices: Iterable[int], known: Container[int] = ()
+    ) -> Mapping[int, DynamicState | NodeError]:
+        """For each NVML index what can change, or why it could not be read. UnderChange: it is
+        *known* from an earlier look, and not now, since a GPU is being changed, or since it is late
+        for the first time."""
+        listing = self._listing
+        if known:
+            self._late.looks()
+        seen = dict(
+            self._each(
+                dict.fromkeys(indices, readers.read_dynamic_state), "reading its state", known
+            )
+        )
+        # The driver tells what is cut of one board after the other, so they are late together.
+        cut = {
+            index: partial(readers.with_mig_instances, listing.geometries, one)
+            for index, one in seen.items()
+            if isinstance(one, DynamicState) and one.mig_on
+        }
+        seen |= self._each(cut, "reading what is cut of it", known, len(cut))
+        with self._gate:
+            if listing is self._listing:  # else these may be the indices of other GPUs by now
+                for index, one in seen.items():
+                    if not isinstance(one, NodeError):
+                        listing.seen(index, one)
+        return seen
+
+    def facts(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
+        """Like :meth:`glances`, what stays."""
+        read = partial(readers.read_static_info, self._listing.geometries)
+        return self._each(dict.fromkeys(indices, read), "reading its properties", known)
+
+    def links(self, indices: Iterable[int], known: Container[int] = ()) -> NvLinksByIndex:
+        """Like :meth:`glances`, the active NVLinks."""
+        return self._each(
+            dict.fromkeys(indices, readers.read_nvlinks), "reading its NVLinks", known
+        )
+
+    def on_gpu(
+        self,
+        gpu: GpuUuid,
+        doing: str,
+        call: Callable[[NvmlFunctions, Any], T],
+        seconds: float | None = None,
+    ) -> T:
+        """What *call* answers for *gpu*, or a MIG instance of one, on its GPU's thread.
+
+        *seconds*: it is a change, which may take so long; nothing that is read meanwhile is late by
+        it, of whichever GPU, since the driver may serve one after another.
+        NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
+        """
+        if (pending := self._submit_by_uuid(gpu, doing, call, seconds)) is None:
+            self.glances(range(self.system().gpus))
+            pending = self._submit_by_uuid(gpu, doing, call, seconds)
+        if pending is None:
+            raise not_listed_error(gpu, doing)
+        try:
+            return pending.result()
+        except NodeError as error:
+            self._judge(error)
+            raise
+
+    def _submit_by_uuid(
+        self,
+        gpu: GpuUuid,
+        doing: str,
+        call: Callable[[NvmlFunctions, Any], T],
+        seconds: float | None,
+    ) -> PendingCall[T] | None:
+        """None: it is not known where NVML lists *gpu* since it was started."""
+
+        def by_uuid(functions: NvmlFunctions, handle: Any) -> T:
+            return call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
+
+        with self._gate:
+            if (index := self._listing.index(gpu)) is None:
+                return None
+            threads = self._threads
+            submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
+            return self._submit(index, f"{describe_gpu(gpu)}, {doing}", by_uuid, submit)
+
+    def _each(
+        self,
+        reads: Mapping[int, Callable[[NvmlFunctions, Any], T]],
+        doing: str,
+        known: Container[int],
+        boards: int = 0,
+    ) -> Mapping[int, T | NodeError]:
+        answers: dict[int, T | NodeError] = {}
+        pending: dict[int, PendingCall[T]] = {}
+        submit = partial(self._threads.read, boards=boards)
+        with self._gate:
+            for index, read in reads.items():
+                try:
+                    if index in known and self._threads.changes.under_way(index):
+                        raise GpuBeingChanged(f"GPU {index}, {doing}: it is being changed")
+                    pending[index] = self._submit(index, doing, read, submit)
+                except NodeError as error:
+                    answers[index] = self._late.excused(index, error, known)
+        behind = self._threads.behind()
+        for index, answer in pending.items():
+            try:
+                if index in known and not answer.wait(behind):
+                    raise GpuBeingChanged(f"GPU {index}, {doing}: another GPU is being changed")
+                answers[index] = answer.result()
+            except NodeError as error:
+                self._judge(error)
+                answers[index] = self._late.excused(index, error, known)
+        return dict(sorted(answers.items()))
+
+    def _submit(
+        self, index: int, doing: str, read: Callable[[NvmlFunctions, Any], T], submit: SubmitToGpu
+    ) -> PendingCall[T]:
+        if (functions := self._functions) is None:
+            raise NodeError(f"GPU {index}, {doing}: NVML is not running")
+
+        def call() -> T:
+            with nvml_errors(doing):
+                return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
+
+        return submit(index, doing, call)
+
+    def _start(self) -> None:
+        """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
+
+        def call() -> NvmlFunctions:
+            self._shut_down()
+            functions = self._load()
+            with nvml_errors("starting NVML"):
+                functions.nvmlInit()
+            self._initialised = functions
+            return functions
+
+        self._functions = None
+        self._functions = self._threads.run_system("starting NVML", call)
+        self._session += 1
+        self._stale = False
+        self._listing, self._late = NvmlSession(), ReadGrace()
+        self._known = None
+        log.info("NVML started", extra={"session": self._session})
+
+    def _read_system(self) -> NvmlSystem:
+        if (functions := self._functions) is None:
+            raise NodeError("reading the driver: NVML is not running")
+        with nvml_errors("reading the driver"):
+            self._known = found = readers.read_system(functions, self._session)
+        return found
+
+    def _judge(self, error: NodeError) -> None:
+        self._stale = self._stale or nvml_error_code(error) in RESTART_NEEDED
+
+    def _shut_down(self) -> None:
+        """Undo the last nvmlInit, also one that ended when nobody waited for it any more."""
+        functions, self._initialised = self._initialised, None
+        try:
+            if functions is not None:
+                functions.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            log.info("NVML was stopped already: %s", error)  # its driver went before it

@@ -1,0 +1,200 @@
+"""What is read of one GPU: each reader is called on that GPU's thread of
+``dra_driver.node.nvml.client.client``.
+
+Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
+
+What cannot be changed of a GPU inside the virtual machine that has it.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+from dra_driver.model.gpus import GpuUuid, GuestRestriction, MigProfile, Version
+from dra_driver.node.driver.pci import canonical_bus_id
+from dra_driver.node.mig.geometry import NO_FUNCTIONS, GeometryCache
+from dra_driver.node.mig.instances import instances
+from dra_driver.node.nvml.api import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    SESSION_ENDED,
+    NvmlFunctions,
+    none_if_refused,
+    nvml_error_code,
+)
+from dra_driver.node.nvml.values import (
+    ADDRESSING_MODES,
+    DynamicState,
+    NvLinks,
+    NvmlSystem,
+    StaticInfo,
+    architecture,
+    brand,
+    cuda_version,
+    driver_version,
+)
+
+# nvml.h, NVML_GPU_VIRTUALIZATION_MODE_*
+PASSTHROUGH: Final = 1
+VGPU: Final = 2
+_SWITCHES_FROM: Final = 9  # Hopper (NVIDIA's MIG user guide)
+
+
+def switches_without_reset(major: int) -> bool:
+    """Whether boards of this compute capability change their MIG mode without a reset."""
+    return major >= _SWITCHES_FROM
+
+
+def fixed_settings(functions: NvmlFunctions, handle: Any) -> GuestRestriction:
+    """Of a GPU that has a MIG mode. A driver that cannot tell is taken to run on the machine
+    itself, and a change that is not possible then fails.
+
+    A GPU that is passed through and needs a reset for its mode is not even asked for it: it says
+    that it did as it was told, and computes no more until the machine is rebooted (seen on A100
+    of clouds). In the guest of a vGPU, NVML supports neither the mode nor GPU instances.
+    """
+    try:
+        found = int(functions.nvmlDeviceGetVirtualizationMode(handle))
+    except Exception as error:
+        if nvml_error_code(error) is None or nvml_error_code(error) in SESSION_ENDED:
+            raise
+        return GuestRestriction.NOTHING
+    if found == VGPU:
+        return GuestRestriction.ALL
+    if found != PASSTHROUGH:
+        return GuestRestriction.NOTHING
+    major, _ = functions.nvmlDeviceGetCudaComputeCapability(handle)
+    return GuestRestriction.NOTHING if switches_without_reset(major) else GuestRestriction.MODE
+
+
+# nvml.h
+MAX_NVLINKS: Final = 36  # NVML_NVLINK_MAX_LINKS
+NVLINK_TO_SWITCH: Final = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
+MIG_ENABLED: Final = 1  # NVML_DEVICE_MIG_ENABLE
+
+
+def read_system(nvml: NvmlFunctions, session: int) -> NvmlSystem:
+    """What is not of one GPU."""
+    return NvmlSystem(
+        session=session,
+        driver_version=driver_version(nvml.nvmlSystemGetDriverVersion()),
+        cuda_driver_version=cuda_version(nvml.nvmlSystemGetCudaDriverVersion_v2()),
+        gpus=nvml.nvmlDeviceGetCount(),
+    )
+
+
+def read_dynamic_state(nvml: NvmlFunctions, handle: Any) -> DynamicState:
+    """What can change, but for what is cut."""
+    uuid = GpuUuid(nvml.nvmlDeviceGetUUID(handle))
+    mode = read_mig_mode(nvml, handle)
+    return DynamicState(uuid) if mode is None else DynamicState(uuid, *mode)
+
+
+def with_mig_instances(
+    geometries: GeometryCache, glance: DynamicState, nvml: NvmlFunctions, handle: Any
+) -> DynamicState:
+    """With what is cut of a GPU in MIG mode, which takes longer."""
+    uuid = glance.uuid
+    profiles = geometries.of(nvml, handle, uuid, True)
+    others = partial(geometries.unlisted, nvml, handle, uuid)
+    found = none_if_refused(
+        lambda: instances(nvml, handle, profiles, geometries.asked(nvml, uuid), others),
+        NO_PERMISSION,
+    )
+    if found is None:
+        return replace(glance, mig_hidden=True)
+    return replace(glance, instances=found[0], odd=found[1])
+
+
+def read_static_info(geometries: GeometryCache, nvml: NvmlFunctions, handle: Any) -> StaticInfo:
+    """What stays."""
+    place = nvml.nvmlDeviceGetPciInfo(handle)
+    mode = read_mig_mode(nvml, handle)
+    return StaticInfo(
+        minor=nvml.nvmlDeviceGetMinorNumber(handle),
+        pci_bus_id=canonical_bus_id(place.busId),
+        pci_id=f"0x{int(place.pciDeviceId):08X}",
+        product_name=nvml.nvmlDeviceGetName(handle),
+        brand=brand(nvml.nvmlDeviceGetBrand(handle)),
+        architecture=architecture(nvml.nvmlDeviceGetArchitecture(handle)),
+        compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        memory_bytes=_memory_bytes(nvml, handle),
+        addressing_mode=_addressing_mode(nvml, handle),
+        mig_profiles=_mig_profiles(nvml, handle, geometries, mode),
+        mig_on=None if mode is None else mode[0],
+        mig_fixed=GuestRestriction.NOTHING if mode is None else fixed_settings(nvml, handle),
+        mig_problem=_mig_problem(nvml, handle, geometries, mode),
+    )
+
+
+def read_nvlinks(nvml: NvmlFunctions, handle: Any) -> NvLinks:
+    """Where its active NVLinks lead."""
+    switch, peers = False, set()
+    for link in range(MAX_NVLINKS):
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            if nvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == NVLINK_TO_SWITCH:
+                switch = True
+            else:
+                peers.add(
+                    canonical_bus_id(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId)
+                )
+        except Exception as error:
+            if nvml_error_code(error) == NOT_SUPPORTED:
+                continue  # this link, or NVLink at all
+            if nvml_error_code(error) == INVALID_ARGUMENT:
+                break  # beyond the last link of this board
+            raise
+    return NvLinks(switch, frozenset(peers))
+
+
+def read_mig_mode(nvml: NvmlFunctions, handle: Any) -> tuple[bool, bool] | None:
+    """Whether MIG mode is on, and will be after the next reset; None: it has no such mode."""
+    mode = none_if_refused(
+        lambda: nvml.nvmlDeviceGetMigMode(handle), NOT_SUPPORTED, FUNCTION_NOT_FOUND
+    )
+    return None if mode is None else (mode[0] == MIG_ENABLED, mode[1] == MIG_ENABLED)
+
+
+def _mig_profiles(
+    nvml: NvmlFunctions, handle: Any, geometries: GeometryCache, mode: tuple[bool, bool] | None
+) -> tuple[MigProfile, ...]:
+    if mode is None:
+        return ()
+    return geometries.of(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
+
+
+def _mig_problem(
+    nvml: NvmlFunctions, handle: Any, geometries: GeometryCache, mode: tuple[bool, bool] | None
+) -> str:
+    """Why it is not known how the GPU can be cut; empty: it is known, or the board has no MIG."""
+    if mode is not None:
+        return geometries.problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
+    try:
+        nvml.nvmlDeviceGetMigMode(handle)
+    except Exception as error:
+        if nvml_error_code(error) == FUNCTION_NOT_FOUND:
+            return NO_FUNCTIONS
+        if nvml_error_code(error) != NOT_SUPPORTED:
+            raise
+    return ""
+
+
+def _memory_bytes(nvml: NvmlFunctions, handle: Any) -> int | None:
+    """Of the GPU as a whole: the total is the same in MIG mode (nvidia-smi on A100 and H100 prints
+    it so). None: it has no memory of its own, as a GB10."""
+    memory = none_if_refused(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), NOT_SUPPORTED)
+    return None if memory is None else int(memory.total)
+
+
+def _addressing_mode(nvml: NvmlFunctions, handle: Any) -> str | None:
+    try:
+        mode = none_if_refused(
+            lambda: nvml.nvmlDeviceGetAddressingMode(handle), NOT_SUPPORTED, FUNCTION_NOT_FOUND
+        )
+    except AttributeError:
+        return None  # pynvml is older than the question
+    return None if mode is None else ADDRESSING_MODES.get(mode)

@@ -1,0 +1,271 @@
+"""The threads on which NVML is called: one for the system, and one for each GPU.
+
+A thread of its own for calls that may never return.
+
+Changes of GPUs that are under way: meanwhile the driver may serve nobody else, on any GPU.
+"""
+
+import concurrent.futures
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from dra_driver.base.errors import NodeError, TimedOut
+
+T = TypeVar("T")
+
+Clock = Callable[[], float]
+
+_POLL_SECONDS: Final = 0.1  # at a clock that may have stood still
+_LONGEST_PAUSE_SECONDS: Final = 30.0  # at most, so that every wait ends
+
+
+@dataclass(frozen=True, slots=True)
+class PausableDeadline:
+    """A moment on a clock that may stand still for a while."""
+
+    seconds: float
+    until: float
+    clock: Clock
+    end: float  # on the monotonic clock: it is not later than that
+
+    @property
+    def left(self) -> float:
+        return min(self.until - self.clock(), self.end - time.monotonic())
+
+
+def pausable_deadline(seconds: float, clock: Clock = time.monotonic) -> PausableDeadline:
+    """*seconds* from now."""
+    end = time.monotonic() + seconds + _LONGEST_PAUSE_SECONDS
+    return PausableDeadline(seconds, clock() + seconds, clock, end)
+
+
+@dataclass(frozen=True, slots=True)
+class _QueuedCall:
+    doing: str
+    call: Callable[[], Any]
+    deadline: PausableDeadline
+    future: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningCall:
+    doing: str
+    deadline: PausableDeadline
+    since: str  # as people read it
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCall(Generic[T]):
+    """An answer that may not have come yet."""
+
+    doing: str
+    future: Future[T]
+    deadline: PausableDeadline
+
+    def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Until the answer is there, or late. False: *stop*, which is asked now and then, said so
+        before; then nobody waits for it any more."""
+        while not self.future.done() and (left := self.deadline.left) > 0:
+            if stop():
+                self.future.cancel()
+                return False
+            concurrent.futures.wait([self.future], min(left, _POLL_SECONDS))
+        return True
+
+    def result(self) -> T:
+        """The answer, or what the call raised. TimedOut: it did not come before the deadline."""
+        self.wait()
+        if not self.future.done():
+            self.future.cancel()  # if it has not begun, nobody waits for it any more
+            raise TimedOut(f"{self.doing}: no answer within {self.deadline.seconds:g} s")
+        return self.future.result()
+
+
+class CallThread:
+    """Runs calls one after another on a daemon thread; only the callers' wait is bounded.
+
+    While a call is overdue every further one is refused at once instead of queueing behind it. When
+    it returns after all, the worker is as good as new.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
+        self._running: _RunningCall | None = None
+        self._unfinished = 0  # guarded by _lock
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits to run."""
+        return self._unfinished == 0
+
+    def submit(
+        self,
+        doing: str,
+        call: Callable[[], T],
+        deadline_seconds: float,
+        clock: Clock = time.monotonic,
+    ) -> PendingCall[T]:
+        """Have *call* run, within *deadline_seconds* of *clock*. TimedOut: an earlier call is
+        overdue."""
+        running = self._running
+        if running is not None and running.deadline.left <= 0:
+            raise TimedOut(
+                f"{doing}: an earlier call ({running.doing}) has not returned since {running.since}"
+            )
+        future: Future[T] = Future()
+        with self._lock:
+            self._unfinished += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+        until = pausable_deadline(deadline_seconds, clock)
+        self._jobs.put(_QueuedCall(doing, call, until, future))
+        return PendingCall(doing, future, until)
+
+    def stop(self) -> None:
+        """End the thread once what was submitted is done. It does not wait for that."""
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if job.future.set_running_or_notify_cancel():
+                self._carry_out(job)
+            else:
+                self._finished()
+
+    def _carry_out(self, job: _QueuedCall) -> None:
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._running = _RunningCall(job.doing, job.deadline, since)
+        try:
+            answer = job.call()
+        except Exception as error:  # noqa: BLE001 - raised again where the answer is waited for
+            self._finished()
+            job.future.set_exception(error)
+        else:
+            self._finished()
+            job.future.set_result(answer)
+
+    def _finished(self) -> None:
+        self._running = None
+        with self._lock:
+            self._unfinished -= 1
+
+
+class GpuBeingChanged(NodeError):
+    """It is not known now, since a GPU is being changed or is late for the first time: what was
+    known before holds until then."""
+
+
+class GpuChanges:
+    """Those of one driver, and a clock that stands still as long as there are any: by it nothing is
+    late that only waits for them. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: dict[Future[Any], tuple[int, float]] = {}  # index of the GPU, until when
+        self._settled = time.monotonic()
+        self._stood = 0.0
+
+    def begins(self, index: int, change: PendingCall[Any]) -> None:
+        """A change of the GPU at *index* is under way, until it ends or is late."""
+        with self._lock:
+            self._settle()
+            self._running[change.future] = (index, change.deadline.until)
+        change.future.add_done_callback(self._ends)
+
+    def under_way(self, index: int | None = None) -> bool:
+        """Whether there are any; *index*: of this GPU."""
+        now = time.monotonic()
+        with self._lock:
+            return any(
+                until > now and index in (None, its) for its, until in self._running.values()
+            )
+
+    def clock(self) -> float:
+        """Seconds, without those in which a change was under way."""
+        with self._lock:
+            return self._settle() - self._stood
+
+    def _ends(self, change: Future[Any]) -> None:
+        with self._lock:
+            self._settle()
+            del self._running[change]
+
+    def _settle(self) -> float:
+        """Count the time since this was done last, in which nothing began or ended."""
+        now = time.monotonic()
+        end = min(now, max((until for _, until in self._running.values()), default=self._settled))
+        self._stood += max(0.0, end - self._settled)
+        self._settled = now
+        return now
+
+
+SubmitToGpu = Callable[[int, str, Callable[[], Any]], PendingCall[Any]]
+"""Has something run on the thread of the GPU at an index."""
+
+_DEADLINE_SHARE_PER_GPU: Final = 0.2  # of the deadline
+_READ_GRACE_SECONDS: Final = 1.0  # for so long a look waits for GPUs that others' changes may keep
+
+
+class NvmlThreads:
+    """A GPU that hangs keeps its own thread. *deadline_seconds*: what reading may take, besides the
+    time that changes of GPUs take meanwhile."""
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self._deadline_seconds = deadline_seconds
+        self._system = CallThread("nvml-system")
+        self._gpus: list[CallThread] = []
+        self.changes: Final = GpuChanges()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits to run."""
+        return all(worker.idle for worker in (self._system, *self._gpus))
+
+    def read_system(self, doing: str, call: Callable[[], T]) -> PendingCall[T]:
+        """Have *call* run on the system's thread."""
+        return self._system.submit(doing, call, self._deadline_seconds, self.changes.clock)
+
+    def run_system(self, doing: str, call: Callable[[], T], seconds: float | None = None) -> T:
+        """What *call* answers on the system's thread, in time whatever else goes on."""
+        return self._system.submit(doing, call, seconds or self._deadline_seconds).result()
+
+    def read(
+        self, index: int, doing: str, call: Callable[[], T], boards: int = 0
+    ) -> PendingCall[T]:
+        """Have *call* run on the thread of the GPU at *index*. *boards*: that are asked at the same
+        time for what the driver tells of one after the other."""
+        seconds = self._deadline_seconds * (1 + _DEADLINE_SHARE_PER_GPU * boards)
+        return self._gpu(index).submit(doing, call, seconds, self.changes.clock)
+
+    def change(
+        self, index: int, doing: str, call: Callable[[], T], seconds: float
+    ) -> PendingCall[T]:
+        """Like :meth:`read`, for what changes the GPU, within *seconds*."""
+        pending = self._gpu(index).submit(doing, call, seconds)
+        self.changes.begins(index, pending)
+        return pending
+
+    def behind(self) -> Callable[[], bool]:
+        """Says when what is known has to do: a change is under way, and a moment has passed."""
+        until = time.monotonic() + _READ_GRACE_SECONDS
+        return lambda: time.monotonic() >= until and self.changes.under_way()
+
+    def stop(self) -> None:
+        """End the threads once what was submitted is done, and begin with new ones."""
+        for worker in (self._system, *self._gpus):
+            worker.stop()
+        self._system, self._gpus = CallThread("nvml-system"), []
+
+    def _gpu(self, index: int) -> CallThread:
+        while len(self._gpus) <= index:
+            self._gpus.append(CallThread(f"nvml-gpu-{len(self._gpus)}"))
+        return self._gpus[index]

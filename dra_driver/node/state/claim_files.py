@@ -1,0 +1,251 @@
+"""All files of a claim that others read: its CDI spec, and the metadata that it shows.
+
+The CDI files of our claims: one per claim, where the container runtime looks.
+
+Device metadata on this machine: the files that CDI specs of claims show to containers.
+
+``<plugin data>/metadata/<claim UID>_<request>.json``
+
+A file is there before a spec names it and goes after it, so nobody sees it half written, and what
+a killed writer left is found by its claim's UID. Without fsync: a power cut ends the boot, and with
+it the claim (see `ledger`).
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from api.names import CDI_CLASS
+from cdi.encoding import from_text, to_json
+from cdi.errors import CdiError
+from cdi.spec import Spec
+from cdi.store import SpecStore
+from dra_driver.base.errors import ClaimRecordLost, NodeError
+from dra_driver.base.files import disk_call
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.kubeletplugin.device_metadata import (
+    MetadataDocument,
+    claim_uid_of_file,
+    metadata_file_name,
+)
+from dra_driver.model.records import ClaimRecord
+
+
+class CdiSpecFiles:
+    """Spec files named ``k8s.<driver>-claim_<claim UID>.json``, as NVIDIA's driver names its own.
+
+    Every error is a NodeError that names the directory and the mend.
+    """
+
+    def __init__(self, directory: Path, vendor: str) -> None:
+        # Written files do not outlive the boot: see `ledger` on fsync.
+        self._store = SpecStore(directory, vendor, CDI_CLASS, fsync=False)
+
+    @property
+    def directory(self) -> Path:
+        return self._store.directory
+
+    def write(self, uid: ClaimUid, spec: Spec) -> str:
+        """Write the spec of a claim; the text that was written."""
+        with self._errors():
+            return self._store.write(spec, uid).read_text()
+
+    def restore(self, uid: ClaimUid, text: str) -> None:
+        """Write what was written before; where it is still there, nothing happens."""
+        with self._errors():
+            self._store.write(from_text(text), uid)
+
+    def read(self, uid: ClaimUid) -> Spec | None:
+        """The spec of a claim; None: there is none."""
+        with self._errors():
+            return self._store.read(uid)
+
+    def exists(self, uid: ClaimUid) -> bool:
+        """Whether the claim has a file, readable or not."""
+        path = self._store.path(uid)
+        try:
+            with disk_call(f"look for {path}"):
+                return path.exists()
+        except OSError as e:
+            raise NodeError(f"CDI file {path} cannot be looked for: {e.strerror}") from e
+
+    def remove(self, uid: ClaimUid) -> None:
+        with self._errors():
+            self._store.remove(uid)
+
+    def claims(self) -> tuple[ClaimUid, ...]:
+        """The claims that have a file."""
+        with self._errors():
+            return tuple(ClaimUid(uid) for uid in self._store.ids())
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half written."""
+        with self._errors():
+            self._store.sweep()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with disk_call(f"look after CDI files in {self.directory}"):
+                yield
+        except CdiError as e:
+            raise NodeError(str(e)) from e
+
+
+_SUBDIRECTORY: Final = "metadata"
+
+
+class MetadataFiles:
+    """The documents of one driver's claims, below *data*.
+
+    That is a path of the host, and this process sees it there too, as the kubelet wants it of
+    everything below its plugin directory. Every error is a NodeError that names the directory and
+    the mend. One call at a time for each claim.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self.directory = data.absolute() / _SUBDIRECTORY
+
+    def write(self, documents: Sequence[MetadataDocument]) -> None:
+        """Write every document, whatever is there of it. A container that runs keeps its own."""
+        with self._errors():
+            for document in documents:
+                try:
+                    _create(document)
+                except FileNotFoundError:
+                    self.directory.mkdir(parents=True, exist_ok=True)
+                    self.directory.chmod(0o755)  # whatever the umask, as with the files
+                    _create(document)
+
+    def restore(self, documents: Sequence[MetadataDocument]) -> None:
+        """Write those that are gone, or not whole."""
+        with self._errors():
+            gone = [one for one in documents if _text(Path(one.host_path)) != one.text]
+        self.write(gone)
+
+    def exist(self, uid: ClaimUid, requests: Iterable[str]) -> bool:
+        """Whether the claim has a document for each of *requests*."""
+        with self._errors():
+            return all((self.directory / metadata_file_name(uid, one)).exists() for one in requests)
+
+    def shown(self, uid: ClaimUid, spec: Spec) -> tuple[MetadataDocument, ...] | None:
+        """The documents that *spec* shows of a claim. None: one of them is gone."""
+        mounts = {mount for device in spec.devices for mount in device.container_edits.mounts}
+        found = []
+        with self._errors():
+            for mount in sorted(mounts, key=lambda one: one.host_path):
+                path = Path(mount.host_path)
+                if path.parent == self.directory:
+                    request = path.stem.removeprefix(f"{uid}_")
+                    if (text := _text(path)) is None:
+                        return None
+                    found.append(
+                        MetadataDocument(request, mount.host_path, mount.container_path, text)
+                    )
+        return tuple(found)
+
+    def remove(self, uid: ClaimUid) -> None:
+        """Remove what is there of a claim, however little; that there is nothing is success."""
+        with self._errors():
+            for name in self._names():
+                if claim_uid_of_file(name) == uid:
+                    (self.directory / name).unlink(missing_ok=True)
+
+    def claims(self) -> frozenset[ClaimUid]:
+        """The claims of which anything is there."""
+        with self._errors():
+            return frozenset(uid for name in self._names() if (uid := claim_uid_of_file(name)))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            with disk_call(f"look after device metadata in {self.directory}"):
+                yield
+        except OSError as e:
+            raise NodeError(
+                f"device metadata in {self.directory} cannot be kept: {e.filename}: {e.strerror}; "
+                "let this process write there, and keep some space free"
+            ) from e
+
+
+def _create(document: MetadataDocument) -> None:
+    """Make the file, instead of the one that is there: that one may be mounted in a container."""
+    path = Path(document.host_path)
+    path.unlink(missing_ok=True)
+    try:
+        with path.open("xb") as file:
+            file.write(document.text.encode())
+            os.fchmod(file.fileno(), 0o644)  # containers' users may not be root
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # half of it
+        raise
+
+
+def _text(path: Path) -> str | None:
+    """None: it is gone."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+class ClaimFiles:
+    """Written, restored and removed together. Every error is a NodeError."""
+
+    def __init__(self, specs: CdiSpecFiles, metadata: MetadataFiles) -> None:
+        self._specs = specs
+        self._metadata = metadata
+
+    @property
+    def metadata_directory(self) -> str:
+        """Where documents have to be."""
+        return str(self._metadata.directory)
+
+    def write(self, uid: ClaimUid, spec: Spec, documents: Sequence[MetadataDocument]) -> str:
+        """Write *documents*, and then the spec that shows them; the text of the spec."""
+        self._metadata.write(documents)
+        return self._specs.write(uid, spec)
+
+    def restore(self, record: ClaimRecord) -> None:
+        """Write again what is gone of a completed claim."""
+        self._metadata.restore(record.documents)
+        self._specs.restore(record.claim.uid, record.spec or "")
+
+    def exist(self, record: ClaimRecord) -> bool:
+        """Whether nothing is gone of a completed claim, readable or not."""
+        uid, requests = record.claim.uid, {one.request for one in record.holdings}
+        return self._specs.exists(uid) and self._metadata.exist(uid, requests)
+
+    def found(self, record: ClaimRecord) -> ClaimRecord:
+        """*record* with the texts that are there. LostRecord: not all of them are."""
+        spec = self._specs.read(record.claim.uid)
+        documents = self._metadata.shown(record.claim.uid, spec) if spec else None
+        if spec is None or documents is None:
+            raise ClaimRecordLost(
+                f"what was recorded of claim {record.claim} is lost, and so are its files: delete "
+                "the pods that use it"
+            )
+        return replace(record, spec=to_json(spec), documents=documents)
+
+    def remove(self, uid: ClaimUid) -> None:
+        """Remove what there is, however little."""
+        self._specs.remove(uid)
+        self._metadata.remove(uid)
+
+    def claims(self) -> frozenset[ClaimUid]:
+        """The claims that have any file."""
+        return self._metadata.claims() | frozenset(self._specs.claims())
+
+    def sweep(self) -> None:
+        """Remove what a killed writer left half written and no claim's name finds."""
+        self._specs.sweep()

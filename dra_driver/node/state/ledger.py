@@ -1,0 +1,370 @@
+"""Claims that were begun and completed: one file per claim, so that a crash at any moment is found.
+
+Layout: ``<directory>/<boot ID>/<claim UID>.json``. What a claim did to a node does not outlive a
+boot, so the records of other boots are void as a whole. For the same reason nothing here is
+fsynced: a killed process loses nothing that it wrote, and a power cut ends the boot.
+
+The record of a claim that is taken back is renamed to ``<claim UID>.ending`` first: that needs no
+room on a disk that is full. One that is damaged is set aside as ``<claim UID>.unreadable`` with its
+reason; what it may hold is kept from others until its claim is written or forgotten. What was cut
+of GPUs for it is known all the same (``ledger_cuts``).
+
+Which partitions were cut for claims, and for those whose records cannot be read.
+
+What a record says of them stands once more in ``<claim UID>.cuts``, as a record that was begun:
+what damages the one leaves the other, and nobody takes what is ours for somebody else's.
+"""
+
+import bisect
+import os
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from dra_driver.base.errors import ClaimError, ClaimRecordLost
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
+from dra_driver.model.offer import gpu_name_of
+from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
+from dra_driver.model.steps import CreatePartition, SetMigMode
+from dra_driver.node.state.ledger_files import (
+    ENDING_SUFFIX,
+    RECORD_SUFFIX,
+    TEMPORARY_SUFFIX,
+    UNREADABLE_SUFFIX,
+    DamagedRecord,
+    discard_other_boots,
+    disk_errors,
+    mark_ending,
+    read_bytes,
+    read_ledger_directory,
+    set_aside_record,
+    without_texts,
+)
+from dra_driver.node.state.records import UnreadableRecord, decode_record, encode_record
+
+PARTITIONS_SUFFIX = ".cuts"
+_TEMPORARY = ".tmp"
+
+RecordedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
+
+
+class PartitionFiles:
+    """The ``.cuts`` files of one boot."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._written: dict[ClaimUid, bytes] = {}  # empty: before this process
+
+    def write(self, record: ClaimRecord) -> None:
+        """Before anything is cut for *record*, and whenever more is known of it. OSError."""
+        uid = record.claim.uid
+        if not record.cut:
+            if uid in self._written:
+                self.remove(uid)
+            return
+        text = encode_record(_partitions_of(record))
+        if self._written.get(uid) == text:
+            return
+        temporary = self._directory / f".{uid}{PARTITIONS_SUFFIX}{_TEMPORARY}"
+        try:
+            temporary.write_bytes(text)
+            os.replace(temporary, self._path(uid))
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        self._written[uid] = text
+
+    def read(self, uid: ClaimUid) -> ClaimRecord | None:
+        """What was cut for the claim; None: nothing, as far as it can be known. NodeError: it
+        cannot be read now."""
+        try:
+            record = decode_record(read_bytes(self._path(uid)))
+        except (FileNotFoundError, UnreadableRecord):
+            return None
+        return record if record.claim.uid == uid else None
+
+    def remove(self, uid: ClaimUid) -> None:
+        """Once nothing of it is left. OSError."""
+        self._written.pop(uid, None)
+        self._path(uid).unlink(missing_ok=True)
+
+    def keep(self, uids: Iterable[ClaimUid]) -> None:
+        """Remove those of other claims: a crash came after the record was removed, or before it was
+        written. OSError."""
+        known = set(uids)
+        there = {ClaimUid(path.stem) for path in self._directory.glob(f"*{PARTITIONS_SUFFIX}")}
+        for uid in there - known:
+            self._path(uid).unlink(missing_ok=True)
+        self._written = dict.fromkeys(there & known, b"")
+
+    def _path(self, uid: ClaimUid) -> Path:
+        return self._directory / f"{uid}{PARTITIONS_SUFFIX}"
+
+
+class PartitionHistory:
+    """What claims had cut at some time or later. Not safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._changes = 0
+        self._last: dict[tuple[GpuUuid, PartitionKey], int] = {}  # when a claim let it go
+
+    @property
+    def now(self) -> int:
+        """This moment, to be asked about later."""
+        return self._changes
+
+    def let_go(self, cuts: Iterable[tuple[GpuUuid, PartitionKey]]) -> None:
+        """A claim has these no more. As many are remembered as can be cut of the node's GPUs."""
+        self._changes += 1
+        self._last |= dict.fromkeys(cuts, self._changes)
+
+    def since(self, moment: int) -> Iterator[tuple[GpuUuid, PartitionKey]]:
+        """What claims had at *moment* or later, and do not have any more, as far as is known."""
+        return (one for one, changes in self._last.items() if changes > moment)
+
+
+def _partitions_of(record: ClaimRecord) -> ClaimRecord:
+    steps = tuple(step for step in record.steps if isinstance(step, SetMigMode | CreatePartition))
+    return ClaimRecord(record.claim, tuple(one for one in record.holdings if one.cut), steps)
+
+
+class Ledger:
+    """The records of this boot, known after the first ``reload``. Thread safe.
+
+    One process at a time may use it: the one that has the turn
+    (``kubeletplugin.serve.rolling_update``).
+    """
+
+    def __init__(self, directory: Path, boot_id: str) -> None:
+        self._directory = directory / boot_id
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._index: dict[ClaimUid, ClaimRecord] = {}  # without the texts of CDI files
+        self._held: dict[DeviceName, tuple[Holding, ...]] = {}  # another one after each change
+        self._sorted: tuple[HoldingsByDevice, tuple[ClaimRecord, ...]] = (self._held, ())
+        self._aside: dict[ClaimUid, DamagedRecord] = {}
+        self._served: frozenset[ClaimUid] = frozenset()  # the claims under MPS, in the index
+        self._cut_files = PartitionFiles(self._directory)
+        self._leftovers: dict[ClaimUid, ClaimRecord] = {}  # of claims whose records are set aside
+        self._cut_history = PartitionHistory()
+
+    def peek(self) -> None:
+        """Look at the disk and leave it as it is: before this process has its first turn."""
+        with disk_errors(self._directory):
+            index, aside = read_ledger_directory(self._directory)
+            self._found(index, aside)
+
+    def reload(self) -> None:
+        """Look at the disk: before the first use, and after another process had its turn.
+
+        Only while this process has the turn: it clears up what a crash left half written.
+        """
+        with disk_errors(self._directory):
+            self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            discard_other_boots(self._directory)
+            for path in self._directory.glob(f".*{TEMPORARY_SUFFIX}"):
+                path.unlink(missing_ok=True)  # a write that a crash cut short
+            index, aside = read_ledger_directory(self._directory)
+            for uid in index:
+                path = self._path(uid)
+                if not path.exists() and not path.with_suffix(ENDING_SUFFIX).exists():
+                    # Set aside by a release that could not read it.
+                    os.replace(path.with_suffix(UNREADABLE_SUFFIX), path)
+            aside = {uid: set_aside_record(found) for uid, found in aside.items()}
+            self._cut_files.keep((*index, *aside))
+            self._found(index, aside)
+
+    def _found(
+        self, index: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
+    ) -> None:
+        read = ((uid, self._cut_files.read(uid)) for uid in aside)
+        leftovers = {uid: found for uid, found in read if found is not None}
+        with self._lock:
+            self._cut_history.let_go(self._cut())
+            self._index, self._aside, self._leftovers = index, aside, leftovers
+            self._held = _holdings({**index, **leftovers})
+            self._served = frozenset(uid for uid, record in index.items() if record.spaces)
+
+    def records(self) -> tuple[ClaimRecord, ...]:
+        """Every record, without the texts of CDI files, by namespace and name.
+
+        The same tuple as before where nothing changed: many ask again and again.
+        """
+        with self._lock:
+            if self._sorted[0] is not self._held:
+                records = sorted(self._index.values(), key=lambda record: record.claim)
+                self._sorted = (self._held, tuple(records))
+            return self._sorted[1]
+
+    def known(self, uid: ClaimUid) -> ClaimRecord | None:
+        """The record of a claim, without the text of its CDI file."""
+        with self._lock:
+            return self._index.get(uid)
+
+    def leftover(self, uid: ClaimUid) -> ClaimRecord | None:
+        """What was cut of GPUs for a claim whose record cannot be read, as one that was begun."""
+        with self._lock:
+            return self._leftovers.get(uid)
+
+    def record(self, uid: ClaimUid) -> ClaimRecord | None:
+        """The whole record of a claim, read from its file. LostRecord: somebody removed or damaged
+        that. NodeError: it cannot be read now."""
+        known = self.known(uid)
+        if known is None or not known.completed:
+            return known
+        try:
+            return decode_record(read_bytes(self._path(uid)))
+        except (FileNotFoundError, UnreadableRecord) as e:
+            raise ClaimRecordLost(
+                f"the record of claim {known.claim} at {self._path(uid)} is lost: {e}"
+            ) from e
+
+    def held(self) -> HoldingsByDevice:
+        """Which claims hold which device. A snapshot that does not change."""
+        with self._lock:
+            return self._held
+
+    def mark(self) -> int:
+        """This moment, for :meth:`cut_since`."""
+        with self._lock:
+            return self._cut_history.now
+
+    def cut_since(self, mark: int) -> RecordedPartitions:
+        """The partitions that were there for claims at *mark* or at any time since."""
+        with self._lock:
+            return self._cut().union(self._cut_history.since(mark))
+
+    def _cut(self) -> RecordedPartitions:
+        records = (*self._index.values(), *self._leftovers.values())
+        return frozenset(one for record in records for one in record.cut)
+
+    def neighbours(self, uid: ClaimUid, gpus: Collection[str]) -> tuple[ClaimRecord, ...]:
+        """The records of other claims that hold any part of *gpus*, each said by its UUID, by its
+        name (``gpu-0``), or by both: a GPU can get another name within a boot. Of those that cannot
+        be read, what was cut for them."""
+        with self._lock:
+            uids = {
+                holding.claim.uid
+                for device, holdings in self._held.items()
+                for holding in holdings
+                if holding.of_gpu in gpus or gpu_name_of(device) in gpus
+            }
+            known = {**self._leftovers, **self._index}
+            return tuple(known[one] for one in sorted(uids - {uid}))
+
+    def served(self) -> tuple[ClaimRecord, ...]:
+        """The records of claims that are shared by MPS."""
+        with self._lock:
+            return tuple(self._index[uid] for uid in sorted(self._served))
+
+    def set_aside(self) -> tuple[DamagedRecord, ...]:
+        with self._lock:
+            return tuple(self._aside[uid] for uid in sorted(self._aside))
+
+    def wait_for_change(self, timeout_seconds: float) -> None:
+        """Return when this process changed what is held, or when the time is over."""
+        with self._changed:
+            before = self._held
+            self._changed.wait_for(lambda: self._held is not before, timeout_seconds)
+
+    def narrow(self, uid: ClaimUid, devices: Iterable[DeviceName]) -> None:
+        """The API server says which devices the claim of an unreadable record holds."""
+        with self._lock:
+            if (found := self._aside.get(uid)) is not None:
+                self._aside[uid] = replace(found, mentions=frozenset(devices), known=True)
+
+    def write(self, record: ClaimRecord) -> None:
+        """Replace the record of a claim, atomically, after what it says of partitions. NodeError:
+        the disk did not take it."""
+        uid = record.claim.uid
+        text = encode_record(record)
+        with disk_errors(self._directory):
+            try:
+                self._put(record, text)
+            except FileNotFoundError:  # somebody removed the directory
+                self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+                self._put(record, text)
+        with self._lock:
+            self._replace(uid, without_texts(record))
+            aside = self._aside.pop(uid, None)
+        if aside is not None:
+            with disk_errors(self._directory):
+                aside.path.unlink(missing_ok=True)  # it is known again
+
+    def end(self, record: ClaimRecord) -> None:
+        """From here on its claim is being taken back, and not prepared any more. Needs no room on
+        the disk. NodeError: the disk did not take it."""
+        path = self._path(record.claim.uid)
+        with disk_errors(self._directory), suppress(FileNotFoundError):  # somebody removed it
+            os.replace(path, path.with_suffix(ENDING_SUFFIX))
+        with self._lock:
+            self._replace(record.claim.uid, mark_ending(record))
+
+    def forget(self, uid: ClaimUid) -> None:
+        """Remove the record of a claim, if there is one."""
+        with disk_errors(self._directory):
+            for suffix in (RECORD_SUFFIX, ENDING_SUFFIX, UNREADABLE_SUFFIX):
+                self._path(uid).with_suffix(suffix).unlink(missing_ok=True)
+            self._cut_files.remove(uid)
+        with self._lock:
+            self._aside.pop(uid, None)
+            self._replace(uid, None)
+
+    def _put(self, record: ClaimRecord, text: bytes) -> None:
+        uid = record.claim.uid
+        path = self._path(uid)
+        self._cut_files.write(record)
+        temporary = self._directory / f".{uid}{TEMPORARY_SUFFIX}"
+        try:
+            temporary.write_bytes(text)
+            os.replace(temporary, path)
+        except OSError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def _replace(self, uid: ClaimUid, record: ClaimRecord | None) -> None:
+        """Only the devices of the one claim are looked at: the cost must not grow with the
+        others."""
+        before = self._index.pop(uid, None) or self._leftovers.pop(uid, None)
+        if before is not None:
+            self._cut_history.let_go(before.cut)
+        if record is not None:
+            self._index[uid] = record
+        served = record is not None and bool(record.spaces)
+        if served != (uid in self._served):
+            self._served ^= {uid}
+        held = dict(self._held)
+        for device in _devices(before) | _devices(record):
+            holdings = [h for h in held.get(device, ()) if h.claim.uid != uid]
+            for mine in record.holdings if record else ():
+                if mine.device == device:
+                    bisect.insort(holdings, mine, key=lambda h: (h.claim, h.share or ""))
+            held[device] = tuple(holdings)
+            if not held[device]:
+                del held[device]
+        self._held = held
+        self._changed.notify_all()
+
+    def _path(self, uid: ClaimUid) -> Path:
+        if not re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z-]*", uid):
+            raise ClaimError(f"claim UID {uid!r} is no UID: letters, digits and dashes only")
+        return self._directory / f"{uid}{RECORD_SUFFIX}"
+
+
+def _devices(record: ClaimRecord | None) -> set[DeviceName]:
+    return {holding.device for holding in record.holdings} if record else set()
+
+
+def _holdings(index: dict[ClaimUid, ClaimRecord]) -> dict[DeviceName, tuple[Holding, ...]]:
+    held: dict[DeviceName, list[Holding]] = defaultdict(list)
+    for record in sorted(index.values(), key=lambda record: record.claim):
+        for holding in record.holdings:
+            held[holding.device].append(holding)
+    return {device: tuple(held[device]) for device in sorted(held)}

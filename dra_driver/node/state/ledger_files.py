@@ -1,0 +1,166 @@
+"""The files of the ledger: which there are, which are damaged, and what the disk refuses."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import disk_call
+from dra_driver.k8s.claims import ClaimUid
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.offer import gpu_name_of
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.state.records import UnreadableRecord, decode_record
+
+RECORD_SUFFIX = ".json"
+ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a rename needs no room
+UNREADABLE_SUFFIX = ".unreadable"
+TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRecord:
+    """A record whose content this release cannot read."""
+
+    uid: ClaimUid
+    path: Path
+    reason: str
+    mentions: frozenset[DeviceName]  # devices that its text names
+    known: bool = False  # they are what the API server says
+
+    def may_hold(self, device: str) -> bool:
+        """A text that names no device could be of any; of a GPU it may hold all."""
+        boards = {gpu_name_of(name) for name in self.mentions}
+        return gpu_name_of(device) in boards or (not self.mentions and not self.known)
+
+
+def read_ledger_directory(
+    directory: Path,
+) -> tuple[dict[ClaimUid, ClaimRecord], dict[ClaimUid, DamagedRecord]]:
+    """The records in a directory of one boot, and those that are damaged. Changes nothing.
+
+    NodeError: what is there cannot be told now. That says nothing of any claim.
+    """
+    records: dict[ClaimUid, ClaimRecord] = {}
+    aside: dict[ClaimUid, DamagedRecord] = {}
+    names = _listed(directory)
+    for suffix in (
+        UNREADABLE_SUFFIX,
+        ENDING_SUFFIX,
+        RECORD_SUFFIX,
+    ):  # a newer record replaces an older one
+        for name in names:
+            if name.endswith(suffix):
+                _read_one(directory / name, records, aside)
+    return records, {uid: found for uid, found in aside.items() if uid not in records}
+
+
+def _listed(directory: Path) -> list[str]:
+    """Not by ``Path.glob``, which finds nothing where it may not look."""
+    try:
+        return sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise _unreadable(f"the ledger in {directory}", e) from e
+
+
+def read_bytes(path: Path) -> bytes:
+    """NodeError: it cannot be read now, which says nothing of what is in it. FileNotFoundError: it
+    is gone."""
+    try:
+        with disk_call(f"read {path}"):
+            return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise _unreadable(f"the record {path}", e) from e
+
+
+def _unreadable(what: str, error: OSError) -> NodeError:
+    mend = _REMEDIES.get(error.errno or 0, "ask as root, or give another --state-dir")
+    return NodeError(f"{what} cannot be read: {error.strerror}; {mend}")
+
+
+def _read_one(
+    path: Path, records: dict[ClaimUid, ClaimRecord], aside: dict[ClaimUid, DamagedRecord]
+) -> None:
+    uid = ClaimUid(path.stem)
+    try:
+        text = read_bytes(path)
+    except FileNotFoundError:
+        return  # its claim was forgotten since the directory was listed
+    try:
+        record = decode_record(text)
+        if uid != record.claim.uid:
+            raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
+    except UnreadableRecord as e:
+        aside[uid] = DamagedRecord(uid, path, str(e), frozenset(_device_names(text)))
+    else:
+        records[uid] = (
+            mark_ending(record) if path.suffix == ENDING_SUFFIX else without_texts(record)
+        )
+
+
+def without_texts(record: ClaimRecord) -> ClaimRecord:
+    """What is kept of it in memory."""
+    return replace(record, spec=None, documents=())
+
+
+def mark_ending(record: ClaimRecord) -> ClaimRecord:
+    """It from the moment on when its claim is taken back: that is not prepared any more."""
+    return replace(without_texts(record), prepared=None)
+
+
+def discard_other_boots(mine: Path) -> None:
+    """Remove what earlier boots recorded: their effects are gone with them."""
+    for old in sorted(mine.parent.iterdir()):
+        if old.is_dir() and old != mine:
+            for path in old.iterdir():
+                path.unlink(missing_ok=True)
+            old.rmdir()
+
+
+def set_aside_record(found: DamagedRecord) -> DamagedRecord:
+    """Out of the way of the record that will replace it, and kept for whoever wants to look."""
+    moved = found.path.with_suffix(UNREADABLE_SUFFIX)
+    os.replace(found.path, moved)
+    return replace(found, path=moved)
+
+
+def _device_names(text: bytes) -> Iterator[DeviceName]:
+    """The devices that a damaged text still names (``"device": "gpu-0"``)."""
+    for name in re.findall(r'"device":\s*"([^"]+)"', text.decode(errors="replace")):
+        yield DeviceName(name)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise the quota",
+    errno.EROFS: "mount it writable",
+    errno.EMFILE: "this process has too many files open, which should pass",
+    errno.ENFILE: "this machine has too many files open",
+    errno.ENOMEM: "this machine has no memory left",
+    errno.EIO: (
+        "look for errors of the disk in the kernel log; if it stays so, drain the node and reboot "
+        "it: no record outlives that"
+    ),
+    errno.ENOTDIR: "remove the file that stands where the directory should be",
+    errno.EEXIST: "remove the file that stands where the directory should be",
+}
+
+
+@contextmanager
+def disk_errors(directory: Path) -> Iterator[None]:
+    try:
+        with disk_call(f"change the ledger in {directory}"):
+            yield
+    except OSError as e:
+        mend = _REMEDIES.get(
+            e.errno or 0, "let this process write there, or give another --state-dir"
+        )
+        raise NodeError(f"the ledger in {directory} cannot be changed: {e.strerror}; {mend}") from e

@@ -1,0 +1,136 @@
+"""What was made of GPUs other than for claims, kept where it outlives a restart.
+
+What layouts cut does not outlive a boot, so that the book of another boot says nothing of it: an
+instance that is there now was made by somebody else. MIG mode of boards before Hopper does outlive
+it, and so do labels of the Node.
+"""
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pydantic
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.files import disk_call
+from dra_driver.model.mig_layouts import MigState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _MigStateOfBoot:
+    """A book, and the boot that it is of."""
+
+    boot: str
+    book: MigState
+
+
+_ADAPTER: pydantic.TypeAdapter[_MigStateOfBoot] = pydantic.TypeAdapter(_MigStateOfBoot)
+
+
+class _DamagedMigState(NodeError):
+    """What is there is no book."""
+
+
+class MigStateFile:
+    """Kept in *path*. One process at a time may write it: the one that has the turn."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._path = path
+        self._boot = boot_id
+        # Two processes in two containers can have the same number.
+        self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
+        self._lock = threading.Lock()
+
+    def read(self) -> MigState:
+        """What was kept; an empty one where nothing was. NodeError: it cannot be told."""
+        try:
+            with disk_call(f"read {self._path}"):
+                text = self._path.read_bytes()
+            kept = _ADAPTER.validate_json(text)
+        except FileNotFoundError:
+            return MigState()
+        except OSError as e:
+            raise NodeError(f"{self._path} cannot be read: {e.strerror}") from e
+        except ValueError as e:
+            raise _DamagedMigState(
+                f"{self._path} cannot be understood, so it is not known which MIG instances "
+                f"layouts made: {str(e).splitlines()[0]}"
+            ) from e
+        if kept.boot == self._boot:
+            return kept.book
+        its = kept.book
+        return MigState(switched=its.switched, labelled=its.labelled, label=its.label)
+
+    def change(self, edit: Callable[[MigState], MigState]) -> MigState:
+        """Keep what *edit* makes of the book, and answer with it. One edit at a time.
+
+        A book that is damaged is set aside, for whoever wants to look, and an empty one is edited.
+        NodeError: it cannot be read or kept.
+        """
+        with self._lock, disk_call(f"change {self._path}"):
+            try:
+                before: MigState | None = self.read()
+            except _DamagedMigState as e:
+                self._set_aside(e)
+                before = None
+            after = edit(before or MigState())
+            if after != before:
+                self._write(after)
+        return after
+
+    def write(self, book: MigState) -> None:
+        """Keep *book* instead. NodeError: it cannot be kept."""
+        with self._lock, disk_call(f"write {self._path}"):
+            self._write(book)
+
+    def _set_aside(self, error: NodeError) -> None:
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        try:
+            os.replace(self._path, aside)
+        except OSError as e:
+            raise NodeError(f"{error}; it cannot be set aside: {e.strerror}; remove it") from e
+        log.error(
+            "what layouts made counts as somebody else's from now on; where that is in their way, "
+            "remove it by hand (nvidia-smi mig -lgi): %s",
+            error,
+            extra={"kept": str(aside)},
+        )
+
+    def _write(self, book: MigState) -> None:
+        """A reader sees the one or the other, and so does who comes after a power cut."""
+        try:
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._sweep()
+            with self._temporary.open("wb") as file:
+                file.write(_ADAPTER.dump_json(_MigStateOfBoot(self._boot, book), indent=2))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self._path)
+            _sync(self._path.parent)
+        except OSError as e:
+            with suppress(OSError):
+                self._temporary.unlink(missing_ok=True)
+            raise NodeError(
+                f"{self._path} cannot be written: {e.strerror}; let this process write there, or "
+                "give another --state-dir"
+            ) from e
+
+    def _sweep(self) -> None:
+        """What a process that was killed left; nobody else writes now."""
+        for left in self._path.parent.glob(f"{self._path.name}.*.tmp"):
+            left.unlink()
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,180 @@
+"""Profiles as files: one file, a directory, or a mounted ConfigMap.
+
+The profile that was in force last, kept where it outlives a restart.
+
+A label can be mistyped, or a profile broken, while the plugin is restarted: the node then goes on
+with what held before, as it would have without the restart.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from dra_driver.base.errors import SettingsError
+from dra_driver.base.yaml_documents import load_documents
+from dra_driver.model.profiles import Profile
+
+log = logging.getLogger(__name__)
+
+_ADAPTER: pydantic.TypeAdapter[Profile] = pydantic.TypeAdapter(Profile)
+
+
+class LastProfileFile:
+    """Kept in *path*. That it cannot be kept or read is told, and nothing more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> Profile | None:
+        """What was kept; None: nothing, or by a release that this one does not understand."""
+        try:
+            return _ADAPTER.validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            facts = {"path": str(self._path), "error": str(e)}
+            log.warning("the last profile cannot be read", extra=facts)
+            return None
+
+    def keep(self, profile: Profile) -> None:
+        """Keep *profile* instead of what was kept before; a reader sees the one or the other."""
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            temporary.write_bytes(_ADAPTER.dump_json(profile))
+            os.replace(temporary, self._path)
+        except OSError as e:
+            facts = {"path": str(self._path), "error": str(e)}
+            log.warning("the profile in force is not kept for a restart", extra=facts)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+_CONFIGMAP_KEY = re.compile(
+    r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+)  # a ConfigMap's key, unless it is hidden
+_SUFFIX = re.compile(r"\.ya?ml$")
+_MOUNTED = "..data"  # the link by which the kubelet changes all files of a ConfigMap at once
+
+_Fingerprint = tuple[tuple[object, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileDocument:
+    """One YAML document; None: its file has none."""
+
+    where: str  # "/etc/profiles/a.yaml", or "/etc/profiles/all.yaml (document 2)"
+    stem: str  # what its file is called: "a"
+    content: Any
+    text: str = field(default="", repr=False, compare=False)  # of its whole file
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableProfileFile:
+    """A file whose documents cannot be told."""
+
+    why: str  # "/etc/profiles/a.yaml: while parsing ..."
+    text: str  # what is there instead, as far as it is text
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFileContents:
+    """All documents, in order, and the files that have none that could be told."""
+
+    documents: tuple[ProfileDocument, ...] = ()
+    unreadable: tuple[UnreadableProfileFile, ...] = ()
+
+
+class ProfileFiles:
+    """The files at one path; for many threads."""
+
+    def __init__(self, path: Path) -> None:
+        """*path*: a file or a directory."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._print: _Fingerprint | None = None
+        self._contents = ProfileFileContents()
+
+    def read(self) -> ProfileFileContents:
+        """What is in them now; the same object as long as none of them changed.
+
+        SettingsError: the path itself cannot be read.
+        """
+        try:
+            with self._lock, contextlib.suppress(FileNotFoundError):
+                return self._read()
+            # A ConfigMap that changed under our hands took its old files away: now for the new.
+            with self._lock:
+                return self._read()
+        except OSError as e:
+            raise SettingsError(f"--profiles {self._path} cannot be read: {e}") from e
+
+    def _read(self) -> ProfileFileContents:
+        files = _files(self._path)
+        now = tuple(_stat(file) for _, file in files)
+        if now != self._print:
+            self._contents = _contents(files)
+            self._print = now
+        return self._contents
+
+
+def profile_stem(name: str) -> str:
+    """What a file is called without the ending of YAML files."""
+    return _SUFFIX.sub("", name)
+
+
+def _files(path: Path) -> list[tuple[str, Path]]:
+    """The files at *path*, each with what people call it, in order.
+
+    Those of a mounted ConfigMap are taken from one state of it, never partly from the next.
+    """
+    if not path.is_dir():
+        if path.exists() and not path.is_file():  # a FIFO without a writer would never be read
+            raise OSError(f"{path} is neither a file nor a directory")
+        return [(str(path), path)]
+    directory = Path(os.path.realpath(path / _MOUNTED)) if (path / _MOUNTED).is_dir() else path
+    names = sorted(name for name in os.listdir(directory) if _CONFIGMAP_KEY.fullmatch(name))
+    return [(str(path / name), directory / name) for name in names if (directory / name).is_file()]
+
+
+def _stat(file: Path) -> tuple[object, ...]:
+    found = file.stat()
+    return (file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _contents(files: list[tuple[str, Path]]) -> ProfileFileContents:
+    found: list[ProfileDocument] = []
+    unreadable: list[UnreadableProfileFile] = []
+    for shown, file in files:
+        content = file.read_bytes()
+        try:
+            found += _documents(shown, content)
+        except ValueError as e:
+            unreadable.append(UnreadableProfileFile(f"{shown}: {e}", _text(content)))
+    return ProfileFileContents(tuple(found), tuple(unreadable))
+
+
+def _documents(shown: str, content: bytes) -> list[ProfileDocument]:
+    """The documents of one file, all or none of them."""
+    called = profile_stem(shown.rpartition("/")[2])
+    found = [each for each in load_documents(content) if each is not None]
+    text = _text(content)
+    if len(found) < 2:
+        return [ProfileDocument(shown, called, found[0] if found else None, text)]
+    return [
+        ProfileDocument(f"{shown} (document {number})", called, each, text)
+        for number, each in enumerate(found, 1)
+    ]
+
+
+def _text(content: bytes) -> str:
+    """Whatever the encoding is that YAML takes, names of plain letters can be found in it."""
+    return content.decode(errors="replace").replace("\0", "")

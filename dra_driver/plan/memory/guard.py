@@ -1,0 +1,319 @@
+"""What the memory guard does about claims that use more of a GPU's memory than they were given.
+
+Claims that stay above their shares (``dra_driver.plan.memory.guard``) are brought below them by
+ending
+the largest of their processes, then looking again.
+
+Every claim has a clock for each GPU. It goes on while the claim is above at one look and at the
+next, stands still where that changed in between, and runs back while the claim stays below. So who
+is below for a moment gains no more than that moment, and who is above for a moment loses nothing.
+When it shows the grace period, something is ended; when it is back at nothing, the excursion is
+over, and a process that was asked to end and did not is forgiven. The excursion is over at once
+where a process that was asked is gone and that was enough: what comes after it is not to blame.
+
+A GPU that could not be looked at is not in a look. What is known of it stays as it is until the
+next one, if that is not so late that nobody knows what was in between.
+
+Which claims certainly use more of a GPU's memory than they were given.
+
+A process of a container that uses several claims of a GPU may be of any of them. So claims are
+*certainly* above their shares when the processes that can be of nobody else use more than their
+shares together. All that NVML tells of a process counts, also what the CUDA context takes of a GPU
+before the program allocates anything (some hundred MiB): a claim has to hold that, too.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.plan.memory.usage import GpuMemorySample, ProcessUsage, mildest_guard
+
+TOLERANCE_BYTES: Final = 2 << 20
+"""What a claim may use of each GPU beyond its share: drivers give memory out in pages of up to
+2 MiB, and may count a limit of theirs in such pages. Who fills what the driver allows is within
+its share."""
+
+_Claims = frozenset[ClaimUid]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGroup:
+    """Claims of one GPU, and the processes that can be of no other; mostly it is one claim."""
+
+    gpu: GpuUuid
+    claims: tuple[ClaimRef, ...]
+    limit_bytes: int
+    guard: GuardRules
+    uses: tuple[ProcessUsage, ...]
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(use.memory_bytes or 0 for use in self.uses)
+
+    @property
+    def above(self) -> bool:
+        """Whether they use more than they were given, and somebody is to do something about it."""
+        allowed = self.limit_bytes + TOLERANCE_BYTES * len(self.claims)
+        return self.used_bytes > allowed and self.guard.policy is not GuardPolicy.OFF
+
+
+def claims_over_limit(look: GpuMemorySample) -> tuple[ClaimGroup, ...]:
+    """The claims that are certainly above their shares; none is in two of the groups.
+
+    A claim that fits its share whatever may be counted is in no group. Fewer claims go before more:
+    whoever is above by itself is judged by its own processes alone, not by those of claims that
+    share a container with it. Claims that remain tied are looked at again when it is below.
+    """
+    if not look.uses:
+        return ()
+    found: list[ClaimGroup] = []
+    taken: set[ClaimUid] = set()
+    for claims in _suspects(look):
+        if not taken & claims and (group := _group(look, claims)).above:
+            found.append(group)
+            taken |= claims
+    return tuple(sorted(found, key=lambda group: group.claims))
+
+
+def _suspects(look: GpuMemorySample) -> list[_Claims]:
+    """The sets of claims that may be above: those of each container, and all that hang together by
+    containers. Every other set would take too long to try where many hang together."""
+    allowed = {
+        share.claim.uid: share.memory_bytes + TOLERANCE_BYTES
+        for share in look.shares
+        if share.memory_bytes is not None
+    }
+    limited = [use for use in look.uses if use.claims and allowed.keys() >= use.claims]
+    containers = {use.claims for use in _in_doubt(limited, allowed)}
+    return sorted(containers | set(_tied(containers)), key=lambda one: (len(one), sorted(one)))
+
+
+def _in_doubt(
+    uses: Sequence[ProcessUsage], allowed: Mapping[ClaimUid, int]
+) -> Sequence[ProcessUsage]:
+    """Without the processes that may be of a claim that fits its share even with all of them: they
+    are no reason to end anything. What others may use is less without them, so again and again."""
+    while True:
+        most: Counter[ClaimUid] = Counter()
+        for use in uses:
+            most.update(dict.fromkeys(use.claims, use.memory_bytes or 0))
+        kept = [use for use in uses if all(most[claim] > allowed[claim] for claim in use.claims)]
+        if len(kept) == len(uses):
+            return kept
+        uses = kept
+
+
+def _tied(sets: Iterable[_Claims]) -> list[_Claims]:
+    """Claims that hang together by containers that use several of them."""
+    tied: list[_Claims] = []
+    for claims in sets:
+        touching = [group for group in tied if group & claims]
+        tied = [group for group in tied if not group & claims]
+        tied.append(claims.union(*touching))
+    return tied
+
+
+def _group(look: GpuMemorySample, claims: _Claims) -> ClaimGroup:
+    """Each of *claims* is limited."""
+    shares = sorted((s for s in look.shares if s.claim.uid in claims), key=lambda s: s.claim)
+    return ClaimGroup(
+        gpu=look.gpu,
+        claims=tuple(share.claim for share in shares),
+        limit_bytes=sum(share.memory_bytes or 0 for share in shares),
+        guard=mildest_guard(share.guard for share in shares),
+        uses=tuple(use for use in look.uses if use.claims and use.claims <= claims),
+    )
+
+
+KILL_AFTER_SECONDS: Final = 5.0  # what a process has to end by itself, once it was asked to
+REPEAT_WARNING_SECONDS: Final = 300.0  # while a group stays above
+LONGEST_GAP_SECONDS: Final = 30.0  # between two looks at a GPU
+_NEW_WARNING_SECONDS: Final = 60.0  # when it goes above again soon after it was below
+
+
+@dataclass(frozen=True, slots=True)
+class LimitExceeded:
+    """The group went above its share."""
+
+    group: ClaimGroup
+
+
+@dataclass(frozen=True, slots=True)
+class WarnOverLimit:
+    """Say that the group is above its share."""
+
+    group: ClaimGroup
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateProcess:
+    """Ask the process to end."""
+
+    group: ClaimGroup
+    use: ProcessUsage
+
+
+@dataclass(frozen=True, slots=True)
+class KillProcess:
+    """The process was asked and is still there: end it."""
+
+    group: ClaimGroup
+    use: ProcessUsage
+
+
+GuardAction = LimitExceeded | WarnOverLimit | TerminateProcess | KillProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Overuse:
+    """One claim on one GPU: its clock, and when it was last said that it is above."""
+
+    above: bool  # at the last look
+    seconds: float  # what the clock shows
+    told: float
+
+    @property
+    def over(self) -> bool:
+        return not self.above and self.seconds <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class TerminatingProcess:
+    """A process that was asked to end: when, for which claims, and whether it was killed since."""
+
+    since: float
+    claims: frozenset[ClaimUid]
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGuardState:
+    """What the guard remembers of one GPU from one look to the next."""
+
+    at: float  # when it was looked at
+    claims: Mapping[ClaimUid, Overuse] = field(default_factory=dict)
+    ending: Mapping[ContainerProcess, TerminatingProcess] = field(default_factory=dict)
+
+
+GuardState = Mapping[GpuUuid, GpuGuardState]
+
+
+def guard_actions(
+    seen: Sequence[GpuMemorySample], before: GuardState, now: float
+) -> tuple[GuardState, tuple[GuardAction, ...]]:
+    """What is to be done about what was *seen* at *now*, in seconds of any steady clock."""
+    known = {gpu: one for gpu, one in before.items() if now - one.at <= LONGEST_GAP_SECONDS}
+    actions: list[GuardAction] = []
+    for look in seen:
+        earlier = known.pop(look.gpu, GpuGuardState(now))
+        known[look.gpu], done = _judge(look, earlier, tuple(known.values()), now)
+        actions += done
+    return known, tuple(actions)
+
+
+def _judge(
+    look: GpuMemorySample, before: GpuGuardState, others: Sequence[GpuGuardState], now: float
+) -> tuple[GpuGuardState, list[GuardAction]]:
+    """What to do about one GPU, and what is known of it from now on."""
+    groups = claims_over_limit(look)
+    claims = _below(look, before, now)
+    actions: list[GuardAction] = []
+    for group in groups:
+        said, excursions = _above(group, before, now)
+        actions += said
+        claims |= excursions
+    ending = _still_asked(look, before, claims)
+    asked = _asked((ending, *(one.ending for one in others)))
+    for group in groups:
+        shown = min(claims[claim.uid].seconds for claim in group.claims)
+        if group.guard.policy is GuardPolicy.KILL and shown >= group.guard.grace_seconds:
+            done, processes = _end(group, asked, now)
+            actions += done
+            ending |= processes
+    return GpuGuardState(now, claims, ending), actions
+
+
+def _below(look: GpuMemorySample, before: GpuGuardState, now: float) -> dict[ClaimUid, Overuse]:
+    """Every claim as if it were below, for as long as it matters that it was above."""
+    present = {use.process for use in look.uses}
+    gone = (one.claims for process, one in before.ending.items() if process not in present)
+    settled = frozenset[ClaimUid]().union(*gone)
+    found: dict[ClaimUid, Overuse] = {}
+    for uid, one in before.claims.items():
+        run_back = 0.0 if one.above else now - before.at
+        seconds = 0.0 if uid in settled else max(0.0, one.seconds - run_back)
+        below = Overuse(False, seconds, one.told)
+        if not below.over or now - one.told < _NEW_WARNING_SECONDS:
+            found[uid] = below
+    return found
+
+
+def _above(
+    group: ClaimGroup, before: GpuGuardState, now: float
+) -> tuple[list[GuardAction], dict[ClaimUid, Overuse]]:
+    """What to say of a group that is above its share, and what the clocks of its claims show."""
+    uids = [claim.uid for claim in group.claims]
+    earlier = {uid: before.claims[uid] for uid in uids if uid in before.claims}
+    goes_on = any(not one.over for one in earlier.values())
+    again = REPEAT_WARNING_SECONDS if goes_on else _NEW_WARNING_SECONDS
+    told = max((one.told for one in earlier.values()), default=None)
+    actions: list[GuardAction] = [] if goes_on else [LimitExceeded(group)]
+    if told is None or now - told >= again:
+        actions.append(WarnOverLimit(group))
+        told = now
+    passed = now - before.at
+    shown = {uid: one.seconds + (passed if one.above else 0.0) for uid, one in earlier.items()}
+    # Who was above for hours is not to be below for hours before that is forgotten.
+    most = group.guard.grace_seconds
+    return actions, {uid: Overuse(True, min(shown.get(uid, 0.0), most), told) for uid in uids}
+
+
+def _still_asked(
+    look: GpuMemorySample, before: GpuGuardState, claims: Mapping[ClaimUid, Overuse]
+) -> dict[ContainerProcess, TerminatingProcess]:
+    """The processes that were asked to end and are still there, as long as an excursion lasts."""
+    present = {use.process for use in look.uses}
+    lasting = {uid for uid, one in claims.items() if not one.over}
+    return {
+        process: one
+        for process, one in before.ending.items()
+        if process in present and one.claims & lasting
+    }
+
+
+def _asked(
+    endings: Iterable[Mapping[ContainerProcess, TerminatingProcess]],
+) -> dict[ContainerProcess, TerminatingProcess]:
+    """All that are to end: who uses several GPUs is asked once and killed once."""
+    asked: dict[ContainerProcess, TerminatingProcess] = {}
+    for process, one in (item for ending in endings for item in ending.items()):
+        if process not in asked or one.killed:
+            asked[process] = one
+    return asked
+
+
+def _end(
+    group: ClaimGroup, asked: Mapping[ContainerProcess, TerminatingProcess], now: float
+) -> tuple[list[GuardAction], dict[ContainerProcess, TerminatingProcess]]:
+    """End the largest process of *group*, one at a time: its memory may be all there was too
+    much. One that cannot even be killed keeps its neighbours alive, since it holds the memory."""
+    under_way = [use for use in group.uses if use.process in asked]
+    if not under_way:
+        largest = max(group.uses, key=lambda use: (use.memory_bytes or 0, use.process.started))
+        return [TerminateProcess(group, largest)], {
+            largest.process: TerminatingProcess(now, largest.claims)
+        }
+    actions: list[GuardAction] = []
+    processes: dict[ContainerProcess, TerminatingProcess] = {}
+    for use in under_way:
+        one = asked[use.process]
+        if not one.killed and now - one.since >= KILL_AFTER_SECONDS:
+            actions.append(KillProcess(group, use))
+            one = replace(one, killed=True)
+        processes[use.process] = one
+    return actions, processes

@@ -1,0 +1,95 @@
+"""How much of a GPU's memory each pod may use: the sum of what its claims hold of it.
+
+A pod is the smallest thing that has a limit before any of its processes runs. Several pods of one
+claim have no cgroup in common, so each may use all that the claim holds; that they do not use it
+twice is the memory guard's to see. A pod with a claim for all of a GPU has no limit on it, and a
+claim with admin access neither gives nor takes any.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from dra_driver.k8s.claims import ClaimUid, PodUid
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import PodMemoryLimit, PodMemoryShare, SetMemoryLimits
+
+
+def pod_memory_shares(records: Iterable[ClaimRecord]) -> tuple[PodMemoryShare, ...]:
+    """What every pod of *records* holds of every GPU, sorted by GPU and pod."""
+    claims: dict[tuple[GpuUuid, PodUid], dict[ClaimUid, int | None]] = {}
+    strict: set[tuple[GpuUuid, PodUid]] = set()
+    for record in records:
+        for gpu, holdings in _by_gpu(record).items():
+            for pod in record.pods:
+                claims.setdefault((gpu, pod.uid), {})[record.claim.uid] = _memory_bytes(holdings)
+                if _strict(holdings):
+                    strict.add((gpu, pod.uid))
+    return tuple(
+        PodMemoryShare(pod, gpu, tuple(sorted(held.items())), (gpu, pod) in strict)
+        for (gpu, pod), held in sorted(claims.items())
+    )
+
+
+def memory_limit_steps(
+    record: ClaimRecord, others: Iterable[ClaimRecord]
+) -> tuple[SetMemoryLimits, ...]:
+    """What limits the pods of *record*, with what they hold by *others* already."""
+    rest = [other for other in others if other.claim.uid != record.claim.uid]
+    strict = {gpu for gpu, holdings in _by_gpu(record).items() if _strict(holdings)}
+    return _steps(record, pod_memory_shares((record, *rest)), pod_memory_shares(rest), strict)
+
+
+def restored_memory_limit_steps(
+    record: ClaimRecord, others: Iterable[ClaimRecord]
+) -> tuple[SetMemoryLimits, ...]:
+    """What limits the pods of *record* once it is gone: to what they hold by *others*, or not.
+
+    Never strict: a claim is given back also where its limit cannot be taken away.
+    """
+    rest = [other for other in others if other.claim.uid != record.claim.uid]
+    return _steps(record, pod_memory_shares(rest), pod_memory_shares((record, *rest)), frozenset())
+
+
+def _steps(
+    record: ClaimRecord,
+    after: Sequence[PodMemoryShare],
+    before: Sequence[PodMemoryShare],
+    strict: Iterable[GpuUuid],
+) -> tuple[SetMemoryLimits, ...]:
+    """A step for each of the record's GPUs where one of its pods is limited before or after."""
+    wanted = _limits(after)
+    limited = wanted.keys() | _limits(before).keys()
+    steps = []
+    for gpu in sorted(_by_gpu(record)):
+        pods = tuple(
+            PodMemoryLimit(pod.uid, wanted.get((gpu, pod.uid)))
+            for pod in sorted(record.pods, key=lambda one: one.uid)
+            if (gpu, pod.uid) in limited
+        )
+        if pods:
+            steps.append(SetMemoryLimits(gpu, pods, gpu in strict))
+    return tuple(steps)
+
+
+def _limits(shares: Iterable[PodMemoryShare]) -> Mapping[tuple[GpuUuid, PodUid], int]:
+    limits = {(share.gpu, share.pod): share.memory_bytes for share in shares}
+    return {key: held for key, held in limits.items() if held is not None}
+
+
+def _by_gpu(record: ClaimRecord) -> Mapping[GpuUuid, list[Holding]]:
+    """What the record holds of each GPU. A holding that does not say of which was written by a
+    release without fractions: it holds a whole GPU, and nobody else does."""
+    found: dict[GpuUuid, list[Holding]] = {}
+    for holding in record.holdings:
+        if holding.gpu is not None and holding.partition is None and not holding.admin:
+            found.setdefault(holding.gpu, []).append(holding)
+    return found
+
+
+def _memory_bytes(holdings: Sequence[Holding]) -> int | None:
+    limits = [holding.limit for holding in holdings]
+    return None if None in limits else sum(limit.memory_bytes for limit in limits if limit)
+
+
+def _strict(holdings: Iterable[Holding]) -> bool:
+    return any(holding.limit is not None and holding.limit.strict for holding in holdings)

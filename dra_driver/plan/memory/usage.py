@@ -1,0 +1,189 @@
+"""One look at the memory of a GPU: who may use how much of it, and who does.
+
+How much of each GPU's memory each claim may use, and for which claims a process uses it.
+
+A MIG instance has memory of its own: it is looked at like a GPU, under its own UUID.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, PodUid
+from dra_driver.k8s.pods import Container
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.profiles import GuardPolicy, GuardRules
+from dra_driver.model.records import ClaimRecord, Holding
+
+_MILDEST_FIRST = (GuardPolicy.OFF, GuardPolicy.WARN, GuardPolicy.KILL)
+_NOBODY = GuardRules(GuardPolicy.OFF)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """What one claim may use of one GPU's memory."""
+
+    claim: ClaimRef
+    pods: frozenset[PodUid]
+    memory_bytes: int | None  # None: nobody limits it
+    guard: GuardRules = _NOBODY
+    admin: bool = False  # it looks on, and is never judged
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaims:
+    """A pod, and the claims of ours that it has."""
+
+    namespace: str
+    name: str
+    claims: tuple[ClaimRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerClaims:
+    """The claims that a container uses, and those of its pod of which that cannot be told."""
+
+    known: frozenset[ClaimUid] = frozenset()
+    possible: frozenset[ClaimUid] = frozenset()
+    namespace: str = ""  # of the container, where its claims are known
+
+
+def mildest_guard(guards: Iterable[GuardRules]) -> GuardRules:
+    """One guard for all: the policy that does least, after the longest of the grace periods.
+
+    What happens to a process must be allowed by each claim that it may be of.
+    """
+    several = tuple(guards)
+    policy = min((guard.policy for guard in several), key=_MILDEST_FIRST.index)
+    return GuardRules(policy, max(guard.grace_seconds for guard in several))
+
+
+def memory_shares(records: Sequence[ClaimRecord]) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
+    """Who shares each GPU of which a guarded claim holds a part; other GPUs need no look."""
+    held: dict[GpuUuid, dict[ClaimRef, list[Holding]]] = defaultdict(lambda: defaultdict(list))
+    pods = {record.claim: frozenset(pod.uid for pod in record.pods) for record in records}
+    for record in records:
+        for holding in record.holdings:
+            if (memory := holding.memory_of) is not None:
+                held[memory][record.claim].append(holding)
+    found = {
+        gpu: tuple(_share(claim, pods[claim], its) for claim, its in sorted(claims.items()))
+        for gpu, claims in sorted(held.items())
+    }
+    return {gpu: its for gpu, its in found.items() if any(map(_is_guarded, its))}
+
+
+def instance_names(records: Iterable[ClaimRecord]) -> Mapping[GpuUuid, str]:
+    """The instances that claims hold, each as people know it: its UUID says nothing to them."""
+    return {
+        holding.instance.uuid: f"{holding.unit} ({holding.instance.uuid})"
+        for record in records
+        for holding in record.holdings
+        if holding.instance is not None
+    }
+
+
+def pod_claims(records: Iterable[ClaimRecord]) -> Mapping[PodUid, PodClaims]:
+    """The pods of these claims."""
+    found: dict[PodUid, PodClaims] = {}
+    for record in records:
+        for pod in record.pods:
+            claims = found[pod.uid].claims if pod.uid in found else ()
+            found[pod.uid] = PodClaims(record.claim.namespace, pod.name, (*claims, record.claim))
+    return found
+
+
+def container_claims(container: Container | None, holder: PodClaims | None) -> ContainerClaims:
+    """What a container uses. *holder*: its pod, where it is recorded with claims.
+
+    Where nobody knows the container, each claim of its pod may be the one that it uses.
+    """
+    if container is not None:
+        return ContainerClaims(known=container.claims, namespace=container.namespace)
+    return ContainerClaims(
+        possible=frozenset(claim.uid for claim in holder.claims) if holder else frozenset()
+    )
+
+
+def possible_owners(
+    gpu_shares: Iterable[MemoryShare], process: ContainerProcess, its: ContainerClaims
+) -> frozenset[ClaimUid]:
+    """The claims for which *process* may use the GPU. None: it is nobody's business here.
+
+    A process that may be a monitor's is left alone, unless its container surely uses a share.
+    """
+    known = [
+        share
+        for share in gpu_shares
+        if share.claim.uid in its.known and share.claim.namespace == its.namespace
+    ]
+    mine = [share for share in gpu_shares if process.pod in share.pods]
+    possible = [share for share in mine if share.claim.uid in its.possible]
+    if all(share.admin for share in known) and any(share.admin for share in possible):
+        return frozenset()
+    return frozenset(share.claim.uid for share in (*known, *possible) if not share.admin)
+
+
+def _share(claim: ClaimRef, pods: frozenset[PodUid], holdings: Sequence[Holding]) -> MemoryShare:
+    """What all holdings of one claim on one GPU are together."""
+    if all(holding.admin for holding in holdings):
+        return MemoryShare(claim, pods, None, admin=True)
+    limits = [holding.limit for holding in holdings if holding.limit and not holding.admin]
+    if len(limits) < len(holdings):
+        # One holding is all of the GPU, or looks on: which one a process uses cannot be told.
+        return MemoryShare(claim, pods, None)
+    memory_bytes = sum(limit.memory_bytes for limit in limits)
+    return MemoryShare(claim, pods, memory_bytes, mildest_guard(limit.guard for limit in limits))
+
+
+def _is_guarded(share: MemoryShare) -> bool:
+    return share.memory_bytes is not None and share.guard.policy is not GuardPolicy.OFF
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """What a process uses of a GPU's memory, and the claims for which that may be."""
+
+    process: ContainerProcess
+    memory_bytes: int | None  # None: NVML does not tell; it is neither counted nor ended
+    claims: frozenset[ClaimUid]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemorySample:
+    """One GPU at one moment."""
+
+    gpu: GpuUuid
+    shares: tuple[MemoryShare, ...]
+    uses: tuple[ProcessUsage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMemoryUsage:
+    """What a claim uses of its share of a GPU."""
+
+    gpu: GpuUuid
+    claim: ClaimRef
+    used_bytes: float
+    limit_bytes: int
+
+
+def claim_usages(look: GpuMemorySample) -> tuple[ClaimMemoryUsage, ...]:
+    """What every limited claim uses. What may be of several claims is theirs in proportion to their
+    shares; what may be of one that nobody limits is nobody's."""
+    limits = {
+        share.claim.uid: share.memory_bytes
+        for share in look.shares
+        if share.memory_bytes is not None
+    }
+    used: dict[ClaimUid, float] = dict.fromkeys(limits, 0.0)
+    for use in look.uses:
+        if limits.keys() >= use.claims and (whole := sum(limits[uid] for uid in use.claims)):
+            for uid in use.claims:
+                used[uid] += (use.memory_bytes or 0) * limits[uid] / whole
+    return tuple(
+        ClaimMemoryUsage(look.gpu, share.claim, used[share.claim.uid], share.memory_bytes)
+        for share in look.shares
+        if share.memory_bytes is not None
+    )

@@ -1,0 +1,250 @@
+"""Counters for what a board has besides memory, where its partitions could take more of it.
+
+A board has one optical flow accelerator, say, and each of the seven partitions that could have it
+leaves room for the other six. Most boards need no such counter for their plain profiles.
+
+Counters that let no two partitions of one GPU overlap, nor the whole of it, with few of them.
+
+On every board so far the placements nest. So a block of memory units gets a counter, and what lies
+in it takes as many of it as it has units; units are not counted one by one. Which blocks: those
+that contain smaller placements or are those of several devices. What takes the whole board takes
+from a counter of its own, or empties the largest blocks, whichever makes fewer numbers: each of
+them costs the scheduler something.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_driver.model.gpus import MigInfo, MigProfile, Partition, PartitionKey, Placement
+
+CounterAmounts = tuple[tuple[str, int], ...]  # (counter, how much), by counter
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCounters:
+    """How much there is of each counter, and how much each placement takes."""
+
+    there: CounterAmounts
+    by_placement: tuple[tuple[Placement, CounterAmounts], ...]
+
+    def of(self, placement: Placement) -> CounterAmounts:
+        """What a device takes that has this placement."""
+        return dict(self.by_placement).get(placement, ())
+
+
+def partition_counters(placements: Iterable[Placement], board: Placement) -> PartitionCounters:
+    """The counters for devices with these *placements*, one each: the whole GPU has all of
+    *board*."""
+    devices = Counter(placements)
+    if not _nest(sorted(devices)):
+        return _by_unit(devices, board)
+    largest = [one for one in _inside(devices, board) if _is_largest(one, devices, board)]
+    of_board = _tree(devices, board)
+    if not largest or not devices[board]:
+        return of_board
+    return min(_without_board(devices, board, largest), of_board, key=lambda b: _cost(b, devices))
+
+
+def _nest(placements: Sequence[Placement]) -> bool:
+    return all(
+        one.contains(other) or other.contains(one) or not one.overlaps(other)
+        for number, one in enumerate(placements)
+        for other in placements[number + 1 :]
+    )
+
+
+def _inside(devices: Iterable[Placement], block: Placement) -> list[Placement]:
+    return sorted(one for one in devices if one != block and block.contains(one))
+
+
+def _is_largest(placement: Placement, devices: Iterable[Placement], board: Placement) -> bool:
+    """Whether nothing but the board is around it."""
+    return not any(
+        placement in _inside((placement,), one) for one in devices if one not in (placement, board)
+    )
+
+
+def _tree(devices: Counter[Placement], board: Placement) -> PartitionCounters:
+    """With a counter for the board where a device takes all of it."""
+    counted = [one for one in sorted(devices) if devices[one] > 1 or _inside(devices, one)]
+    takes = {
+        one: tuple((_name(block), one.size) for block in counted if block.contains(one))
+        for one in devices
+    }
+    return _as_counters({_name(block): block.size for block in counted}, takes)
+
+
+def _without_board(
+    devices: Counter[Placement], board: Placement, largest: Sequence[Placement]
+) -> PartitionCounters:
+    """What takes the whole board empties its *largest* blocks."""
+    smaller = Counter({one: number for one, number in devices.items() if one != board})
+    counted = [
+        one
+        for one in sorted(smaller)
+        if one in largest or smaller[one] > 1 or _inside(smaller, one)
+    ]
+    takes = {
+        one: tuple((_name(block), one.size) for block in counted if block.contains(one))
+        for one in smaller
+    }
+    takes[board] = tuple((_name(block), block.size) for block in largest)
+    return _as_counters({_name(block): block.size for block in counted}, takes)
+
+
+def _by_unit(devices: Counter[Placement], board: Placement) -> PartitionCounters:
+    """A counter for each memory unit that several devices have."""
+    counted = [
+        unit
+        for unit in range(board.start, board.end)
+        if sum(number for one, number in devices.items() if _has(one, unit)) > 1
+    ]
+    takes = {
+        one: tuple((_unit_name(unit), 1) for unit in counted if _has(one, unit)) for one in devices
+    }
+    return _as_counters({_unit_name(unit): 1 for unit in counted}, takes)
+
+
+def _has(placement: Placement, unit: int) -> bool:
+    return placement.start <= unit < placement.end
+
+
+def _as_counters(
+    there: dict[str, int], takes: dict[Placement, CounterAmounts]
+) -> PartitionCounters:
+    return PartitionCounters(
+        tuple(sorted(there.items())),
+        tuple((one, tuple(sorted(takes[one]))) for one in sorted(takes)),
+    )
+
+
+def _cost(found: PartitionCounters, devices: Counter[Placement]) -> tuple[int, int]:
+    """How many numbers are published in devices, and how many counters there are."""
+    numbers = sum(devices[one] * len(amounts) for one, amounts in found.by_placement)
+    return numbers, len(found.there)
+
+
+def _name(block: Placement) -> str:
+    return f"block-{block.start}-{block.size}"
+
+
+def _unit_name(unit: int) -> str:
+    return f"memory-slice-{unit}"
+
+
+_KINDS: tuple[tuple[str, Callable[[MigProfile], int]], ...] = (
+    ("multiprocessors", lambda profile: profile.engines.multiprocessors),
+    ("copy-engines", lambda profile: profile.engines.copy),
+    ("decoders", lambda profile: profile.engines.decoders),
+    ("encoders", lambda profile: profile.engines.encoders),
+    ("ofa-engines", lambda profile: profile.engines.ofa),
+    ("jpeg-engines", lambda profile: profile.engines.jpeg),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSupply:
+    """Something that partitions take of, beside their memory."""
+
+    name: str
+    left: int
+    by_profile: tuple[tuple[int, int], ...]  # (id of the profile, how much one of it takes)
+
+    def of(self, profile: MigProfile) -> int:
+        return dict(self.by_profile).get(profile.id, 0)
+
+
+def engine_supplies(mig: MigInfo, there: Collection[PartitionKey]) -> tuple[EngineSupply, ...]:
+    """What is left of each engine, and how many instances of each profile may be added.
+
+    *there*: what exists and is nobody's to remove: it has its engines, whoever uses it. How much
+    the board has is what the partition has that is all of it; what that does not tell is not known.
+    """
+    return (*_engines(mig, there), *_numbers(mig, there))
+
+
+def can_be_added(partition: Partition, found: Collection[EngineSupply]) -> bool:
+    """Whether enough is left for it, if nothing else is added."""
+    return all(one.of(partition.profile) <= one.left for one in found)
+
+
+def scarce_engines(
+    mig: MigInfo, partitions: Sequence[Partition], found: Collection[EngineSupply]
+) -> tuple[EngineSupply, ...]:
+    """Those of which *partitions* that fit beside each other could take more than is left.
+
+    What there is least of comes first: it often keeps the partitions from taking too much of
+    something else, which then needs no counter.
+    """
+    smaller = [one for one in partitions if one.placement != whole_board(mig)]
+    kept: list[EngineSupply] = []
+    for supply in sorted(found, key=lambda one: one.left):
+        if _most(smaller, supply, kept, mig.units) > supply.left:
+            kept.append(supply)
+    return tuple(kept)
+
+
+def engine_amounts(
+    partition: Partition, found: Collection[EngineSupply], board: Placement
+) -> CounterAmounts:
+    """What *partition* takes of *found*; one that is all of the *board* is alone anyway."""
+    if partition.placement == board:
+        return ()
+    return tuple((one.name, number) for one in found if (number := one.of(partition.profile)))
+
+
+def whole_board(mig: MigInfo) -> Placement:
+    """All of it."""
+    return Placement(0, mig.units)
+
+
+def _engines(mig: MigInfo, there: Collection[PartitionKey]) -> Iterator[EngineSupply]:
+    whole = [profile for profile in mig.profiles if whole_board(mig) in profile.placements]
+    used = [profile for key in there if (profile := mig.profile(key.profile_id))]
+    for name, count in _KINDS:
+        total = max(map(count, whole), default=0)
+        if any(count(profile) > total for profile in mig.profiles):
+            continue  # the driver does not say how much there is
+        amounts = tuple((profile.id, count(profile)) for profile in mig.profiles)
+        yield EngineSupply(name, max(0, total - sum(map(count, used))), amounts)
+
+
+def _numbers(mig: MigInfo, there: Collection[PartitionKey]) -> Iterator[EngineSupply]:
+    for profile in mig.profiles:
+        number = sum(key.profile_id == profile.id for key in there)
+        left = max(0, profile.most - number)
+        yield EngineSupply(f"profile-{profile.id}", left, ((profile.id, 1),))
+
+
+def _most(
+    partitions: Sequence[Partition], supply: EngineSupply, kept: Sequence[EngineSupply], units: int
+) -> int:
+    """The most that partitions take of *supply* which do not overlap, and for which enough is left
+    of what is *kept*.
+
+    From the first memory unit on: for every way to use up what is kept the most that was taken.
+    """
+    nothing = tuple(0 for _ in kept)
+    best: list[dict[tuple[int, ...], int]] = [{nothing: 0}]
+    for unit in range(1, units + 1):
+        here = dict(best[-1])
+        for one in partitions:
+            if one.placement.end == unit:
+                _add(here, best[one.placement.start], one.profile, (supply, *kept))
+        best.append(here)
+    return max(best[-1].values())
+
+
+def _add(
+    here: dict[tuple[int, ...], int],
+    before: Mapping[tuple[int, ...], int],
+    profile: MigProfile,
+    supplies: tuple[EngineSupply, ...],
+) -> None:
+    """To what is possible *here*: what was *before*, and one more of *profile*."""
+    first, *kept = supplies
+    for used, taken in before.items():
+        now = tuple(number + one.of(profile) for number, one in zip(used, kept, strict=True))
+        if all(number <= one.left for number, one in zip(now, kept, strict=True)):
+            here[now] = max(here.get(now, 0), taken + first.of(profile))

@@ -1,0 +1,146 @@
+"""When pods are read to see whether they end, and when the clients of those that do are ended.
+
+A client that is killed with work on the GPU takes the others of its server with it. So those that
+did not end by themselves are ended in order, shortly before the kubelet kills them. That a pod is
+deleted is seen by reading it now and then: several times in its grace period, as far as what a node
+may ask of the API server allows.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from dra_driver.k8s.pods import DEFAULT_GRACE_SECONDS, PodDeletion
+
+LONGEST_MARGIN_SECONDS: Final = 3.0  # before the pod's end; a server waits for work in flight
+
+_SHORTEST_SECONDS, _LONGEST_SECONDS = 2.0, 20.0  # between two looks at a pod
+_PARTS: Final = 3  # looks in a grace period
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True)
+class TerminatingPod:
+    """A pod that is being deleted, by this process's steady clock."""
+
+    deletion: PodDeletion  # of which this is
+    ends_at: float  # the kubelet kills what is left of it, no sooner
+    margin: float
+
+    @property
+    def due_at(self) -> float:
+        """When its clients are ended."""
+        return self.ends_at - self.margin
+
+
+def terminating_pod(
+    deletion: PodDeletion | None,
+    now: float,
+    undeleted_at: float | None = None,
+    before: TerminatingPod | None = None,
+) -> TerminatingPod | None:
+    """What follows from a look at a pod at *now*. None: it is not deleted.
+
+    *undeleted_at*: when the last look was that did not see this deletion. Its programs have at
+    least half of the time that was left when that was first seen. A deletion cannot be taken back
+    and not be put off: what says so was read before it.
+    """
+    if deletion is None or (before is not None and before.deletion.ends_at <= deletion.ends_at):
+        return before
+    ends_at = now + _left(deletion, now, undeleted_at)
+    return TerminatingPod(
+        deletion, ends_at, min(LONGEST_MARGIN_SECONDS, max(0.0, ends_at - now) / 2)
+    )
+
+
+def _left(deletion: PodDeletion, now: float, undeleted_at: float | None) -> float:
+    """Seconds until the kubelet may kill it: rather too few, since what it kills with work on the
+    GPU takes others along.
+
+    Where the API server did not tell its time, the grace period began after the last look at which
+    the pod was not deleted; where there was none, it may be over at any moment.
+    """
+    if deletion.left_seconds is not None:
+        return min(deletion.left_seconds, deletion.grace_seconds)
+    if undeleted_at is None:
+        return 0.0
+    return undeleted_at + deletion.grace_seconds - now
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBudget:
+    """How many reads there may be: so many at once, and so many a second in the long run."""
+
+    a_second: float
+    at_once: float
+    left: float
+    at: float
+
+    def by(self, now: float) -> "ReadBudget":
+        """What it is later."""
+        left = min(self.at_once, self.left + max(0.0, now - self.at) * self.a_second)
+        return replace(self, left=left, at=max(self.at, now))
+
+    def spent(self) -> "ReadBudget":
+        """After one read."""
+        return replace(self, left=self.left - 1)
+
+    @property
+    def allows(self) -> bool:
+        return self.left >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class PodRead:
+    """When a pod was last looked at, and how long it has once it is deleted."""
+
+    at: float
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+    seen: bool = True
+
+    @property
+    def interval(self) -> float:
+        """Until the next look."""
+        return min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, self.grace_seconds / _PARTS))
+
+    @property
+    def patience(self) -> float:
+        """Until it is too late for the margin, had it been deleted right after it."""
+        return max(self.interval, self.grace_seconds - LONGEST_MARGIN_SECONDS)
+
+    def is_due(self, now: float) -> bool:
+        return now - self.at >= self.interval
+
+    def is_late(self, now: float) -> bool:
+        """Whether it may have been deleted and ended unseen."""
+        return self.seen and now - self.at > max(self.interval, self.grace_seconds)
+
+
+def never_read(now: float) -> PodRead:
+    """Of a pod that was never read: as urgent as one that waits for long."""
+    return PodRead(now - PodRead(now).patience, seen=False)
+
+
+def most_urgent(glances: Mapping[K, PodRead], now: float, a_second: float) -> tuple[K, ...]:
+    """Those that are due: first who used up the largest part of its patience.
+
+    Those whose grace period is too short for the budget do not take the turns of those for whom it
+    is enough: they share what these leave.
+    """
+    least = _least_patience([glance.patience for glance in glances.values()], a_second)
+    due = [key for key, glance in glances.items() if glance.is_due(now)]
+    return tuple(
+        sorted(due, key=lambda key: (glances[key].at - now) / max(glances[key].patience, least))
+    )
+
+
+def _least_patience(patiences: Collection[float], a_second: float) -> float:
+    """How patient everybody has to be at least, so that the budget is enough for all."""
+    least = len(patiences) / a_second
+    while True:
+        others = [patience for patience in patiences if patience > least]
+        left = a_second - sum(1 / patience for patience in others)
+        if (shared := (len(patiences) - len(others)) / left) >= least:
+            return least
+        least = shared

@@ -1,0 +1,209 @@
+"""What a claim has of MPS: which of its GPUs one server is over, with which limits.
+
+A container names one pipe directory, and a program sees the GPUs of the server behind it and no
+others. So the GPUs that a container has of a claim are served together, and what cannot be is
+refused. Which container uses what is read from the pods, where a claim leaves it open.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dra_driver.base.errors import ClaimError, join_problems
+from dra_driver.k8s.claims import AllocationResult, Claim
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.gpus import GpuUuid, MigInstance
+from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.model.offer import Device, Fractional, Replica
+from dra_driver.model.profiles import MpsServerScope, MpsTenants
+from dra_driver.model.steps import ServeMpsNamespace
+from dra_driver.plan.mps.containers import (
+    container_requests,
+    mixed_problems,
+    split_problems,
+    strictest_tenants,
+    tenant_problems,
+)
+from dra_driver.plan.prepare.amounts import Amount
+from dra_driver.plan.prepare.sharing import MpsShared, Sharing
+
+ClaimPodSpecs = Sequence[PodSpec]
+
+
+class PodsNeeded(Exception):
+    """It depends on the pods of the claim, which have to be read first: says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrant:
+    """One device that a claim gets, how much of it, and how."""
+
+    allocation: AllocationResult
+    device: Device
+    amount: Amount
+    sharing: Sharing
+    space: MpsNamespace | None = None  # of what is shared by MPS
+    instance: MigInstance | None = None  # of a partition, once it is there
+
+
+@dataclass(frozen=True, slots=True)
+class MpsPart:
+    """A grant that is shared by MPS."""
+
+    grant: DeviceGrant
+    sharing: MpsShared
+
+    @property
+    def device(self) -> Device:
+        return self.grant.device
+
+    @property
+    def request(self) -> str:
+        return self.grant.allocation.base_request
+
+
+def with_namespaces(
+    claim: Claim, grants: Sequence[DeviceGrant], pods: ClaimPodSpecs | None
+) -> tuple[DeviceGrant, ...]:
+    """*grants*, each with its space where it is shared by MPS.
+
+    *pods*: those of the claim. PodsNeeded: they are None, and it depends on them. ClaimError:
+    every problem of containers that cannot be served like this.
+    """
+    parts = [MpsPart(g, g.sharing) for g in grants if isinstance(g.sharing, MpsShared)]
+    if not parts:
+        return tuple(grants)
+    ours = {part.request for part in parts}
+    everything = {g.allocation.base_request for g in grants if not g.allocation.admin}
+    tenants = strictest_tenants(part.grant.device.rules.tenants for part in parts)
+    if pods is None and (len(everything) > 1 or tenants is not MpsTenants.ANY):
+        raise PodsNeeded("it is shared by MPS")
+    used = container_requests(pods or ())
+    groups = _groups(ours, [one.requests(claim.ref, ours) for one in used])
+    problems = [
+        *_unknown_problems(pods, ours, tenants),
+        *_joinable_problems(claim, tenants),
+        *(said for pod in pods or () for said in tenant_problems(tenants, claim.ref, pod, ours)),
+        *mixed_problems(claim.ref, used, ours, everything),
+        *split_problems(claim.ref, used, groups, _computed_on(parts)),
+        *_partition_problems(groups, parts),
+    ]
+    if problems:
+        raise ClaimError(join_problems(f"claim {claim.ref}: ", problems))
+    spaces: dict[AllocationResult, MpsNamespace] = {}
+    for group in groups:
+        its = [part for part in parts if part.request in group]
+        spaces |= dict.fromkeys((part.grant.allocation for part in its), _space(claim, its))
+    return tuple(replace(g, space=spaces.get(g.allocation)) for g in grants)
+
+
+def mps_steps(grants: Iterable[DeviceGrant]) -> tuple[ServeMpsNamespace, ...]:
+    """One step for each space, however many allocations share it."""
+    spaces = {grant.space for grant in grants if grant.space is not None}
+    return tuple(ServeMpsNamespace(space) for space in sorted(spaces, key=lambda one: one.name))
+
+
+def _unknown_problems(
+    pods: ClaimPodSpecs | None, ours: Collection[str], tenants: MpsTenants
+) -> Iterator[str]:
+    """No pod was found, and it depends on them."""
+    why = "it is reserved for no pod that is there (a PodGroup does not tell its pods)"
+    if pods is None or pods:
+        return
+    if len(ours) > 1:
+        yield (
+            f"requests {', '.join(sorted(ours))} are under MPS, and which of them a container uses "
+            f"is not known: {why}; ask for all of it in one request, or write a claim for each"
+        )
+    if tenants is not MpsTenants.ANY:
+        yield (
+            f"whose pods may share a GPU by MPS is said by this node's profile (mpsTenants: "
+            f"{tenants}), and who uses the claim is not known: {why}"
+        )
+
+
+def _joinable_problems(claim: Claim, tenants: MpsTenants) -> Iterator[str]:
+    """The first line: pods that join nevertheless are looked at when they do."""
+    if tenants is not MpsTenants.ANY and not claim.made_for_pod:
+        yield (
+            f"any pod can join this claim, and this node's profile says which may share a GPU by "
+            f"MPS (mpsTenants: {tenants}); use a ResourceClaimTemplate, which makes one for each"
+        )
+
+
+def _partition_problems(groups: Iterable[set[str]], parts: Sequence[MpsPart]) -> Iterator[str]:
+    """A program computes on one MIG partition, and a server is over that one."""
+    for group in groups:
+        devices = {part.device.uuid: part.device for part in parts if part.request in group}
+        if len(devices) > 1 and any(device.partition for device in devices.values()):
+            names = ", ".join(sorted(device.name for device in devices.values()))
+            yield (
+                f"requests {', '.join(sorted(group))}: {names} under MPS in one container: a "
+                "program under MPS computes on one partition; ask for one, use different "
+                "containers, or strategy TimeSlicing"
+            )
+
+
+def _computed_on(parts: Iterable[MpsPart]) -> Mapping[str, set[str]]:
+    """The names of the GPUs and partitions of each request."""
+    found: dict[str, set[str]] = {}
+    for part in parts:
+        found.setdefault(part.request, set()).add(part.device.unit)
+    return found
+
+
+def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]:
+    """The requests that containers use together, directly or by way of others."""
+    groups = [{request} for request in sorted(requests)]
+    for together in used:
+        touched = [group for group in groups if group & together]
+        if len(touched) > 1:
+            groups = [group for group in groups if not group & together]
+            groups.append(set().union(*touched))
+    return sorted(groups, key=min)
+
+
+def _space(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
+    """The limits are the claim's on each GPU: parts of one GPU that are used together add up."""
+    by_gpu: dict[GpuUuid, list[MpsShared]] = {}
+    for part in sorted(parts, key=lambda one: one.device.gpu.minor):
+        by_gpu.setdefault(part.device.uuid, []).append(part.sharing)
+    gpus = tuple(by_gpu)
+    requests = sorted({part.request for part in parts})
+    digest = hashlib.sha256(",".join((claim.ref.uid, *requests, *gpus)).encode()).hexdigest()
+    percents = [min(ALL_CORES, sum(one.percent for one in its)) for its in by_gpu.values()]
+    return MpsNamespace(
+        MpsNamespaceName(f"c_{digest[:24]}"),
+        claim.ref.uid,
+        gpus,
+        min(percents),
+        tuple(_sum(its) for its in by_gpu.values()),
+        max(part.sharing.priority for part in parts),
+        _most([part.grant.device for part in parts]),
+        claim.ref.namespace if _has_servers_of_its_own(parts) else "",
+    )
+
+
+def _has_servers_of_its_own(parts: Iterable[MpsPart]) -> bool:
+    """With protocol 3 a server keeps its spaces apart, and the agent puts all into one."""
+    return any(part.device.rules.mps_servers is MpsServerScope.PER_NAMESPACE for part in parts)
+
+
+def _sum(its: Sequence[MpsShared]) -> int | None:
+    sizes = [one.memory_bytes for one in its]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _most(devices: Sequence[Device]) -> MpsLimits:
+    """The most that one claim can have of these by the rules of the node: one replica where a claim
+    cannot have more, else all there is."""
+    rules = devices[0].rules
+    if len(devices) > 1 or not rules.one_share:
+        return MpsLimits()
+    match devices[0].shape:
+        case Fractional(replicas=number, cores_default=cores, memory_default=memory) if number > 1:
+            return MpsLimits(cores or ALL_CORES, memory if rules.limited else None)
+        case Replica(cores=cores, memory_bytes=memory):
+            return MpsLimits(cores or ALL_CORES, memory if rules.limited else None)
+        case _:
+            return MpsLimits()

@@ -1,0 +1,86 @@
+"""What an MPS server has to grant, and what is wrong with what it grants."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dra_driver.model.gpus import GpuUuid, is_mig_uuid
+from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
+
+_MIB = 1 << 20
+_OF_INSTANCES = 2
+
+
+def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
+    """What a server over *gpus* speaks where the driver's *newest* protocol is this one.
+
+    Protocol 3 is not said to work where MIG is on: an instance is served with protocol 2.
+    """
+    return min(newest, _OF_INSTANCES) if any(map(is_mig_uuid, gpus)) else newest
+
+
+def default_limits(spaces: Iterable[MpsNamespace]) -> MpsLimits:
+    """What a server of protocol 2 grants a client by default: as much as any of its spaces has, or
+    can have by the rules of the node."""
+    wanted = [one for space in spaces for one in (least_limits(space), space.most)]
+    sizes = [one.memory_bytes for one in wanted if one.memory_bytes is not None]
+    unlimited = len(sizes) < len(wanted)
+    return MpsLimits(
+        max((one.percent for one in wanted), default=ALL_CORES), None if unlimited else max(sizes)
+    )
+
+
+def least_limits(space: MpsNamespace) -> MpsLimits:
+    """The least that a server of protocol 2 has to grant by default, for the space to have its
+    limits on each of its GPUs: the environment of a client only lowers."""
+    sizes = [size for size in space.memory_bytes if size is not None]
+    unlimited = len(sizes) < len(space.gpus)
+    return MpsLimits(space.percent, None if unlimited else max(sizes))
+
+
+def exceeds_limits(one: MpsLimits, other: MpsLimits) -> bool:
+    """Whether *one* has more of anything than *other*."""
+    if one.percent > other.percent:
+        return True
+    if one.memory_bytes is None or other.memory_bytes is None:
+        return one.memory_bytes is None and other.memory_bytes is not None
+    return one.memory_bytes > other.memory_bytes
+
+
+def _rounded(allowance: MpsLimits) -> MpsLimits:
+    """As a daemon may write it: 4.89G for 5000M."""
+    size = allowance.memory_bytes
+    return MpsLimits(allowance.percent, None if size is None else size + size // 100)
+
+
+def describe_limits(allowance: MpsLimits) -> str:
+    """
+    >>> said(Allowance(30, 5 << 30))
+    '30 % and 5120 MiB'
+    """
+    size = allowance.memory_bytes
+    return f"{allowance.percent} % and {'all memory' if size is None else f'{size // _MIB} MiB'}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceDifferences:
+    """What a server of protocol 3 has that it should not have, or the reverse."""
+
+    unwanted: tuple[MpsNamespaceName, ...] = ()
+    missing: tuple[MpsNamespace, ...] = ()
+    loose: tuple[tuple[MpsNamespace, MpsLimits], ...] = ()  # with what it has instead
+
+
+def compare_namespaces(
+    wanted: Iterable[MpsNamespace], there: Mapping[MpsNamespaceName, MpsLimits]
+) -> NamespaceDifferences:
+    """Compare what a server should have with what is there."""
+    by_name = {space.name: space for space in wanted}
+    return NamespaceDifferences(
+        tuple(sorted(there.keys() - by_name.keys())),
+        tuple(by_name[name] for name in sorted(by_name.keys() - there.keys())),
+        tuple(
+            (by_name[name], there[name])
+            for name in sorted(by_name.keys() & there.keys())
+            if exceeds_limits(there[name], _rounded(by_name[name].allowance))
+        ),
+    )

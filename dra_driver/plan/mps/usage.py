@@ -1,0 +1,392 @@
+"""What pods are told of MPS, in the words of the person who has to mend it.
+
+Whose the clients of MPS servers are.
+
+Protocol 3 tells of which space a client is. Protocol 2 does not: the only space of a server has all
+its clients, and of several a client's are those that its pod uses. Where that leaves more than one,
+nobody can tell: the client counts for none of them, and how many they have is not known.
+
+What follows from what the MPS agent serves: claims that lack it, and processes that go past it.
+
+The agent is asked first and the ledger read after that: a record is written before its space is
+made, so a space without a record is nobody's.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PodUid
+from dra_driver.model.gpus import GpuUuid, MigInstance
+from dra_driver.model.mps import (
+    ALL_CORES,
+    MpsNamespace,
+    MpsNamespaceName,
+    MpsServer,
+    MpsServerRestart,
+    MpsStatus,
+)
+from dra_driver.model.processes import ContainerProcess
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.plan.memory.usage import GpuMemorySample, MemoryShare
+
+ClientOwners = Mapping[int, frozenset[MpsNamespaceName]]
+"""Of each client, by the host's number, the spaces of which it may be."""
+
+
+def clients_without_namespace(status: MpsStatus) -> frozenset[int]:
+    """The clients of whom only their pod can tell whose they are."""
+    return frozenset(
+        client.pid
+        for server in status.servers
+        if len(server.spaces) > 1
+        for client in server.clients
+        if client.space is None
+    )
+
+
+def client_owners(
+    server: MpsServer,
+    users: Mapping[MpsNamespaceName, Collection[PodUid]],
+    pods: Mapping[int, PodUid],
+) -> ClientOwners:
+    """*users*: the pods that use each space; *pods*: of clients, where that was found out."""
+    every = frozenset(served.space.name for served in server.spaces)
+
+    def of_pod(pod: PodUid | None) -> frozenset[MpsNamespaceName]:
+        its = frozenset(name for name in every if pod in users.get(name, ()))
+        return its or every  # of a pod that we were not told of yet, too
+
+    return {
+        client.pid: of_pod(pods.get(client.pid))
+        if client.space is None
+        else frozenset({client.space})
+        for client in server.clients
+    }
+
+
+def counted_clients(spaces: Set[MpsNamespaceName], whose: ClientOwners) -> frozenset[int] | None:
+    """The clients that these spaces have together. None: one may be theirs or another's."""
+    mine = {pid: its for pid, its in whose.items() if its & spaces}
+    return frozenset(mine) if all(its <= spaces for its in mine.values()) else None
+
+
+RESTART_REPORT_SECONDS: Final = (
+    120.0  # an older restart is no news for a process that has just started
+)
+CONNECTING_SECONDS: Final = 5.0  # what a process may be on a GPU before its server knows of it
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimNamespace:
+    """What a recorded claim has of MPS, and who uses the claim."""
+
+    claim: ClaimRef
+    pods: tuple[Pod, ...]
+    space: MpsNamespace
+    completed: bool
+    names: tuple[str, ...]  # of the GPUs or MIG partitions of the space, in its order: "gpu-0"
+    over: tuple[GpuUuid, MigInstance] | None = (
+        None  # the MIG instance that it is over, of which GPU
+    )
+
+    @property
+    def known_as(self) -> Mapping[GpuUuid, str]:
+        """The GPUs of the space, each as people know it."""
+        both = zip(self.space.gpus, self.names, strict=True)
+        return {gpu: f"{name} ({gpu})" for gpu, name in both}
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceClients:
+    """Who may be a client of a space, and of which others. *of_pods*: those whose pod we know."""
+
+    may_be: ClientOwners = field(default_factory=dict)
+    of_pods: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BypassingProcess:
+    """A process that uses a GPU for claims under MPS, and is no client of their server."""
+
+    process: ContainerProcess
+    gpu: GpuUuid
+    claims: tuple[ClaimRef, ...]  # several: they cannot be told apart
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimMpsUsage:
+    """What one claim has and does under MPS on one GPU. None: not known now."""
+
+    claim: ClaimRef
+    gpu: GpuUuid
+    percent: int
+    clients: int | None = None
+    unserved: int | None = None
+
+
+def claim_namespaces(records: Iterable[ClaimRecord]) -> tuple[ClaimNamespace, ...]:
+    """Everything that is to be served; also what is just being prepared."""
+    return tuple(
+        ClaimNamespace(
+            record.claim,
+            record.pods,
+            space,
+            record.completed,
+            _names(record, space),
+            _over(record, space),
+        )
+        for record in records
+        for space in record.spaces
+    )
+
+
+def _names(record: ClaimRecord, space: MpsNamespace) -> tuple[str, ...]:
+    names = {holding.uuid: holding.unit for holding in record.holdings}
+    return tuple(names.get(gpu, "a GPU") for gpu in space.gpus)
+
+
+def _over(record: ClaimRecord, space: MpsNamespace) -> tuple[GpuUuid, MigInstance] | None:
+    held = ((one.gpu, one.instance) for one in record.holdings)
+    found = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
+    return next((one for one in found if one[1].uuid in space.gpus), None)
+
+
+def unserved_claims(spaces: Iterable[ClaimNamespace], status: MpsStatus) -> tuple[ClaimUid, ...]:
+    """The prepared claims of which the agent does not serve everything."""
+    served = {one.space.name for one in status.spaces()}
+    return tuple(
+        sorted({s.claim.uid for s in spaces if s.completed and s.space.name not in served})
+    )
+
+
+def orphaned_namespaces(
+    spaces: Iterable[ClaimNamespace], status: MpsStatus, unreadable: Collection[ClaimUid]
+) -> tuple[MpsNamespace, ...]:
+    """What the agent serves for nobody. Whose record is *unreadable* may well have it."""
+    recorded = {one.space.name for one in spaces}
+    return tuple(
+        one.space
+        for one in status.spaces()
+        if one.space.name not in recorded and one.space.claim not in unreadable
+    )
+
+
+def new_restarts(
+    incidents: Sequence[MpsServerRestart], last: int | None, now: float
+) -> tuple[MpsServerRestart, ...]:
+    """The incidents that were not told yet; *last*: the number of the last one that was.
+
+    Where none was (None), or where the agent counts anew, it is those of the last minutes.
+    """
+    if last is None or last_restart(incidents) < last:
+        return tuple(one for one in incidents if now - one.at < RESTART_REPORT_SECONDS)
+    return tuple(one for one in incidents if one.number > last)
+
+
+def last_restart(incidents: Iterable[MpsServerRestart]) -> int:
+    """The number of the last one; 0: there was none."""
+    return max((one.number for one in incidents), default=0)
+
+
+def server_for(space: MpsNamespaceName, status: MpsStatus) -> MpsServer | None:
+    """None: the agent does not serve it."""
+    return next(
+        (
+            server
+            for server in status.servers
+            if any(served.space.name == space for served in server.spaces)
+        ),
+        None,
+    )
+
+
+def namespace_clients(
+    spaces: Iterable[ClaimNamespace], status: MpsStatus, pods: Mapping[int, PodUid]
+) -> Mapping[MpsNamespaceName, NamespaceClients]:
+    """Who may be a client of those spaces that are served. *pods*: of which pod each client of any
+    server is, where that is known."""
+    users = {one.space.name: frozenset(pod.uid for pod in one.pods) for one in spaces}
+    return {
+        served.space.name: _clients(
+            served.space.name, users, client_owners(server, users, pods), pods
+        )
+        for server in status.servers
+        for served in server.spaces
+        if served.space.name in users
+    }
+
+
+def _clients(
+    space: MpsNamespaceName,
+    users: Mapping[MpsNamespaceName, frozenset[PodUid]],
+    whose: ClientOwners,
+    pods: Mapping[int, PodUid],
+) -> NamespaceClients:
+    """Where a pod has the space for itself, its clients are the pod's, seen or not."""
+    its = users[space]
+    alone = next(iter(its)) if len(its) == 1 else None
+    of_pods: dict[PodUid, set[int]] = {}
+    may_be = {pid: names for pid, names in whose.items() if space in names}
+    for pid, names in may_be.items():
+        pod = pods.get(pid) or (alone if names == {space} else None)
+        if pod is not None and pod in its:
+            of_pods.setdefault(pod, set()).add(pid)
+    return NamespaceClients(may_be, {pod: frozenset(pids) for pod, pids in of_pods.items()})
+
+
+def mps_memory_shares(
+    records: Iterable[ClaimRecord], spaces: Iterable[ClaimNamespace]
+) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
+    """For each GPU that a prepared claim has under MPS, everybody who has anything of it."""
+    gpus = {gpu for one in spaces if one.completed for gpu in one.space.gpus}
+    held: dict[GpuUuid, list[MemoryShare]] = {gpu: [] for gpu in sorted(gpus)}
+    for record in records:
+        its: dict[GpuUuid, list[Holding]] = {}
+        for holding in record.holdings:
+            if (gpu := holding.uuid) in gpus:
+                its.setdefault(gpu, []).append(holding)
+        pods = frozenset(pod.uid for pod in record.pods)
+        for gpu, holdings in its.items():
+            admin = all(holding.admin for holding in holdings)
+            held[gpu].append(MemoryShare(record.claim, pods, None, admin=admin))
+    return {gpu: tuple(shares) for gpu, shares in held.items()}
+
+
+def bypassing_processes(
+    looks: Iterable[GpuMemorySample], spaces: Sequence[ClaimNamespace], status: MpsStatus
+) -> frozenset[BypassingProcess]:
+    """The processes on GPUs that go past MPS.
+
+    Where a server is not ready, or a space not served, its clients cannot be told. A process that
+    may be there for a claim without MPS is none.
+    """
+    return frozenset(stray for look in looks for stray in _strays_on(look, spaces, status))
+
+
+def _strays_on(
+    look: GpuMemorySample, spaces: Iterable[ClaimNamespace], status: MpsStatus
+) -> Iterable[BypassingProcess]:
+    served: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
+    refs: dict[ClaimUid, ClaimRef] = {}
+    for one in spaces:
+        if one.completed and look.gpu in one.space.gpus:
+            refs[one.claim.uid] = one.claim
+            before = served.get(one.claim.uid, frozenset())
+            its = _may_be_clients(one.space.name, status)
+            served[one.claim.uid] = None if before is None or its is None else before | its
+    for use in look.uses:
+        allowed = [served.get(uid) for uid in use.claims]
+        known = [pids for pids in allowed if pids is not None]
+        if not known or len(known) < len(allowed):
+            continue
+        if not any(use.process.pid in pids for pids in known):
+            yield BypassingProcess(
+                use.process, look.gpu, tuple(sorted(refs[uid] for uid in use.claims))
+            )
+
+
+def _may_be_clients(space: MpsNamespaceName, status: MpsStatus) -> frozenset[int] | None:
+    server = server_for(space, status)
+    if server is None or not server.ready:
+        return None
+    return frozenset(one.pid for one in server.clients if one.space in (None, space))
+
+
+def confirmed_bypasses(
+    since: Mapping[BypassingProcess, float], now: float
+) -> frozenset[BypassingProcess]:
+    """Those that had the time to connect, and did not."""
+    return frozenset(one for one, at in since.items() if now - at >= CONNECTING_SECONDS)
+
+
+def mps_usages(
+    spaces: Iterable[ClaimNamespace],
+    found: Mapping[MpsNamespaceName, NamespaceClients] | None,
+    unserved: Collection[BypassingProcess] | None,
+) -> tuple[ClaimMpsUsage, ...]:
+    """Every prepared claim on each of its GPUs. *found*: the clients of the spaces that are served.
+
+    None: that is not known, because the agent does not answer. Nor is the number of a claim's
+    clients while one of them may be another claim's.
+    """
+    by_claim: dict[tuple[ClaimRef, GpuUuid], list[MpsNamespace]] = {}
+    for one in spaces:
+        for gpu in one.space.gpus if one.completed else ():
+            by_claim.setdefault((one.claim, gpu), []).append(one.space)
+    return tuple(
+        ClaimMpsUsage(
+            claim,
+            gpu,
+            min(ALL_CORES, sum(space.percent for space in its)),
+            None if found is None else _count(found, its),
+            None
+            if unserved is None
+            else sum(one.gpu == gpu and claim in one.claims for one in unserved),
+        )
+        for (claim, gpu), its in by_claim.items()
+    )
+
+
+def _count(
+    found: Mapping[MpsNamespaceName, NamespaceClients], spaces: Iterable[MpsNamespace]
+) -> int | None:
+    names = {one.name for one in spaces}
+    whose = {pid: its for name in names if name in found for pid, its in found[name].may_be.items()}
+    pids = counted_clients(names, whose)
+    return None if pids is None else len(pids)
+
+
+def server_restarted_message(incident: MpsServerRestart, one: ClaimNamespace) -> str:
+    """The server of this space was restarted."""
+    return (
+        f"the MPS server of {_gpus([one])} was restarted ({incident.reason}): what "
+        f"ran there for claim {one.claim} was ended, and a program that is still there fails at "
+        "its next call of CUDA; restart the container if it does not restart by itself"
+    )
+
+
+def bypass_message(stray: BypassingProcess, gpu: str) -> str:
+    """A process goes past its server. *gpu*: as people know it."""
+    return (
+        f"process {stray.process.pid} of the host uses {gpu} for {_claims(stray)} and is no "
+        "client of the claim's MPS server: it runs without the limits of MPS. Either it unset or "
+        "changed CUDA_MPS_PIPE_DIRECTORY, or it is from before a restart of the server, or the "
+        "server does not serve its user; restart the container with the variable as it was given"
+    )
+
+
+def agent_down_message(one: ClaimNamespace, seconds: float, error: str) -> str:
+    """Nobody looks after the servers."""
+    return (
+        f"the MPS agent of this node has not answered for {seconds:g} s: claim {one.claim} goes on "
+        f"with its limits on {_gpus([one])}, but nobody restarts its MPS server when that fails, "
+        "and new claims under MPS wait; look at the pod of the DaemonSet …-mps-agent on this node "
+        f"({error})"
+    )
+
+
+def pod_not_served_message(spaces: Sequence[ClaimNamespace], problems: Iterable[str]) -> str:
+    """Containers of a pod that joined the claim of *spaces* cannot use it like this."""
+    return (
+        f"claim {spaces[0].claim}, which is under MPS on {_gpus(spaces)}, was prepared before this "
+        f"pod came, and does not serve all of it: {'; '.join(problems)}"
+    )
+
+
+def bypass_subject(stray: BypassingProcess) -> str:
+    """What the processes that go past MPS in the same way have in common."""
+    return f"{stray.gpu} {_claims(stray)}"
+
+
+def _gpus(spaces: Iterable[ClaimNamespace]) -> str:
+    return ", ".join(dict.fromkeys(name for one in spaces for name in one.known_as.values()))
+
+
+def _claims(stray: BypassingProcess) -> str:
+    return _list("claim", map(str, stray.claims))
+
+
+def _list(word: str, names: Iterable[str]) -> str:
+    several = list(names)
+    return f"{word}{'s' if len(several) > 1 else ''} {' or '.join(several)}"

@@ -1,0 +1,1 @@
+"""Which devices a node publishes, in which shape, and how they look in ResourceSlices."""

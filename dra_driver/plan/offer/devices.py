@@ -1,0 +1,238 @@
+"""What becomes of each GPU: in which shape it is offered, in which parts, and by which rules.
+
+A GPU keeps its shape and its parts as long as a claim holds it, since the scheduler counts what is
+left by what is published.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dra_driver.model.gpus import Gpu, Inventory, UnavailableGpu
+from dra_driver.model.offer import (
+    EXCLUSIVE,
+    AdminAccess,
+    ApiFeatures,
+    CounterSet,
+    Device,
+    Fractional,
+    Offer,
+    PendingChange,
+    Replica,
+    Shape,
+)
+from dra_driver.model.profiles import Profile, Rules
+from dra_driver.model.records import HoldingsByDevice
+from dra_driver.plan.mig import dynamic
+from dra_driver.plan.mig.dynamic import GpuContext, MigOffer, PartitionDevices, partition_devices
+from dra_driver.plan.mig.partitions import (
+    CreatedPartitions,
+    HeldShape,
+    created_partitions,
+    unmanaged_instances,
+)
+from dra_driver.plan.mig.warnings import (
+    mig_warnings,
+    no_partitions_problem,
+    serve_as_gpus,
+    unusable_instances,
+)
+from dra_driver.plan.offer.shapes import (
+    describe_shape,
+    device_shapes,
+    held_shape,
+    possible_rules,
+    same_shape,
+    shape_of,
+)
+from dra_driver.plan.offer.shapes import strategy_warnings as strategy_notes
+from dra_driver.plan.profiles.rules import rules_by_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuInputs:
+    """All that decides what becomes of one GPU."""
+
+    gpu: Gpu
+    rules: Rules
+    profile: str  # its name
+    where: str  # in it the rules stand, for messages
+    keeps: ApiFeatures
+    mps: bool
+    holds: tuple[HeldShape, ...]
+    ours: CreatedPartitions
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuOffer:
+    """What becomes of one GPU."""
+
+    whole: tuple[Device, ...] = ()
+    partitions: tuple[Device, ...] = ()
+    monitors: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    withheld: tuple[UnavailableGpu, ...] = ()
+    pending: tuple[PendingChange, ...] = ()
+
+
+def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them does not say
+    inventory: Inventory,
+    profile: Profile,
+    keeps: ApiFeatures,
+    held: HoldingsByDevice,
+    mps: bool = True,
+    *,
+    ours: CreatedPartitions = frozenset(),
+) -> Offer:
+    """The devices of the node, in publishing order: GPUs by minor number, then partitions, first
+    of GPUs that cannot be taken whole, then monitors.
+
+    No GPU's rules can spoil the others': what cannot be published as the profile says is published
+    whole, and ``pending`` says why. *mps*: the node has an MPS agent; without one no GPU is shared
+    by MPS. The rules of a device allow only strategies that work on it. *ours*: the partitions that
+    claims had when the inventory was looked at, beside those of *held*.
+    """
+    rules, idle = rules_by_gpu(profile, inventory.gpus)
+    holds, known = _by_gpu(held), ours | created_partitions(held)
+    found = [
+        _of_gpu(
+            _GpuInputs(
+                gpu,
+                rules[gpu.uuid],
+                profile.name,
+                _where(profile, rules[gpu.uuid]),
+                keeps,
+                mps,
+                (*holds.get(gpu.uuid, ()), *holds.get(gpu.name, ())),
+                frozenset(one for one in known if one[0] == gpu.uuid),
+            )
+        )
+        for gpu in inventory.gpus
+    ]
+    cut_first = sorted(found, key=lambda one: bool(one.whole))
+    partitions = serve_as_gpus([device for one in cut_first for device in one.partitions])
+    return Offer(
+        (
+            *sorted((device for one in found for device in one.whole), key=_place),
+            *partitions,
+            *(device for one in found for device in one.monitors),
+        ),
+        (*inventory.withheld, *(each for one in found for each in one.withheld)),
+        tuple(each for one in found for each in one.pending),
+        (
+            *profile.notes,
+            *idle,
+            *strategy_notes(profile, inventory.gpus, rules, mps),
+            *mig_warnings(profile, inventory.gpus, rules, partitions),
+        ),
+        tuple(each for one in found for each in one.counter_sets),
+    )
+
+
+def _by_gpu(held: HoldingsByDevice) -> dict[str, dict[HeldShape, None]]:
+    """What is held by claims that do more than look on, each once."""
+    found: dict[str, dict[HeldShape, None]] = {}
+    for one in (each for holdings in held.values() for each in holdings if not each.admin):
+        hold = HeldShape(one.shape, one.partition, one.cut, one.offered)
+        found.setdefault(one.of_gpu, {})[hold] = None
+    return found
+
+
+@functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most
+def _of_gpu(asked: _GpuInputs) -> _GpuOffer:
+    gpu, keeps = asked.gpu, asked.keeps
+    its, problem = possible_rules(gpu, asked.rules, asked.mps)
+    if not its.include and not asked.holds:
+        return _GpuOffer(withheld=(_left_out(gpu, asked.profile),))
+    board = GpuContext(gpu, its, keeps, asked.holds, unmanaged_instances(gpu, asked.ours))
+    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, keeps)
+    free = dynamic.offer_once_free(gpu, asked.holds, board.there)
+    wanted = _GpuShapes(shape, dynamic.desired_offer(free, its.mig, shape, keeps, board.there))
+    now = _kept(board, wanted)
+    found = partition_devices(board, now.cutting)
+    whole = _whole(board, now, found)
+    odd = unusable_instances(gpu, board.there)
+    if not whole and not found.devices:
+        return _GpuOffer(withheld=(no_partitions_problem(gpu, wanted.cutting.problem), *odd))
+    problems = [each for each in (problem, wanted.cutting.problem, *found.problems) if each]
+    said = f"{asked.where}{'; '.join(problems)}" if problems else ""
+    return _GpuOffer(
+        whole,
+        found.devices,
+        _monitors(board, now, found),
+        found.counter_sets,
+        odd,
+        tuple(_pending(board, wanted, now, said)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuShapes:
+    """How a GPU is offered: the shape of it as a whole, and its partitions."""
+
+    shape: Shape
+    cutting: MigOffer
+
+    def looks_like(self, other: "_GpuShapes") -> bool:
+        return same_shape(self.shape, other.shape) and self.cutting.names == other.cutting.names
+
+
+def _kept(board: GpuContext, wanted: _GpuShapes) -> _GpuShapes:
+    """*wanted*, as far as no claim holds the GPU."""
+    if not board.holds:
+        return wanted
+    whole = next((h.shape for h in board.holds if h.partition is None), None)
+    shape = wanted.shape if whole is None else held_shape(whole, board.rules)
+    mig = board.gpu.mig
+    if mig is None:
+        return _GpuShapes(shape, MigOffer())
+    return _GpuShapes(shape, dynamic.held_offer(mig, board.holds, board.keeps, board.there))
+
+
+def _whole(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
+    if not now.cutting.whole:
+        return ()
+    device = Device(board.gpu, rules=board.rules, takes=found.of_whole, offered=now.cutting.names)
+    return tuple(replace(device, shape=shape) for shape in device_shapes(now.shape))
+
+
+def _monitors(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
+    """One, where its other devices would refuse who only looks on: they can be used up."""
+    shared = now.cutting.whole and isinstance(now.shape, Fractional)
+    if not board.keeps.taints or not (shared or found.devices):
+        return ()
+    return (Device(board.gpu, AdminAccess(), board.rules, offered=now.cutting.names),)
+
+
+def _pending(
+    board: GpuContext, wanted: _GpuShapes, now: _GpuShapes, problem: str
+) -> Iterator[PendingChange]:
+    name, include = board.gpu.name, board.rules.include
+    text = (
+        dynamic.describe_mig_offer(wanted.cutting, describe_shape(wanted.shape))
+        if include
+        else "left out"
+    )
+    if not now.looks_like(wanted) or not include:
+        yield PendingChange(name, text)
+    elif problem:
+        yield PendingChange(name, text, problem)
+
+
+def _where(profile: Profile, rules: Rules) -> str:
+    """Where in the profile *rules* stand."""
+    paths = [entry.path for entry in profile.entries if entry.rules is rules]
+    return f"profile {profile.name!r}, {paths[0]}: " if paths else ""
+
+
+def _place(device: Device) -> int:
+    """Replicas stand by place and then by GPU: two of one request are of different GPUs, as long as
+    there are some."""
+    return device.shape.place if isinstance(device.shape, Replica) else 0
+
+
+def _left_out(gpu: Gpu, profile: str) -> UnavailableGpu:
+    return UnavailableGpu(
+        f"GPU {gpu.pci_bus_id} ({gpu.uuid})",
+        f"profile {profile} leaves it out; remove include: false to offer it",
+    )

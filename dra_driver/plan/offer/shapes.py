@@ -1,0 +1,239 @@
+"""In which shape a GPU or a partition is offered: whole only, or many claims at once.
+
+How claims can share a GPU: as its profile allows, less what its board or its node cannot do.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import assert_never
+
+from dra_driver.model.gpus import Gpu, GpuUuid, MigProfile, Version
+from dra_driver.model.mps import ALL_CORES
+from dra_driver.model.offer import (
+    EXCLUSIVE,
+    AdminAccess,
+    ApiFeatures,
+    Exclusive,
+    Fractional,
+    Replica,
+    Shape,
+)
+from dra_driver.model.profiles import Profile, Rules, SharingStrategy
+from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
+
+# Clients of one MPS server (NVIDIA's MPS guide): 60 from CUDA 13.1 on, 48 before; 16 before Volta,
+# whose clients cannot be limited and of which only one user at a time is served.
+_VOLTA = Version(7, 0)
+_CLIENTS_NEWEST, _CLIENTS, _CLIENTS_BEFORE_VOLTA = 60, 48, 16
+
+
+def max_mps_clients(gpu: Gpu, profile: MigProfile | None = None) -> int:
+    """The most clients that MPS takes at once: on *gpu*, or on a partition of *profile*."""
+    if gpu.compute_capability.major < _VOLTA.major:
+        return _CLIENTS_BEFORE_VOLTA
+    cuda = gpu.cuda_driver_version
+    most = _CLIENTS_NEWEST if (cuda.major, cuda.minor) >= (13, 1) else _CLIENTS
+    if profile is None or gpu.mig is None:
+        return most
+    # As many of them as it has of the compute slices (NVIDIA's MIG user guide, "CUDA MPS").
+    board = max(one.slices for one in gpu.mig.profiles)
+    return max(1, most * profile.slices // board)
+
+
+def mps_problem(gpu: Gpu, agent: bool) -> str:
+    """Why claims cannot share *gpu* by MPS; empty: they can. *agent*: the node has one."""
+    if gpu.compute_capability.major < _VOLTA.major:
+        return f"MPS takes compute capability {_VOLTA.major}.{_VOLTA.minor} and newer"
+    return "" if agent else "this node runs no MPS agent (--mps-socket is empty)"
+
+
+def possible_rules(gpu: Gpu, rules: Rules, agent: bool) -> tuple[Rules, str]:
+    """*rules* with only those strategies that work on *gpu*, and the default one among them.
+
+    With none at all the GPU can be taken whole only, and the second value says why.
+    """
+    why = mps_problem(gpu, agent)
+    if not why:
+        return rules, ""
+    left = tuple(each for each in rules.strategies if each is not SharingStrategy.MPS)
+    found = replace(rules, strategies=left, without_mps=why)
+    if SharingStrategy.MPS not in rules.strategies:
+        return found, ""
+    found = replace(found, default_strategy=SharingStrategy.TIME_SLICING)
+    return found, "" if left else f"only MPS is allowed, and {why}; add TimeSlicing to strategies"
+
+
+def strategy_warnings(
+    profile: Profile, gpus: Sequence[Gpu], rules: Mapping[GpuUuid, Rules], agent: bool
+) -> Iterator[str]:
+    """A line for each entry of *profile* whose default strategy is MPS where another has to do."""
+    for entry in profile.entries:
+        if entry.rules.default_strategy is not SharingStrategy.MPS:
+            continue
+        found: dict[str, list[str]] = {}
+        for gpu in gpus:
+            its = rules[gpu.uuid]
+            if (
+                its is entry.rules
+                and its.include
+                and SharingStrategy.TIME_SLICING in its.strategies
+            ):
+                found.setdefault(mps_problem(gpu, agent), []).append(gpu.name)
+        for why, names in sorted(found.items()):
+            if why:
+                yield (
+                    f"profile {profile.name!r}, {entry.path}: the default strategy is MPS, and on "
+                    f"{', '.join(names)} processes take turns instead: {why}"
+                )
+
+
+_MIB = 1024 * 1024
+_MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
+
+
+def shape_of(gpu: Gpu, rules: Rules, keeps: ApiFeatures) -> tuple[Shape, str]:
+    """How *gpu* is to be offered, and what keeps it from being offered as *rules* say."""
+    if not rules.fractions:
+        return EXCLUSIVE, ""
+    if problem := _too_many_clients(max_mps_clients(gpu), "this GPU", rules):
+        return EXCLUSIVE, problem
+    total = gpu.memory_bytes
+    if not keeps.capacity:
+        if rules.replicas == 1:
+            return EXCLUSIVE, ""
+        if rules.replicas > _MOST_REPLICAS:
+            return EXCLUSIVE, (
+                f"{rules.replicas} replicas would be as many devices, because the API server keeps "
+                f"no consumable capacity; lower replicas to {_MOST_REPLICAS} at most"
+            )
+        part = None if total is None else total // rules.replicas // _MIB * _MIB
+        return Replica(0, rules.replicas, part, rules.rename, _cores(rules)), ""
+    if total is None:
+        return EXCLUSIVE, "NVML does not report its memory, so no part of it can be given out"
+    return _sliceable(total, rules.shares or max_mps_clients(gpu), rules)
+
+
+def shape_of_partitions(
+    gpu: Gpu, profile: MigProfile, rules: Rules, keeps: ApiFeatures
+) -> tuple[Shape, str]:
+    """The same for the partitions of *profile* that *gpu* has."""
+    matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
+    its = replace(rules, replicas=next(matching, 1), rename=False)
+    if (
+        not its.fractions or its.strict
+    ):  # no driver limits a part of a partition (``plan.memory.pod_limits``)
+        return EXCLUSIVE, ""
+    most = max_mps_clients(gpu, profile)
+    if problem := _too_many_clients(most, f"partitions of {profile.name}", its):
+        return EXCLUSIVE, problem
+    if not keeps.capacity:
+        why = "replicas of a partition need consumable capacity, which the API server does not keep"
+        return EXCLUSIVE, why if its.replicas > 1 else ""
+    shares = its.shares or most
+    # ``shares`` is said of GPUs: a small partition has fewer, or its last claims would be refused.
+    by_mps = min(shares, most) if SharingStrategy.MPS in its.strategies else shares
+    return _sliceable(profile.memory_bytes, by_mps, its)
+
+
+def held_shape(shape: Shape, rules: Rules) -> Shape:
+    """The *shape* of what a claim holds, for the next claim: where MPS is not possible any more, no
+    cores are reserved for a claim that does not ask for them, or it would be refused."""
+    if SharingStrategy.MPS in rules.strategies:
+        return shape
+    match shape:
+        case Fractional():
+            return replace(shape, cores_default=0)
+        case Replica():
+            return replace(shape, cores=0)
+        case _:
+            return shape
+
+
+def describe_shape(shape: Shape) -> str:
+    """What becomes of a GPU of this *shape*, in a few words, for people."""
+    match shape:
+        case Exclusive():
+            return "exclusive"
+        case Fractional(replicas=1):
+            return "sliceable"
+        case Fractional(replicas=number, renamed=renamed, cores_default=cores):
+            return _replicas(number, renamed, cores)
+        case Replica(of=number, renamed=renamed, cores=cores):
+            return _replicas(number, renamed, cores)
+        case AdminAccess():
+            return "monitor"
+        case _:
+            assert_never(shape)
+
+
+def device_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """The shapes of the devices that make up a GPU of this one."""
+    if isinstance(shape, Replica):
+        return tuple(replace(shape, place=place) for place in range(shape.of))
+    return (shape,)
+
+
+def same_shape(shape: Shape, other: Shape) -> bool:
+    """Whether a GPU looks alike in both, whichever of its replicas they are."""
+    return device_shapes(shape)[0] == device_shapes(other)[0]
+
+
+def _replicas(number: int, renamed: bool, cores: int) -> str:
+    more = [
+        *(["gpu-shared"] if renamed else []),
+        *([f"MPS, {cores} % of the cores each"] if cores else []),
+    ]
+    return f"{number} replicas ({', '.join(more)})" if more else f"{number} replicas"
+
+
+def _too_many_clients(most: int, where: str, rules: Rules) -> str:
+    if rules.default_strategy is not SharingStrategy.MPS or rules.replicas <= most:
+        return ""
+    return (
+        f"{rules.replicas} replicas share by MPS, which takes {most} clients on {where}; "
+        f"lower replicas to {most} at most, or let TimeSlicing be the default strategy"
+    )
+
+
+def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
+    step = rules.memory_step
+    default = total // rules.replicas // step * step
+    asked = -(-rules.memory_least // step) * step
+    least = min(asked, default)
+    if default == 0:
+        part = f"one of {rules.replicas} replicas of its" if rules.replicas > 1 else "all of its"
+        return EXCLUSIVE, (
+            f"{part} {total // _MIB}Mi is less than a step of {step // _MIB}Mi; lower "
+            f"{'replicas or ' if rules.replicas > 1 else ''}memory.step"
+        )
+    if least + step > total:  # validateRequestPolicy wants room for one step
+        return EXCLUSIVE, (
+            f"the least share of {asked // _MIB}Mi leaves no room for another in its "
+            f"{total // _MIB}Mi; lower memory.least"
+        )
+    if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:
+        return EXCLUSIVE, (
+            f"one of {rules.replicas} replicas has {default // _MIB}Mi, less than a CUDA context "
+            f"takes ({CUDA_CONTEXT_BYTES // _MIB}Mi); lower replicas"
+        )
+    return (
+        Fractional(
+            memory_default=default,
+            memory_least=least,
+            memory_step=step,
+            shares=rules.replicas if rules.replicas > 1 else shares,
+            cores=SharingStrategy.MPS in rules.strategies,
+            replicas=rules.replicas,
+            renamed=rules.rename and rules.replicas > 1,
+            cores_default=_cores(rules),
+        ),
+        "",
+    )
+
+
+def _cores(rules: Rules) -> int:
+    """What is reserved for a claim that names none, in percent: replicas that share by MPS divide
+    the cores as they divide the memory."""
+    by_mps = rules.replicas > 1 and rules.default_strategy is SharingStrategy.MPS
+    return ALL_CORES // rules.replicas if by_mps else 0

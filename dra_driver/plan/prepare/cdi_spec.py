@@ -1,0 +1,340 @@
+"""What a container that is given a claim's GPUs gets to see: the claim's CDI spec.
+
+Without a hook
+    Every library is mounted under the names that programs ask for, in the directory that glibc
+    searches by itself on Debian and Ubuntu, and in the one that it searches on RHEL, SUSE and
+    Amazon Linux. A library that is not in ``/etc/ld.so.cache`` is looked for there (ld.so(8)), so
+    the cache that an image brings can stay as it is, and no process has to run for a container to
+    start. Each directory is harmless in an image of the other family. Images that keep their
+    libraries elsewhere (Nix), or are built with musl, need LD_LIBRARY_PATH.
+
+    A mount costs the runtime 0.05 to 0.08 ms (runc 1.1, 70 mounts of this kind: 3.5 to 5.6 ms),
+    so a library does not appear under its file name, which nothing asks for, and under
+    ``lib….so`` only where programs are built against the driver or load that name.
+
+    Not done, since it takes a hook: a newer CUDA of the image (``/usr/local/cuda/compat``) is not
+    preferred to the node's, and NVML may make files of other GPUs below ``/dev`` in a container
+    that may (CAP_MKNOD), which stay without effect: the device cgroup does not let it open them.
+
+With a hook (``nvidia-cdi-hook`` of NVIDIA's container toolkit)
+    The edits of NVIDIA's own driver: libraries by file name where the driver has them, and hooks
+    that make the links and the cache. Hooks stand beside the devices, not in them: a kubelet that
+    names a device twice would run those twice.
+
+Environment of the workload, for each GPU it holds (N: the minor number, as in ``/dev/nvidiaN``)::
+
+    GPU_DEVICE_<N>_UUID=GPU-…             as NVML and CUDA_VISIBLE_DEVICES know it
+    GPU_DEVICE_<N>_CLAIM=<namespace>/<name>  the claim that gives it
+    GPU_DEVICE_<N>_<CAPACITY>=<quantity>  of a share: how much it is ("MEMORY=20Gi", "CORES=50")
+    GPU_DEVICE_<N>_<CAPACITY>_<CLAIM>_<REQUEST>=<quantity>  the same, for each request of a claim
+
+Of a MIG partition, N is the minor number with the partition, as its device is called:
+``GPU_DEVICE_0_MIG_1G10GB_19_0_UUID=MIG-…``. It is given with the GPU's own device file, through
+which nothing can be done without the capabilities of an instance; those are given of this one
+only.
+
+What is shared by MPS has the variables of ``plan.prepare.cdi_spec`` besides.
+
+They belong to the devices: a container that gets one GPU of a claim does not learn of the others,
+and one that gets GPUs of several claims learns of all of its own. A runtime keeps one variable of a
+name, so of two shares of one GPU in one container the first three tell the later one. The last has
+the names that the device metadata files have in their paths (of a claim from a template what the
+pod calls it, else the claim's own), in capitals, with an underscore for whatever is no letter and
+no digit: ``GPU_DEVICE_0_MEMORY_GPU_CACHE=8Gi``. All that begin with ``GPU_DEVICE_0_MEMORY_``
+together are what a container has of a GPU's memory. Where they would be alike all the same
+("a-b" with "c", "a" with "b-c"), the files still tell them apart.
+
+What a container gets to be a client of the MPS server that serves its claim.
+
+::
+
+    CUDA_MPS_PIPE_DIRECTORY=/run/…         the way to the server: with protocol 3 the claim's own
+    CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=30   of the multiprocessors
+    CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=24576M,1=8192M   by index, as programs see the GPUs
+    CUDA_MPS_CLIENT_PRIORITY=1             below normal
+
+With protocol 3 the server holds the limits, and the variables only show them; with protocol 2 they
+are the limits, of each process. A limit for a GPU that a program does not see makes the server
+forget all of them, seen with protocol 3: so there it is shown for a single GPU only, which is
+number 0 whatever a program hides from itself.
+"""
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from api import names
+from cdi import ContainerEdits, Device, DeviceNode, Hook, Mount, Spec, qualify
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
+from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.driver_files import (
+    DeviceFile,
+    DeviceFiles,
+    DriverFiles,
+    DriverLibrary,
+    HostFile,
+)
+from dra_driver.model.gpus import DeviceName, Gpu, MigInstance
+from dra_driver.model.mps import MpsPriority, ServedNamespace
+
+_MIB: Final = 1024 * 1024
+_NAMESPACES: Final = 3  # the protocol from which on the server holds the limits
+_NOTHING_ODD: Final = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+_READ_WRITE: Final = ("rw", *_NOTHING_ODD)
+# Sockets are connected to and named pipes written to all the same. What root in a container could
+# make there would be in the host's memory.
+_READ_ONLY_MOUNT: Final = ("ro", *_NOTHING_ODD)
+
+
+def mps_edits(served: ServedNamespace) -> ContainerEdits:
+    """The same for every device of the space, since a container can have any of them."""
+    space = served.space
+    env = [
+        f"CUDA_MPS_PIPE_DIRECTORY={served.pipe_directory}",
+        f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={space.percent}",
+    ]
+    limits = {place: size for place, size in enumerate(space.memory_bytes) if size is not None}
+    if limits and (served.protocol < _NAMESPACES or len(space.gpus) == 1):
+        each = ",".join(f"{place}={size // _MIB}M" for place, size in limits.items())
+        env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={each}")
+    if space.priority is not MpsPriority.NORMAL:
+        env.append(f"CUDA_MPS_CLIENT_PRIORITY={space.priority.value}")
+    # With protocol 2 it is a small file system of its own: clients may make files in it.
+    options = _READ_WRITE if served.protocol < _NAMESPACES else _READ_ONLY_MOUNT
+    mounts = [Mount(served.pipe_directory, served.pipe_directory, options=options)]
+    if served.shm_directory:
+        mounts.append(Mount(served.shm_directory, "/dev/shm", options=_READ_WRITE))
+    return ContainerEdits(env=tuple(env), mounts=tuple(mounts))
+
+
+_READ_ONLY: Final = ("ro", "nosuid", "nodev", "rbind", "rprivate")
+_SOCKET: Final = (*_READ_ONLY, "noexec")
+_DOCUMENT: Final = ("ro", "bind")  # as Kubernetes' own helper mounts it
+_RHEL_DIRECTORY: Final = "/usr/lib64"
+# For a container runtime of NVIDIA's (nvidia-container-runtime): the GPUs are given already.
+_NOT_AGAIN: Final = "NVIDIA_VISIBLE_DEVICES=void"
+# Programs are built against these, or load them by this name.
+_UNVERSIONED: Final = (
+    "libcuda.so",
+    "libnvcuvid.so",
+    "libnvidia-encode.so",
+    "libnvidia-ml.so",
+    "libnvidia-opticalflow.so",
+)
+# Links that NVIDIA's driver asks its hook for: of this library, this link, to this name; empty: to
+# the file itself. The first two are there on hosts, too, where programs rely on them; GLVND's
+# indirect rendering needs the third.
+_HOOK_LINKS: Final = (
+    ("libcuda.so", "libcuda.so", "libcuda.so.1"),
+    ("libnvidia-opticalflow.so", "libnvidia-opticalflow.so", "libnvidia-opticalflow.so.1"),
+    ("libGLX_nvidia.so", "libGLX_indirect.so.0", ""),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerDevice:
+    """One device of a claim: a GPU and, where several claims may be on it, which share of it.
+
+    Admin access makes no difference: monitoring needs all that a workload needs.
+    """
+
+    gpu: Gpu
+    share: ShareId | None = None
+    consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity): what of it may be used
+    device: DeviceName | None = None  # where it is not called as its GPU is: "gpu-0-mon"
+    document: MetadataDocument | None = None  # that containers with this device can read
+    request: str = ""  # with its claim, as the pod knows them: "gpu-cache"
+    requested: tuple[tuple[str, str], ...] = ()  # what *request* has of the GPU in all
+    served: ServedNamespace | None = None  # by an MPS server
+    instance: MigInstance | None = None  # of the GPU, which is all that is granted of it
+    capabilities: tuple[str, ...] = ()  # of the driver, as ``CdiHost.nodes`` names them
+
+
+@dataclass(frozen=True, slots=True)
+class CdiHost:
+    """What the node has to offer to containers. *hook*: the host's path of ``nvidia-cdi-hook``."""
+
+    driver: DriverFiles
+    nodes: DeviceFiles
+    hook: str | None = None
+
+
+def claim_spec(
+    claim: ClaimRef, granted: Iterable[ContainerDevice], host: CdiHost, driver: str = names.DRIVER
+) -> Spec:
+    """The CDI spec of *claim*, whose devices are *granted*, each in ``host.nodes``.
+
+    The same arguments in any order give the same spec.
+    """
+    by_name: dict[str, list[ContainerDevice]] = defaultdict(list)
+    for one in sorted(granted, key=_order):
+        name = cdi_device_name(claim.uid, one.device or one.gpu.name, one.share)
+        by_name[name].append(one)
+    return Spec(
+        kind=f"{cdi_vendor(driver)}/{names.CDI_CLASS}",
+        devices=tuple(
+            Device(
+                name,
+                container_edits=_of_device(claim, same[-1], host.nodes)
+                + _served(same)
+                + _shown(same),
+            )
+            for name, same in by_name.items()
+        ),
+        container_edits=_of_claim(host),
+    )
+
+
+def _order(one: ContainerDevice) -> tuple[object, ...]:
+    return (one.gpu.minor, one.share or "", one.consumed, one.request)
+
+
+def cdi_vendor(driver: str = names.DRIVER) -> str:
+    """The CDI vendor of a DRA driver, as NVIDIA's driver has it."""
+    return f"k8s.{driver}"
+
+
+def cdi_device_name(uid: ClaimUid, device: DeviceName, share: ShareId | None = None) -> str:
+    """The CDI name of one device of one claim: unique, since runtimes keep what they have read."""
+    return "-".join((uid, device) if share is None else (uid, device, share))
+
+
+def cdi_device_id(
+    uid: ClaimUid, device: DeviceName, share: ShareId | None = None, driver: str = names.DRIVER
+) -> str:
+    """The CDI name in full, which the kubelet hands on to the container runtime.
+
+    >>> device_id(ClaimUid("0b7e"), DeviceName("gpu-0"))
+    'k8s.gpu.nvidia.com/claim=0b7e-gpu-0'
+    """
+    return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
+
+
+def _of_device(claim: ClaimRef, one: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
+    prefix = f"GPU_DEVICE_{_called(one)}"
+    shares = (f"{prefix}_{_variable(name)}={quantity}" for name, quantity in sorted(one.consumed))
+    requested = (
+        f"{prefix}_{_variable(name)}_{_variable(one.request)}={quantity}"
+        for name, quantity in sorted(one.requested)
+    )
+    uuid = one.instance.uuid if one.instance else one.gpu.uuid
+    # A driver without MIG has nothing to monitor it with.
+    capabilities = [nodes.capabilities[c] for c in one.capabilities if c in nodes.capabilities]
+    return ContainerEdits(
+        env=(f"{prefix}_UUID={uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
+        device_nodes=(_node(nodes.gpus[one.gpu.minor]), *map(_node, capabilities)),
+    )
+
+
+def _called(one: ContainerDevice) -> str:
+    """In the names of variables: the minor number, with the partition where it is one."""
+    if one.instance is None or one.device is None:
+        return str(one.gpu.minor)
+    return _variable(one.device.removeprefix("gpu-"))
+
+
+def _served(same: Iterable[ContainerDevice]) -> ContainerEdits:
+    served = next((one.served for one in same if one.served), None)
+    return mps_edits(served) if served else ContainerEdits()
+
+
+def _shown(same: Iterable[ContainerDevice]) -> ContainerEdits:
+    """Of two requests for one device (to monitor it), a container with either sees both
+    documents."""
+    documents = {one.document for one in same if one.document}
+    mounts = (Mount(d.host_path, d.container_path, options=_DOCUMENT) for d in documents)
+    return ContainerEdits(mounts=tuple(sorted(mounts, key=lambda mount: mount.container_path)))
+
+
+def _variable(name: str) -> str:
+    """A name as a part of a variable's: "memory" is MEMORY; a capacity's domain is left out."""
+    bare = name.rpartition("/")[2]
+    return "".join(c if c.isalnum() else "_" for c in bare).upper()
+
+
+def _node(file: DeviceFile) -> DeviceNode:
+    # Without its numbers: the runtime reads them when a container starts, so that a container that
+    # is restarted after the driver was reloaded gets nvidia-uvm under its new major number.
+    moved = file.host_path != file.container_path
+    return DeviceNode(file.container_path, file.host_path if moved else "", permissions="rw")
+
+
+def _of_claim(host: CdiHost) -> ContainerEdits:
+    common = ContainerEdits(
+        env=(_NOT_AGAIN,),
+        device_nodes=tuple(_node(file) for file in host.nodes.common),
+        mounts=tuple(_mount(file, _SOCKET) for file in host.driver.sockets),
+    )
+    if host.hook is None:
+        return _for_any_image(host.driver) + common
+    return _with_hooks(host.driver, host.hook) + common
+
+
+def _mount(file: HostFile, options: tuple[str, ...] = _READ_ONLY) -> Mount:
+    return Mount(file.host_path, file.container_path, options=options)
+
+
+@functools.lru_cache(maxsize=2)  # a hundred mounts, the same for every claim until an upgrade
+def _for_any_image(driver: DriverFiles) -> ContainerEdits:
+    multiarch = f"/usr/lib/{driver.machine}-linux-gnu"
+    libraries = tuple(
+        Mount(library.host_path, f"{directory}/{name}", options=_READ_ONLY)
+        for directory in (multiarch, _RHEL_DIRECTORY)
+        for library in driver.libraries
+        for name in _asked_names(library)
+    )
+    others = (*driver.tools, *driver.firmware, *driver.graphics)
+    return ContainerEdits(
+        # Triton (torch.compile) looks for libcuda in the cache and nowhere else, unless told where.
+        env=(f"TRITON_LIBCUDA_PATH={multiarch}",),
+        mounts=(*libraries, *(_mount(file) for file in others)),
+    )
+
+
+def _asked_names(library: DriverLibrary) -> Sequence[str]:
+    """Under which names programs ask for it, beside its soname: *links* that say a version, and the
+    unversioned names above whether the host has that link or not."""
+    unversioned = f"{library.file_name.partition('.so')[0]}.so"
+    asked = {library.soname, *(link for link in library.links if not link.endswith(".so"))}
+    if unversioned in _UNVERSIONED:
+        asked.add(unversioned)
+    return sorted(asked)
+
+
+def _with_hooks(driver: DriverFiles, hook: str) -> ContainerEdits:
+    by_path = (library.host_path for library in driver.libraries)
+    others = (*driver.tools, *driver.firmware)
+    paths = (*by_path, *(file.host_path for file in others))
+    directories = sorted(
+        {driver.inside(library.host_path).rpartition("/")[0] for library in driver.libraries}
+    )
+    links = [part for link in _hook_links(driver) for part in ("--link", link)]
+    folders = [part for directory in directories for part in ("--folder", directory)]
+    return ContainerEdits(
+        env=(f"NVIDIA_CTK_LIBCUDA_DIR={driver.inside(driver.lib_dir)}",),
+        mounts=(
+            *(Mount(path, driver.inside(path), options=_READ_ONLY) for path in paths),
+            *(_mount(file) for file in driver.graphics),
+        ),
+        hooks=(
+            _hook(hook, "create-symlinks", *links),
+            _hook(hook, "enable-cuda-compat", f"--host-driver-version={driver.version}"),
+            _hook(hook, "update-ldcache", *folders),
+            _hook(hook, "disable-device-node-modification"),
+        ),
+    )
+
+
+def _hook(path: str, *args: str) -> Hook:
+    program = path.rpartition("/")[2]
+    return Hook("createContainer", path, (program, *args), env=("NVIDIA_CTK_DEBUG=false",))
+
+
+def _hook_links(driver: DriverFiles) -> Iterator[str]:
+    for library in driver.libraries:
+        directory = driver.inside(library.host_path).rpartition("/")[0]
+        for stem, link, target in _HOOK_LINKS:
+            if library.file_name.startswith(f"{stem}."):
+                yield f"{target or library.file_name}::{directory}/{link}"

@@ -1,0 +1,345 @@
+"""What happens on a GPU, or a part of one, that a claim was given: strategy, interval, limits.
+
+Which opaque configuration applies to which allocated device.
+
+Built-in defaults, then the class's, then the claim's; the later one counts, whole and not merged
+(NVIDIA's driver). A configuration that names the request must be for that type of device; one that
+names none applies where it fits.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+from api import names
+from api.claim_configs import (
+    Config,
+    GpuConfig,
+    MigDeviceConfig,
+    MigTimeSlicing,
+    Mps,
+    MpsConfig,
+    TimeSlicing,
+    VfioDeviceConfig,
+    decode_config,
+)
+from api.names import CONFIG_VERSION
+from api.strict import ConfigError, show_name
+from dra_driver.base.errors import MAX_PROBLEMS, ClaimError, join_problems
+from dra_driver.k8s import quantity as quantities
+from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig
+from dra_driver.model.mps import ALL_CORES, MpsPriority
+from dra_driver.model.offer import AdminAccess, Device, Exclusive, Fractional, Replica, Shape
+from dra_driver.model.profiles import SharingStrategy
+from dra_driver.model.records import ClaimMemoryLimit
+from dra_driver.model.steps import TimeSliceInterval
+from dra_driver.plan.offer.publish import bytes_quantity
+from dra_driver.plan.prepare.amounts import Amount
+from dra_driver.plan.profiles.rules import CUDA_CONTEXT_BYTES
+
+DEFAULT_CONFIG = GpuConfig.model_validate({"apiVersion": CONFIG_VERSION, "kind": "GpuConfig"})
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedConfig:
+    """A configuration that a user wrote, and where."""
+
+    origin: OpaqueConfig
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedConfig:
+    """The configuration that applies to a device, and where it stands; empty: the default."""
+
+    config: GpuConfig | MigDeviceConfig = DEFAULT_CONFIG
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _ClaimConfigs:
+    """Every configuration of a claim, or what is wrong with them."""
+
+    configs: tuple[DecodedConfig, ...]
+    problems: tuple[str, ...]
+
+
+def with_decoded_configs(claim: Claim) -> Claim:
+    """*claim*, with its configurations decoded before anything is taken that others wait for.
+
+    What is wrong with them is said when it is planned: what it was given before stays its own.
+    """
+    return replace(claim, decoded=_decode_all(claim.configs))
+
+
+def decode_configs(claim: Claim) -> tuple[DecodedConfig, ...]:
+    """Every configuration of *claim*, lowest precedence first. ClaimError names the problems of all
+    of them."""
+    found = (
+        claim.decoded if isinstance(claim.decoded, _ClaimConfigs) else _decode_all(claim.configs)
+    )
+    if found.problems:
+        raise ClaimError(join_problems(f"claim {claim.ref}: ", found.problems))
+    return found.configs
+
+
+def _decode_all(configs: Sequence[OpaqueConfig]) -> _ClaimConfigs:
+    decoded: list[DecodedConfig] = []
+    problems: list[str] = []
+    for origin in configs:
+        try:
+            decoded.append(DecodedConfig(origin, decode_config(origin.parameters, origin.path)))
+        except ConfigError as e:
+            problems.extend(e.problems)
+        if len(problems) > MAX_PROBLEMS:  # nobody reads more
+            break
+    return _ClaimConfigs(tuple(decoded), tuple(problems))
+
+
+def applied_config(
+    allocation: AllocationResult, configs: Sequence[DecodedConfig], device: Device
+) -> AppliedConfig:
+    """The configuration of what was allocated for *allocation*'s request: *device*, or a part of
+    it. Who asked for a GPU and was given a partition has written of a GPU."""
+    kinds = _kinds(device)
+    for decoded in reversed(configs):
+        if not decoded.origin.concerns(allocation.request):
+            continue
+        config = decoded.config
+        if isinstance(config, kinds):
+            return AppliedConfig(config, decoded.origin.path)
+        if decoded.origin.requests:
+            raise ClaimError(_wrong_type(config, decoded.origin, allocation, kinds[0].__name__))
+    return AppliedConfig()
+
+
+def _kinds(device: Device) -> tuple[type[GpuConfig | MigDeviceConfig], ...]:
+    if device.partition is None:
+        return (GpuConfig,)
+    return (MigDeviceConfig, GpuConfig) if device.as_gpu else (MigDeviceConfig,)
+
+
+def _wrong_type(
+    config: Config, origin: OpaqueConfig, allocation: AllocationResult, right: str
+) -> str:
+    what = f"{origin.path}: a {config.kind} for request {allocation.request!r}"
+    if isinstance(config, VfioDeviceConfig):
+        return f"{what}: passthrough to virtual machines is not offered by this driver; remove it"
+    kind = "a MIG partition" if right == MigDeviceConfig.__name__ else "a GPU"
+    return f"{what}, but {allocation.device} is {kind}: write a {right}"
+
+
+_MIB = 1024 * 1024
+_INTERVALS = {
+    "Default": TimeSliceInterval.DEFAULT,
+    "Short": TimeSliceInterval.SHORT,
+    "Medium": TimeSliceInterval.MEDIUM,
+    "Long": TimeSliceInterval.LONG,
+}
+_PRIORITIES = {"Normal": MpsPriority.NORMAL, "BelowNormal": MpsPriority.BELOW_NORMAL}
+_PER_DEVICE = "defaultPerDevicePinnedMemoryLimit"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSliced:
+    """Processes take turns. *interval*: what the claim asks for; None: it has no opinion."""
+
+    interval: TimeSliceInterval | None = None
+    path: str = ""  # of the field "sharing" that says so
+
+    @property
+    def strategy(self) -> SharingStrategy:
+        return SharingStrategy.TIME_SLICING
+
+
+@dataclass(frozen=True, slots=True)
+class MpsShared:
+    """Processes run at once, as clients of an MPS server."""
+
+    percent: int = ALL_CORES  # of the GPU's multiprocessors that a client can use, 1 … 100
+    memory_bytes: int | None = None  # that a client can have, whole MiB; None: no limit by MPS
+    priority: MpsPriority = MpsPriority.NORMAL
+
+    @property
+    def strategy(self) -> SharingStrategy:
+        return SharingStrategy.MPS
+
+
+Sharing = TimeSliced | MpsShared
+
+
+def sharing_of(
+    allocation: AllocationResult,
+    device: Device,
+    amount: Amount,
+    chosen: AppliedConfig,
+    alike: Sequence[Device],
+) -> tuple[Sharing, tuple[str, ...]]:
+    """How *allocation* is to be used, and everything that is wrong with what was asked for.
+
+    The strategy is what the configuration says, else MPS where cores are reserved, else for a part
+    of a GPU what the profile says. *alike*: the GPUs of the claim that the configuration is for,
+    sorted by UUID, as its limits by index count them.
+    """
+    asked = chosen.config.sharing
+    path = f"{chosen.path}.sharing"
+    if allocation.admin:
+        return TimeSliced(), ()  # it looks on: a class's configuration is for those who compute
+    if asked is None and amount.whole and not amount.cores:
+        return TimeSliced(None, path), ()  # there is nobody to share it with
+    reserves = _reserves(allocation, amount, device)
+    wanted = _strategy(asked, device, amount, reserves)
+    where = f"{path}.strategy" if asked else ""
+    problems = tuple(_strategy_problems(wanted, where, reserves, device))
+    if isinstance(asked, TimeSlicing) or wanted is SharingStrategy.TIME_SLICING:
+        interval = _interval(asked, device)
+        if interval is not None:
+            problems += tuple(_interval_problems(path, device, amount))
+        return TimeSliced(interval, path), problems
+    limits = asked.mps_config if isinstance(asked, Mps) else MpsConfig()
+    wrong = tuple(_mps_problems(limits, f"{path}.mpsConfig", alike))
+    return _by_mps(limits, device, amount, alike), (*problems, *wrong)
+
+
+def _interval(
+    asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device
+) -> TimeSliceInterval | None:
+    """A GPU has one, which is not to be set for a partition of it: who asked for a GPU, and was
+    given one, has asked for more than there is."""
+    if not isinstance(asked, TimeSlicing) or device.partition is not None:
+        return None
+    config = asked.time_slicing_config
+    return _INTERVALS[config.interval] if config else None
+
+
+def _interval_problems(path: str, device: Device, amount: Amount) -> Iterator[str]:
+    """Who has a fraction of a GPU would set the interval of everybody on it. Replicas may, as with
+    NVIDIA's device plugin."""
+    is_replica = not (isinstance(device.shape, Fractional) and device.shape.replicas == 1)
+    if amount.whole or is_replica or device.rules.fractions_set_interval:
+        return
+    yield (
+        f"{path}.timeSlicingConfig: {device.gpu.name} has one interval for all claims on it, so on "
+        "this node only a claim that has a whole GPU sets it (timeSliceInterval: WholeGPUs); "
+        "remove timeSlicingConfig, or ask for a whole GPU, or have the node's profile say "
+        "timeSliceInterval: Any"
+    )
+
+
+def default_share_cores(shape: Shape) -> int:
+    """Percent of the cores that each of several equal shares has under MPS; 0: there are none."""
+    match shape:
+        case Fractional(replicas=number) | Replica(of=number) if number > 1:
+            return ALL_CORES // number
+        case Fractional() | Replica() | Exclusive() | AdminAccess():
+            return 0
+        case _:
+            assert_never(shape)
+
+
+def share_facts(allocation: AllocationResult, amount: Amount) -> tuple[tuple[str, str], ...]:
+    """What the workload is told of its share: (capacity, quantity). A whole GPU is no share."""
+    if allocation.admin or amount.whole or not amount.memory_bytes:
+        return ()
+    cores = ((names.CORES, str(amount.cores)),) if amount.cores else ()
+    return (*cores, (names.MEMORY, bytes_quantity(amount.memory_bytes)))
+
+
+def memory_limit_of(device: Device, amount: Amount) -> ClaimMemoryLimit | None:
+    """What the claim may use of the GPU's memory. None: all of it, or nobody limits it."""
+    rules = device.rules
+    if amount.whole or not rules.limited or not amount.memory_bytes:
+        return None
+    return ClaimMemoryLimit(amount.memory_bytes, rules.guard, rules.strict)
+
+
+def _strategy(
+    asked: TimeSlicing | MigTimeSlicing | Mps | None, device: Device, amount: Amount, reserves: str
+) -> SharingStrategy:
+    if asked is not None:
+        return SharingStrategy(asked.strategy)
+    possible = amount.cores and SharingStrategy.MPS in device.rules.strategies
+    return SharingStrategy.MPS if reserves or possible else device.rules.default_strategy
+
+
+def _reserves(allocation: AllocationResult, amount: Amount, device: Device) -> str:
+    """What of *allocation* takes MPS; empty: nothing. A claim did not ask for the cores that
+    everyone gets where replicas share by MPS, or did when it was allocated, and can do without."""
+    if amount.cores in (0, default_share_cores(device.shape)):
+        return ""
+    where = f"request {allocation.request!r}, capacity.requests.cores"
+    return f"{where}: {amount.cores} % of the cores can be reserved under MPS only"
+
+
+def _strategy_problems(
+    wanted: SharingStrategy, where: str, cores: str, device: Device
+) -> Iterator[str]:
+    """*where*: the field that says the strategy, empty if none does; *cores*: what reserves them,
+    empty if nothing does."""
+    gpu, rules = device.gpu, device.rules
+    if cores and wanted is not SharingStrategy.MPS:
+        yield f"{cores}, and {where} is {wanted}; remove the request for cores"
+    elif wanted in rules.strategies:
+        return
+    elif wanted is SharingStrategy.MPS and rules.without_mps:
+        yield (
+            f"{where or cores}: {gpu.name} ({gpu.product_name}) cannot be shared by MPS: "
+            f"{rules.without_mps}; remove it, or select another GPU"
+        )
+    else:
+        allowed = ", ".join(rules.strategies)
+        ways = f"is shared by {allowed} only; write that, or" if allowed else "is not shared;"
+        yield f"{where or cores}: on this node {gpu.name} {ways} remove it"
+
+
+def _by_mps(
+    config: MpsConfig, device: Device, amount: Amount, alike: Sequence[Device]
+) -> MpsShared:
+    """Of what the claim was given and what its configuration says, the smaller counts."""
+    reserved = amount.cores or default_share_cores(device.shape) * amount.shares
+    percents = [min(ALL_CORES, reserved), config.default_active_thread_percentage or 0]
+    sizes = [_pinned(config, device, alike)]
+    if not amount.whole and device.rules.limited:
+        sizes.append(amount.memory_bytes)
+    return MpsShared(
+        min((percent for percent in percents if percent), default=ALL_CORES),
+        min((size // _MIB * _MIB for size in sizes if size), default=None),
+        _PRIORITIES[config.client_priority],
+    )
+
+
+def _pinned(config: MpsConfig, device: Device, alike: Sequence[Device]) -> int | None:
+    """The limit of *device* in bytes: its own, by UUID before index, else that of all."""
+    each = config.default_per_device_pinned_memory_limit
+    its = device.uuid
+    keys = (its, *(str(place) for place, one in enumerate(alike) if one.uuid == its))
+    own = next((each[key] for key in keys if key in each), None)
+    said = own or config.default_pinned_device_memory_limit
+    return quantities.rounded_up(said) if said else None
+
+
+def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iterator[str]:
+    limits = [
+        (f"{path}.{_PER_DEVICE}[{show_name(key)}]", value)
+        for key, value in config.default_per_device_pinned_memory_limit.items()
+    ]
+    if most := config.default_pinned_device_memory_limit:
+        limits.append((f"{path}.defaultPinnedDeviceMemoryLimit", most))
+    for where, value in limits:
+        if quantities.rounded_up(value) < CUDA_CONTEXT_BYTES:
+            yield (
+                f"{where}: {value} is less than a CUDA context takes; write "
+                f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
+            )
+    uuids = {one.uuid for one in alike if not one.cut_for_claims}
+    known = {*uuids, *(str(place) for place in range(len(alike)))}
+    gpus = ", ".join(f"{place} ({_device_label(one)})" for place, one in enumerate(alike))
+    what = "an index or UUID" if uuids else "an index"
+    for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
+        where = f"{path}.{_PER_DEVICE}[{show_name(key)}]"
+        yield f"{where}: is no GPU of the claim; write {what}: {gpus}"
+
+
+def _device_label(device: Device) -> str:
+    """A partition that is yet to be cut has no UUID."""
+    return device.name if device.cut_for_claims else device.uuid

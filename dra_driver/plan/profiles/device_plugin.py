@@ -1,0 +1,200 @@
+"""What a configuration of NVIDIA's device plugin means for the GPUs of this node."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from api.device_plugin import DevicePluginConfig, ReplicatedResource, ReplicatedResources, unused
+from api.strict import ConfigError, field_path, show_value, validated
+from dra_driver.model.profiles import (
+    GpuSelector,
+    GuardPolicy,
+    GuardRules,
+    MigRules,
+    Profile,
+    ProfileEntry,
+    Rules,
+    SharingStrategy,
+)
+
+_PREFIX = "nvidia.com/"
+_GPU = f"{_PREFIX}gpu"
+_PARTITION = f"{_PREFIX}mig-"
+_TIME_SLICING, _MPS = "sharing.timeSlicing", "sharing.mps"
+_STRATEGY = "flags.migStrategy"
+_ANY = "*"  # a pattern for every profile
+
+
+def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
+    """The profile called *name* that *document* amounts to. ConfigError: every problem it has.
+
+    Without ``sharing`` there are no rules, that is the defaults: pods that ask for
+    ``nvidia.com/gpu`` get whole GPUs from that plugin and from us, and that claims can ask for
+    fractions as well takes nothing from them.
+    """
+    config = validated(DevicePluginConfig, document)
+    sharing = config.sharing
+    problems: list[str] = []
+    if sharing.time_slicing and sharing.mps:
+        problems.append(
+            f"{_TIME_SLICING} and {_MPS} exclude each other, as in NVIDIA's device plugin; "
+            "remove one of them"
+        )
+    problems += _resource_problems(sharing.time_slicing, _TIME_SLICING)
+    problems += _resource_problems(sharing.mps, _MPS)
+    if problems:
+        raise ConfigError(problems)
+    notes = [f"{path}: has no meaning here: {why}" for path, why in unused(config)]
+    notes += _partition_notes(config)
+    entries = (
+        *_entries(sharing.time_slicing, _TIME_SLICING, _time_slicing),
+        *_entries(sharing.mps, _MPS, _mps),
+    )
+    return Profile(name, _with_partitions(entries, config), tuple(notes))
+
+
+def _time_slicing(said: ReplicatedResources, replicas: int) -> Rules:
+    return Rules(
+        replicas=replicas,
+        rename=said.rename_by_default,
+        one_share=said.fail_requests_greater_than_one or False,
+        limited=False,  # replicas of a time-sliced GPU never had a limit: pods rely on that
+        guard=GuardRules(GuardPolicy.OFF),
+    )
+
+
+def _mps(said: ReplicatedResources, replicas: int) -> Rules:
+    one_share = said.fail_requests_greater_than_one
+    return Rules(
+        replicas=replicas,
+        rename=said.rename_by_default,
+        one_share=True if one_share is None else one_share,  # the plugin's default under MPS
+        default_strategy=SharingStrategy.MPS,
+        guard=GuardRules(GuardPolicy.KILL),
+    )
+
+
+def _entries(
+    said: ReplicatedResources | None,
+    path: str,
+    rules: Callable[[ReplicatedResources, int], Rules],
+) -> tuple[ProfileEntry, ...]:
+    return tuple(
+        ProfileEntry(GpuSelector(), rules(said, resource.replicas), where)
+        for where, resource in _resources(said, path)
+        if said and _full_name(resource) == _GPU
+    )
+
+
+def _with_partitions(
+    entries: tuple[ProfileEntry, ...], config: DevicePluginConfig
+) -> tuple[ProfileEntry, ...]:
+    """*entries*, with what the file says of partitions; where it says nothing else, that alone."""
+    said = config.sharing.time_slicing
+    single = config.flags.mig_strategy == "single"
+    parts = sorted(_partitions(said, _TIME_SLICING), key=lambda part: _profile(part[1]))
+    replicas = tuple((_profile(one), one.replicas) for _, one in parts)
+    if single:  # then pods know every partition as a GPU
+        found = _resources(said, _TIME_SLICING)
+        replicas += tuple((_ANY, one.replicas) for _, one in found if _full_name(one) == _GPU)
+    rules = MigRules(single=single, replicas=replicas)
+    if rules == MigRules():
+        return entries
+    places = {f"mig.replicas.{_profile(one)}": f"{where}.name" for where, one in parts}
+    every = ", ".join(([_STRATEGY] if single else []) + sorted(places.values()))
+    elsewhere = (("mig", every), ("mig.strategy", _STRATEGY), *places.items())
+    if not entries:
+        alone = _time_slicing(said, 1) if said else Rules()
+        entries = (ProfileEntry(GpuSelector(), alone, parts[0][0] if parts else _STRATEGY),)
+    return tuple(
+        replace(one, rules=replace(one.rules, mig=rules), elsewhere=elsewhere) for one in entries
+    )
+
+
+def _resource_problems(said: ReplicatedResources | None, path: str) -> list[str]:
+    problems: list[str] = []
+    seen: dict[str, str] = {}
+    for where, resource in _resources(said, path):
+        name = _full_name(resource)
+        if name != _GPU and not name.startswith(_PARTITION):
+            problems.append(
+                f"{where}.name: {show_value(resource.name)} is not known here; write {_GPU}"
+            )
+        elif name in seen:
+            problems.append(
+                f"{where}.name: {name} is in {seen[name]} already; a NodeProfile can divide GPUs "
+                "of one node differently"
+            )
+        else:
+            seen[name] = where
+    return problems
+
+
+def _partition_notes(config: DevicePluginConfig) -> list[str]:
+    """What of partitions is not as with the plugin. That nobody gets more than one share of those
+    that take turns (failRequestsGreaterThanOne) is."""
+    strategy, sharing = config.flags.mig_strategy, config.sharing
+    notes = [*_name_notes(sharing.time_slicing, strategy), *_mps_notes(sharing.mps, strategy)]
+    if strategy == "none":
+        notes.append(f"{_STRATEGY}: has no meaning here: partitions that exist are always offered")
+    return notes
+
+
+def _name_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+    found = {_full_name(one) for _, one in _resources(said, _TIME_SLICING)}
+    of_partitions = sorted(name for name in found if name != _GPU or strategy == "single")
+    if said and said.rename_by_default and of_partitions:
+        yield (
+            f"{_TIME_SLICING}.renameByDefault: has no meaning here for partitions, each kind of "
+            f"which has one name: pods ask for {', '.join(of_partitions)}, without .shared"
+        )
+
+
+def _mps_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+    why = (
+        "as with NVIDIA's plugin, no partition is divided for MPS; claims share one by MPS as they "
+        "ask for it"
+    )
+    parts = _partitions(said, _MPS)
+    for where, resource in parts:
+        yield f"{where}.name: {show_value(resource.name)} has no meaning here: {why}"
+    if not said:
+        return
+    if len(parts) < len(said.resources):
+        if strategy == "single":
+            yield f"{_STRATEGY}: single has no effect on {_MPS}: {why}"
+        return
+    given = {
+        "renameByDefault": said.rename_by_default,
+        "failRequestsGreaterThanOne": said.fail_requests_greater_than_one is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        path = field_path(_MPS, name)
+        yield f"{path}: has no meaning here: nothing that the file names is divided"
+
+
+def _partitions(
+    said: ReplicatedResources | None, path: str
+) -> list[tuple[str, ReplicatedResource]]:
+    """The resources that are partitions."""
+    found = _resources(said, path)
+    return [(where, each) for where, each in found if _full_name(each).startswith(_PARTITION)]
+
+
+def _profile(resource: ReplicatedResource) -> str:
+    """As the board calls it: names of resources have a dot for the plus of ``1g.10gb+me``."""
+    name = _full_name(resource).removeprefix(_PARTITION)
+    return re.sub(r"^(\d+g\.\d+gb)\.", r"\1+", name)
+
+
+def _resources(
+    said: ReplicatedResources | None, path: str
+) -> tuple[tuple[str, ReplicatedResource], ...]:
+    found = said.resources if said else []
+    return tuple((field_path(path, "resources", number), each) for number, each in enumerate(found))
+
+
+def _full_name(resource: ReplicatedResource) -> str:
+    """The plugin takes ``gpu`` for ``nvidia.com/gpu``."""
+    return resource.name if resource.name.startswith(_PREFIX) else f"{_PREFIX}{resource.name}"

@@ -1,0 +1,330 @@
+"""Which profile is wanted, what its document means, and which rules hold for which GPU.
+
+What a profile's document says of partitions, as rules.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from api.names import CONFIG_VERSION, DEVICE_PLUGIN_CONFIG_LABEL, PROFILE_LABEL
+from api.node_profile import (
+    GpuRules,
+    GpuSelectorConfig,
+    MemoryGuardConfig,
+    MigSectionConfig,
+    NodeProfile,
+)
+from api.strict import ConfigError, field_path, show_value, validated
+from dra_driver.k8s import quantity
+from dra_driver.model.gpus import Gpu, GpuUuid
+from dra_driver.model.profiles import (
+    DEFAULT_PROFILE,
+    GpuSelector,
+    GuardPolicy,
+    GuardRules,
+    MigRules,
+    MpsServerScope,
+    MpsTenants,
+    Profile,
+    ProfileEntry,
+    Rules,
+    SharingStrategy,
+)
+from dra_driver.plan.profiles.device_plugin import from_device_plugin
+
+
+def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
+    """What is wrong with the field ``mig`` of *entry*, each value of which is of the right type."""
+    if entry.include is False:  # said for all of it already
+        return
+    said = entry.mig
+    if said.profiles and said.mode != "Dynamic":
+        yield f"{path}.profiles: has no effect without mode: Dynamic; add it, or remove this"
+    if said.layout and said.mode == "Dynamic":
+        yield (
+            f"{path}.layout: has no effect with mode: Dynamic, which cuts what claims need; remove "
+            "one of them"
+        )
+    if said.replicas and entry.fractions == "Never":
+        yield f"{path}.replicas: has no effect with fractions: Never; remove one of them"
+    elif said.replicas and entry.memory_limit == "Strict":
+        yield (
+            f"{path}.replicas: has no effect with memoryLimit: Strict, since the GPU's driver "
+            "limits no part of a partition; remove one of them"
+        )
+
+
+def decode_mig_rules(said: MigSectionConfig) -> MigRules:
+    """What it does not say is as without a profile."""
+    return MigRules(
+        dynamic=said.mode == "Dynamic",
+        profiles=tuple(dict.fromkeys(said.profiles or ())),
+        layout=said.layout or "",
+        single=said.strategy == "Single",
+        replicas=tuple(sorted((said.replicas or {}).items())),
+    )
+
+
+CUDA_CONTEXT_BYTES = 256 * 1024 * 1024
+"""What a process takes of a GPU before it allocates anything: 200 to 500 MiB, by board, driver and
+the kernels that it loads. Less cannot be used."""
+
+_MIB = 1024 * 1024
+_LONGEST_GRACE_SECONDS = 24 * 3600.0
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FOR_FRACTIONS = (
+    "replicas",
+    "rename",
+    "fail_requests_greater_than_one",
+    "shares",
+    "memory",
+    "memory_guard",
+    "memory_limit",
+    "time_slice_interval",
+)
+_FOR_MPS = ("mps_tenants", "mps_server")
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedProfile:
+    """A profile by name, and who chose it."""
+
+    name: str
+    origin: str  # "--profile", "label … of node …", "nothing chooses another"
+
+
+def select_profile(flag: str, node: str, labels: Mapping[str, str]) -> SelectedProfile:
+    """The flag counts, else the labels of the *node*, else the default."""
+    if flag:
+        return SelectedProfile(flag, "--profile")
+    for label in (PROFILE_LABEL, DEVICE_PLUGIN_CONFIG_LABEL):
+        if name := labels.get(label):
+            return SelectedProfile(name, f"label {label} of node {node}")
+    return SelectedProfile(DEFAULT_PROFILE.name, "nothing chooses another")
+
+
+def profile_name(document: Any, otherwise: str) -> str:
+    """The name that *document* gives its profile, whatever else is wrong with it."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if name and isinstance(name, str) else otherwise
+
+
+def decode_profile(document: Any, name: str) -> Profile:
+    """The profile that *document* describes: a NodeProfile, or a configuration of NVIDIA's device
+    plugin. ConfigError: every problem that it has, with its field path."""
+    if not isinstance(document, dict):
+        raise ConfigError([f"{show_value(document)} is no profile; write a NodeProfile"])
+    if "apiVersion" not in document and "kind" not in document:
+        return from_device_plugin(document, name)
+    _check_kind(document)
+    profile = validated(NodeProfile, document)
+    entries = profile.spec.gpus
+    places = [
+        (field_path("", "spec", "gpus", number), entry) for number, entry in enumerate(entries)
+    ]
+    problems = [problem for path, entry in places for problem in _problems(entry, path)]
+    problems += _never_reached(entries)
+    if problems:
+        raise ConfigError(problems)
+    return Profile(
+        name,
+        tuple(
+            ProfileEntry(_selection(entry.select), _rules(entry), path) for path, entry in places
+        ),
+    )
+
+
+def rules_by_gpu(
+    profile: Profile, gpus: Sequence[Gpu]
+) -> tuple[dict[GpuUuid, Rules], tuple[str, ...]]:
+    """What holds for each of *gpus*: the first entry that selects it, else the defaults.
+
+    And a line for each entry that holds for none of them; of several in one place, for all
+    together.
+    """
+    rules: dict[GpuUuid, Rules] = {}
+    idle: list[str] = []
+    used: set[str] = set()
+    for entry in profile.entries:
+        selected = [gpu for gpu in gpus if _selects(entry.selection, gpu)]
+        fresh = [gpu for gpu in selected if gpu.uuid not in rules]
+        rules.update((gpu.uuid, entry.rules) for gpu in fresh)
+        used |= {entry.path} if fresh else set()
+        if gpus and entry.path not in used:
+            why = "earlier entries hold for all that it selects" if selected else "selects no GPU"
+            idle.append(f"profile {profile.name!r}, {entry.path}: {why} of this node")
+    return {gpu.uuid: rules.get(gpu.uuid, Rules()) for gpu in gpus}, tuple(idle)
+
+
+def _check_kind(document: dict[str, Any]) -> None:
+    wrong = [
+        f"{key}: {show_value(document.get(key))} is unknown; write {known}"
+        for key, known in (("apiVersion", CONFIG_VERSION), ("kind", "NodeProfile"))
+        if document.get(key) != known
+    ]
+    if wrong:
+        raise ConfigError(wrong)
+
+
+def _problems(entry: GpuRules, path: str) -> Iterator[str]:
+    """What is wrong with the values of one entry, each of which is of the right type."""
+    if entry.select is not None and not entry.select.model_fields_set:
+        yield f"{path}.select: is empty; say which GPUs are meant, or leave it out for all"
+    yield from _without_effect(entry, path)
+    yield from _strategy_problems(entry, path)
+    yield from _memory_problems(entry, path)
+    yield from mig_problems(entry, f"{path}.mig")
+    grace = entry.memory_guard.grace
+    if grace and _seconds(grace) > _LONGEST_GRACE_SECONDS:
+        yield (
+            f"{path}.memoryGuard.grace: {show_value(grace)} is more than a day; "
+            "policy Warn never ends a process"
+        )
+
+
+def _without_effect(entry: GpuRules, path: str) -> Iterator[str]:
+    given = entry.model_fields_set
+    if entry.include is False:
+        for name in _in_order(given - {"select", "include"}):
+            yield f"{path}.{_written(name)}: has no effect with include: false; remove one of them"
+        return
+    if entry.fractions == "Never":
+        for name in _in_order(given & set(_FOR_FRACTIONS)):
+            yield (
+                f"{path}.{_written(name)}: has no effect with fractions: Never; remove one of them"
+            )
+        return
+    if entry.rename and (entry.replicas or 1) == 1:
+        yield f"{path}.rename: has no effect without replicas; write how many, from 2 on"
+    if entry.shares is not None and (entry.replicas or 1) > 1:
+        yield f"{path}.shares: has no effect with replicas, which are the shares; remove it"
+    if entry.time_slice_interval and (entry.replicas or 1) > 1:
+        yield (
+            f"{path}.timeSliceInterval: has no effect with replicas, each of which may set the "
+            "interval; remove it"
+        )
+
+
+def _strategy_problems(entry: GpuRules, path: str) -> Iterator[str]:
+    allowed = entry.strategies
+    if allowed and entry.default_strategy and entry.default_strategy not in allowed:
+        yield (
+            f"{path}.defaultStrategy: {entry.default_strategy} is not among "
+            f"{path}.strategies: {', '.join(allowed)}"
+        )
+    if allowed and SharingStrategy.MPS not in allowed:
+        for name in _in_order(entry.model_fields_set & set(_FOR_MPS)):
+            yield (
+                f"{path}.{_written(name)}: has no effect where MPS is not among "
+                f"{path}.strategies; add it, or remove this"
+            )
+    if entry.time_slice_interval and allowed and SharingStrategy.TIME_SLICING not in allowed:
+        yield (
+            f"{path}.timeSliceInterval: has no effect where TimeSlicing is not among "
+            f"{path}.strategies; add it, or remove this"
+        )
+
+
+def _memory_problems(entry: GpuRules, path: str) -> Iterator[str]:
+    least = entry.memory.least
+    if least and quantity.rounded_up(least) < CUDA_CONTEXT_BYTES:
+        yield (
+            f"{path}.memory.least: {least} is less than a CUDA context takes; write "
+            f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
+        )
+    step = entry.memory.step
+    if step and (quantity.parse(step) % _MIB or not quantity.parse(step)):
+        yield f"{path}.memory.step: {step} is no multiple of 1Mi; write for example 256Mi"
+
+
+def _never_reached(entries: Sequence[GpuRules]) -> list[str]:
+    everything = next(
+        (number for number, entry in enumerate(entries) if entry.select is None), len(entries)
+    )
+    return [
+        f"spec.gpus[{number}]: is never reached, because spec.gpus[{everything}] has no select "
+        "and holds for every GPU; put that last"
+        for number in range(everything + 1, len(entries))
+    ]
+
+
+def _selection(select: GpuSelectorConfig | None) -> GpuSelector:
+    if select is None:
+        return GpuSelector()
+    return GpuSelector(
+        frozenset(select.index or ()),
+        frozenset(GpuUuid(each) for each in select.uuid or ()),
+        tuple(select.product or ()),
+    )
+
+
+def _selects(selection: GpuSelector, gpu: Gpu) -> bool:
+    if selection.minors and gpu.minor not in selection.minors:
+        return False
+    if selection.uuids and gpu.uuid not in selection.uuids:
+        return False
+    patterns = selection.products
+    return not patterns or any(fnmatch.fnmatchcase(gpu.product_name, each) for each in patterns)
+
+
+def _rules(entry: GpuRules) -> Rules:
+    """The rules of *entry*; what it does not say is as without a profile."""
+    default = _default_strategy(entry)
+    said: dict[str, Any] = {
+        "include": entry.include,
+        "fractions": entry.fractions and entry.fractions == "Capacity",
+        "replicas": entry.replicas,
+        "rename": entry.rename,
+        "one_share": entry.fail_requests_greater_than_one,
+        "strategies": entry.strategies
+        and tuple(map(SharingStrategy, dict.fromkeys(entry.strategies))),
+        "default_strategy": default and SharingStrategy(default),
+        "tenants": entry.mps_tenants and MpsTenants(entry.mps_tenants),
+        "fractions_set_interval": entry.time_slice_interval and entry.time_slice_interval == "Any",
+        "mps_servers": entry.mps_server and MpsServerScope(entry.mps_server),
+        "shares": entry.shares,
+        "memory_least": _bytes(entry.memory.least),
+        "memory_step": _bytes(entry.memory.step),
+        "guard": _guard(entry.memory_guard),
+        "strict": entry.memory_limit and entry.memory_limit == "Strict",
+        "mig": decode_mig_rules(entry.mig),
+    }
+    return replace(Rules(), **{key: value for key, value in said.items() if value is not None})
+
+
+def _default_strategy(entry: GpuRules) -> str | None:
+    """What is named, else the usual one, unless it is not allowed."""
+    usual = Rules().default_strategy
+    if entry.default_strategy or not entry.strategies or usual in entry.strategies:
+        return entry.default_strategy
+    return entry.strategies[0]
+
+
+def _guard(said: MemoryGuardConfig) -> GuardRules:
+    usual = Rules().guard
+    return GuardRules(
+        GuardPolicy(said.policy) if said.policy else usual.policy,
+        _seconds(said.grace) if said.grace else usual.grace_seconds,
+    )
+
+
+def _bytes(text: str | None) -> int | None:
+    return quantity.rounded_up(text) if text else None
+
+
+def _seconds(duration: str) -> float:
+    """``1m30s`` is 90."""
+    parts = re.findall(r"([0-9.]+)(ms|s|m|h)", duration)
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def _in_order(names: set[str]) -> list[str]:
+    return [name for name in GpuRules.model_fields if name in names]
+
+
+def _written(name: str) -> str:
+    return GpuRules.model_fields[name].alias or name

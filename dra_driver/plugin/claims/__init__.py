@@ -1,0 +1,1 @@
+"""Prepares and unprepares claims, and looks after prepared ones."""

@@ -1,0 +1,289 @@
+"""Tells pods and the Node of claims that cannot be given back: the kubelet makes no event of it.
+
+Such a pod stays in Terminating until what holds its devices has ended. One that was force-deleted
+is gone by then: if a process of it lives on, the Node is told.
+
+Refuses that a claim is taken back while processes of its pods still use it.
+
+The kubelet asks for that while containers are still ending: within a minute for every pod that was
+force-deleted.
+
+Gives claims back that were still used when the kubelet asked for it, once their users ended.
+
+The kubelet asks again, but only after 10 s or more, and somebody may wait for the GPU by then. So
+whoever used such a claim is looked at again and again. Only a claim that is deleted is given back:
+of one that exists the kubelet would go on to believe that it is prepared.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from dra_driver.base.errors import ClaimInUse, DriverError, MigInstanceNotFound
+from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PreparedDevice
+from dra_driver.k8s.events import Event, NodeRef, PodRef
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.processes import CgroupProcesses
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
+from dra_driver.plugin.process_owners import ListGpuProcesses
+
+
+class PodProcessSource(Protocol):
+    """Who is in the cgroups of pods; ``dra_driver.node.cgroups.tree.processes``. NodeError: not
+    known.
+    """
+
+    def pods_given(self, claim: ClaimRef) -> frozenset[Pod]: ...
+    def of(self, pods: Iterable[Pod]) -> Sequence[CgroupProcesses]: ...
+    def lives(self, pid: int) -> bool: ...
+
+
+ClaimsOnGpus = Callable[[ClaimUid, Collection[str]], Sequence[ClaimRecord]]
+"""The records of the other claims that hold any part of these GPUs; ``Ledger.neighbours``."""
+
+
+class InUseCheck:
+    """Looks each time it is asked; where nobody is left in a claim's pods, that costs little."""
+
+    def __init__(
+        self, processes: PodProcessSource, gpu_processes: ListGpuProcesses, neighbours: ClaimsOnGpus
+    ) -> None:
+        self._processes = processes
+        self._gpu_processes = gpu_processes
+        self._neighbours = neighbours
+
+    def refuse_while_used(self, record: ClaimRecord) -> None:
+        """InUse: a process of a pod of the claim uses it. NodeError: that cannot be told now."""
+        claim = record.claim
+        pods = self._processes.pods_given(claim) | frozenset(record.pods)
+        cgroups = self._processes.of(sorted(pods))
+        for pod, pid in self._living(cgroups_given_claim(claim.uid, cgroups)):
+            raise ClaimInUse(
+                f"{_process_of(record, pod, pid)} still runs; the claim waits for its end"
+            )
+        for gpu, pod, pid in self._computing(record, cgroups):
+            raise ClaimInUse(
+                f"{_process_of(record, pod, pid)} still computes on {gpu}; "
+                "the claim waits for its end"
+            )
+
+    def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]:
+        """Those of *pods* in which a process lives in a container that was given *claim*."""
+        cgroups = cgroups_given_claim(claim, self._processes.of(pods))
+        return tuple(sorted({pod for pod, _ in self._living(cgroups)}))
+
+    def _living(self, cgroups: Iterable[CgroupProcesses]) -> Iterator[tuple[Pod, int]]:
+        """The first process of each that lives."""
+        for cgroup in cgroups:
+            pid = next((pid for pid in cgroup.pids if self._processes.lives(pid)), None)
+            if pid is not None:
+                yield cgroup.pod, pid
+
+    def _computing(
+        self, record: ClaimRecord, cgroups: Sequence[CgroupProcesses]
+    ) -> Iterator[tuple[GpuUuid, Pod, int]]:
+        """The GPUs are asked after the cgroups: so none of their processes can be one that came
+        later and has the same number."""
+        if not cgroups:
+            return
+        others = self._neighbours(record.claim.uid, record.gpus)
+        for gpu, processes in outside_gpu_processes(record, others, cgroups).items():
+            for pid in self._on(gpu):
+                if pid in processes and self._processes.lives(pid):
+                    yield gpu, processes[pid], pid
+
+    def _on(self, gpu: GpuUuid) -> Iterator[int]:
+        try:
+            yield from (process.pid for process in self._gpu_processes(gpu))
+        except MigInstanceNotFound:
+            return  # the MIG instance is gone, and with it whoever computed there
+
+
+def _process_of(record: ClaimRecord, pod: Pod, pid: int) -> str:
+    which = f"process {pid}" if pid else "a process that is not seen from here"
+    return f"pod {record.claim.namespace}/{pod.name}: {which}"
+
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.25
+_AT_ONCE: Final = 16  # claims that one look is about; the others have their turn at the next
+_ASK_SECONDS: Final = 2.0  # between two questions to the API server about one claim
+_MOST_ASKED: Final = 30  # by then the kubelet has asked again; else it is the reconciler's
+
+
+class DeletedClaimReleaser(Protocol):
+    """Who gives back."""
+
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
+
+
+class InUseSource(Protocol):
+    """Who still uses claims; ``dra_driver.plugin.claims.in_use``."""
+
+    def refuse_while_used(self, record: ClaimRecord) -> None: ...
+
+
+class ClaimDeletionSource(Protocol):
+    """What the API server knows of claims; ``dra_driver.k8s.claims``."""
+
+    def is_deleted(self, ref: ClaimRef) -> bool: ...
+
+
+@dataclass(slots=True)
+class _DeferredClaim:
+    ref: ClaimRef
+    asked: int = 0
+    ask_at: float = 0.0
+
+
+class DeferredUnprepare:
+    """``refused`` is for many threads, ``look`` for one."""
+
+    def __init__(
+        self,
+        preparer: DeletedClaimReleaser,
+        users: InUseSource,
+        claims: ClaimDeletionSource,
+        known: Callable[[ClaimUid], ClaimRecord | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """*known*: what is recorded of a claim; None: it holds nothing here."""
+        self._preparer = preparer
+        self._users = users
+        self._claims = claims
+        self._known = known
+        self._clock = clock
+        self._waiting: dict[ClaimUid, _DeferredClaim] = {}  # who was looked at last comes last
+        self._lock = threading.Lock()
+        self.look_soon: Callable[[], None] = lambda: None
+
+    def refused(self, ref: ClaimRef) -> None:
+        """A process still used *ref* when it was to be given back."""
+        with self._lock:
+            self._waiting.setdefault(ref.uid, _DeferredClaim(ref)).asked = 0
+        self.look_soon()
+
+    def look(self) -> float | None:
+        """One look. Answers with the seconds until the next where claims wait."""
+        with self._lock:
+            chosen = list(self._waiting.values())[:_AT_ONCE]
+        for waiting in chosen:
+            done = self._check(waiting)
+            with self._lock:
+                del self._waiting[waiting.ref.uid]
+                if not done:
+                    self._waiting[waiting.ref.uid] = waiting
+        return _LOOK_SECONDS if self._waiting else None
+
+    def _check(self, waiting: _DeferredClaim) -> bool:
+        """Whether there is nothing more to do about it."""
+        ref, now = waiting.ref, self._clock()
+        if (record := self._known(ref.uid)) is None:
+            return True
+        try:
+            self._users.refuse_while_used(record)
+            if now < waiting.ask_at:
+                return False
+            waiting.asked, waiting.ask_at = waiting.asked + 1, now + _ASK_SECONDS
+            if not self._claims.is_deleted(ref):
+                return waiting.asked >= _MOST_ASKED
+            # A deleted claim does not come back.
+            self._preparer.take_back_if(ref, lambda: True)
+        except DriverError:
+            return False  # it is used, that cannot be told, or something cannot be undone yet
+        log.info("gave back a claim that is deleted", extra={"claim": str(ref), "uid": ref.uid})
+        return True
+
+
+_REASON = "ClaimNotGivenBack"
+
+
+class ClaimDriver(Protocol):
+    """Who prepares claims; ``dra_driver.plugin.claims.preparer``."""
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]: ...
+    def unprepare(self, ref: ClaimRef) -> None: ...
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
+
+
+class InUseEvents(Protocol):
+    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
+
+    def tell(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InUseListeners:
+    """Who is told: *in_use* of each claim that a process still uses."""
+
+    events: InUseEvents
+    node: Callable[[], NodeRef]
+    in_use: Callable[[ClaimRef], None]
+
+
+class StuckClaims:
+    """Does as *driver* does, and tells of claims of which it cannot undo something. For many
+    threads."""
+
+    def __init__(
+        self,
+        driver: ClaimDriver,
+        known: Callable[[ClaimUid], ClaimRecord | None],
+        listeners: InUseListeners,
+    ) -> None:
+        """*known*: what is recorded of a claim; None: it holds nothing here."""
+        self._driver = driver
+        self._known = known
+        self._listeners = listeners
+        self._told: dict[ClaimUid, str] = {}  # the words
+        self._lock = threading.Lock()
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        return self._driver.prepare(ref)
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        try:
+            self._driver.unprepare(ref)
+        except DriverError as e:
+            self._tell(ref, e)
+            raise
+        with self._lock:
+            self._told.pop(ref.uid, None)
+
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
+        """Here only claims that are used are told of: to whoever asks, the others are no news."""
+        try:
+            return self._driver.take_back_if(ref, gone)
+        except ClaimInUse as e:
+            self._tell(ref, e)
+            raise
+
+    def _tell(self, ref: ClaimRef, error: DriverError) -> None:
+        """Once for each change of the words: the kubelet tries again and again."""
+        record, why = self._known(ref.uid), str(error)
+        with self._lock:  # others may have been given back without the kubelet
+            told = {uid: words for uid, words in self._told.items() if self._known(uid)}
+            is_new = record is not None and told.get(ref.uid) != why
+            self._told = told | ({ref.uid: why} if record is not None else {})
+        if isinstance(error, ClaimInUse):
+            self._listeners.in_use(ref)
+        if record is None or not is_new:
+            return
+        for regarding in _concerned(record, self._listeners.node(), error):
+            words = why if isinstance(regarding, NodeRef) else error.public
+            message = f"claim {record.claim} cannot be given back yet: {words}"
+            self._listeners.events.tell(Event(regarding, _REASON, str(record.claim), message))
+
+
+def _concerned(
+    record: ClaimRecord, node: NodeRef, error: DriverError
+) -> Iterator[PodRef | NodeRef]:
+    for pod in record.pods:
+        yield PodRef(record.claim.namespace, pod.name, pod.uid)
+    if isinstance(error, ClaimInUse):
+        yield node

@@ -1,0 +1,203 @@
+"""The partitions of claims, as the GPUs have them: nobody else's is there, and ours still are.
+
+What a partition of a GPU is now, asked of the GPU.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol, assert_never
+
+from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken
+from dra_driver.base.threads import in_parallel
+from dra_driver.model.gpus import Gpu, GpuUuid, MigInstance, PartitionKey, UnusableGpuInstance
+from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.model.steps import (
+    ComputeMode,
+    CreatePartition,
+    GpuSetting,
+    SetMigMode,
+    Step,
+    TimeSliceInterval,
+)
+from dra_driver.plan.mig.claims import (
+    InstancesByDevice,
+    blocking_instances,
+    partition_instances,
+    whole_gpus,
+)
+from dra_driver.plan.mps.namespaces import DeviceGrant
+from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
+
+
+class InstanceReader(Protocol):
+    """What GPUs tell; ``dra_driver.node.gpu_node``. Vanished: it has no such instance."""
+
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
+
+
+def instance_at(node: InstanceReader, gpu: GpuUuid, key: PartitionKey) -> MigInstance | None:
+    """None: nothing is cut there. NodeError: the GPU does not answer."""
+    try:
+        return node.instance(gpu, key)
+    except MigInstanceNotFound:
+        return None
+
+
+log = logging.getLogger(__name__)
+
+
+class PartitionNode(Protocol):
+    """What GPUs tell; ``dra_driver.node.gpu_node``."""
+
+    def carry_out(self, step: Step) -> None: ...
+    def restore(self, step: Step) -> None: ...
+    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None: ...
+    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...
+    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
+
+
+class ClaimPartitions:
+    """Cuts the GPUs of *node*, and asks them, each time anew."""
+
+    def __init__(self, node: PartitionNode) -> None:
+        self._node = node
+
+    def are_taken(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> bool:
+        """Whether somebody else has changed since the last look what *plan* counts on."""
+        return any(self._problems(plan, others))
+
+    def refuse_taken(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> None:
+        """Taken: what *plan* counts on is not there, also after another look. Once the claim is
+        recorded, somebody else's instance could not be told from ours."""
+        if problems := list(self._problems(plan, others)):
+            raise PlacementTaken(
+                f"claim {plan.claim.ref} cannot be prepared: {'; '.join(problems)}"
+            )
+
+    def _problems(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> Iterator[str]:
+        gpus = {grant.device.gpu.uuid: grant.device.gpu for grant in plan.grants}
+        for step in plan.steps:
+            if isinstance(step, CreatePartition | SetMigMode):
+                keys = self._strangers(step, others)
+                yield from (_in_the_way(gpus[step.gpu], key) for key in keys)
+        for board in whole_gpus(plan.grants, plan.steps):
+            if self._mode(board.uuid):
+                yield (
+                    f"MIG mode of {board.name} is on now, so that nothing can compute on it as a "
+                    "whole; whoever turned it on has to turn it off: "
+                    f"nvidia-smi -i {board.pci_bus_id} -mig 0"
+                )
+
+    def _strangers(
+        self, step: CreatePartition | SetMigMode, others: Sequence[ClaimRecord]
+    ) -> tuple[PartitionKey, ...]:
+        """Instances that are not of *others*, and that keep *step* from being done."""
+        match step:
+            case SetMigMode(gpu=gpu, on=on):
+                return () if on else self._node.partitions(gpu)
+            case CreatePartition(gpu=gpu, new=True):
+                return blocking_instances(step, self._node.partitions(gpu), others)
+            case CreatePartition(key=key):
+                return () if self._is_of(step, others) else (key,)
+            case _:
+                assert_never(step)
+
+    def _is_of(self, cut: CreatePartition, others: Sequence[ClaimRecord]) -> bool:
+        """Whether what is there now is what one of *others* was given."""
+        known = {its[cut] for other in others if cut in (its := partition_instances(other))}
+        if None in known:
+            return True
+        found = instance_at(self._node, cut.gpu, cut.key)
+        return found is None or found.uuid in known  # where nothing is, it is cut anew
+
+    def _mode(self, gpu: GpuUuid) -> bool:
+        """A GPU that does not answer is a matter of who computes on it."""
+        try:
+            return bool(self._node.found(SetMigMode(gpu, on=False)))
+        except NodeError:
+            return False
+
+    def carry_out(self, step: Step, begun: set[CreatePartition]) -> None:
+        """Do it; what may be cut by that is among *begun* then. Taken: a partition was not cut,
+        since somebody else was quicker."""
+        cut = {step} if isinstance(step, CreatePartition) else set()
+        begun |= cut
+        try:
+            self._node.carry_out(step)
+        except PlacementTaken:
+            begun -= cut
+            raise
+
+    def drop(self, left: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
+        """Remove what is left of a claim whose record could not be read, and none of *others*
+        needs."""
+        for step in undo_steps(left, others) if left else ():
+            self._node.restore(step)
+
+    def of(self, plan: ClaimPlan) -> InstancesByDevice:
+        """What the partitions of *plan* are now. Vanished: one is not there.
+
+        Who looks on at one that no claim has sees nothing of it yet.
+        """
+        grants = [grant for grant in plan.grants if grant.device.partition is not None]
+        found = in_parallel(self._find, grants)
+        pairs = zip(grants, found, strict=True)
+        return {grant.device.name: one for grant, one in pairs if one is not None}
+
+    def _find(self, grant: DeviceGrant) -> MigInstance | None:
+        device = grant.device
+        assert device.key is not None
+        try:
+            return self._node.instance(device.gpu.uuid, device.key)
+        except MigInstanceNotFound:
+            if grant.allocation.admin and device.cut_for_claims:
+                return None
+            raise
+
+    def are_there(self, record: ClaimRecord) -> bool:
+        """Whether a prepared claim still has the instances that it was given; where it has not,
+        it can be prepared anew.
+
+        Vanished: it has something else besides, which its pods may be using. What cannot be asked
+        now is taken to be there.
+        """
+        lost = [holding for holding in record.holdings if self._is_lost(holding)]
+        taken = [holding for holding in record.holdings if not holding.admin]
+        gone = [holding for holding in lost if not holding.admin]
+        if not gone:
+            return bool(taken) or not lost  # who only looks on is given what is there now
+        facts = {"claim": str(record.claim), "devices": _names(gone)}
+        log.error("the partition of a prepared claim is gone", extra=facts)
+        if rest := [holding for holding in taken if holding not in lost]:
+            raise MigInstanceNotFound(
+                f"claim {record.claim} has lost {_names(gone)}: nvidia-smi, a MIG manager or a "
+                f"reset removed it; its pods may still use {_names(rest)}, so nothing is cut anew "
+                "while they are there: delete them"
+            )
+        return False
+
+    def _is_lost(self, holding: Holding) -> bool:
+        if holding.gpu is None or holding.partition is None or holding.instance is None:
+            return False
+        try:
+            return instance_at(self._node, holding.gpu, holding.partition) != holding.instance
+        except NodeError:
+            return False
+
+
+def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
+    cut: list[MigInstance | UnusableGpuInstance] = (
+        [*gpu.mig.instances, *gpu.mig.odd] if gpu.mig else []
+    )
+    of = next(
+        (f"-gi {one.gi}" for one in cut if one.key == key), "-gi <its id in nvidia-smi mig -lgi>"
+    )
+    mig = f"nvidia-smi mig -i {gpu.pci_bus_id}"
+    return (
+        f"{gpu.name} has an instance of {key} that was not cut for a claim; remove it with "
+        f"{mig} -dci {of} and {mig} -dgi {of}, or wait until whoever made it does"
+    )
+
+
+def _names(holdings: Iterable[Holding]) -> str:
+    return ", ".join(sorted({holding.device for holding in holdings}))

@@ -1,0 +1,166 @@
+"""What preparing a claim takes, by what is offered, what others hold and what the GPUs say now.
+
+Records that cannot be read, in the way of claims that may be given the same device.
+
+The pods of a claim, read where what it gets depends on them.
+"""
+
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from dra_driver.base.errors import (
+    ApiServerError,
+    ClaimError,
+    DriverError,
+    NodeError,
+    NotFound,
+    SettingsError,
+    UnknownDevice,
+)
+from dra_driver.base.threads import in_parallel
+from dra_driver.k8s.claims import Claim, Pod
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.gpus import DeviceName
+from dra_driver.model.offer import Offer, gpu_name_of
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.plan.mig.claims import partitions_left_behind
+from dra_driver.plan.mps.containers import computes_on_gpus, separate_server_problems
+from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
+from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
+from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
+from dra_driver.plugin.claims.dependencies import PodSpecSource, PrepareDependencies
+from dra_driver.plugin.claims.partitions import ClaimPartitions
+
+
+def refuse_unreadable(claim: Claim, set_aside: Iterable[DamagedRecord]) -> None:
+    """A damaged record may be of any device that it names, or of any at all if it names none."""
+    wanted = {allocation.device for allocation in claim.allocations if not allocation.admin}
+    for aside in set_aside:
+        if aside.uid != claim.ref.uid and any(map(aside.may_hold, wanted)):
+            held = f"claim {claim.ref} has to wait: its device may be held by"
+            then = "it is settled as soon as the API server can be asked about that claim"
+            raise NodeError(
+                f"{held} the claim with UID {aside.uid}, whose record {aside.path} cannot be read "
+                f"({aside.reason}); {then}",
+                f"{held} a claim whose record cannot be read; {then}",
+            )
+
+
+class ClaimPods:
+    """Reads pods, and looks at claims of one pod together."""
+
+    def __init__(self, pods: PodSpecSource, ledger: Ledger) -> None:
+        self._pods = pods
+        self._ledger = ledger
+
+    def read(self, claim: Claim, why: str) -> ClaimPodSpecs:
+        """The pods that *claim* is reserved for; those that are gone need nothing. NodeError: they
+        cannot be read, and *why* they have to be known.
+
+        To be called while nobody waits for a GPU: an API server may take its time. One that does
+        not answer for a pod is not asked for those that are still to come.
+        """
+        failed = threading.Event()
+        found = in_parallel(partial(self._read, claim, why, failed), claim.pods)
+        return tuple(spec for spec in found if spec is not None)
+
+    def refuse_two_servers(self, mine: ClaimRecord, pods: ClaimPodSpecs | None) -> None:
+        """ClaimError: a container of *pods* would have GPUs on two MPS servers, or on one and on
+        none. PodsNeeded: it depends on them.
+
+        To be called once *mine* is recorded: of two claims that are prepared at the same time, one
+        at least sees the other. The pods that the others were prepared for say nothing: any pod of
+        the namespace can have come to them since.
+        """
+        if not (others := self._beside(mine)):
+            return
+        if pods is None:
+            raise PodsNeeded("it or a claim of its namespace is shared by MPS")
+        if problems := separate_server_problems(mine, others, pods):
+            raise ClaimError(f"claim {mine.claim}: " + "; ".join(problems))
+
+    def _beside(self, mine: ClaimRecord) -> Sequence[ClaimRecord]:
+        """The claims that no container can have together with *mine*, whoever uses them."""
+        if not computes_on_gpus(mine):
+            return ()
+        # A claim without MPS is in nobody's way but of those with it: most nodes have none.
+        candidates = self._ledger.records() if mine.spaces else self._ledger.served()
+        return [
+            one
+            for one in candidates
+            if one.claim.namespace == mine.claim.namespace
+            and one.claim.uid != mine.claim.uid
+            and computes_on_gpus(one)
+        ]
+
+    def _read(self, claim: Claim, why: str, failed: threading.Event, pod: Pod) -> PodSpec | None:
+        if failed.is_set():
+            return None
+        try:
+            spec = self._pods.read(claim.ref.namespace, pod.name)
+        except NotFound:
+            return None
+        except ApiServerError as e:
+            failed.set()
+            raise NodeError(
+                f"claim {claim.ref}: which container of pod {pod.name} uses what cannot be read, "
+                f"and has to be known ({why}): {e}"
+            ) from e
+        return spec if spec.uid == pod.uid else None
+
+
+class Planner:
+    """Plans claims for the node whose pool is *pool*."""
+
+    def __init__(self, tools: PrepareDependencies, pool: str, partitions: ClaimPartitions) -> None:
+        self._node = tools.node
+        self._offers = tools.offers
+        self._ledger = tools.ledger
+        self._pool = pool
+        self._partitions = partitions
+
+    def wanted(self, claim: Claim) -> set[str]:
+        """The GPUs of *claim*, by name and by UUID: a GPU can be called otherwise than it was."""
+        names = {gpu_name_of(allocation.device) for allocation in claim.allocations}
+        try:
+            offered = self._offers.now().by_name
+        except DriverError:  # what was prepared before is answered all the same
+            return names
+        devices = (offered.get(DeviceName(a.device)) for a in claim.allocations)
+        return names | {device.gpu.uuid for device in devices if device is not None}
+
+    def offer(self, claim: Claim) -> Offer:
+        """What is offered now. NodeError: the node's profile cannot be used."""
+        try:
+            return self._offers.now()
+        except SettingsError as e:
+            raise NodeError(
+                f"claim {claim.ref} has to wait for a profile of this node that can be used: {e}"
+            ) from e
+
+    def plan(
+        self, claim: Claim, offer: Offer, wanted: Collection[str], pods: ClaimPodSpecs | None
+    ) -> ClaimPlan:
+        """While nobody else acts on *wanted*: the GPUs of *claim*. Errors as ``plan_claim`` says,
+        and NodeError where somebody else has changed a GPU."""
+        refuse_unreadable(claim, self._ledger.set_aside())
+        neighbours = self._ledger.neighbours(claim.ref.uid, wanted)
+        left = self._ledger.leftover(claim.ref.uid)
+        others = (*neighbours, *partitions_left_behind(left))
+        try:
+            plan = plan_claim(claim, offer, others, self._pool, pods)
+        except UnknownDevice:
+            # It may have appeared since the last look: the scheduler saw another process's slice.
+            plan = plan_claim(claim, self._offers.refresh(), others, self._pool, pods)
+        if self._partitions.are_taken(plan, others):
+            # By somebody else, since the last look: what is there now may do, or says who it is.
+            plan = plan_claim(claim, self._offers.refresh(), others, self._pool, pods)
+            self._partitions.refuse_taken(plan, others)
+        self._partitions.drop(left, (*neighbours, plan.record))
+        settings = settings_to_read(plan.steps, others)
+        found = dict(zip(settings, in_parallel(self._node.found, settings), strict=True))
+        return replace(plan, steps=with_previous_values(plan.steps, found))

@@ -1,0 +1,137 @@
+"""What changes about claims while they are prepared: their pods, and what serves them."""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+
+from dra_driver.base.deadlines import CallDeadline, CallTimeouts
+from dra_driver.base.threads import NamedLocks
+from dra_driver.k8s.claims import Claim, ClaimUid
+from dra_driver.model.mps import MpsNamespace
+from dra_driver.model.offer import gpu_name_of
+from dra_driver.model.records import ClaimRecord
+from dra_driver.model.steps import RemoveMpsNamespace
+from dra_driver.plan.memory.pod_limits import memory_limit_steps
+from dra_driver.plugin.claims.dependencies import PrepareDependencies
+
+log = logging.getLogger(__name__)
+
+
+def _of_claims() -> NamedLocks:
+    return NamedLocks("the claim with UID {name} is still being worked on, {seconds} s later")
+
+
+def _of_gpus() -> NamedLocks:
+    return NamedLocks(
+        "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLocks:
+    """Who works on a claim holds its lock, and then those of its GPUs."""
+
+    claims: NamedLocks = field(default_factory=_of_claims)
+    gpus: NamedLocks = field(default_factory=_of_gpus)
+
+
+class PreparedClaims:
+    """Keeps prepared claims as they should be; never beside a prepare of the same claim."""
+
+    def __init__(self, tools: PrepareDependencies, locks: ClaimLocks, waits: CallTimeouts) -> None:
+        self._node = tools.node
+        self._ledger = tools.ledger
+        self._turn = tools.turn
+        self._users = tools.users
+        self._locks = locks
+        self._waits = waits
+
+    def note_pods(self, claim: Claim) -> bool:
+        """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
+
+        The kubelet prepares a claim once, for its first pod (KEP-4381). False: nothing changed.
+        """
+        known = self._ledger.known(claim.ref.uid)
+        if known is None or not known.completed or known.pods == claim.pods:
+            return False
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([claim.ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(claim.ref.uid)
+            if record is None or not record.completed:
+                return False
+            with self._locks.gpus.hold(record.gpus, wait.left()):
+                self._change_pods(record, claim)
+        return True
+
+    def serve_again(self, uid: ClaimUid) -> None:
+        """Have the MPS agent serve what it does not know any more of a prepared claim."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(uid)
+            if record is None or not record.completed:
+                return
+            for space in record.spaces:
+                served = self._node.serve(space)
+                if served.pipe_directory not in (record.spec or ""):
+                    # Containers keep what they were given, and a restarted one gets it again.
+                    log.error(
+                        "a claim is served in another directory than its containers know: its "
+                        "pods have to be created again",
+                        extra={"claim": str(record.claim), "directory": served.pipe_directory},
+                    )
+
+    def end_unknown(self, space: MpsNamespace) -> None:
+        """Have the MPS agent end *space*, which no record is of; not beside a prepare of its
+        claim."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([space.claim], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(space.claim)
+            if record is None or space.name not in {one.name for one in record.spaces}:
+                self._node.restore(RemoveMpsNamespace(space.name))
+
+    def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
+        """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,
+        and what it answers recorded; not at all, where it is not prepared any more."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.record(uid)
+            if record is None or not record.completed:
+                return
+            with self._locks.gpus.hold(record.gpus, wait.left()):
+                if (after := act(record)) != record:
+                    self._ledger.write(after)
+
+    def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
+        """Have *act* done to these GPUs, each said by its name and its UUID, while no claim can
+        come to them. False: nothing was done, because a claim holds one, or may by a record that
+        cannot be read.
+
+        Who only looks on is no reason to wait.
+        """
+        wait = CallDeadline(self._waits)
+        with self._turn(wait.left()), self._locks.gpus.hold(gpus, wait.left()):
+            holdings = (h for record in self._ledger.records() for h in record.holdings)
+            if any(not h.admin and {h.of_gpu, gpu_name_of(h.device)} & set(gpus) for h in holdings):
+                return False
+            if any(aside.may_hold(gpu) for aside in self._ledger.set_aside() for gpu in gpus):
+                return False
+            act()
+        return True
+
+    def _change_pods(self, record: ClaimRecord, claim: Claim) -> None:
+        """Record, act, record. The limit of a pod that left goes once none of its containers is
+        known to have been given the claim (``dra_driver.plugin.memory.pod_limits``); as long as
+        they are
+        ending, it is of the claim's pods.
+        """
+        both = tuple(sorted({*record.pods, *claim.pods}))
+        left = tuple(pod for pod in record.pods if pod not in claim.pods)
+        ending = self._users.still_using(claim.ref.uid, left) if left else ()
+        after = replace(record, pods=tuple(sorted({*claim.pods, *ending})))
+        if after == record:
+            return
+        self._ledger.write(replace(record, pods=both))
+        others = self._ledger.neighbours(record.claim.uid, record.gpus)
+        for step in memory_limit_steps(after, others):
+            self._node.carry_out(step)
+        self._ledger.write(after)

@@ -1,0 +1,303 @@
+"""The order of effects for one claim: record, act, record; and the same road back.
+
+Killed at any instruction, the next start (``recover``) finds a claim either prepared or not.
+"""
+
+import itertools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from cdi import Spec
+from dra_driver.base.deadlines import CallDeadline, CallTimeouts
+from dra_driver.base.errors import (
+    ApiServerError,
+    ClaimRecordLost,
+    DeviceHeldByClaim,
+    DriverError,
+    NodeError,
+)
+from dra_driver.base.files import disk_call
+from dra_driver.base.threads import in_parallel
+from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
+from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
+from dra_driver.model.offer import Offer
+from dra_driver.model.records import ClaimRecord
+from dra_driver.model.steps import CreatePartition, ServeMpsNamespace
+from dra_driver.plan.mig.claims import with_created
+from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
+from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
+from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
+from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
+from dra_driver.plan.prepare.sharing import with_decoded_configs
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.partitions import ClaimPartitions
+from dra_driver.plugin.claims.planner import ClaimPods, Planner
+from dra_driver.plugin.claims.prepared_claims import ClaimLocks, PreparedClaims
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.25  # another process may end the holder's claim; nobody tells us then
+
+
+class Preparer:
+    """Makes claims usable on this node, and unusable again; one call at a time for each claim."""
+
+    def __init__(
+        self, names: DriverIdentity, tools: PrepareDependencies, waits: CallTimeouts | None = None
+    ) -> None:
+        self._names = names
+        self._node = tools.node
+        self._claims = tools.claims
+        self._ledger = tools.ledger
+        self._files = tools.files
+        self._turn = tools.turn
+        self._changed = tools.changed
+        self._users = tools.users
+        self._pods = ClaimPods(tools.pods, tools.ledger)
+        self._partitions = ClaimPartitions(tools.node)
+        self._planner = Planner(tools, names.pool, self._partitions)
+        self._waits = waits or CallTimeouts()
+        self._locks = ClaimLocks()
+        self.upkeep: Final = PreparedClaims(tools, self._locks, self._waits)
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
+        """Make the claim's devices usable on this node. Asking again changes nothing."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([ref.uid], wait.left()):
+            try:
+                claim = self._claims.read(ref)
+            except ApiServerError:
+                with self._turn(wait.left()):
+                    if (done := self._completed(ref)) is not None:
+                        return done
+                raise
+            # Whoever can create a claim says how long it takes to read: nobody waits for that.
+            prepared = self._prepare_when_free(with_decoded_configs(claim), wait)
+        self._changed(self._ledger.known(ref.uid))
+        return prepared
+
+    def unprepare(self, ref: ClaimRef) -> None:
+        """Take back what *ref* was given. That there is nothing to take back is success."""
+        self.take_back_if(ref, lambda: True)
+
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
+        """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._known(ref)
+            with self._locks.gpus.hold(_gpus(record), wait.left()):
+                if not gone():
+                    return False
+                self._take_back(record or ClaimRecord(ref, ()))
+        self._changed(record)
+        return True
+
+    def recover(self) -> None:
+        """Bring files and ledger together: at start, and after another process had the turn.
+
+        Claims whose preparation was cut short are taken back; a completed claim gets its files
+        again where they are gone (a cleared /var/run); files of no claim are removed. What fails
+        waits for the next time: a *started* record goes on holding its devices. To be called while
+        this process has the turn. NodeError: the ledger itself cannot be read.
+        """
+        self._ledger.reload()
+        for record in self._ledger.records():
+            if record.completed:
+                self._quietly(record, partial(self._completed, record.claim))
+            else:
+                facts = _facts(record)
+                log.warning("taking back a claim whose preparation was cut short", extra=facts)
+                self._quietly(record, partial(self._take_back, record))
+        try:
+            self._remove_orphans()
+        except NodeError as e:
+            log.warning("cannot clear up CDI files yet", extra={"error": str(e)})
+
+    def restore(self) -> None:
+        """Give completed claims their files again, where somebody removed them."""
+        with self._turn(self._waits.all):
+            lacking = [record for record in self._ledger.records() if self._lacks_files(record)]
+        for record in lacking:
+            self._quietly(record, partial(self._restore, record.claim))
+
+    def put_back(self) -> bool:
+        """Try to put back settings of GPUs of claims that were let go without. Whether some were:
+        their GPUs can be offered again."""
+        return self._node.put_back()
+
+    def _restore(self, ref: ClaimRef) -> None:
+        """Not beside its unprepare: that removes files before it forgets the claim."""
+        wait = CallDeadline(self._waits)
+        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
+            record = self._ledger.known(ref.uid)
+            if record is not None and self._lacks_files(record):
+                self._completed(ref)
+
+    def _known(self, ref: ClaimRef) -> ClaimRecord | None:
+        """All that is known of a claim, also where its record cannot be read."""
+        return self._ledger.known(ref.uid) or self._ledger.leftover(ref.uid)
+
+    def _lacks_files(self, record: ClaimRecord) -> bool:
+        return record.completed and not self._files.exist(record)
+
+    def _remove_orphans(self) -> None:
+        self._files.sweep()
+        known = {record.claim.uid for record in self._ledger.records()}
+        known |= {aside.uid for aside in self._ledger.set_aside()}
+        for uid in sorted(self._files.claims()):
+            if uid not in known:
+                log.warning("removing files of no claim", extra={"uid": uid})
+                self._files.remove(uid)
+
+    def _completed(self, ref: ClaimRef) -> Sequence[PreparedDevice] | None:
+        """The recorded answer, with the files that it promises: what is lost is written again.
+
+        An error is no reason to take anything back: pods may be using it.
+        """
+        try:
+            record = self._ledger.record(ref.uid)
+        except ClaimRecordLost as e:
+            log.warning("recording a claim again", extra={"claim": str(ref), "error": str(e)})
+            record = self._recorded_again(ref)
+        if record is None or record.prepared is None:
+            return None
+        self._files.restore(record)
+        return record.prepared
+
+    def _recorded_again(self, ref: ClaimRef) -> ClaimRecord | None:
+        if (known := self._ledger.known(ref.uid)) is None:
+            return None
+        record = self._files.found(known)
+        self._ledger.write(record)
+        return record
+
+    def _prepare_when_free(self, claim: Claim, wait: CallDeadline) -> Sequence[PreparedDevice]:
+        wanted = self._planner.wanted(claim)
+        pods: ClaimPodSpecs | None = None
+        while True:
+            try:
+                with self._turn(wait.left()):
+                    known = self._known(claim.ref)
+                    with self._locks.gpus.hold(wanted | _gpus(known), wait.left()):
+                        return self._prepare(claim, wanted, pods)
+            except PodsNeeded as e:
+                pods = self._pods.read(claim, why=str(e))  # the turn and the locks are free
+            except DeviceHeldByClaim:
+                # The turn and the locks are free meanwhile: the holder's unprepare needs them.
+                if not wait.hands_over():
+                    raise
+                self._ledger.wait_for_change(_POLL_SECONDS)
+
+    def _prepare(
+        self, claim: Claim, wanted: Collection[str], pods: ClaimPodSpecs | None
+    ) -> Sequence[PreparedDevice]:
+        known = self._ledger.known(claim.ref.uid)
+        if known is not None and _is_of(known, claim) and self._partitions.are_there(known):
+            done = self._completed(claim.ref)
+            if done is not None:
+                return done
+        offer = self._planner.offer(
+            claim
+        )  # while the claim holds its GPU, that is offered as it was
+        if known is not None:
+            self._take_back(known)  # begun and not completed, or allocated anew since
+        plan = self._planned(claim, offer, wanted, pods)
+        documents = self._documents(plan)  # they may be refused: before anything is done
+        self._ledger.write(plan.record)
+        begun: set[CreatePartition] = set()
+        try:
+            self._pods.refuse_two_servers(plan.record, pods)  # others may have come meanwhile
+            self._carry_out(plan.record, begun)
+            if instances := self._partitions.of(plan):
+                plan = plan.settled(instances)
+                self._ledger.write(plan.record)  # after a crash they can be told from others
+                documents = self._documents(plan)
+            spec = self._render(plan, documents, self._serve(plan.record))
+            text = self._files.write(claim.ref.uid, spec, documents)
+            prepared = prepared_devices(plan, self._names.driver)
+            self._ledger.write(
+                replace(plan.record, prepared=prepared, spec=text, documents=tuple(documents))
+            )
+        except (DriverError, PodsNeeded):
+            # The first error is reported.
+            self._quietly(plan.record, partial(self._give_up, plan.record, begun))
+            raise
+        return prepared
+
+    def _planned(
+        self, claim: Claim, offer: Offer, wanted: Collection[str], pods: ClaimPodSpecs | None
+    ) -> ClaimPlan:
+        plan = self._planner.plan(claim, offer, wanted, pods)
+        self._pods.refuse_two_servers(plan.record, pods)
+        return plan
+
+    def _documents(self, plan: ClaimPlan) -> Sequence[MetadataDocument]:
+        return metadata_documents(plan, self._names.driver, self._files.metadata_directory)
+
+    def _carry_out(self, record: ClaimRecord, begun: set[CreatePartition]) -> None:
+        """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
+        rest = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
+        carry_out = partial(self._partitions.carry_out, begun=begun)
+        for _, alike in itertools.groupby(rest, key=type):
+            in_parallel(carry_out, tuple(alike))
+
+    def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
+        """What the clients of MPS can use."""
+        return {one.space.name: one for one in in_parallel(self._node.serve, record.spaces)}
+
+    def _render(
+        self,
+        plan: ClaimPlan,
+        documents: Sequence[MetadataDocument],
+        served: Mapping[MpsNamespaceName, ServedNamespace],
+    ) -> Spec:
+        minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
+        gets = container_devices(plan, documents, served)
+        capabilities = tuple(sorted({name for one in gets for name in one.capabilities}))
+        nodes = self._node.device_files(minors, capabilities)
+        with disk_call("look for the driver's files"):
+            host = CdiHost(self._node.driver_files(), nodes, self._names.hook)
+        return claim_spec(plan.claim.ref, gets, host, self._names.driver)
+
+    def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
+        left = with_created(record, begun)
+        if left != record:  # written first: the next start does not ask what was not begun
+            self._quietly(left, partial(self._ledger.write, left))  # the disk may be full
+        self._take_back(left)
+
+    def _take_back(self, record: ClaimRecord) -> None:
+        """Not while a process uses the claim (InUse): a limit holds as long as that runs."""
+        self._users.refuse_while_used(record)
+        steps = undo_steps(record, self._ledger.neighbours(record.claim.uid, record.gpus))
+        if steps and record.completed:
+            self._ledger.end(record)
+        for step in steps:
+            self._node.restore(step)
+        self._files.remove(record.claim.uid)
+        self._ledger.forget(record.claim.uid)
+
+    def _quietly(self, record: ClaimRecord, act: Callable[[], object]) -> None:
+        """What does not work now is tried again at the next occasion."""
+        try:
+            act()
+        except DriverError as e:
+            log.warning("cannot bring a claim into order yet", extra=_facts(record, e))
+
+
+def _gpus(record: ClaimRecord | None) -> frozenset[str]:
+    return record.gpus if record else frozenset()
+
+
+def _is_of(record: ClaimRecord, claim: Claim) -> bool:
+    """Whether *record* is of what *claim* is allocated now; a claim can be allocated anew."""
+    recorded = {(h.device, h.share, h.admin) for h in record.holdings}
+    return recorded == {(a.device, a.share, a.admin) for a in claim.allocations}
+
+
+def _facts(record: ClaimRecord, error: DriverError | None = None) -> dict[str, str]:
+    facts = {"claim": str(record.claim), "uid": str(record.claim.uid)}
+    return facts | {"error": str(error)} if error else facts

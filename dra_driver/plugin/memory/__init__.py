@@ -1,0 +1,1 @@
+"""Watches and limits the GPU memory that claims use."""

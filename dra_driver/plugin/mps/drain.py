@@ -1,0 +1,264 @@
+"""Ends the clients of pods that are being deleted, in time and in order.
+
+A server ends a client when its work in flight is done. The kubelet does not wait for that, and what
+it kills on the GPU takes its neighbours along. So this is done shortly before the kubelet does it,
+to those who are still there.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, Protocol
+
+from dra_driver.base.errors import ApiServerError, NotFound
+from dra_driver.base.threads import BackgroundTask, BackgroundTasks
+from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.mps import MpsNamespaceName
+from dra_driver.plan.mps.drain import (
+    PodRead,
+    ReadBudget,
+    TerminatingPod,
+    most_urgent,
+    never_read,
+    terminating_pod,
+)
+
+log = logging.getLogger(__name__)
+
+READS_A_SECOND, READS_AT_ONCE = 1.5, 8.0  # of pods; every node of a cluster does this
+_SOONEST_SECONDS: Final = 0.05
+_TOGETHER_SECONDS: Final = 2.0  # reads that are due so close together wait for each other
+_LEFT_SECONDS: Final = 5.0  # between two tries at what does not end, though its time is over
+_AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, or a try is repeated
+
+
+class DrainPodSource(Protocol):
+    """Where pods are read from; ``dra_driver.k8s.pods``."""
+
+    def glance(self, namespace: str, name: str) -> PodSpec: ...
+
+
+class MpsClientTerminator(Protocol):
+    """Who ends clients; ``dra_driver.node.mps.agent_client``."""
+
+    def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None: ...
+
+
+class MpsDrainMetrics(Protocol):
+    """Who counts; ``dra_driver.plugin.metrics``."""
+
+    def mps_drained(self, clients: int) -> None: ...
+    def mps_late_looks(self, pods: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PodMpsClients:
+    """The clients of one space that are of one pod."""
+
+    claim: ClaimRef
+    pod: Pod
+    space: MpsNamespaceName
+    pids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _DrainState:
+    """What was found out about a pod, and when."""
+
+    glance: PodRead
+    ending: TerminatingPod | None = None
+    ended: frozenset[int] = field(default_factory=frozenset)  # the clients that servers ended
+
+
+class MpsDrain:
+    """Looks at the pods that have clients; one thread at a time may ``look``.
+
+    What takes time, reading pods and ending clients, is done beside it: a pod whose time has come
+    waits for nobody.
+    """
+
+    def __init__(
+        self,
+        pods: DrainPodSource,
+        agent: MpsClientTerminator,
+        errands: BackgroundTasks,
+        observer: MpsDrainMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pods = pods
+        self._agent = agent
+        self._errands = errands
+        self._observer = observer
+        self._clock = clock
+        self._known: dict[PodUid, _DrainState] = {}
+        self._lock = threading.Lock()  # of what is known: threads of errands write it
+        now = self._clock()
+        self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, now)  # of the reads
+        self._late = False
+        self._error = ""
+        self.on_ending: Callable[[], None] = lambda: None  # have ``look`` done soon
+        self.on_read: Callable[[PodSpec], None] = lambda spec: None
+
+    def look(self, wanted: Sequence[PodMpsClients]) -> float | None:
+        """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
+        known = self._follow({one.pod.uid for one in wanted})
+        self._end_due(wanted, known)
+        self._read_due(wanted, known)
+        known = self._now_known()
+        self._end_due(wanted, known)
+        return min((self._until(known[one.pod.uid]) for one in wanted), default=None)
+
+    def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _DrainState]:
+        """Begin with pods that are new; one without clients is forgotten when it would be due."""
+        now = self._clock()
+        new = _DrainState(never_read(now))
+        with self._lock:
+            kept = {
+                uid: one
+                for uid, one in self._known.items()
+                if uid in users or not one.glance.is_due(now)
+            }
+            self._known = dict.fromkeys(users, new) | kept
+            return dict(self._known)
+
+    def _now_known(self) -> Mapping[PodUid, _DrainState]:
+        with self._lock:
+            return dict(self._known)
+
+    def _change(self, uid: PodUid, change: Callable[[_DrainState], _DrainState]) -> None:
+        with self._lock:
+            if uid in self._known:
+                self._known[uid] = change(self._known[uid])
+
+    # Reading pods
+
+    def _read_due(
+        self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
+    ) -> None:
+        pods = {one.pod.uid: one for one in wanted}
+        glances = {uid: known[uid].glance for uid in sorted(pods)}
+        due = most_urgent(glances, self._clock(), READS_A_SECOND)
+        if due:
+            read = partial(self._read_pods, [pods[uid] for uid in due])
+            self._errands.go("pods", [BackgroundTask("pods of MPS clients", read, _AGAIN_SECONDS)])
+        elif not pods and self._late:
+            self._in_time()
+
+    def _read_pods(self, due: Sequence[PodMpsClients]) -> None:
+        """As many as there may be; where one cannot be read, no more."""
+        for place, one in enumerate(due):
+            self._budget = self._budget.by(self._clock())
+            if not self._budget.allows:
+                self._put_off(due[place:])
+                return
+            self._budget = self._budget.spent()
+            try:
+                self._read(one)
+            except ApiServerError as error:
+                self._warn(str(error))
+                return
+        self._error = ""
+        self._in_time()
+
+    def _read(self, one: PodMpsClients) -> None:
+        now = self._clock()
+        try:
+            spec = self._pods.glance(one.claim.namespace, one.pod.name)
+        except ApiServerError as error:
+            self._change(one.pod.uid, lambda its: replace(its, glance=replace(its.glance, at=now)))
+            if not isinstance(error, NotFound):
+                raise
+            return
+        glance = PodRead(now, spec.grace_seconds)
+        deletion = spec.deletion if spec.uid == one.pod.uid else None
+
+        def change(its: _DrainState) -> _DrainState:
+            undeleted_at = its.glance.at if its.glance.seen else None
+            return replace(
+                its, glance=glance, ending=terminating_pod(deletion, now, undeleted_at, its.ending)
+            )
+
+        self._change(one.pod.uid, change)
+        self.on_read(spec)
+        if deletion is not None:
+            self.on_ending()
+
+    def _warn(self, error: str) -> None:
+        if error != self._error:
+            facts = {"error": error}
+            log.warning("it cannot be seen which pods of MPS clients end", extra=facts)
+        self._error = error
+
+    def _put_off(self, due: Sequence[PodMpsClients]) -> None:
+        """These have to wait. That is no harm unless it is for too long."""
+        now, known = self._clock(), self._now_known()
+        waiting = (known[one.pod.uid] for one in due if one.pod.uid in known)
+        late = sum(its.glance.is_late(now) for its in waiting)
+        self._observer.mps_late_looks(late)
+        if late and not self._late:
+            self._late = True
+            facts = {"pods": len(known), "reads_a_second": READS_A_SECOND}
+            log.warning(
+                "too many pods have MPS clients to look at each within its grace period: those "
+                "with a short one may be killed with work on the GPU",
+                extra=facts,
+            )
+
+    def _in_time(self) -> None:
+        self._observer.mps_late_looks(0)
+        if self._late:
+            log.info("pods with MPS clients are looked at in time again")
+        self._late = False
+
+    # Ending clients
+
+    def _end_due(
+        self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
+    ) -> None:
+        now = self._clock()
+        for one in wanted:
+            its = known[one.pod.uid]
+            if its.ending is None or now < its.ending.due_at:
+                continue
+            if pids := one.pids - its.ended:
+                name = f"drain {one.pod.name} of {one.claim} ({one.space})"
+                end = partial(self._end, one, pids)
+                self._errands.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
+
+    def _end(self, one: PodMpsClients, pids: frozenset[int]) -> None:
+        """On a thread of its own: a server waits for what its clients have in flight."""
+        self._agent.terminate(one.space, pids)
+        self._change(one.pod.uid, lambda its: replace(its, ended=its.ended | pids))
+        self._observer.mps_drained(len(pids))
+        facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(pids)}
+        log.info("ended the MPS clients of a pod that is being deleted", extra=facts)
+
+    def end_now(self, wanted: Sequence[PodMpsClients]) -> None:
+        """End these clients at once, though nobody deletes their pods: they may not be here."""
+        for one in wanted:
+            name = f"keep {one.pod.name} out of {one.claim} ({one.space})"
+            self._errands.go(
+                name, [BackgroundTask(name, partial(self._keep_out, one), _AGAIN_SECONDS)]
+            )
+
+    def _keep_out(self, one: PodMpsClients) -> None:
+        self._agent.terminate(one.space, one.pids)
+        facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(one.pids)}
+        log.warning("ended MPS clients of a pod that the profile keeps out", extra=facts)
+
+    # When to come back
+
+    def _until(self, its: _DrainState) -> float:
+        now = self._clock()
+        left = its.glance.at + its.glance.interval - now
+        read_in = max(left, min(_TOGETHER_SECONDS, its.glance.interval / 2))
+        if its.ending is None:
+            return read_in
+        if now >= its.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
+            return _LEFT_SECONDS
+        due_in = its.ending.due_at - now
+        return min(read_in, max(_SOONEST_SECONDS, due_in) if due_in > 0 else _AGAIN_SECONDS)

@@ -1,0 +1,257 @@
+"""Tells pods that joined a prepared claim under MPS of containers that it does not serve.
+
+The kubelet asks nothing about such pods, so nothing can be refused: their containers run, beside
+their MPS server or on another one than they think. Whom the profile keeps out of MPS is said here
+too, to have its clients ended.
+
+Finds processes of claims under MPS that go past it, and tells their pods.
+
+Such a process runs without an error and without a limit, so nobody else would notice.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from dra_driver.base.errors import NotFound
+from dra_driver.base.threads import BackgroundTask, BackgroundTasks
+from dra_driver.k8s.claims import ClaimUid, PodUid
+from dra_driver.k8s.events import Event, PodRef
+from dra_driver.k8s.pods import PodSpec
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsStatus
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.memory.usage import MemoryShare, PodClaims, pod_claims
+from dra_driver.plan.mps.containers import (
+    JoinedPod,
+    RequestedDevice,
+    pods_to_check,
+    requested_devices,
+    tenant_violations,
+    unusable_devices,
+)
+from dra_driver.plan.mps.drain import ReadBudget
+from dra_driver.plan.mps.usage import (
+    BypassingProcess,
+    ClaimNamespace,
+    bypass_message,
+    bypass_subject,
+    bypassing_processes,
+    claim_namespaces,
+    confirmed_bypasses,
+    mps_memory_shares,
+    pod_not_served_message,
+)
+from dra_driver.plugin.process_owners import ProcessReport
+
+log = logging.getLogger(__name__)
+
+
+class ProcessOwnersSource(Protocol):
+    """Who is on GPUs; ``dra_driver.plugin.process_owners``."""
+
+    def look(
+        self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
+    ) -> ProcessReport: ...
+
+
+class MpsBypassEvents(Protocol):
+    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
+
+    def tell(self, event: Event) -> None: ...
+
+
+class MpsBypassDetector:
+    """Remembers who was seen since when: a process may only be about to connect."""
+
+    def __init__(
+        self,
+        users: ProcessOwnersSource,
+        events: MpsBypassEvents,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._users = users
+        self._events = events
+        self._clock = clock
+        self._since: Mapping[BypassingProcess, float] = {}
+        self._told: frozenset[BypassingProcess] = frozenset()
+        self._failed: Mapping[GpuUuid, str] = {}
+
+    def look(
+        self, records: Sequence[ClaimRecord], spaces: Sequence[ClaimNamespace], status: MpsStatus
+    ) -> frozenset[BypassingProcess]:
+        """Those that had the time to connect and did not. One that is new is told of."""
+        shares = mps_memory_shares(records, spaces)
+        pods = pod_claims(records)
+        looked = self._users.look(shares, pods) if shares else ProcessReport()
+        pods = {**pods, **looked.joined}
+        self._warn(looked.failed)
+        now = self._clock()
+        found = bypassing_processes(looked.looks, spaces, status)
+        # Of a GPU that does not answer this time, what was seen the last time stands.
+        kept = {stray for stray in self._since if stray.gpu in looked.failed}
+        self._since = {stray: self._since.get(stray, now) for stray in found | kept}
+        sure = confirmed_bypasses(self._since, now)
+        known_as = {gpu: name for one in spaces for gpu, name in one.known_as.items()}
+        for stray in sorted(sure - self._told, key=lambda one: (one.process, one.gpu)):
+            self._tell(stray, pods, known_as.get(stray.gpu, stray.gpu))
+        self._told = sure
+        return sure
+
+    def _tell(self, stray: BypassingProcess, pods: Mapping[PodUid, PodClaims], gpu: str) -> None:
+        holder = pods.get(stray.process.pod)
+        if holder is None:  # its claims are gone since; so will it be
+            return
+        claims = ", ".join(map(str, stray.claims))
+        facts = {"pid": stray.process.pid, "gpu": stray.gpu, "claim": claims}
+        log.warning("a process of a claim under MPS goes past it", extra=facts)
+        pod = PodRef(holder.namespace, holder.name, stray.process.pod)
+        self._events.tell(
+            Event(pod, "MPSNotUsed", bypass_subject(stray), bypass_message(stray, gpu))
+        )
+
+    def _warn(self, failed: Mapping[GpuUuid, str]) -> None:
+        for gpu, why in failed.items():
+            if self._failed.get(gpu) != why:
+                facts = {"gpu": gpu, "error": why}
+                log.warning("it cannot be seen who goes past MPS", extra=facts)
+        self._failed = failed
+
+
+READS_A_SECOND, READS_AT_ONCE = 0.5, 4.0  # of pods; every node of a cluster does this
+_AGAIN_SECONDS: Final = 30.0  # after one could not be read
+
+
+class JoinedPodSource(Protocol):
+    """Where pods are read from; ``dra_driver.k8s.pods``."""
+
+    def read(self, namespace: str, name: str) -> PodSpec: ...
+    def glance(self, namespace: str, name: str) -> PodSpec: ...
+
+
+class ClaimRecordReader(Protocol):
+    """What claims were given; ``dra_driver.node.state.ledger``."""
+
+    def record(self, uid: ClaimUid) -> ClaimRecord | None: ...
+
+
+class UnservedPodEvents(Protocol):
+    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
+
+    def tell(self, event: Event) -> None: ...
+
+
+class UnservedPods:
+    """Reads each pod once, beside whoever looks, and is told of changes that others saw; one thread
+    at a time may ``look``."""
+
+    def __init__(
+        self,
+        ledger: ClaimRecordReader,
+        pods: JoinedPodSource,
+        events: UnservedPodEvents,
+        errands: BackgroundTasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._pods = pods
+        self._events = events
+        self._errands = errands
+        self._clock = clock
+        self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, clock())
+        self._specs: Mapping[PodUid, PodSpec | None] = {}  # None: it is gone
+        self._given: Mapping[ClaimUid, Sequence[RequestedDevice]] = {}
+        self._changed = False  # what is known of a pod, since the last look
+        self._lock = threading.Lock()  # of these three: the threads of errands write them
+        self._told: frozenset[tuple[PodUid, str]] = frozenset()
+        self._settled: Sequence[ClaimRecord] | None = None  # the records of which all is told
+        self._kept_out: frozenset[tuple[ClaimUid, PodUid]] = frozenset()
+
+    def look(self, records: Sequence[ClaimRecord]) -> None:
+        """Costs nothing as long as nothing changes: *records* are the same object then."""
+        with self._lock:
+            changed, self._changed = self._changed, False
+        if records is self._settled and not changed:
+            return
+        joined = pods_to_check(records)
+        self._forget_all_but(joined)
+        if new := [one for one in joined if not self._knows(one)]:
+            name = "pods that joined claims under MPS"
+            self._errands.go(name, [BackgroundTask(name, partial(self._read, new), _AGAIN_SECONDS)])
+        told, out = set(), set()
+        known = [one for one in joined if self._knows(one)]
+        for one in known:
+            if spec := self._specs[one.pod.uid]:
+                uid = one.record.claim.uid
+                told |= self._tell(one, unusable_devices(one, spec, self._given[uid], records))
+                out |= {(uid, spec.uid)} if tenant_violations(one, spec) else set()
+        self._told, self._kept_out = frozenset(told), frozenset(out)
+        self._settled = records if len(known) == len(joined) else None
+
+    def saw(self, spec: PodSpec) -> None:
+        """Somebody read a pod, for another reason: ephemeral containers come while it runs."""
+        with self._lock:
+            known = self._specs.get(spec.uid)
+            if known is not None and known.containers != spec.containers:
+                self._specs = {**self._specs, spec.uid: spec}
+                self._changed = True
+
+    def keeps_out(self, claim: ClaimUid, pod: PodUid) -> bool:
+        """Whether the profile does not let the pod use the claim, as far as its spec was read."""
+        return (claim, pod) in self._kept_out
+
+    def _knows(self, one: JoinedPod) -> bool:
+        return one.pod.uid in self._specs and one.record.claim.uid in self._given
+
+    def _forget_all_but(self, joined: Sequence[JoinedPod]) -> None:
+        pods = {one.pod.uid for one in joined}
+        claims = {one.record.claim.uid for one in joined}
+        with self._lock:
+            self._specs = {uid: spec for uid, spec in self._specs.items() if uid in pods}
+            self._given = {uid: its for uid, its in self._given.items() if uid in claims}
+
+    def _tell(self, one: JoinedPod, problems: Sequence[str]) -> set[tuple[PodUid, str]]:
+        """Once for each pod and claim, as long as it is the same."""
+        if not problems:
+            return set()
+        claim = one.record.claim
+        message = pod_not_served_message(claim_namespaces([one.record]), problems)
+        if (one.pod.uid, message) not in self._told:
+            facts = {"claim": str(claim), "pod": one.pod.name, "problems": list(problems)}
+            log.warning("a pod that joined a claim is not served by its MPS server", extra=facts)
+            pod = PodRef(claim.namespace, one.pod.name, one.pod.uid)
+            self._events.tell(Event(pod, "MPSNotServed", str(claim), message))
+        return {(one.pod.uid, message)}
+
+    def _read(self, new: Sequence[JoinedPod]) -> None:
+        """As many pods as may be read; the others at the next look."""
+        for one in new:
+            claim, pod = one.record.claim, one.pod.uid
+            if claim.uid not in self._given:
+                record = self._ledger.record(claim.uid)
+                with self._lock:
+                    self._given = {
+                        **self._given,
+                        claim.uid: requested_devices(record) if record else (),
+                    }
+            if pod not in self._specs:
+                self._budget = self._budget.by(self._clock())
+                if not self._budget.allows:
+                    return
+                self._budget = self._budget.spent()
+                spec = self._read_pod(one)
+                with self._lock:
+                    self._specs = {**self._specs, pod: spec}
+
+    def _read_pod(self, one: JoinedPod) -> PodSpec | None:
+        """One that has just come may not be in the API server's memory yet."""
+        for read in (self._pods.glance, self._pods.read):
+            with contextlib.suppress(NotFound):
+                spec = read(one.record.claim.namespace, one.pod.name)
+                if spec.uid == one.pod.uid:
+                    return spec
+        return None

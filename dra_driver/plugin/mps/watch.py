@@ -1,0 +1,368 @@
+"""Looks after MPS while claims use it: who is not served, not limited, cut off, or about to end.
+
+The MPS agent keeps servers alive; here is what only the plugin knows: which claims there are, whose
+pods they have, and what runs on the GPUs.
+
+Finds MPS servers over MIG instances that are not there any more, and ends them.
+
+A daemon of protocol 2 does not notice: it goes on, and every program that comes to it fails. The
+pods are told by ``plugin.mig.lost_instances``.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import BackgroundTask, BackgroundTasks, Loop
+from dra_driver.k8s.claims import ClaimUid, PodUid
+from dra_driver.k8s.events import Event, PodRef
+from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsServerRestart, MpsStatus
+from dra_driver.model.processes import GpuProcess
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.plan.mps.usage import (
+    ClaimMpsUsage,
+    ClaimNamespace,
+    NamespaceClients,
+    agent_down_message,
+    claim_namespaces,
+    last_restart,
+    mps_usages,
+    namespace_clients,
+    new_restarts,
+    orphaned_namespaces,
+    server_for,
+    server_restarted_message,
+    unserved_claims,
+)
+from dra_driver.plugin import process_owners
+from dra_driver.plugin.claims import partitions
+from dra_driver.plugin.claims.dependencies import ClaimChanged
+from dra_driver.plugin.claims.partitions import InstanceReader, instance_at
+from dra_driver.plugin.mps import drain, unserved
+from dra_driver.plugin.mps.drain import MpsDrain, PodMpsClients
+from dra_driver.plugin.mps.unserved import MpsBypassDetector, MpsBypassEvents, UnservedPods
+from dra_driver.plugin.process_owners import ContainerClaimsCache, ContainerFinder, ProcessOwners
+
+log = logging.getLogger(__name__)
+
+_RELEASE_AGAIN_SECONDS: Final = 30.0  # after a space could not be ended
+
+
+class MpsReleaser(Protocol):
+    """Who serves; ``dra_driver.node.mps.agent_client``."""
+
+    def release(self, name: MpsNamespaceName) -> None: ...
+
+
+class LostMpsInstances:
+    """Remembers whose instance is gone. One thread at a time may ``look``."""
+
+    def __init__(self, node: InstanceReader, agent: MpsReleaser, errands: BackgroundTasks) -> None:
+        self._node = node
+        self._agent = agent
+        self._errands = errands
+        self._gone: frozenset[MpsNamespaceName] = frozenset()
+
+    def look(
+        self, spaces: Iterable[ClaimNamespace], status: MpsStatus
+    ) -> frozenset[MpsNamespaceName]:
+        """The spaces of prepared claims whose instance is gone; what is served of them is ended."""
+        gone = [one for one in spaces if one.completed and self._is_gone(one)]
+        self._gone = frozenset(one.space.name for one in gone)
+        self._end([one for one in gone if server_for(one.space.name, status) is not None])
+        return self._gone
+
+    def _is_gone(self, one: ClaimNamespace) -> bool:
+        """Of a GPU that does not answer, what was seen the last time stands."""
+        if one.over is None:
+            return False
+        gpu, instance = one.over
+        try:
+            found = instance_at(self._node, gpu, instance.key)
+        except NodeError as e:
+            log.debug("an instance cannot be looked for", extra={"gpu": gpu, "error": str(e)})
+            return one.space.name in self._gone
+        return found is None or found.uuid != instance.uuid
+
+    def _end(self, served: Sequence[ClaimNamespace]) -> None:
+        if served:
+            errands = [self._ending(one.space.name) for one in served]
+            self._errands.go("instances that are gone", errands)
+
+    def _ending(self, name: MpsNamespaceName) -> BackgroundTask:
+        release = partial(self._agent.release, name)
+        return BackgroundTask(
+            f"end space {name}, whose instance is gone", release, _RELEASE_AGAIN_SECONDS
+        )
+
+
+_LOOK_SECONDS: Final = 5.0
+_SERVE_AGAIN_SECONDS: Final = 30.0  # before a claim that could not be served again is tried again
+_DOWN_SECONDS: Final = 60.0  # an agent that is replaced is back sooner
+
+
+class WatchedMpsAgent(drain.MpsClientTerminator, MpsReleaser, Protocol):
+    """Who serves; ``dra_driver.node.mps.agent_client``."""
+
+    def status(self) -> MpsStatus: ...
+
+
+class MpsLedger(unserved.ClaimRecordReader, Protocol):
+    """What claims hold; ``dra_driver.node.state.ledger``."""
+
+    def records(self) -> tuple[ClaimRecord, ...]: ...
+    def set_aside(self) -> tuple[DamagedRecord, ...]: ...
+
+
+class MpsPreparedClaims(Protocol):
+    """Who puts right what is served; ``dra_driver.plugin.claims.preparer``. Both look at the
+    ledger again,
+    where nobody else can act on the claim."""
+
+    def serve_again(self, uid: ClaimUid) -> None: ...
+    def end_unknown(self, space: MpsNamespace) -> None: ...
+
+
+class MpsPodSource(drain.DrainPodSource, unserved.JoinedPodSource, Protocol):
+    """Where pods are read from; ``dra_driver.k8s.pods``."""
+
+
+class MpsNode(partitions.InstanceReader, Protocol):
+    """The GPUs of this machine; ``dra_driver.node.gpu_node``."""
+
+    def processes(self, gpu: GpuUuid) -> Sequence[GpuProcess]: ...
+
+
+class MpsWatchMetrics(drain.MpsDrainMetrics, Protocol):
+    """Who counts; ``dra_driver.plugin.metrics``."""
+
+    def mps_agent(self, up: bool) -> None: ...
+    def mps_uses(self, uses: Sequence[ClaimMpsUsage]) -> None: ...
+    def mps_restarted(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDependencies:
+    """What is looked after. *in_charge*: whether no newer process of this plugin runs."""
+
+    agent: WatchedMpsAgent
+    ledger: MpsLedger
+    preparer: MpsPreparedClaims
+    node: MpsNode
+    pods: MpsPodSource
+    events: MpsBypassEvents
+    observer: MpsWatchMetrics
+    in_charge: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClocks:
+    """*steady* for what is between two moments; *epoch* for those that others tell."""
+
+    steady: Callable[[], float] = time.monotonic
+    epoch: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True)
+class MpsChecks:
+    """What a look works with."""
+
+    processes: process_owners.ProcessFinder
+    strays: MpsBypassDetector
+    drain: MpsDrain
+    joined: UnservedPods
+    instances: LostMpsInstances
+    errands: BackgroundTasks
+    clock: MpsClocks
+
+
+@dataclass(slots=True)
+class _AgentOutage:
+    """The agent does not answer."""
+
+    since: float
+    told: bool = False
+
+
+def watch_mps(
+    its: MpsDependencies, known: ContainerFinder, stack: ExitStack, seconds: float = _LOOK_SECONDS
+) -> ClaimChanged:
+    """Begin to look after MPS; *stack* ends that, and leaves what is served as it is.
+
+    The answer is to be called after a claim changed. *seconds*: from one look to the next.
+    """
+    processes, clock, errands = ContainerProcesses(), MpsClocks(), BackgroundTasks()
+    users = ProcessOwners(its.node.processes, processes, ContainerClaimsCache(known))
+    tools = MpsChecks(
+        processes,
+        MpsBypassDetector(users, its.events),
+        MpsDrain(its.pods, its.agent, errands, its.observer, clock.steady),
+        UnservedPods(its.ledger, its.pods, its.events, errands, clock.steady),
+        LostMpsInstances(its.node, its.agent, errands),
+        errands,
+        clock,
+    )
+    watch = MpsWatch(its, tools)
+    loop = Loop("mps-watch", watch.look, seconds)
+    tools.drain.on_ending = loop.soon
+    tools.drain.on_read = tools.joined.saw
+    loop.start()
+    stack.callback(loop.stop)
+
+    def claim_changed(record: ClaimRecord | None) -> None:
+        if record is None or record.spaces:
+            loop.soon()
+
+    return claim_changed
+
+
+class MpsWatch:
+    """One thread at a time may ``look``."""
+
+    def __init__(self, its: MpsDependencies, tools: MpsChecks) -> None:
+        self._its = its
+        self._tools = tools
+        self._seen: tuple[ClaimRecord, ...] = ()  # when it was last looked whether any is under MPS
+        self._wanted = False
+        self._serves = True  # as far as we know: what it served before we came, too
+        self._last: int | None = None
+        self._outage: _AgentOutage | None = None
+        self._sees_pods = False
+
+    def look(self) -> float | None:
+        """One look and what follows from it; the seconds until the next, if that is sooner.
+
+        Without claims under MPS, and with an agent that serves nothing, it does nothing.
+        """
+        if not self._has_work() or not self._its.in_charge():
+            return None
+        try:
+            status = self._its.agent.status()
+        except NodeError as error:
+            self._down(str(error))
+            return None
+        self._up()
+        records = self._its.ledger.records()  # not before the agent: see plan.mps_watch
+        spaces = claim_namespaces(records)
+        self._serves = any(status.spaces())
+        found = namespace_clients(spaces, status, self._pods(status))
+        by_pod = _by_pod(spaces, found)
+        soon = self._tools.drain.look(by_pod)
+        gone = self._tools.instances.look(spaces, status)
+        self._put_right(spaces, gone, status)
+        self._tell_of_restarts(spaces, status.incidents)
+        joined = self._tools.joined
+        joined.look(records)
+        self._tools.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
+        unserved = self._tools.strays.look(records, spaces, status)
+        self._its.observer.mps_uses(mps_usages(spaces, found, unserved))
+        return soon
+
+    def _has_work(self) -> bool:
+        """The ledger gives the same object again where nothing changed."""
+        if (records := self._its.ledger.records()) is not self._seen:
+            self._seen = records
+            self._wanted = any(record.spaces for record in records)
+        return self._wanted or self._serves
+
+    def _pods(self, status: MpsStatus) -> Mapping[int, PodUid]:
+        """Of which pod each client is, as far as that can be seen from here."""
+        processes = self._tools.processes
+        self._sees_pods = self._sees_pods or processes.sees_pods()
+        if not self._sees_pods:
+            return {}
+        pids = {client.pid for server in status.servers for client in server.clients}
+        found = ((pid, processes.find(pid)) for pid in sorted(pids))
+        return {pid: process.pod for pid, process in found if process is not None}
+
+    def _put_right(
+        self,
+        spaces: Sequence[ClaimNamespace],
+        gone: Collection[MpsNamespaceName],
+        status: MpsStatus,
+    ) -> None:
+        preparer = self._its.preparer
+        unreadable = {aside.uid for aside in self._its.ledger.set_aside()}
+        errands = [
+            BackgroundTask(
+                f"serve claim {uid} again", partial(preparer.serve_again, uid), _SERVE_AGAIN_SECONDS
+            )
+            for uid in unserved_claims(
+                (one for one in spaces if one.space.name not in gone), status
+            )
+        ]
+        errands += [
+            BackgroundTask(
+                f"end space {space.name}",
+                partial(preparer.end_unknown, space),
+                _SERVE_AGAIN_SECONDS,
+            )
+            for space in orphaned_namespaces(spaces, status, unreadable)
+        ]
+        if errands:
+            self._tools.errands.go("what is served", errands)
+
+    def _tell_of_restarts(
+        self, spaces: Sequence[ClaimNamespace], incidents: Sequence[MpsServerRestart]
+    ) -> None:
+        for incident in new_restarts(incidents, self._last, self._tools.clock.epoch()):
+            if self._last is not None:  # one that an earlier process counted is no new one
+                self._its.observer.mps_restarted()
+            facts = {"server": incident.server, "reason": incident.reason}
+            log.warning("an MPS server was restarted", extra=facts)
+            for one in spaces:
+                if one.space.name in incident.spaces:
+                    message = server_restarted_message(incident, one)
+                    self._tell(one, "MPSServerRestarted", incident.server, message)
+        self._last = last_restart(incidents)
+
+    def _tell(self, one: ClaimNamespace, reason: str, about: str, message: str) -> None:
+        for pod in one.pods:
+            ref = PodRef(one.claim.namespace, pod.name, pod.uid)
+            self._its.events.tell(Event(ref, reason, f"{about} {one.claim}", message))
+
+    def _up(self) -> None:
+        if self._outage is not None:
+            log.info("the MPS agent answers again")
+        self._outage = None
+        self._its.observer.mps_agent(True)
+
+    def _down(self, error: str) -> None:
+        """Claims go on as they are. That the agent is replaced is no news for their pods."""
+        spaces = claim_namespaces(self._seen)
+        self._its.observer.mps_agent(False)
+        self._its.observer.mps_uses(mps_usages(spaces, None, None))
+        if not spaces and self._last is None:
+            self._serves = False  # it never answered, and nobody needs it
+            return
+        now = self._tools.clock.steady()
+        if self._outage is None:
+            log.warning("the MPS agent of this node does not answer", extra={"error": error})
+            self._outage = _AgentOutage(now)
+        if now - self._outage.since >= _DOWN_SECONDS and not self._outage.told:
+            self._outage.told = True
+            for one in spaces:
+                self._tell(
+                    one, "MPSAgentDown", "agent", agent_down_message(one, _DOWN_SECONDS, error)
+                )
+
+
+def _by_pod(
+    spaces: Sequence[ClaimNamespace], found: Mapping[MpsNamespaceName, NamespaceClients]
+) -> Sequence[PodMpsClients]:
+    """The clients whose pod is known, by claim and pod."""
+    none = NamespaceClients()
+    return [
+        PodMpsClients(one.claim, pod, one.space.name, pids)
+        for one in spaces
+        for pod in one.pods
+        if (pids := found.get(one.space.name, none).of_pods.get(pod.uid))
+    ]

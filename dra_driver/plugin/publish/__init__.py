@@ -1,0 +1,1 @@
+"""Decides which profile is in force and which devices this node offers, and has them published."""

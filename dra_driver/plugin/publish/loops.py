@@ -1,0 +1,174 @@
+"""What is looked at again and again: the GPUs of the node, and the claims in the ledger."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
+from dra_driver.base.threads import Loop
+from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
+from dra_driver.model.gpus import ALL_GPUS, UnavailableGpu
+from dra_driver.model.offer import Offer, PendingChange
+from dra_driver.model.records import ClaimRecord
+from dra_driver.plan.offer.publish import published_counters, published_devices
+from dra_driver.plugin.claims.reconciler import ClaimReconciler
+from dra_driver.plugin.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+_SOON_SECONDS = 1.0
+
+
+class OfferRefresher(Protocol):
+    """What this node offers, after another look at its GPUs."""
+
+    def refresh(self) -> Offer: ...
+
+
+class DeviceScanner:
+    """Looks at the node and says what is to be published when that changed."""
+
+    def __init__(
+        self, offers: OfferRefresher, pool: str, want: Callable[[Pool], None], metrics: Metrics
+    ) -> None:
+        self._offers = offers
+        self._pool = pool
+        self._want = want
+        self._metrics = metrics
+        self._last: Offer | None = None
+        self.error: str | None = None  # why the last look failed
+        self.looked = float("-inf")  # when the last one began that told what to offer
+
+    @property
+    def not_ready(self) -> str | None:
+        """Why this node's GPUs cannot be offered at all now: an update should go no further."""
+        found = self._last.withheld if self._last else ()
+        return self.error or next((w.reason for w in found if w.what == ALL_GPUS), None)
+
+    def look(self) -> float | None:
+        """One look. A node that cannot be looked at keeps what it published.
+
+        Answers with seconds where the next look should be soon: an API server that is away comes
+        back.
+        """
+        began = time.monotonic()
+        try:
+            offer = self._offers.refresh()
+        except SettingsError as e:  # no pod should come here until somebody mends the profile
+            offer = Offer(withheld=(UnavailableGpu(ALL_GPUS, str(e)),))
+        except (NodeError, ApiServerError) as e:
+            if str(e) != self.error:
+                log.warning("cannot tell what to offer", extra={"error": str(e)})
+            self.error = str(e)
+            return _SOON_SECONDS if isinstance(e, ApiServerError) else None
+        self.error = None
+        if offer != self._last:
+            self._tell(offer)
+        self.looked = began
+        return None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a GPU changes its shape as soon as no claim holds it any more."""
+        return bool(self._last and self._last.pending)
+
+    def _tell(self, offer: Offer) -> None:
+        names = [device.name for device in offer.devices]
+        log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
+        for withheld in offer.withheld:
+            if self._last is None or withheld not in self._last.withheld:
+                facts = {"what": withheld.what, "reason": withheld.reason}
+                log.warning("GPU is not offered", extra=facts)
+        for pending in offer.pending:
+            if self._last is None or pending not in self._last.pending:
+                log.warning("GPU is not offered as its profile says", extra=_facts(pending))
+        for note in offer.notes:
+            if self._last is None or note not in self._last.notes:
+                log.warning("part of the profile has no effect", extra={"note": note})
+        self._metrics.withheld_devices.set(len(offer.withheld))
+        self._metrics.pending_devices.set(len(offer.pending))
+        self._want(
+            split_into_slices(self._pool, published_devices(offer), published_counters(offer))
+        )
+        self._last = offer
+
+
+def _facts(pending: PendingChange) -> dict[str, str]:
+    if pending.reason:
+        return {"device": pending.device, "offered": pending.change, "reason": pending.reason}
+    reason = "a claim holds it; it changes once none does"
+    return {"device": pending.device, "wanted": pending.change, "reason": reason}
+
+
+class ClaimRepair(Protocol):
+    """What is done for the claims from time to time."""
+
+    def restore(self) -> None: ...
+    def put_back(self) -> bool: ...
+
+
+class Loops:
+    """Three loops: one looks at the node, one holds ledger, CDI files and API server together, one
+    puts back settings of GPUs that could not be put back with their claims."""
+
+    def __init__(
+        self,
+        watcher: DeviceScanner,
+        reconciler: ClaimReconciler,
+        work: ClaimRepair,
+        in_charge: Callable[[], bool],
+        metrics: Metrics,
+    ) -> None:
+        """*in_charge*: whether no newer process of this plugin runs; that one reconciles."""
+        self._watcher = watcher
+        self._reconciler = reconciler
+        self._work = work
+        self._in_charge = in_charge
+        self._metrics = metrics
+        self._error: str | None = None
+        self._loops: tuple[Loop, ...] = ()
+
+    def start(self, look_seconds: float, reconcile_seconds: float) -> None:
+        """Look and reconcile in these intervals; what a crash left over is taken back at once."""
+        self._loops = (
+            Loop("looks", self._watcher.look, look_seconds),
+            Loop("reconciler", self._reconcile, reconcile_seconds),
+            Loop("settings", self._put_back, look_seconds),
+        )
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self) -> None:
+        for loop in self._loops:
+            loop.stop()
+
+    def look_soon(self) -> None:
+        """Something that the offer depends on has changed."""
+        for loop in self._loops[:1]:
+            loop.soon()
+
+    def claim_changed(self, record: ClaimRecord | None = None) -> None:
+        """A claim was given back, maybe: a GPU that waited for that changes its shape now."""
+        if self._watcher.pending:
+            self.look_soon()
+
+    @property
+    def error(self) -> str | None:
+        """Why ledger and CDI files could not be brought together at the last round."""
+        return self._error
+
+    def _put_back(self) -> None:
+        if self._in_charge() and self._work.put_back():
+            self.look_soon()
+
+    def _reconcile(self) -> None:
+        if not self._in_charge():
+            return
+        try:
+            self._work.restore()  # the first turn recovers what a crash left
+        except DriverError as e:
+            self._error = str(e)
+            raise
+        self._error = None
+        self._metrics.reconciled_claims.inc(self._reconciler.look())

@@ -1,0 +1,347 @@
+"""Which profile is in force on this node.
+
+The flag ``--profile`` names it, else a label of the own Node, else it is ``default``. A change of
+the label or of a file counts within seconds; what cannot be used leaves the last good one in force.
+
+The profiles that can be chosen, by name: those in files, and those that are bundled.
+
+The profile as it counts for what is offered: what layouts govern is not cut for claims.
+"""
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from api.mig_parted import is_mig_parted
+from api.strict import ConfigError
+from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
+from dra_driver.k8s.node_labels import Labels
+from dra_driver.model.gpus import Gpu, GpuUuid
+from dra_driver.model.profiles import Profile
+from dra_driver.node.state.profile_files import (
+    ProfileDocument,
+    ProfileFileContents,
+    ProfileFiles,
+    profile_stem,
+)
+from dra_driver.plan.mig.manager.layouts import (
+    profile_until_gpus_seen,
+    profile_until_layouts_known,
+    without_dynamic_mig,
+)
+from dra_driver.plan.profiles.rules import (
+    SelectedProfile,
+    decode_profile,
+    profile_name,
+    select_profile,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ProfileDocument:
+    """A document as a profile, or what is wrong with it."""
+
+    where: str
+    profile: Profile | None
+    problems: tuple[str, ...] = ()
+
+
+class ProfileCatalog:
+    """Profiles by name; for many threads. Files are read again when they changed.
+
+    What is wrong with one profile spoils no other.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """*path*: a file or a directory; None: there are only the bundled ones."""
+        self._path = path
+        self._files = ProfileFiles(path) if path else None
+        self._lock = threading.Lock()
+        self._contents = ProfileFileContents()
+        self._by_name: Mapping[str, tuple[_ProfileDocument, ...]] = {}
+
+    def named(self, name: str) -> Profile:
+        """The profile called *name*, the same object as long as no file changes.
+
+        SettingsError: there is none, there are two, or everything that is wrong with it. A bundled
+        one stands in for none of these.
+        """
+        by_name, unreadable = self._look()
+        # NVIDIA's config manager takes the whole name of a file.
+        found = by_name.get(name) or by_name.get(profile_stem(name), ())
+        if len(found) > 1:
+            places = " and ".join(each.where for each in found)
+            raise SettingsError(f"profile {name!r} is in {places}; remove one, or rename it")
+        if found:
+            return _profile_or_error(found[0], name)
+        if unreadable:
+            raise SettingsError(
+                f"profile {name!r} is in no file that can be read: {'; '.join(unreadable)}"
+            )
+        if name in bundled_profiles():
+            return bundled_profiles()[name]
+        place = f"in {self._path}" if self._path else "and no --profiles to look for it"
+        known = ", ".join(sorted({*by_name, *bundled_profiles()}))
+        raise SettingsError(f"no profile {name!r} {place}; there are: {known}")
+
+    def _look(self) -> tuple[Mapping[str, tuple[_ProfileDocument, ...]], tuple[str, ...]]:
+        """The profiles in the files now, and what is wrong with files as such."""
+        if self._files is None:
+            return {}, ()
+        contents = self._files.read()
+        with self._lock:
+            if contents is not self._contents:
+                self._by_name = _by_name(contents)
+                self._contents = contents
+            return self._by_name, tuple(one.why for one in contents.unreadable)
+
+
+@functools.cache
+def bundled_profiles() -> Mapping[str, Profile]:
+    """The profiles that come with the driver; a user's own of the same name counts instead."""
+    files = resources.files("dra_driver").joinpath("profiles").iterdir()
+    documents = [yaml.safe_load(file.read_text()) for file in files if file.name.endswith(".yaml")]
+    found = {profile_name(document, ""): document for document in documents}
+    return {name: decode_profile(found[name], name) for name in sorted(found)}
+
+
+def _by_name(contents: ProfileFileContents) -> dict[str, tuple[_ProfileDocument, ...]]:
+    found: dict[str, tuple[_ProfileDocument, ...]] = {}
+    for document in contents.documents:
+        if is_mig_parted(document.content):  # ``plugin.mig.desired_layouts`` reads those
+            continue
+        name = profile_name(document.content, document.stem)
+        found[name] = (*found.get(name, ()), _read(document, name))
+    return found
+
+
+def _read(document: ProfileDocument, name: str) -> _ProfileDocument:
+    if document.content is None:
+        return _ProfileDocument(document.where, None, ("is empty; write a NodeProfile",))
+    try:
+        return _ProfileDocument(document.where, decode_profile(document.content, name))
+    except ConfigError as e:
+        return _ProfileDocument(document.where, None, e.problems)
+    except (ValueError, RecursionError) as e:  # of a document that no one writes by accident
+        return _ProfileDocument(document.where, None, (f"cannot be read: {e}",))
+
+
+def _profile_or_error(found: _ProfileDocument, name: str) -> Profile:
+    if found.profile is None:
+        raise SettingsError(f"profile {name!r}: {found.where}: {'; '.join(found.problems)}")
+    return found.profile
+
+
+_GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]
+
+
+class EffectiveProfile:
+    """For many threads. The same profile as long as nothing of it changed."""
+
+    def __init__(self, profile: Callable[[], Profile]) -> None:
+        """*profile*: the one in force."""
+        self._profile = profile
+        self._known: _GovernedGpus | None = None
+        self._last: tuple[Profile, _GovernedGpus | None, bool, Profile] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self.expected: Callable[[], bool] = lambda: False
+        """Whether any GPU may be governed of which nothing was told."""
+
+    def tell(self, gpus: Sequence[Gpu], governed: frozenset[GpuUuid]) -> None:
+        """Of these *gpus* layouts say something of those that are *governed*. Of any other it is
+        not known: it was not there yet, or was away for a moment."""
+        before, self._known = self._known, (tuple(gpus), governed)
+        if before is None or _governed_uuids(before) != _governed_uuids(self._known):
+            self.on_change()
+
+    def profile(self) -> Profile:
+        """Raises what *profile* raises."""
+        profile, known, expected = self._profile(), self._known, self.expected()
+        last = self._last
+        if last is not None and last[0] is profile and last[1] is known and last[2] == expected:
+            return last[3]
+        found = _effective_profile(profile, known, expected)
+        if last is not None and found == last[3]:
+            found = last[3]  # who compares takes it for the same
+        self._last = (profile, known, expected, found)
+        return found
+
+
+def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
+    """Whether a layout may be wanted of the whole node, by the *label* that names it.
+
+    While that cannot be read, by what it *last* was (None: never known): partitions are kept back
+    where one was wanted, and where nobody knows. A node that had none goes on without, however
+    long the API server is away.
+    """
+    try:
+        return bool(label())
+    except ApiServerError:
+        return last != ""
+
+
+def _governed_uuids(known: _GovernedGpus) -> tuple[frozenset[GpuUuid], frozenset[GpuUuid]]:
+    gpus, governed = known
+    return frozenset(gpu.uuid for gpu in gpus), governed
+
+
+def _effective_profile(profile: Profile, known: _GovernedGpus | None, expected: bool) -> Profile:
+    if known is None:
+        return profile_until_layouts_known(profile) if expected else profile
+    gpus, _ = known
+    return profile_until_gpus_seen(without_dynamic_mig(profile, *known), gpus, expected)
+
+
+log = logging.getLogger(__name__)
+
+
+class ProfileSource(Protocol):
+    """Where profiles come from; ``dra_driver.plugin.publish.profiles.Profiles`` is one."""
+
+    def named(self, name: str) -> Profile: ...
+
+
+class NodeLabelSource(Protocol):
+    """The labels of the own Node; ``dra_driver.k8s.node_labels.NodeLabels`` is one."""
+
+    @property
+    def node(self) -> str: ...
+
+    def start(self, on_change: Callable[[], None], wait_seconds: float) -> None: ...
+
+    def now(self) -> Labels: ...
+
+    def stop(self) -> bool: ...
+
+
+class LastProfileStore(Protocol):
+    """What outlives a restart; ``dra_driver.node.state.profile_files.LastProfile`` is one."""
+
+    def read(self) -> Profile | None: ...
+
+    def keep(self, profile: Profile) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _ActiveProfileState:
+    profile: Profile | None
+    problem: DriverError | None = None  # why what is wanted is not in force
+
+
+class ActiveProfile:
+    """Knows the profile in force. Any thread may call its methods."""
+
+    def __init__(
+        self,
+        profiles: ProfileSource,
+        chooser: str | NodeLabelSource,
+        on_change: Callable[[], None] = lambda: None,
+        look_seconds: float = 2.0,
+        last: LastProfileStore | None = None,
+    ) -> None:
+        """*chooser*: the name that the flag gives, or the labels that choose. *last*: keeps what
+        was in force for the next process, which goes on with it until it knows better.
+
+        *on_change* is called when the profile in force or ``error`` is another one, in a thread of
+        ours, maybe in two at once. Files are looked at every *look_seconds*.
+        """
+        self._profiles = profiles
+        self._chooser = chooser
+        self.on_change = on_change
+        self._look_seconds = look_seconds
+        self._lock = threading.Lock()
+        self._last = last
+        before = last.read() if last else None
+        self._state = _ActiveProfileState(before, SettingsError("no profile was looked for yet"))
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="profiles", daemon=True)
+
+    def start(self, wait_seconds: float = 5.0) -> None:
+        """Begin; what chooses is known on return, unless that takes longer than *wait_seconds*."""
+        if not isinstance(self._chooser, str):
+            self._chooser.start(self._settle, wait_seconds)
+        self._settle()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; the profile stays as it is."""
+        self._stopping.set()
+        if not isinstance(self._chooser, str):
+            self._chooser.stop()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def current(self) -> Profile:
+        """The profile in force, the same object until it changes.
+
+        SettingsError, ClusterError: there was no usable one yet, and why.
+        """
+        state = self._state
+        if state.profile is None:
+            kind = ApiServerError if isinstance(state.problem, ApiServerError) else SettingsError
+            raise kind(self.error or "")
+        return state.profile
+
+    @property
+    def error(self) -> str | None:
+        """Why the profile that is wanted is not in force."""
+        state = self._state
+        if state.problem is None or state.profile is None:
+            return str(state.problem) if state.problem else None
+        return f"{state.problem}; profile {state.profile.name!r} stays in force"
+
+    def _settle(self) -> None:
+        """Look again at what is wanted."""
+        with self._lock:
+            before = self._state
+            self._state = after = self._next(before)
+            changed = (before.profile, str(before.problem)) != (after.profile, str(after.problem))
+        if after.problem is None and after.profile and after.profile is not before.profile:
+            self._keep(after.profile)
+        if changed:
+            self._log(before, after)
+            self.on_change()
+
+    def _next(self, state: _ActiveProfileState) -> _ActiveProfileState:
+        try:
+            choice = self._wanted()
+        except ApiServerError as e:
+            return _ActiveProfileState(
+                state.profile, ApiServerError(f"the profile of this node is not known: {e}")
+            )
+        try:
+            profile = self._profiles.named(choice.name)
+        except SettingsError as e:
+            return _ActiveProfileState(state.profile, SettingsError(f"{choice.origin}: {e}"))
+        return _ActiveProfileState(state.profile if profile == state.profile else profile)
+
+    def _wanted(self) -> SelectedProfile:
+        if isinstance(self._chooser, str):
+            return select_profile(self._chooser, "", {})
+        return select_profile("", self._chooser.node, self._chooser.now())
+
+    def _keep(self, profile: Profile) -> None:
+        if self._last is not None:
+            self._last.keep(profile)
+
+    def _log(self, before: _ActiveProfileState, after: _ActiveProfileState) -> None:
+        if after.profile is not None and after.profile is not before.profile:
+            log.info("profile in force", extra={"profile": after.profile.name})
+            for note in after.profile.notes:
+                log.warning("profile: %s", note, extra={"profile": after.profile.name})
+        if after.problem is not None:
+            log.warning("profile cannot be used: %s", self.error)
+
+    def _look_on(self) -> None:
+        while not self._stopping.wait(self._look_seconds):
+            try:
+                self._settle()
+            except Exception:  # the next look may go better; the loop must not end
+                log.exception("looking for the profile failed")

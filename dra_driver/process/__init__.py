@@ -1,1 +1,0 @@
-"""What every long-running process of the driver has."""

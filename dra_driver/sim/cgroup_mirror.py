@@ -1,0 +1,76 @@
+"""The pods of a real kubelet in the cgroup tree of a simulated node, as they come and go.
+
+A simulated driver cannot limit the cgroups of this machine; on copies of them it shows what a real
+one would do.
+"""
+
+import errno
+import logging
+from pathlib import Path
+from typing import Final
+
+from dra_driver.node.cgroups.tree import Cgroups
+from dra_driver.node.cgroups.watch import DirectoryWatcher
+from dra_driver.sim.memory_limits import CgroupTree
+
+log = logging.getLogger(__name__)
+
+_DEEPEST: Final = 4  # below kubepods: QoS class, pod, container, and what some runtimes put there
+
+
+class CgroupMirror:
+    """Copies the directories of *real* that are pods', and what is in them, to *tree*.
+
+    What a kubelet does that is started later is not seen.
+    """
+
+    def __init__(self, real: Cgroups, tree: CgroupTree) -> None:
+        self._tree = tree
+        self._copies: dict[Path, Path] = {}  # by what they are copies of
+        self._new = DirectoryWatcher(self._appeared)
+        levels = real.levels()
+        self._base = levels[0] if levels else real.root
+        # On cgroup v1 there is a tree for each controller, and one is enough.
+        self._root = real.root if real.unified else real.root / _first(self._base, real.root)
+        if levels:
+            self._copy(self._base)
+            self._remove_old()
+
+    def stop(self) -> None:
+        """Copy nothing any more."""
+        self._new.stop()
+
+    def _appeared(self, directory: Path, name: str) -> None:
+        self._copy(directory / name)
+        for original, copy in sorted(self._copies.items(), reverse=True):  # what is inside first
+            if not original.is_dir():
+                del self._copies[original]
+                self._remove(copy)
+
+    def _remove_old(self) -> None:
+        """What an earlier process copied, and has gone since."""
+        top = self._copies[self._base]
+        known = {*self._copies.values()}
+        for copy in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
+            if copy not in known:
+                self._remove(copy)
+
+    def _remove(self, copy: Path) -> None:
+        try:
+            self._tree.remove(copy)
+        except OSError as error:  # another process mirrors the same, maybe
+            if error.errno not in (errno.ENOENT, errno.EBUSY):
+                raise
+
+    def _copy(self, original: Path) -> None:
+        if len(original.relative_to(self._base).parts) <= _DEEPEST:
+            self._new.watch(original)  # first: nothing that appears in it is missed
+            self._copies[original] = self._tree.make(original.relative_to(self._root))
+            for inside in sorted(original.iterdir()):
+                if inside.is_dir():
+                    self._copy(inside)
+
+
+def _first(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).parts
+    return parts[0] if parts else ""

@@ -1,0 +1,3 @@
+"""The files and programs of a simulated host: device nodes, /proc, /sys, driver libraries and
+command line tools.
+"""

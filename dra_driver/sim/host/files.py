@@ -1,0 +1,41 @@
+"""Files of a simulated host, as values."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedFile:
+    """A regular file."""
+
+    content: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedLink:
+    """A symbolic link, always to a place inside the tree."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class CharacterDevice:
+    """A device node."""
+
+    major: int
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDirectory:
+    """A directory that is there even when nothing is in it."""
+
+
+SimulatedEntry = SimulatedFile | SimulatedLink | CharacterDevice | SimulatedDirectory
+FileTree = dict[str, SimulatedEntry]
+"""By path, relative to the root of the host."""
+
+
+def text_file(content: str, mode: int = 0o644) -> SimulatedFile:
+    """A file with *content*."""
+    return SimulatedFile(content.encode(), mode)

@@ -1,0 +1,82 @@
+"""MIG devices of simulated boards: each has a slot for as long as it is there."""
+
+from dataclasses import dataclass, field
+
+from dra_driver.model.gpus import MigProfile
+from dra_driver.sim.mig.gpu_instances import BoardSnapshot
+from dra_driver.sim.mig.identifiers import MigUuidParts, mig_uuid, uuid_tag
+from dra_driver.sim.mig.state import ComputeInstanceState, GpuInstanceState
+from dra_driver.sim.node_spec import SimulatedGpu
+from dra_driver.sim.nvml_handles import MigHandle
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A compute instance as a device."""
+
+    seen: BoardSnapshot
+    cut: GpuInstanceState
+    compute: ComputeInstanceState
+
+    @property
+    def profile(self) -> MigProfile:
+        return self.cut.partition(self.seen.board).profile
+
+    @property
+    def uuid(self) -> str:
+        return uuid_of(self.seen.gpu, self.profile, self.cut, self.compute)
+
+    @property
+    def handle(self) -> MigHandle:
+        parent = self.seen.handle
+        compute = self.compute
+        return MigHandle(parent.session, parent.bus_id, self.cut.gi, compute.ci, compute.born)
+
+
+def uuid_of(
+    gpu: SimulatedGpu, profile: MigProfile, cut: GpuInstanceState, compute: ComputeInstanceState
+) -> str:
+    """Of a MIG device."""
+    minor, uuid = int(gpu.minor or 0), str(gpu.uuid)
+    return mig_uuid(
+        MigUuidParts(minor, profile.number, cut.start, cut.gi, compute.ci, uuid_tag(uuid))
+    )
+
+
+def mig_devices(seen: BoardSnapshot) -> dict[int, MigDevice]:
+    """Of a board, by the index that NVML has for them: what goes leaves a hole."""
+    found = [MigDevice(seen, cut, one) for cut in seen.state.cuts for one in cut.computes]
+    return {one.compute.slot: one for one in sorted(found, key=lambda one: one.compute.slot)}
+
+
+def find_mig_device(seen: BoardSnapshot, name: str) -> MigDevice | None:
+    """The one that is called so, by its UUID or its place: "MIG-GPU-<uuid>/<gi>/<ci>"."""
+    for one in mig_devices(seen).values():
+        if name in (one.uuid, f"MIG-{seen.gpu.uuid}/{one.cut.gi}/{one.compute.ci}"):
+            return one
+    return None
+
+
+@dataclass(slots=True)
+class ListedMigDevices:
+    """What a process has been told of by index: NVML goes on telling it of those that another
+    process removed, as long as nothing else takes their place."""
+
+    _devices: dict[tuple[str, int, int], MigDevice] = field(default_factory=dict)
+
+    def at(self, seen: BoardSnapshot, index: int) -> MigDevice | None:
+        """The one at this index now, or when it was last looked at."""
+        place = (seen.handle.bus_id, seen.handle.session, index)
+        if (there := mig_devices(seen).get(index)) is not None:
+            self._devices[place] = there
+        return self._devices.get(place)
+
+    def by_handle(self, handle: MigHandle) -> MigDevice | None:
+        """One that is or was there."""
+        return next((one for one in self._devices.values() if one.handle == handle), None)
+
+    def forget(self, compute: ComputeInstanceState) -> None:
+        """This process has removed it."""
+        gone = [place for place, one in self._devices.items() if one.compute == compute]
+        for place in gone:
+            del self._devices[place]

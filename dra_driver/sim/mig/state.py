@@ -1,0 +1,283 @@
+"""What was cut of simulated GPUs and their MIG mode, kept as a driver keeps it.
+
+It outlives the process that changed it, and goes with the driver or the GPU; boards before Hopper
+keep the mode. Several processes can use the same host.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.model.gpus import Partition, Placement
+from dra_driver.sim.host.tools import MIG_MODE_FILE, MIG_STATE_SUFFIX, SETTINGS_DIRECTORY
+from dra_driver.sim.mig.geometry import (
+    BoardGeometry,
+    compute_instance_kinds,
+    fits_on_board,
+    instance_id,
+)
+from dra_driver.sim.mig.identifiers import minor_of
+from dra_driver.sim.node_spec import SimulatedGpu, SimulatedNode, UnmanagedInstance
+
+SWITCHES_FROM: Final = (9, 0)  # without a reset
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstanceState:
+    """A compute instance."""
+
+    ci: int
+    start: int
+    slices: int
+    born: int  # no two instances of a board have the same
+    number: int  # NVML_COMPUTE_INSTANCE_PROFILE_*, and the id as well
+    slot: int  # NVML's index of it among the MIG devices of the board
+
+    @property
+    def placement(self) -> Placement:
+        return Placement(self.start, self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstanceState:
+    """A GPU instance."""
+
+    profile_id: int
+    start: int
+    gi: int
+    born: int
+    foreign: bool = False  # of the node file
+    computes: tuple[ComputeInstanceState, ...] = ()
+
+    def partition(self, board: BoardGeometry) -> Partition:
+        profile = board.profile(self.profile_id)
+        assert profile is not None
+        return Partition(profile, Placement(self.start, profile.size))
+
+
+@dataclass(frozen=True, slots=True)
+class BoardState:
+    """One GPU."""
+
+    on: bool
+    pending: bool
+    said: bool  # what the node file said of the mode
+    born: int = 0  # how many instances there have been
+    cuts: tuple[GpuInstanceState, ...] = ()  # by number
+    ended: tuple[tuple[str, int], ...] = ()  # of the node file, and destroyed all the same
+    needs_reset: bool = False  # and does nothing before the driver is loaded anew
+
+    def cut(self, gi: int) -> GpuInstanceState | None:
+        """The GPU instance of that number."""
+        return next((one for one in self.cuts if one.gi == gi), None)
+
+    def free_slots(self) -> Iterator[int]:
+        """Indices that no MIG device has, from the lowest on."""
+        used = {compute.slot for cut in self.cuts for compute in cut.computes}
+        return (slot for slot in itertools.count() if slot not in used)
+
+    def partitions(self, board: BoardGeometry) -> list[Partition]:
+        return [one.partition(board) for one in self.cuts]
+
+    def with_cut(self, cut: GpuInstanceState) -> "BoardState":
+        """With *cut*, instead of the one of that number."""
+        others = [one for one in self.cuts if one.gi != cut.gi]
+        cuts = tuple(sorted([*others, cut], key=lambda one: one.gi))
+        born = max([self.born, cut.born, *(one.born for one in cut.computes)])
+        return replace(self, cuts=cuts, born=born)
+
+
+Followed = Callable[[SimulatedNode, SimulatedGpu, BoardState | None], None]
+
+
+@dataclass(slots=True)
+class MigStateStore:
+    """The boards of the host in *host*; None: nothing is kept, and each lives as long as this."""
+
+    host: Path | None = None
+    is_root: Callable[[], bool] = lambda: os.geteuid() == 0
+    followed: Followed = lambda node, gpu, state: None  # told of each change; None: it is gone
+    _kept: dict[str, BoardState] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock)
+
+    def may_cut(self) -> bool:
+        """Whoever is root may, with the device node of mig/config or without it."""
+        return self.is_root()
+
+    def may_enter(self, gpu: SimulatedGpu, cut: GpuInstanceState) -> bool:
+        """Whether something can be made in a GPU instance: the device node of its capability is
+        there."""
+        if self.host is None:
+            return True
+        minor = minor_of(int(gpu.minor or 0), cut.gi)
+        return (self.host / f"dev/nvidia-caps/nvidia-cap{minor}").exists()
+
+    def read(self, node: SimulatedNode, gpu: SimulatedGpu) -> BoardState:
+        """The board now, after what the node file has happen to it."""
+        before = self.kept(node, gpu)
+        if before is not None and _follow_node(before, gpu) == before:
+            return before
+        return self.change(node, gpu, lambda state: state)
+
+    def change(
+        self, node: SimulatedNode, gpu: SimulatedGpu, by: Callable[[BoardState], BoardState]
+    ) -> BoardState:
+        """Have *by* change the board; nobody else does meanwhile."""
+        with self._lock, self._locked():
+            before = self.kept(node, gpu)
+            now = _follow_node(before or self._first(gpu), gpu)
+            after = _follow_node(by(now), gpu)
+            if after != before:
+                with contextlib.suppress(PermissionError):  # who only looks sees it all the same
+                    self._save(node, gpu, after)
+                    self.followed(node, gpu, after)
+            return after
+
+    def follow(self, node: SimulatedNode) -> None:
+        """Take over what *node* says of every GPU."""
+        for gpu in node.gpus:
+            if gpu.geometry is None:
+                continue
+            state = None
+            if gpu.listed and node.driver == "ready":
+                state = self.read(node, gpu)
+            else:
+                self._kept.pop(str(gpu.uuid), None)
+            with contextlib.suppress(PermissionError):
+                self.followed(node, gpu, state)  # a crash may have kept it from that
+
+    def _first(self, gpu: SimulatedGpu) -> BoardState:
+        """As the driver finds it."""
+        on = gpu.mig
+        if self.host is not None and keeps_mode(gpu):
+            with contextlib.suppress(OSError):
+                said, kept = (self._settings() / MIG_MODE_FILE.format(gpu.uuid)).read_text().split()
+                on = kept == "on" if (said == "on") == gpu.mig else gpu.mig
+        return BoardState(on, on, gpu.mig)
+
+    def kept(self, node: SimulatedNode, gpu: SimulatedGpu) -> BoardState | None:
+        """The board when it was last changed; None: the driver has not looked at it yet."""
+        if self.host is None:
+            return self._kept.get(str(gpu.uuid))
+        try:
+            return _decoded(json.loads(self._file(node, gpu).read_text()))
+        except FileNotFoundError:
+            return None
+
+    def _save(self, node: SimulatedNode, gpu: SimulatedGpu, state: BoardState) -> None:
+        if self.host is None:
+            self._kept[str(gpu.uuid)] = state
+            return
+        # The host tidies up in the directories below, and would take a file that is half written.
+        aside = self._settings()
+        put_file(self._file(node, gpu), json.dumps(asdict(state)), aside=aside)
+        if keeps_mode(gpu):
+            words = ("on" if one else "off" for one in (state.said, state.pending))
+            put_file(aside / MIG_MODE_FILE.format(gpu.uuid), " ".join(words), aside=aside)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self.host is None:
+            yield
+            return
+        try:
+            self._settings().mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._settings(), os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:
+            yield
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def _settings(self) -> Path:
+        assert self.host is not None
+        return self.host / SETTINGS_DIRECTORY
+
+    def _file(self, node: SimulatedNode, gpu: SimulatedGpu) -> Path:
+        return self._settings() / node.driver_version / f"{gpu.uuid}{MIG_STATE_SUFFIX}"
+
+
+def keeps_mode(gpu: SimulatedGpu) -> bool:
+    """Whether the mode outlives the driver, and takes a reset to change: before Hopper."""
+    return gpu.board.compute_capability < SWITCHES_FROM
+
+
+def _follow_node(state: BoardState, gpu: SimulatedGpu) -> BoardState:
+    """After what the node file says of the mode, and of instances that others cut."""
+    if gpu.mig != state.said:
+        state = replace(state, on=gpu.mig, pending=gpu.mig, said=gpu.mig)
+    if not state.on:
+        return replace(state, cuts=())
+    named = {(one.profile, one.start): one for one in gpu.instances}
+    ended = tuple(one for one in state.ended if one in named)
+    kept = tuple(
+        one for one in state.cuts if not one.foreign or _profile_and_start(gpu, one) in named
+    )
+    state = replace(state, cuts=kept, ended=ended)
+    there = {_profile_and_start(gpu, one) for one in kept}
+    for name, wanted in named.items():
+        if name not in there and name not in ended:
+            state = _with_foreign(state, gpu, wanted)
+    return state
+
+
+def _profile_and_start(gpu: SimulatedGpu, cut: GpuInstanceState) -> tuple[str, int]:
+    board = gpu.geometry
+    assert board is not None
+    return cut.partition(board).profile.name, cut.start
+
+
+def _with_foreign(state: BoardState, gpu: SimulatedGpu, wanted: UnmanagedInstance) -> BoardState:
+    board = gpu.geometry
+    profile = board.named(wanted.profile) if board else None
+    assert board is not None
+    assert profile is not None  # the node file was read
+    place = Placement(wanted.start, profile.size)
+    if not fits_on_board(board, state.partitions(board), Partition(profile, place)):
+        return state
+    gi = instance_id(board, profile, {one.gi for one in state.cuts})
+    kinds = compute_instance_kinds(board, profile)
+    by_slices = {kind.slices: kind for kind in reversed(kinds)}
+    its = kinds[-1:] if wanted.compute is None else [by_slices[size] for size in wanted.compute]
+    born, start, computes, slots = state.born + 1, 0, [], state.free_slots()
+    for ci, kind in enumerate(its):
+        computes.append(
+            ComputeInstanceState(ci, start, kind.slices, born + 1 + ci, kind.number, next(slots))
+        )
+        start += kind.slices
+    return state.with_cut(
+        GpuInstanceState(profile.id, wanted.start, gi, born, True, tuple(computes))
+    )
+
+
+def _decoded(said: Mapping[str, Any]) -> BoardState:
+    cuts = [
+        GpuInstanceState(
+            **{**one, "computes": tuple(ComputeInstanceState(**each) for each in one["computes"])}
+        )
+        for one in said["cuts"]
+    ]
+    ended = tuple((name, start) for name, start in said["ended"])
+    return BoardState(**{**said, "cuts": tuple(cuts), "ended": ended})
+
+
+def put_file(file: Path, text: str, mode: int = 0o644, aside: Path | None = None) -> None:
+    """A reader sees the old file or the new one. *aside*: where it is written until then; None:
+    beside it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, fresh = tempfile.mkstemp(dir=aside or file.parent, prefix=f".{file.name}.")
+    with open(handle, "w") as writing:
+        writing.write(text)
+    os.chmod(fresh, mode)
+    os.replace(fresh, file)

@@ -1,0 +1,104 @@
+"""What commands print: tables, comma-separated values and single fields.
+
+What the daemon refuses.
+
+The words of a command: what stands by itself, and what begins with dashes.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+class CommandRefused(Exception):
+    """The daemon says no; with its words."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCommand:
+    """A command, taken apart."""
+
+    plain: tuple[str, ...]
+    options: dict[str, str]  # --key=value; --flag has the value ""
+
+    def allow(self, most_plain: int, *options: str) -> None:
+        """Refused: there is more than that."""
+        if len(self.plain) > most_plain:
+            raise CommandRefused(f"Unexpected argument '{self.plain[most_plain]}'")
+        for name in self.options:
+            if name not in options:
+                raise CommandRefused(f"Unknown option '--{name}'")
+
+    def need(self, place: int, what: str) -> str:
+        """The plain word at *place*."""
+        if place >= len(self.plain):
+            raise CommandRefused(f"Missing argument: {what}")
+        return self.plain[place]
+
+    def option(self, name: str) -> str:
+        """The value of an option that must be there."""
+        if not self.options.get(name):
+            raise CommandRefused(f"Missing option: --{name}=<value>")
+        return self.options[name]
+
+    def flag(self, name: str) -> bool:
+        if self.options.get(name):
+            raise CommandRefused(f"Option --{name} takes no value")
+        return name in self.options
+
+
+def parse_command(words: Collection[str]) -> ParsedCommand:
+    """Plain words and options, in whatever order."""
+    plain, options = [], {}
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            options[name] = value
+        elif word.startswith("-"):
+            raise CommandRefused(f"Unknown option '{word}'")
+        else:
+            plain.append(word)
+    return ParsedCommand(tuple(plain), options)
+
+
+def parse_number(text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise CommandRefused(f"Invalid {what} '{text}'")
+    return int(text)
+
+
+def parse_boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise CommandRefused(f"Invalid value '{text}': true or false")
+    return text == "true"
+
+
+_WIDEST: Final = 24
+
+
+def format_table(words: ParsedCommand, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """As a table, or as --format says."""
+    asked = words.options.get("format", "table")
+    listed = [titles, *rows]
+    if asked in ("csv", "csv,noheader"):
+        return "\n".join(",".join(row) for row in listed[asked == "csv,noheader" :])
+    if asked != "table":
+        raise CommandRefused(f"Unknown format '{asked}'")
+    widths = [
+        min(_WIDEST, max(len(row[column]) for row in listed)) for column in range(len(titles))
+    ]
+    cut = [
+        [_truncate(cell, width) for cell, width in zip(row, widths, strict=True)] for row in listed
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in cut)
+
+
+def _truncate(cell: str, width: int) -> str:
+    """Measured: a table cuts what does not fit, long process numbers as well."""
+    return cell.ljust(width) if len(cell) <= width else f"{cell[: width - 3]}..."
+
+
+def select_field(names: Sequence[str], row: Sequence[str], asked: str) -> str:
+    if asked not in names:
+        raise CommandRefused(f"Unknown field '{asked}'; there are {', '.join(names)}")
+    return row[names.index(asked)]

@@ -1,0 +1,91 @@
+"""What the daemon finds on the simulated host: its GPUs and their compute modes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from dra_driver.sim.mig.identifiers import MIG_PREFIX, parse_mig_uuid
+
+FACTS_FILE: Final = "usr/share/nvidia-simulated/mps.json"  # below the root of the simulated host
+EXCLUSIVE_PROCESS: Final = "3"
+PROHIBITED: Final = "2"
+
+
+@dataclass(frozen=True, slots=True)
+class HostGpu:
+    """One GPU that works now."""
+
+    index: int  # as nvidia-smi counts them
+    uuid: str
+    minor: int
+    name: str
+    bus_id: str
+    memory_bytes: int
+    capability: tuple[int, int]
+    multiprocessors: int
+    mode: str  # the number of its compute mode
+    mig: tuple[Mapping[str, Any], ...] = ()  # what an instance of each profile has
+    part: tuple[int, int] = (1, 1)  # compute slices of an instance, and of its board
+    instance: tuple[int, int] | None = None  # numbers of GPU and compute instance; None: a GPU
+
+    def cut(self, name: str) -> "HostGpu | None":
+        """Its instance with this UUID, as a device."""
+        said = parse_mig_uuid(name)
+        if said is None or said.minor != self.minor or not said.is_of(self.uuid):
+            return None
+        for one in self.mig:
+            if one["number"] == said.number:
+                return replace(
+                    self,
+                    uuid=name,
+                    name=f"{self.name} {one['name']}",
+                    memory_bytes=one["memory_bytes"],
+                    multiprocessors=one["multiprocessors"],
+                    mig=(),
+                    part=tuple(one["part"]),
+                    instance=(said.gi, said.ci),
+                )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class HostSnapshot:
+    """The host, at one moment."""
+
+    max_clients: int  # of each GPU
+    gpus: tuple[HostGpu, ...]
+
+    def find(self, name: str) -> HostGpu | None:
+        """A GPU by its index or UUID, or a MIG instance by its UUID.
+
+        Whether that instance is there now, only the host can say on which it was cut.
+        """
+        if name.startswith(MIG_PREFIX):
+            return next(filter(None, (gpu.cut(name) for gpu in self.gpus)), None)
+        return next((gpu for gpu in self.gpus if name in (str(gpu.index), gpu.uuid)), None)
+
+    def most_clients(self, gpu: HostGpu) -> int:
+        """Of an instance: as many of the board's as it has of its compute slices (MIG user
+        guide)."""
+        slices, all_slices = gpu.part
+        return self.max_clients * slices // all_slices
+
+
+def read_host(root: Path) -> HostSnapshot:
+    """The simulated host in *root*, as it is now."""
+    said = json.loads((root / FACTS_FILE).read_text())
+    settings = root / said["settings"]
+    return HostSnapshot(said["max_clients"], tuple(_gpu(one, settings) for one in said["gpus"]))
+
+
+def _gpu(said: Mapping[str, object], settings: Path) -> HostGpu:
+    try:
+        mode = (settings / f"{said['uuid']}.compute-mode").read_text().strip()
+    except FileNotFoundError:
+        mode = "0"
+    fields = dict(said)
+    fields["capability"] = tuple(fields["capability"])  # type: ignore[arg-type]
+    fields["mig"] = tuple(fields["mig"])  # type: ignore[arg-type]
+    return HostGpu(**fields, mode=mode)  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""What stands for NVML's handles, and how pynvml's out-parameters are filled."""
+
+import ctypes
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHandle:
+    """What stands for nvmlDevice_t: good until NVML is shut down."""
+
+    session: int
+    bus_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigHandle:
+    """What stands for nvmlDevice_t of a MIG device: good as long as its compute instance is."""
+
+    session: int
+    bus_id: str
+    gi: int
+    ci: int
+    born: int  # of the compute instance
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceHandle:
+    """What a pointer to a GPU instance or a compute instance leads to."""
+
+    session: int
+    bus_id: str
+    gi: int
+    born: int
+    ci: int | None = None  # None: the GPU instance itself
+
+
+class InstancePointers:
+    """Opaque pointers, one for each instance, and for a GPU that an instance tells of. One that
+    leads nowhere is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_handle: dict[GpuHandle | InstanceHandle, int] = {}
+        self._by_address: dict[int, GpuHandle | InstanceHandle] = {}
+
+    def to(self, handle: GpuHandle | InstanceHandle, kind: Any) -> Any:
+        """As pynvml hands it out; *kind*: c_nvmlGpuInstance_t, c_nvmlComputeInstance_t, or
+        c_nvmlDevice_t."""
+        with self._lock:
+            address = self._by_handle.setdefault(handle, (len(self._by_handle) + 1) << 4)
+            self._by_address[address] = handle
+        return ctypes.cast(ctypes.c_void_p(address), kind)
+
+    def read(self, pointer: Any, kind: Any) -> InstanceHandle:
+        """Where *pointer* leads."""
+        found = self._at(pointer, kind)
+        if not isinstance(found, InstanceHandle):
+            raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        if (found.ci is None) != (kind is pynvml.c_nvmlGpuInstance_t):
+            raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return found
+
+    def device(self, device: Any) -> Any:
+        """The handle of a GPU that *device* is, or leads to."""
+        found = self._at(device, pynvml.c_nvmlDevice_t)
+        return found if isinstance(found, GpuHandle) else device
+
+    def _at(self, pointer: Any, kind: Any) -> GpuHandle | InstanceHandle | None:
+        address = ctypes.cast(pointer, ctypes.c_void_p).value if isinstance(pointer, kind) else None
+        return self._by_address.get(address or 0)
+
+
+def dereference(reference: Any) -> Any:
+    """What a byref(), a pointer or an array is about; None: it is NULL. Anything else would have
+    the library read or write where nobody said."""
+    if reference is None or isinstance(reference, ctypes.Array):
+        return reference
+    if hasattr(reference, "_obj"):  # byref()
+        return reference._obj
+    if hasattr(reference, "contents"):
+        return reference.contents
+    raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def fill_list(values: list[Any], reference: Any, count: Any) -> None:
+    """Put *values* into an array and their number into *count*, as NVML's lists are read. NULL for
+    the array: only the number."""
+    there, number = dereference(reference), dereference(count)
+    if number is None:
+        raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if there is not None and not isinstance(there, ctypes.Array):
+        there = reference  # a pointer to the first: nobody knows how many there are
+    if isinstance(there, ctypes.Array) and len(there) < len(values):
+        raise_nvml_error(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for place, value in enumerate(values if there is not None else ()):
+        there[place] = value
+    number.value = len(values)
+
+
+def raise_nvml_error(error: int) -> NoReturn:
+    raise pynvml.NVMLError(error)
+
+
+def kill_process() -> None:
+    """As by the kernel's hand: nothing is cleared up."""
+    os.kill(os.getpid(), signal.SIGKILL)
