@@ -22,7 +22,7 @@ default. Words are read in any case, ``never`` for ``Never``.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from api.claim_configs import QUANTITY_PATTERN
 from api.strict import StrictModel
@@ -70,91 +70,183 @@ Quantity = Annotated[
     str,
     BeforeValidator(_number_as_text),
     _matching(re.compile(QUANTITY_PATTERN), "is not a quantity; write for example 1Gi"),
+    WithJsonSchema({"type": "string", "format": "quantity"}),
 ]
-Duration = Annotated[str, _matching(_DURATION, "is not a duration; write for example 10s")]
+Duration = Annotated[
+    str,
+    _matching(_DURATION, "is not a duration; write for example 10s"),
+    WithJsonSchema({"type": "string", "format": "duration"}),
+]
 Strategy = Annotated[Literal["TimeSlicing", "MPS"], _one_of("TimeSlicing", "MPS")]
 
 
 class GpuSelectorConfig(StrictModel):
     """GPUs that match every field that is given, each by one item of its list."""
 
-    index: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    index: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
+        default=None,
+        description="The entry holds for these GPUs, by the number in `/dev/nvidia<N>`.",
+    )
     uuid: (
         Annotated[
             list[Annotated[str, _matching(re.compile("GPU-.+"), "is no GPU; write GPU-…")]],
             Field(min_length=1),
         ]
         | None
-    ) = None
+    ) = Field(default=None, description="The entry holds for these GPUs, by UUID.")
     product: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
-        None  # patterns as of a shell
+        Field(
+            default=None,
+            description="The entry holds for GPUs whose product name matches one of these shell "
+            "patterns, for example `*H100*`.",
+        )
     )
 
 
 class MemoryConfig(StrictModel):
     """In which amounts memory is given out."""
 
-    least: Quantity | None = None
-    step: Quantity | None = None
+    least: Quantity | None = Field(
+        default=None, description="The least memory that a claim gets. Default: `1Gi`."
+    )
+    step: Quantity | None = Field(
+        default=None, description="Every share is a multiple of this. Default: `1Mi`."
+    )
 
 
 class MemoryGuardConfig(StrictModel):
     """What is done about a claim whose processes use more memory than its share."""
 
-    policy: Annotated[Literal["Off", "Warn", "Kill"], _one_of("Off", "Warn", "Kill")] | None = None
-    grace: Duration | None = None
+    policy: Annotated[Literal["Off", "Warn", "Kill"], _one_of("Off", "Warn", "Kill")] | None = (
+        Field(
+            default=None,
+            description="What the memory guard does about a claim that uses more than its share: "
+            "nothing; an event, a metric and a line in the log; or all of that, and after the "
+            "grace period it ends the largest process of the claim. Default: `Kill`.",
+        )
+    )
+    grace: Duration | None = Field(
+        default=None,
+        description="How long a claim may use more than its share before a process is ended. "
+        "Default: `10s`.",
+    )
 
 
 class MigSectionConfig(StrictModel):
     """What becomes of GPUs that can be cut into partitions. Those that exist are always offered."""
 
-    mode: Annotated[Literal["Dynamic", "Off"], _one_of("Dynamic", "Off")] | None = None
-    profiles: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
-        None  # that are cut for claims: patterns as of a shell
+    mode: Annotated[Literal["Dynamic", "Off"], _one_of("Dynamic", "Off")] | None = Field(
+        default=None,
+        description="Whether partitions are created for claims. Partitions that exist are always "
+        "offered. `mig: Dynamic` is short for `mig: {mode: Dynamic}`. Default: `Off`.",
     )
-    layout: Name | None = None  # that is cut once: a name of mig-configs
-    strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = (
-        None  # Single: partitions that exist, all of one kind, serve claims for a GPU, too
+    profiles: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
+        Field(
+            default=None,
+            description="Shell patterns of the MIG profiles that are created for claims. Default: "
+            "all plain ones; of two with as many slices, the one with less memory.",
+        )
+    )
+    layout: Name | None = Field(
+        default=None,
+        description="The layout by which the GPUs are divided once: a name of `mig-configs`. "
+        "Default: none.",
+    )
+    strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = Field(
+        default=None,
+        description="With `Single`, partitions that exist serve claims for a GPU too, if all of "
+        "them have one MIG profile. Default: `Mixed`.",
     )
     replicas: (
         dict[
-            Annotated[str, _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb")],
+            Annotated[
+                str,
+                _matching(_MIG_PROFILE, "is no MIG profile; write for example 1g.10gb"),
+                WithJsonSchema({"type": "string", "format": "MIG profile"}),
+            ],
             Annotated[int, Field(ge=1, le=MAX_REPLICAS)],
         ]
         | None
-    ) = None  # by profile
+    ) = Field(
+        default=None,
+        description="How many claims that name no capacity share a partition of this MIG profile. "
+        "Default: one.",
+    )
 
 
 class GpuRules(StrictModel):
     """What holds for the GPUs that are selected."""
 
     select: GpuSelectorConfig | None = None
-    include: bool | None = None
-    fractions: Annotated[Literal["Capacity", "Never"], _one_of("Capacity", "Never")] | None = None
-    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
-    rename: bool | None = None
-    fail_requests_greater_than_one: bool | None = None
-    strategies: Annotated[list[Strategy], Field(min_length=1)] | None = None
-    default_strategy: Strategy | None = None
+    include: bool | None = Field(
+        default=None,
+        description="With `false`, this driver does not offer the GPUs. Default: `true`.",
+    )
+    fractions: Annotated[Literal["Capacity", "Never"], _one_of("Capacity", "Never")] | None = Field(
+        default=None,
+        description="With `Never`, one claim at a time takes all of a GPU. Default: `Capacity`.",
+    )
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
+        default=None,
+        description="A claim that names no memory gets this part of a GPU: with 4, a quarter. "
+        "Default: `1`.",
+    )
+    rename: bool | None = Field(
+        default=None,
+        description="With `true`, the replicas have the class `shared.gpu.nvidia.com` and the "
+        "resource name `nvidia.com/gpu.shared`. Default: `false`.",
+    )
+    fail_requests_greater_than_one: bool | None = Field(
+        default=None,
+        description="With `true`, no claim gets more than one share. Default: `false`.",
+    )
+    strategies: Annotated[list[Strategy], Field(min_length=1)] | None = Field(
+        default=None,
+        description="The strategies that a claim can choose. Default: `[TimeSlicing, MPS]`.",
+    )
+    default_strategy: Strategy | None = Field(
+        default=None,
+        description="The strategy of a fraction whose claim and class name none, and that reserves "
+        "no cores. Default: `TimeSlicing`.",
+    )
     mps_tenants: (
         Annotated[
             Literal["Any", "NonRoot", "UserNamespaces"],
             _one_of("Any", "NonRoot", "UserNamespaces"),
         ]
         | None
-    ) = None  # whose pods may share by MPS
+    ) = Field(
+        default=None,
+        description="Whose pods may use MPS: all; those that are not root on the node; those with "
+        "a user namespace. Default: `Any`.",
+    )
     time_slice_interval: (
         Annotated[Literal["WholeGPUs", "Any"], _one_of("WholeGPUs", "Any")] | None
-    ) = None  # whose claims may set it
+    ) = Field(
+        default=None,
+        description="Whose claims may set the interval of time slices. With `Any`, fractions may "
+        "too, for all claims on their GPU. Default: `WholeGPUs`.",
+    )
     mps_server: (
         Annotated[Literal["PerNamespace", "Shared"], _one_of("PerNamespace", "Shared")] | None
-    ) = None  # who shares a server, with drivers before 615
-    shares: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
+    ) = Field(
+        default=None,
+        description="Who shares an MPS server, with drivers before 615: the claims of a namespace, "
+        "or all claims. Default: `PerNamespace`.",
+    )
+    shares: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
+        default=None,
+        description="The most claims on a GPU at once. Default: as many as MPS has clients on it.",
+    )
     memory: MemoryConfig = MemoryConfig()
     memory_guard: MemoryGuardConfig = MemoryGuardConfig()
     memory_limit: (
         Annotated[Literal["BestEffort", "Strict"], _one_of("BestEffort", "Strict")] | None
-    ) = None
+    ) = Field(
+        default=None,
+        description="With `Strict`, a fraction is refused where NVIDIA's driver cannot limit its "
+        "memory. Default: `BestEffort`.",
+    )
     mig: Annotated[MigSectionConfig, BeforeValidator(_mode_alone)] = MigSectionConfig()
 
 

@@ -18,7 +18,7 @@ from dra_driver.settings import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it failed; 2: it was asked wrongly."""
-    parser = _parser()
+    parser = command_line()
     arguments = parser.parse_args(argv)
     command: Callable[[argparse.Namespace], int] = arguments.command
     try:
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dra-driver",
         description="Dynamic Resource Allocation driver for NVIDIA GPUs.",
@@ -50,13 +50,13 @@ def _parser() -> argparse.ArgumentParser:
     PluginSettings.add_flags(plugin)
     plugin.set_defaults(command=_kubelet_plugin)
 
-    agent = commands.add_parser(
-        "mps-agent", help="keep the MPS servers of this node, beside the plugin and outliving it"
-    )
+    agent = commands.add_parser("mps-agent", help="run the MPS servers of this node")
     AgentSettings.add_flags(agent)
     agent.set_defaults(command=_mps_agent)
 
-    devices = commands.add_parser("devices", help="print what this node would publish")
+    devices = commands.add_parser(
+        "devices", help="print what this node publishes, or would publish"
+    )
     DevicesSettings.add_flags(devices)
     _add_output(devices, "table", "wide", "json", "yaml")
     devices.add_argument(
@@ -64,19 +64,19 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         choices=("consumable-capacity", "taints", "counters"),
-        help="what an API server would get that lacks this feature; can be given more than once",
+        help="print what an API server without this feature would get; can be repeated",
     )
     devices.set_defaults(command=_devices)
 
     claims = commands.add_parser(
-        "claims", help="print who holds how much of which GPU of this node, and what is free"
+        "claims", help="print who holds how much of each GPU of this node, and what is free"
     )
     ClaimsSettings.add_flags(claims)
     _add_output(claims, "bars", "table", "json")
     claims.add_argument(
         "--ledger-only",
         action="store_true",
-        help="do not look at the GPUs: those that nobody holds are not told of then",
+        help="do not read the GPUs; GPUs that nobody holds are then left out",
     )
     claims.set_defaults(command=_claims)
 

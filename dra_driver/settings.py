@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from api.names import DRIVER
 from dra_driver.base.errors import SettingsError
@@ -48,7 +49,7 @@ PodUidFlag = Annotated[str, StringConstraints(max_length=64, pattern=r"^[A-Za-z0
 ProfileName = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
 DriverName = Annotated[str, StringConstraints(max_length=63, pattern=_DNS_SUBDOMAIN)]
 HttpAddress = Annotated[
-    str, Field(description="host:port for /metrics, /livez and /readyz; empty: none")
+    str, Field(description="the address of /metrics, /livez and /readyz; empty: none")
 ]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"], Field(description="how much to log")
@@ -65,7 +66,7 @@ class _Settings(BaseModel):
         for name, field in cls.model_fields.items():
             shown = (
                 ""
-                if field.is_required() or field.default in (None, "")
+                if field.default in (None, "", PydanticUndefined)
                 else f", default {field.default}"
             )
             parser.add_argument(
@@ -94,16 +95,17 @@ class HostSettings(_Settings):
 
     driver_root: OptionalPath = Field(
         "",
-        description="where the NVIDIA driver is installed, as a path of the host; "
+        description="where NVIDIA's driver is installed, as a path of the host; "
         "empty: the first complete one of /run/nvidia/driver, /, /home/kubernetes/bin/nvidia, "
         "/usr/local/nvidia",
     )
     host_root: AbsolutePath = Field(Path("/"), description="where this process sees the host's /")
     sim: str = Field(
         "",
-        description="simulate GPUs: a bundled node (h100x8, …), or a file that describes one",
+        description="simulate GPUs: the name of a bundled node (h100x8, …), or a file that "
+        "describes one",
     )
-    log_format: Literal["text", "json"] = Field("text", description="how to log")
+    log_format: Literal["text", "json"] = Field("text", description="the format of the log")
 
     @property
     def place(self) -> NodeConfig:
@@ -116,11 +118,11 @@ class AgentSettings(HostSettings):
 
     mps_dir: AbsolutePath = Field(
         Path(_MPS_DIR),
-        description="where MPS servers are kept: the same directory for the host, for us and for "
-        "containers, with a short name, since sockets are in it",
+        description="the directory of the MPS servers: the same one for the host, the agent and "
+        "containers; its path is short, because it holds sockets",
     )
     health_interval: float = Field(
-        5.0, ge=0.1, le=3600, description="seconds between two looks at the MPS servers"
+        5.0, ge=0.1, le=3600, description="seconds between two checks of the MPS servers"
     )
     http_address: HttpAddress = ""
     log_level: LogLevel = "info"
@@ -136,11 +138,12 @@ class ClaimsSettings(HostSettings):
     )
     state_dir: AbsolutePath | None = Field(
         None,
-        description="what outlives a restart; default <kubelet dir>/plugins/<driver name>/state",
+        description="the directory for state that outlives a restart; default: "
+        "KUBELET_DIR/plugins/DRIVER_NAME/state",
     )
     mps_socket: OptionalPath = Field(
         f"{_MPS_DIR}/agent.sock",
-        description="where this node's MPS agent answers; empty: this node offers no MPS",
+        description="the socket of this node's MPS agent; empty: this node offers no MPS",
     )
 
     @property
@@ -165,39 +168,48 @@ class ClaimsSettings(HostSettings):
 class DevicesSettings(ClaimsSettings):
     """`dra-driver devices`: besides, as what the GPUs are offered, and whose slices it prints."""
 
-    node_name: str = Field(os.uname().nodename, description="whose slices they would be")
+    node_name: str = Field(
+        default_factory=lambda: os.uname().nodename,
+        description="whose slices they would be; default: the name of this machine",
+    )
     profiles: Path | None = Field(
         None,
-        description="a file that is one profile and named after it, or a directory of such files, "
-        "as a ConfigMap is mounted",
+        description="a file with one profile, named after it; or a directory of such files, "
+        "such as a mounted ConfigMap",
     )
     profile: ProfileName = Field(
         "",
-        description="the profile of this node; empty: what the node's label gpu.nvidia.com/profile "
-        "or nvidia.com/device-plugin.config names, else the one called default",
+        description="the profile of this node; empty: the one that the node label "
+        "gpu.nvidia.com/profile or nvidia.com/device-plugin.config names, or else the one called "
+        "default",
     )
 
 
 class DoctorSettings(DevicesSettings):
     """`dra-driver doctor`: besides, whom the plugin works with."""
 
-    node_name: NodeName = Field(os.uname().nodename.lower(), description="which Node to look at")
+    node_name: NodeName = Field(
+        default_factory=lambda: os.uname().nodename.lower(),
+        description="which Node to check; default: the name of this machine",
+    )
     pod_uid: PodUidFlag = Field(
-        "", description="the UID of this pod: two plugins can then serve at once in an update"
+        "",
+        description="the UID of this pod; with it, two plugins can serve at once during an update",
     )
     kubeconfig: Path | None = Field(
         None, description="how to reach the API server; default: the pod's service account"
     )
     cdi_dir: AbsolutePath = Field(
-        Path("/var/run/cdi"), description="where the container runtime reads CDI specs"
+        Path("/var/run/cdi"),
+        description="the directory from which the container runtime reads CDI specs",
     )
     nvidia_cdi_hook: OptionalPath = Field(
-        "", description="nvidia-cdi-hook on the host; empty: containers are edited without hooks"
+        "", description="the path of nvidia-cdi-hook on the host; empty: no hooks"
     )
     runtime_dir: OptionalPath = Field(
         "",
-        description="where containerd keeps its state on the host, if not at a usual place "
-        "(/run/containerd, also those of k3s, k0s and MicroK8s)",
+        description="the state directory of containerd on the host; empty: the usual places "
+        "(/run/containerd, and those of k3s, RKE2, k0s and MicroK8s)",
     )
 
 
@@ -206,13 +218,13 @@ class PluginSettings(DoctorSettings):
 
     node_name: NodeName = Field(description="the name of this process's Node object")
     look_interval: float = Field(
-        10.0, ge=0.1, le=3600, description="seconds between two looks at the GPUs"
+        10.0, ge=0.1, le=3600, description="seconds between two reads of the GPUs"
     )
     reconcile_interval: float = Field(
-        60.0, ge=0.1, le=86400, description="seconds between two looks at the claims"
+        60.0, ge=0.1, le=86400, description="seconds between two checks of the prepared claims"
     )
     guard_interval: float = Field(
-        2.0, ge=0.1, le=60, description="seconds between two looks of the memory guard"
+        2.0, ge=0.1, le=60, description="seconds between two checks of the memory guard"
     )
     http_address: HttpAddress = ""
     log_level: LogLevel = "info"

@@ -60,7 +60,9 @@ def metrics_registry(
 
 def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     servers = GaugeMetricFamily(
-        f"{_PREFIX}_servers", "MPS servers of this node, by whether they serve.", labels=("ready",)
+        f"{_PREFIX}_servers",
+        "MPS servers of this node, by whether they are ready.",
+        labels=("ready",),
     )
     for ready in (True, False):
         number = sum(one.ready is ready for one in status.servers)
@@ -68,22 +70,22 @@ def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     yield servers
     yield GaugeMetricFamily(
         f"{_PREFIX}_clients",
-        "Processes that MPS servers serve.",
+        "Clients of all MPS servers of this node.",
         value=sum(len(one.clients) for one in status.servers),
     )
     yield CounterMetricFamily(
         f"{_PREFIX}_restarts",
-        "Times that an MPS server, or a claim's part of one, was made again.",
+        "How often an MPS server, or the part of a claim in one, was started again.",
         value=status.incidents[-1].number if status.incidents else 0,
     )
     yield GaugeMetricFamily(
-        f"{_PREFIX}_foreign_daemons",
-        "MPS daemons that somebody else started on this node.",
+        f"{_PREFIX}_unmanaged_daemons",
+        "MPS daemons on this node that somebody else started.",
         value=len(status.foreign),
     )
     yield GaugeMetricFamily(
-        f"{_PREFIX}_unsheltered_servers",
-        "MPS servers that end with the agent's container, because they cannot be moved out of it.",
+        f"{_PREFIX}_servers_in_agent_container",
+        "MPS servers that end with the container of the agent, because they cannot leave it.",
         value=unsheltered,
     )
 

@@ -33,20 +33,28 @@ class MpsMetrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(f"dra_driver_mps_{name}", text, registry=registry)
 
-        self._agent_up = gauge("agent_up", "1 while the MPS agent of the node answers.")
+        self._agent_up = gauge("agent_up", "1 while the MPS agent of this node answers.")
         self._percent = gauge(
-            "claim_cores_percent", "Percent of the multiprocessors that a claim has.", _CLAIM_LABELS
+            "claim_cores_percent",
+            "The percentage of a GPU's multiprocessors that a claim has.",
+            _CLAIM_LABELS,
         )
-        self._clients = gauge("claim_clients", "Clients of MPS that a claim has.", _CLAIM_LABELS)
+        self._clients = gauge(
+            "claim_clients", "MPS clients of a claim on a GPU, where it is known.", _CLAIM_LABELS
+        )
         self._unserved = gauge(
-            "unserved_processes", "Processes of a claim under MPS that go past it.", _CLAIM_LABELS
+            "bypassing_processes",
+            "Processes of a claim under MPS that bypass MPS on a GPU.",
+            _CLAIM_LABELS,
         )
-        self._restarts = counter("server_restarts", "Restarts of MPS servers that were noticed.")
+        self._restarts = counter(
+            "server_restarts", "Restarts of MPS servers that the plugin noticed."
+        )
         self._drained = counter(
-            "drained_clients", "Clients ended by their server before their pod's end."
+            "drained_clients", "Clients that their MPS server ended before the end of their pod."
         )
         self._late = gauge(
-            "late_pods", "Pods with clients that could not be looked at within their grace period."
+            "late_pods", "Pods with clients that the plugin cannot read within their grace period."
         )
         self._labels: dict[Gauge, set[_LabelValues]] = {}
 
@@ -94,51 +102,60 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         self._requests = Histogram(
             "dra_driver_request_duration_seconds",
-            "Time to serve one claim, by operation and outcome.",
+            "Time to prepare or unprepare one claim.",
             ("operation", "outcome"),
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self._prepared_claims = self._gauge("prepared_claims", "Claims in the ledger.")
-        self._unreadable_records = self._gauge("unreadable_records", "Ledger records set aside.")
-        self.published_devices = self._gauge("published_devices", "Devices in our slices.")
-        self.withheld_devices = self._gauge("withheld_devices", "GPUs here but not offered.")
+        self._prepared_claims = self._gauge(
+            "prepared_claims", "Claims that are prepared on this node, or were begun."
+        )
+        self._unreadable_records = self._gauge(
+            "unreadable_records", "Damaged claim records that were set aside."
+        )
+        self.published_devices = self._gauge(
+            "published_devices", "Devices in the ResourceSlices of this node."
+        )
+        self.withheld_devices = self._gauge(
+            "unavailable_devices", "GPUs of this node that are not offered."
+        )
         self.pending_devices = self._gauge(
-            "pending_devices", "GPUs that are not offered as their profile says."
+            "pending_devices", "GPUs that are not offered as their profile says yet."
         )
         self.mig_problems = self._gauge(
-            "mig_problems", "GPUs that are not cut, or not in the MIG mode, that is wanted."
+            "mig_problems", "GPUs whose partitions or MIG mode are not as wanted."
         )
-        self._gone_instances = self._gauge(
-            "mig_instances_gone", "MIG instances of prepared claims that are not there any more."
-        )
+        self._gone_instances = self._gauge("mig_lost_instances", "Claims that lost a MIG instance.")
         self._profile_problems = self._gauge(
-            "profile_problems", "1 while the profile that is wanted cannot be used."
+            "profile_problems", "1 while the profile that the node should have cannot be used."
         )
         self._limits_offered = self._gauge(
-            "memory_limits_offered", "1 where the driver of the GPUs limits memory by cgroup."
+            "memory_limits_offered", "1 if NVIDIA's driver limits memory by cgroup on this node."
         )
         self.dropped_fields = self._gauge(
-            "dropped_slice_fields", "Fields of slices that the API server does not keep."
+            "dropped_slice_fields", "Fields of ResourceSlices that the API server does not keep."
         )
-        self._writes = self._counter("slice_writes", "Writes of slices that succeeded.")
-        self._failures = self._counter("publish_failures", "Tries to publish that failed.")
+        self._writes = self._counter("slice_writes", "Successful writes of ResourceSlices.")
+        self._failures = self._counter(
+            "publish_failures", "Failed attempts to publish ResourceSlices."
+        )
         self.reconciled_claims = self._counter(
-            "reconciled_claims", "Claims put right without the kubelet."
+            "reconciled_claims",
+            "Claims that were taken back or restored without a call of the kubelet.",
         )
         claim_and_gpu = ("namespace", "claim", "uuid")
         self._memory_used = self._gauge(
-            "claim_memory_used_bytes", "GPU memory that a claim uses.", claim_and_gpu
+            "claim_memory_used_bytes", "Memory of a GPU that a claim uses.", claim_and_gpu
         )
         self._memory_share = self._gauge(
-            "claim_memory_share_bytes", "GPU memory that a claim may use.", claim_and_gpu
+            "claim_memory_share_bytes", "Memory of a GPU that a claim may use.", claim_and_gpu
         )
         self._memory_users: set[tuple[str, str, str]] = set()
         self._memory_blind = self._gauge(
-            "memory_guard_blind_gpus", "GPUs that do not tell who uses how much memory."
+            "memory_guard_unreadable_gpus", "GPUs whose memory use per process cannot be read."
         )
         self._memory_excursions = self._counter(
-            "memory_excursions", "Times that claims went above their share of GPU memory."
+            "memory_excursions", "How often a claim began to use more memory than its share."
         )
         self._memory_kills = self._counter(
             "memory_guard_kills", "Processes that the memory guard asked to end (SIGTERM)."

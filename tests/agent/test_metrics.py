@@ -24,8 +24,8 @@ def test_it_counts_what_there_is():
         'dra_driver_mps_servers{ready="false"} 1.0',
         "dra_driver_mps_clients 2.0",
         "dra_driver_mps_restarts_total 7.0",
-        "dra_driver_mps_foreign_daemons 1.0",
-        "dra_driver_mps_unsheltered_servers 3.0",
+        "dra_driver_mps_unmanaged_daemons 1.0",
+        "dra_driver_mps_servers_in_agent_container 3.0",
     }
 
 

@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry, generate_latest
 
 from api import names
-from dra_driver.agent.run import metrics_registry
-from dra_driver.model.mps import MpsStatus
 from dra_driver.model.profiles import MigRules
 from dra_driver.plan.profiles.rules import decode_profile
-from dra_driver.plugin.metrics import MpsMetrics
 from tests.deploy.chart import CHART, GOLDEN, REPOSITORY, helm, objects
 from tests.deploy.examples import examples
 
@@ -111,20 +107,3 @@ def test_it_leads_to_examples_that_there_are() -> None:
     assert {"one-gpu", "quarter-gpu", "device-plugin-manifest"} <= named
     families = ("mps-", "mig-")
     assert {each.name for each in examples() if each.name.startswith(families)} <= named
-
-
-def test_its_metrics_of_mps_are_those_that_agent_and_plugin_serve() -> None:
-    rows = re.findall(r"^\| (`dra_driver_mps.+?) \| (agent|plugin) \|", TEXT, re.MULTILINE)
-    named: dict[str, set[str]] = {"agent": set(), "plugin": set()}
-    for cell, origin in rows:
-        named[origin] |= set(re.findall(r"`(\w+)", cell))
-    plugin = CollectorRegistry()
-    MpsMetrics(plugin)
-    assert named == {"agent": served(metrics_registry(MpsStatus)), "plugin": served(plugin)}
-
-
-def served(metrics: CollectorRegistry) -> set[str]:
-    """The names of MPS as a scraper finds them."""
-    text = generate_latest(metrics).decode()
-    found = re.findall(r"^# TYPE (dra_driver_mps_\w+)", text, re.MULTILINE)
-    return {name for name in found if not name.endswith("_created")}

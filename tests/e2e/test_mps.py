@@ -187,7 +187,7 @@ def test_clients_outlive_plugin_and_agent_and_are_told_when_a_server_was_restart
     assert not alive(driver, one)
     uses(driver, 0, **{f"p{one}": GIB})
     wait("silent fallback to be told", lambda: "MPSNotUsed" in str(kube.events("one")), 30)
-    assert sum(metric(driver, "dra_driver_mps_unserved_processes")) == 1
+    assert sum(metric(driver, "dra_driver_mps_bypassing_processes")) == 1
     assert "MPSNotUsed" not in str(kube.events("two"))
     assert attached(driver, one)["percent"] == 50, "the same pipe directory leads to it again"
 

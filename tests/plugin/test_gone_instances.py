@@ -97,7 +97,7 @@ class World:
 
     @property
     def number(self):
-        return self.metrics.registry.get_sample_value("dra_driver_mig_instances_gone")
+        return self.metrics.registry.get_sample_value("dra_driver_mig_lost_instances")
 
 
 @pytest.fixture

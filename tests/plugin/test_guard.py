@@ -371,7 +371,7 @@ def test_where_no_claim_is_guarded_nothing_is_looked_at(world):
 
     assert world.signals == []
     assert world.events == []
-    assert world.metric("memory_guard_blind_gpus") == 0.0
+    assert world.metric("memory_guard_unreadable_gpus") == 0.0
 
 
 def test_a_guard_that_warns_tells_and_ends_nobody(world, caplog):
@@ -438,7 +438,7 @@ def test_an_instance_that_does_not_answer_leaves_the_guard_blind_for_it_alone(wo
     world.look(after=10)
 
     assert world.signals == [(above.pid, signal.SIGTERM)]
-    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.metric("memory_guard_unreadable_gpus") == 1.0
     assert [one.gpu for one in caplog.records if "not guarded" in one.message] == ["MIG-9"]
 
 
@@ -579,7 +579,7 @@ def test_memory_that_nvml_does_not_tell_is_said_once_and_nobody_is_ended(world, 
     world.look(after=20)
 
     assert caplog.messages.count("memory shares are not guarded") == 1
-    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.metric("memory_guard_unreadable_gpus") == 1.0
     assert world.signals == []
 
 
@@ -591,7 +591,7 @@ def test_where_other_pods_cannot_be_seen_it_says_what_to_change(world, caplog):
     world.look()
 
     assert "hostPID: true" in caplog.records[-1].error
-    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.metric("memory_guard_unreadable_gpus") == 1.0
     assert world.events == []
 
 
@@ -607,7 +607,7 @@ def test_a_gpu_that_does_not_answer_does_not_hide_the_others(world, caplog):
     world.look(after=10)
 
     assert [pid for pid, _ in world.signals] == [child.pid]
-    assert world.metric("memory_guard_blind_gpus") == 1.0
+    assert world.metric("memory_guard_unreadable_gpus") == 1.0
 
 
 def test_metrics_say_what_each_claim_uses_of_its_share_until_it_is_gone(world):

@@ -24,7 +24,7 @@ def test_claims_of_an_instance_are_looked_after_like_those_of_a_gpu(world):
 
     assert world.of_claim("claim_cores_percent", A, INSTANCE.uuid) == 30.0
     assert world.of_claim("claim_clients", A, INSTANCE.uuid) == 1.0
-    assert world.of_claim("unserved_processes", A, INSTANCE.uuid) == 1.0
+    assert world.of_claim("bypassing_processes", A, INSTANCE.uuid) == 1.0
     (event,) = world.told("MPSNotUsed")
     assert event.message.startswith(
         "process 2 of the host uses gpu-0-mig-3g20gb-9-4 (MIG-0) for claim default/a"

@@ -19,19 +19,19 @@ def test_a_process_that_does_not_use_mps_is_told_of_once(world, caplog):
     world.process(2, WEB)
     world.look()
     assert world.events == []
-    assert world.of_claim("unserved_processes", A) == 0.0
+    assert world.of_claim("bypassing_processes", A) == 0.0
 
     for _ in range(5):
         world.look()
     (event,) = world.told("MPSNotUsed")
     assert event.regarding == PodRef("default", "web", WEB.uid)
     assert "process 2 of the host uses gpu-0 (GPU-0) for claim default/a" in event.message
-    assert world.of_claim("unserved_processes", A) == 1.0
+    assert world.of_claim("bypassing_processes", A) == 1.0
     assert caplog.messages == ["a process of a claim under MPS goes past it"]
 
     world.end(2)
     world.look()
-    assert world.of_claim("unserved_processes", A) == 0.0
+    assert world.of_claim("bypassing_processes", A) == 0.0
 
 
 def test_a_process_that_connects_in_time_is_not_told_of(world):
@@ -101,7 +101,7 @@ def test_a_gpu_that_does_not_answer_is_said_once_and_changes_nothing(world, capl
     pids, world.on_gpus[GPU] = world.on_gpus[GPU], None
     world.look()
     world.look()
-    assert world.of_claim("unserved_processes", A) == 1.0
+    assert world.of_claim("bypassing_processes", A) == 1.0
     assert caplog.messages.count("it cannot be seen who goes past MPS") == 1
 
     world.on_gpus[GPU] = pids

@@ -227,7 +227,7 @@ def test_claims_are_counted_while_they_are_there(world):
 
     world.give_back(A)
     world.look()
-    for name in ("claim_cores_percent", "claim_clients", "unserved_processes"):
+    for name in ("claim_cores_percent", "claim_clients", "bypassing_processes"):
         assert world.of_claim(name, A) is None
         assert world.of_claim(name, B) is not None
 

@@ -1,0 +1,245 @@
+"""The reference pages in docs/reference, written from the code that they describe."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from api.node_profile import NodeProfile
+from dra_driver.__main__ import command_line
+from dra_driver.agent.run import metrics_registry
+from dra_driver.model.mps import MpsStatus
+from dra_driver.plugin.metrics import Metrics, MpsMetrics
+
+REPOSITORY = Path(__file__).parents[1]
+REFERENCE = REPOSITORY / "docs/reference"
+VALUES = REPOSITORY / "deploy/helm/dra-driver-gpu/values.yaml"
+LONGEST_DEFAULT = 60  # characters of a chart value that are shown
+
+_HELP = re.compile(
+    r"(?P<meaning>.*?) \((?:\$(?P<variable>\w+))?(?:, )?(?:default (?P<default>.+))?\)"
+)
+_DEFAULT = re.compile(r"(?P<meaning>.*) Default: (?P<default>.+)\.")
+
+Row = tuple[str, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages, or say which are stale. 1: there are stale ones, printed."""
+    parser = argparse.ArgumentParser(prog="hack/update-docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
+    check = parser.parse_args(arguments).check
+    stale = stale_pages()
+    for name, text in stale.items():
+        if check:
+            print(f"docs/reference/{name} is stale: run hack/update-docs", file=sys.stderr)
+        else:
+            REFERENCE.mkdir(exist_ok=True)
+            (REFERENCE / name).write_text(text)
+    return 1 if check and stale else 0
+
+
+def stale_pages() -> Mapping[str, str]:
+    """The pages that differ from what is on the disk, by file name."""
+    return {
+        name: text
+        for name, text in pages().items()
+        if not (REFERENCE / name).exists() or (REFERENCE / name).read_text() != text
+    }
+
+
+def pages() -> Mapping[str, str]:
+    """Every page by its file name."""
+    return {
+        "profile.md": _page(
+            "Profile fields",
+            "The fields below `spec.gpus[]` of a `NodeProfile` ([Profiles](../profiles.md)).",
+            _table(("field", "value", "default", "meaning"), profile_rows()),
+        ),
+        "metrics.md": _page(
+            "Metrics",
+            "What the kubelet plugin and the MPS agent serve at `/metrics` "
+            "([Operate](../operate.md)), beside the usual `process_…` and `python_…`.",
+            _table(("metric", "type", "from", "meaning"), metric_rows()),
+        ),
+        "command-line.md": _page(
+            "Command line",
+            "The commands and flags of `dra-driver` ([Operate](../operate.md)). A flag overrides "
+            "its environment variable.",
+            _table(("command", "what it does"), command_rows()),
+            _table(("flag", "variable", "default", "commands", "meaning"), flag_rows()),
+        ),
+        "chart-values.md": _page(
+            "Chart values",
+            "The values of the Helm chart ([Install](../install.md)), from "
+            "[values.yaml](../../deploy/helm/dra-driver-gpu/values.yaml). A name or a type that "
+            "the chart does not know is refused.",
+            _table(("value", "default", "when to change it"), value_rows(VALUES.read_text())),
+        ),
+    }
+
+
+def profile_rows() -> list[Row]:
+    """A row for each field below ``spec.gpus[]``, nested ones with their path."""
+    schema = NodeProfile.model_json_schema()
+    return list(_field_rows(schema["$defs"]["GpuRules"], schema["$defs"], ""))
+
+
+def _field_rows(model: Mapping[str, Any], models: Mapping[str, Any], path: str) -> Iterator[Row]:
+    for name, field in model["properties"].items():
+        reference = next((one["$ref"] for one in _variants(field) if "$ref" in one), None)
+        if reference:
+            nested = models[reference.rpartition("/")[2]]
+            yield from _field_rows(nested, models, f"{path}{name}.")
+            continue
+        match = _DEFAULT.fullmatch(field["description"])
+        meaning = match["meaning"] if match else field["description"]
+        yield f"`{path}{name}`", _value(field), match["default"] if match else "", meaning
+
+
+def _variants(field: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a field can be, but null."""
+    variants = field.get("anyOf") or field.get("allOf") or [field]
+    return [one for one in variants if one.get("type") != "null"]
+
+
+def _value(field: Mapping[str, Any]) -> str:
+    """The values that a field takes, in words."""
+    [one] = _variants(field)
+    if "enum" in one:
+        return ", ".join(f"`{word}`" for word in one["enum"])
+    match one["type"]:
+        case "array" if "enum" in one["items"]:
+            return f"list of {_value(one['items'])}"
+        case "array":
+            return f"list of {_value(one['items'])}s"
+        case "object":
+            return f"{_value(one['additionalProperties'])}, by {one['propertyNames']['format']}"
+        case "integer" if "maximum" in one:
+            return f"{one['minimum']} to {one['maximum']}"
+        case "integer":
+            return "number"
+        case "boolean":
+            return "`true`, `false`"
+        case _:
+            return str(one.get("format", "text"))
+
+
+def metric_rows() -> list[Row]:
+    """A row for each metric of ours, by process."""
+    plugin = Metrics().registry
+    MpsMetrics(plugin)
+    agent = metrics_registry(MpsStatus)
+    return [*_metric_rows(plugin, "plugin"), *_metric_rows(agent, "agent")]
+
+
+def _metric_rows(registry: CollectorRegistry, origin: str) -> Iterator[Row]:
+    labels = {
+        collector._name: collector._labelnames
+        for collector in registry._collector_to_names
+        if isinstance(collector, MetricWrapperBase)
+    }
+    for family in registry.collect():
+        if not family.name.startswith("dra_driver_"):
+            continue
+        named = labels.get(family.name) or tuple(
+            dict.fromkeys(label for sample in family.samples for label in sample.labels)
+        )
+        name = family.name + ("_total" if family.type == "counter" else "")
+        shown = name + (f"{{{', '.join(named)}}}" if named else "")
+        yield f"`{shown}`", family.type, origin, family.documentation
+
+
+def command_rows() -> list[Row]:
+    """A row for each command."""
+    return [(f"`{action.dest}`", action.help or "") for action in _commands()._choices_actions]
+
+
+def flag_rows() -> list[Row]:
+    """A row for each flag and meaning, with the commands that have it."""
+    commands: dict[Row, list[str]] = {}
+    for command, parser in _commands().choices.items():
+        for action in parser._actions:
+            if not isinstance(action, argparse._HelpAction):
+                commands.setdefault(_flag(action), []).append(f"`{command}`")
+    return [
+        (flag, variable, default, ", ".join(names), meaning)
+        for (flag, variable, default, meaning), names in commands.items()
+    ]
+
+
+def _commands() -> "argparse._SubParsersAction[argparse.ArgumentParser]":
+    [commands] = (
+        action
+        for action in command_line()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return commands
+
+
+def _flag(action: argparse.Action) -> Row:
+    values = "|".join(action.choices) if action.choices else action.metavar
+    flag = ", ".join(action.option_strings) + (f" {values}" if values else "")
+    shown = f"`{flag}`".replace("|", "\\|")
+    match = _HELP.fullmatch(action.help or "")
+    if match is None:
+        return shown, "", "", action.help or ""
+    return shown, _code(match["variable"]), _code(match["default"]), match["meaning"]
+
+
+def _code(text: str | None) -> str:
+    return f"`{text}`" if text else ""
+
+
+def value_rows(text: str) -> list[Row]:
+    """A row for each value of a values.yaml that a comment stands above, with its path."""
+    values = yaml.safe_load(text)
+    rows: list[Row] = []
+    path: list[str] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r"( *)([A-Za-z]+):", line)
+        if line.lstrip().startswith("#"):
+            comment.append(line.strip("# "))
+        elif match:
+            path[len(match[1]) // 2 :] = [match[2]]
+            if comment:
+                rows.append((f"`{'.'.join(path)}`", _shown(values, path), " ".join(comment)))
+            comment = []
+        else:
+            comment = []
+    return rows
+
+
+def _shown(values: Any, path: Iterable[str]) -> str:
+    for key in path:
+        values = values[key]
+    text = yaml.safe_dump(values, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+    return f"`{text}`" if len(text) <= LONGEST_DEFAULT else ""
+
+
+def _page(title: str, opening: str, *tables: str) -> str:
+    note = "This page is written by `hack/update-docs`. Change the code, not the page."
+    return "\n\n".join([f"# {title}", opening, note, *tables]) + "\n"
+
+
+def _table(heads: Row, rows: Sequence[Row]) -> str:
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "\n".join("|".join(["", *map(_cell, cells), ""]) for cells in lines)
+
+
+def _cell(text: str) -> str:
+    """*text* as Markdown, with no tags outside of code."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "\\<") for part in parts[::2]]
+    return f" {'`'.join(parts)} " if text else " "
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The reference pages are fresh, and so are commands and defaults that pages name."""
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from api import names
+from dra_driver.__main__ import command_line
+from dra_driver.plan.profiles.rules import decode_profile
+from hack.reference import pages, profile_rows, stale_pages, value_rows
+from tests.deploy.chart import REPOSITORY
+
+PROSE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def test_the_pages_are_fresh() -> None:
+    assert stale_pages().keys() == set(), "run hack/update-docs"
+    assert {path.name for path in (REPOSITORY / "docs/reference").iterdir()} == pages().keys()
+
+
+def written_defaults() -> list[tuple[str, str]]:
+    return [
+        (field.strip("`"), default.strip("`"))
+        for field, _, default, _ in profile_rows()
+        if default.startswith("`")
+    ]
+
+
+@pytest.mark.parametrize(("field", "default"), written_defaults())
+def test_a_written_default_is_what_holds_without_the_field(field: str, default: str) -> None:
+    entry: Any = yaml.safe_load(default)
+    for name in reversed(field.split(".")):
+        entry = {name: entry}
+    assert rules({**entry, "select": {"index": [0]}}) == rules({"select": {"index": [0]}})
+
+
+def rules(entry: dict[str, Any]) -> Any:
+    document = {
+        "apiVersion": names.CONFIG_VERSION,
+        "kind": "NodeProfile",
+        "spec": {"gpus": [entry]},
+    }
+    [decoded_entry] = decode_profile(document, "default").entries
+    return decoded_entry.rules
+
+
+def test_a_value_has_the_comment_above_it() -> None:
+    text = "# About all.\n\na:\n  # One\n  # two.\n  b: 1\n\n# Three.\nc: {d: []}\n"
+    assert value_rows(text) == [("`a.b`", "`1`", "One two."), ("`c`", "`{d: []}`", "Three.")]
+
+
+def typed_commands() -> list[str]:
+    blocks = [
+        block
+        for page in PROSE
+        for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    return [
+        command.strip()
+        for block in blocks
+        for command in re.findall(r"(?:^\$ |-- )dra-driver (.*?)(?:  +#.*)?$", block, re.M)
+    ]
+
+
+@pytest.mark.parametrize("command", typed_commands())
+def test_a_command_of_the_pages_is_one_that_there_is(command: str) -> None:
+    command_line().parse_args(shlex.split(command))
