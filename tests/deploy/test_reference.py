@@ -1,5 +1,6 @@
 """The reference pages are fresh, and so are commands and defaults that pages name."""
 
+import ast
 import re
 import shlex
 from typing import Any
@@ -14,6 +15,7 @@ from hack.reference import pages, profile_rows, stale_pages, value_rows
 from tests.deploy.chart import REPOSITORY
 
 PROSE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+OPERATE = (REPOSITORY / "docs/operate.md").read_text()
 
 
 def test_the_pages_are_fresh() -> None:
@@ -68,3 +70,28 @@ def typed_commands() -> list[str]:
 @pytest.mark.parametrize("command", typed_commands())
 def test_a_command_of_the_pages_is_one_that_there_is(command: str) -> None:
     command_line().parse_args(shlex.split(command))
+
+
+def test_the_messages_that_the_pages_explain_are_those_of_the_code() -> None:
+    texts = [
+        str(node.value)
+        for path in (REPOSITORY / "dra_driver").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant)
+    ]
+    page = OPERATE.partition("### Errors")[2].partition("###")[0]
+    messages = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (.+?) \|", page, re.M)))
+    parts = [part.strip(" ,") for message in messages for part in message.split("…")]
+    unknown = [part for part in parts if not any(part in text for text in texts)]
+    of_the_kernel = ["No space left on device", "Read-only file system"]
+    assert unknown == of_the_kernel
+    assert len(parts) > 15
+
+
+def test_the_pages_explain_every_event() -> None:
+    sources = (REPOSITORY / "dra_driver").rglob("*.py")
+    reasons = re.compile(r'"((?:MPS|MIG|GPUMemory|ClaimNot)[A-Z]\w+)"')
+    told = {reason for path in sources for reason in reasons.findall(path.read_text())}
+    page = OPERATE.partition("### Events of a pod")[2]
+    heads = "".join(re.findall(r"^\| (.+?) \|", page, re.M))
+    assert set(re.findall(r"`([A-Z]\w+)`", heads)) == told
