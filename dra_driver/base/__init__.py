@@ -1,3 +1,1 @@
-"""What every part of the driver uses and what knows neither Kubernetes nor GPUs: errors, logs,
-deadlines, backoff, files, threads, HTTP and signals.
-"""
+"""Errors, logs, deadlines, files, threads and HTTP: what knows neither Kubernetes nor GPUs."""

@@ -1,3 +1,1 @@
-"""How the kubelet finds and calls the plugin: its sockets, its gRPC services, and two processes
-during a rolling update.
-"""
+"""How the kubelet finds and calls the plugin: sockets, gRPC services, rolling updates."""

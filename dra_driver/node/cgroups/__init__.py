@@ -1,3 +1,1 @@
-"""Pods, containers and processes of this machine, by cgroup file system, container runtime and
-/proc.
-"""
+"""Pods, containers and processes of this machine, as cgroups and /proc show them."""

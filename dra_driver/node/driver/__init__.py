@@ -1,3 +1,1 @@
-"""The host's NVIDIA driver: where it is installed, its programs, device nodes, time slices and PCI
-devices.
-"""
+"""NVIDIA's driver on the host: where it is, its programs, device nodes and time slices."""

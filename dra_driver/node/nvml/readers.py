@@ -1,5 +1,4 @@
-"""What is read of one GPU: each reader is called on that GPU's thread of
-``dra_driver.node.nvml.client.client``.
+"""What is read of one GPU; each reader is called on the thread of that GPU (``node.nvml.client``).
 
 Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
 

@@ -1,3 +1,1 @@
-"""How much GPU memory each claim may use, how much it uses, and what the memory guard does about
-it.
-"""
+"""How much GPU memory a claim may use and uses, and what the memory guard does about it."""

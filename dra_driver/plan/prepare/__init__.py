@@ -1,3 +1,1 @@
-"""What preparing a claim takes, and giving it back: which devices, which settings, what its
-containers get.
-"""
+"""What preparing and unpreparing a claim takes: devices, settings, container edits."""

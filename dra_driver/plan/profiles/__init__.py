@@ -1,3 +1,1 @@
-"""Which node profile holds, and what its document (or a configuration of NVIDIA's device plugin)
-means for each GPU.
-"""
+"""Which profile a node has, and what its document means for each GPU."""

@@ -1,3 +1,1 @@
-"""Watches MPS while claims use it: who is not served, who bypasses it, whose pods are about to
-end.
-"""
+"""Watches claims under MPS: who is not served, who bypasses it, whose pods end."""

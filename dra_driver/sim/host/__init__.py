@@ -1,3 +1,1 @@
-"""The files and programs of a simulated host: device nodes, /proc, /sys, driver libraries and
-command line tools.
-"""
+"""The files and programs of a simulated host: device nodes, /proc, /sys, driver, tools."""

@@ -1,3 +1,1 @@
-"""Why pending claims and pods can never be scheduled, judged from what is published; a later
-capability replaces it.
-"""
+"""Why pending claims and pods cannot be scheduled, by what is published; to be replaced."""

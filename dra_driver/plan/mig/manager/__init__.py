@@ -1,3 +1,1 @@
-"""NVIDIA's MIG manager, emulated: named layouts (mig-parted) and what has to change on a GPU to
-match one.
-"""
+"""NVIDIA's MIG manager, emulated: layouts, and what has to change on a GPU to match one."""
