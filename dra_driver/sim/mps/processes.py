@@ -33,7 +33,7 @@ def user_of(pid: int) -> ProcessUser:
     return ProcessUser(uid, gid, tuple(map(int, said["Groups"].split())))
 
 
-_PACKAGES: Final = str(Path(__file__).parents[4])
+_PACKAGES: Final = str(Path(__file__).parents[3])
 _SERVER: Final = """
 import os, signal, sys
 open("/proc/self/comm", "w").write("nvidia-cuda-mps-server")
