@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from api.node_profile import NodeProfile
 from dra_driver.__main__ import command_line
-from dra_driver.agent.run import metrics_registry
+from dra_driver.agent.metrics import metrics_registry
 from dra_driver.model.mps import MpsStatus
 from dra_driver.plugin.metrics import Metrics, MpsMetrics
 

@@ -1,8 +1,6 @@
 """The MPS agent as a process: picks the parts, connects them, serves until SIGTERM.
 
 Stopping touches no daemon: clients compute on, and the next agent finds everything as it was.
-
-What the agent counts, for Prometheus: asked of the supervisor whenever somebody asks.
 """
 
 import logging
@@ -13,10 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Final
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from dra_driver.agent.dependencies import AgentDependencies
 from dra_driver.agent.service import AgentService, lock_directory
 from dra_driver.agent.state import IncidentLog, ServerStateFiles
@@ -24,71 +18,12 @@ from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.base.files import hanging_disk_calls, removed_directory
 from dra_driver.base.signals import Shutdown
 from dra_driver.base.threads import Loop
-from dra_driver.model.mps import MpsStatus
 from dra_driver.node.cgroups.tree import cgroup_root
 from dra_driver.node.driver.config import open_driver
 from dra_driver.node.mps.daemon import check_directory
 from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
 from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.settings import AgentSettings
-
-_PREFIX: Final = "dra_driver_mps"
-
-
-class _StatusCollector(Collector):
-    def __init__(self, status: Callable[[], MpsStatus], unsheltered: Callable[[], int]) -> None:
-        self._status = status
-        self._unsheltered = unsheltered
-
-    def describe(self) -> Iterable[Metric]:
-        return _metrics(MpsStatus(), 0)
-
-    def collect(self) -> Iterable[Metric]:
-        return _metrics(self._status(), self._unsheltered())
-
-
-def metrics_registry(
-    status: Callable[[], MpsStatus], unsheltered: Callable[[], int] = lambda: 0
-) -> CollectorRegistry:
-    """*unsheltered*: how many servers end with the container of this process."""
-    made = CollectorRegistry()
-    ProcessCollector(registry=made)
-    PlatformCollector(registry=made)
-    made.register(_StatusCollector(status, unsheltered))
-    return made
-
-
-def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
-    servers = GaugeMetricFamily(
-        f"{_PREFIX}_servers",
-        "MPS servers of this node, by whether they are ready.",
-        labels=("ready",),
-    )
-    for ready in (True, False):
-        number = sum(one.ready is ready for one in status.servers)
-        servers.add_metric([str(ready).lower()], number)
-    yield servers
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_clients",
-        "Clients of all MPS servers of this node.",
-        value=sum(len(one.clients) for one in status.servers),
-    )
-    yield CounterMetricFamily(
-        f"{_PREFIX}_restarts",
-        "How often an MPS server, or the part of a claim in one, was started again.",
-        value=status.incidents[-1].number if status.incidents else 0,
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_unmanaged_daemons",
-        "MPS daemons on this node that somebody else started.",
-        value=len(status.foreign),
-    )
-    yield GaugeMetricFamily(
-        f"{_PREFIX}_servers_in_agent_container",
-        "MPS servers that end with the container of the agent, because they cannot leave it.",
-        value=unsheltered,
-    )
-
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +88,7 @@ def _serve_http(
     if not settings.http_address:
         return
     # Imported here: an agent that nobody asks is a third smaller without.
+    from dra_driver.agent.metrics import metrics_registry
     from dra_driver.base.http import HttpServer
 
     server = HttpServer(

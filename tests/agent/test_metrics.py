@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from dra_driver.agent.run import metrics_registry
+from dra_driver.agent.metrics import metrics_registry
 from dra_driver.model.mps import MpsClient, MpsServer, MpsServerName, MpsServerRestart, MpsStatus
 
 SERVER = MpsServer(MpsServerName("s1"), (), 3, ready=True, clients=(MpsClient(1), MpsClient(2)))

@@ -23,9 +23,9 @@ def parse_table(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     """The lines of a list by the names of their *columns*, which are in this order unless a head
     in front says otherwise; the last takes what commas it has.
 
-    >>> rows("4711,gpu,0,c_1,python a,b", ("pid", "server", "device", "namespace", "command"))
-    [{'pid': '4711', 'server': 'gpu', 'device': '0', 'namespace': 'c_1', 'command': 'python a,b'}]
-    >>> rows("| Pipe_Directory | Name |\\n+------+\\n| /p | x |", ("name", "pipe-directory"))
+    >>> parse_table("4711,c_1,python a,b", ("pid", "namespace", "command"))
+    [{'pid': '4711', 'namespace': 'c_1', 'command': 'python a,b'}]
+    >>> parse_table("| Pipe_Directory | Name |\\n+------+\\n| /p | x |", ("name", "pipe-directory"))
     [{'pipe-directory': '/p', 'name': 'x'}]
     """
     found: list[dict[str, str]] = []
@@ -59,7 +59,7 @@ def _plain(cell: str) -> str:
 def parse_size(text: str) -> int | None:
     """Bytes; None: no limit. ValueError: it is no size.
 
-    >>> size("4G"), size("512.00M"), size("unlimited")
+    >>> parse_size("4G"), parse_size("512.00M"), parse_size("unlimited")
     (4294967296, 536870912, None)
     """
     word = text.strip()
@@ -74,7 +74,7 @@ def parse_size(text: str) -> int | None:
 def format_size(size_bytes: int) -> str:
     """Whole MiB, as the program wants it: less rather than more.
 
-    >>> size_text(5 << 30)
+    >>> format_size(5 << 30)
     '5120M'
     """
     return f"{size_bytes // _MIB}M"
@@ -83,7 +83,7 @@ def format_size(size_bytes: int) -> str:
 def parse_percent(text: str) -> int:
     """ValueError: it is none.
 
-    >>> percent("30.00"), percent("30 %")
+    >>> parse_percent("30.00"), parse_percent("30 %")
     (30, 30)
     """
     return round(float(text.strip().removesuffix("%")))

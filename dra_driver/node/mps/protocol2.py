@@ -124,7 +124,7 @@ def limits_text(daemon: ControlDaemon) -> str:
 def parse_pids(said: str) -> list[int]:
     """The numbers of processes, one a line; other lines are words.
 
-    >>> numbers("4711\\n4712\\n")
+    >>> parse_pids("4711\\n4712\\n")
     [4711, 4712]
     """
     return [int(line) for line in said.split("\n") if line.strip().isdecimal()]

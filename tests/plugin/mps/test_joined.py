@@ -11,8 +11,8 @@ from dra_driver.plugin.mps.unserved import READS_A_SECOND, READS_AT_ONCE
 from tests.fakes.mps_node import DB, OTHER, WEB, A, B, World
 from tests.fakes.pods import container, pod_spec
 from tests.fakes.values import ref
-from tests.plugin.test_mps_claims import World as Preparing
-from tests.plugin.test_mps_claims import two_requests
+from tests.plugin.mps.test_claims import World as Preparing
+from tests.plugin.mps.test_claims import two_requests
 
 
 @pytest.fixture

@@ -143,9 +143,9 @@ def test_few_files_are_open_at_once_however_deep_it_is(place):
     (place / "top").mkdir()
     deep(place / "top", 200)
     program = (
-        "import resource, sys; from dra_driver.node.mps import trees\n"
+        "import resource, sys; from dra_driver.node.mps import untrusted_trees\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
-        "trees.remove(sys.argv[1])\n"
+        "untrusted_trees.remove_directory(sys.argv[1])\n"
     )
     subprocess.run([sys.executable, "-c", program, place / "top"], check=True, timeout=20)
 
@@ -181,7 +181,7 @@ def test_of_any_tree_exactly_the_directories_that_are_kept_stay(directories, fil
 
 RACED = """
 import os, sys
-from dra_driver.node.mps import trees
+from dra_driver.node.mps import untrusted_trees
 top, target = sys.argv[1:]
 
 def swap(event, arguments):  # the moment before a directory is opened that was just seen
@@ -190,7 +190,7 @@ def swap(event, arguments):  # the moment before a directory is opened that was 
         os.symlink(target, top + "/x")
 
 sys.addaudithook(swap)
-trees.empty(top)
+untrusted_trees.empty_directory(top)
 """
 
 

@@ -104,9 +104,9 @@ def test_what_an_act_starts_has_its_own_shared_memory_and_nobody_else_has(place)
 def in_container(place, propagation: str) -> str:
     """What comes of mounting there in a container whose mounts are seen outside (shared) or not."""
     program = (
-        "from pathlib import Path; from dra_driver.node.mps import mounts, shared_memory\n"
-        "from dra_driver.node.mps.directories import Labels\n"
-        f"try: shared_memory.provide('{place}/shm', True, Labels(Path('/nowhere')))\n"
+        "from pathlib import Path; from dra_driver.node.mps import mounts\n"
+        "from dra_driver.node.mps.directories import SelinuxLabels, mount_shared_memory\n"
+        f"try: mount_shared_memory('{place}/shm', True, SelinuxLabels(Path('/nowhere')))\n"
         "except Exception as e: print(type(e).__name__, e)\n"
         f"print(mounts.mounted_at_or_below('{place}'))\n"
     )
