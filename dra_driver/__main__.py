@@ -4,6 +4,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dra_driver.base import logs
 from dra_driver.base.errors import DriverError, SettingsError
@@ -14,6 +16,10 @@ from dra_driver.settings import (
     DoctorSettings,
     PluginSettings,
 )
+
+if TYPE_CHECKING:
+    from dra_driver.node.driver.config import DriverPrograms
+    from dra_driver.node.machine import OpenNode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,7 +110,7 @@ def _kubelet_plugin(arguments: argparse.Namespace) -> int:
 
     settings = PluginSettings.read(arguments)
     logs.set_up_logging(settings.log_level, settings.log_format)
-    return run(settings)
+    return run(settings, node_opener(settings))
 
 
 def _mps_agent(arguments: argparse.Namespace) -> int:
@@ -112,7 +118,7 @@ def _mps_agent(arguments: argparse.Namespace) -> int:
 
     settings = AgentSettings.read(arguments)
     logs.set_up_logging(settings.log_level, settings.log_format)
-    return run(settings)
+    return run(settings, driver_finder(settings))
 
 
 def _devices(arguments: argparse.Namespace) -> int:
@@ -122,7 +128,11 @@ def _devices(arguments: argparse.Namespace) -> int:
     settings = DevicesSettings.read(arguments)
     logs.set_up_logging("warning", settings.log_format)
     shown = terminal(sys.stdout, os.environ)
-    print(devices(settings, arguments.output, arguments.without, shown))
+    print(
+        devices(
+            settings, node_opener(settings, copy=True), arguments.output, arguments.without, shown
+        )
+    )
     return 0
 
 
@@ -133,7 +143,8 @@ def _claims(arguments: argparse.Namespace) -> int:
     settings = ClaimsSettings.read(arguments)
     logs.set_up_logging("warning", settings.log_format)
     shown = terminal(sys.stdout, os.environ)
-    print(claims(settings, arguments.output, shown, arguments.ledger_only))
+    open_node = None if arguments.ledger_only else node_opener(settings, copy=True)
+    print(claims(settings, open_node, arguments.output, shown))
     return 0
 
 
@@ -142,7 +153,33 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     settings = DoctorSettings.read(arguments)
     logs.set_up_logging("error", settings.log_format)
-    return doctor(settings)
+    return doctor(settings, node_opener(settings, copy=True))
+
+
+# This machine, or a simulated one: nothing else chooses.
+
+
+def node_opener(settings: ClaimsSettings, copy: bool = False) -> "OpenNode":
+    """*copy*: of a simulated node a copy, for a command that only looks at it."""
+    if not settings.sim:
+        from dra_driver.node.machine import open_node
+
+        return partial(open_node, settings.node_config, settings.state)
+    from dra_driver.sim.parts import open_copied_node, open_simulated_node
+
+    opened = open_copied_node if copy else open_simulated_node
+    return partial(opened, settings.sim, settings.node_config, settings.state)
+
+
+def driver_finder(settings: AgentSettings) -> Callable[[], "DriverPrograms"]:
+    if not settings.sim:
+        from dra_driver.node.driver.config import find_driver
+
+        return partial(find_driver, settings.node_config)
+    from dra_driver.sim.parts import simulated_driver
+
+    host = settings.mps_dir / "sim"
+    return partial(simulated_driver, settings.sim, settings.node_config, host)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ class HostSettings(_Settings):
     log_format: Literal["text", "json"] = Field("text", description="the format of the log")
 
     @property
-    def place(self) -> NodeConfig:
+    def node_config(self) -> NodeConfig:
         """Where the GPUs are looked for."""
-        return NodeConfig(self.driver_root or None, self.host_root, self.sim)
+        return NodeConfig(self.driver_root or None, self.host_root)
 
 
 class AgentSettings(HostSettings):
@@ -230,9 +230,11 @@ class PluginSettings(DoctorSettings):
     log_level: LogLevel = "info"
 
     @property
-    def place(self) -> NodeConfig:
+    def node_config(self) -> NodeConfig:
         """Where the GPUs are looked for, and who else has a part in what claims get of them."""
-        return replace(super().place, runtime_dir=self.runtime_dir, mps_socket=self.mps_socket)
+        return replace(
+            super().node_config, runtime_dir=self.runtime_dir, mps_socket=self.mps_socket
+        )
 
     @property
     def registry(self) -> Path:

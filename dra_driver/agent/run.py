@@ -19,7 +19,7 @@ from dra_driver.base.files import hanging_disk_calls, removed_directory
 from dra_driver.base.signals import Shutdown
 from dra_driver.base.threads import Loop
 from dra_driver.node.cgroups.tree import cgroup_root
-from dra_driver.node.driver.config import open_driver
+from dra_driver.node.driver.config import DriverPrograms
 from dra_driver.node.mps.daemon import check_directory
 from dra_driver.node.mps.daemon_cgroup import DaemonCgroup
 from dra_driver.node.mps.daemons import MpsDaemons
@@ -32,23 +32,25 @@ _STUCK_SECONDS: Final = 300.0  # after which a new process may do better
 _CONCURRENT_SECONDS: Final = 5.0  # most looks take some milliseconds
 
 
-def run(settings: AgentSettings) -> int:
+def run(settings: AgentSettings, open_driver: Callable[[], DriverPrograms]) -> int:
     """Keep the MPS servers of this node. 0: ended by a signal."""
     ending = Shutdown("cannot keep MPS servers any longer")
     with ExitStack() as stack:
-        _start(settings, stack)
+        _start(settings, open_driver, stack)
         log.info("serving MPS", extra={"directory": str(settings.mps_dir)})
         ending.event.wait()
         log.info("stopping")
     return 1 if ending.failed else 0
 
 
-def _start(settings: AgentSettings, stack: ExitStack) -> None:
+def _start(
+    settings: AgentSettings, open_driver: Callable[[], DriverPrograms], stack: ExitStack
+) -> None:
     """Start every part; *stack* stops them, the last one first."""
     directory = settings.mps_dir
     check_directory(str(directory))
     stack.callback(os.close, lock_directory(directory))
-    driver = stack.enter_context(open_driver(settings.place, directory / "sim"))
+    driver = open_driver()
     shelter = DaemonCgroup(cgroup_root(settings.host_root))
     daemons = MpsDaemons(driver.root, driver.run, driver.placed, shelter)
     files = ServerStateFiles(directory / "state")

@@ -1,12 +1,6 @@
-"""What a command learns of this node by looking: its GPUs, and what its MPS agent tells.
+"""What a command learns of this node by looking: its GPUs, and what its MPS agent tells."""
 
-The files of a simulated host for a command that looks at one, and goes again.
-"""
-
-import contextlib
-import shutil
-import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,34 +11,9 @@ from dra_driver.model.gpus import ALL_GPUS, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.mps import MpsStatus
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.gpu_node import GpuNode
-from dra_driver.node.machine import open_node
+from dra_driver.node.machine import OpenNode
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.plan.mps.usage import clients_without_namespace
-from dra_driver.settings import ClaimsSettings
-
-
-@contextlib.contextmanager
-def simulated_host_copy(settings: ClaimsSettings) -> Iterator[Path]:
-    """A directory for them. What the plugin of these *settings* did to the GPUs of its simulated
-    host (how they are cut, their compute modes) is there as it is on GPUs that several processes
-    look at; its own files are left alone, since they may be of another node."""
-    with tempfile.TemporaryDirectory() as made:
-        host = Path(made)
-        if settings.sim:
-            _copy(settings.state / "sim", host)
-        yield host
-
-
-def _copy(plugins: Path, host: Path) -> None:
-    # Imported here: a node with GPUs has no use for it.
-    from dra_driver.sim.host.directory import MARKER
-    from dra_driver.sim.host.tools import SETTINGS_DIRECTORY
-
-    with contextlib.suppress(OSError):  # there is none, or it is not for us to read
-        if (plugins / SETTINGS_DIRECTORY).is_dir():
-            (host / MARKER).write_text("[]")  # of what is copied nothing is the host's own
-            shutil.copytree(plugins / SETTINGS_DIRECTORY, host / SETTINGS_DIRECTORY)
-
 
 AskAgent = Callable[[Path], MpsStatus]
 """Asks the MPS agent at a socket. NodeError: it does not answer."""
@@ -58,14 +27,11 @@ class NodeSnapshot:
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)
 
 
-def take_node_snapshot(settings: ClaimsSettings, used_of: Collection[GpuUuid] = ()) -> NodeSnapshot:
+def take_node_snapshot(open_node: OpenNode, used_of: Collection[GpuUuid] = ()) -> NodeSnapshot:
     """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
     listed."""
     try:
-        with (
-            simulated_host_copy(settings) as sim_dir,
-            open_node(settings.place, sim_dir, state=settings.state) as node,
-        ):
+        with open_node() as node:
             return NodeSnapshot(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
     except NodeError as e:
         return NodeSnapshot(Inventory(withheld=(UnavailableGpu(ALL_GPUS, str(e)),)))

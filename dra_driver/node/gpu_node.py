@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, assert_never
 
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
@@ -44,6 +45,7 @@ from dra_driver.node.nvml.processes import gpu_processes
 class NodeParts:
     """What a node is made of."""
 
+    root: Path  # with its sys and dev
     gpus: GpuDiscovery
     nvml: Nvml
     driver: DriverRoot
@@ -63,7 +65,6 @@ class GpuNode:
 
     def __init__(self, parts: NodeParts) -> None:
         self._gpus = parts.gpus
-        self._driver = parts.driver
         self._nodes = parts.nodes
         self._time_slices = parts.time_slices
         self._nvml = parts.nvml
@@ -71,6 +72,8 @@ class GpuNode:
         self._looking = threading.Lock()
         self._inventory: Inventory | None = None
         self._owed: Mapping[GpuUuid, TimeSliceInterval] = {}
+        self.root: Final = parts.root
+        self.driver: Final = parts.driver
         self.mig: Final = parts.partitions
         self.limits: Final = parts.limits  # what the driver itself enforces of memory
         self.mps: Final = parts.mps  # None: this node serves nothing by MPS
@@ -102,7 +105,7 @@ class GpuNode:
         return self._time_slices.put_back()
 
     def driver_files(self) -> DriverFiles:
-        return self._driver.files()
+        return self.driver.files()
 
     def device_files(
         self, minors: tuple[int, ...], capabilities: tuple[str, ...] = ()

@@ -34,7 +34,7 @@ from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.gpu_node import GpuNode
-from dra_driver.node.machine import open_node
+from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
@@ -68,11 +68,11 @@ _ENDED_SECONDS = 60.0  # between looks at nothing: it is woken
 _MIG_SECONDS = 5.0  # to wait until GPUs are cut; then they are published as they are
 
 
-def run(settings: PluginSettings) -> int:
+def run(settings: PluginSettings, open_node: OpenNode) -> int:
     """Serve this node. 0: ended by a signal; 1: serving the kubelet broke down."""
     ending = Shutdown("cannot serve the kubelet any longer")
     with ExitStack() as stack:
-        _start(settings, ending, stack)
+        _start(settings, open_node, ending, stack)
         log.info("serving", extra={"driver": settings.driver_name, "node": settings.node_name})
         ending.event.wait()
         log.info("stopping")
@@ -98,11 +98,13 @@ class PluginParts:
         return ClaimReader(self.resources, self.settings.driver_name, self.settings.node_name)
 
 
-def _start(settings: PluginSettings, ending: Shutdown, stack: ExitStack) -> None:
+def _start(
+    settings: PluginSettings, open_node: OpenNode, ending: Shutdown, stack: ExitStack
+) -> None:
     """Start every part; *stack* stops them, the last one first. What may take long comes last."""
     metrics = Metrics()
     server = _http_server(settings, metrics, stack)  # it may not be to be had: first of all
-    parts = _parts(settings, metrics, stack)
+    parts = _parts(settings, open_node, metrics, stack)
     publishing = _publish(parts, stack)
     listeners: list[ClaimChanged] = []
     preparer, turn = _preparer(parts, publishing.offers, listeners)
@@ -120,14 +122,16 @@ def _start(settings: PluginSettings, ending: Shutdown, stack: ExitStack) -> None
     _look_on(publishing, rounds, settings, stack)
 
 
-def _parts(settings: PluginSettings, metrics: Metrics, stack: ExitStack) -> PluginParts:
+def _parts(
+    settings: PluginSettings, open_node: OpenNode, metrics: Metrics, stack: ExitStack
+) -> PluginParts:
     api = ApiClient(
         load_kubeconfig(settings.kubeconfig) if settings.kubeconfig else load_in_cluster()
     )
     stack.callback(api.close)
     ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
     metrics.count(ledger.records, ledger.set_aside)
-    node = stack.enter_context(open_node(settings.place, settings.state / "sim", settings.state))
+    node = stack.enter_context(open_node())
     metrics.judge_limits(lambda: node.limits.status().backend is not None)
     plugins = PluginInstances(settings.plugin_dir / "instances", settings.pod_uid or None)
     stack.callback(plugins.leave)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_driver.__main__ import node_opener
 from dra_driver.cli.devices.run import devices
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
 from dra_driver.kubeletplugin.slices.validation import validate_pool
@@ -17,12 +18,10 @@ from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutSt
 from dra_driver.model.offer import Exclusive, Fractional
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
-from tests.fakes.simulated import h100
+from tests.fakes.simulated import h100, open_simulated
 from tests.fakes.user import locked_out
 from tests.fakes.values import ref
 
@@ -366,11 +365,11 @@ def test_another_drivers_name_is_published_under_that_name(type_in):
 def test_a_ledger_that_may_not_be_read_counts_as_empty_and_a_warning_says_so(public, caplog, form):
     settings = DevicesSettings.model_validate({"sim": "h100x8", "kubelet_dir": public / "kubelet"})
     settings.kubelet_dir.mkdir()
-    free = devices(settings, form)
+    free = devices(settings, node_opener(settings, copy=True), form)
     assert "every GPU counts as free" not in caplog.text
 
     with locked_out(settings.kubelet_dir, 0o000):
-        answer = devices(settings, form)
+        answer = devices(settings, node_opener(settings, copy=True), form)
 
     assert answer == free
     (warning,) = (line for line in caplog.messages if line.startswith("every GPU counts as free"))
@@ -509,7 +508,7 @@ def test_a_book_of_layouts_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     settings = DevicesSettings.model_validate({"sim": "a100-40x1", "state_dir": tmp_path})
     (tmp_path / "mig.json").write_text("[]")
 
-    assert devices(settings, "table").endswith("profile: default")
+    assert devices(settings, node_opener(settings, copy=True), "table").endswith("profile: default")
 
     (warning,) = (line for line in caplog.messages if line.startswith("what layouts made counts"))
     assert str(tmp_path / "mig.json") in warning
@@ -533,7 +532,7 @@ def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type
         yaml.safe_dump({"gpus": [{"product": "H100-80-SXM", "bus_id": "0000:04:00.0"}]})
     )
     key = PartitionKey(19, 6, 1, 1)
-    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_simulated(node, tmp_path) as plugin:
         uuid = plugin.refresh().gpus[0].uuid
         plugin.mig.set_mode(uuid, True)
         made = plugin.mig.cut(uuid, key)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_driver.__main__ import node_opener
 from dra_driver.base.errors import NodeError
 from dra_driver.cli.doctor.cluster_checks import (
     NEEDED_PERMISSIONS,
@@ -719,7 +720,7 @@ def test_what_the_agent_tells_is_told(world, capsys):
         asked.append(where)
         return MpsStatus((server_of(),), foreign=("nvidia-cuda-mps-control (process 7)",))
 
-    doctor(settings, ask)
+    doctor(settings, node_opener(settings, copy=True), ask)
     said = capsys.readouterr().out
 
     assert asked == [Path("/run/agent.sock")]

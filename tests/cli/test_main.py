@@ -39,13 +39,13 @@ def test_no_mps_can_be_said_by_an_empty_flag_or_variable():
     assert read(ClaimsSettings).mps_socket == "/run/dra-driver-gpu/mps/agent.sock"
     assert read(ClaimsSettings, MPS_SOCKET="").mps_socket == ""
     plugin = read(PluginSettings, "--node-name", "n", "--mps-socket", "")
-    assert plugin.place.mps_socket == ""
+    assert plugin.node_config.mps_socket == ""
 
 
 def test_the_plugin_prepares_with_the_agent_and_the_runtime_that_it_was_told_of():
     words = ("--node-name", "n", "--mps-socket", "/m/agent.sock", "--runtime-dir", "/run/c")
 
-    assert read(PluginSettings, *words).place == NodeConfig(
+    assert read(PluginSettings, *words).node_config == NodeConfig(
         mps_socket="/m/agent.sock", runtime_dir="/run/c"
     )
 

@@ -10,10 +10,9 @@ from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
+from tests.fakes.simulated import open_simulated
 from tests.fakes.values import ref
 
 WHEN = "while no claim and no process uses them"
@@ -52,7 +51,7 @@ def show(type_in, node, tmp_path):
 
 
 def uuids(node, tmp_path):
-    with open_node(NodeConfig(sim=str(node)), tmp_path / "other") as found:
+    with open_simulated(node, tmp_path / "other") as found:
         return {gpu.name: gpu.uuid for gpu in found.refresh().gpus}
 
 
@@ -96,7 +95,7 @@ def test_documents_have_exactly_these_partitions_and_invent_no_uuid(show):
 
 
 def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, tmp_path):
-    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuids(node, tmp_path)["gpu-0"], True)
 
     assert about(show("sevenths"), "shown as") == [
@@ -255,7 +254,7 @@ def test_a_problem_that_the_plugin_has_too_is_told_once(show, tmp_path):
 
 def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
-    with open_node(NodeConfig(sim=str(node)), tmp_path / "sim") as plugin:
+    with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuid, True)
         cut = [plugin.mig.cut(uuid, key) for key in keys]
     made = tuple(LayoutInstance(one.key, one.gi, one.uuid) for one in cut)

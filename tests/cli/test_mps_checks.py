@@ -14,10 +14,11 @@ from dra_driver.cli.findings import Level
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.mps import MpsLimits, MpsServerRestart, MpsStatus
 from dra_driver.model.steps import ComputeMode, SetComputeMode
-from dra_driver.node.driver.config import NodeConfig, open_driver
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.sim.parts import simulated_driver
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, claim, server
 from tests.fakes.values import ref
 
@@ -248,8 +249,8 @@ def test_a_driver_that_is_not_there_is_told_once(tmp_path):
 
 def test_a_simulated_driver_has_the_programs(tmp_path):
     scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, lambda socket: MpsStatus())
-    with open_driver(NodeConfig(None, Path("/"), "h100x8"), tmp_path / "sim") as driver:
-        assert levels(mps_checks.check_mps_programs(scene, driver.root)) == [Level.OK]
+    driver = simulated_driver("h100x8", NodeConfig(), tmp_path / "sim")
+    assert levels(mps_checks.check_mps_programs(scene, driver.root)) == [Level.OK]
 
 
 class TestComputeModes:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.__main__ import node_opener
 from dra_driver.base.errors import MpsAgentUnreachable
 from dra_driver.cli.claims.run import ClaimsReport, claims, report_document, report_text
 from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport, server_message
@@ -321,7 +322,9 @@ def test_the_agent_is_asked_at_its_socket(settings):
         asked.append(socket)
         return MpsStatus((server(claim("a"), clients=[(7, "a")]),))
 
-    found = json.loads(claims(settings, "json", Terminal(), ask=ask))
+    found = json.loads(
+        claims(settings, node_opener(settings, copy=True), "json", Terminal(), ask=ask)
+    )
 
     assert asked == [Path("/run/agent.sock")]
     assert found["claims"][0]["devices"][0]["mps"]["clients"] == [7]
@@ -331,7 +334,7 @@ def test_from_the_ledger_alone_no_agent_is_asked(settings):
     def ask(socket):
         raise AssertionError(socket)
 
-    shown = claims(settings, "bars", Terminal(), ledger_only=True, ask=ask)
+    shown = claims(settings, None, "bars", Terminal(), ask=ask)
 
     assert "MPS 30 %, limit 10.0 GiB" in shown
     assert "not known" not in shown
@@ -342,7 +345,9 @@ def test_an_agent_that_is_down_is_no_reason_to_say_nothing(settings):
         raise MpsAgentUnreachable(DOWN)
 
     for form in ("bars", "table"):
-        shown = claims(settings, form, Terminal(), ask=ask).splitlines()
+        shown = claims(
+            settings, node_opener(settings, copy=True), form, Terminal(), ask=ask
+        ).splitlines()
         assert any("default/a" in line or "uid-a" in line for line in shown)
         assert shown[-1] == f"the clients of MPS are not known: {DOWN}"
 
@@ -350,7 +355,7 @@ def test_an_agent_that_is_down_is_no_reason_to_say_nothing(settings):
 def test_where_mps_was_switched_off_since_it_is_said_so(settings):
     off = settings.model_copy(update={"mps_socket": ""})
 
-    assert claims(off, "bars", Terminal()).endswith(
+    assert claims(off, node_opener(off, copy=True), "bars", Terminal()).endswith(
         "not known: --mps-socket is empty: there is no MPS agent to ask"
     )
 

@@ -14,8 +14,6 @@ import pytest
 from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
 from dra_driver.model.gpus import MigInfo, Partition
 from dra_driver.model.offer import ApiFeatures, Offer
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_counters, published_devices
@@ -23,6 +21,7 @@ from tests.e2e.fake_nodes import at_once, fake_nodes, pod_for
 from tests.e2e.kube import wait
 from tests.e2e.manifests import claim
 from tests.e2e.mig import part
+from tests.fakes.simulated import open_simulated
 from tests.plan.mig_boards import dynamic, legal
 
 WAITS = "cannot allocate"
@@ -87,7 +86,7 @@ def board_of(profile) -> Board:
     """An A100 in MIG mode under this profile."""
     with (
         tempfile.TemporaryDirectory(prefix="dra-e2e-") as directory,
-        open_node(NodeConfig(sim="a100-40x1"), Path(directory)) as node,
+        open_simulated("a100-40x1", Path(directory)) as node,
     ):
         inventory = after_switch(node.refresh(), profile, ApiFeatures(), {})
     its = inventory.gpus[0].mig

@@ -21,7 +21,6 @@ from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
 from dra_driver.node.gpu_node import GpuNode, NodeParts
 from dra_driver.node.inventory.gpus import GpuDiscovery
-from dra_driver.node.machine import simulated_device_number
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
 from dra_driver.node.mig.gpu_holders import GpuHolders
@@ -42,6 +41,7 @@ from dra_driver.sim.host.directory import SimulatedHost, run_on_simulated_host
 from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.mig.host_files import open_mig_states
 from dra_driver.sim.nvml import SimulatedNvml
+from dra_driver.sim.parts import simulated_device_number
 from tests.fakes.mig_node import board
 from tests.fakes.mortal import Mortal
 from tests.fakes.pods import NO_PODS
@@ -157,12 +157,9 @@ class CutNode:
         nvml = self._nvml = Nvml(lambda: functions)
         driver = DriverRoot(str(host), Path("/"), proc=f"{host}/proc")
         nodes = DeviceNodes(driver, run_on_simulated_host, simulated_device_number)
-
-        def make_nodes(minors: tuple[int, ...]) -> None:
-            nodes.files(minors)
-
         return NodeParts(
-            GpuDiscovery(nvml, PciBus(host / "sys"), host / "dev", make_nodes),
+            host,
+            GpuDiscovery(nvml, PciBus(host / "sys"), host / "dev", nodes.files),
             nvml,
             driver,
             nodes,

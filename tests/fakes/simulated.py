@@ -1,6 +1,7 @@
 """A simulated node in a temporary directory: file, host, and what our code sees of it."""
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -10,13 +11,16 @@ import yaml
 
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import Inventory, MigInfo, MigProfile
+from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.pci import PciBus
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery, MakeDeviceFiles
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.host.directory import SimulatedHost
 from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.mig.state import MigStateStore
 from dra_driver.sim.nvml import SimulatedNvml
+from dra_driver.sim.parts import open_simulated_node
 
 Document = dict[str, Any]
 
@@ -29,6 +33,11 @@ def h100(bus: str, **more: Any) -> Document:
 def two_gpus() -> Document:
     """A node file with two H100 on NVSwitches."""
     return {"nvlink": "nvswitch", "gpus": [h100("1b", numa_node=0), h100("43", numa_node=0)]}
+
+
+def open_simulated(name: str | Path, state: Path) -> AbstractContextManager[GpuNode]:
+    """The simulated node *name* as the plugin opens it; its host is in *state*, in sim."""
+    return open_simulated_node(str(name), NodeConfig(), state)
 
 
 def no_nvidia_modprobe(minors: tuple[int, ...]) -> None:

@@ -73,7 +73,7 @@ def document(ask_smi) -> smi.Smi:
 @pytest.fixture(scope="session")
 def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuNode]:
     """This machine as the plugin opens it."""
-    with open_node(NodeConfig(None, Path("/"), ""), tmp_path_factory.mktemp("unused")) as opened:
+    with open_node(NodeConfig(), tmp_path_factory.mktemp("unused")) as opened:
         if not opened.inventory().gpus:
             pytest.skip(f"no GPU is offered here: {opened.inventory().withheld}")
         yield opened

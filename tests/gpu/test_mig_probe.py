@@ -9,13 +9,12 @@ import pynvml
 import pytest
 import yaml
 
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.mig.geometry import board_geometry
 from dra_driver.sim.mig.host_files import open_mig_states
 from dra_driver.sim.node_spec import board_specs
 from dra_driver.sim.nvml import SimulatedNvml
+from tests.fakes.simulated import open_simulated
 from tests.gpu import test_mig
 from tests.gpu.mig_probe import NOT_THERE, SUCCESS, answers, differences, has_mode, machine, unread
 
@@ -29,13 +28,13 @@ class Simulated:
     """A machine with one board, and its nvidia-smi."""
 
     def __init__(self, directory, product, **fields):
-        self.directory = directory / "host"
+        self.directory = directory / "sim"
         self.file = directory / "node.yaml"
         one = {"product": product, "bus_id": "0000:1b:00.0", **fields}
         self.file.write_text(yaml.safe_dump({"gpus": [one]}))
 
     def __enter__(self):
-        self._open = open_node(NodeConfig(sim=str(self.file)), self.directory)
+        self._open = open_simulated(self.file, self.directory.parent)
         node = self._open.__enter__()
         mig = open_mig_states(self.directory, lambda: True)
         self._machine = machine(node, SimulatedNvml(LiveNode(self.file), mig=mig))

@@ -14,7 +14,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import Version
 from dra_driver.model.steps import ComputeMode
-from dra_driver.node.driver.config import NodeConfig, open_driver
+from dra_driver.node.driver.config import NodeConfig, find_driver
 from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
@@ -69,7 +69,7 @@ def program(driver):
 
 
 @pytest.fixture(scope="module")
-def newest(driver, gpu, program, tmp_path_factory):
+def newest(driver, gpu, program):
     """The newest protocol of this machine; tests are skipped where its MPS does not work."""
     if os.geteuid() != 0:
         pytest.skip("daemons that serve several users are started by root, and this is not root")
@@ -81,9 +81,8 @@ def newest(driver, gpu, program, tmp_path_factory):
         pytest.skip(str(e))
     if others := MpsDaemons(driver).foreign(()):
         pytest.skip(f"MPS is in use here: {', '.join(others)}")
-    with open_driver(NodeConfig(), tmp_path_factory.mktemp("unused")) as opened:
-        if why := why_not(opened, gpu.uuid, program):
-            pytest.skip(f"MPS does not work on this machine: {why}")
+    if why := why_not(find_driver(NodeConfig()), gpu.uuid, program):
+        pytest.skip(f"MPS does not work on this machine: {why}")
     return found
 
 
@@ -94,12 +93,11 @@ def host(request, newest, driver, gpu, program, tmp_path):
         pytest.skip(f"driver {version} has no MPS protocol {request.param}: 615 and newer do")
     if request.param == 2 and (why := why_no_mounts()):
         pytest.skip(f"protocol 2 needs a /dev/shm for its clients, and nothing is mounted: {why}")
-    with open_driver(NodeConfig(), tmp_path) as opened:
-        made = Host(opened, gpu.uuid, request.param, program)
-        try:
-            yield made
-        finally:
-            made.close()
+    made = Host(find_driver(NodeConfig()), gpu.uuid, request.param, program)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture

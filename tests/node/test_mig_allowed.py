@@ -7,10 +7,8 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid, Partition
 from dra_driver.model.steps import CreatePartition, RemovePartition
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.sim.mig.identifiers import capability_minors
-from tests.fakes.simulated import Node, h100
+from tests.fakes.simulated import Node, h100, open_simulated
 
 CONFIG = "dev/nvidia-caps/nvidia-cap1"
 
@@ -21,7 +19,7 @@ def opened(tmp_path):
 
     def make(**document):
         file = Node(tmp_path, {"gpus": [h100("1b", mig=True)], **document}).file
-        context = open_node(NodeConfig(sim=str(file)), tmp_path / "sim")
+        context = open_simulated(file, tmp_path)
         node = context.__enter__()
         contexts.append(context)
         (gpu,) = node.refresh().gpus

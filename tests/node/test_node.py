@@ -19,9 +19,8 @@ from dra_driver.model.steps import (
     TimeSliceInterval,
 )
 from dra_driver.node.cgroups.procfs import boot_id
-from dra_driver.node.driver.config import NodeConfig
-from dra_driver.node.machine import open_node
 from dra_driver.sim.memory_limits import CgroupTree
+from tests.fakes.simulated import open_simulated
 
 POD = PodUid("0b5a7e8c-0000-4000-8000-000000000000")
 GIB = 1024**3
@@ -36,7 +35,7 @@ def opened(tmp_path):
         file.write_text(
             "\n".join(("gpus: [{product: H100-80-SXM, bus_id: '0000:1b:00.0'}]", *lines))
         )
-        return open_node(NodeConfig(None, Path("/"), str(file)), tmp_path / "sim")
+        return open_simulated(file, tmp_path)
 
     return open_it
 
@@ -61,7 +60,7 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened,
     with opened() as node:
         (gpu,) = node.refresh().gpus
         node.carry_out(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG))
-        note = tmp_path / f"sim/time-slices/{gpu.uuid}.to-put-back"
+        note = tmp_path / f"time-slices/{gpu.uuid}.to-put-back"
         note.write_text(f"1 {boot_id(Path('/'))}")
 
         found = node.refresh()
@@ -127,7 +126,7 @@ def test_it_tells_what_computes_on_a_gpu(tmp_path):
     file.write_text(
         "gpus: [{product: T4, bus_id: '0000:1b:00.0', processes: [{pid: 7, memory_bytes: 5}]}]"
     )
-    with open_node(NodeConfig(None, Path("/"), str(file)), tmp_path / "sim") as node:
+    with open_simulated(file, tmp_path) as node:
         assert node.processes(gpu_of(node)) == (GpuProcess(7, 5),)
 
 

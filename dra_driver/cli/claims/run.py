@@ -83,6 +83,7 @@ from dra_driver.model.gpus import Inventory, PartitionKey
 from dra_driver.model.mps import MpsServer
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger_files import DamagedRecord, read_ledger_directory
 from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.settings import ClaimsSettings
@@ -148,20 +149,22 @@ class ClaimsReport:
 
 def claims(
     settings: ClaimsSettings,
+    open_node: OpenNode | None,
     output: str,
     terminal: Terminal,
-    ledger_only: bool = False,
     ask: AskAgent = ask_agent,
 ) -> str:
-    """As *bars*, as a *table*, or as *json*. *ledger_only*: neither the GPUs are looked at, nor is
-    the MPS agent asked."""
+    """As *bars*, as a *table*, or as *json*. *open_node*: None where the ledger alone counts:
+    neither the GPUs are read, nor is the MPS agent asked."""
     records, aside = read_ledger_directory(settings.ledger_dir / boot_id(settings.host_root))
     ordered = tuple(sorted(records.values(), key=lambda record: record.claim))
-    looks = output != "table" and not ledger_only  # the table tells nothing of the GPUs
-    sight = take_node_snapshot(settings, ClaimsMpsUsage(ordered).gpus) if looks else NodeSnapshot()
-    told = MpsReport() if ledger_only else read_mps_report(ask, settings.mps_socket)
-    uses = ClaimsMpsUsage(ordered, replace(told, used=sight.used))
-    report = ClaimsReport(ordered, aside, sight.inventory, uses)
+    snapshot, mps = NodeSnapshot(), MpsReport()
+    if open_node is not None:
+        if output != "table":  # which tells nothing of the GPUs
+            snapshot = take_node_snapshot(open_node, ClaimsMpsUsage(ordered).gpus)
+        mps = read_mps_report(ask, settings.mps_socket)
+    uses = ClaimsMpsUsage(ordered, replace(mps, used=snapshot.used))
+    report = ClaimsReport(ordered, aside, snapshot.inventory, uses)
     if output == "json":
         return json.dumps(report_document(report), indent=2, sort_keys=True)
     return report_text(report, settings.ledger_dir, output, terminal)

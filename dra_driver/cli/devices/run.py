@@ -36,7 +36,6 @@ from dra_driver.base.errors import NodeError
 from dra_driver.cli.devices.tables import device_tables
 from dra_driver.cli.mig_picture import GpuMigPicture, gpu_mig_pictures, mig_picture
 from dra_driver.cli.mig_status import layout_lines, pending_layouts
-from dra_driver.cli.node_snapshot import simulated_host_copy
 from dra_driver.cli.terminal import Terminal
 from dra_driver.cli.usage import holdings_by_device
 from dra_driver.kubeletplugin.slices.reconcile import (
@@ -51,7 +50,7 @@ from dra_driver.model.offer import ApiFeatures, Offer, PendingChange
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile
 from dra_driver.model.records import HoldingsByDevice
 from dra_driver.node.cgroups.procfs import boot_id
-from dra_driver.node.machine import open_node
+from dra_driver.node.machine import OpenNode
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.dynamic import after_switch
@@ -204,6 +203,7 @@ class _DevicesReport:
 
 def devices(
     settings: DevicesSettings,
+    open_node: OpenNode,
     output: str,
     without: Collection[str] = (),
     terminal: Terminal = _NO_TERMINAL,
@@ -211,10 +211,7 @@ def devices(
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
     profile = chosen_profile(settings)  # a wrong one is told before the GPUs are looked at
-    with (
-        simulated_host_copy(settings) as sim_dir,
-        open_node(settings.place, sim_dir, state=settings.state) as node,
-    ):
+    with open_node() as node:
         seen = node.refresh()
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
     keeps = ApiFeatures(capacity, taints, counters)

@@ -28,7 +28,7 @@ from dra_driver.cli.doctor import (
 from dra_driver.cli.doctor.scheduling import pending_claims, pending_pods
 from dra_driver.cli.doctor.scheduling.published_devices import read_published_devices
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary, warn
-from dra_driver.cli.node_snapshot import AskAgent, ask_agent, simulated_host_copy
+from dra_driver.cli.node_snapshot import AskAgent, ask_agent
 from dra_driver.k8s.access import ApiServerAccess, load_in_cluster, load_kubeconfig
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.k8s.client import ApiClient, ApiTimeouts
@@ -36,10 +36,9 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.processes import open_pod_processes
 from dra_driver.node.cgroups.procfs import boot_id
-from dra_driver.node.driver.config import open_driver
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.gpu_node import GpuNode
-from dra_driver.node.machine import open_node
+from dra_driver.node.machine import OpenNode
 from dra_driver.node.nvml.threads import CallThread
 from dra_driver.node.state.ledger_files import read_ledger_directory
 from dra_driver.node.state.mig_state import MigStateFile
@@ -70,12 +69,12 @@ _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its ow
 _TIMEOUTS = ApiTimeouts(read=5.0, write=5.0)
 
 
-def doctor(settings: DoctorSettings, ask: AskAgent = ask_agent) -> int:
+def doctor(settings: DoctorSettings, open_node: OpenNode, ask: AskAgent = ask_agent) -> int:
     """Print each finding as soon as it is made. 0: nothing failed; 1: something did. *ask*: how the
     MPS agent is asked."""
     findings: list[Finding] = []
     with ExitStack() as stack:
-        for finding in _examine(settings, ask, stack):
+        for finding in _examine(settings, open_node, ask, stack):
             print(finding, flush=True)
             findings.append(finding)
     print(summary(findings))
@@ -107,11 +106,11 @@ def _run_check(check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     return list(check())
 
 
-def _examine(settings: DoctorSettings, ask: AskAgent, stack: ExitStack) -> Iterator[Finding]:
-    sim_dir = stack.enter_context(simulated_host_copy(settings))
-    node = stack.enter_context(open_node(settings.place, sim_dir, state=settings.state))
-    driver = stack.enter_context(open_driver(settings.place, sim_dir)).root
-    machine = gpu_checks.CheckedNode(node, sim_dir if settings.sim else settings.host_root)
+def _examine(
+    settings: DoctorSettings, open_node: OpenNode, ask: AskAgent, stack: ExitStack
+) -> Iterator[Finding]:
+    node = stack.enter_context(open_node())
+    machine = gpu_checks.CheckedNode(node, node.root)
     cluster = _cluster(settings, stack)
     yield from _user(os.geteuid())
     of_driver = list(run_checks(_driver_checks(machine)))
@@ -121,7 +120,7 @@ def _examine(settings: DoctorSettings, ask: AskAgent, stack: ExitStack) -> Itera
         *_disk_checks(settings),
         *_mig_checks(settings, machine),
         *_sharing_checks(settings, machine, cluster),
-        *_mps_checks(settings, machine, driver, ask),
+        *_mps_checks(settings, machine, node.driver, ask),
     ]
     if any(finding.level is Level.FAIL for finding in of_driver):
         yield from _without_driver(machine)

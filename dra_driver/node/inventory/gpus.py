@@ -35,7 +35,7 @@ from dra_driver.node.nvml.values import (
 
 log = logging.getLogger(__name__)
 
-MakeDeviceFiles = Callable[[tuple[int, ...]], None]
+MakeDeviceFiles = Callable[[tuple[int, ...]], object]
 """Sees to it that these minor numbers have device nodes, or raises NodeError."""
 
 # NVLinks come up while the fabric manager starts, and can go down: what was read is believed for so
