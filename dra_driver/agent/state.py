@@ -16,14 +16,13 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_errors
+from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.model.mps import (
     MpsClient,
     MpsNamespace,
@@ -211,15 +210,9 @@ class ServerStateFiles:
             log.warning("a file stays", extra={"file": str(path), "error": str(e)})
 
     def _put(self, name: str, text: str) -> None:
-        path, temporary = self._directory / f"{name}.json", self._directory / f".{name}.tmp"
+        path = self._directory / f"{name}.json"
         with disk_errors(f"write {path}"):
-            try:
-                temporary.write_text(text)
-                os.replace(temporary, path)
-            except OSError:
-                with suppress(OSError):
-                    temporary.unlink(missing_ok=True)
-                raise
+            write_atomically(path, text.encode())
 
 
 class ServerStateFile:

@@ -68,6 +68,49 @@ def hanging_disk_calls(seconds: float = HANGING_AFTER_SECONDS) -> str | None:
     return f"the disk does not answer: {', '.join(said)}" if said else None
 
 
+def write_atomically(
+    path: Path,
+    content: bytes,
+    *,
+    mode: int | None = None,
+    durable: bool = False,
+    temporary: Path | None = None,
+) -> None:
+    """Write *content* to *path*: a reader sees the file as it was before, or all of it. OSError.
+
+    *mode*: None leaves it to the umask. *durable*: also after a power cut. *temporary*: where it is
+    written first; by default the hidden file ``.<name>.tmp`` beside it, which one writer at a time
+    may use. If the process is killed meanwhile, that file stays until the next write.
+
+    Every writer of such files uses this one, except ``cdi.store``: that package stands below this
+    one, and another driver can use it as it is.
+    """
+    temporary = temporary or path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 POLL_SECONDS = 0.01
 
 

@@ -221,7 +221,7 @@ def test_a_field_of_a_later_release_is_ignored():
 
 
 def test_a_write_that_a_crash_cut_short_is_swept(tmp_path, ledger):
-    (tmp_path / BOOT / ".uid-claim.tmp").write_bytes(b'{"version')
+    (tmp_path / BOOT / ".uid-claim.json.tmp").write_bytes(b'{"version')
 
     found = again(tmp_path)
 
@@ -231,7 +231,7 @@ def test_a_write_that_a_crash_cut_short_is_swept(tmp_path, ledger):
 
 def test_a_full_disk_is_said_and_leaves_the_old_record(tmp_path, ledger):
     ledger.write(completed())
-    (tmp_path / BOOT / ".uid-claim.tmp").symlink_to("/dev/full")
+    (tmp_path / BOOT / ".uid-claim.json.tmp").symlink_to("/dev/full")
 
     with pytest.raises(NodeError, match="No space left on device; free some space there"):
         ledger.write(started())
@@ -241,7 +241,7 @@ def test_a_full_disk_is_said_and_leaves_the_old_record(tmp_path, ledger):
 
 def test_a_peek_knows_what_is_held_and_changes_nothing(tmp_path, ledger):
     ledger.write(completed("other", "gpu-3"))
-    half = tmp_path / BOOT / ".uid-x.tmp"
+    half = tmp_path / BOOT / ".uid-x.json.tmp"
     half.write_text("{")
     old = tmp_path / "boot-0"
     old.mkdir()
@@ -684,11 +684,11 @@ def test_a_directory_that_somebody_removed_is_made_again(tmp_path, ledger):
 
 
 def test_opening_the_ledger_touches_nothing_while_another_process_writes(tmp_path, ledger):
-    (tmp_path / BOOT / ".uid-claim.tmp").write_bytes(b"half")
+    (tmp_path / BOOT / ".uid-claim.json.tmp").write_bytes(b"half")
 
     Ledger(tmp_path, BOOT)
 
-    assert (tmp_path / BOOT / ".uid-claim.tmp").exists()
+    assert (tmp_path / BOOT / ".uid-claim.json.tmp").exists()
 
 
 def test_the_newer_of_two_readable_records_counts(tmp_path, ledger):

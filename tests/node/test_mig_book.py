@@ -132,7 +132,7 @@ def test_changes_of_several_threads_are_all_kept(path):
 
 def test_what_a_killed_writer_left_goes_with_the_next_change(path):
     path.parent.mkdir()
-    (path.parent / "mig.json.1234.tmp").write_text("half")
+    (path.parent / ".mig.json.tmp").write_text("half")
 
     MigStateFile(path, "boot").write(FULL)
 
@@ -142,7 +142,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_change(path):
 def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
     book = MigStateFile(path, "boot")
     book.write(FULL)
-    (path.parent / "mig.json.0.tmp").mkdir()
+    (path.parent / ".mig.json.tmp").mkdir()
 
     with pytest.raises(NodeError, match=r"mig\.json cannot be written.*--state-dir"):
         book.write(MigState())

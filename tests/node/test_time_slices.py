@@ -333,7 +333,7 @@ def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path
 
 def test_what_is_owed_and_cannot_be_written_down_keeps_the_claim(tmp_path):
     (tmp_path / "kept").mkdir()
-    (tmp_path / f"kept/{GPU}.new").mkdir()
+    (tmp_path / f"kept/.{GPU}.to-put-back.tmp").mkdir()
 
     with pytest.raises(NodeError, match="cannot write down that the interval of GPU-a"):
         late(tmp_path).restore(GPU, TimeSliceInterval.LONG)

@@ -734,7 +734,7 @@ def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog)
 
 def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene, board):
     scene.label = "all-1g.5gb"
-    (scene.directory / "mig.json.1.tmp").mkdir()
+    (scene.directory / ".mig.json.tmp").mkdir()
 
     scene.keeper.look()
     scene.keeper.look()

@@ -128,7 +128,7 @@ def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(sce
 
 def test_what_the_book_could_not_take_is_told_when_it_can(scene):
     scene.label = "nonsense"
-    in_the_way = scene.directory / "mig.json.1.tmp"
+    in_the_way = scene.directory / ".mig.json.tmp"
     in_the_way.mkdir()
     scene.look()
     ((_, words),) = scene.said()

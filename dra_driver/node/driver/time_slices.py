@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.base.errors import ClaimError, NodeError, TimedOut
-from dra_driver.base.files import disk_errors, try_lock
+from dra_driver.base.files import disk_errors, try_lock, write_atomically
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.steps import TimeSliceInterval
 from dra_driver.node.driver.commands import RunCommand, run_command
@@ -164,12 +164,8 @@ class TimeSlices:
             )
 
     def _note(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
-        """A reader sees all of it or none. Without fsync: a power cut ends the boot."""
-        note = self._note_of(gpu)
-        fresh = note.with_suffix(".new")
         with disk_errors(f"write down that the interval of {gpu} is to be put back"):
-            fresh.write_text(f"{interval.value} {self._boot}")
-            os.replace(fresh, note)
+            write_atomically(self._note_of(gpu), f"{interval.value} {self._boot}".encode())
 
     def _noted(self, gpu: GpuUuid) -> TimeSliceInterval | None:
         """None: no note of this boot."""

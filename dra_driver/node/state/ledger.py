@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dra_driver.base.errors import ClaimError, ClaimRecordLost
+from dra_driver.base.files import write_atomically
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.offer import gpu_name_of
@@ -34,7 +35,6 @@ from dra_driver.model.steps import CreatePartition, SetMigMode
 from dra_driver.node.state.ledger_files import (
     ENDING_SUFFIX,
     RECORD_SUFFIX,
-    TEMPORARY_SUFFIX,
     UNREADABLE_SUFFIX,
     DamagedRecord,
     discard_other_boots,
@@ -48,7 +48,6 @@ from dra_driver.node.state.ledger_files import (
 from dra_driver.node.state.records import UnreadableRecord, decode_record, encode_record
 
 PARTITIONS_SUFFIX = ".cuts"
-_TEMPORARY = ".tmp"
 
 RecordedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
 
@@ -70,14 +69,7 @@ class PartitionFiles:
         text = encode_record(_partitions_of(record))
         if self._written.get(uid) == text:
             return
-        temporary = self._directory / f".{uid}{PARTITIONS_SUFFIX}{_TEMPORARY}"
-        try:
-            temporary.write_bytes(text)
-            os.replace(temporary, self._path(uid))
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(self._path(uid), text)
         self._written[uid] = text
 
     def read(self, uid: ClaimUid) -> ClaimRecord | None:
@@ -168,7 +160,7 @@ class Ledger:
         with disk_errors(self._directory):
             self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
             discard_other_boots(self._directory)
-            for path in self._directory.glob(f".*{TEMPORARY_SUFFIX}"):
+            for path in self._directory.glob(".*.tmp"):
                 path.unlink(missing_ok=True)  # a write that a crash cut short
             index, aside = read_ledger_directory(self._directory)
             for uid in index:
@@ -317,17 +309,9 @@ class Ledger:
             self._replace(uid, None)
 
     def _put(self, record: ClaimRecord, text: bytes) -> None:
-        uid = record.claim.uid
-        path = self._path(uid)
+        path = self._path(record.claim.uid)
         self._cut_files.write(record)
-        temporary = self._directory / f".{uid}{TEMPORARY_SUFFIX}"
-        try:
-            temporary.write_bytes(text)
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        write_atomically(path, text)
 
     def _replace(self, uid: ClaimUid, record: ClaimRecord | None) -> None:
         """Only the devices of the one claim are looked at: the cost must not grow with the

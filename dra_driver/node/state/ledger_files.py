@@ -19,7 +19,6 @@ from dra_driver.node.state.records import UnreadableRecord, decode_record
 RECORD_SUFFIX = ".json"
 ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a rename needs no room
 UNREADABLE_SUFFIX = ".unreadable"
-TEMPORARY_SUFFIX = ".tmp"
 
 
 @dataclass(frozen=True, slots=True)

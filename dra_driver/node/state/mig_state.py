@@ -7,17 +7,15 @@ it, and so do labels of the Node.
 
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
 
 from dra_driver.base.errors import NodeError
-from dra_driver.base.files import disk_call
+from dra_driver.base.files import disk_call, write_atomically
 from dra_driver.model.mig_layouts import MigState
 
 log = logging.getLogger(__name__)
@@ -44,8 +42,6 @@ class MigStateFile:
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
         self._boot = boot_id
-        # Two processes in two containers can have the same number.
-        self._temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         self._lock = threading.Lock()
 
     def read(self) -> MigState:
@@ -104,33 +100,12 @@ class MigStateFile:
         )
 
     def _write(self, book: MigState) -> None:
-        """A reader sees the one or the other, and so does who comes after a power cut."""
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._sweep()
-            with self._temporary.open("wb") as file:
-                file.write(_ADAPTER.dump_json(_MigStateOfBoot(self._boot, book), indent=2))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(self._temporary, self._path)
-            _sync(self._path.parent)
+            text = _ADAPTER.dump_json(_MigStateOfBoot(self._boot, book), indent=2)
+            write_atomically(self._path, text, durable=True)
         except OSError as e:
-            with suppress(OSError):
-                self._temporary.unlink(missing_ok=True)
             raise NodeError(
                 f"{self._path} cannot be written: {e.strerror}; let this process write there, or "
                 "give another --state-dir"
             ) from e
-
-    def _sweep(self) -> None:
-        """What a process that was killed left; nobody else writes now."""
-        for left in self._path.parent.glob(f"{self._path.name}.*.tmp"):
-            left.unlink()
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import threading
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pydantic
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.files import write_atomically
 from dra_driver.base.yaml_documents import load_documents
 from dra_driver.model.profiles import Profile
 
@@ -46,16 +46,12 @@ class LastProfileFile:
 
     def keep(self, profile: Profile) -> None:
         """Keep *profile* instead of what was kept before; a reader sees the one or the other."""
-        temporary = self._path.with_suffix(".tmp")
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            temporary.write_bytes(_ADAPTER.dump_json(profile))
-            os.replace(temporary, self._path)
+            write_atomically(self._path, _ADAPTER.dump_json(profile))
         except OSError as e:
             facts = {"path": str(self._path), "error": str(e)}
             log.warning("the profile in force is not kept for a restart", extra=facts)
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
 
 _CONFIGMAP_KEY = re.compile(

@@ -6,9 +6,9 @@ How programs of a simulated host are run: where they are, on this machine.
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from dra_driver.base.errors import SettingsError
+from dra_driver.base.files import write_atomically
 from dra_driver.node.driver.commands import Command, RunCommand, run_command
 from dra_driver.sim.host.files import (
     CharacterDevice,
@@ -213,13 +214,6 @@ def _put_link(place: Path, target: str) -> None:
 
 
 def _replace(place: Path, content: bytes, mode: int) -> None:
-    """A reader sees the old file or the new one."""
-    descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), mode)
-        os.replace(temporary, place)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    """Several processes may do it at the same time."""
+    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
+    write_atomically(place, content, mode=mode, temporary=temporary)

@@ -9,13 +9,14 @@ import fcntl
 import itertools
 import json
 import os
-import tempfile
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.base.files import write_atomically
 from dra_driver.model.gpus import Partition, Placement
 from dra_driver.sim.host.tools import MIG_MODE_FILE, MIG_STATE_SUFFIX, SETTINGS_DIRECTORY
 from dra_driver.sim.mig.geometry import (
@@ -273,11 +274,7 @@ def _decoded(said: Mapping[str, Any]) -> BoardState:
 
 
 def put_file(file: Path, text: str, mode: int = 0o644, aside: Path | None = None) -> None:
-    """A reader sees the old file or the new one. *aside*: where it is written until then; None:
-    beside it."""
+    """Several processes may write it. *aside*: where the temporary file is; None: beside *file*."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(dir=aside or file.parent, prefix=f".{file.name}.")
-    with open(handle, "w") as writing:
-        writing.write(text)
-    os.chmod(fresh, mode)
-    os.replace(fresh, file)
+    temporary = (aside or file.parent) / f".{file.name}.{secrets.token_hex(8)}"
+    write_atomically(file, text.encode(), mode=mode, temporary=temporary)
