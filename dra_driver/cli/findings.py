@@ -54,7 +54,7 @@ def skip(what: str, found: str) -> Finding:
 def abbreviated(names: Iterable[str]) -> str:
     """*names* for a line: the first few, and how many more.
 
-    >>> some("abcdefg")
+    >>> abbreviated("abcdefg")
     'a, b, c, d, e and 2 more'
     """
     every = list(names)

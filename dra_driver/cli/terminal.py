@@ -27,7 +27,7 @@ GIB = 1024**3
 
 def format_gib(size: int) -> str:
     """
-    >>> gib(81559 * 1024**2)
+    >>> format_gib(81559 * 1024**2)
     '79.6 GiB'
     """
     return f"{size / GIB:.1f} GiB"

@@ -81,8 +81,8 @@ class ApiPermission:
 
     def __str__(self) -> str:
         """
-        >>> print(Right("resource.k8s.io", "resourceclaims", "list"), Right("", "nodes", "get"))
-        list resourceclaims.resource.k8s.io get nodes
+        >>> print(ApiPermission("resource.k8s.io", "resourceclaims", "list"))
+        list resourceclaims.resource.k8s.io
         """
         return f"{self.verb} {self.resource}{f'.{self.group}' if self.group else ''}"
 

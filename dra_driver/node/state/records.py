@@ -187,20 +187,24 @@ def _unless_none(kind: Callable[[Any], _Value], value: Any) -> _Value | None:
 
 
 _DECODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
-    "MakeDeviceNodes": lambda one: CreateDeviceNodes(tuple(int(minor) for minor in one["minors"])),
+    "CreateDeviceNodes": lambda one: CreateDeviceNodes(
+        tuple(int(minor) for minor in one["minors"])
+    ),
     "SetTimeSlice": _time_slice,
-    "LimitMemory": _memory,
+    "SetMemoryLimits": _memory,
     "SetComputeMode": _compute_mode,
     "SetMigMode": _mig_mode,
-    "CutPartition": lambda one: CreatePartition(_gpu(one), decode_partition_key(one["partition"])),
+    "CreatePartition": lambda one: CreatePartition(
+        _gpu(one), decode_partition_key(one["partition"])
+    ),
     "RemovePartition": lambda one: RemovePartition(
         _gpu(one),
         decode_partition_key(one["partition"]),
         _unless_none(_uuid, one.get("uuid")),
         frozenset(map(_uuid, one.get("unless", ()))),
     ),
-    "ServeMps": lambda one: ServeMpsNamespace(_mps_namespace(one["space"])),
-    "EndMps": lambda one: RemoveMpsNamespace(MpsNamespaceName(as_text(one["space"]))),
+    "ServeMpsNamespace": lambda one: ServeMpsNamespace(_mps_namespace(one["space"])),
+    "RemoveMpsNamespace": lambda one: RemoveMpsNamespace(MpsNamespaceName(as_text(one["space"]))),
 }
 
 
@@ -356,9 +360,9 @@ def _decode_shape(document: Mapping[str, Any]) -> Shape:
     match document["shape"]:
         case "Exclusive":
             return Exclusive()
-        case "Monitor":
+        case "AdminAccess":
             return AdminAccess()
-        case "Sliceable":
+        case "Fractional":
             return Fractional(**_checked(fields, Fractional))
         case "Replica":
             return Replica(**_checked(fields, Replica))

@@ -91,7 +91,7 @@ def evaluate(expression: str, variables: Variables) -> Any:
     >>> evaluate("device.attributes['d.example'].type in ['mig', 'vfio']", device)
     False
     >>> evaluate("device.attributes['d.example'].type.matches('^g')", device)
-    <Answer.UNKNOWN: 'unknown'>
+    <CelOutcome.UNKNOWN: 'unknown'>
     """
     try:
         return _Reader(_tokens(expression), {"device": variables}).whole()

@@ -188,10 +188,11 @@ def test_a_process_that_may_not_be_signalled_is_an_error_that_says_so(public):
     proc.put(other.pid, POD)
     program = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from dra_driver.node.cgroups.processes import Processes\n"
-        "processes = Processes(Path(sys.argv[1])); found = processes.find(int(sys.argv[2]))\n"
+        "from dra_driver.node.cgroups.processes import ContainerProcesses\n"
+        "processes = ContainerProcesses(Path(sys.argv[1]))\n"
+        "process = processes.find(int(sys.argv[2]))\n"
         "os.setuid(65534)\n"
-        "processes.signal(found, signal.SIGTERM)\n"
+        "processes.signal(process, signal.SIGTERM)\n"
     )
     try:
         ran = subprocess.run(

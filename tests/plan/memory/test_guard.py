@@ -98,12 +98,12 @@ def test_a_claim_within_its_share_is_left_alone(guard):
 def test_a_claim_above_its_share_is_warned_of_once(guard):
     above = look(use(1, 11))
 
-    assert guard(above) == ["Began a", "Warn a"]
+    assert guard(above) == ["LimitExceeded a", "WarnOverLimit a"]
     assert guard(above) == []
 
 
 def test_the_processes_of_a_claim_count_together(guard):
-    assert guard(look(use(1, 6), use(2, 6))) == ["Began a", "Warn a"]
+    assert guard(look(use(1, 6), use(2, 6))) == ["LimitExceeded a", "WarnOverLimit a"]
 
 
 def test_after_the_grace_period_the_largest_process_is_asked_to_end(guard):
@@ -111,14 +111,14 @@ def test_after_the_grace_period_the_largest_process_is_asked_to_end(guard):
     guard(above)
 
     assert guard(above, after=GRACE - 0.5) == []
-    assert guard(above, after=0.5) == ["Terminate 2"]
+    assert guard(above, after=0.5) == ["TerminateProcess 2"]
 
 
 def test_of_equal_processes_the_youngest_is_ended(guard):
     above = look(use(1, 6, started=7), use(2, 6, started=5))
     guard(above)
 
-    assert guard(above, after=GRACE) == ["Terminate 1"]
+    assert guard(above, after=GRACE) == ["TerminateProcess 1"]
 
 
 def test_a_process_that_does_not_end_is_killed_once(guard):
@@ -127,7 +127,7 @@ def test_a_process_that_does_not_end_is_killed_once(guard):
     guard(above, after=GRACE)
 
     assert guard(above, after=KILL_AFTER_SECONDS - 0.1) == []
-    assert guard(above, after=0.1) == ["Kill 2"]
+    assert guard(above, after=0.1) == ["KillProcess 2"]
     assert guard(above, after=KILL_AFTER_SECONDS) == []
 
 
@@ -135,7 +135,7 @@ def test_where_one_was_not_enough_the_next_follows_at_once(guard):
     guard(look(use(1, 12), use(2, 20)))
     guard(look(use(1, 12), use(2, 20)), after=GRACE)
 
-    assert guard(look(use(1, 12))) == ["Terminate 1"]
+    assert guard(look(use(1, 12))) == ["TerminateProcess 1"]
 
 
 def test_a_process_that_frees_its_memory_when_asked_is_not_killed(guard):
@@ -144,8 +144,8 @@ def test_a_process_that_frees_its_memory_when_asked_is_not_killed(guard):
     for _ in range(4):
         assert guard(look(use(1, 9)), after=KILL_AFTER_SECONDS) == []
 
-    assert guard(look(use(1, 11))) == ["Began a"]
-    assert guard(look(use(1, 11)), after=GRACE) == ["Terminate 1"]
+    assert guard(look(use(1, 11))) == ["LimitExceeded a"]
+    assert guard(look(use(1, 11)), after=GRACE) == ["TerminateProcess 1"]
 
 
 def test_a_process_that_frees_its_memory_for_a_moment_only_is_killed(guard):
@@ -153,16 +153,16 @@ def test_a_process_that_frees_its_memory_for_a_moment_only_is_killed(guard):
     guard(look(use(1, 11)), after=GRACE)
     assert guard(look(use(1, 9)), after=KILL_AFTER_SECONDS) == []
 
-    assert guard(look(use(1, 11))) == ["Kill 1"]
+    assert guard(look(use(1, 11))) == ["KillProcess 1"]
 
 
 def test_a_process_that_ended_does_not_have_the_next_one_forgiven(guard):
     guard(look(use(1, 11), use(2, 20)))
     guard(look(use(1, 11), use(2, 20)), after=GRACE)
-    assert guard(look(use(1, 11))) == ["Terminate 1"]
+    assert guard(look(use(1, 11))) == ["TerminateProcess 1"]
     assert guard(look(use(1, 9))) == []
 
-    assert guard(look(use(1, 11)), after=KILL_AFTER_SECONDS) == ["Kill 1"]
+    assert guard(look(use(1, 11)), after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
 
 
 def test_what_comes_after_a_process_that_ended_has_a_whole_grace_period(guard):
@@ -170,25 +170,25 @@ def test_what_comes_after_a_process_that_ended_has_a_whole_grace_period(guard):
     guard(look(use(1, 11)), after=GRACE)
     guard(look(use(2, 3)))
 
-    assert guard(look(use(2, 3), use(3, 9))) == ["Began a"]
+    assert guard(look(use(2, 3), use(3, 9))) == ["LimitExceeded a"]
     assert guard(look(use(2, 3), use(3, 9)), after=GRACE - 0.5) == []
-    assert guard(look(use(2, 3), use(3, 9)), after=0.5) == ["Terminate 3"]
+    assert guard(look(use(2, 3), use(3, 9)), after=0.5) == ["TerminateProcess 3"]
 
 
 def test_another_process_with_the_same_number_is_another_one(guard):
     guard(look(use(1, 11, started=1)))
     guard(look(use(1, 11, started=1)), after=GRACE)
 
-    assert guard(look(use(1, 11, started=2)), after=KILL_AFTER_SECONDS) == ["Terminate 1"]
+    assert guard(look(use(1, 11, started=2)), after=KILL_AFTER_SECONDS) == ["TerminateProcess 1"]
 
 
 def test_below_for_a_moment_and_the_grace_period_begins_anew(guard):
     guard(look(use(1, 11)))
     guard(look(use(1, 9)), after=GRACE / 2)
 
-    assert guard(look(use(1, 11))) == ["Began a"]
+    assert guard(look(use(1, 11))) == ["LimitExceeded a"]
     assert guard(look(use(1, 11)), after=GRACE - 0.5) == []
-    assert guard(look(use(1, 11)), after=0.5) == ["Terminate 1"]
+    assert guard(look(use(1, 11)), after=0.5) == ["TerminateProcess 1"]
 
 
 def test_below_in_every_fifth_look_does_not_save_a_process(guard):
@@ -196,7 +196,7 @@ def test_below_in_every_fifth_look_does_not_save_a_process(guard):
     for number in range(20):
         said += guard(look(use(1, 11 if number % 5 else 9)), after=2)
 
-    assert said == ["Began a", "Warn a", "Terminate 1", "Kill 1"]
+    assert said == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
 
 
 def test_above_in_every_fifth_look_ends_nobody(guard):
@@ -204,7 +204,7 @@ def test_above_in_every_fifth_look_ends_nobody(guard):
     for number in range(200):
         said += guard(look(use(1, 9 if number % 5 else 11)), after=2)
 
-    assert set(said) == {"Began a", "Warn a"}
+    assert set(said) == {"LimitExceeded a", "WarnOverLimit a"}
 
 
 def test_who_was_above_for_long_is_forgiven_after_one_grace_period_below(guard):
@@ -215,7 +215,7 @@ def test_who_was_above_for_long_is_forgiven_after_one_grace_period_below(guard):
     assert guard(below, after=GRACE - 0.5) == []
     assert guard(below, after=0.5) == []
 
-    assert guard(above) == ["Began a", "Warn a"]
+    assert guard(above) == ["LimitExceeded a", "WarnOverLimit a"]
     assert guard(above, after=GRACE - 0.5) == []
 
 
@@ -223,9 +223,9 @@ def test_a_gpu_that_could_not_be_looked_at_stays_as_it_was(guard):
     guard(look(use(1, 11)))
     guard(after=GRACE / 2)
 
-    assert guard(look(use(1, 11)), after=GRACE / 2) == ["Terminate 1"]
+    assert guard(look(use(1, 11)), after=GRACE / 2) == ["TerminateProcess 1"]
     assert guard(after=KILL_AFTER_SECONDS) == []
-    assert guard(look(use(1, 11))) == ["Kill 1"]
+    assert guard(look(use(1, 11))) == ["KillProcess 1"]
     assert guard(after=1) == []
     assert guard(look(use(1, 11))) == []
 
@@ -235,7 +235,7 @@ def test_a_gpu_that_misses_one_look_in_each_grace_period_is_guarded(guard):
     for number in range(10):
         said += guard(*([look(use(1, 11))] if number % 4 else []), after=2)
 
-    assert said == ["Began a", "Warn a", "Terminate 1", "Kill 1"]
+    assert said == ["LimitExceeded a", "WarnOverLimit a", "TerminateProcess 1", "KillProcess 1"]
 
 
 def test_what_is_known_of_one_gpu_does_not_hang_on_looks_at_another(guard):
@@ -243,20 +243,24 @@ def test_what_is_known_of_one_gpu_does_not_hang_on_looks_at_another(guard):
     for _ in range(int(LONGEST_GAP_SECONDS / 5) + 1):
         guard(look(use(2, 11), gpu=OTHER), after=5)
 
-    assert guard(look(use(1, 11))) == ["Began a", "Warn a"]
+    assert guard(look(use(1, 11))) == ["LimitExceeded a", "WarnOverLimit a"]
 
 
 def test_after_a_long_time_without_a_look_it_is_judged_anew(guard):
     guard(look(use(1, 11)))
 
-    assert guard(look(use(1, 11)), after=60) == ["Began a", "Warn a"]
+    assert guard(look(use(1, 11)), after=60) == ["LimitExceeded a", "WarnOverLimit a"]
 
 
 def test_who_stays_above_is_warned_of_again_every_few_minutes(guard):
     above = look(use(1, 11), shares=[share(A, policy="Warn")])
     said = [guard(above, after=10) for _ in range(int(2 * REPEAT_WARNING_SECONDS / 10) + 1)]
 
-    assert [one for one in said if one] == [["Began a", "Warn a"], ["Warn a"], ["Warn a"]]
+    assert [one for one in said if one] == [
+        ["LimitExceeded a", "WarnOverLimit a"],
+        ["WarnOverLimit a"],
+        ["WarnOverLimit a"],
+    ]
 
 
 def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
@@ -265,8 +269,8 @@ def test_who_goes_up_and_down_is_warned_of_once_a_minute(guard):
         said += guard(look(use(1, 11)), after=5)
         said += guard(look(use(1, 9)), after=5)
 
-    assert said.count("Began a") == 12
-    assert said.count("Warn a") == 2
+    assert said.count("LimitExceeded a") == 12
+    assert said.count("WarnOverLimit a") == 2
 
 
 def test_a_guard_that_warns_ends_nobody(guard):
@@ -286,15 +290,18 @@ def test_a_guard_that_is_off_does_nothing(guard):
 def test_neighbours_are_judged_each_for_itself(guard):
     both = look(use(1, 11, A), use(2, 10, B), shares=[share(A), share(B)])
 
-    assert guard(both) == ["Began a", "Warn a"]
-    assert guard(both, after=GRACE) == ["Terminate 1"]
+    assert guard(both) == ["LimitExceeded a", "WarnOverLimit a"]
+    assert guard(both, after=GRACE) == ["TerminateProcess 1"]
 
 
 def test_claims_that_a_container_uses_together_count_together(guard):
     shares = [share(A), share(B)]
 
     assert guard(look(use(1, 20, A, B), shares=shares)) == []
-    assert guard(look(use(1, 15, A, B), use(2, 6, B), shares=shares)) == ["Began a b", "Warn a b"]
+    assert guard(look(use(1, 15, A, B), use(2, 6, B), shares=shares)) == [
+        "LimitExceeded a b",
+        "WarnOverLimit a b",
+    ]
 
 
 def test_a_claim_that_fits_loses_nothing_because_of_one_that_shares_a_container_with_it(guard):
@@ -303,7 +310,7 @@ def test_a_claim_that_fits_loses_nothing_because_of_one_that_shares_a_container_
     both = look(use(1, 7, A), use(2, 6, A), use(3, 8, B), use(4, 1, A, B), shares=shares)
     guard(both)
 
-    assert guard(both, after=GRACE) == ["Terminate 1"]
+    assert guard(both, after=GRACE) == ["TerminateProcess 1"]
 
 
 def test_a_claim_that_is_tied_to_one_that_was_above_for_long_keeps_its_grace_period(guard):
@@ -314,15 +321,20 @@ def test_a_claim_that_is_tied_to_one_that_was_above_for_long_keeps_its_grace_per
 
     assert guard(tied) == []
     assert guard(tied, after=GRACE - 0.5) == []
-    assert guard(tied, after=0.5) == ["Terminate 2"]
+    assert guard(tied, after=0.5) == ["TerminateProcess 2"]
 
 
 def test_two_claims_that_are_above_by_themselves_lose_one_process_each(guard):
     shares = [share(A), share(B)]
     both = look(use(1, 11, A), use(2, 12, B), use(3, 5, A, B), shares=shares)
 
-    assert guard(both) == ["Began a", "Warn a", "Began b", "Warn b"]
-    assert guard(both, after=GRACE) == ["Terminate 1", "Terminate 2"]
+    assert guard(both) == [
+        "LimitExceeded a",
+        "WarnOverLimit a",
+        "LimitExceeded b",
+        "WarnOverLimit b",
+    ]
+    assert guard(both, after=GRACE) == ["TerminateProcess 1", "TerminateProcess 2"]
 
 
 def test_claims_of_one_container_that_are_above_are_judged_without_those_of_the_next():
@@ -366,7 +378,7 @@ def test_who_fills_what_the_driver_lets_it_have_is_within_its_share(guard):
         return look(replace(use(1, 0), memory_bytes=bytes_))
 
     assert guard(using(10 * GIB + (2 << 20))) == []
-    assert guard(using(10 * GIB + (2 << 20) + 1)) == ["Began a", "Warn a"]
+    assert guard(using(10 * GIB + (2 << 20) + 1)) == ["LimitExceeded a", "WarnOverLimit a"]
 
 
 def test_each_of_several_claims_may_have_what_the_driver_lets_it_have():
@@ -381,7 +393,7 @@ def test_a_claim_without_limit_frees_those_that_it_cannot_be_told_from(guard):
     shares = [share(A), MemoryShare(B, frozenset({POD}), None)]
 
     assert guard(look(use(1, 99, A, B), shares=shares)) == []
-    assert guard(look(use(1, 99, A), shares=shares)) == ["Began a", "Warn a"]
+    assert guard(look(use(1, 99, A), shares=shares)) == ["LimitExceeded a", "WarnOverLimit a"]
 
 
 def test_the_milder_guard_holds_for_claims_that_cannot_be_told_apart(guard):
@@ -400,14 +412,14 @@ def test_processes_that_come_and_go_do_not_start_the_grace_period_anew(guard):
         assert guard(look(use(1, 31, A), use(number + 6, 1, A, C), shares=shares)) == []
 
     tied = look(use(1, 31, A), use(10, 25, A, B), shares=shares)
-    assert guard(tied, after=2) == ["Terminate 1"]
+    assert guard(tied, after=2) == ["TerminateProcess 1"]
 
 
 def test_memory_that_nvml_does_not_tell_is_not_counted_and_nobody_is_ended_for_it(guard):
     assert guard(look(use(1, None), use(2, 9))) == []
     above = look(use(1, None), use(2, 11))
     guard(above)
-    assert guard(above, after=GRACE) == ["Terminate 2"]
+    assert guard(above, after=GRACE) == ["TerminateProcess 2"]
 
 
 def test_processes_that_may_be_of_no_claim_are_nobodys_business(guard):
@@ -420,16 +432,16 @@ def test_a_process_on_two_gpus_is_asked_once(guard):
     above = [look(use(1, 11), gpu=GPU), look(use(1, 11), use(2, 1), gpu=OTHER)]
     guard(*above)
 
-    assert guard(*above, after=GRACE) == ["Terminate 1"]
-    assert guard(*above, after=KILL_AFTER_SECONDS) == ["Kill 1"]
+    assert guard(*above, after=GRACE) == ["TerminateProcess 1"]
+    assert guard(*above, after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
 
 
 def test_a_process_that_was_killed_for_one_gpu_is_not_killed_for_another(guard):
     one, other = look(use(1, 11), gpu=GPU), look(use(1, 11), gpu=OTHER)
     guard(one, other)
-    assert guard(one, other, after=GRACE) == ["Terminate 1"]
+    assert guard(one, other, after=GRACE) == ["TerminateProcess 1"]
     assert guard(one, other) == []
-    assert guard(other, look(use(1, 9), gpu=GPU), after=KILL_AFTER_SECONDS) == ["Kill 1"]
+    assert guard(other, look(use(1, 9), gpu=GPU), after=KILL_AFTER_SECONDS) == ["KillProcess 1"]
 
     assert guard(one, other) == []
     assert guard(other, one) == []
