@@ -1,7 +1,7 @@
 """The plugin is killed at each call of NVML that it makes where partitions are cut.
 
 Which calls those are is said in ``tests.fakes.nvml_calls``, and checked by
-``tests/plugin/test_mig_deaths.py``, which also kills at the calls in between.
+``tests/plugin/mig/test_killed_at_nvml_calls.py``, which also kills at the calls in between.
 """
 
 import pytest

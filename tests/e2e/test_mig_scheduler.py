@@ -22,7 +22,7 @@ from tests.e2e.kube import wait
 from tests.e2e.manifests import claim
 from tests.e2e.mig import part
 from tests.fakes.simulated import open_simulated
-from tests.plan.mig_boards import dynamic, legal
+from tests.plan.mig.boards import dynamic, legal
 
 WAITS = "cannot allocate"
 

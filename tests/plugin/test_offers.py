@@ -13,7 +13,7 @@ from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import gpu, inventory, ref
-from tests.plan.mig_boards import cut, dynamic, instance, mig, partition
+from tests.plan.mig.boards import cut, dynamic, instance, mig, partition
 
 
 class World:

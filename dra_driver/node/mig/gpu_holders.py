@@ -99,7 +99,7 @@ def process_command(pid: int, proc: Path = Path("/proc")) -> str:
 def name_holders(holders: Sequence[GpuHolder]) -> str:
     """The first of them, and how many more there are.
 
-    >>> named((Holder(7, "dcgm"), Holder(9, "")))
+    >>> name_holders((GpuHolder(7, "dcgm"), GpuHolder(9, "")))
     'dcgm (7), process 9'
     """
     more = len(holders) - _MOST_NAMED
@@ -111,7 +111,7 @@ def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = 
     """Says that they hold it. *modules*: of the kernel, that may be who
     it is where nobody else is seen.
 
-    >>> in_words((Holder(7, "dcgm"), Holder(9, "")))
+    >>> describe_holders((GpuHolder(7, "dcgm"), GpuHolder(9, "")))
     'held by dcgm (7), process 9'
     """
     if not holders and modules:

@@ -9,7 +9,7 @@ first that the small ones fill last. A kind of few compute slices for its memory
 no kind of more slices fits. A claim that any partition can serve gets a small one.
 
 With first fit this leaves as much room as the best of all orders, to within a hundredth, on every
-board (``tests/plan/test_mig_order.py``).
+board (``tests/plan/mig/test_order.py``).
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -7,7 +7,7 @@ Minor numbers of the device nodes of MIG's capabilities: each instance has its o
 
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 CONFIG_MINOR: Final = 1  # of mig/config, which whoever cuts needs
@@ -60,10 +60,10 @@ def uuid_tag(gpu: str) -> int:
 def mig_uuid(said: MigUuidParts) -> str:
     """The UUID that says it, in the form of version 8, which leaves its bits to its maker.
 
-    >>> mig_uuid(Said(minor=2, number=0, start=3, gi=9, ci=0, tag=tag("GPU-1")))
-    'MIG-3d2ce8ca-0002-8000-8309-0000fc7fca68'
+    >>> mig_uuid(MigUuidParts(minor=2, number=0, start=3, gi=9, ci=0, tag=uuid_tag("GPU-1")))
+    'MIG-a32a28f2-0002-8000-8309-0000fc7fca68'
     """
-    mixed = zlib.crc32(repr(said).encode())  # so that the first letters differ
+    mixed = zlib.crc32(repr(astuple(said)).encode())  # so that the first letters differ
     return (
         f"{MIG_PREFIX}{mixed:08x}-{said.minor:04x}-8{said.number:03x}-"
         f"{0x80 | said.start:02x}{said.gi:02x}-{said.ci:02x}{said.tag:010x}"

@@ -19,7 +19,7 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plugin.mig.repartition import GpuRepartitioner
 from dra_driver.sim.mig.geometry import fits_on_board
 from tests.fakes.boards import HOPPER, Board, Boards, part, table
-from tests.plugin.mig import Scene
+from tests.plugin.mig.reconciler import Scene
 
 ONES = tuple(part(HOPPER, "1g.10gb", start) for start in range(7))
 TWO = part(HOPPER, "2g.20gb", 2)

@@ -12,7 +12,7 @@ from dra_driver.model.records import Holding
 from dra_driver.plan.mig.dynamic import after_switch, gpus_to_switch
 from dra_driver.plan.offer.devices import build_offer
 from tests.fakes.values import gpu, ref
-from tests.plan.mig_boards import cut, dynamic, profile
+from tests.plan.mig.boards import cut, dynamic, profile
 
 
 def chosen(*gpus, its=None, keeps=None, held=None):

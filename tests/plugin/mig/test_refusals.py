@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.base.errors import PlacementTaken
 from tests.fakes.mig import ONE, mig_gpu, mig_offer, partition
-from tests.plugin.test_mig_claims import GPU, World
+from tests.plugin.mig.test_claims import GPU, World
 
 KEY = partition(ONE, 0).key
 

@@ -20,7 +20,7 @@ from dra_driver.plan.mig.manager.state import layout_instance
 from dra_driver.plan.profiles.rules import rules_by_gpu
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
 from tests.fakes.values import gpu, ref
-from tests.plugin.mig import Scene, profile
+from tests.plugin.mig.reconciler import Scene, profile
 
 ONES = tuple(part(AMPERE, "1g.5gb", start) for start in range(7))
 NAME = DeviceName("gpu-0-mig-3g20gb-9-4")

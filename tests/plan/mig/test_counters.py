@@ -23,7 +23,7 @@ from dra_driver.plan.mig.partitions import (
     dynamic_partitions,
     dynamic_profiles,
 )
-from tests.plan.mig_boards import boards, instance, key, legal, mig, odd, partition
+from tests.plan.mig.boards import boards, instance, key, legal, mig, odd, partition
 
 EVERYTHING = MigRules(dynamic=True, profiles=("*",))
 PLAIN = MigRules(dynamic=True)

@@ -8,7 +8,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.model.mig_layouts import LayoutState
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
-from tests.plugin.mig import Scene
+from tests.plugin.mig.reconciler import Scene
 
 FOREIGN = part(AMPERE, "1g.5gb", 6)
 

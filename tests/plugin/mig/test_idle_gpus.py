@@ -8,7 +8,7 @@ from dra_driver.model.mig_layouts import LayoutState
 from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
 from dra_driver.plugin.mig.idle_gpus import IdleGpus
 from tests.fakes.boards import AMPERE, Board, Boards, Claims, part
-from tests.plugin.mig import Scene
+from tests.plugin.mig.reconciler import Scene
 
 UNREAD = "it cannot be looked at now, since a GPU is being changed or does not answer"
 

@@ -7,7 +7,7 @@ from dra_driver.model.gpus import GuestRestriction
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
-from tests.plugin.mig import Scene, profile
+from tests.plugin.mig.reconciler import Scene, profile
 
 DYNAMIC = profile(dynamic=True)
 

@@ -24,7 +24,7 @@ from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEnt
 from tests.fakes.values import gpu
 
 MIB = 1024 * 1024
-_FILE = Path(__file__).parents[1] / "data/mig-boards.yaml"
+_FILE = Path(__file__).parents[2] / "data/mig-boards.yaml"
 _RESET = ("a30", "a100")  # boards that change their mode with a reset only
 
 

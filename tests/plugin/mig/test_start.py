@@ -27,7 +27,7 @@ from dra_driver.plugin.mig.start import (
 )
 from dra_driver.plugin.publish.profiles import EffectiveProfile
 from tests.fakes.boards import HOPPER, Board, Boards, Claims
-from tests.plugin.mig import profile
+from tests.plugin.mig.reconciler import profile
 
 DYNAMIC = profile(dynamic=True)
 

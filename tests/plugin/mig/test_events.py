@@ -15,7 +15,7 @@ from dra_driver.plan.mig.manager.state import MigEvent, failure_event
 from dra_driver.plugin.mig.start import post_event
 from tests.fakes.api_server import ApiServer
 from tests.fakes.boards import AMPERE, Board, Boards, part
-from tests.plugin.mig import Scene, profile
+from tests.plugin.mig.reconciler import Scene, profile
 
 NODE = "n1"
 

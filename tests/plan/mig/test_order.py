@@ -18,7 +18,7 @@ from dra_driver.plan.mig.partitions import (
     dynamic_profiles,
     packing_order,
 )
-from tests.plan.mig_boards import mig
+from tests.plan.mig.boards import mig
 
 Order = Mapping[int, tuple[int, ...]]  # by size: the starts as they are tried
 

@@ -27,8 +27,8 @@ from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.values import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
-from tests.plan.mig_boards import dynamic
-from tests.plugin.test_mig_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
+from tests.plan.mig.boards import dynamic
+from tests.plugin.mig.test_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
 
 KEY = partition(ONE, 0).key
 

@@ -19,7 +19,7 @@ from dra_driver.plugin.claims.prepared_claims import ClaimLocks, PreparedClaims
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from tests.fakes.values import ref
-from tests.plan.mig_boards import cut, instance, mig
+from tests.plan.mig.boards import cut, instance, mig
 
 A, B = ref("a"), ref("b")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))

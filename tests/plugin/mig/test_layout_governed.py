@@ -15,7 +15,7 @@ from dra_driver.plugin.mig.start import last_layout_label
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 from tests.fakes.boards import HOPPER, Board, Boards, part
 from tests.fakes.values import ref
-from tests.plugin.mig import Scene, profile
+from tests.plugin.mig.reconciler import Scene, profile
 
 AWAY = Unreachable("no answer")
 
