@@ -23,7 +23,7 @@ GpuUuid = NewType("GpuUuid", str)  # as NVML prints it: "GPU-…", of a MIG inst
 def is_mig_uuid(uuid: GpuUuid) -> bool:
     """Whether it is a MIG instance.
 
-    >>> is_instance(GpuUuid("MIG-5c1b")), is_instance(GpuUuid("GPU-5c1b"))
+    >>> is_mig_uuid(GpuUuid("MIG-5c1b")), is_mig_uuid(GpuUuid("GPU-5c1b"))
     (True, False)
     """
     return uuid.startswith("MIG-")

@@ -131,7 +131,7 @@ def counter_set_name(gpu: Gpu) -> str:
 def gpu_name_of(device: str) -> str:
     """Of which GPU a device is: the part of its name that all devices of one GPU share.
 
-    >>> board("gpu-0-mon"), board("gpu-12")
+    >>> gpu_name_of("gpu-0-mon"), gpu_name_of("gpu-12")
     ('gpu-0', 'gpu-12')
     """
     return "-".join(device.split("-", 2)[:2])

@@ -85,9 +85,9 @@ def in_chroot(
 
     *program* and *library_path* are the host's paths.
 
-    >>> in_root("/host", "/run/driver", "/run/driver/bin/x", "/run/driver/lib", ("-c", "0")).argv
+    >>> in_chroot("/host", "/run/driver", "/run/driver/bin/x", "/run/driver/lib", ("-c", "0")).argv
     ('chroot', '/host/run/driver', '/bin/x', '-c', '0')
-    >>> in_root("/", "/", "/usr/bin/x", "/usr/lib64", ()).argv
+    >>> in_chroot("/", "/", "/usr/bin/x", "/usr/lib64", ()).argv
     ('/usr/bin/x',)
     """
     inside = root.rstrip("/")

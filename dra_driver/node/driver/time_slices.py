@@ -203,11 +203,11 @@ def parse_time_slice(text: str) -> TimeSliceInterval | None:
     """The one interval in a list of compute policies, however it is drawn. None: there is none, or
     several.
 
-    >>> parse("|   0     Timeslice        Short    |")
-    <Interval.SHORT: 1>
-    >>> parse("GPU  0: Timeslice: LONG")
-    <Interval.LONG: 3>
-    >>> parse("|   0     Timeslice        N/A      |")
+    >>> parse_time_slice("|   0     Timeslice        Short    |")
+    <TimeSliceInterval.SHORT: 1>
+    >>> parse_time_slice("GPU  0: Timeslice: LONG")
+    <TimeSliceInterval.LONG: 3>
+    >>> parse_time_slice("|   0     Timeslice        N/A      |")
     """
     lines = [_fields(line) for line in text.splitlines()]
     found = set(_in_rows(lines)) or set(_in_columns(lines))

@@ -56,7 +56,7 @@ def run_on_live_node(live: LiveNode) -> RunCommand:
 def program_path(command: Command) -> Command:
     """*command* by its path on this machine.
 
-    >>> on_this_machine(Command("/usr/bin/nvidia-smi", ("-L",), root="/tmp/h")).argv
+    >>> program_path(Command("/usr/bin/nvidia-smi", ("-L",), root="/tmp/h")).argv
     ('/tmp/h/usr/bin/nvidia-smi', '-L')
     """
     program = command.root.rstrip("/") + command.program

@@ -25,7 +25,7 @@ from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE
 from tests.plan.mig.boards import boards, cut, dynamic, instance, mig, partition, profile
-from tests.plan.profiles import any_rules
+from tests.plan.profile_rules import any_rules
 
 EVERYWHERE = Topology("pci0000:15", "0000:16:00.0", 0, "nvswitch", 7)
 

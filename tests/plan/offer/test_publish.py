@@ -24,7 +24,7 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
 from tests.fakes.slice_rules import refuse_slice
 from tests.fakes.values import MIB, SLICEABLE, gpu
-from tests.plan.profiles import any_rules
+from tests.plan.profile_rules import any_rules
 
 
 def whole(**fields):

@@ -14,10 +14,10 @@ SWITCHES = """
 import sys
 from pathlib import Path
 from dra_driver.sim.live_node import LiveNode
-from dra_driver.sim.mig.state import MigStates
+from dra_driver.sim.mig.state import MigStateStore
 from dra_driver.sim.nvml import SimulatedNvml
 
-states = MigStates(Path(sys.argv[2]), is_root=lambda: True)
+states = MigStateStore(Path(sys.argv[2]), is_root=lambda: True)
 nvml = SimulatedNvml(LiveNode(Path(sys.argv[1])), mig=states)
 nvml.nvmlInit()
 nvml.nvmlDeviceSetMigMode(nvml.nvmlDeviceGetHandleByIndex(0), 1)

@@ -35,7 +35,7 @@ from dra_driver.plan.profiles.rules import (
 from tests.fakes.values import gpu
 
 GIB = 1024**3
-FILES = Path(__file__).parents[1] / "data/device-plugin"
+FILES = Path(__file__).parents[2] / "data/device-plugin"
 HEAD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "NodeProfile"}
 WITHOUT_LIMIT: dict[str, Any] = {"limited": False, "guard": GuardRules(GuardPolicy.OFF)}
 

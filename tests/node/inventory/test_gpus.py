@@ -15,7 +15,7 @@ from dra_driver.sim.node_spec import bundled_nodes
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, as_yaml, h100, no_nvidia_modprobe, two_gpus
 
-ODD = Path(__file__).parents[1] / "data/nodes"
+ODD = Path(__file__).parents[2] / "data/nodes"
 
 
 @pytest.fixture
