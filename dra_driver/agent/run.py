@@ -6,7 +6,6 @@ Stopping touches no daemon: clients compute on, and the next agent finds everyth
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Final
@@ -15,6 +14,7 @@ from dra_driver.agent.dependencies import AgentDependencies
 from dra_driver.agent.service import AgentService, lock_directory
 from dra_driver.agent.state import IncidentLog, ServerStateFiles
 from dra_driver.agent.supervisor import MpsSupervisor
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.files import hanging_disk_calls, removed_directory
 from dra_driver.base.signals import Shutdown
 from dra_driver.base.threads import Loop
@@ -72,12 +72,12 @@ def run_concurrently(
 ) -> None:
     """Do several things, and wait for all, for so long: what hangs goes on, and holds up nothing
     else."""
-    until = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     threads = [threading.Thread(target=thing, name="mps-server", daemon=True) for thing in things]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
+        thread.join(deadline.remaining)
 
 
 def _serve_http(

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from dra_driver.agent.supervisor import MpsSupervisor
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, SettingsError, TimedOut
 from dra_driver.base.files import disk_errors, lock_within
 from dra_driver.model.gpus import is_mig_uuid
@@ -260,12 +261,12 @@ class AgentService:
 
 def read_line(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> bytes:
     """What was asked; empty: nothing. The time is for all of it. NodeError: it is too much."""
-    deadline = clock() + READ_SECONDS
+    deadline = Deadline(READ_SECONDS, clock=clock)
     received = bytearray()
     while not received.endswith(b"\n"):
-        if (left := deadline - clock()) <= 0:
+        if (seconds := deadline.remaining) <= 0:
             raise TimeoutError("it did not say what it wants")
-        connection.settimeout(left)
+        connection.settimeout(seconds)
         chunk = connection.recv(65536)
         if not chunk:
             return b""

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError, TimedOut
 
 
@@ -143,9 +144,9 @@ def try_lock(path: Path) -> int | None:
 
 def lock_within(path: Path, seconds: float, what: str) -> int:
     """The open file, locked. TimedOut: not within *seconds*, while waiting until *what*."""
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while (file := try_lock(path)) is None:
-        if time.monotonic() >= deadline:
+        if deadline.expired:
             raise TimedOut(f"waited {seconds:g} s until {what}: {path} is locked")
         time.sleep(POLL_SECONDS)
     return file

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, TimedOut
 
 
@@ -33,11 +34,11 @@ class NamedLocks:
     @contextmanager
     def hold(self, names: Iterable[str], timeout_seconds: float) -> Iterator[None]:
         """Hold all of *names*, taken in a fixed order. TimedOut: one was not free in time."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = Deadline(timeout_seconds)
         taken: list[str] = []
         try:
             for name in sorted(set(names)):
-                if not self._join(name).acquire(timeout=max(0.0, deadline - time.monotonic())):
+                if not self._join(name).acquire(timeout=deadline.remaining):
                     self._leave(name)
                     raise TimedOut(self._busy.format(name=name, seconds=f"{timeout_seconds:g}"))
                 taken.append(name)

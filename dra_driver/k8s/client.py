@@ -24,6 +24,7 @@ import kubernetes.config
 import tenacity
 import urllib3
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
 from dra_driver.k8s.access import ApiServerAccess
 from dra_driver.k8s.responses import (
@@ -183,9 +184,9 @@ class ApiClient:
     def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
         """The document at *path*."""
         call = _ApiCall("GET", path, query, self._timeouts.connect, self._timeouts.read)
-        give_up_at = time.monotonic() + deadline_seconds
+        deadline = Deadline(deadline_seconds)
         return self._tries(
-            is_unreachable, deadline_seconds, lambda: self._document(_until(give_up_at, call))
+            is_unreachable, deadline_seconds, lambda: self._document(_within(deadline, call))
         )
 
     def pages(
@@ -286,8 +287,8 @@ class ApiClient:
         its = self._timeouts
         call = _ApiCall(method, path, query, its.connect, its.write, body, content_type)
         seconds = its.connect + its.write  # waits and all, no longer than one try may take
-        give_up_at = time.monotonic() + seconds
-        return self._tries(is_throttled, seconds, lambda: self._document(_until(give_up_at, call)))
+        deadline = Deadline(seconds)
+        return self._tries(is_throttled, seconds, lambda: self._document(_within(deadline, call)))
 
     def _tries(
         self, again: Callable[[BaseException], bool], seconds: float, attempt: Callable[[], Answer]
@@ -420,11 +421,11 @@ def _retry_after(response: urllib3.BaseHTTPResponse) -> float | None:
     return None
 
 
-def _until(give_up_at: float, call: _ApiCall) -> _ApiCall:
-    """*call* with timeouts that end by *give_up_at* (monotonic)."""
-    left = max(0.1, give_up_at - time.monotonic())
+def _within(deadline: Deadline, call: _ApiCall) -> _ApiCall:
+    """*call* with timeouts that end with *deadline*."""
+    seconds = max(0.1, deadline.remaining)
     return replace(
         call,
-        connect_seconds=min(call.connect_seconds, left),
-        answer_seconds=min(call.answer_seconds, left),
+        connect_seconds=min(call.connect_seconds, seconds),
+        answer_seconds=min(call.answer_seconds, seconds),
     )

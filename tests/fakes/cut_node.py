@@ -9,7 +9,6 @@ from pathlib import Path
 
 import yaml
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.offer import ApiFeatures
@@ -31,6 +30,7 @@ from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, Metadata
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler

@@ -4,13 +4,18 @@ import threading
 
 import pytest
 
-from dra_driver.base.deadlines import Deadline, request_deadline, seconds_within_request
+from dra_driver.base.deadlines import (
+    Deadline,
+    request_deadline,
+    seconds_within_request,
+    within_request,
+)
 from dra_driver.base.errors import TimedOut
 
 
 def test_without_a_request_there_is_the_whole_time():
     assert seconds_within_request(8.0) == 8.0
-    assert 7 < Deadline(8.0, "it").left() <= 8
+    assert 7 < within_request(8.0, "it").remaining <= 8
 
 
 def test_in_a_request_there_is_what_is_left_and_some_of_it_is_for_undoing():
@@ -34,7 +39,19 @@ def test_a_request_of_one_thread_is_none_of_another():
 
 def test_what_has_no_time_left_says_what_it_was():
     with request_deadline(0.0):
-        deadline = Deadline(5.0, "an answer of MPS server s1")
-        assert deadline.over
+        deadline = within_request(5.0, "an answer of MPS server s1")
+        assert deadline.expired
         with pytest.raises(TimedOut, match=r"an answer of MPS server s1 took more than 0 s"):
-            deadline.left()
+            deadline.check()
+
+
+def test_a_deadline_on_another_clock_ends_with_the_one_that_it_is_within():
+    now, stopped = [0.0], Deadline(5.0, clock=lambda: 0.0)
+    within = Deadline(9.0, clock=lambda: now[0])
+    deadline = Deadline(5.0, within=within, clock=lambda: 0.0)
+
+    assert (stopped.remaining, deadline.remaining, deadline.seconds) == (5.0, 5.0, 5.0)
+    now[0] = 7.0
+    assert deadline.remaining == 2.0
+    now[0] = 10.0
+    assert (deadline.expired, stopped.expired, deadline.remaining) == (True, False, 0.0)

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.base.errors import DriverError
 from dra_driver.k8s.claims import Claim, ClaimUid, ShareId
 from dra_driver.model.offer import ApiFeatures
@@ -32,6 +31,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.memory.pod_limits import pod_memory_shares
 from dra_driver.plan.prepare.amounts import requested_amount
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.base.errors import (
     ClaimError,
     ClaimInUse,
@@ -26,6 +25,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode

@@ -21,6 +21,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import DriverError, NodeError, SettingsError, TimedOut
 from dra_driver.kubeletplugin.serve import probes
 from dra_driver.kubeletplugin.serve.services import (
@@ -108,10 +109,9 @@ class SocketListener:
         self.hide()
 
     async def _reveal(self, hidden: Path) -> SocketFile:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_seconds
+        deadline = Deadline(self._patience_seconds)
         while (file := rename_into_place(hidden, self._path)) is None:
-            if loop.time() >= deadline:
+            if deadline.expired:
                 raise SettingsError(
                     f"another live process serves {self._path}: stop it, or give both their "
                     "pod UID (rolling update), so that each has sockets of its own"

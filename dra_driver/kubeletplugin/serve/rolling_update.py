@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import TimedOut
 from dra_driver.base.files import (
     POLL_SECONDS,
@@ -133,7 +134,7 @@ class PluginLease:
     @contextlib.contextmanager
     def held(self, wait_seconds: float = LEASE_WAIT_SECONDS) -> Iterator[None]:
         """Be inside. TimedOut: another process did not get out in time."""
-        deadline = time.monotonic() + wait_seconds
+        deadline = Deadline(wait_seconds)
         if not self._join(deadline):
             self._take(deadline)
         try:
@@ -141,19 +142,19 @@ class PluginLease:
         finally:
             self._leave()
 
-    def _join(self, deadline: float) -> bool:
+    def _join(self, deadline: Deadline) -> bool:
         """Enter if this process has the turn; False: the caller has to take it for the process."""
         with self._changed:
             while self._taking or self._file is not None:
                 if self._file is not None and not self._is_wanted():
                     self._inside += 1
                     return True
-                if not self._changed.wait(min(0.05, deadline - time.monotonic())):
+                if not self._changed.wait(min(0.05, deadline.remaining)):
                     self._give_up_after(deadline)
             self._taking = True
             return False
 
-    def _take(self, deadline: float) -> None:
+    def _take(self, deadline: Deadline) -> None:
         file = None
         try:
             file = self._locked(deadline)
@@ -164,7 +165,7 @@ class PluginLease:
                     self._file, self._inside = file, 1
                 self._changed.notify_all()
 
-    def _locked(self, deadline: float) -> int:
+    def _locked(self, deadline: Deadline) -> int:
         """The locked file, our name in it. Who waits holds the mark, which only one can."""
         with disk_errors(f"lock {self._lock}"), closing_file(self._poll(self._wanted, deadline)):
             file = self._poll(self._lock, deadline)
@@ -182,14 +183,14 @@ class PluginLease:
             raise
         return file
 
-    def _poll(self, path: Path, deadline: float) -> int:
+    def _poll(self, path: Path, deadline: Deadline) -> int:
         while (file := try_lock(path)) is None:
             self._give_up_after(deadline)
             time.sleep(POLL_SECONDS)
         return file
 
-    def _give_up_after(self, deadline: float) -> None:
-        if time.monotonic() < deadline:
+    def _give_up_after(self, deadline: Deadline) -> None:
+        if not deadline.expired:
             return
         with disk_errors(f"read {self._lock}"), closing_file(open_lock_file(self._lock)) as file:
             last = _read_owner(file)

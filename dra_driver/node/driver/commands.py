@@ -5,13 +5,13 @@ import os
 import selectors
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import CommandFailed, NodeError, TimedOut
 from dra_driver.base.files import closing_file, disk_errors, lock_within
 
@@ -110,7 +110,7 @@ def run_command(command: Command, timeout_seconds: float) -> str:
     with _locked(command) as files:
         child = _started(command, files)
     try:
-        out, err = _communicate(child, command, time.monotonic() + timeout_seconds)
+        out, err = _communicate(child, command, Deadline(timeout_seconds))
     except subprocess.TimeoutExpired as e:
         _end(child)
         raise TimedOut(
@@ -156,9 +156,11 @@ def _started(command: Command, files: Collection[int]) -> subprocess.Popen[bytes
         raise NodeError(f"cannot run {command} (in {command.root}): {e.strerror}") from e
 
 
-def _communicate(child: subprocess.Popen[bytes], command: Command, end: float) -> tuple[str, str]:
+def _communicate(
+    child: subprocess.Popen[bytes], command: Command, deadline: Deadline
+) -> tuple[str, str]:
     """Give it its input, and what it wrote once it has ended. subprocess.TimeoutExpired: it had not
-    by *end*. As ``communicate``, but that keeps whatever a program writes."""
+    by *deadline*. As ``communicate``, but that keeps whatever a program writes."""
     assert child.stdout and child.stderr
     said = {child.stdout: bytearray(), child.stderr: bytearray()}
     to_write = memoryview(command.stdin.encode())
@@ -169,7 +171,7 @@ def _communicate(child: subprocess.Popen[bytes], command: Command, end: float) -
             os.set_blocking(child.stdin.fileno(), False)
             pipes.register(child.stdin, selectors.EVENT_WRITE, child.stdin)
         while pipes.get_map():
-            for key, _ in pipes.select(_left(end)):
+            for key, _ in pipes.select(_seconds_left(deadline)):
                 if key.data is child.stdin:
                     to_write = _written(key.fd, to_write)
                     more = len(to_write) > 0
@@ -182,7 +184,7 @@ def _communicate(child: subprocess.Popen[bytes], command: Command, end: float) -
                 raise NodeError(
                     f"{command} wrote more than {_MAX_OUTPUT_BYTES >> 20} MiB and was killed"
                 )
-    child.wait(_left(end))
+    child.wait(_seconds_left(deadline))
     out, err = (bytes(one).decode(errors="replace") for one in said.values())
     return out, err
 
@@ -224,8 +226,8 @@ def run_daemon(command: Command, output: Path, timeout_seconds: float) -> None:
         raise _failed(command, child.returncode, _read(output))
 
 
-def _left(end: float) -> float:
-    if (seconds := end - time.monotonic()) <= 0:
+def _seconds_left(deadline: Deadline) -> float:
+    if (seconds := deadline.remaining) <= 0:
         raise subprocess.TimeoutExpired("", 0)
     return seconds
 
@@ -269,14 +271,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 def _close(child: subprocess.Popen[bytes]) -> None:
     """Close its pipes once all that was killed has let go of them; what it still says is lost. A
     descendant that left the group may keep them, and write on."""
-    end = time.monotonic() + _GRACE_SECONDS
+    deadline = Deadline(_GRACE_SECONDS)
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is None or pipe.closed:
             continue
         with pipe, selectors.DefaultSelector() as one:
             if pipe is not child.stdin:
                 one.register(pipe, selectors.EVENT_READ)
-                while (left := end - time.monotonic()) > 0 and one.select(left):
+                while (seconds := deadline.remaining) > 0 and one.select(seconds):
                     if not os.read(pipe.fileno(), _READ_CHUNK_BYTES):
                         break
 

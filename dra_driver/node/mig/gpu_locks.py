@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid
 
@@ -29,18 +30,17 @@ class GpuLock:
     and in *seconds* it is over."""
 
     def __init__(self, patience: float, seconds: float) -> None:
-        now = time.monotonic()
-        self._patient_until = now + patience
-        self._end = now + seconds
+        self._retrying = Deadline(patience)
+        self._deadline = Deadline(seconds)
 
     @property
     def seconds(self) -> float:
         """What the next call of NVML may take."""
-        return max(_LEAST_SECONDS, self._end - time.monotonic())
+        return max(_LEAST_SECONDS, self._deadline.remaining)
 
     def again(self) -> bool:
         """Whether to try once more, after a moment."""
-        if time.monotonic() >= self._patient_until:
+        if self._retrying.expired:
             return False
         time.sleep(_AGAIN_SECONDS)
         return True

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.node.mig.capabilities import CONFIG_CAPABILITY
@@ -347,12 +348,12 @@ class MigPartitions:
 
     def _appears(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """What was made, once NVML lists it as a device."""
-        until = time.monotonic() + _APPEARS_SECONDS
+        deadline = Deadline(_APPEARS_SECONDS)
         while True:
             try:
                 return self.find(gpu, key)
             except MigInstanceNotFound:
-                if time.monotonic() >= until:
+                if deadline.expired:
                     raise
             time.sleep(_AGAIN_SECONDS)
 

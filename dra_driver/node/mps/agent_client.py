@@ -5,11 +5,11 @@ its own, every wait is bounded, and nobody at the other end is an error that say
 """
 
 import socket
-import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 from dra_driver.node.mps import agent_protocol
@@ -71,7 +71,7 @@ class MpsAgentClient:
         return answer
 
     def _carried(self, line: bytes, call: str, seconds: float) -> bytes:
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(seconds)
             try:
@@ -89,14 +89,13 @@ class MpsAgentClient:
             except OSError as e:  # it was ended while it worked
                 raise self._down(e.strerror or str(e)) from e
 
-    def _answer(self, connection: socket.socket, deadline: float) -> bytes:
+    def _answer(self, connection: socket.socket, deadline: Deadline) -> bytes:
         """A line. The deadline is of all of it: an agent that drips is none the better."""
         received = bytearray()
         while not received.endswith(b"\n"):
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if (seconds := deadline.remaining) <= 0:
                 raise TimeoutError
-            connection.settimeout(left)
+            connection.settimeout(seconds)
             chunk = connection.recv(65536)
             if not chunk:
                 raise self._down("it ended before it answered")

@@ -69,7 +69,7 @@ class ControlProgram:
     def run(self, command: Command, deadline: Deadline) -> str:
         """ProgramFailed: it failed. NotAsked: it could not be run. TimedOut: it did not end."""
         with _asking():
-            return self._run(command, deadline.left())
+            return self._run(command, deadline.check())
 
     def ask(self, daemon: ControlDaemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
         """What *daemon* says. ProgramFailed: it refused, or is not there. NotAsked: it could not be

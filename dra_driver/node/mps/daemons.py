@@ -10,7 +10,11 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Final
 
-from dra_driver.base.deadlines import Deadline, seconds_within_request
+from dra_driver.base.deadlines import (
+    Deadline,
+    seconds_within_request,
+    within_request,
+)
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.model.mps import PROTOCOL_3_DRIVER_VERSION, MpsNamespace, MpsNamespaceName
@@ -182,12 +186,14 @@ class MpsDaemons:
     def _look_for_protocol(self, driver: DriverFiles) -> int:
         if driver_version(driver.version).major < PROTOCOL_3_DRIVER_VERSION:
             return 2
-        return 3 if speaks_protocol3(self._control, Deadline(self._patience.ask, PROGRAM)) else 2
+        return (
+            3 if speaks_protocol3(self._control, within_request(self._patience.ask, PROGRAM)) else 2
+        )
 
     def _bring_up(
         self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
-        deadline = Deadline(self._patience.start, f"starting MPS server {daemon.name}")
+        deadline = within_request(self._patience.start, f"starting MPS server {daemon.name}")
         words = self._words(daemon)
         self._directories.make(daemon, [space.name for space in spaces])
         command = self._control.to(daemon, words.command(daemon, spaces))
@@ -248,7 +254,7 @@ class MpsDaemons:
         output = Path(daemon.log) / "start.log"
 
         def launch() -> None:
-            run_daemon(command, output, deadline.left())
+            run_daemon(command, output, deadline.check())
 
         if daemon.protocol == 2:
             directories.with_own_shared_memory(daemon.shm, command.root, launch)
@@ -259,21 +265,21 @@ class MpsDaemons:
         self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str]:
         words = self._words(daemon)
-        unseen = Deadline(self._patience.unseen, "")
+        unseen = within_request(self._patience.unseen)
         while True:
             try:
                 ready = words.when_ready(daemon, spaces, deadline)
             except TimedOut:
                 raise
             except NodeError:
-                if unseen.over or not self.is_running(daemon):
+                if unseen.expired or not self.is_running(daemon):
                     raise
                 ready = None  # it is not yet there to be asked
             if ready is not None:
                 return ready
             if not self.is_running(daemon):
                 raise NodeError("its control daemon has ended")
-            deadline.left()
+            deadline.check()
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
     def _words(self, daemon: ControlDaemon) -> Protocol2 | Protocol3:
@@ -290,7 +296,7 @@ class MpsDaemons:
     def _quit(self, daemon: ControlDaemon, processes: tuple[DaemonProcess, ...]) -> None:
         """Ask it to. One that goes may not stay long enough to say so."""
         try:
-            deadline = Deadline(self._patience.quit, f"ending {daemon.name}", undoing=True)
+            deadline = within_request(self._patience.quit, f"ending {daemon.name}", undoing=True)
             self._words(daemon).quit(daemon, deadline)
         except NodeError as e:
             going = not isinstance(e, TimedOut)
@@ -316,4 +322,4 @@ def _log_of(daemon: ControlDaemon, again: bool) -> str:
 
 
 def _within(daemon: ControlDaemon, seconds: float) -> Deadline:
-    return Deadline(seconds, f"an answer of MPS server {daemon.name}")
+    return within_request(seconds, f"an answer of MPS server {daemon.name}")

@@ -67,7 +67,7 @@ class _Drain:
         before = self._ended
         enough = False
         try:
-            seconds = min(self._seconds, self._until.left())
+            seconds = min(self._seconds, self._until.check())
             enough = seconds == self._seconds
             self._ends[pid](Deadline(seconds, f"client {pid}"))
         except TimedOut:

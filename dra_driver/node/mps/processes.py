@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsStateUnknown, NodeError
 from dra_driver.node.cgroups.procfs import nul_separated, printable, read_proc_file
 from dra_driver.node.cgroups.tree import container_of_process
@@ -133,19 +134,19 @@ class DaemonProcesses:
         self, find: Callable[[], tuple[DaemonProcess, ...]], number: signal.Signals, seconds: float
     ) -> tuple[DaemonProcess, ...]:
         """End what *find* finds, until it finds nothing; what it still finds in the end."""
-        until = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         while processes := _look_twice(find):
-            self.end(processes, number, max(0.0, until - time.monotonic()))
-            if time.monotonic() >= until:
+            self.end(processes, number, deadline.remaining)
+            if deadline.expired:
                 return _look_twice(find)
         return ()
 
     def wait(self, processes: Iterable[DaemonProcess], seconds: float) -> bool:
         """Wait for their end. False: some are still there."""
-        until = time.monotonic() + seconds
+        deadline = Deadline(seconds)
         left = list(processes)
         while left := [one for one in left if self.is_alive(one)]:
-            if time.monotonic() > until:
+            if deadline.expired:
                 return False
             time.sleep(_BETWEEN_LOOKS_SECONDS)
         return True

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from dra_driver.base.deadlines import Deadline
+from dra_driver.base.deadlines import Deadline, within_request
 from dra_driver.base.errors import CommandFailed, MpsStateUnknown, NodeError, TimedOut
 from dra_driver.model.mps import ALL_CORES, MpsClient, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.node.driver.commands import Command
@@ -153,7 +153,7 @@ class Protocol3:
             return self._directory(daemon, space.name, deadline)
         except NodeError:
             # Without its limits nobody may have it.
-            self.remove(daemon, space.name, Deadline(deadline.seconds, "namespace delete"))
+            self.remove(daemon, space.name, within_request(deadline.seconds, "namespace delete"))
             raise
 
     def limit(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> None:

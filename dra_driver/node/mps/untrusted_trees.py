@@ -9,12 +9,11 @@ paths, nor open files, nor calls grow with the depth.
 import errno
 import os
 import secrets
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from dra_driver.base.deadlines import seconds_within_request
+from dra_driver.base.deadlines import within_request
 from dra_driver.base.errors import NodeError, TimedOut
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,8 +70,7 @@ class _Emptying:
 
     def __init__(self, named: str) -> None:
         self._named = named
-        self._seconds = seconds_within_request(_SECONDS, undoing=True)
-        self._until = time.monotonic() + self._seconds
+        self._deadline = within_request(_SECONDS, undoing=True)
 
     def work(self, at: int, keep: Collection[TreePath]) -> None:
         """It calls itself for a level of *keep*, which is ours, and for no other."""
@@ -93,10 +91,10 @@ class _Emptying:
 
     def _take(self, at: int, name: str) -> None:
         """Take it away, but for the directories in it: these are in *at* then."""
-        if time.monotonic() > self._until:
+        if self._deadline.expired:
             raise TimedOut(
-                f"{self._named} cannot be emptied in {self._seconds:.3g} s: is somebody writing in "
-                "it?"
+                f"{self._named} cannot be emptied in {self._deadline.seconds:.3g} s: is somebody "
+                "writing in it?"
             )
         if not _is_directory(at, name):
             return

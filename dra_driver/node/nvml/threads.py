@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError, TimedOut
 
 T = TypeVar("T")
@@ -25,37 +26,17 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0  # at most, so that every wait ends
 
 
 @dataclass(frozen=True, slots=True)
-class PausableDeadline:
-    """A moment on a clock that may stand still for a while."""
-
-    seconds: float
-    until: float
-    clock: Clock
-    end: float  # on the monotonic clock: it is not later than that
-
-    @property
-    def left(self) -> float:
-        return min(self.until - self.clock(), self.end - time.monotonic())
-
-
-def pausable_deadline(seconds: float, clock: Clock = time.monotonic) -> PausableDeadline:
-    """*seconds* from now."""
-    end = time.monotonic() + seconds + _LONGEST_PAUSE_SECONDS
-    return PausableDeadline(seconds, clock() + seconds, clock, end)
-
-
-@dataclass(frozen=True, slots=True)
 class _QueuedCall:
     doing: str
     call: Callable[[], Any]
-    deadline: PausableDeadline
+    deadline: Deadline
     future: Future[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningCall:
     doing: str
-    deadline: PausableDeadline
+    deadline: Deadline
     since: str  # as people read it
 
 
@@ -65,16 +46,16 @@ class PendingCall(Generic[T]):
 
     doing: str
     future: Future[T]
-    deadline: PausableDeadline
+    deadline: Deadline
 
     def wait(self, stop: Callable[[], bool] = lambda: False) -> bool:
         """Until the answer is there, or late. False: *stop*, which is asked now and then, said so
         before; then nobody waits for it any more."""
-        while not self.future.done() and (left := self.deadline.left) > 0:
+        while not self.future.done() and (seconds := self.deadline.remaining) > 0:
             if stop():
                 self.future.cancel()
                 return False
-            concurrent.futures.wait([self.future], min(left, _POLL_SECONDS))
+            concurrent.futures.wait([self.future], min(seconds, _POLL_SECONDS))
         return True
 
     def result(self) -> T:
@@ -116,7 +97,7 @@ class CallThread:
         """Have *call* run, within *deadline_seconds* of *clock*. TimedOut: an earlier call is
         overdue."""
         running = self._running
-        if running is not None and running.deadline.left <= 0:
+        if running is not None and running.deadline.expired:
             raise TimedOut(
                 f"{doing}: an earlier call ({running.doing}) has not returned since {running.since}"
             )
@@ -126,9 +107,10 @@ class CallThread:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-        until = pausable_deadline(deadline_seconds, clock)
-        self._jobs.put(_QueuedCall(doing, call, until, future))
-        return PendingCall(doing, future, until)
+        longest = Deadline(deadline_seconds + _LONGEST_PAUSE_SECONDS)
+        deadline = Deadline(deadline_seconds, within=longest, clock=clock)
+        self._jobs.put(_QueuedCall(doing, call, deadline, future))
+        return PendingCall(doing, future, deadline)
 
     def stop(self) -> None:
         """End the thread once what was submitted is done. It does not wait for that."""
@@ -178,7 +160,7 @@ class GpuChanges:
         """A change of the GPU at *index* is under way, until it ends or is late."""
         with self._lock:
             self._settle()
-            self._running[change.future] = (index, change.deadline.until)
+            self._running[change.future] = (index, change.deadline.end)
         change.future.add_done_callback(self._ends)
 
     def under_way(self, index: int | None = None) -> bool:
@@ -256,8 +238,8 @@ class NvmlThreads:
 
     def behind(self) -> Callable[[], bool]:
         """Says when what is known has to do: a change is under way, and a moment has passed."""
-        until = time.monotonic() + _READ_GRACE_SECONDS
-        return lambda: time.monotonic() >= until and self.changes.under_way()
+        deadline = Deadline(_READ_GRACE_SECONDS)
+        return lambda: deadline.expired and self.changes.under_way()
 
     def stop(self) -> None:
         """End the threads once what was submitted is done, and begin with new ones."""

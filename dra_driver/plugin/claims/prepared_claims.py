@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from dra_driver.base.deadlines import CallDeadline, CallTimeouts
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import Claim, ClaimUid
 from dra_driver.model.mps import MpsNamespace
@@ -25,6 +25,14 @@ def _of_gpus() -> NamedLocks:
     return NamedLocks(
         "a claim that is being prepared or unprepared on {name} did not finish in {seconds} s"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimeouts:
+    """How long one call may wait, in seconds, so that it ends within the kubelet's 45."""
+
+    all: float = 20.0  # for the turn, for locks and for the holder together
+    hand_over: float = 10.0  # of these for the holder's unprepare, after a force-deleted pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +62,22 @@ class PreparedClaims:
         known = self._ledger.known(claim.ref.uid)
         if known is None or not known.completed or known.pods == claim.pods:
             return False
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([claim.ref.uid], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with (
+            self._locks.claims.hold([claim.ref.uid], deadline.remaining),
+            self._turn(deadline.remaining),
+        ):
             record = self._ledger.record(claim.ref.uid)
             if record is None or not record.completed:
                 return False
-            with self._locks.gpus.hold(record.gpus, wait.left()):
+            with self._locks.gpus.hold(record.gpus, deadline.remaining):
                 self._change_pods(record, claim)
         return True
 
     def serve_again(self, uid: ClaimUid) -> None:
         """Have the MPS agent serve what it does not know any more of a prepared claim."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with self._locks.claims.hold([uid], deadline.remaining), self._turn(deadline.remaining):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
@@ -83,8 +94,11 @@ class PreparedClaims:
     def end_unknown(self, space: MpsNamespace) -> None:
         """Have the MPS agent end *space*, which no record is of; not beside a prepare of its
         claim."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([space.claim], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with (
+            self._locks.claims.hold([space.claim], deadline.remaining),
+            self._turn(deadline.remaining),
+        ):
             record = self._ledger.known(space.claim)
             if record is None or space.name not in {one.name for one in record.spaces}:
                 self._node.restore(RemoveMpsNamespace(space.name))
@@ -92,12 +106,12 @@ class PreparedClaims:
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
         """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,
         and what it answers recorded; not at all, where it is not prepared any more."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([uid], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with self._locks.claims.hold([uid], deadline.remaining), self._turn(deadline.remaining):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
-            with self._locks.gpus.hold(record.gpus, wait.left()):
+            with self._locks.gpus.hold(record.gpus, deadline.remaining):
                 if (after := act(record)) != record:
                     self._ledger.write(after)
 
@@ -108,8 +122,8 @@ class PreparedClaims:
 
         Who only looks on is no reason to wait.
         """
-        wait = CallDeadline(self._waits)
-        with self._turn(wait.left()), self._locks.gpus.hold(gpus, wait.left()):
+        deadline = Deadline(self._waits.all)
+        with self._turn(deadline.remaining), self._locks.gpus.hold(gpus, deadline.remaining):
             holdings = (h for record in self._ledger.records() for h in record.holdings)
             if any(not h.admin and {h.of_gpu, gpu_name_of(h.device)} & set(gpus) for h in holdings):
                 return False

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from cdi import Spec
-from dra_driver.base.deadlines import CallDeadline, CallTimeouts
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import (
     ApiServerError,
     ClaimRecordLost,
@@ -36,7 +36,7 @@ from dra_driver.plan.prepare.sharing import with_decoded_configs
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.partitions import ClaimPartitions
 from dra_driver.plugin.claims.planner import ClaimPods, Planner
-from dra_driver.plugin.claims.prepared_claims import ClaimLocks, PreparedClaims
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, PreparedClaims
 
 log = logging.getLogger(__name__)
 
@@ -66,17 +66,18 @@ class Preparer:
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([ref.uid], wait.left()):
+        deadline = Deadline(self._waits.all)
+        hand_over = Deadline(self._waits.hand_over, within=deadline)
+        with self._locks.claims.hold([ref.uid], deadline.remaining):
             try:
                 claim = self._claims.read(ref)
             except ApiServerError:
-                with self._turn(wait.left()):
+                with self._turn(deadline.remaining):
                     if (done := self._completed(ref)) is not None:
                         return done
                 raise
             # Whoever can create a claim says how long it takes to read: nobody waits for that.
-            prepared = self._prepare_when_free(with_decoded_configs(claim), wait)
+            prepared = self._prepare_when_free(with_decoded_configs(claim), deadline, hand_over)
         self._changed(self._ledger.known(ref.uid))
         return prepared
 
@@ -86,10 +87,10 @@ class Preparer:
 
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with self._locks.claims.hold([ref.uid], deadline.remaining), self._turn(deadline.remaining):
             record = self._known(ref)
-            with self._locks.gpus.hold(_gpus(record), wait.left()):
+            with self._locks.gpus.hold(_gpus(record), deadline.remaining):
                 if not gone():
                     return False
                 self._take_back(record or ClaimRecord(ref, ()))
@@ -131,8 +132,8 @@ class Preparer:
 
     def _restore(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
-        wait = CallDeadline(self._waits)
-        with self._locks.claims.hold([ref.uid], wait.left()), self._turn(wait.left()):
+        deadline = Deadline(self._waits.all)
+        with self._locks.claims.hold([ref.uid], deadline.remaining), self._turn(deadline.remaining):
             record = self._ledger.known(ref.uid)
             if record is not None and self._lacks_files(record):
                 self._completed(ref)
@@ -175,20 +176,23 @@ class Preparer:
         self._ledger.write(record)
         return record
 
-    def _prepare_when_free(self, claim: Claim, wait: CallDeadline) -> Sequence[PreparedDevice]:
+    def _prepare_when_free(
+        self, claim: Claim, deadline: Deadline, hand_over: Deadline
+    ) -> Sequence[PreparedDevice]:
+        """Until *hand_over* the holder of a device is waited for."""
         wanted = self._planner.wanted(claim)
         pods: ClaimPodSpecs | None = None
         while True:
             try:
-                with self._turn(wait.left()):
+                with self._turn(deadline.remaining):
                     known = self._known(claim.ref)
-                    with self._locks.gpus.hold(wanted | _gpus(known), wait.left()):
+                    with self._locks.gpus.hold(wanted | _gpus(known), deadline.remaining):
                         return self._prepare(claim, wanted, pods)
             except PodsNeeded as e:
                 pods = self._pods.read(claim, why=str(e))  # the turn and the locks are free
             except DeviceHeldByClaim:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
-                if not wait.hands_over():
+                if hand_over.expired:
                     raise
                 self._ledger.wait_for_change(_POLL_SECONDS)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ApiServerError, NodeError, TimedOut
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
 from dra_driver.model.offer import gpu_name_of
@@ -146,7 +147,7 @@ class IdleGpus:
 
     def _now(self, gpu: Gpu) -> Gpu | None:
         """None: it cannot be read. What it was before says nothing of what was cut since."""
-        until = time.monotonic() + self._patience
+        deadline = Deadline(self._patience)
         while True:
             seen = self._node.refresh()
             found = next((one for one in seen.gpus if one.uuid == gpu.uuid), None)
@@ -154,7 +155,7 @@ class IdleGpus:
                 raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
             if gpu.uuid not in seen.as_before:
                 return found
-            if time.monotonic() >= until:
+            if deadline.expired:
                 return None
             time.sleep(_AGAIN_SECONDS)
 

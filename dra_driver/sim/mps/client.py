@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from dra_driver.base.deadlines import Deadline
 from dra_driver.node.cgroups.procfs import nul_separated, read_proc_file
 from dra_driver.sim.mps.processes import ProcessUser, user_of
 
@@ -158,8 +159,8 @@ def read_program(pid: int) -> CudaProgram:
 
 def _environ(pid: int) -> bytes:
     """For a moment after a program was started the kernel shows none."""
-    end = time.monotonic() + _STARTS_SECONDS
-    while not (found := read_proc_file("/proc", pid, "environ")) and time.monotonic() < end:
+    deadline = Deadline(_STARTS_SECONDS)
+    while not (found := read_proc_file("/proc", pid, "environ")) and not deadline.expired:
         time.sleep(0.002)
     return found
 

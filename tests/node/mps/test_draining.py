@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dra_driver.base.deadlines import Deadline, request_deadline
+from dra_driver.base.deadlines import request_deadline, within_request
 from dra_driver.base.errors import CommandFailed, MpsClientStuck, NodeError, TimedOut
 from dra_driver.node.mps.draining import drain_clients
 
@@ -18,7 +18,7 @@ class Clients:
 
     def end(self, pid):
         def end(deadline):
-            took, left = self.seconds[pid], deadline.left()
+            took, left = self.seconds[pid], deadline.check()
             if took is None or took > left:
                 time.sleep(left)
                 raise TimedOut("client terminate was still running")
@@ -28,7 +28,9 @@ class Clients:
         return end
 
     def drain(self, seconds, until=5.0):
-        drain_clients({pid: self.end(pid) for pid in self.seconds}, seconds, Deadline(until, "all"))
+        drain_clients(
+            {pid: self.end(pid) for pid in self.seconds}, seconds, within_request(until, "all")
+        )
 
 
 def test_nobody_is_drained_at_once():
@@ -80,5 +82,5 @@ def test_another_error_is_told_once_the_others_have_ended():
 
     clients = Clients(p8=0.01)
     with pytest.raises(CommandFailed):
-        drain_clients({7: refused, 8: clients.end(8)}, 1.0, Deadline(5.0, "all"))
+        drain_clients({7: refused, 8: clients.end(8)}, 1.0, within_request(5.0, "all"))
     assert clients.ended == [8]

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.base.errors import ClaimError, NodeError, PlacementTaken, UnknownDevice
 from dra_driver.k8s.claims import Claim
 from dra_driver.model.gpus import Inventory
@@ -15,6 +14,7 @@ from dra_driver.model.steps import CreatePartition, RemovePartition, SetMigMode
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, name_of, partition
 from tests.fakes.node import FakeNode

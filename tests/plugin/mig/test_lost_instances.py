@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.base.errors import MigInstanceNotFound, NodeError
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.model.gpus import DeviceName, GpuUuid, Inventory, MigInstance, PartitionKey
@@ -15,7 +14,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import PrepareDependencies
-from dra_driver.plugin.claims.prepared_claims import ClaimLocks, PreparedClaims
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, PreparedClaims
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from tests.fakes.values import ref

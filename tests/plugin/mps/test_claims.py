@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from dra_driver.base.deadlines import CallTimeouts
 from dra_driver.base.errors import ClaimError, DriverError, MpsAgentUnreachable, NodeError
 from dra_driver.k8s.claims import Claim, ClaimUid, PodUid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
@@ -31,6 +30,7 @@ from dra_driver.model.steps import (
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
 from tests.fakes.node import FakeNode
