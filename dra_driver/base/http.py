@@ -14,7 +14,8 @@ from dra_driver.base.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
-HealthChecks = Mapping[str, Callable[[], str | None]]
+HealthCheck = Callable[[], str | None]
+HealthChecks = Mapping[str, HealthCheck]
 """By name, a question that answers with what is wrong, or None."""
 
 

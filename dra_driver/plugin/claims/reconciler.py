@@ -44,6 +44,41 @@ class ReconcilePreparer(Protocol):
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
 
 
+class FileRepair(Protocol):
+    """Who writes again what is gone of completed claims."""
+
+    def restore(self) -> None: ...
+
+
+class ReconcileLoop:
+    """Holds ledger, CDI files and API server together; only *is_newest*, the plugin's newest
+    process, does."""
+
+    def __init__(
+        self,
+        files: FileRepair,
+        reconciler: "ClaimReconciler",
+        is_newest: Callable[[], bool],
+        count: Callable[[float], None],
+    ) -> None:
+        self._files = files
+        self._reconciler = reconciler
+        self._is_newest = is_newest
+        self._count = count
+        self.error: str | None = None  # why ledger and files could not be brought together
+
+    def look(self) -> None:
+        if not self._is_newest():
+            return
+        try:
+            self._files.restore()  # the first time recovers what a crash left
+        except DriverError as e:
+            self.error = str(e)
+            raise
+        self.error = None
+        self._count(self._reconciler.look())
+
+
 class ClaimReconciler:
     """Holds the ledger against the API server, a few claims at a look."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from dra_driver.base.threads import Loop
+from dra_driver.kubeletplugin.serve.pod_resources import PodResourcesClient
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.records import ClaimRecord
@@ -29,9 +30,27 @@ from dra_driver.plugin.memory.pod_limits import (
 )
 from dra_driver.plugin.mig import lost_instances
 from dra_driver.plugin.mig.lost_instances import LostInstances
+from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.process_owners import ContainerClaimsCache
 
 PODS_SECONDS: Final = 30.0  # until a pod that joined a claim is noticed, where it was not told of
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    dependencies = MemoryDependencies(
+        parts.node,
+        parts.ledger,
+        parts.claims,
+        parts.prepared_claims,
+        PodResourcesClient(parts.settings.kubelet_dir),
+        parts.pods,
+        parts.events,
+        parts.metrics,
+        parts.is_newest,
+    )
+    parts.metrics.judge_limits(lambda: parts.node.limits.status().backend is not None)
+    intervals = MemoryIntervals(parts.settings.guard_interval)
+    parts.claim_listeners.append(enforce(dependencies, parts.containers, intervals, stack))
 
 
 class MemoryNode(lost_instances.LostInstanceNode, Protocol):

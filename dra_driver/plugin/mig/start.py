@@ -19,10 +19,11 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
+from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import MigEvent
-from dra_driver.plugin.mig.desired_layouts import LayoutSource
+from dra_driver.plugin.mig.desired_layouts import LayoutCatalog, LayoutSource
 from dra_driver.plugin.mig.idle_gpus import AllocatedDevices
 from dra_driver.plugin.mig.reconciler import (
     MigCallbacks,
@@ -33,10 +34,44 @@ from dra_driver.plugin.mig.reconciler import (
 )
 from dra_driver.plugin.mig.repartition import RepartitionJournal
 from dra_driver.plugin.mig.state_label import MigStateLabel, NodePatcher, PublishedSince
+from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 
+_FIRST_LOOK_SECONDS = 5.0  # to wait until GPUs are partitioned; then they are published as they are
 _SOON_SECONDS = 1.0
 _UNTIL_DEALLOCATED_SECONDS = 15.0
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """Partitions GPUs as layouts say, and switches MIG modes."""
+    settings = parts.settings
+    dependencies = MigDependencies(
+        node=parts.node,
+        ledger=parts.ledger,
+        book=MigStateFile(settings.mig_book, boot_id(settings.host_root)),
+        apart=MigLocks(parts.prepared_claims.while_free, parts.lease.held),
+        api=parts.api,
+        labels=parts.labels,
+        profile=parts.profile.current,
+        layouts=LayoutCatalog(settings.profiles),
+        keeps=parts.api_features,
+        allocated=parts.claims.allocated,
+        in_charge=parts.is_newest,
+        governed=parts.effective_profile,
+        changed=parts.scan_soon,
+        published=parts.published_since,
+        count=parts.metrics.mig_problems.set,
+        events=parts.events,
+    )
+    loop = connect(dependencies, settings.look_interval, stack)
+
+    def profile_changed() -> None:
+        parts.scan_soon()
+        loop.soon()
+
+    parts.profile.on_change = profile_changed
+    parts.claim_listeners.append(loop.claim_changed)
+    parts.before_publishing.append(lambda: loop.start(_FIRST_LOOK_SECONDS))
 
 
 class MigEvents(Protocol):

@@ -1,16 +1,16 @@
 """What is published after a look, and what is said of what is not."""
 
 import time
-from typing import Any
 
 from prometheus_client import generate_latest
 
 from dra_driver.base.errors import NodeError, SettingsError, Unreachable
+from dra_driver.base.threads import Loop
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE, GpuSelector, Profile, ProfileEntry, Rules
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.publish.loops import DeviceScanner, Loops
 from dra_driver.plugin.publish.offers import Offers
+from dra_driver.plugin.publish.scanner import DeviceScanner
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
 from tests.fakes.values import POOL, inventory, ref
@@ -126,18 +126,18 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     scene = Scene(world.ledger)
     scene.profile = lambda: EXCLUSIVE
     scene.watcher.look()
-    nobody: Any = None  # a process that is not in charge reconciles nothing
-    rounds = Loops(scene.watcher, nobody, nobody, lambda: False, scene.metrics)
-    rounds.start(3600, 3600)
+    loop = Loop("scan", scene.watcher.look, 3600)
+    scene.watcher.look_soon = loop.soon
+    loop.start()
     assert scene.metric("dra_driver_pending_devices") == 1
 
-    rounds.claim_changed()
+    scene.watcher.claim_changed()
     world.preparer.unprepare(ref("a"))
-    rounds.claim_changed()
+    scene.watcher.claim_changed()
 
     give_up = time.monotonic() + 60
     while scene.watcher.pending and time.monotonic() < give_up:
         time.sleep(0.01)
-    rounds.stop()
+    loop.stop()
     assert scene.names() == ["gpu-0"]
     assert scene.metric("dra_driver_pending_devices") == 0

@@ -1,18 +1,16 @@
-"""What is looked at again and again: the GPUs of the node, and the claims in the ledger."""
+"""Reads the GPUs of the node again and again, and says what is to be published of them."""
 
 import logging
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError
-from dra_driver.base.threads import Loop
+from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
 from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
 from dra_driver.model.gpus import ALL_GPUS, UnavailableGpu
 from dra_driver.model.offer import Offer, PendingChange
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.offer.publish import published_counters, published_devices
-from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -39,6 +37,7 @@ class DeviceScanner:
         self._last: Offer | None = None
         self.error: str | None = None  # why the last look failed
         self.looked = float("-inf")  # when the last one began that told what to offer
+        self.look_soon: Callable[[], None] = lambda: None
 
     @property
     def not_ready(self) -> str | None:
@@ -73,6 +72,11 @@ class DeviceScanner:
         """Whether a GPU changes its shape as soon as no claim holds it any more."""
         return bool(self._last and self._last.pending)
 
+    def claim_changed(self, record: ClaimRecord | None = None) -> None:
+        """A claim was unprepared, maybe: a GPU that waited for that changes its shape now."""
+        if self.pending:
+            self.look_soon()
+
     def _tell(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
         log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
@@ -99,76 +103,3 @@ def _facts(pending: PendingChange) -> dict[str, str]:
         return {"device": pending.device, "offered": pending.change, "reason": pending.reason}
     reason = "a claim holds it; it changes once none does"
     return {"device": pending.device, "wanted": pending.change, "reason": reason}
-
-
-class ClaimRepair(Protocol):
-    """What is done for the claims from time to time."""
-
-    def restore(self) -> None: ...
-    def put_back(self) -> bool: ...
-
-
-class Loops:
-    """Three loops: one looks at the node, one holds ledger, CDI files and API server together, one
-    puts back settings of GPUs that could not be put back with their claims."""
-
-    def __init__(
-        self,
-        watcher: DeviceScanner,
-        reconciler: ClaimReconciler,
-        work: ClaimRepair,
-        in_charge: Callable[[], bool],
-        metrics: Metrics,
-    ) -> None:
-        """*in_charge*: whether no newer process of this plugin runs; that one reconciles."""
-        self._watcher = watcher
-        self._reconciler = reconciler
-        self._work = work
-        self._in_charge = in_charge
-        self._metrics = metrics
-        self._error: str | None = None
-        self._loops: tuple[Loop, ...] = ()
-
-    def start(self, look_seconds: float, reconcile_seconds: float) -> None:
-        """Look and reconcile in these intervals; what a crash left over is taken back at once."""
-        self._loops = (
-            Loop("looks", self._watcher.look, look_seconds),
-            Loop("reconciler", self._reconcile, reconcile_seconds),
-            Loop("settings", self._put_back, look_seconds),
-        )
-        for loop in self._loops:
-            loop.start()
-
-    def stop(self) -> None:
-        for loop in self._loops:
-            loop.stop()
-
-    def look_soon(self) -> None:
-        """Something that the offer depends on has changed."""
-        for loop in self._loops[:1]:
-            loop.soon()
-
-    def claim_changed(self, record: ClaimRecord | None = None) -> None:
-        """A claim was given back, maybe: a GPU that waited for that changes its shape now."""
-        if self._watcher.pending:
-            self.look_soon()
-
-    @property
-    def error(self) -> str | None:
-        """Why ledger and CDI files could not be brought together at the last round."""
-        return self._error
-
-    def _put_back(self) -> None:
-        if self._in_charge() and self._work.put_back():
-            self.look_soon()
-
-    def _reconcile(self) -> None:
-        if not self._in_charge():
-            return
-        try:
-            self._work.restore()  # the first turn recovers what a crash left
-        except DriverError as e:
-            self._error = str(e)
-            raise
-        self._error = None
-        self._metrics.reconciled_claims.inc(self._reconciler.look())

@@ -1,0 +1,95 @@
+"""Starts what prepares claims, gives back those that are gone, and repairs what a crash left."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from dra_driver.base.threads import Loop
+from dra_driver.k8s.events import NodeRef
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from dra_driver.plan.prepare.cdi_spec import cdi_vendor
+from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
+from dra_driver.plugin.claims.in_use import DeferredUnprepare, InUseListeners, StuckClaims
+from dra_driver.plugin.claims.preparer import Preparer
+from dra_driver.plugin.claims.reconciler import ClaimReconciler, ReconcileLoop
+from dra_driver.plugin.parts import PluginParts
+
+_DEFERRED_SECONDS = 60.0  # between looks at nothing: it is woken
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    preparer = _preparer(parts)
+    parts.prepared_claims = preparer.upkeep
+    handler = _claim_handler(parts, preparer, stack)
+    parts.claim_handler = handler
+    _start_repairs(parts, preparer, handler, stack)
+    parts.readiness["cdi"] = lambda: _not_writable(parts.settings.cdi_dir)
+
+
+def _preparer(parts: PluginParts) -> Preparer:
+    settings = parts.settings
+    specs = CdiSpecFiles(settings.cdi_dir, cdi_vendor(settings.driver_name))
+    files = ClaimFiles(specs, MetadataFiles(settings.plugin_dir))
+    parts.lease = PluginLease(
+        settings.plugin_dir, settings.pod_uid or "this node", lambda: preparer.recover()
+    )
+    names = DriverIdentity(
+        settings.driver_name, settings.node_name, settings.nvidia_cdi_hook or None
+    )
+    dependencies = PrepareDependencies(
+        parts.node,
+        parts.offers,
+        parts.claims,
+        parts.pods,
+        parts.ledger,
+        files,
+        parts.lease.held,
+        parts.claim_changed,
+        parts.in_use,
+    )
+    preparer = Preparer(names, dependencies)
+    return preparer
+
+
+def _claim_handler(parts: PluginParts, preparer: Preparer, stack: ExitStack) -> StuckClaims:
+    """What gives claims back, tells of those that are still used, and sees to their end."""
+    deferred = DeferredUnprepare(preparer, parts.in_use, parts.claims, parts.ledger.known)
+    loop = Loop("ended-claims", deferred.look, _DEFERRED_SECONDS)
+    deferred.look_soon = loop.soon
+    loop.start()
+    stack.callback(loop.stop)
+    labels = parts.labels
+    listeners = InUseListeners(
+        parts.events, lambda: NodeRef(labels.node, labels.uid), deferred.refused
+    )
+    return StuckClaims(preparer, parts.ledger.known, listeners)
+
+
+def _start_repairs(
+    parts: PluginParts, preparer: Preparer, handler: StuckClaims, stack: ExitStack
+) -> None:
+    """The loops begin once GPUs are published."""
+    settings = parts.settings
+    reconciler = ClaimReconciler(parts.ledger, parts.claims, handler, settings.node_name)
+    repair = ReconcileLoop(
+        preparer, reconciler, parts.is_newest, parts.metrics.reconciled_claims.inc
+    )
+    parts.readiness["ledger"] = lambda: repair.error
+
+    def put_back() -> None:
+        if parts.is_newest() and preparer.put_back():
+            parts.scan_soon()
+
+    for loop in (
+        Loop("reconciler", repair.look, settings.reconcile_interval),
+        Loop("settings", put_back, settings.look_interval),
+    ):
+        parts.after_publishing.append(loop.start)
+        stack.callback(loop.stop)
+
+
+def _not_writable(directory: Path) -> str | None:
+    if not directory.exists():
+        return None  # it is made with the first claim
+    return None if os.access(directory, os.W_OK) else f"{directory} cannot be written"

@@ -1,0 +1,111 @@
+"""What the capabilities of the plugin are started with, and what they hand to those after them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from dra_driver.base.http import HealthCheck
+from dra_driver.k8s.access import load_in_cluster, load_kubeconfig
+from dra_driver.k8s.claims import ClaimReader
+from dra_driver.k8s.client import ApiClient
+from dra_driver.k8s.events import EventRecorder
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.pods import PodReader
+from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances, PluginLease
+from dra_driver.kubeletplugin.serve.services import ClaimHandler
+from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.containers import ContainerBundles
+from dra_driver.node.cgroups.processes import open_pod_processes
+from dra_driver.node.cgroups.procfs import boot_id
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.machine import OpenNode
+from dra_driver.node.state.ledger import Ledger
+from dra_driver.plugin.claims.dependencies import ClaimChanged
+from dra_driver.plugin.claims.in_use import InUseCheck
+from dra_driver.plugin.claims.prepared_claims import PreparedClaims
+from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
+from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile
+from dra_driver.settings import PluginSettings
+
+
+@dataclass(slots=True)
+class PluginParts:
+    """A capability is a function ``start(parts, stack)``: it starts what belongs to it and has
+    *stack* stop that. ``run`` lists the capabilities in their order."""
+
+    settings: PluginSettings
+    api: ApiClient
+    node: GpuNode
+    ledger: Ledger
+    is_newest: Callable[[], bool]  # whether no newer process of this plugin runs
+    metrics: Metrics
+    events: EventRecorder
+    in_use: InUseCheck
+    containers: ContainerBundles
+    resources: ResourceApi = field(init=False)
+    claims: ClaimReader = field(init=False)
+    pods: PodReader = field(init=False)
+
+    # What capabilities add to.
+    claim_listeners: list[ClaimChanged] = field(default_factory=list)
+    readiness: dict[str, HealthCheck] = field(default_factory=dict)
+    liveness: dict[str, HealthCheck] = field(default_factory=dict)
+    # What may take seconds is called once the kubelet is served.
+    before_publishing: list[Callable[[], None]] = field(default_factory=list)
+    after_publishing: list[Callable[[], None]] = field(default_factory=list)
+
+    # Set by ``publish.start``.
+    labels: NodeLabels = field(init=False)
+    profile: ActiveProfile = field(init=False)
+    effective_profile: EffectiveProfile = field(init=False)
+    api_features: ApiFeatureProbe = field(init=False)
+    offers: Offers = field(init=False)
+    scan_soon: Callable[[], None] = field(init=False)  # the offer may have changed
+    published_since: Callable[[float], bool] = field(init=False)  # a monotonic time
+    publish: Callable[[], None] = field(init=False)  # for the first time; later by itself
+
+    # Set by ``claims.start``.
+    claim_handler: ClaimHandler = field(init=False)
+    prepared_claims: PreparedClaims = field(init=False)
+    lease: PluginLease = field(init=False)
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.resources = ResourceApi(self.api)
+        self.claims = ClaimReader(self.resources, settings.driver_name, settings.node_name)
+        self.pods = PodReader(self.api)
+
+    def claim_changed(self, record: ClaimRecord | None) -> None:
+        """A claim was prepared or unprepared: tell every listener."""
+        for listener in self.claim_listeners:
+            listener(record)
+
+
+def open_parts(
+    settings: PluginSettings, open_node: OpenNode, metrics: Metrics, stack: ExitStack
+) -> PluginParts:
+    api = ApiClient(
+        load_kubeconfig(settings.kubeconfig) if settings.kubeconfig else load_in_cluster()
+    )
+    stack.callback(api.close)
+    ledger = Ledger(settings.ledger_dir, boot_id(settings.host_root))
+    metrics.count(ledger.records, ledger.set_aside)
+    node = stack.enter_context(open_node())
+    instances = PluginInstances(settings.plugin_dir / "instances", settings.pod_uid or None)
+    stack.callback(instances.leave)
+    events = EventRecorder(api, settings.driver_name, settings.node_name)
+    stack.callback(events.stop)
+    processes = open_pod_processes(settings.host_root, settings.runtime_dir)
+    return PluginParts(
+        settings=settings,
+        api=api,
+        node=node,
+        ledger=ledger,
+        is_newest=instances.is_newest,
+        metrics=metrics,
+        events=events,
+        in_use=InUseCheck(processes, node.processes, ledger.neighbours),
+        containers=ContainerBundles(settings.host_root, settings.runtime_dir),
+    )

@@ -1,0 +1,87 @@
+"""Starts what publishes this node's devices: profile, offers, and the loop that reads the GPUs."""
+
+import logging
+from contextlib import ExitStack
+
+from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import Loop
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.kubeletplugin.slices.features import probe_device_features
+from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
+from dra_driver.kubeletplugin.slices.publisher import Publisher
+from dra_driver.model.offer import ApiFeatures
+from dra_driver.node.state.profile_files import LastProfileFile
+from dra_driver.plugin.parts import PluginParts
+from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe, Offers
+from dra_driver.plugin.publish.profiles import ActiveProfile, EffectiveProfile, ProfileCatalog
+from dra_driver.plugin.publish.scanner import DeviceScanner
+
+log = logging.getLogger(__name__)
+
+_LABELS_SECONDS = 2.0  # to wait for the labels of the Node before the first look
+
+
+def start(parts: PluginParts, stack: ExitStack) -> None:
+    """Nothing is published before ``parts.publish`` is called."""
+    settings = parts.settings
+    _start_profile(parts, stack)
+    parts.api_features = ApiFeatureProbe(lambda: _api_features(parts))
+    probe = Loop("api-features", parts.api_features.look, PROBE_SECONDS)
+    probe.start()
+    stack.callback(probe.stop)
+    parts.offers = Offers(
+        parts.node,
+        parts.effective_profile.profile,
+        parts.api_features,
+        parts.ledger,
+        mps=parts.node.mps is not None,
+    )
+    writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
+    publisher = Publisher(writer, parts.is_newest, parts.metrics)
+    scanner = DeviceScanner(parts.offers, settings.node_name, publisher.want, parts.metrics)
+    scan = Loop("looks", scanner.look, settings.look_interval)
+    scanner.look_soon = parts.scan_soon = parts.profile.on_change = scan.soon
+    parts.published_since = lambda moment: scanner.looked > moment and publisher.healthy()
+    parts.claim_listeners.append(scanner.claim_changed)
+    parts.readiness["gpus"] = lambda: scanner.not_ready
+    parts.readiness["slices"] = lambda: (
+        None if publisher.healthy() else publisher.status().error or "not published yet"
+    )
+
+    def publish() -> None:
+        scanner.look()
+        publisher.start()
+        stack.callback(publisher.stop)
+        scan.start()
+        stack.callback(scan.stop)
+
+    parts.publish = publish
+
+
+def _start_profile(parts: PluginParts, stack: ExitStack) -> None:
+    try:
+        parts.ledger.peek()  # a GPU that a claim holds keeps its shape from the first look on
+    except NodeError as e:  # prepare and readiness will say so, too
+        log.warning("cannot tell yet what claims hold", extra={"error": str(e)})
+    settings = parts.settings
+    parts.labels = NodeLabels(parts.api, settings.node_name)
+    parts.labels.start(lambda: None, _LABELS_SECONDS)
+    stack.callback(parts.labels.stop)
+    parts.profile = ActiveProfile(
+        ProfileCatalog(settings.profiles),
+        settings.profile or parts.labels,
+        last=LastProfileFile(settings.state / "profile.json"),
+    )
+    parts.profile.start(_LABELS_SECONDS)
+    stack.callback(parts.profile.stop)
+    parts.effective_profile = EffectiveProfile(parts.profile.current)
+    parts.metrics.judge_profile(lambda: parts.profile.error)
+
+
+def _api_features(parts: PluginParts) -> ApiFeatures:
+    settings = parts.settings
+    return ApiFeatures(
+        *probe_device_features(
+            parts.api, parts.resources.version, settings.driver_name, settings.node_name
+        )
+    )
