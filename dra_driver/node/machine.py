@@ -16,7 +16,9 @@ from dra_driver.node.gpu_node import GpuNode, NodeParts
 from dra_driver.node.inventory.gpus import GpuDiscovery
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
+from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.mps.agent_client import MpsAgentClient
 from dra_driver.node.nvml.api import NvmlFunctions
@@ -58,14 +60,13 @@ def open_node(config: NodeConfig, state: Path) -> Iterator[GpuNode]:
 def node_of(machine: MachineParts, config: NodeConfig, state: Path) -> Iterator[GpuNode]:
     """The node of *machine*, until it is closed."""
     root, run = machine.driver.root, machine.driver.run
-    nvml = Nvml(machine.load_nvml)
+    geometries = MigGeometries()
+    nvml = Nvml(machine.load_nvml, geometries.start_session)
     nodes = DeviceNodes(root, run, machine.device_number)
     containers = ContainerBundles(config.host_root, config.runtime_dir)
     limits = NodeMemoryLimits(nvml, machine.cgroups, containers.find)
     partitions = MigPartitions(
-        nvml,
-        GpuHolders(nvml),
-        lambda: root.loaded_version() is not None,
+        GpuMigReader(nvml, geometries, GpuHolders(nvml), lambda: root.loaded_version() is not None),
         allow=CapabilityAccess(nodes.make_capability).have,
     )
     parts = NodeParts(

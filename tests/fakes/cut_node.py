@@ -22,7 +22,9 @@ from dra_driver.node.gpu_node import GpuNode, NodeParts
 from dra_driver.node.inventory.gpus import GpuDiscovery
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig.capabilities import CapabilityAccess
+from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
@@ -154,7 +156,8 @@ class CutNode:
 
     def _parts(self, functions: Mortal) -> NodeParts:
         host = self._host
-        nvml = self._nvml = Nvml(lambda: functions)
+        geometries = MigGeometries()
+        nvml = self._nvml = Nvml(lambda: functions, geometries.start_session)
         driver = DriverRoot(str(host), Path("/"), proc=f"{host}/proc")
         nodes = DeviceNodes(driver, run_on_simulated_host, simulated_device_number)
         return NodeParts(
@@ -167,9 +170,12 @@ class CutNode:
             NodeMemoryLimits(nvml, Cgroups(host / "sys/fs/cgroup"), lambda id_: NoContainer.GONE),
             ComputeModes(nvml),
             MigPartitions(
-                nvml,
-                GpuHolders(nvml, host / "proc"),
-                lambda: driver.loaded_version() is not None,
+                GpuMigReader(
+                    nvml,
+                    geometries,
+                    GpuHolders(nvml, host / "proc"),
+                    lambda: driver.loaded_version() is not None,
+                ),
                 patience=0.0,
                 allow=CapabilityAccess(nodes.make_capability).have,
             ),

@@ -8,6 +8,7 @@ from dra_driver.k8s.claims import PodUid
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.cgroups.tree import Cgroups
 from dra_driver.node.memory.support import get_memory_limit
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.memory_limits import CgroupTree, GpuAllocation, SimulatedMemoryLimits
 from dra_driver.sim.nvml import SimulatedNvml
@@ -37,7 +38,7 @@ class LimitedNode:
         self.is_root = True
         self.driver = SimulatedMemoryLimits(self.tree.root, lambda: self.is_root)
         self.functions = SimulatedNvml(self.node.live, self.driver)
-        self.nvml = Nvml(lambda: self.functions, deadline_seconds)
+        self.nvml = Nvml(lambda: self.functions, GeometryCache, deadline_seconds)
         self.cgroups = Cgroups(self.tree.root, self.tree.make, self.tree.remove)
         gpus = self.node.live.current().gpus
         self.gpus = tuple(GpuUuid(str(gpu.uuid)) for gpu in gpus)

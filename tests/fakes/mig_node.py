@@ -7,6 +7,7 @@ from typing import Any
 
 from dra_driver.model.gpus import GpuUuid, MigProfile, Partition, PartitionKey
 from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.values import DynamicState, StaticInfo
@@ -36,9 +37,11 @@ class MigNode(Node):
     def through(self, functions: Any) -> MigPartitions:
         """A process that has only now come, which asks *functions*."""
         self.nvml.stop()
-        self.nvml = Nvml(lambda: functions, self.deadline)
+        self.nvml = Nvml(lambda: functions, self.geometries.start_session, self.deadline)
         loaded: Callable[[], bool] = lambda: self.live.current().driver == "ready"  # noqa: E731
-        return MigPartitions(self.nvml, GpuHolders(self.nvml, self.proc), loaded, self.patience)
+        holders = GpuHolders(self.nvml, self.proc)
+        gpus = GpuMigReader(self.nvml, self.geometries, holders, loaded)
+        return MigPartitions(gpus, self.patience)
 
     @property
     def gpu(self) -> GpuUuid:

@@ -15,6 +15,7 @@ from dra_driver.node.driver.config import NodeConfig
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.gpu_node import GpuNode
 from dra_driver.node.inventory.gpus import GpuDiscovery, MakeDeviceFiles
+from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.host.directory import SimulatedHost
 from dra_driver.sim.live_node import LiveNode
@@ -55,7 +56,8 @@ class Node:
         self.live = LiveNode(self.file)
         self.mig = MigStateStore(is_root=lambda: True)  # without a host: kept as long as this
         self.functions = SimulatedNvml(self.live, mig=self.mig)
-        self.nvml = Nvml(lambda: self.functions, deadline_seconds)
+        self.geometries = MigGeometries()
+        self.nvml = Nvml(lambda: self.functions, self.geometries.start_session, deadline_seconds)
 
     @cached_property
     def host(self) -> SimulatedHost:

@@ -14,6 +14,7 @@ from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
@@ -54,7 +55,7 @@ def gpu(node):
 
 @pytest.fixture
 def nvml(driver):
-    opened = Nvml(lambda: load_nvml(driver.nvml_library()))
+    opened = Nvml(lambda: load_nvml(driver.nvml_library()), GeometryCache)
     yield opened
     opened.stop()
 

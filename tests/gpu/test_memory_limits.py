@@ -17,6 +17,7 @@ from dra_driver.node.memory.support import (
     get_memory_limit,
     set_memory_limit,
 )
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.api import FUNCTION_NOT_FOUND, nvml_error_code
 from dra_driver.node.nvml.client import Nvml, load_nvml
 
@@ -53,7 +54,7 @@ def gpu(node):
 
 @pytest.fixture
 def nvml(driver):
-    opened = Nvml(lambda: load_nvml(driver.nvml_library()))
+    opened = Nvml(lambda: load_nvml(driver.nvml_library()), GeometryCache)
     yield opened
     opened.stop()
 

@@ -15,6 +15,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import Version
 from dra_driver.model.steps import ComputeMode
 from dra_driver.node.driver.config import NodeConfig, find_driver
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.mps.daemons import MpsDaemons
 from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
@@ -33,7 +34,7 @@ only_protocol_3 = pytest.mark.parametrize("host", [3], indirect=True, ids=["prot
 
 @pytest.fixture(scope="module")
 def modes(driver):
-    nvml = Nvml(lambda: load_nvml(driver.nvml_library()))
+    nvml = Nvml(lambda: load_nvml(driver.nvml_library()), GeometryCache)
     yield ComputeModes(nvml)
     nvml.stop()
 

@@ -9,12 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from dra_driver.model.gpus import Engines, GpuUuid, MigProfile, Placement
+from dra_driver.model.gpus import (
+    Engines,
+    GpuUuid,
+    MigInstance,
+    MigProfile,
+    Placement,
+    UnusableGpuInstance,
+)
 from dra_driver.node.mig.instances import (
+    ComputeProfilesOf,
     GpuInstance,
-    ProfilesOf,
     compute_profiles,
     instance_exists,
+    instances,
     unlisted_instances,
     whole_compute_profile,
 )
@@ -22,6 +30,7 @@ from dra_driver.node.nvml.api import (
     ARGUMENT_VERSION_MISMATCH,
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
+    MIG_FUNCTIONS_MISSING,
     NOT_FOUND,
     NOT_SUPPORTED,
     SESSION_ENDED,
@@ -37,9 +46,6 @@ log = logging.getLogger(__name__)
 PROFILE_NUMBERS: Final = range(24)
 _NOT_ON_THIS_BOARD: Final = (NOT_SUPPORTED, INVALID_ARGUMENT, NOT_FOUND)
 _NOT_IN_THIS_LIBRARY: Final = (FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH)
-NO_FUNCTIONS: Final = (
-    "the NVML library of this driver lacks functions for MIG; install a newer driver"
-)
 _SEARCH_AGAIN_SECONDS: Final = 60.0
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
@@ -75,7 +81,7 @@ def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ..
 class _UnlistedInstances:
     """GPU instances of profiles that the driver does not list."""
 
-    again_at: float
+    search_again_at: float
     ids: tuple[int, ...]
 
 
@@ -87,56 +93,70 @@ class GeometryCache:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._read: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
+        self._profiles: dict[tuple[GpuUuid, bool], tuple[MigProfile, ...]] = {}
         self._problems: dict[GpuUuid, str] = {}
-        self._compute: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
+        self._compute_profiles: dict[tuple[GpuUuid, int], tuple[Any, ...]] = {}
         self._unlisted: dict[GpuUuid, _UnlistedInstances] = {}
 
-    def of(
-        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, on: bool
+    def profiles(
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, mig_on: bool
     ) -> tuple[MigProfile, ...]:
-        """Empty: it cannot be read, which is logged; :meth:`problem` says why. The GPU is as good
-        as any other but for that."""
-        if (gpu, on) not in self._read:
-            self._read.pop((gpu, not on), None)
-            self._read[gpu, on] = self._ask(functions, handle, gpu)
-        return self._read[gpu, on]
+        """Empty: they cannot be read, which is logged; :meth:`profiles_problem` says why. The GPU
+        is as good as any other but for that."""
+        if (gpu, mig_on) not in self._profiles:
+            self._profiles.pop((gpu, not mig_on), None)
+            self._profiles[gpu, mig_on] = self._read_profiles(functions, handle, gpu)
+        return self._profiles[gpu, mig_on]
 
-    def problem(self, gpu: GpuUuid) -> str:
-        """Why the geometry of *gpu* could not be read; empty: it could."""
+    def profiles_problem(self, gpu: GpuUuid) -> str:
+        """Why the profiles of *gpu* could not be read; empty: they could."""
         return self._problems.get(gpu, "")
 
-    def compute(self, functions: NvmlFunctions, gpu: GpuUuid, gi: GpuInstance) -> tuple[Any, ...]:
-        """How GPU instances like *gi*, of *gpu*, can be divided."""
-        key = gpu, gi.key.profile_id
-        if (known := self._compute.get(key)) is not None:
-            return known
-        found = compute_profiles(functions, gi)
-        # Of one that somebody removes meanwhile only a part is said, if anything.
-        if (whole_compute_profile(gi, found) is not None or not gi.key.slices) and instance_exists(
-            functions, gi
-        ):
-            self._compute[key] = found
-        return found
-
-    def asked(self, functions: NvmlFunctions, gpu: GpuUuid) -> ProfilesOf:
+    def compute_profiles(self, functions: NvmlFunctions, gpu: GpuUuid) -> ComputeProfilesOf:
         """How GPU instances of *gpu* can be divided, read once for all that are alike."""
-        return partial(self.compute, functions, gpu)
+        return partial(self._compute_profiles_of, functions, gpu)
 
-    def unlisted(
+    def instances(
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid
+    ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
+        """What a GPU in MIG mode has: what can be given to a claim, and what cannot."""
+        return instances(
+            functions,
+            handle,
+            self.profiles(functions, handle, gpu, True),
+            self.compute_profiles(functions, gpu),
+            partial(self._unlisted_instances, functions, handle, gpu),
+        )
+
+    def _compute_profiles_of(
+        self, functions: NvmlFunctions, gpu: GpuUuid, gi: GpuInstance
+    ) -> tuple[Any, ...]:
+        key = gpu, gi.key.profile_id
+        if (known := self._compute_profiles.get(key)) is not None:
+            return known
+        profiles = compute_profiles(functions, gi)
+        # Of a GPU instance that is being removed NVML lists only some profiles, if any.
+        complete = whole_compute_profile(gi, profiles) is not None or not gi.key.slices
+        if complete and instance_exists(functions, gi):
+            self._compute_profiles[key] = profiles
+        return profiles
+
+    def _unlisted_instances(
         self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, listed: Collection[int]
     ) -> tuple[GpuInstance, ...]:
-        """The GPU instances besides those that are *listed* by profile: hardly ever one, so that
-        they are searched for now and then, and those that were found are looked after."""
+        """The GPU instances besides those that are *listed* by profile. There is hardly ever one,
+        so they are searched for now and then; those that were found are read each time."""
         known, now = self._unlisted.get(gpu), self._clock()
-        if known is not None and now < known.again_at:
+        if known is not None and now < known.search_again_at:
             return unlisted_instances(functions, handle, listed, known.ids)
-        found = unlisted_instances(functions, handle, listed)
-        again_at = now + _SEARCH_AGAIN_SECONDS
-        self._unlisted[gpu] = _UnlistedInstances(again_at, tuple(one.id for one in found))
-        return found
+        unlisted = unlisted_instances(functions, handle, listed)
+        ids = tuple(instance.id for instance in unlisted)
+        self._unlisted[gpu] = _UnlistedInstances(now + _SEARCH_AGAIN_SECONDS, ids)
+        return unlisted
 
-    def _ask(self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid) -> tuple[MigProfile, ...]:
+    def _read_profiles(
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid
+    ) -> tuple[MigProfile, ...]:
         self._problems.pop(gpu, None)
         try:
             return read_geometry(functions, handle)
@@ -145,10 +165,22 @@ class GeometryCache:
                 raise
             old = nvml_error_code(error) in _NOT_IN_THIS_LIBRARY
             self._problems[gpu] = (
-                NO_FUNCTIONS if old else f"NVML does not tell its MIG profiles: {error}"
+                MIG_FUNCTIONS_MISSING if old else f"NVML does not tell its MIG profiles: {error}"
             )
             log.warning("MIG profiles not read: %s", error, extra={"gpu": gpu})
             return ()
+
+
+class MigGeometries:
+    """The geometry of all GPUs in the session of NVML that runs now."""
+
+    def __init__(self) -> None:
+        self.current = GeometryCache()
+
+    def start_session(self) -> GeometryCache:
+        """NVML was started: nothing that was read before holds."""
+        self.current = GeometryCache()
+        return self.current
 
 
 def _profile(functions: NvmlFunctions, handle: Any, number: int) -> MigProfile | None:

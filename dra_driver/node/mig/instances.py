@@ -160,14 +160,14 @@ class GpuInstanceDescription:
         return f"{self.profile} at {self.key.start} (GPU instance {self.gi}{names})"
 
 
-ProfilesOf = Callable[[GpuInstance], Sequence[Any]]
+ComputeProfilesOf = Callable[[GpuInstance], Sequence[Any]]
 """How a GPU instance can be divided."""
 Unlisted = Callable[[Collection[int]], Sequence[GpuInstance]]
 """The GPU instances besides those with these ids, which are of no profile that is known."""
 
 
 def describe_gpu_instances(
-    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], ask: ProfilesOf
+    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], ask: ComputeProfilesOf
 ) -> tuple[GpuInstanceDescription, ...]:
     """Every GPU instance, half made or not, by key."""
     names = {one.id: one.name for one in profiles}
@@ -188,7 +188,7 @@ def instances(
     functions: NvmlFunctions,
     handle: Any,
     profiles: Collection[MigProfile],
-    ask: ProfilesOf,
+    ask: ComputeProfilesOf,
     others: Unlisted,
 ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
     """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
@@ -207,7 +207,7 @@ def instances(
 
 
 def whole_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ComputeProfilesOf
 ) -> MigInstance | None:
     """The instance that is exactly this partition. None: there is none, or it is not whole."""
     one = gpu_instance(functions, handle, key)

@@ -15,6 +15,7 @@ from dra_driver.model.gpus import (
     guest_mode_problem,
     reset_instructions,
 )
+from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.mig.gpu_holders import GpuHolders
 from dra_driver.node.mig.gpu_locks import DeviceBusy, GpuLock, GpuLocks
 from dra_driver.node.mig.instances import (
@@ -30,18 +31,25 @@ from dra_driver.node.nvml.readers import fixed_settings, read_mig_mode
 class GpuMigReader:
     """The GPUs of *nvml*. *loaded*: whether the driver is."""
 
-    def __init__(self, nvml: Nvml, holders: GpuHolders, loaded: Callable[[], bool]) -> None:
-        self._nvml = nvml
+    def __init__(
+        self,
+        nvml: Nvml,
+        geometries: MigGeometries,
+        holders: GpuHolders,
+        loaded: Callable[[], bool],
+    ) -> None:
+        self.nvml = nvml
+        self.geometries = geometries
         self._holders = holders
         self._loaded = loaded
 
     def mode(self, gpu: GpuUuid) -> tuple[bool, bool] | None:
         """MIG mode now, and after the next reset. None: it has no such mode."""
-        return self._nvml.on_gpu(gpu, "reading its MIG mode", read_mig_mode)
+        return self.nvml.on_gpu(gpu, "reading its MIG mode", read_mig_mode)
 
     def fixed(self, gpu: GpuUuid) -> GuestRestriction:
         """What of it nobody can change here."""
-        return self._nvml.on_gpu(gpu, "reading whether it is a virtual machine's", fixed_settings)
+        return self.nvml.on_gpu(gpu, "reading whether it is a virtual machine's", fixed_settings)
 
     def persists(self, gpu: GpuUuid) -> bool:
         """Whether persistence mode is on, as far as that is told."""
@@ -50,7 +58,7 @@ class GpuMigReader:
             return bool(functions.nvmlDeviceGetPersistenceMode(handle))
 
         try:
-            return self._nvml.on_gpu(gpu, "reading its persistence mode", call)
+            return self.nvml.on_gpu(gpu, "reading its persistence mode", call)
         except NodeError:
             return False
 
@@ -58,11 +66,12 @@ class GpuMigReader:
         """What is cut of it, while MIG mode is on."""
 
         def call(functions: NvmlFunctions, handle: Any) -> tuple[GpuInstanceDescription, ...]:
-            known = self._nvml.geometries
-            profiles = known.of(functions, handle, gpu, True)
-            return describe_gpu_instances(functions, handle, profiles, known.asked(functions, gpu))
+            geometry = self.geometries.current
+            profiles = geometry.profiles(functions, handle, gpu, True)
+            compute_profiles = geometry.compute_profiles(functions, gpu)
+            return describe_gpu_instances(functions, handle, profiles, compute_profiles)
 
-        return self._nvml.on_gpu(gpu, "reading what is cut of it", call)
+        return self.nvml.on_gpu(gpu, "reading what is cut of it", call)
 
     def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
         """Who uses the instance of this partition, or else the GPU, in words: for the log, and for
@@ -80,7 +89,7 @@ class GpuMigReader:
         """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""
         if nvml_error_code(error) in DRIVER_STATE_LOST or not self._loaded():
             return False
-        listed = self._nvml.glances(range(self._nvml.system().gpus)).values()
+        listed = self.nvml.glances(range(self.nvml.system().gpus)).values()
         return any(
             nvml_error_code(one) not in DRIVER_STATE_LOST
             if isinstance(one, NodeError)
@@ -94,7 +103,7 @@ class GpuMigReader:
             return None if found is None else found.id
 
         try:
-            return self._nvml.on_gpu(gpu, f"looking for {key}", call)
+            return self.nvml.on_gpu(gpu, f"looking for {key}", call)
         except NodeError:
             return None
 
@@ -105,11 +114,11 @@ _RESET_SECONDS: Final = 30.0  # no claim waits for one
 
 
 class MigModeSwitch:
-    """Of the GPUs of *nvml*; a change waits for its turn."""
+    """Of these GPUs; a change waits for its turn."""
 
-    def __init__(self, nvml: Nvml, boards: GpuMigReader, turns: GpuLocks) -> None:
-        self._nvml = nvml
-        self._boards = boards
+    def __init__(self, gpus: GpuMigReader, turns: GpuLocks) -> None:
+        self._nvml = gpus.nvml
+        self._boards = gpus
         self._turns = turns
 
     def set(self, gpu: GpuUuid, on: bool, patience: float | None) -> None:

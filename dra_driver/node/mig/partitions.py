@@ -19,11 +19,10 @@ from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
 from dra_driver.node.mig.capabilities import CONFIG_CAPABILITY
-from dra_driver.node.mig.gpu_holders import GpuHolders
 from dra_driver.node.mig.gpu_locks import RETRY_SECONDS, DeviceBusy, GpuLock, GpuLocks
 from dra_driver.node.mig.instances import (
+    ComputeProfilesOf,
     MigUuidReader,
-    ProfilesOf,
     compute_instances,
     gpu_instance,
     instance_of,
@@ -33,7 +32,6 @@ from dra_driver.node.mig.instances import (
 )
 from dra_driver.node.mig.modes import GpuMigReader, MigModeSwitch
 from dra_driver.node.nvml.api import IN_USE, INSUFFICIENT_RESOURCES, NvmlFunctions, nvml_error_code
-from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.readers import read_mig_mode
 
 
@@ -70,7 +68,7 @@ _ANY_INSTANCE: Final = RemovalTarget()
 
 
 def create_gpu_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ComputeProfilesOf
 ) -> str:
     """The GPU instance is there; the answer is its capability ("gpu0/mig/gi1")."""
     there = gpu_instance(functions, handle, key)
@@ -78,7 +76,7 @@ def create_gpu_instance(
 
 
 def create_absent_gpu_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ComputeProfilesOf
 ) -> str:
     """Like :func:`create_gpu_instance`; refuses where there is one already."""
     if (there := gpu_instance(functions, handle, key)) is not None:
@@ -93,7 +91,7 @@ def create_absent_gpu_instance(
 
 
 def create_compute_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ProfilesOf
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ComputeProfilesOf
 ) -> MigInstance | None:
     """The GPU instance has its compute instance; both are the answer. None: it is not listed yet
     under a name."""
@@ -119,7 +117,7 @@ def destroy_gpu_instance(
     functions: NvmlFunctions,
     handle: Any,
     key: PartitionKey,
-    ask: ProfilesOf,
+    ask: ComputeProfilesOf,
     meant: RemovalTarget = _ANY_INSTANCE,
 ) -> tuple[GpuUuid, ...]:
     """The GPU instance is gone, its compute instances before it.
@@ -168,7 +166,7 @@ def _create(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> int:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Change = Callable[[NvmlFunctions, Any, PartitionKey, ProfilesOf], T]
+Change = Callable[[NvmlFunctions, Any, PartitionKey, ComputeProfilesOf], T]
 
 _APPEARS_SECONDS: Final = 2.0  # NVML lists what it made at once, or hardly later
 _AGAIN_SECONDS: Final = 0.1
@@ -179,10 +177,10 @@ def _allow_nothing(capability: str) -> None:
 
 
 class MigPartitions:
-    """The partitions of the GPUs of *nvml*. Safe to use from several threads; changes of one GPU go
+    """The partitions of these GPUs. Safe to use from several threads; changes of one GPU go
     one after the other.
 
-    *loaded*: whether the driver is. *patience*: for how many seconds it is tried again where
+    *patience*: for how many seconds it is tried again where
     something is in use; callers for whom nobody waits may say less. *allow*: sees to it, as well as
     it can, that this process has a capability of MIG ("mig/config", "gpu0/mig/gi1"). What it may do
     NVML says.
@@ -190,18 +188,17 @@ class MigPartitions:
 
     def __init__(
         self,
-        nvml: Nvml,
-        holders: GpuHolders,
-        loaded: Callable[[], bool],
+        gpus: GpuMigReader,
         patience: float = RETRY_SECONDS,
         *,
         allow: Callable[[str], None] = _allow_nothing,
     ) -> None:
-        self._nvml = nvml
+        self._nvml = gpus.nvml
+        self._geometries = gpus.geometries
         self._allow = allow
-        self._boards = GpuMigReader(nvml, holders, loaded)
+        self._boards = gpus
         self._turns = GpuLocks(patience)
-        self._modes = MigModeSwitch(nvml, self._boards, self._turns)
+        self._modes = MigModeSwitch(gpus, self._turns)
 
     def mode(self, gpu: GpuUuid) -> bool | None:
         """Whether MIG mode is on; None: it has no such mode. NodeError: it does not answer."""
@@ -303,7 +300,7 @@ class MigPartitions:
 
         def call(functions: NvmlFunctions, handle: Any) -> MigInstance | None:
             on = read_mig_mode(functions, handle)
-            ask = self._nvml.geometries.asked(functions, gpu)
+            ask = self._geometries.current.compute_profiles(functions, gpu)
             return whole_instance(functions, handle, key, ask) if on and on[0] else None
 
         found = self._nvml.on_gpu(gpu, f"looking for {key}", call)
@@ -363,7 +360,8 @@ class MigPartitions:
         """Do it, again and again while it is refused since something is in use."""
 
         def call(functions: NvmlFunctions, handle: Any) -> T:
-            return change(functions, handle, key, self._nvml.geometries.asked(functions, gpu))
+            compute_profiles = self._geometries.current.compute_profiles(functions, gpu)
+            return change(functions, handle, key, compute_profiles)
 
         while True:
             try:

@@ -8,6 +8,8 @@ The functions of NVML that we use, as pynvml has them.
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
+from dra_driver.model.gpus import GpuUuid, MigInstance, MigProfile, UnusableGpuInstance
+
 
 class NvmlFunctions(Protocol):
     """What we use of pynvml: the module itself, or a simulation that stands where it stands."""
@@ -80,7 +82,26 @@ class NvmlFunctions(Protocol):
     def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int: ...
 
 
+class MigReader(Protocol):
+    """Reads how GPUs can be partitioned and which partitions they have, during one session of NVML
+    (``dra_driver.node.mig.geometry``). Called on the thread of each GPU."""
+
+    def profiles(
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid, mig_on: bool
+    ) -> tuple[MigProfile, ...]: ...
+
+    def profiles_problem(self, gpu: GpuUuid) -> str: ...
+
+    def instances(
+        self, functions: NvmlFunctions, handle: Any, gpu: GpuUuid
+    ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]: ...
+
+
 T = TypeVar("T")
+
+MIG_FUNCTIONS_MISSING: Final = (
+    "the NVML library of this driver lacks functions for MIG; install a newer driver"
+)
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2

@@ -18,9 +18,8 @@ import pynvml
 
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid, is_mig_uuid, reset_instructions
-from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml import readers
-from dra_driver.node.nvml.api import RESTART_NEEDED, NvmlFunctions, nvml_error_code
+from dra_driver.node.nvml.api import RESTART_NEEDED, MigReader, NvmlFunctions, nvml_error_code
 from dra_driver.node.nvml.threads import GpuBeingChanged, NvmlThreads, PendingCall, SubmitToGpu
 from dra_driver.node.nvml.values import DynamicState, NvLinks, NvmlSystem, StaticInfo
 
@@ -31,8 +30,8 @@ class NvmlSession:
     Only for whoever holds NVML's gate.
     """
 
-    def __init__(self) -> None:
-        self.geometries = GeometryCache()
+    def __init__(self, mig: MigReader) -> None:
+        self.mig = mig
         self._indices: dict[GpuUuid, int] = {}
 
     def index(self, uuid: GpuUuid) -> int | None:
@@ -150,16 +149,23 @@ class Nvml:
 
     ``load`` gives the functions (``load_nvml`` or a simulation) each time NVML is started. NVML
     lists the GPUs that there are when it is started: ``restart`` finds those that came later.
+    ``start_mig`` gives the reader of partitions for each such session.
     """
 
-    def __init__(self, load: Callable[[], NvmlFunctions], deadline_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        load: Callable[[], NvmlFunctions],
+        start_mig: Callable[[], MigReader],
+        deadline_seconds: float = 5.0,
+    ) -> None:
         self._load = load
+        self._start_mig = start_mig
         self._functions: NvmlFunctions | None = None
         self._initialised: NvmlFunctions | None = None  # belongs to the system's thread
         self._session = 0
         self._stale = False
         self._threads = NvmlThreads(deadline_seconds)
-        self._listing, self._late = NvmlSession(), ReadGrace()  # of this session
+        self._listing, self._late = NvmlSession(self._start_mig()), ReadGrace()  # of this session
         self._known: NvmlSystem | None = None  # of this session
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
@@ -199,11 +205,6 @@ class Nvml:
             self._threads.stop()
             self._gate.release()
 
-    @property
-    def geometries(self) -> GeometryCache:
-        """How GPUs can be cut, as was read in this session."""
-        return self._listing.geometries
-
     def glances(
         self, indices: Iterable[int], known: Container[int] = ()
     ) -> Mapping[int, DynamicState | NodeError]:
@@ -220,7 +221,7 @@ class Nvml:
         )
         # The driver tells what is cut of one board after the other, so they are late together.
         cut = {
-            index: partial(readers.with_mig_instances, listing.geometries, one)
+            index: partial(readers.with_mig_instances, listing.mig, one)
             for index, one in seen.items()
             if isinstance(one, DynamicState) and one.mig_on
         }
@@ -234,7 +235,7 @@ class Nvml:
 
     def facts(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
         """Like :meth:`glances`, what stays."""
-        read = partial(readers.read_static_info, self._listing.geometries)
+        read = partial(readers.read_static_info, self._listing.mig)
         return self._each(dict.fromkeys(indices, read), "reading its properties", known)
 
     def links(self, indices: Iterable[int], known: Container[int] = ()) -> NvLinksByIndex:
@@ -342,7 +343,7 @@ class Nvml:
         self._functions = self._threads.run_system("starting NVML", call)
         self._session += 1
         self._stale = False
-        self._listing, self._late = NvmlSession(), ReadGrace()
+        self._listing, self._late = NvmlSession(self._start_mig()), ReadGrace()
         self._known = None
         log.info("NVML started", extra={"session": self._session})
 

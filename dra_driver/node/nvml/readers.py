@@ -6,19 +6,18 @@ What cannot be changed of a GPU inside the virtual machine that has it.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from dra_driver.model.gpus import GpuUuid, GuestRestriction, MigProfile, Version
 from dra_driver.node.driver.pci import canonical_bus_id
-from dra_driver.node.mig.geometry import NO_FUNCTIONS, GeometryCache
-from dra_driver.node.mig.instances import instances
 from dra_driver.node.nvml.api import (
     FUNCTION_NOT_FOUND,
     INVALID_ARGUMENT,
+    MIG_FUNCTIONS_MISSING,
     NO_PERMISSION,
     NOT_SUPPORTED,
     SESSION_ENDED,
+    MigReader,
     NvmlFunctions,
     none_if_refused,
     nvml_error_code,
@@ -92,22 +91,16 @@ def read_dynamic_state(nvml: NvmlFunctions, handle: Any) -> DynamicState:
 
 
 def with_mig_instances(
-    geometries: GeometryCache, glance: DynamicState, nvml: NvmlFunctions, handle: Any
+    mig: MigReader, state: DynamicState, nvml: NvmlFunctions, handle: Any
 ) -> DynamicState:
-    """With what is cut of a GPU in MIG mode, which takes longer."""
-    uuid = glance.uuid
-    profiles = geometries.of(nvml, handle, uuid, True)
-    others = partial(geometries.unlisted, nvml, handle, uuid)
-    found = none_if_refused(
-        lambda: instances(nvml, handle, profiles, geometries.asked(nvml, uuid), others),
-        NO_PERMISSION,
-    )
-    if found is None:
-        return replace(glance, mig_hidden=True)
-    return replace(glance, instances=found[0], odd=found[1])
+    """*state* with the MIG instances of a GPU in MIG mode, which takes longer to read."""
+    instances = none_if_refused(lambda: mig.instances(nvml, handle, state.uuid), NO_PERMISSION)
+    if instances is None:
+        return replace(state, mig_hidden=True)
+    return replace(state, instances=instances[0], odd=instances[1])
 
 
-def read_static_info(geometries: GeometryCache, nvml: NvmlFunctions, handle: Any) -> StaticInfo:
+def read_static_info(mig: MigReader, nvml: NvmlFunctions, handle: Any) -> StaticInfo:
     """What stays."""
     place = nvml.nvmlDeviceGetPciInfo(handle)
     mode = read_mig_mode(nvml, handle)
@@ -121,10 +114,10 @@ def read_static_info(geometries: GeometryCache, nvml: NvmlFunctions, handle: Any
         compute_capability=Version(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
         memory_bytes=_memory_bytes(nvml, handle),
         addressing_mode=_addressing_mode(nvml, handle),
-        mig_profiles=_mig_profiles(nvml, handle, geometries, mode),
+        mig_profiles=_mig_profiles(nvml, handle, mig, mode),
         mig_on=None if mode is None else mode[0],
         mig_fixed=GuestRestriction.NOTHING if mode is None else fixed_settings(nvml, handle),
-        mig_problem=_mig_problem(nvml, handle, geometries, mode),
+        mig_problem=_mig_problem(nvml, handle, mig, mode),
     )
 
 
@@ -159,24 +152,24 @@ def read_mig_mode(nvml: NvmlFunctions, handle: Any) -> tuple[bool, bool] | None:
 
 
 def _mig_profiles(
-    nvml: NvmlFunctions, handle: Any, geometries: GeometryCache, mode: tuple[bool, bool] | None
+    nvml: NvmlFunctions, handle: Any, mig: MigReader, mode: tuple[bool, bool] | None
 ) -> tuple[MigProfile, ...]:
     if mode is None:
         return ()
-    return geometries.of(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
+    return mig.profiles(nvml, handle, GpuUuid(nvml.nvmlDeviceGetUUID(handle)), mode[0])
 
 
 def _mig_problem(
-    nvml: NvmlFunctions, handle: Any, geometries: GeometryCache, mode: tuple[bool, bool] | None
+    nvml: NvmlFunctions, handle: Any, mig: MigReader, mode: tuple[bool, bool] | None
 ) -> str:
     """Why it is not known how the GPU can be cut; empty: it is known, or the board has no MIG."""
     if mode is not None:
-        return geometries.problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
+        return mig.profiles_problem(GpuUuid(nvml.nvmlDeviceGetUUID(handle)))
     try:
         nvml.nvmlDeviceGetMigMode(handle)
     except Exception as error:
         if nvml_error_code(error) == FUNCTION_NOT_FOUND:
-            return NO_FUNCTIONS
+            return MIG_FUNCTIONS_MISSING
         if nvml_error_code(error) != NOT_SUPPORTED:
             raise
     return ""

@@ -8,6 +8,7 @@ import yaml
 from dra_driver.base.errors import NodeError
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.host.directory import SimulatedHost
 from dra_driver.sim.live_node import LiveNode
@@ -37,7 +38,7 @@ def minors(gpus: GpuDiscovery) -> list[int]:
 def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_path, golden):
     live = LiveNode.named(name)
     SimulatedHost(live, tmp_path)
-    nvml = Nvml(lambda: SimulatedNvml(live))
+    nvml = Nvml(lambda: SimulatedNvml(live), GeometryCache)
     gpus = GpuDiscovery(nvml, PciBus(tmp_path / "sys"), tmp_path / "dev", no_nvidia_modprobe)
     golden(f"inventories/{name}.yaml", as_yaml(gpus.look()))
 

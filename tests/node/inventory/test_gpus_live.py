@@ -10,6 +10,7 @@ from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GuestRestriction, Inventory
 from dra_driver.node.driver.pci import PciBus
 from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.simulated import Node, h100, no_nvidia_modprobe, two_gpus
@@ -218,7 +219,7 @@ class Counting:
 def test_a_routine_look_asks_only_for_what_can_change(node):
     counting = Counting(node.functions)
     sysfs, devices = PciBus(node.root / "sys"), node.root / "dev"
-    gpus = GpuDiscovery(Nvml(lambda: counting), sysfs, devices, no_nvidia_modprobe)
+    gpus = GpuDiscovery(Nvml(lambda: counting, GeometryCache), sysfs, devices, no_nvidia_modprobe)
     gpus.look()
     counting.calls.clear()
     gpus.look()

@@ -10,6 +10,7 @@ import pytest
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, PlacementTaken, TimedOut
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.node.mig.gpu_holders import GpuHolders
+from dra_driver.node.mig.modes import GpuMigReader
 from dra_driver.node.mig.partitions import MigPartitions
 from dra_driver.sim.nvml import SimulatedNvml
 from tests.fakes.mig_node import MigNode, board
@@ -212,7 +213,11 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
         there = [*node.glance.instances, *node.glance.odd]
         seen.append((capability, len(there), len(node.glance.instances)))
 
-    partitions = MigPartitions(node.nvml, GpuHolders(node.nvml), lambda: True, 0.0, allow=allow)
+    partitions = MigPartitions(
+        GpuMigReader(node.nvml, node.geometries, GpuHolders(node.nvml), lambda: True),
+        0.0,
+        allow=allow,
+    )
     made = partitions.cut(node.gpu, node.key("1g.10gb"))
     home = f"gpu0/mig/gi{made.gi}"
     assert seen == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]

@@ -8,6 +8,7 @@ import pytest
 from dra_driver.base.errors import ClaimError, NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.steps import ComputeMode
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
 from dra_driver.sim.nvml import SimulatedComputeModes, SimulatedNvml
@@ -24,7 +25,7 @@ class Modes(Node):
         super().__init__(directory, two_gpus(), deadline_seconds=0.5)
         assert self.host
         kept = SimulatedComputeModes(self.root, is_root)
-        self.nvml = Nvml(lambda: SimulatedNvml(self.live, modes=kept), 0.5)
+        self.nvml = Nvml(lambda: SimulatedNvml(self.live, modes=kept), GeometryCache, 0.5)
         self.modes = ComputeModes(self.nvml)
         self.gpu, self.other = (GpuUuid(str(gpu.uuid)) for gpu in self.live.current().gpus)
 
@@ -137,7 +138,7 @@ def test_a_mode_that_no_driver_makes_any_more_is_refused(node, mode, error):
 
 
 def test_nvml_without_a_host_can_keep_no_mode(node):
-    modes = ComputeModes(Nvml(lambda: node.functions, 0.5))
+    modes = ComputeModes(Nvml(lambda: node.functions, GeometryCache, 0.5))
     assert modes.read(node.gpu) is DEFAULT
     modes.set(node.gpu, EXCLUSIVE)
     assert modes.read(node.gpu) is DEFAULT

@@ -10,6 +10,7 @@ import pynvml
 import pytest
 
 from dra_driver.base.errors import NodeError
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml, load_nvml, nvml_errors
 from dra_driver.sim.host.libraries import shared_object
 
@@ -108,7 +109,7 @@ def test_a_library_that_cannot_be_loaded_is_named(tmp_path, content):
 
 @pytest.mark.usefixtures("pynvml_as_it_was")
 def test_a_library_that_lacks_functions_says_so_and_does_not_crash(library):
-    nvml = Nvml(lambda: load_nvml(library))
+    nvml = Nvml(lambda: load_nvml(library), GeometryCache)
     with pytest.raises(NodeError, match="starting NVML: NVML says Function Not Found"):
         nvml.system()
     nvml.stop()
@@ -120,8 +121,9 @@ def test_a_library_that_lacks_functions_says_so_and_does_not_crash(library):
 def test_a_machine_without_the_driver_says_that_its_library_is_missing():
     # In a process of its own: a library that was loaded once stays findable by its soname.
     program = (
+        "from dra_driver.node.mig.geometry import GeometryCache\n"
         "from dra_driver.node.nvml.client import Nvml, load_nvml\n"
-        "try: Nvml(lambda: load_nvml(None)).system()\n"
+        "try: Nvml(lambda: load_nvml(None), GeometryCache).system()\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run(

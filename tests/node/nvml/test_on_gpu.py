@@ -10,6 +10,7 @@ import pytest
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.node.memory.support import set_memory_limit
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml import api, readers
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.sim.nvml import SimulatedNvml
@@ -81,7 +82,7 @@ def test_one_that_is_asked_while_nvml_is_started_again_answers(tmp_path):
     node = Node(tmp_path, two_gpus())
     functions = Slow(node.live)
     functions.go.set()
-    nvml = Nvml(lambda: functions)
+    nvml = Nvml(lambda: functions, GeometryCache)
     first = uuid(node, 0)
     nvml.on_gpu(first, "asking", bus)
     functions.started.clear()
@@ -124,7 +125,7 @@ def test_where_gpus_were_listed_in_an_earlier_session_is_not_remembered(node):
 
     second = uuid(node, 1)
     functions = Failing(node.live)
-    nvml = Nvml(lambda: functions)
+    nvml = Nvml(lambda: functions, GeometryCache)
     nvml.system()
     nvml.glances([0, 1])
     assert nvml.system().session == 2
@@ -150,7 +151,7 @@ def test_with_a_pynvml_that_is_too_old_it_is_said_what_is_needed(node, tmp_path)
             return getattr(node.functions, name)
 
     old: Any = Old()
-    nvml = Nvml(lambda: old)
+    nvml = Nvml(lambda: old, GeometryCache)
     with pytest.raises(NodeError, match=r"nvidia-ml-py 13\.615 or newer is needed"):
         set_memory_limit(nvml, uuid(node, 0), tmp_path, 1)
     nvml.stop()

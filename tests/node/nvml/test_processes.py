@@ -8,6 +8,7 @@ import pytest
 from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import GpuProcess
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.sim.nvml import SimulatedNvml
@@ -68,7 +69,7 @@ def test_a_process_that_allocates_between_two_lists_uses_the_most_that_was_told(
             return [SimpleNamespace(pid=4, usedGpuMemory=graphics)]
 
     functions = Lists(node.live)
-    nvml = Nvml(lambda: functions)
+    nvml = Nvml(lambda: functions, GeometryCache)
     assert gpu_processes(nvml, GPU) == (GpuProcess(4, used),)
     nvml.stop()
 

@@ -7,6 +7,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.gpus import Version
+from dra_driver.node.mig.geometry import GeometryCache
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.values import DynamicState, NvLinks, architecture, brand
 from dra_driver.sim.nvml import SimulatedNvml
@@ -148,7 +149,7 @@ def test_a_stop_that_hangs_holds_up_nobody(node):
             self.gate.wait()
 
     functions = Stuck(node.live)
-    nvml = Nvml(lambda: functions)
+    nvml = Nvml(lambda: functions, GeometryCache)
     nvml.system()
     begun = time.monotonic()
 
@@ -167,7 +168,7 @@ def test_a_start_that_hangs_is_bounded_and_its_late_end_does_no_harm(node):
             super().nvmlInit()
 
     functions = Slow(node.live)
-    nvml = Nvml(lambda: functions, deadline_seconds=0.05)
+    nvml = Nvml(lambda: functions, GeometryCache, deadline_seconds=0.05)
     with pytest.raises(TimedOut, match=r"starting NVML: no answer within 0.05 s"):
         nvml.system()
     with pytest.raises(TimedOut, match=r"an earlier call \(starting NVML\) has not returned"):
@@ -194,7 +195,7 @@ def test_a_library_that_is_not_found_yet_is_looked_for_each_time(node):
             raise NodeError("no driver root yet")
         return node.functions
 
-    nvml = Nvml(load)
+    nvml = Nvml(load, GeometryCache)
     for _ in range(2):
         with pytest.raises(NodeError, match="no driver root yet"):
             nvml.system()
