@@ -17,7 +17,7 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.model.offer import CounterSet, Device, Offer, counter_set_name, partition_name
 from dra_driver.model.records import Holding
-from tests.fakes.values import gpu, ref
+from tests.builders import gpu, ref
 
 MIB = 1024 * 1024
 

@@ -13,7 +13,7 @@ from dra_driver.model.mps import (
 from dra_driver.model.offer import Fractional
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
-from tests.fakes.values import gpu, ref
+from tests.builders import gpu, ref
 
 GIB = 1024**3
 GPU, OTHER = gpu(0), gpu(1)

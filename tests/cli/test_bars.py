@@ -16,7 +16,7 @@ from dra_driver.model.offer import AdminAccess, Exclusive, Fractional, Replica
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
-from tests.fakes.values import gpu, ref
+from tests.builders import gpu, ref
 
 GIB = 1024**3
 MIB = 1024**2

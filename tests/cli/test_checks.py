@@ -18,7 +18,7 @@ from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, 
 from dra_driver.model.gpus import DeviceName, Inventory, UnavailableGpu
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.ledger_files import DamagedRecord
-from tests.fakes.values import gpu, ref
+from tests.builders import gpu, ref
 
 DRIVER = "gpu.nvidia.com"
 FILES = DriverFiles(

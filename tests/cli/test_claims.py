@@ -14,9 +14,9 @@ from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
+from tests.builders import POOL, ref
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
-from tests.fakes.values import POOL, ref
 
 BOOT = boot_id(Path("/"))
 GIB = 1024**3

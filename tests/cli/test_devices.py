@@ -21,9 +21,9 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
+from tests.builders import ref
 from tests.fakes.simulated import h100, open_simulated
 from tests.fakes.user import locked_out
-from tests.fakes.values import ref
 
 BUNDLED = sorted(
     path.name.removesuffix(".yaml")

@@ -35,13 +35,13 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
 from dra_driver.settings import DoctorSettings
+from tests.builders import inventory
 from tests.cli.mps import server as server_of
 from tests.fakes import api_server
 from tests.fakes.poison import own_host
 from tests.fakes.registrar import Registrar
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
-from tests.fakes.values import inventory
 
 DRIVER, NODE = "gpu.nvidia.com", "n1"
 # What the test's node lacks, and what is told to who runs tests as somebody else than root.

@@ -12,8 +12,8 @@ from dra_driver.model.gpus import GuestRestriction, Inventory, MigInfo
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.plan.mig.claims import with_lost_instances
+from tests.builders import gpu
 from tests.cli.mig import a100, holding, instance, odd
-from tests.fakes.values import gpu
 
 ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
 

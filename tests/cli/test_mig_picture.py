@@ -18,8 +18,8 @@ from dra_driver.cli.terminal import Terminal, bar_style
 from dra_driver.model.gpus import MigInfo, Placement
 from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer
+from tests.builders import gpu
 from tests.cli.mig import PROFILES, a100, held, holding, instance, key, odd, offered
-from tests.fakes.values import gpu
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PLAIN = bar_style(Terminal())

@@ -12,8 +12,8 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
+from tests.builders import ref
 from tests.fakes.simulated import open_simulated
-from tests.fakes.values import ref
 
 WHEN = "while no claim and no process uses them"
 RESET = "; whether a board can be reset for that is seen then"

@@ -19,8 +19,8 @@ from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.sim.parts import simulated_driver
+from tests.builders import ref
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, claim, server
-from tests.fakes.values import ref
 
 DOWN = MpsAgentUnreachable(
     "the MPS agent of this node does not answer at /run/a.sock (Connection refused)"

@@ -16,8 +16,8 @@ from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsServer, MpsStat
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.prepare.cdi_spec import mps_edits
+from tests.builders import ref
 from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, space
-from tests.fakes.values import ref
 
 KIND = "k8s.gpu.nvidia.com/claim"
 POD = Pod("pod", PodUid("pod"))

@@ -22,8 +22,8 @@ from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mps.usage import clients_without_namespace
 from dra_driver.settings import ClaimsSettings
+from tests.builders import ref
 from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
-from tests.fakes.values import ref
 
 DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such file or directory)"
 

@@ -11,8 +11,8 @@ from dra_driver.k8s.claims import PreparedDevice
 from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.offer import AdminAccess, Fractional
 from dra_driver.model.records import ClaimRecord
+from tests.builders import gpu
 from tests.cli.mig import MIB, a100, holding, instance, odd
-from tests.fakes.values import gpu
 
 GIB = 1024 * MIB
 OF_3G = Fractional(19968 * MIB, GIB, MIB, shares=48)

@@ -19,7 +19,7 @@ from dra_driver.model.profiles import (
 )
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 DRIVER = "gpu.nvidia.com"
 WHOLE = "81559Mi"

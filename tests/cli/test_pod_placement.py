@@ -18,7 +18,7 @@ from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import DEFAULT_PROFILE
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_counters, published_devices
-from tests.fakes.values import gpu
+from tests.builders import gpu
 from tests.plan.mig.boards import cut, dynamic
 
 DRIVER = "gpu.nvidia.com"

@@ -14,8 +14,8 @@ from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.memory.support import MemoryAccounting, MemoryLimitSupport
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.profiles.rules import SelectedProfile, select_profile
+from tests.builders import gpu
 from tests.fakes.mig import mig_gpu
-from tests.fakes.values import gpu
 
 CHOSEN = SelectedProfile("mine", "--profile")
 

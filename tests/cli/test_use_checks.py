@@ -10,9 +10,9 @@ from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
+from tests.builders import pod, ref
 from tests.fakes import api_server
 from tests.fakes.users import FakeUsers
-from tests.fakes.values import pod, ref
 
 A, B = ref("a"), ref("b")
 

@@ -19,7 +19,7 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.model.processes import GpuProcess
 from dra_driver.sim.mig.geometry import BoardGeometry, board_geometry, fits_on_board
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 AMPERE, HOPPER = "A100-40-SXM", "H100-80-SXM"
 

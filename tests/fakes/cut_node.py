@@ -44,10 +44,10 @@ from dra_driver.sim.live_node import LiveNode
 from dra_driver.sim.mig.host_files import open_mig_states
 from dra_driver.sim.nvml import SimulatedNvml
 from dra_driver.sim.parts import simulated_device_number
+from tests.builders import POOL, claim, ref
 from tests.fakes.mig_node import board
 from tests.fakes.mortal import Mortal
 from tests.fakes.pods import NO_PODS
-from tests.fakes.values import POOL, claim, ref
 
 DRIVER = "gpu.nvidia.com"
 _SPECS = "k8s.gpu.nvidia.com"

@@ -17,7 +17,7 @@ from dra_driver.model.gpus import (
     Placement,
 )
 from dra_driver.model.offer import Device, Fractional, Offer, Shape
-from tests.fakes.values import MIB, SLICEABLE, gpu
+from tests.builders import MIB, SLICEABLE, gpu
 
 GIB = 1024 * MIB
 

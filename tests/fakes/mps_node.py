@@ -23,9 +23,9 @@ from dra_driver.plugin.mps.watch import (
     MpsWatch,
 )
 from dra_driver.plugin.process_owners import ContainerClaimsCache, ProcessOwners
+from tests.builders import ref
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.pods import FakePods
-from tests.fakes.values import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")

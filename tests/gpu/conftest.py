@@ -23,8 +23,8 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
 from hack.cdi_apply import inject
+from tests.builders import POOL, claim
 from tests.fakes.pods import NO_PODS
-from tests.fakes.values import POOL, claim
 from tests.gpu import smi
 from tests.gpu.bundle import Bundle, Chroot, Config, Run, base_config, runtime, why_not
 from tests.gpu.rootfs import make_rootfs

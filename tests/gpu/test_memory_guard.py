@@ -20,8 +20,8 @@ from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.process_owners import ContainerClaimsCache
+from tests.builders import ref
 from tests.fakes.processes import Proc
-from tests.fakes.values import ref
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.model.gpus import GpuUuid, Topology, Version
-from tests.fakes.values import gpu
+from tests.builders import gpu
 from tests.gpu import smi
 
 TEXT = Path(__file__).with_name("data").joinpath("h200.xml").read_text()

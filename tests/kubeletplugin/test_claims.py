@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.base.errors import ClaimError
 from dra_driver.k8s.claims import parse_claim
-from tests.fakes.values import claim, claim_document, ref
+from tests.builders import claim, claim_document, ref
 
 DRIVER = "gpu.nvidia.com"
 

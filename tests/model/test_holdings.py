@@ -5,7 +5,7 @@ from dataclasses import replace
 from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey, placeholder_uuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
-from tests.fakes.values import ref
+from tests.builders import ref
 
 
 def test_a_record_without_an_answer_was_only_begun() -> None:

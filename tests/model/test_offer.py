@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.model.offer import AdminAccess, Device, Exclusive, Replica, gpu_name_of
-from tests.fakes.values import SLICEABLE, gpu
+from tests.builders import SLICEABLE, gpu
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ from dra_driver.node.state.records import (
     encode_step,
     step_section,
 )
+from tests.builders import ref
 from tests.fakes.user import locked_out
-from tests.fakes.values import ref
 
 BOOT = "boot-1"
 GPU = GpuUuid("GPU-0")

@@ -9,7 +9,7 @@ from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, SetMigMode
 from dra_driver.node.state.ledger import Ledger
-from tests.fakes.values import ref
+from tests.builders import ref
 
 GPU = GpuUuid("GPU-0")
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)

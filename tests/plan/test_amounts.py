@@ -15,7 +15,7 @@ from dra_driver.plan.prepare.amounts import (
     shortage,
     total_amount,
 )
-from tests.fakes.values import MIB, SLICEABLE, gpu, ref
+from tests.builders import MIB, SLICEABLE, gpu, ref
 
 GIB = 1024 * MIB
 

@@ -17,9 +17,9 @@ from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
 from hack.cdi_apply import apply_edits
+from tests.builders import POOL, allocation, config, fraction, inventory, offer, ref
 from tests.fakes.mig import ONE, instance, mig_gpu, mig_offer
 from tests.fakes.node import FILES, FakeNode
-from tests.fakes.values import POOL, allocation, config, fraction, inventory, offer, ref
 
 Configs = tuple[OpaqueConfig, ...]
 DRIVER = "gpu.nvidia.com"

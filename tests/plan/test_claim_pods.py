@@ -5,7 +5,7 @@ from dra_driver.k8s.pods import Container
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.prepare.claim_users import records_with_pods
-from tests.fakes.values import pod, ref
+from tests.builders import pod, ref
 
 
 def record(name, *pods):

@@ -5,7 +5,7 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
-from tests.fakes.values import gpu, pod, ref
+from tests.builders import gpu, pod, ref
 
 A, B = ref("a"), ref("b")
 ZERO, ONE = gpu(0).uuid, gpu(1).uuid

@@ -12,8 +12,8 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import ComputeMode, ServeMpsNamespace, SetComputeMode
 from dra_driver.plan.prepare.claim import plan_claim
 from dra_driver.plan.prepare.gpu_settings import restore_steps
+from tests.builders import POOL, allocation, config, fraction, gpu, offer, ref
 from tests.fakes.pods import container, pod_spec
-from tests.fakes.values import POOL, allocation, config, fraction, gpu, offer, ref
 
 MPS = config(sharing={"strategy": "MPS"})
 TURNS = config(sharing={"strategy": "TimeSlicing"})

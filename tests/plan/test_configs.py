@@ -17,8 +17,8 @@ from dra_driver.plan.prepare.sharing import (
     decode_configs,
     with_decoded_configs,
 )
+from tests.builders import POOL, allocation, claim, config, gpu, offer, ref
 from tests.fakes.configs import LONGEST, MOST, TOO_DEEP, claim_text, shapes
-from tests.fakes.values import POOL, allocation, claim, config, gpu, offer, ref
 from tests.fakes.work import calls
 
 SHARED: dict[str, Any] = {"sharing": {"strategy": "TimeSlicing"}}

@@ -28,9 +28,9 @@ from dra_driver.node.driver.root import DriverRoot
 from dra_driver.plan.prepare import cdi_spec
 from dra_driver.plan.prepare.cdi_spec import CdiHost, ContainerDevice, cdi_device_id, claim_spec
 from hack.cdi_apply import apply_edits
+from tests.builders import gpu
 from tests.conftest import Golden
 from tests.fakes.driver import install, install_extras, install_own_versions, listen
-from tests.fakes.values import gpu
 
 CLAIM = ClaimRef("ml", "train", ClaimUid("0b7ef5a2-5a07-4b8c-9b5f-0c7d8f3f0a11"))
 GIB = 1024**3

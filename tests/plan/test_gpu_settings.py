@@ -25,7 +25,7 @@ from dra_driver.plan.prepare.gpu_settings import (
     with_inherited_values,
     with_previous_values,
 )
-from tests.fakes.values import ref
+from tests.builders import ref
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 SHORT, MEDIUM, LONG = TimeSliceInterval.SHORT, TimeSliceInterval.MEDIUM, TimeSliceInterval.LONG

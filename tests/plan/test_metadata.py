@@ -14,8 +14,8 @@ from dra_driver.kubeletplugin.device_metadata import claim_uid_of_file
 from dra_driver.plan.prepare.cdi_spec import CdiHost, claim_spec
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
 from dra_driver.plan.prepare.results import container_devices, metadata_documents, prepared_devices
+from tests.builders import POOL, allocation, fraction, inventory, offer, ref
 from tests.fakes.node import FILES, FakeNode
-from tests.fakes.values import POOL, allocation, fraction, inventory, offer, ref
 
 DRIVER = "gpu.nvidia.com"
 DIRECTORY = "/plugin/metadata"

@@ -23,7 +23,7 @@ from dra_driver.model.steps import (
 from dra_driver.plan.mps.namespaces import PodsNeeded
 from dra_driver.plan.prepare.claim import plan_claim
 from dra_driver.plan.prepare.gpu_settings import with_previous_values
-from tests.fakes.values import (
+from tests.builders import (
     MIB,
     POOL,
     SLICEABLE,

@@ -19,8 +19,8 @@ from dra_driver.plan.mps.namespaces import DeviceGrant
 from dra_driver.plan.offer.devices import build_offer as offer_of
 from dra_driver.plan.prepare.claim import plan_claim
 from dra_driver.plan.prepare.sharing import MpsShared, TimeSliced
+from tests.builders import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 from tests.fakes.pods import NOBODY
-from tests.fakes.values import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 
 GIB = 1024 * MIB
 MPS = {"strategy": "MPS"}

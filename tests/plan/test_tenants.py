@@ -9,8 +9,8 @@ from dra_driver.k8s.claims import Claim
 from dra_driver.model.offer import Exclusive, Replica
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.prepare.claim import plan_claim
+from tests.builders import POOL, allocation, config, fraction, offer, ref
 from tests.fakes.mig import mig_offer
-from tests.fakes.values import POOL, allocation, config, fraction, offer, ref
 
 NAMESPACES = ("alpha", "beta")
 SHORT, LONG = (

@@ -6,7 +6,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreateDeviceNodes, SetTimeSlice, TimeSliceInterval
 from dra_driver.plan.prepare.conflicts import clashing_intervals
-from tests.fakes.values import ref
+from tests.builders import ref
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 SHORT, MEDIUM, LONG, DEFAULT = (

@@ -16,8 +16,8 @@ from dra_driver.model.steps import (
 )
 from dra_driver.plan.prepare.claim import plan_claim, undo_steps
 from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
+from tests.builders import MIB, POOL, allocation, config, fraction, gpu, offer, pod, ref
 from tests.fakes.pods import NOBODY
-from tests.fakes.values import MIB, POOL, allocation, config, fraction, gpu, offer, pod, ref
 
 GIB = 1024 * MIB
 SHORT = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}})

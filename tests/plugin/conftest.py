@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.k8s.claims import ClaimRef
+from tests.builders import POOL, claim, claim_document, ref
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
 from tests.fakes.poison import own_host
-from tests.fakes.values import POOL, claim, claim_document, ref
 
 Process = subprocess.Popen[bytes]
 

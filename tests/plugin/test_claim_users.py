@@ -8,7 +8,7 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.processes import CgroupProcesses, GpuProcess
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plugin.claims.in_use import InUseCheck
-from tests.fakes.values import gpu, pod, ref
+from tests.builders import gpu, pod, ref
 
 A, B = ref("a"), ref("b")
 WEB, DB = pod("web"), pod("db")

@@ -17,8 +17,8 @@ from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity
 from dra_driver.plugin.claims.preparer import Preparer
+from tests.builders import POOL, claim, config, ref
 from tests.fakes.disk import Disk, FailingCalls, small_disk
-from tests.fakes.values import POOL, claim, config, ref
 from tests.plugin.test_prepare import World as Preparing
 from tests.plugin.test_prepare import metadata_in
 

@@ -6,7 +6,7 @@ from dra_driver.base.errors import ClaimInUse, NodeError, Unreachable
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plugin.claims.in_use import DeferredUnprepare
-from tests.fakes.values import ref
+from tests.builders import ref
 
 A, B = ref("a"), ref("b")
 

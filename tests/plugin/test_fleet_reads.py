@@ -22,7 +22,7 @@ from dra_driver.plugin.memory.pod_limits import PodLimits
 from dra_driver.plugin.memory.start import PODS_SECONDS
 from dra_driver.plugin.publish.offers import PROBE_SECONDS, ApiFeatureProbe
 from dra_driver.settings import PluginSettings
-from tests.fakes.values import POOL, pod, ref
+from tests.builders import POOL, pod, ref
 
 DRIVER = "gpu.nvidia.com"
 NODES, CLAIMS, HOURS = 1000, 8, 2

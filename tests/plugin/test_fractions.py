@@ -34,10 +34,10 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
+from tests.builders import MIB, POOL, allocation, config, fraction, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
 from tests.fakes.users import FakeUsers
-from tests.fakes.values import MIB, POOL, allocation, config, fraction, inventory, pod, ref
 
 GIB = 1024 * MIB
 TOTAL = 81559 * MIB

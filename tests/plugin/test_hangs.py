@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.k8s.claims import ClaimRef
+from tests.builders import config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.driver import program
 from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.values import config
 from tests.plugin.conftest import Process, put
 
 DRIVER = "gpu.nvidia.com"

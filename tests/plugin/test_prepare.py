@@ -28,10 +28,10 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
+from tests.builders import POOL, allocation, claim, config, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
 from tests.fakes.users import FakeUsers
-from tests.fakes.values import POOL, allocation, claim, config, gpu, inventory, pod, ref
 
 KEEPS = ApiFeatures()
 

@@ -10,7 +10,7 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
-from tests.fakes.values import POOL, allocation, ref
+from tests.builders import POOL, allocation, ref
 
 
 class Api:

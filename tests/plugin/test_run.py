@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import POOL, config
 from tests.fakes.api_server import ApiServer
 from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.values import POOL, config
 from tests.plugin.conftest import Process, put
 
 DRIVER = "gpu.nvidia.com"

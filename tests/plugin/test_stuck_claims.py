@@ -11,7 +11,7 @@ from dra_driver.k8s.events import Event, NodeRef, PodRef
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plugin.claims.in_use import InUseListeners, StuckClaims
-from tests.fakes.values import ref
+from tests.builders import ref
 
 A, B = ref("a"), ref("b")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))

@@ -31,7 +31,7 @@ from dra_driver.plan.memory.usage import (
     ProcessUsage,
     claim_usages,
 )
-from tests.fakes.values import ref
+from tests.builders import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C, D = ref("a"), ref("b"), ref("c"), ref("d")

@@ -13,7 +13,7 @@ from dra_driver.plan.memory.pod_limits import (
     pod_memory_shares,
     restored_memory_limit_steps,
 )
-from tests.fakes.values import ref
+from tests.builders import ref
 
 GUARD = GuardRules(GuardPolicy.KILL)
 GPUS = [GpuUuid("GPU-0"), GpuUuid("GPU-1")]

@@ -20,7 +20,7 @@ from dra_driver.plan.memory.usage import (
     pod_claims,
     possible_owners,
 )
-from tests.fakes.values import ref
+from tests.builders import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 KILL = GuardRules(GuardPolicy.KILL, 10.0)

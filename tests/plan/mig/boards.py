@@ -21,7 +21,7 @@ from dra_driver.model.gpus import (
     Version,
 )
 from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEntry, Rules
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 MIB = 1024 * 1024
 _FILE = Path(__file__).parents[2] / "data/mig-boards.yaml"

@@ -29,6 +29,7 @@ from dra_driver.plan.mig.claims import (
 )
 from dra_driver.plan.prepare.claim import plan_claim, undo_steps
 from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
+from tests.builders import POOL, SLICEABLE, allocation, claim, config, fraction, pod, ref
 from tests.fakes.mig import (
     FOUR,
     GIB,
@@ -41,7 +42,6 @@ from tests.fakes.mig import (
     mig_offer,
     partition,
 )
-from tests.fakes.values import POOL, SLICEABLE, allocation, claim, config, fraction, pod, ref
 
 GPU = mig_gpu().uuid
 FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"

@@ -19,7 +19,7 @@ from dra_driver.plan.mig.manager.layouts import (
     without_dynamic_mig,
 )
 from dra_driver.plan.profiles.rules import rules_by_gpu
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 GPUS = (gpu(0), gpu(1), gpu(2))
 CUT = Rules(replicas=2, mig=MigRules(dynamic=True, profiles=("1g.5gb",)))

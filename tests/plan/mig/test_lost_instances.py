@@ -17,8 +17,8 @@ from dra_driver.plan.mig.claims import (
     with_lost_instances,
 )
 from dra_driver.plan.prepare.claim import plan_claim, undo_steps
+from tests.builders import POOL, allocation, claim, config, gpu, ref
 from tests.fakes.mig import H100, ONE, instance, mig_gpu, mig_offer, partition
-from tests.fakes.values import POOL, allocation, claim, config, gpu, ref
 
 FIRST = DeviceName("gpu-0-mig-1g10gb-19-0")
 MINE = instance(ONE, 0)

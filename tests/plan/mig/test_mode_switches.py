@@ -11,7 +11,7 @@ from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules
 from dra_driver.model.records import Holding
 from dra_driver.plan.mig.dynamic import after_switch, gpus_to_switch
 from dra_driver.plan.offer.devices import build_offer
-from tests.fakes.values import gpu, ref
+from tests.builders import gpu, ref
 from tests.plan.mig.boards import cut, dynamic, profile
 
 

@@ -28,7 +28,7 @@ from dra_driver.plan.mig.partitions import created_partitions, dynamic_profiles
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
-from tests.fakes.values import MIB, SLICEABLE, gpu, ref
+from tests.builders import MIB, SLICEABLE, gpu, ref
 from tests.plan.mig.boards import cut, dynamic, instance, key, mig, odd, partition, profile
 
 PLAIN = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")

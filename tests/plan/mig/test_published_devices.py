@@ -21,9 +21,9 @@ from dra_driver.plan.mig.dynamic import after_switch
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_counters, published_devices
 from dra_driver.sim.node_spec import bundled_nodes, node_file
+from tests.builders import MIB, SLICEABLE
 from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
-from tests.fakes.values import MIB, SLICEABLE
 from tests.plan.mig.boards import boards, cut, dynamic, instance, mig, partition, profile
 from tests.plan.profile_rules import any_rules
 

@@ -14,8 +14,8 @@ from dra_driver.plan.mps.containers import (
     separate_server_problems,
     served_requests,
 )
+from tests.builders import ref
 from tests.fakes.pods import container, pod_spec
-from tests.fakes.values import ref
 
 
 def record(name, *held, namespace="default"):

@@ -5,7 +5,7 @@ import pytest
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsPriority, ServedNamespace
 from dra_driver.plan.prepare.cdi_spec import mps_edits
-from tests.fakes.values import MIB, gpu
+from tests.builders import MIB, gpu
 
 GIB = 1024 * MIB
 NAME, CLAIM = MpsNamespaceName("c_0"), ClaimUid("uid")

@@ -19,8 +19,8 @@ from dra_driver.plan.mps.containers import (
     tenant_violations,
     unusable_devices,
 )
+from tests.builders import ref
 from tests.fakes.pods import container
-from tests.fakes.values import ref
 
 FIRST, LATER = Pod("first", PodUid("uid-first")), Pod("later", PodUid("uid-later"))
 

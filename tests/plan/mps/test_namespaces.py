@@ -16,8 +16,8 @@ from dra_driver.model.profiles import MpsServerScope, MpsTenants, Rules
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.mps.namespaces import PodsNeeded
 from dra_driver.plan.prepare.claim import plan_claim
+from tests.builders import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 from tests.fakes.pods import NOBODY, container, pod_spec
-from tests.fakes.values import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 
 GIB = 1024 * MIB
 MPS = config(sharing={"strategy": "MPS"})

@@ -41,7 +41,7 @@ from dra_driver.plan.mps.usage import (
     server_restarted_message,
     unserved_claims,
 )
-from tests.fakes.values import ref
+from tests.builders import ref
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 A, B, C = ref("a"), ref("b"), ref("c")

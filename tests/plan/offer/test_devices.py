@@ -27,7 +27,7 @@ from dra_driver.model.profiles import (
 from dra_driver.model.records import Holding
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.shapes import describe_shape
-from tests.fakes.values import MIB, SLICEABLE, gpu, ref
+from tests.builders import MIB, SLICEABLE, gpu, ref
 from tests.plan.profile_rules import any_rules
 
 GIB = 1024 * MIB

@@ -22,8 +22,8 @@ from dra_driver.model.offer import (
 from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules, SharingStrategy
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
+from tests.builders import MIB, SLICEABLE, gpu
 from tests.fakes.slice_rules import refuse_slice
-from tests.fakes.values import MIB, SLICEABLE, gpu
 from tests.plan.profile_rules import any_rules
 
 

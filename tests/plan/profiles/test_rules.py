@@ -32,7 +32,7 @@ from dra_driver.plan.profiles.rules import (
     rules_by_gpu,
     select_profile,
 )
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 GIB = 1024**3
 FILES = Path(__file__).parents[2] / "data/device-plugin"

@@ -18,8 +18,8 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.prepare.claim import undo_steps
 from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
 from dra_driver.plugin.metrics import Metrics
+from tests.builders import fraction, pod, ref
 from tests.fakes.limits import GIB, LimitedNode
-from tests.fakes.values import fraction, pod, ref
 
 SECONDS = 60.0
 

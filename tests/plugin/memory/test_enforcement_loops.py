@@ -13,7 +13,7 @@ from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
-from tests.fakes.values import fraction, ref
+from tests.builders import fraction, ref
 
 GPU = GpuUuid("GPU-0")
 SHARED = ref("shared")

@@ -26,10 +26,10 @@ from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.process_owners import ContainerClaimsCache
+from tests.builders import ref
 from tests.fakes import bundles
 from tests.fakes.processes import Proc
 from tests.fakes.simulated import Node, h100
-from tests.fakes.values import ref
 
 GPU = GpuUuid("GPU-11111111-0000-0000-0000-000000000000")
 GIB = 1024**3

@@ -8,8 +8,8 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.plugin.memory.pod_limits import KubeletPods
+from tests.builders import pod, ref
 from tests.fakes.pods import FakePods, pod_spec
-from tests.fakes.values import pod, ref
 
 LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 

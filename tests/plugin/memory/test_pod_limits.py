@@ -13,7 +13,7 @@ from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plugin.memory.pod_limits import PodLimits
-from tests.fakes.values import fraction, pod, ref
+from tests.builders import fraction, pod, ref
 
 GPU = GpuUuid("GPU-0")
 LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))

@@ -16,10 +16,10 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
+from tests.builders import POOL, allocation, claim, config, fraction, ref
 from tests.fakes.mig import FOUR, ONE, THREE, cut_device, mig_gpu, mig_offer, name_of, partition
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import NO_PODS
-from tests.fakes.values import POOL, allocation, claim, config, fraction, ref
 
 GPU = mig_gpu().uuid
 FIRST, SECOND = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-1"

@@ -13,8 +13,8 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plugin.mig.start import last_layout_label
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
+from tests.builders import ref
 from tests.fakes.boards import HOPPER, Board, Boards, part
-from tests.fakes.values import ref
 from tests.plugin.mig.reconciler import Scene, profile
 
 AWAY = Unreachable("no answer")

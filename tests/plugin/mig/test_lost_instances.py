@@ -17,7 +17,7 @@ from dra_driver.plugin.claims.dependencies import PrepareDependencies
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, PreparedClaims
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
-from tests.fakes.values import ref
+from tests.builders import ref
 from tests.plan.mig.boards import cut, instance, mig
 
 A, B = ref("a"), ref("b")

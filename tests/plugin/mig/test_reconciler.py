@@ -18,8 +18,8 @@ from dra_driver.model.profiles import GpuSelector, MigRules, Profile, ProfileEnt
 from dra_driver.model.records import Holding
 from dra_driver.plan.mig.manager.state import layout_instance
 from dra_driver.plan.profiles.rules import rules_by_gpu
+from tests.builders import gpu, ref
 from tests.fakes.boards import AMPERE, HOPPER, Board, Boards, part
-from tests.fakes.values import gpu, ref
 from tests.plugin.mig.reconciler import Scene, profile
 
 ONES = tuple(part(AMPERE, "1g.5gb", start) for start in range(7))

@@ -24,9 +24,9 @@ from dra_driver.plugin.claims.reconciler import ClaimReconciler
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.lost_instances import LostInstances
 from dra_driver.plugin.publish.offers import Offers
+from tests.builders import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
 from tests.fakes.mig import FOUR, H100, ONE, THREE, cut_device, mig_gpu, mig_offer, partition
 from tests.fakes.pods import FakePods, container, pod_spec
-from tests.fakes.values import POOL, SLICEABLE, allocation, claim, fraction, pod, ref
 from tests.plan.mig.boards import dynamic
 from tests.plugin.mig.test_claims import FIRST, GPU, MPS, SECOND, SIDE, FixedOffers, Killed, World
 

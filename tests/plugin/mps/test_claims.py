@@ -33,9 +33,9 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDepende
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts
 from dra_driver.plugin.claims.preparer import Preparer
 from dra_driver.plugin.publish.offers import Offers
+from tests.builders import POOL, allocation, config, fraction, gpu, inventory, pod, ref
 from tests.fakes.node import FakeNode
 from tests.fakes.pods import FakePods, container, pod_spec
-from tests.fakes.values import POOL, allocation, config, fraction, gpu, inventory, pod, ref
 
 KEEPS = ApiFeatures()
 MPS = config(sharing={"strategy": "MPS"})

@@ -5,8 +5,8 @@ from prometheus_client import CollectorRegistry
 
 from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.plugin.metrics import MpsMetrics
+from tests.builders import ref
 from tests.fakes.mps_node import DB, GPU, OTHER, WEB, A, B, World
-from tests.fakes.values import ref
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.mps import MpsNamespaceName
 from dra_driver.plan.mps.drain import LONGEST_MARGIN_SECONDS
 from dra_driver.plugin.mps.drain import READS_A_SECOND, READS_AT_ONCE, MpsDrain, PodMpsClients
+from tests.builders import ref
 from tests.fakes.mps_agent import FakeMpsAgent
-from tests.fakes.values import ref
 
 LOOP = 5.0  # seconds between two looks, unless one is due sooner
 

@@ -8,9 +8,9 @@ from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.model.profiles import MpsTenants
 from dra_driver.plan.mps.containers import pods_to_check, requested_devices, unusable_devices
 from dra_driver.plugin.mps.unserved import READS_A_SECOND, READS_AT_ONCE
+from tests.builders import ref
 from tests.fakes.mps_node import DB, OTHER, WEB, A, B, World
 from tests.fakes.pods import container, pod_spec
-from tests.fakes.values import ref
 from tests.plugin.mps.test_claims import World as Preparing
 from tests.plugin.mps.test_claims import two_requests
 

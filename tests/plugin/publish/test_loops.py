@@ -11,9 +11,9 @@ from dra_driver.model.profiles import DEFAULT_PROFILE, GpuSelector, Profile, Pro
 from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.publish.offers import Offers
 from dra_driver.plugin.publish.scanner import DeviceScanner
+from tests.builders import POOL, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
-from tests.fakes.values import POOL, inventory, ref
 from tests.plugin.test_fractions import EXCLUSIVE, World, part
 
 KEEPS = ApiFeatures()

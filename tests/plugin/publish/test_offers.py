@@ -10,9 +10,9 @@ from dra_driver.model.offer import ApiFeatures, partition_name
 from dra_driver.model.profiles import DEFAULT_PROFILE, Profile, SharingStrategy
 from dra_driver.model.records import Holding
 from dra_driver.plugin.publish.offers import ApiFeatureProbe, Offers
+from tests.builders import gpu, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
-from tests.fakes.values import gpu, inventory, ref
 from tests.plan.mig.boards import cut, dynamic, instance, mig, partition
 
 

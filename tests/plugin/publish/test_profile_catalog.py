@@ -6,7 +6,7 @@ from dra_driver.base.errors import SettingsError
 from dra_driver.model.profiles import DEFAULT_PROFILE, MigRules, Rules
 from dra_driver.plan.profiles.rules import rules_by_gpu
 from dra_driver.plugin.publish.profiles import ProfileCatalog, bundled_profiles
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 HEAD = "apiVersion: resource.nvidia.com/v1beta1\nkind: NodeProfile\n"
 SLICED = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n"

@@ -36,7 +36,7 @@ from dra_driver.plan.mig.manager.layouts import (
     pci_indexes,
 )
 from dra_driver.sim.mig.geometry import board_geometry, fits_on_board
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 A100, A30, H100, B200, RTX = "A100-40-SXM", "A30", "H100-80-SXM", "B200", "RTX-PRO-6000"
 BOARDS = (A100, A30, H100, B200, RTX)

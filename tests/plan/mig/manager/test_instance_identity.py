@@ -19,7 +19,7 @@ from dra_driver.plan.mig.manager.state import (
     pruned_state,
     still_present,
 )
-from tests.fakes.values import gpu
+from tests.builders import gpu
 
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
 MADE = LayoutInstance(KEY, 7, "MIG-1")

@@ -1,5 +1,11 @@
-"""Short ways to write the values that tests speak of."""
+"""Builders of the values that tests are about: write only what the test is about.
 
+``record("a", "gpu-0")`` is a claim that was prepared with a whole GPU, ``holding("a", limit=...)``
+what it holds of one device, ``claim("gpu-0")`` a claim that the scheduler has allocated. Simulated
+nodes are built by ``tests.fakes.simulated``, partitions by ``tests.fakes.mig``.
+"""
+
+from collections.abc import Iterable
 from typing import Any
 
 from dra_driver.k8s.claims import (
@@ -10,14 +16,21 @@ from dra_driver.k8s.claims import (
     OpaqueConfig,
     Pod,
     PodUid,
+    PreparedDevice,
     ShareId,
 )
-from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, Topology, Version
+from dra_driver.model.gpus import DeviceName, Gpu, GpuUuid, Inventory, Topology, Version
 from dra_driver.model.offer import Device, Fractional, Offer, Shape
 from dra_driver.model.profiles import Rules
+from dra_driver.model.records import ClaimRecord, Holding
 
 POOL = "node-1"
 VERSION = "resource.nvidia.com/v1beta1"
+
+
+def gpu_uuid(minor: int = 0) -> GpuUuid:
+    """Of ``gpu(minor)``."""
+    return GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{minor}")
 
 
 def ref(name: str = "claim", uid: str | None = None, namespace: str = "default") -> ClaimRef:
@@ -28,7 +41,7 @@ def gpu(minor: int = 0, **fields: Any) -> Gpu:
     """An H100 as NVML reports it."""
     values: dict[str, Any] = {
         "minor": minor,
-        "uuid": GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{minor}"),
+        "uuid": gpu_uuid(minor),
         "pci_bus_id": f"0000:{0x18 + minor:02x}:00.0",
         "product_name": "NVIDIA H100 80GB HBM3",
         "brand": "Nvidia",
@@ -89,6 +102,40 @@ def config(
     return OpaqueConfig(
         source, requests, {"apiVersion": VERSION, "kind": kind, **fields}, f"{source.lower()}"
     )
+
+
+def holding(of: str | ClaimRef = "claim", device: str = "gpu-0", **fields: Any) -> Holding:
+    """What the claim *of* holds of a device: of a whole GPU, where *fields* say nothing else."""
+    minor = device.removeprefix("gpu-").partition("-")[0]
+    values = {"gpu": gpu_uuid(int(minor)) if minor.isdecimal() else gpu_uuid()}
+    return Holding(_ref(of), DeviceName(device), **values | fields)
+
+
+def record(
+    of: str | ClaimRef = "claim",
+    *devices: str | Holding,
+    completed: bool = True,
+    pods: Iterable[str | Pod] = (),
+    **fields: Any,
+) -> ClaimRecord:
+    """The record of the claim *of*, prepared with *devices* (whole GPUs, or these holdings;
+    "gpu-0" where none is named). With *completed* false its preparation has begun."""
+    held = tuple(
+        device if isinstance(device, Holding) else holding(of, device)
+        for device in devices or ("gpu-0",)
+    )
+    prepared = tuple(prepared_device(one.device, one.request or "gpu") for one in held)
+    values: dict[str, Any] = {"prepared": prepared, "spec": "{}"} if completed else {}
+    values["pods"] = tuple(pod(user) if isinstance(user, str) else user for user in pods)
+    return ClaimRecord(_ref(of), held, **values | fields)
+
+
+def prepared_device(device: str = "gpu-0", request: str = "gpu", *cdi_ids: str) -> PreparedDevice:
+    return PreparedDevice((request,), POOL, device, cdi_ids)
+
+
+def _ref(of: str | ClaimRef) -> ClaimRef:
+    return ref(of) if isinstance(of, str) else of
 
 
 def claim_document(claim: Claim, driver: str = "gpu.nvidia.com") -> dict[str, Any]:
