@@ -1,4 +1,4 @@
-"""What a check found, as values and as the lines that a person reads."""
+"""Findings of checks, as values and as the lines that ``doctor`` prints."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

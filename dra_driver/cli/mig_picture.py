@@ -1,4 +1,4 @@
-"""GPUs that can be cut, as text: a line of memory units for each, and whose those are.
+"""GPUs with MIG as text: a line of memory units for each, and below it what has them and what fits.
 
 For example::
 
@@ -7,9 +7,8 @@ For example::
       b  2g.10gb  MIG-…  not made by this driver
       .  room for 1 x 1g.5gb
 
-Capital letters are claims. A unit is equally wide everywhere, so that boards can be compared.
-
-How many more partitions fit into what is free of a GPU, by the counters that keep them apart.
+Capital letters are claims. A unit has the same width on every GPU, so that GPUs can be compared.
+How many more partitions fit follows from the counters of the GPU's devices.
 """
 
 import textwrap

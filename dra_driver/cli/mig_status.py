@@ -1,7 +1,4 @@
-"""How far layouts are: what the plugin last wrote down of GPUs that are cut by name.
-
-Whose the memory units of a GPU are that can be cut: claims', somebody else's, or nobody's.
-"""
+"""The state of MIG on this node: who has which placement of a GPU, and how far layouts are."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator

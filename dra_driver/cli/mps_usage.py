@@ -1,19 +1,19 @@
-"""What claims have of MPS: the ledger's spaces, and what the MPS agent and the GPUs tell of them.
+"""What claims use of MPS on this node: by the ledger, the MPS agent and the processes on the GPUs.
 
-The limits are what the ledger says. Who runs there is known while the agent answers.
-
-In which of its spaces a claim has a device, where it has several on one GPU.
-
-The ledger does not say it. What containers get with the device does: it is the way to its space.
+The limits of a claim come from the ledger. Its clients are known while the agent answers. The
+ledger does not say in which of its MPS namespaces a claim has a device. The device's CDI edits do:
+they name the namespace's pipe directory.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import cdi
+from dra_driver.base.errors import NodeError
 from dra_driver.cli.terminal import format_gib
 from dra_driver.k8s.claims import PodUid
-from dra_driver.model.gpus import GpuUuid
+from dra_driver.model.gpus import ALL_GPUS, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.mps import (
     MpsNamespace,
     MpsNamespaceName,
@@ -23,7 +23,16 @@ from dra_driver.model.mps import (
     ServedNamespace,
 )
 from dra_driver.model.records import ClaimRecord, Holding
-from dra_driver.plan.mps.usage import client_owners, counted_clients, server_for
+from dra_driver.node.cgroups.processes import ContainerProcesses
+from dra_driver.node.gpu_node import GpuNode
+from dra_driver.node.machine import OpenNode
+from dra_driver.node.mps.agent_client import MpsAgentClient
+from dra_driver.plan.mps.usage import (
+    client_owners,
+    clients_without_namespace,
+    counted_clients,
+    server_for,
+)
 from dra_driver.plan.prepare.cdi_spec import mps_edits
 
 _PIPE = "CUDA_MPS_PIPE_DIRECTORY="
@@ -85,6 +94,57 @@ class MpsReport:
     def server(self, space: MpsNamespace) -> MpsServer | None:
         """The one that serves it."""
         return server_for(space.name, self.status) if self.status else None
+
+
+AskAgent = Callable[[Path], MpsStatus]
+"""Asks the MPS agent at a socket. NodeError: it does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """What can be seen of the GPUs, and of some the memory that each process uses there."""
+
+    inventory: Inventory = field(default_factory=Inventory)
+    used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)
+
+
+def take_node_snapshot(open_node: OpenNode, used_of: Collection[GpuUuid] = ()) -> NodeSnapshot:
+    """The GPUs that can be seen, and why others cannot. *used_of*: of which the processes are
+    listed."""
+    try:
+        with open_node() as node:
+            return NodeSnapshot(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
+    except NodeError as e:
+        return NodeSnapshot(Inventory(withheld=(UnavailableGpu(ALL_GPUS, str(e)),)))
+
+
+def ask_agent(socket: Path) -> MpsStatus:
+    return MpsAgentClient(socket).status()
+
+
+def read_mps_report(ask: AskAgent, socket: str) -> MpsReport:
+    """What the agent at *socket* tells, or why it tells nothing."""
+    if not socket:
+        return MpsReport(problem="--mps-socket is empty: there is no MPS agent to ask")
+    try:
+        status = ask(Path(socket))
+    except NodeError as e:
+        return MpsReport(problem=str(e))
+    return MpsReport(status, pods=_pods(clients_without_namespace(status)))
+
+
+def _used(node: GpuNode, gpu: GpuUuid) -> Mapping[int, int | None]:
+    try:
+        return {process.pid: process.memory_bytes for process in node.processes(gpu)}
+    except NodeError:
+        return {}  # it is gone, or does not say: then nothing is known of its clients' use
+
+
+def _pods(pids: Collection[int]) -> Mapping[int, PodUid]:
+    processes = ContainerProcesses()
+    if not pids or not processes.sees_pods():
+        return {}
+    return {pid: found.pod for pid in pids if (found := processes.find(pid)) is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,4 @@
-"""What pictures in a terminal are drawn with: marks, and colours where it has some.
-
-Columns of text for a terminal.
-
-Amounts of memory as people read them.
-
-What the terminal that an answer goes to can show.
-"""
+"""What a terminal can show: its width, colours and marks, and text in columns and amounts."""
 
 import os
 from collections.abc import Mapping, Sequence

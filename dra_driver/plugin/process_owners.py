@@ -1,7 +1,4 @@
-"""Which processes of claims' pods are on GPUs, and for which claims each may be there.
-
-Which claims the containers of processes were given, remembered while they have processes.
-"""
+"""The processes of pods on GPUs, and the claims for which each may be there."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence

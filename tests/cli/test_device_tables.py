@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from dra_driver.cli.devices.tables import device_tables
+from dra_driver.cli.devices.run import device_tables
 from dra_driver.model.offer import AdminAccess, Device, Fractional
 from dra_driver.model.profiles import Rules, SharingStrategy
 from tests.builders import gpu

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.cli.doctor.scheduling.counters import Candidate, fit_together
-from dra_driver.cli.doctor.scheduling.pending_claims import judge
+from dra_driver.cli.doctor.scheduling.pending_claims import Candidate, fit_together, judge
 from dra_driver.cli.doctor.scheduling.published_devices import devices_of_slices
 from dra_driver.model.gpus import Inventory
 from dra_driver.model.offer import ApiFeatures

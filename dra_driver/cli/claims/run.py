@@ -49,8 +49,6 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                      "claims": ["namespace/name", ...]}],
      "mpsAgent": {"answers",                          null: it was not asked
                   "problem"}}                         why it does not answer
-
-What ``dra-driver claims -o json`` says of MPS.
 """
 
 import json
@@ -63,18 +61,16 @@ from typing import Any
 from dra_driver.cli.claims.bars import usage_bars
 from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.mps_usage import (
+    AskAgent,
     ClaimsMpsUsage,
     MpsNamespaceUse,
     MpsReport,
-    server_message,
-    use_messages,
-)
-from dra_driver.cli.node_snapshot import (
-    AskAgent,
     NodeSnapshot,
     ask_agent,
     read_mps_report,
+    server_message,
     take_node_snapshot,
+    use_messages,
 )
 from dra_driver.cli.terminal import Terminal, format_table
 from dra_driver.cli.usage import DeviceUse, GpuUsage, claims_on, gpu_usages

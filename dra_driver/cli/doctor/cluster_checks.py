@@ -1,7 +1,4 @@
-"""Which claims does a process keep although they are nobody's any more?
-
-Does the API server know this node, let us do what we do, and keep what we write?
-"""
+"""``doctor``'s checks against the API server: the Node, permissions, features, claims still in use."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,10 +1,6 @@
-"""Can the GPUs be cut that should be, and is what was cut of them whole and in use?
+"""``doctor``'s checks of the GPUs: their driver, inventory, compute modes, MIG modes and instances.
 
-Where no GPU of the node can be cut there is nothing to tell.
-
-Is the driver whole, loaded and the same everywhere, and can every GPU be offered?
-
-Can more than one process compute on each GPU, or only as many as a claim wants?
+On a node without a GPU that can be partitioned the checks of MIG find nothing.
 """
 
 import os

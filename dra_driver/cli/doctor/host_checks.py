@@ -1,7 +1,4 @@
-"""Does a plugin of ours serve this node, and does nobody else under the same name?
-
-Are the directories there that the kubelet, the container runtime and we share, and in order?
-"""
+"""``doctor``'s checks of this host's files: directories, the ledger, CDI files, and who serves here."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Does the MPS agent of this node serve what its claims were given, and does nobody else?"""
+"""``doctor``'s checks of MPS: whether the agent serves what claims were given, and nobody else does."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -8,8 +8,7 @@ from pathlib import Path
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError
 from dra_driver.cli.doctor.host_checks import LedgerSnapshot
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, warn
-from dra_driver.cli.mps_usage import server_message
-from dra_driver.cli.node_snapshot import AskAgent
+from dra_driver.cli.mps_usage import AskAgent, server_message
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
 from dra_driver.model.mps import (
     MpsNamespace,

@@ -28,7 +28,7 @@ from dra_driver.cli.doctor import (
 from dra_driver.cli.doctor.scheduling import pending_claims, pending_pods
 from dra_driver.cli.doctor.scheduling.published_devices import read_published_devices
 from dra_driver.cli.findings import Finding, Level, fail, skip, summary, warn
-from dra_driver.cli.node_snapshot import AskAgent, ask_agent
+from dra_driver.cli.mps_usage import AskAgent, ask_agent
 from dra_driver.k8s.access import ApiServerAccess, load_in_cluster, load_kubeconfig
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.k8s.client import ApiClient, ApiTimeouts

@@ -1,4 +1,4 @@
-"""Is what a claim was granted of a GPU also what it can use here: profile, limits, guard?"""
+"""``doctor``'s checks of sharing: the profile, memory limits, and what the memory guard needs."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,15 +1,12 @@
-"""What the containers of this node's pods were given, remembered while they have a cgroup.
+"""Containers of this machine, and the claims that each was given, by its container runtime's bundle.
 
-A container that was once read is not read again: what it was given never changes. One that cannot
-be read now is not taken for one that was given nothing.
-
-What a container is, and which claims it was given, by the id that its container runtime gave it.
-
-The runtime writes all that into the container's OCI bundle before the container's cgroup exists,
-and removes it once no process of the container lives. Each request of a claim mounts a document
+The runtime writes a container's OCI bundle before the container's cgroup exists, and removes it
+once no process of the container lives. Each request of a claim mounts a document
 (`dra_driver.node.state.claim_files`), so the mounts tell the claims: of init containers and
-ephemeral
-ones, of pods that joined a claim later, and on every Kubernetes, with no question to anybody.
+ephemeral ones, of pods that joined a claim later, and on every Kubernetes, without asking anybody.
+
+What a container was given never changes. A container that cannot be read now is not taken for one
+without claims.
 """
 
 import json

@@ -1,10 +1,8 @@
-"""The processes in the cgroups of pods, and which claims the containers they are in were given.
+"""The processes of pods: which container each is in, whether it lives, and signals to exactly one.
 
-The processes of containers, told apart from all others, and signals to exactly one of them.
-
-A number of a process is used again when it ended. So a process is known by its number, when it
-started and which container it is in, and a signal goes through a handle of the kernel's (a pidfd):
-the handle is taken, then the process behind it is looked at again, then it is signalled.
+The number of a process is used again when the process ended. So a process is known by its number,
+its start time and its container, and a signal goes through a handle of the kernel's (a pidfd): the
+handle is taken, then the process behind it is looked at again, then it is signalled.
 """
 
 import errno

@@ -1,9 +1,7 @@
-"""What ``/proc`` tells of other processes, read no further than such a file is small.
+"""``/proc``: the files of processes, read up to a limit, and the boot ID of the machine.
 
 A process can make its own command line and environment gigabytes long (``PR_SET_MM``, prctl(2)).
-What is not within the first bytes counts as not there: a variable that is not is not set.
-
-Which boot of the machine this is: what claims did to a node does not outlive it.
+Only the first bytes are read: a variable that is not among them counts as not set.
 """
 
 import ctypes

@@ -1,10 +1,7 @@
-"""Where pods are in the cgroup file system, and who tells of what appears in them.
+"""Watches the cgroup file system for pods and containers as they appear (inotify(7)).
 
-Tells of directories as they appear in others: the kernel says so at once (inotify(7)).
-
-It works on cgroups, too, and costs nothing while nothing happens.
-
-Tells that a pod came to this node: the kubelet makes its cgroup before anything else of it.
+The kubelet makes the cgroup of a pod before anything else of it, and the kernel reports it at once.
+Watching costs nothing while nothing happens.
 """
 
 import ctypes

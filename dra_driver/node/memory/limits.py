@@ -1,13 +1,11 @@
-"""Limits that the GPU's own driver puts on pods: it refuses them more memory than they hold.
+"""GPU memory limits of this node: the GPU's driver refuses pods more memory than their claims hold.
 
-A pod's directory is limited before any of its processes runs; what is in it, and what that is good
-for, ``dra_driver.node.memory.pod_limits`` says.
-
-The kernel tells of containers as they appear. Seen with 40 pods on a machine of two cores: limits
+A pod's cgroup is limited before any of its processes runs (`dra_driver.node.memory.pod_limits`).
+The kernel reports containers as they appear. Seen with 40 pods on a machine of two cores: limits
 were set 25 to 163 ms before a container's first instruction, half of them more than 67 ms, and once
 49 ms after it with the cores overloaded.
 
-Where the driver offers nothing of this, nothing is done, and the memory guard remains.
+Where the driver offers no limits, nothing is done, and the memory guard remains.
 """
 
 import logging

@@ -1,19 +1,16 @@
-"""Limits the cgroups of pods: a pod's own, and those of its containers.
+"""The limits of one GPU: set on the cgroups of pods and of their containers, looked after, removed.
 
-A pod's directory is limited before any of its processes runs, and that is the enforcement. The
-directories of its containers appear in it later. They are limited, too, so that a process sees its
-share as all that there is, and none gets more than the claims of its container hold:
+A pod's cgroup is limited before any of its processes runs, and that is the enforcement. The cgroups
+of its containers appear in it later. They are limited, too, so that a process sees its share as all
+the memory there is, and no container gets more than its claims hold:
 
 * dmem: every container's; without a limit of its own it would see the whole card. The pod's limit
   holds as well, for all of them together.
-* misc: only where containers of a pod use different claims. There it sees the pod's limit anyway,
-  and a limit of its own frees it from the pod's.
+* misc: only where containers of a pod use different claims. Otherwise it sees the pod's limit, and
+  a limit of its own frees it from the pod's.
 
 What two containers of a pod use of one claim is counted nowhere: beside a third with another claim
-they can take what is that one's (dmem), or the claim twice (misc). That is the memory guard's to
-see.
-
-The limits that one GPU's driver keeps for cgroups because we set them.
+they can take that claim's memory (dmem), or their own twice (misc). The memory guard sees that.
 """
 
 import logging

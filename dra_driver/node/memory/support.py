@@ -1,13 +1,11 @@
-"""Whether the driver of this node limits GPU memory by cgroup, and by whose accounting.
-
-Version and controllers say where it cannot be; that it is, only trying says, because reading gives
-the same answer where nothing was ever set and where accounting is off.
-
-The memory limits that a driver keeps for cgroups, through NVML (driver 615 and newer).
+"""Memory limits by cgroup through NVML (driver 615 and newer), and whether this node has them.
 
 NVML: ``nvmlDeviceSetMemoryLimits_v1`` and ``nvmlDeviceGetMemoryLimits_v1``. A limit concerns all
 processes of a cgroup together. Only the hard limit is used: a soft one promises memory, and what it
 promises stays with the parents of a cgroup that is removed.
+
+The driver's version and the cgroup controllers say where there are no limits. That there are, only
+a trial shows: a read gives the same answer where nothing was ever set and where accounting is off.
 """
 
 import contextlib

@@ -1,25 +1,22 @@
 """What the memory guard does about claims that use more of a GPU's memory than they were given.
 
-Claims that stay above their shares (``dra_driver.plan.memory.guard``) are brought below them by
-ending
-the largest of their processes, then looking again.
+Claims that stay above their shares are brought below them: the largest of their processes is ended,
+then the GPU is looked at again.
 
-Every claim has a clock for each GPU. It goes on while the claim is above at one look and at the
-next, stands still where that changed in between, and runs back while the claim stays below. So who
-is below for a moment gains no more than that moment, and who is above for a moment loses nothing.
-When it shows the grace period, something is ended; when it is back at nothing, the excursion is
-over, and a process that was asked to end and did not is forgiven. The excursion is over at once
-where a process that was asked is gone and that was enough: what comes after it is not to blame.
+Every claim has a clock for each GPU. It runs while the claim is above at one sample and at the
+next, stands still where that changed in between, and runs back while the claim stays below. So a
+claim gains no more than the moment for which it is below, and loses nothing for one above. When the
+clock shows the grace period, a process is ended. When it is back at zero, the overuse is over, and
+a process that was asked to end and did not is forgiven. The overuse is over at once where such a
+process is gone and that was enough: the processes after it are not to blame.
 
-A GPU that could not be looked at is not in a look. What is known of it stays as it is until the
-next one, if that is not so late that nobody knows what was in between.
-
-Which claims certainly use more of a GPU's memory than they were given.
+A GPU that could not be read has no sample. Its state stays until the next one, if that does not
+come so late that nobody knows what was in between.
 
 A process of a container that uses several claims of a GPU may be of any of them. So claims are
-*certainly* above their shares when the processes that can be of nobody else use more than their
-shares together. All that NVML tells of a process counts, also what the CUDA context takes of a GPU
-before the program allocates anything (some hundred MiB): a claim has to hold that, too.
+*certainly* above their shares when the processes that can be of no other claim use more than their
+shares together. All that NVML reports of a process counts, also what the CUDA context takes before
+the program allocates anything (some hundred MiB): a claim has to hold that, too.
 """
 
 from collections import Counter

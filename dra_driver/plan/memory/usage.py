@@ -1,8 +1,6 @@
-"""One look at the memory of a GPU: who may use how much of it, and who does.
+"""Who may use how much of each GPU's memory, for which claims a process uses it, and how much.
 
-How much of each GPU's memory each claim may use, and for which claims a process uses it.
-
-A MIG instance has memory of its own: it is looked at like a GPU, under its own UUID.
+A MIG instance has memory of its own: it is treated like a GPU, under its own UUID.
 """
 
 from collections import defaultdict

@@ -1,9 +1,7 @@
-"""The memory guard: looks at shared GPUs, and warns or ends who uses more than a claim was given.
+"""The memory guard: samples shared GPUs, and warns or ends who uses more than a claim was given.
 
-It comes after the fact: between two looks a neighbour may find no memory. Where the driver itself
-limits memory, this is what remains for what that does not see.
-
-One look at who uses how much of the memory of GPUs that guarded claims share.
+It comes after the fact: between two samples a neighbour may find no memory. Where the driver itself
+limits memory, the guard remains for what those limits do not see.
 """
 
 import logging

@@ -1,16 +1,14 @@
-"""Looks after what holds for the pods of prepared claims: those that come later, and their limits.
+"""Keeps limits on the pods of prepared claims, also on pods that join a claim later.
 
 The kubelet prepares a claim for its first pod. More can use it, and nobody says so. Any pod can
-join any claim that limits, and is limited as soon as one of its containers shows that it was given
-the claim (`dra_driver.plan.prepare.claim.claim_users`). Claims that are meant for several pods are
-read again
-besides, whenever a pod comes to this node, and from time to time, in case that was not seen: so
-their limits are there before the first container. A claim from a template is meant for one pod: it
-is read again only under MPS, where it matters who is on a server, some of them at once.
+join any claim that limits memory, and is limited as soon as one of its containers shows that it was
+given the claim (`dra_driver.plan.prepare.claim_users`). Claims that are meant for several pods are
+read again besides, whenever a pod comes to this node, and from time to time, in case that was
+missed: so their limits are there before the first container. A claim from a template is meant for
+one pod: it is read again only under MPS, where it matters who is on a server, a few at a time.
 
-Pods that use claims as the kubelet lists them, where no container's bundle can be found.
-
-The list has names, so the pod's UID is read from the API server.
+Where no container's bundle can be found, the kubelet lists which pods use which claims. The list
+has names, so each pod's UID is read from the API server.
 """
 
 import logging

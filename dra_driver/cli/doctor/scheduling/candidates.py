@@ -1,13 +1,7 @@
-"""Which of the published devices can serve one request, or why none of them can.
+"""The requests of a claim, and which published devices can serve each, or why none can.
 
-What a claim asks for, request by request: each as the ways in which it can be served.
-
-Which sharing strategy a request that waits asks for, and on which devices it can be had.
-
-Selectors that ask a device for what it has not, without asking first whether it is there.
-
-CEL ends with an error then, and the scheduler tries no other device for the claim: one that matches
-may be there all the same, and is not come to.
+A selector can ask a device for an attribute that it does not have, without asking whether it is
+there. CEL then ends with an error, and the scheduler tries no other device for the claim.
 """
 
 import re

@@ -1,17 +1,21 @@
-"""Which claims wait for a device that no node has? Read from the API server; nothing is changed.
+"""Claims that wait and can never be served with the published devices, and why.
 
-Which claims can never be served with the published devices, and why.
+Only what is certain is reported: an amount that no device has, a capacity that none knows, a type
+that is not there. Whether other claims are in the way is not asked, nor what selectors say beyond
+what ``selectors`` understands; where that is in doubt, a device counts as one that could be had. So
+the scheduler places none of the reported claims, except on a monitor device without admin access,
+and on a GPU that is not shared in the way that the claim asks for: those rules are the driver's,
+which refuses such claims when they are prepared.
 
-Only what is certain is told: an amount that no device has, a capacity that none knows, a type that
-is not there. Whether other claims are in the way is not asked, nor what selectors say beyond what
-``selectors`` understands; where that is in doubt, a device counts as one that could be had. So the
-scheduler places none of the claims that are told of, except on a monitor device without admin
-access, and on a GPU that is not shared in the way that the claim asks for: those rules are the
-driver's, which refuses such claims when they are prepared.
+Requests of one claim have to be served together: every choice of devices is tried, node by node,
+against the counters of the GPUs (KEP-4815) and the attributes that have to match. After so many
+steps that nobody would wait for more, the answer is yes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count
 from typing import Any
 
 from dra_driver.base.errors import Forbidden
@@ -24,12 +28,124 @@ from dra_driver.cli.doctor.scheduling.candidates import (
     of_class,
     requests_of,
 )
-from dra_driver.cli.doctor.scheduling.counters import Candidate, fit_together
-from dra_driver.cli.doctor.scheduling.published_devices import PublishedDevices
+from dra_driver.cli.doctor.scheduling.published_devices import (
+    Counter,
+    PublishedDevice,
+    PublishedDevices,
+)
 from dra_driver.cli.findings import Finding, ok, skip, warn
 from dra_driver.k8s.resource_versions import convert_claim_to_v1
 
 Document = Mapping[str, Any]
+
+_STEPS = 20_000  # of one claim: some hundredths of a second
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to serve a request: *number* different ones of *devices*."""
+
+    name: str  # of the request, with its subrequest
+    number: int
+    devices: Sequence[PublishedDevice]
+
+
+def fit_together(
+    requests: Sequence[Sequence[Candidate]],
+    counters: Mapping[str, Mapping[Counter, Fraction]],
+    constraints: Sequence[Document] = (),
+) -> bool:
+    """Whether some node can serve all *requests*, each in one of its ways. *counters*: how much
+    there is, by node; *constraints*: as in the claim."""
+    steps = count()
+    nodes = sorted({device.node for ways in requests for way in ways for device in way.devices})
+    return any(
+        _Search(node, requests, constraints, steps).finds(dict(counters.get(node, {})))
+        for node in nodes
+    )
+
+
+class _Search:
+    """All choices on one node, depth first."""
+
+    def __init__(
+        self,
+        node: str,
+        requests: Sequence[Sequence[Candidate]],
+        constraints: Sequence[Document],
+        steps: Iterator[int],
+    ) -> None:
+        self._requests = [
+            [
+                Candidate(way.name, way.number, [one for one in way.devices if one.node == node])
+                for way in ways
+            ]
+            for ways in requests
+        ]
+        self._takes = {
+            one.name: one.takes for ways in self._requests for way in ways for one in way.devices
+        }
+        self._constraints = constraints
+        self._steps = steps
+        self._chosen: list[tuple[str, PublishedDevice]] = []
+
+    def finds(self, left: dict[Counter, Fraction], at: int = 0) -> bool:
+        if at == len(self._requests):
+            return True
+        return any(self._more(way, way.number, 0, left, at) for way in self._requests[at])
+
+    def _more(
+        self, way: Candidate, number: int, start: int, left: dict[Counter, Fraction], at: int
+    ) -> bool:
+        """*number* more devices of *way*, from its *start*-th on; then the next requests."""
+        if number == 0:
+            return self.finds(left, at + 1)
+        for place in range(start, len(way.devices) - number + 1):
+            if next(self._steps) >= _STEPS:
+                return True
+            device = way.devices[place]
+            rest = self._without(device, left)
+            if rest is None or not self._matches(way.name, device):
+                continue
+            self._chosen.append((way.name, device))
+            if self._more(way, number - 1, place + 1, rest, at):
+                return True
+            self._chosen.pop()
+        return False
+
+    def _without(
+        self, device: PublishedDevice, left: dict[Counter, Fraction]
+    ) -> dict[Counter, Fraction] | None:
+        """What is *left* of the counters beside *device*; None: it cannot be had any more."""
+        if any(one.name == device.name for _, one in self._chosen):
+            return left if device.document.get("allowMultipleAllocations") else None
+        rest = dict(left)
+        for counter, amount in self._takes[device.name].items():
+            rest[counter] = rest.get(counter, Fraction(0)) - amount
+            if rest[counter] < 0:
+                return None
+        return rest
+
+    def _matches(self, name: str, device: PublishedDevice) -> bool:
+        for constraint in self._constraints:
+            attribute = constraint.get("matchAttribute")
+            if not attribute or not _concerns(constraint, name):
+                continue
+            others = [one for other, one in self._chosen if _concerns(constraint, other)]
+            if others and _differ(others[0].attribute(attribute), device.attribute(attribute)):
+                return False
+        return True
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Of lists (KEP-5491) some part has to match, and that is not asked here."""
+    return not isinstance(one, list) and not isinstance(other, list) and one != other
+
+
+def _concerns(constraint: Document, name: str) -> bool:
+    """Whether it is for the request *name*, which can be one of several ways to serve another."""
+    names = constraint.get("requests") or ()
+    return not names or name in names or name.partition("/")[0] in names
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,9 @@
-"""Which pods wait for a GPU that they ask for without a claim, and that no node has?
+"""Pods that ask for GPUs without a claim, wait, and can never be scheduled, and why.
 
-Read from the API server; nothing is changed.
-
-What pods ask for without a claim, as with a device plugin (``nvidia.com/gpu: 1``).
-
-A DeviceClass gives such a name (KEP-5004), and the scheduler claims devices of it: as many as each
-container asks for; an init container, which is gone when they run, uses those of the containers
-after it.
-
-Which pods that ask for GPUs without a claim can never be scheduled, and why.
-
-As with claims only what is certain is told. A resource that a device plugin offers on some node is
-that plugin's business.
+A pod asks for them as with a device plugin (``nvidia.com/gpu: 1``). A DeviceClass gives such a name
+(KEP-5004), and the scheduler claims devices of the class: as many as each container asks for. An
+init container, which has ended when they run, uses those of the containers after it. As with claims
+only what is certain is reported. A resource that a device plugin offers on some node is left out.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

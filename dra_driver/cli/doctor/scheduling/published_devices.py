@@ -1,7 +1,4 @@
-"""How much of a device one claim can have, by the rules of consumable capacity (KEP-5075).
-
-What claims can choose from: the devices that are published, and the DeviceClasses.
-"""
+"""What claims can choose from: the published devices, how much one claim can have, DeviceClasses."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
