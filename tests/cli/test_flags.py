@@ -82,14 +82,30 @@ def fields_read(command: str) -> set[str]:
     """What the command reads of its settings, by the source of all modules that it can reach.
 
     mypy sees to it that what is read is there; this is the other direction."""
-    start = ast.parse(inspect.getsource(getattr(commands, f"_{command.replace('-', '_')}")))
-    modules, unread = set[str](), imports(start)
+    starts = functions_reached(f"_{command.replace('-', '_')}")
+    modules, unread = set[str](), set[str]().union(*map(imports, starts))
     while unread:
         name = unread.pop()
         modules.add(name)
         unread |= imports(tree_of(name)) - modules
-    trees = [start, *(tree_of(name) for name in modules)]
+    trees = [*starts, *(tree_of(name) for name in modules)]
     return expanded({name for tree in trees for name in attributes(tree)}, COMMANDS[command])
+
+
+def functions_reached(name: str) -> list[ast.AST]:
+    """The function *name* of the module of commands, and those of the module that it uses."""
+    functions = {
+        node.name: node
+        for node in tree_of(commands.__name__).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    reached, unread = dict[str, ast.AST](), {name}
+    while unread:
+        function = unread.pop()
+        reached[function] = functions[function]
+        names = {node.id for node in ast.walk(functions[function]) if isinstance(node, ast.Name)}
+        unread |= (names & functions.keys()) - reached.keys()
+    return list(reached.values())
 
 
 def imports(tree: ast.AST) -> set[str]:
@@ -112,7 +128,7 @@ def source_of(name: str) -> Path | None:
 
 
 @cache
-def tree_of(name: str) -> ast.AST:
+def tree_of(name: str) -> ast.Module:
     source = source_of(name)
     assert source is not None
     return ast.parse(source.read_text())

@@ -1,4 +1,4 @@
-"""``doctor``'s checks against the API server: the Node, permissions, features, claims still in use."""
+"""``doctor``'s checks against the API server: the Node, permissions, features, claims in use."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""``doctor``'s checks of this host's files: directories, the ledger, CDI files, and who serves here."""
+"""``doctor``'s checks of the host: directories, the ledger, CDI files, and which plugins serve."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""``doctor``'s checks of MPS: whether the agent serves what claims were given, and nobody else does."""
+"""``doctor``'s checks of MPS: does the agent serve what claims were given, and nobody else?"""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Containers of this machine, and the claims that each was given, by its container runtime's bundle.
+"""Containers of this machine, and the claims that each was given, from their OCI bundles.
 
 The runtime writes a container's OCI bundle before the container's cgroup exists, and removes it
 once no process of the container lives. Each request of a claim mounts a document

@@ -1,4 +1,4 @@
-"""What claims can choose from: the published devices, how much one claim can have, DeviceClasses."""
+"""What claims can choose from: the published devices and the DeviceClasses."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
