@@ -1,5 +1,6 @@
 """What every test shares: which tests a plain `pytest` leaves out, and golden files."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,15 @@ def own_places(request: pytest.FixtureRequest) -> Iterator[None]:
     after = its.touched()
     if not _need(request.node):
         assert (before, after) == ((), ()), "a test stays in directories of its own"
+
+
+@pytest.fixture(autouse=True)
+def usual_logs() -> Iterator[None]:
+    """A command that a test runs here sets up the logs of the whole process: the next test has
+    them as they were, in whatever order tests are run."""
+    root, level = logging.getLogger(), logging.getLogger().level
+    yield
+    root.setLevel(level)
 
 
 @pytest.fixture

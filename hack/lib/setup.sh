@@ -3,6 +3,7 @@
 # shellcheck shell=sh
 
 VENV="$PWD/.venv"
+unset PYTHONDONTWRITEBYTECODE  # each of the many processes that tests start would compile every module anew
 
 say() { printf '==> %s\n' "$*" >&2; }
 

@@ -18,6 +18,7 @@ import pytest
 from cdi import CdiNameError, CdiSpecError, CdiStoreError, ContainerEdits, from_text, to_json
 from cdi.store import SpecStore
 from tests.cdi.strategies import one_device
+from tests.fakes.user import let_in
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -174,11 +175,11 @@ _PRELUDE = f"""
 import itertools, os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
 from cdi import CdiStoreError, ContainerEdits, Device, Spec
-from cdi.store import Store
+from cdi.store import SpecStore
 def spec(value):
     edits = ContainerEdits(env=("A=" + value,))
     return Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))
-store = Store(sys.argv[1], "vendor.example", "gpu", fsync=False)
+store = SpecStore(sys.argv[1], "vendor.example", "gpu", fsync=False)
 """
 
 
@@ -228,6 +229,7 @@ def test_a_reader_sees_whole_files_only_while_the_writer_is_killed_again_and_aga
             with writer(directory, FOREVER) as process:
                 before = path.stat().st_ino if path.exists() else None
                 while not path.exists() or path.stat().st_ino == before:
+                    assert process.poll() is None, "the writer ended by itself"
                     time.sleep(0.005)
                 time.sleep(chance.random() * 0.05)
                 process.send_signal(signal.SIGKILL)
@@ -289,8 +291,7 @@ def test_a_file_that_cannot_grow_leaves_the_old_file_alone(directory):
 def test_a_directory_without_the_right_to_write_is_named_with_the_mend(directory):
     directory.mkdir()
     directory.chmod(0o555)
-    for parent in directory.parents[:3]:  # those that pytest made for this user only
-        parent.chmod(0o755)
+    let_in(directory.parent)
     body = """
     if os.geteuid() == 0:
         os.setuid(65534)

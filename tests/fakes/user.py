@@ -1,6 +1,7 @@
 """Another user: what root may and others may not is otherwise never seen."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,3 +21,11 @@ def locked_out(directory: Path, mode: int) -> Iterator[None]:
     finally:
         os.seteuid(me)
         directory.chmod(before)
+
+
+def let_in(directory: Path) -> None:
+    """Let every user into *directory*: those above it that pytest made are for this user only."""
+    top = Path(tempfile.gettempdir())
+    for one in (directory, *directory.parents):
+        if one.is_relative_to(top) and one.stat().st_mode & 0o005 != 0o005:
+            one.chmod(0o755)

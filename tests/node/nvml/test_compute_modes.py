@@ -13,6 +13,7 @@ from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.compute_modes import ComputeModes
 from dra_driver.sim.nvml import SimulatedComputeModes, SimulatedNvml
 from tests.fakes.simulated import Node, two_gpus
+from tests.fakes.user import let_in
 
 NOBODY = 65534
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
@@ -168,8 +169,7 @@ def test_nvidia_smi_and_nvml_show_what_the_other_has_set(node):
 def test_nvidia_smi_refuses_what_it_cannot_set(node):
     assert node.smi("-c", "7").returncode == 2
     assert node.smi("-c").returncode == 2
-    for directory in (node.root, *node.root.parents[:3]):
-        directory.chmod(0o755)
+    let_in(node.root)
     done = node.smi("-c", "3", user=NOBODY)
     assert done.returncode in (4, 126)
     node.change(gpu=0, fails={"nvmlDeviceSetComputeMode": "NOT_SUPPORTED"})

@@ -221,7 +221,7 @@ def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
     ]
     for which in {0, number // 2, number - 1}:
         its = gpus[which].mig
-        for part in its.profiles:
+        for part in its.profiles if which == 0 else its.profiles[:1]:
             mine = replace(its, instances=(instance(its, part.name, part.placements[-1].start),))
             node = [*gpus[:which], replace(gpus[which], mig=mine), *gpus[which + 1 :]]
 
