@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from dra_driver.agent.dependencies import AgentClock
+from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import MpsClientStuck, TimedOut
 from dra_driver.model.mps import MpsClient
 from dra_driver.node.mps.daemon import DaemonStatus
@@ -26,7 +27,7 @@ class ServerHealth:
         self._asked_at: float | None = None  # first of those that were not answered
         self._unanswered = 0
         self._silent = 0.0  # seconds, when the last one was given up
-        self._pause = 0.0
+        self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self.again_at = float("-inf")  # when the next try to mend it is due
         self.trouble = ""  # empty: it is well
         self.clients: tuple[MpsClient, ...] = ()  # when it last answered
@@ -88,7 +89,8 @@ class ServerHealth:
 
     def fresh(self) -> None:
         """It was just started."""
-        self._strikes, self._pause, self.trouble = 0, 0.0, ""
+        self._strikes, self.trouble = 0, ""
+        self._backoff.reset()
         self._answered()
         self._looked_at, self.again_at = self._clock.passed(), float("-inf")
         self.clients = ()
@@ -96,8 +98,7 @@ class ServerHealth:
     def pause(self, why: str) -> None:
         """What should mend it failed: wait longer each time."""
         self.trouble = why
-        self._pause = min(max(_FIRST_PAUSE, 2 * self._pause), _LONGEST_PAUSE)
-        self.again_at = self._clock.passed() + self._pause
+        self.again_at = self._clock.passed() + self._backoff.next_seconds()
 
     @property
     def is_due(self) -> bool:

@@ -1,44 +1,113 @@
-"""What failed is not tried again at once, unless something changed."""
+"""What failed is not tried again at once: the wait is twice as long each time, up to a limit.
 
+The one place that knows ``tenacity``.
+"""
+
+import random
+import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import tenacity
+
+Answer = TypeVar("Answer")
+
+_MAX_ATTEMPTS: Final = 3
+
+
+class Backoff:
+    """The waits between attempts at one thing, in seconds. For one thread."""
+
+    def __init__(
+        self, first_seconds: float, last_seconds: float, *, randomized: bool = False
+    ) -> None:
+        """*randomized*: each wait is between half and all of what it would be, so that many
+        processes that failed together do not come back together."""
+        self._wait = tenacity.wait_exponential(multiplier=first_seconds, max=last_seconds)
+        self._randomized = randomized
+        self.reset()
+
+    def reset(self) -> None:
+        """An attempt succeeded: begin with the first wait again."""
+        self._state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+
+    def next_seconds(self) -> float:
+        """How long to wait after one more failure."""
+        seconds = self._wait(self._state)
+        self._state.attempt_number += 1
+        return seconds * random.uniform(0.5, 1.0) if self._randomized else seconds
 
 
 @dataclass(frozen=True, slots=True)
 class _FailedAttempt:
-    facts: Hashable
-    why: str
-    wait_seconds: float
-    until: float
+    inputs: Hashable
+    reason: str
+    backoff: Backoff
+    again_at: float
 
 
-class Backoff:
-    """Each thing is one thread's at a time."""
+class FailedAttempts:
+    """Which things failed, each by its key, and why. One thread at a time for each key."""
 
     def __init__(
         self, first_seconds: float, last_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """It waits *first_seconds*, twice that after the next failure, and so on to the last."""
-        self._first_seconds = first_seconds
-        self._last_seconds = last_seconds
+        self._waits = (first_seconds, last_seconds)
         self._clock = clock
-        self._failed: dict[str, _FailedAttempt] = {}
+        self._attempts: dict[str, _FailedAttempt] = {}
 
-    def failed(self, what: str, facts: Hashable, why: str) -> None:
-        """It failed while *facts* were so."""
-        before = self._failed.get(what)
-        wait = self._first_seconds
-        if before is not None and before.facts == facts:
-            wait = min(2 * before.wait_seconds, self._last_seconds)
-        self._failed[what] = _FailedAttempt(facts, why, wait, self._clock() + wait)
+    def failed(self, key: str, inputs: Hashable, reason: str) -> None:
+        """It failed with *inputs*; with others it may succeed."""
+        before = self._attempts.get(key)
+        known = before is not None and before.inputs == inputs
+        backoff = before.backoff if before is not None and known else Backoff(*self._waits)
+        again_at = self._clock() + backoff.next_seconds()
+        self._attempts[key] = _FailedAttempt(inputs, reason, backoff, again_at)
 
-    def worked(self, what: str) -> None:
-        self._failed.pop(what, None)
+    def succeeded(self, key: str) -> None:
+        self._attempts.pop(key, None)
 
-    def why_not(self, what: str, facts: Hashable) -> str:
+    def reason_to_wait(self, key: str, inputs: Hashable) -> str:
         """Why it failed, as long as it is not to be tried again; empty: it is."""
-        known = self._failed.get(what)
-        if known is None or known.facts != facts or self._clock() >= known.until:
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.inputs != inputs or self._clock() >= attempt.again_at:
             return ""
-        return known.why
+        return attempt.reason
+
+
+class Retrying:
+    """Up to three attempts at one call."""
+
+    def __init__(
+        self,
+        first_wait: float,
+        stopping: threading.Event,
+        asked_wait: Callable[[BaseException], float | None],
+    ) -> None:
+        """*first_wait*: at most so many seconds before the second attempt, then twice that; no wait
+        goes on once *stopping* is set.
+        *asked_wait*: how long an error says to wait; None: it does not."""
+        self._random_wait = tenacity.wait_random_exponential(first_wait)
+        self._sleep = tenacity.sleep_using_event(stopping)
+        self._asked_wait = asked_wait
+
+    def call(
+        self, attempt: Callable[[], Answer], again: Callable[[BaseException], bool], seconds: float
+    ) -> Answer:
+        """What *attempt* answers. Attempts begin within *seconds*, and after errors that *again*
+        accepts; the last error counts."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(again),
+            stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS) | tenacity.stop_before_delay(seconds),
+            wait=self._wait,
+            sleep=self._sleep,
+            reraise=True,
+        )
+        return retrying(attempt)
+
+    def _wait(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked = self._asked_wait(error) if error else None
+        return self._random_wait(state) if asked is None else asked

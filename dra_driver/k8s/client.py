@@ -15,15 +15,15 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import kubernetes.client.rest
 import kubernetes.config
-import tenacity
 import urllib3
 
+from dra_driver.base.backoff import Retrying
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
 from dra_driver.k8s.access import ApiServerAccess
@@ -36,8 +36,6 @@ from dra_driver.k8s.responses import (
     response_error,
 )
 from dra_driver.k8s.watch import WatchStream
-
-_MAX_ATTEMPTS = 3
 
 
 class RetryAfter(Unreachable):
@@ -59,33 +57,9 @@ def is_throttled(error: BaseException) -> bool:
     return isinstance(error, RetryAfter) and error.is_turned_away
 
 
-def retrying(
-    again: Callable[[BaseException], bool],
-    seconds: float,
-    longest_wait: float,
-    sleep: Callable[[float], None],
-) -> tenacity.Retrying:
-    """A few tries that begin within *seconds*, of which the last one's error counts.
-
-    *longest_wait*: before the second try, then twice that; a wait that the API server asked for is
-    as long as it said.
-    """
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(again),
-        stop=tenacity.stop_after_attempt(_MAX_ATTEMPTS) | tenacity.stop_before_delay(seconds),
-        wait=_WaitAsAsked(longest_wait),
-        sleep=sleep,
-        reraise=True,
-    )
-
-
-class _WaitAsAsked(tenacity.wait_random_exponential):
-    """Ever longer waits, except where the API server said how long to wait."""
-
-    def __call__(self, state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        return error.seconds if isinstance(error, RetryAfter) else super().__call__(state)
+def _asked_wait(error: BaseException) -> float | None:
+    """How long the API server said to wait; None: it did not."""
+    return error.seconds if isinstance(error, RetryAfter) else None
 
 
 Document = dict[str, Any]
@@ -165,6 +139,7 @@ class ApiClient:
         self._lock = threading.Lock()
         self._watches: weakref.WeakSet[WatchStream] = weakref.WeakSet()
         self._closed = threading.Event()
+        self._retrying = Retrying(self._timeouts.retry, self._closed, _asked_wait)
         self._date = ("", 0.0)  # of the last answer, and when (monotonic) it was asked for
 
     @property
@@ -185,8 +160,8 @@ class ApiClient:
         """The document at *path*."""
         call = _ApiCall("GET", path, query, self._timeouts.connect, self._timeouts.read)
         deadline = Deadline(deadline_seconds)
-        return self._tries(
-            is_unreachable, deadline_seconds, lambda: self._document(_within(deadline, call))
+        return self._retrying.call(
+            lambda: self._document(_within(deadline, call)), is_unreachable, deadline_seconds
         )
 
     def pages(
@@ -252,8 +227,8 @@ class ApiClient:
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
         its = self._timeouts
         call = _ApiCall("GET", path, query, its.connect, its.watch, watch=True)
-        response, _ = self._tries(
-            is_throttled, its.connect + its.watch, lambda: self._exchange(call)
+        response, _ = self._retrying.call(
+            lambda: self._exchange(call), is_throttled, its.connect + its.watch
         )
         _be_patient(response, seconds + its.watch)
         chunks = self._chunks(call.request, response)
@@ -273,9 +248,6 @@ class ApiClient:
             watch.close()
         self._pool.clear()
 
-    def _sleep(self, seconds: float) -> None:
-        self._closed.wait(seconds)
-
     def _write(
         self,
         method: str,
@@ -288,12 +260,9 @@ class ApiClient:
         call = _ApiCall(method, path, query, its.connect, its.write, body, content_type)
         seconds = its.connect + its.write  # waits and all, no longer than one try may take
         deadline = Deadline(seconds)
-        return self._tries(is_throttled, seconds, lambda: self._document(_within(deadline, call)))
-
-    def _tries(
-        self, again: Callable[[BaseException], bool], seconds: float, attempt: Callable[[], Answer]
-    ) -> Answer:
-        return retrying(again, seconds, self._timeouts.retry, self._sleep)(attempt)
+        return self._retrying.call(
+            lambda: self._document(_within(deadline, call)), is_throttled, seconds
+        )
 
     def _document(self, call: _ApiCall) -> Document:
         _, body = self._exchange(call)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, Gone, NotFound
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class NodeLabels:
         self._api = api
         self._node = node
         self._pace = pace or WatchIntervals()
-        self._retry = self._pace.first_retry
+        self._retry = Backoff(self._pace.first_retry, self._pace.last_retry, randomized=True)
         self._labels: Labels | None = None
         self._uid = ""
         self._only = {"fieldSelector": f"metadata.name={node}"}
@@ -118,10 +119,9 @@ class NodeLabels:
     def _pause(self, seconds: float) -> None:
         """Before the next try; ever longer where tries end after few *seconds*, well or not."""
         if seconds >= self._pace.last_retry:
-            self._retry = self._pace.first_retry
+            self._retry.reset()
             return
-        self._stopping.wait(self._retry * random.uniform(0.5, 1.0))
-        self._retry = min(self._retry * 2, self._pace.last_retry)
+        self._stopping.wait(self._retry.next_seconds())
 
     def _follow(self) -> None:
         """Follow the labels until the watch ends: from where the last one did, if it ended well."""

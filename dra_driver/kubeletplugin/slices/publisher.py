@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, Gone
 from dra_driver.k8s.resource_api import Watch
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
@@ -73,9 +74,9 @@ class Publisher:
         self._may_publish = may_publish
         self._observer = observer
         self._pace = pace or PublishIntervals()
-        self._retry = _RetryDelay(self._pace.first_retry, self._pace.last_retry)
-        self._settle = _RetryDelay(self._pace.settle, self._pace.last_settle)
-        self._behind = _RetryDelay(self._pace.first_retry, self._pace.last_retry)
+        self._retry = Backoff(self._pace.first_retry, self._pace.last_retry, randomized=True)
+        self._settle = Backoff(self._pace.settle, self._pace.last_settle)
+        self._behind = Backoff(self._pace.first_retry, self._pace.last_retry)
         self._settled_at = self._logged_at = float("-inf")
         self._logged = ""
         self._lock = threading.Lock()
@@ -131,7 +132,7 @@ class Publisher:
                 self._turn()
             except Gone:
                 self._slices.forget()  # the watch fell too far behind, which happens
-                self._wake.wait(self._behind.next())
+                self._wake.wait(self._behind.next_seconds())
             except DriverError as e:
                 self._failed(e)
             except Exception as e:  # a fault of ours: the next look may go well
@@ -185,7 +186,7 @@ class Publisher:
         if now - self._settled_at > self._pace.quarrel:
             self._settle.reset()
         self._settled_at = now
-        self._wake.wait(self._settle.next())
+        self._wake.wait(self._settle.next_seconds())
 
     def _succeeded(self, wanted: Pool, writes: int) -> None:
         self._retry.reset()
@@ -206,7 +207,7 @@ class Publisher:
         self._log_failure(str(error))
         if self._observer:
             self._observer.failed(error)
-        self._wake.wait(self._retry.next() * random.uniform(0.5, 1.0))
+        self._wake.wait(self._retry.next_seconds())
 
     def _log_failure(self, text: str) -> None:
         """An outage is logged when it begins and once a minute, not with every try."""
@@ -218,19 +219,3 @@ class Publisher:
     def _set_status(self, **changes: Any) -> None:
         with self._lock:
             self._status = replace(self._status, **changes)
-
-
-class _RetryDelay:
-    """A wait that doubles each time until it is the last."""
-
-    def __init__(self, first: float, last: float) -> None:
-        self._first = self._following = first
-        self._last = last
-
-    def next(self) -> float:
-        now = self._following
-        self._following = min(now * 2, self._last)
-        return now
-
-    def reset(self) -> None:
-        self._following = self._first

@@ -6,7 +6,7 @@
 ``boards``         boards that need a reset for it are switched while their profile cuts them
 ``work``           the changes, so that no crash leaves one half done (``node.state.mig_state``)
 ``idle``           nothing is done to a GPU that a claim has or a process uses
-``tries``          what failed is not tried again at once
+``failures``       what failed is not tried again at once
 ``state``          the label of the Node that says how far it is; events tell the rest
 ``governed``       what layouts govern is not cut for claims
 ``start``          connects them; a thread of its own, so that nobody waits for a board

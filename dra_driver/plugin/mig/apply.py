@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 
-from dra_driver.base.backoff import Backoff
+from dra_driver.base.backoff import FailedAttempts
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.base.threads import in_parallel
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, PartitionKey
@@ -44,7 +44,7 @@ class LayoutApplier:
         idle: IdleGpus,
         work: GpuRepartitioner,
         book: RepartitionJournal,
-        tries: Backoff,
+        failures: FailedAttempts,
         begin: Callable[[], None],
     ) -> None:
         """*begin* is called before anything is changed that did not fail the last time."""
@@ -52,7 +52,7 @@ class LayoutApplier:
         self._idle = idle
         self._work = work
         self._book = book
-        self._tries = tries
+        self._failures = failures
 
     def settle(self, gpu: Gpu, wanted: DesiredLayout, claimed: PartitionKeys) -> LayoutOutcome:
         """Have *gpu* look as *wanted*, or what it looks like stay. *claimed*: what was cut for
@@ -60,17 +60,17 @@ class LayoutApplier:
         book = self._book.read()
         found = plan_layout_change(gpu, wanted, _made(gpu, book), claimed)
         if _is_settled(gpu, found, book):
-            self._tries.worked(gpu.uuid)
+            self._failures.succeeded(gpu.uuid)
             return LayoutOutcome(wanted.layout, LayoutState.SUCCESS)
         if isinstance(found, LayoutError) and found.always and gpu.uuid not in book.before:
             return LayoutOutcome(wanted.layout, LayoutState.FAILED, found.reason)
         facts = _retry_key(gpu, wanted)
-        if why := self._tries.why_not(gpu.uuid, facts):
+        if why := self._failures.reason_to_wait(gpu.uuid, facts):
             return LayoutOutcome(wanted.layout, LayoutState.FAILED, why)
         try:
             waits = self._idle.change(gpu, lambda now: self._apply(now, wanted))
         except NodeError as e:
-            self._tries.failed(gpu.uuid, facts, str(e))
+            self._failures.failed(gpu.uuid, facts, str(e))
             return LayoutOutcome(wanted.layout, LayoutState.FAILED, str(e))
         return _outcome(wanted, found, waits)
 
@@ -145,12 +145,16 @@ class MigModeSwitcher:
     """Its looks are one thread's."""
 
     def __init__(
-        self, idle: IdleGpus, work: GpuRepartitioner, book: RepartitionJournal, tries: Backoff
+        self,
+        idle: IdleGpus,
+        work: GpuRepartitioner,
+        book: RepartitionJournal,
+        failures: FailedAttempts,
     ) -> None:
         self._idle = idle
         self._work = work
         self._book = book
-        self._tries = tries
+        self._failures = failures
 
     def switch(self, basis: MigModeInputs, others: Collection[GpuUuid]) -> dict[GpuUuid, str]:
         """Switch what has to be switched, and tell why the rest was not. *others* are what layouts
@@ -184,17 +188,17 @@ class MigModeSwitcher:
         """Why it was not switched; empty: it was."""
         word = "on" if on else "off"
         facts = (on, profile.entries)
-        if why := self._tries.why_not(gpu.uuid, facts):
+        if why := self._failures.reason_to_wait(gpu.uuid, facts):
             return why
         try:
             waits = self._idle.change(gpu, self._on if on else self._off)
         except NodeError as e:
             why = f"MIG mode of {gpu.name} could not be turned {word}: {e}"
-            self._tries.failed(gpu.uuid, facts, why)
+            self._failures.failed(gpu.uuid, facts, why)
             return why
         if waits:
             return f"MIG mode of {gpu.name} is not turned {word} yet: {waits}"
-        self._tries.worked(gpu.uuid)
+        self._failures.succeeded(gpu.uuid)
         return ""
 
     def _on(self, gpu: Gpu) -> None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dra_driver.base.backoff import Backoff
+from dra_driver.base.backoff import FailedAttempts
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError, TimedOut
 from dra_driver.base.threads import in_parallel
 from dra_driver.model.gpus import Gpu, GpuUuid, Inventory
@@ -106,8 +106,8 @@ class MigReconciler:
         self._told = told
         self._idle = IdleGpus(node, apart.while_free, sources.held, sources.allocated)
         work = GpuRepartitioner(node.mig, book)
-        cuts = Backoff(_FIRST_SECONDS, _CUT_AGAIN_SECONDS)
-        resets = Backoff(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
+        cuts = FailedAttempts(_FIRST_SECONDS, _CUT_AGAIN_SECONDS)
+        resets = FailedAttempts(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
         self._layouts = LayoutApplier(self._idle, work, book, cuts, self._begin)
         self._boards = MigModeSwitcher(self._idle, work, book, resets)
         self._error = ""
