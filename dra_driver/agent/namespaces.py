@@ -1,11 +1,12 @@
-"""What is in one server: the spaces of claims, and with protocol 3 a spare one.
+"""The namespaces of one MPS server: those of claims, and with protocol 3 a spare one.
 
-The spare is a namespace that the next space gets, so that a claim waits for as little as can be. It
-is written of from before it is made. So giving it out takes one write, after its limits are set and
-before the answer: whoever is killed in between leaves a spare of unknown limits. A namespace that
-has to be made first is written twice, before that and when it can be used.
+The next claim gets the spare, so that its pod waits as little as possible. A spare is recorded
+before it is created. To hand it out takes one write, after its limits are set and before the
+answer; an agent that is killed in between leaves a spare of unknown limits. A namespace that has to
+be created first is recorded twice: before that, and once it can be used.
 
-What a tenant that is root changed in its server, and how often at most that is put right.
+A tenant that is root can change its server: ``DriftRepair`` says what changed, and limits how often
+that is repaired.
 """
 
 import logging
@@ -28,7 +29,9 @@ from dra_driver.model.mps import MpsClient, MpsNamespace, MpsNamespaceName, Serv
 from dra_driver.node.mps.daemon import ControlDaemon, DaemonStatus
 from dra_driver.plan.mps.servers import compare_namespaces, describe_limits
 
-_MAX_REPAIRS: Final = 3  # times that one agent mends a space: it may misread what the daemon says
+_MAX_REPAIRS: Final = (
+    3  # times that one agent mends a namespace: it may misread what the daemon says
+)
 _ANY_SPARE: Final = MpsNamespaceName("")
 _TRIES: Final = 3  # to change limits before the next client is there
 
@@ -39,7 +42,7 @@ class ServerDrift:
 
     strangers: tuple[MpsNamespaceName, ...] = ()  # namespaces that nobody wrote of
     spoilt_spare: bool = False
-    spaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
+    namespaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
     missing: frozenset[MpsNamespaceName] = frozenset()  # those of them that are gone altogether
 
 
@@ -53,24 +56,24 @@ class DriftRepair:
         self, state: ServerState, spare: MpsNamespace | None, look: DaemonStatus
     ) -> ServerDrift:
         """*spare*: with the limits that it has to have; None: they are not known."""
-        kept = {one.inside.name: one for one in state.spaces if one.served is not None}
-        found = compare_namespaces([one.inside for one in kept.values()], look.spaces)
-        named = state.spare.namespace if state.spare else None
-        spoilt = named is not None and named not in look.spaces
+        kept = {one.inside.name: one for one in state.namespaces if one.served is not None}
+        found = compare_namespaces([one.inside for one in kept.values()], look.namespaces)
+        named = state.spare.name if state.spare else None
+        spoilt = named is not None and named not in look.namespaces
         if spare is not None and not spoilt:
-            loose = compare_namespaces([spare], {spare.name: look.spaces[spare.name]}).loose
+            loose = compare_namespaces([spare], {spare.name: look.namespaces[spare.name]}).loose
             spoilt = bool(loose) and self._again(_ANY_SPARE)
-        why = {space.name: "it was removed" for space in found.missing}
-        for space, there in found.loose:
-            wanted = describe_limits(space.allowance)
-            why[space.name] = (
+        why = {namespace.name: "it was removed" for namespace in found.missing}
+        for namespace, there in found.loose:
+            wanted = describe_limits(namespace.allowance)
+            why[namespace.name] = (
                 f"its limits were changed: {describe_limits(there)} instead of {wanted}"
             )
         return ServerDrift(
             tuple(name for name in found.unwanted if name != named),
             spoilt,
             tuple((kept[name], reason) for name, reason in why.items() if self._again(name)),
-            frozenset(space.name for space in found.missing),
+            frozenset(namespace.name for namespace in found.missing),
         )
 
     def _again(self, name: MpsNamespaceName) -> bool:
@@ -80,7 +83,7 @@ class DriftRepair:
 
 def clients_in(clients: Collection[MpsClient], namespace: MpsNamespaceName) -> list[int]:
     """The clients of a namespace, as the daemon calls it."""
-    return [one.pid for one in clients if one.space == namespace]
+    return [one.pid for one in clients if one.namespace == namespace]
 
 
 TerminateClients = Callable[[Collection[int]], bool]
@@ -90,7 +93,7 @@ TerminateClients = Callable[[Collection[int]], bool]
 def restore_limits(
     daemons: DaemonManager,
     daemon: ControlDaemon,
-    space: MpsNamespace,
+    namespace: MpsNamespace,
     pids: Collection[int],
     end: TerminateClients,
 ) -> None:
@@ -100,17 +103,17 @@ def restore_limits(
         if not end(pids):
             return
         try:
-            return daemons.limit(daemon, space)
+            return daemons.limit(daemon, namespace)
         except NodeError as e:
             if isinstance(e, TimedOut) or not tries_left:
                 raise
-        pids = clients_in(daemons.look(daemon).clients, space.name)
+        pids = clients_in(daemons.look(daemon).clients, namespace.name)
 
 
 log = logging.getLogger(__name__)
 
 Record = Callable[[str, tuple[MpsNamespaceName, ...], int], None]
-"""Writes down that something happened: why, to which spaces, how many clients were lost."""
+"""Writes down that something happened: why, to which namespaces, how many clients were lost."""
 
 
 class ServerNamespaces:
@@ -134,13 +137,13 @@ class ServerNamespaces:
     def _daemon(self) -> ControlDaemon:
         return self._state.daemon
 
-    def put(self, space: MpsNamespace) -> None:
+    def put(self, namespace: MpsNamespace) -> None:
         """Have it served."""
-        if not self._give_spare(space):
+        if not self._give_spare(namespace):
             if self._daemon.protocol > 2:  # with protocol 2 nothing is made
-                self._book.write(self._state.keep(NamespaceState(space)))
-            self._add(NamespaceState(space))
-        self._last, self._failed = space, False
+                self._book.write(self._state.keep(NamespaceState(namespace)))
+            self._add(NamespaceState(namespace))
+        self._last, self._failed = namespace, False
 
     def clear(self) -> None:
         """Take out what is written and nobody can use."""
@@ -154,21 +157,23 @@ class ServerNamespaces:
     def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
         """What its daemon is started with, as that knows it: what is written, and a spare."""
         self._last = first or self._last
-        spaces = tuple(one.inside for one in self._state.spaces)
+        namespaces = tuple(one.inside for one in self._state.namespaces)
         self._ready = None
         if self._daemon.protocol > 2:
             self._ready = self._like_the_last(self._state.spare)
-            spaces += (self._ready,)
-        return spaces
+            namespaces += (self._ready,)
+        return namespaces
 
     def started(self, directories: Mapping[MpsNamespaceName, str]) -> ServerState:
         """What is served now; to be written."""
         ready = self._ready
         self._failed = False
-        spaces = [self._served(one, directories[one.inside.name]) for one in self._state.spaces]
+        namespaces = [
+            self._served(one, directories[one.inside.name]) for one in self._state.namespaces
+        ]
         return replace(
             self._state,
-            spaces=tuple(spaces),
+            namespaces=tuple(namespaces),
             spare=SpareNamespace(ready.name, directories[ready.name]) if ready else None,
         )
 
@@ -181,17 +186,17 @@ class ServerNamespaces:
         return state.spare is None or (last is not None and not _can_become(self._ready, last))
 
     def make_spare(self) -> None:
-        """With the limits that the last space got. Once, until the next is served."""
+        """With the limits that the last namespace got. Once, until the next is served."""
         self._failed = True
         if self._state.spare:
             self._spoil(self._state.spare)
             self.clear()
-        space = self._like_the_last(None)
-        self._book.write(replace(self._state, spare=SpareNamespace(space.name)))
+        namespace = self._like_the_last(None)
+        self._book.write(replace(self._state, spare=SpareNamespace(namespace.name)))
         with self._health.counting():
-            directory = self._daemons.add(self._daemon, space)
-        self._book.write(replace(self._state, spare=SpareNamespace(space.name, directory)))
-        self._ready, self._failed = space, False
+            directory = self._daemons.add(self._daemon, namespace)
+        self._book.write(replace(self._state, spare=SpareNamespace(namespace.name, directory)))
+        self._ready, self._failed = namespace, False
 
     def mend(self, look: DaemonStatus, record: Record, end: TerminateClients) -> None:
         """A tenant that is root can change what its server grants."""
@@ -201,11 +206,13 @@ class ServerNamespaces:
         if damage.spoilt_spare and self._state.spare:
             self._spoil(self._state.spare)
             self.clear()
-        for kept, reason in damage.spaces:
-            space, inside = kept.space.name, kept.inside
-            log.error("somebody changed an MPS space", extra={"space": space, "why": reason})
+        for kept, reason in damage.namespaces:
+            namespace, inside = kept.namespace.name, kept.inside
+            log.error(
+                "somebody changed an MPS namespace", extra={"namespace": namespace, "why": reason}
+            )
             clients = clients_in(look.clients, inside.name)
-            record(reason, (space,), len(clients))
+            record(reason, (namespace,), len(clients))
             if inside.name in damage.missing:
                 self._add(kept)
             else:
@@ -216,16 +223,16 @@ class ServerNamespaces:
             directory = self._daemons.add(self._daemon, kept.inside)
         self._book.write(self._state.keep(self._served(kept, directory)))
 
-    def _give_spare(self, space: MpsNamespace) -> bool:
-        """Serve *space* with what is ready, at the price of one run of the program at most."""
+    def _give_spare(self, namespace: MpsNamespace) -> bool:
+        """Serve *namespace* with what is ready, at the price of one run of the program at most."""
         spare, ready = self._state.spare, self._ready
         if spare is None or not spare.directory or not self._daemons.is_there(spare.directory):
             return False
-        if not _can_become(ready, space):
+        if not _can_become(ready, namespace):
             return False
         self._ready = None
-        kept = self._served(NamespaceState(space, namespace=spare.namespace), spare.directory)
-        if ready is None or not _same_limits(ready, space):
+        kept = self._served(NamespaceState(namespace, daemon_name=spare.name), spare.directory)
+        if ready is None or not _same_limits(ready, namespace):
             try:
                 with self._health.counting():
                     self._daemons.limit(self._daemon, kept.inside)
@@ -233,7 +240,7 @@ class ServerNamespaces:
                 self._spoil(spare)
                 if isinstance(e, TimedOut):
                     raise
-                log.warning("a spare MPS space is of no use", extra={"error": str(e)})
+                log.warning("a spare MPS namespace is of no use", extra={"error": str(e)})
                 self.clear()
                 return False
         self._book.write(replace(self._state.keep(kept), spare=None))
@@ -245,18 +252,20 @@ class ServerNamespaces:
         self._book.note(replace(self._state, spare=replace(spare, directory="")))
 
     def _like_the_last(self, spare: SpareNamespace | None) -> MpsNamespace:
-        last = self._last or self._state.served[-1].space
-        return replace(last, name=spare.namespace if spare else new_namespace_name())
+        last = self._last or self._state.served[-1].namespace
+        return replace(last, name=spare.name if spare else new_namespace_name())
 
     def _served(self, kept: NamespaceState, directory: str) -> NamespaceState:
         daemon = self._daemon
         shm = daemon.shm if daemon.protocol == 2 else ""
-        return replace(kept, served=ServedNamespace(kept.space, daemon.protocol, directory, shm))
+        return replace(
+            kept, served=ServedNamespace(kept.namespace, daemon.protocol, directory, shm)
+        )
 
 
-def _can_become(ready: MpsNamespace | None, space: MpsNamespace) -> bool:
+def _can_become(ready: MpsNamespace | None, namespace: MpsNamespace) -> bool:
     """A limit of memory can be changed, and not be taken away."""
-    if space.allowance.memory_bytes is not None:
+    if namespace.allowance.memory_bytes is not None:
         return True
     return ready is not None and ready.allowance.memory_bytes is None
 

@@ -1,9 +1,9 @@
-"""One MPS server: starts it, puts spaces into it, finds out what is wrong with it, mends that.
+"""The life of one MPS server: started, given namespaces, checked, repaired, stopped.
 
-What is wanted is written before it is done (``agent.state``), and nothing is done that was not
-written: an agent that is killed anywhere leaves a state that ``tend`` brings to its end. A space
-that was written and never served is taken out; a server in which nothing is served is ended; one
-that is condemned is started again with everything that was served in it.
+Every change is recorded before it is made (``agent.state``), so that ``tend`` completes whatever an
+agent that was killed left unfinished. A namespace that was recorded and never served is removed; a
+server without served namespaces is stopped; one that is condemned is started again with everything
+that it served.
 """
 
 import logging
@@ -41,7 +41,7 @@ class ManagedServer:
         self._tools = tools
         self._daemons = tools.daemons
         self._health = ServerHealth(tools.clock)
-        self._spaces = ServerNamespaces(self._book, tools.daemons, self._health)
+        self._namespaces = ServerNamespaces(self._book, tools.daemons, self._health)
         self._trimmed_at = float("-inf")
         self.gone = False  # ended, and nothing is written of it any more
 
@@ -67,7 +67,7 @@ class ManagedServer:
 
     @property
     def lacks_spare(self) -> bool:
-        return self.is_well and self._spaces.lacks_spare
+        return self.is_well and self._namespaces.lacks_spare
 
     @property
     def token(self) -> str:
@@ -86,7 +86,7 @@ class ManagedServer:
         return self._state.find(name)
 
     def serves(self, name: MpsNamespaceName) -> bool:
-        return any(one.space.name == name for one in self._state.served)
+        return any(one.namespace.name == name for one in self._state.served)
 
     def status(self) -> MpsServer:
         state, trouble = self._state, self._health.trouble
@@ -97,7 +97,7 @@ class ManagedServer:
             state.daemon.protocol,
             ready=bool(state.served) and not reason,
             reason=reason or ("" if state.served else "it is being started or ended"),
-            spaces=state.served,
+            namespaces=state.served,
             clients=self._health.clients,
             restarts=state.restarts,
             tenant=state.tenant,
@@ -111,27 +111,27 @@ class ManagedServer:
 
     # What is asked of it
 
-    def start(self, space: MpsNamespace) -> ServedNamespace:
-        """The first space of a server that was not there. If it fails, everything is undone."""
-        self._book.write(self._state.keep(NamespaceState(space)))
+    def start(self, namespace: MpsNamespace) -> ServedNamespace:
+        """The first namespace of a server that was not there. If it fails, everything is undone."""
+        self._book.write(self._state.keep(NamespaceState(namespace)))
         try:
-            self._start(space)
+            self._start(namespace)
         except Exception:
             self._undo(self._end)
             raise
-        return self._served(space.name)
+        return self._served(namespace.name)
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
-        """A space in a server that runs. If it fails, everything is undone."""
-        if (known := self._state.find(space.name)) and known.served:
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
+        """A namespace in a server that runs. If it fails, everything is undone."""
+        if (known := self._state.find(namespace.name)) and known.served:
             return known.served
-        self._make_room(space)
+        self._make_room(namespace)
         try:
-            self._spaces.put(space)
+            self._namespaces.put(namespace)
         except Exception:
-            self._undo(self._spaces.clear)
+            self._undo(self._namespaces.clear)
             raise
-        return self._served(space.name)
+        return self._served(namespace.name)
 
     def release(self, name: MpsNamespaceName) -> None:
         if (known := self._state.find(name)) is None:
@@ -140,7 +140,7 @@ class ManagedServer:
         if not self._state.served:
             self._end()
         elif self._is_up():
-            self._spaces.clear()
+            self._namespaces.clear()
         else:
             self._book.note(self._state.cleared())  # it is started again without
 
@@ -162,13 +162,13 @@ class ManagedServer:
     # What it needs
 
     def make_spare(self) -> None:
-        """Have something ready for the next space, if nothing is."""
+        """Have something ready for the next namespace, if nothing is."""
         if not self.lacks_spare or not self._is_up():
             return
         try:
-            self._spaces.make_spare()
+            self._namespaces.make_spare()
         except Exception:
-            self._undo(self._spaces.clear)
+            self._undo(self._namespaces.clear)
             raise
 
     def tend(self) -> None:
@@ -189,7 +189,7 @@ class ManagedServer:
             self._condemn(self._health.trouble)
         self.put_right()
         if look is not None and look.ready and self._state.daemon.protocol > 2:
-            self._spaces.mend(look, self._record, self.terminate)
+            self._namespaces.mend(look, self._record, self.terminate)
             self.make_spare()
 
     def put_right(self) -> None:
@@ -200,7 +200,7 @@ class ManagedServer:
             elif not self._is_up():
                 self._restart()
             else:
-                self._spaces.clear()
+                self._namespaces.clear()
         except NodeError as e:
             self._health.pause(str(e))
             raise
@@ -231,14 +231,14 @@ class ManagedServer:
 
     def _condemn(self, reason: str) -> None:
         """From here on it is going to be started again, whoever does it."""
-        spaces = tuple(one.space.name for one in self._state.served)
-        self._record(reason, spaces, len(self._health.clients))
+        namespaces = tuple(one.namespace.name for one in self._state.served)
+        self._record(reason, namespaces, len(self._health.clients))
         self._book.note(replace(self._state, condemned=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
-    def _record(self, reason: str, spaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
+    def _record(self, reason: str, namespaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
         now = self._tools.clock.since_epoch()
-        self._tools.incidents.record(MpsServerRestart(0, self.name, now, reason, spaces, lost))
+        self._tools.incidents.record(MpsServerRestart(0, self.name, now, reason, namespaces, lost))
 
     def _restart(self, more: MpsNamespace | None = None) -> None:
         """End what is left of it and start it with what was served, in the same directory:
@@ -255,8 +255,8 @@ class ManagedServer:
             self._book.write(self._state.without_tenants())
             if not self._state.served:
                 return self._end()
-        spaces = tuple(one.space for one in self._state.served)
-        most = servers.default_limits((*spaces, more) if more else spaces)
+        namespaces = tuple(one.namespace for one in self._state.served)
+        most = servers.default_limits((*namespaces, more) if more else namespaces)
         daemon = replace(
             old,
             token=new_daemon_token(),
@@ -267,9 +267,9 @@ class ManagedServer:
         self._start()
 
     def _start(self, first: MpsNamespace | None = None) -> None:
-        wanted = self._spaces.to_start(first)
+        wanted = self._namespaces.to_start(first)
         directories = self._daemons.start(self._state.daemon, wanted)
-        state = self._spaces.started(directories)
+        state = self._namespaces.started(directories)
         again = state.restarts + (1 if state.condemned else 0)
         self._book.write(replace(state, condemned="", restarts=again))
         self._health.fresh()
@@ -285,9 +285,9 @@ class ManagedServer:
         self._book.close()
         self.gone = True
 
-    def _make_room(self, space: MpsNamespace) -> None:
+    def _make_room(self, namespace: MpsNamespace) -> None:
         """Protocol 2: the environment cannot give a client more than the server's defaults."""
-        most, needed = self._state.daemon.most, servers.least_limits(space)
+        most, needed = self._state.daemon.most, servers.least_limits(namespace)
         if self._state.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
             return
         self.look(0)
@@ -295,16 +295,16 @@ class ManagedServer:
             number = len(self._health.clients)
             busy = f"{number} now" if number else self._health.trouble
             raise NodeError(
-                f"the MPS server over {', '.join(space.gpus)} gives a client at most "
-                f"{servers.describe_limits(most)}, and claim {space.claim} wants "
+                f"the MPS server over {', '.join(namespace.gpus)} gives a client at most "
+                f"{servers.describe_limits(most)}, and claim {namespace.claim} wants "
                 f"{servers.describe_limits(needed)}: it can give more once its clients have "
                 f"ended ({busy})"
             )
         self._condemn("it has to give more than it was started with")
-        self._restart(space)
+        self._restart(namespace)
 
     def _served(self, name: MpsNamespaceName) -> ServedNamespace:
-        return next(one for one in self._state.served if one.space.name == name)
+        return next(one for one in self._state.served if one.namespace.name == name)
 
     def _undo(self, how: Callable[[], None]) -> None:
         try:

@@ -34,7 +34,7 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    space: MpsNamespace
+    namespace: MpsNamespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +72,33 @@ def parse_request(line: bytes) -> AgentRequest:
         raise NodeError(f"the call {call!r} is unknown: {', '.join(_KINDS)} are known")
     request: AgentRequest = agent_protocol.decode(kind, document, "the request")
     if isinstance(request, ServeRequest):
-        _check(request.space)
+        _check(request.namespace)
     return request
 
 
-def _check(space: MpsNamespace) -> None:
+def _check(namespace: MpsNamespace) -> None:
     """What becomes arguments and paths of a program that runs as root has to look the part."""
     wrong = []
-    if not _NAME.fullmatch(space.name):
-        wrong.append(f"its name {space.name!r} is not 1 to 64 of a-z, 0-9 and _")
-    if not space.gpus or len(set(space.gpus)) != len(space.gpus):
-        wrong.append(f"its GPUs are none, or one comes twice: {list(space.gpus)}")
-    wrong += [f"{gpu!r} is no UUID of a GPU" for gpu in space.gpus if not _GPU.fullmatch(gpu)]
-    if len(space.gpus) > 1 and any(map(is_mig_uuid, space.gpus)):
+    if not _NAME.fullmatch(namespace.name):
+        wrong.append(f"its name {namespace.name!r} is not 1 to 64 of a-z, 0-9 and _")
+    if not namespace.gpus or len(set(namespace.gpus)) != len(namespace.gpus):
+        wrong.append(f"its GPUs are none, or one comes twice: {list(namespace.gpus)}")
+    wrong += [f"{gpu!r} is no UUID of a GPU" for gpu in namespace.gpus if not _GPU.fullmatch(gpu)]
+    if len(namespace.gpus) > 1 and any(map(is_mig_uuid, namespace.gpus)):
         wrong.append("a MIG instance has a server of its own")
-    if space.memory_bytes and len(space.memory_bytes) != len(space.gpus):
-        wrong.append(f"{len(space.memory_bytes)} memory limits for {len(space.gpus)} GPUs")
-    sizes = [size for size in space.memory_bytes if size is not None]
-    for allowance in (MpsLimits(space.percent), *(MpsLimits(memory_bytes=one) for one in sizes)):
+    if namespace.memory_bytes and len(namespace.memory_bytes) != len(namespace.gpus):
+        wrong.append(f"{len(namespace.memory_bytes)} memory limits for {len(namespace.gpus)} GPUs")
+    sizes = [size for size in namespace.memory_bytes if size is not None]
+    for allowance in (
+        MpsLimits(namespace.percent),
+        *(MpsLimits(memory_bytes=one) for one in sizes),
+    ):
         wrong += _wrong(allowance)
-    wrong += _wrong(space.most)
+    wrong += _wrong(namespace.most)
     if wrong:
-        raise ClaimError(f"claim {space.claim} cannot have this MPS space: {'; '.join(wrong)}")
+        raise ClaimError(
+            f"claim {namespace.claim} cannot have this MPS namespace: {'; '.join(wrong)}"
+        )
 
 
 def _wrong(allowance: MpsLimits) -> list[str]:
@@ -246,8 +251,8 @@ class AgentService:
 
     def _done(self, request: AgentRequest) -> dict[str, Any]:
         match request:
-            case ServeRequest(space=space):
-                return {"served": agent_protocol.encode(self._supervisor.serve(space))}
+            case ServeRequest(namespace=namespace):
+                return {"served": agent_protocol.encode(self._supervisor.serve(namespace))}
             case ReleaseRequest(name=name):
                 self._supervisor.release(name)
             case TerminateRequest(name=name, pids=pids):

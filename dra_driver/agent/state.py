@@ -4,7 +4,7 @@ Layout: ``<mps-dir>/state/<server name>.json`` and ``<mps-dir>/state/incidents.j
 written before each effect, and replaced whole. So whatever an agent leaves when it is killed, the
 next one knows of it: every process of a daemon carries the token that the file says. Only what is
 taken back is done also where the disk has no room for it, so that pods can end: an agent that is
-killed before there is room leaves a space that the plugin has ended again.
+killed before there is room leaves a namespace that the plugin has ended again.
 
 Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon outlives a power cut.
 """
@@ -39,86 +39,91 @@ log = logging.getLogger(__name__)
 
 _INCIDENTS: Final = "incidents"
 _KEPT_INCIDENTS: Final = 32
-_SPACES: Final = "spaces"  # the field of ServerState
+_SPACES: Final = "namespaces"  # the field of ServerState
 _ASIDE: Final = ".unreadable"
 _NUMBER: Final = re.compile(rb'"number": ([0-9]{1,15})\b')
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceState:
-    """A space of a server. One without *served* is none that anybody can use: it is on its way in,
-    on its way out, or a crash left it there."""
+    """A namespace of a server. Nobody can use one without *served*: it is being created or removed,
+    or a crash left it there."""
 
-    space: MpsNamespace
+    namespace: MpsNamespace
     served: ServedNamespace | None = None
-    namespace: MpsNamespaceName | None = None  # what its daemon calls it; None: as the space
+    daemon_name: MpsNamespaceName | None = None  # what its daemon calls it; None: as the namespace
 
     @property
     def inside(self) -> MpsNamespace:
         """As its daemon knows it."""
-        return replace(self.space, name=self.namespace) if self.namespace else self.space
+        return (
+            replace(self.namespace, name=self.daemon_name) if self.daemon_name else self.namespace
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SpareNamespace:
-    """A namespace that nobody has, for the next space. Its limits are not written: whoever did not
-    set them itself cannot know them, and sets them."""
+    """A namespace that no claim has yet. Its limits are not recorded: an agent that did not set
+    them itself sets them again."""
 
-    namespace: MpsNamespaceName
+    name: MpsNamespaceName
     directory: str = ""  # empty: it is on its way in or out, or a crash left it there
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """One server, as wanted. One without a served space is wanted by nobody."""
+    """One server, as wanted. One without a served namespace is wanted by nobody."""
 
     daemon: ControlDaemon
-    spaces: tuple[NamespaceState, ...] = ()
+    namespaces: tuple[NamespaceState, ...] = ()
     condemned: str = ""  # why it has to be started again; its incident is recorded
     restarts: int = 0
     spare: SpareNamespace | None = None
 
     @property
     def served(self) -> tuple[ServedNamespace, ...]:
-        return tuple(one.served for one in self.spaces if one.served is not None)
+        return tuple(one.served for one in self.namespaces if one.served is not None)
 
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:
-        return next((one for one in self.spaces if one.space.name == name), None)
+        return next((one for one in self.namespaces if one.namespace.name == name), None)
 
     def keep(self, kept: NamespaceState) -> "ServerState":
-        """With this space, in place of what it was."""
-        others = (one for one in self.spaces if one.space.name != kept.space.name)
-        by_name = sorted((*others, kept), key=lambda one: one.space.name)
-        return replace(self, spaces=tuple(by_name))
+        """With this namespace, in place of what it was."""
+        others = (one for one in self.namespaces if one.namespace.name != kept.namespace.name)
+        by_name = sorted((*others, kept), key=lambda one: one.namespace.name)
+        return replace(self, namespaces=tuple(by_name))
 
     @property
     def left(self) -> tuple[MpsNamespaceName, ...]:
         """The namespaces that nobody can use."""
         spare = self.spare
-        unready = () if spare is None or spare.directory else (spare.namespace,)
-        return (*(one.inside.name for one in self.spaces if one.served is None), *unready)
+        unready = () if spare is None or spare.directory else (spare.name,)
+        return (*(one.inside.name for one in self.namespaces if one.served is None), *unready)
 
     def cleared(self) -> "ServerState":
         """Without them."""
-        spaces = tuple(one for one in self.spaces if one.served is not None)
+        namespaces = tuple(one for one in self.namespaces if one.served is not None)
         spare = self.spare if self.spare and self.spare.directory else None
-        return replace(self, spaces=spaces, spare=spare)
+        return replace(self, namespaces=namespaces, spare=spare)
 
     @property
     def tenant(self) -> str:
         """Whose they all are; empty: several tenants have one."""
-        tenants = {one.space.tenant for one in self.spaces}
+        tenants = {one.namespace.tenant for one in self.namespaces}
         return tenants.pop() if len(tenants) == 1 else ""
 
     def without_tenants(self) -> "ServerState":
-        """Without the spaces of those who share no server of protocol 2."""
-        return replace(self, spaces=tuple(one for one in self.spaces if not one.space.tenant))
+        """Without the namespaces of those who share no server of protocol 2."""
+        return replace(
+            self, namespaces=tuple(one for one in self.namespaces if not one.namespace.tenant)
+        )
 
     def named(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
-        """With the spaces that they are in, in place of namespaces."""
-        names = {one.namespace: one.space.name for one in self.spaces if one.namespace}
+        """With the namespaces that they are in, in place of namespaces."""
+        names = {one.daemon_name: one.namespace.name for one in self.namespaces if one.daemon_name}
         return tuple(
-            replace(one, space=names[one.space]) if one.space in names else one for one in clients
+            replace(one, namespace=names[one.namespace]) if one.namespace in names else one
+            for one in clients
         )
 
 
@@ -133,14 +138,19 @@ def new_daemon_token() -> str:
 
 
 def new_server_state(
-    name: MpsServerName, space: MpsNamespace, protocol: int, mps_dir: str
+    name: MpsServerName, namespace: MpsNamespace, protocol: int, mps_dir: str
 ) -> ServerState:
-    """A server over the GPUs of *space*, in which nothing is.
+    """A server over the GPUs of *namespace*, in which nothing is.
 
-    It has them in the order of the space: by that its clients count them, in limits too.
+    It has them in the order of the namespace: by that its clients count them, in limits too.
     """
     daemon = ControlDaemon(
-        name, space.gpus, protocol, f"{mps_dir}/{name}", new_daemon_token(), default_limits([space])
+        name,
+        namespace.gpus,
+        protocol,
+        f"{mps_dir}/{name}",
+        new_daemon_token(),
+        default_limits([namespace]),
     )
     return ServerState(daemon)
 
@@ -164,9 +174,9 @@ class ServerStateFiles:
         return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
-        text = _text(agent_protocol.encode(replace(state, spaces=())), _SPACES)
-        spaces = ", ".join(_text_of(one) for one in state.spaces)
-        self._put(state.daemon.name, f"{text[:-1]}, {json.dumps(_SPACES)}: [{spaces}]}}")
+        text = _text(agent_protocol.encode(replace(state, namespaces=())), _SPACES)
+        namespaces = ", ".join(_text_of(one) for one in state.namespaces)
+        self._put(state.daemon.name, f"{text[:-1]}, {json.dumps(_SPACES)}: [{namespaces}]}}")
 
     def remove(self, name: MpsServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):

@@ -135,7 +135,9 @@ class MpsSupervisor:
         self._each = each
         self._guard = threading.Lock()
         self._servers: dict[MpsServerName, ManagedServer] = {}
-        self._of_space = NamedLocks("waited {seconds} s: the MPS space {name} is being changed")
+        self._of_namespace = NamedLocks(
+            "waited {seconds} s: the MPS namespace {name} is being changed"
+        )
         self._of_server = NamedLocks(
             "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
         )
@@ -163,68 +165,68 @@ class MpsSupervisor:
         for name in self._leftovers.names:
             self._leftovers.try_to(name)
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
-        """Serve *space*; the same again is the same answer. If it fails, everything is undone."""
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
+        """Serve *namespace*. Repeating it gives the same answer; a failure is undone."""
         limits = self._tools.limits
         with (
             request_deadline(limits.serve, limits.undoing),
-            self._of_space.hold([space.name], seconds_within_request(_SERVE_SECONDS)),
+            self._of_namespace.hold([namespace.name], seconds_within_request(_SERVE_SECONDS)),
         ):
             served = None
             while served is None:  # at most once for each server of these GPUs
-                name = self._server_of(space)
+                name = self._server_of(namespace)
                 with self._changing(name, _SERVE_SECONDS):
-                    served = self._serve(space, name)
+                    served = self._serve(namespace, name)
             return served
 
-    def _serve(self, space: MpsNamespace, name: MpsServerName) -> ServedNamespace | None:
+    def _serve(self, namespace: MpsNamespace, name: MpsServerName) -> ServedNamespace | None:
         """None: it belongs in another server by now."""
-        holder = self._holder(space.name)
+        holder = self._holder(namespace.name)
         if holder is not None:
-            _refuse_other(holder, space)
+            _refuse_other(holder, namespace)
         server = self._servers.get(name)
         if server is not None:
             self._put_right(server)
-            if self._server_of(space) != name:  # it speaks an older protocol by now
+            if self._server_of(namespace) != name:  # it speaks an older protocol by now
                 return None
         if server is not None and not server.gone:
-            return server.serve(space)
-        protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
+            return server.serve(namespace)
+        protocol = protocol_over(namespace.gpus, self._tools.daemons.protocol())
         self._leftovers.take_away(name)
         server = ManagedServer(
-            new_server_state(name, space, protocol, self._tools.directory), self._tools
+            new_server_state(name, namespace, protocol, self._tools.directory), self._tools
         )
         with self._guard:
             self._servers[name] = server
-        return server.start(space)
+        return server.start(namespace)
 
-    def _server_of(self, space: MpsNamespace) -> MpsServerName:
+    def _server_of(self, namespace: MpsNamespace) -> MpsServerName:
         """The one that serves it already, else the one in which it belongs: of protocol 2, that is
         its tenant's own."""
-        holder = self._holder(space.name)
-        if holder is not None and holder.serves(space.name):
+        holder = self._holder(namespace.name)
+        if holder is not None and holder.serves(namespace.name):
             return holder.name
-        name = mps_server_name(space.gpus)
-        if not space.tenant:
+        name = mps_server_name(namespace.gpus)
+        if not namespace.tenant:
             return name
         everybodys = self._servers.get(name)
-        protocol = protocol_over(space.gpus, self._tools.daemons.protocol())
+        protocol = protocol_over(namespace.gpus, self._tools.daemons.protocol())
         if everybodys is not None:
             protocol = min(protocol, everybodys.protocol)
-        return mps_server_name(space.gpus, space.tenant) if protocol == 2 else name
+        return mps_server_name(namespace.gpus, namespace.tenant) if protocol == 2 else name
 
     def release(self, name: MpsNamespaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""
         with (
             request_deadline(self._tools.limits.release),
-            self._of_space.hold([name], seconds_within_request(_SECONDS)),
+            self._of_namespace.hold([name], seconds_within_request(_SECONDS)),
         ):
             if (server := self._holder(name)) is not None:
                 with self._changing(server.name, _SECONDS):
                     server.release(name)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
-        """End clients of a space; a server that cannot do that is started again.
+        """End clients of a namespace; a server that cannot do that is started again.
 
         NodeError: not all have ended yet.
         """
@@ -235,9 +237,9 @@ class MpsSupervisor:
                 server.terminate(pids)
 
     def make_spares(self) -> None:
-        """Have something ready for the next space wherever nothing is, while nobody waits for it.
+        """Create the spare namespaces that are missing, while no request waits for them.
 
-        What fails costs the next space some milliseconds, after which it is tried again.
+        A failure costs the next claim some milliseconds, after which it is tried again.
         """
         for server in self._all():
             if server.lacks_spare:
@@ -303,7 +305,7 @@ class MpsSupervisor:
             log.debug("an MPS server is busy", extra={"server": server.name, "error": str(e)})
         except DriverError as e:
             extra = {"server": server.name, "error": str(e)}
-            log.info("no MPS space is ready for the next claim", extra=extra)
+            log.info("no MPS namespace is ready for the next claim", extra=extra)
 
     def _tend_alone(self, server: ManagedServer) -> None:
         """Unless the last time is not over: no more and more wait for what hangs."""
@@ -377,7 +379,7 @@ class MpsSupervisor:
                         del self._servers[name]
 
     def _holder(self, name: MpsNamespaceName) -> ManagedServer | None:
-        """Whose space it is. Where nobody serves it, one that still has to take it out."""
+        """Whose namespace it is. Where nobody serves it, one that still has to take it out."""
         found = [(server, kept) for server in self._all() if (kept := server.find(name))]
         found.sort(key=lambda one: one[1].served is None)
         return found[0][0] if found else None
@@ -387,14 +389,16 @@ class MpsSupervisor:
             return [self._servers[name] for name in sorted(self._servers)]
 
 
-def _refuse_other(holder: ManagedServer, space: MpsNamespace) -> None:
-    """One name is one space: its limits do not change while somebody may use it."""
-    known = holder.find(space.name)
+def _refuse_other(holder: ManagedServer, namespace: MpsNamespace) -> None:
+    """One name is one namespace: its limits do not change while somebody may use it."""
+    known = holder.find(namespace.name)
     if known is None or known.served is None:
         return
-    if replace(space, most=known.space.most) == known.space:  # the rules may have changed
+    if (
+        replace(namespace, most=known.namespace.most) == known.namespace
+    ):  # the rules may have changed
         return
     raise NodeError(
-        f"the MPS space {space.name} of claim {space.claim} exists already with other limits: "
-        "delete the pods that use it"
+        f"the MPS namespace {namespace.name} of claim {namespace.claim} exists already with other "
+        "limits: delete the pods that use it"
     )

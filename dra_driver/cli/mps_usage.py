@@ -45,7 +45,7 @@ def namespaces_of_device(
     there: Sequence[MpsNamespace],
     served: Mapping[MpsNamespaceName, ServedNamespace],
 ) -> Sequence[MpsNamespace]:
-    """Those of the spaces *there* that the device can be in; one, where that can be told.
+    """Those of the namespaces *there* that the device can be in; one, where that can be told.
 
     *served*: as the agent serves them, where it was asked and does.
     """
@@ -54,15 +54,15 @@ def namespaces_of_device(
     if directory is None:
         return there
     found = []
-    for space in there:
-        one = served.get(space.name)
+    for namespace in there:
+        one = served.get(namespace.name)
         is_it = one is None or one.pipe_directory == directory
         protocols = _PROTOCOLS if one is None else (one.protocol,)
         edits = [
-            mps_edits(ServedNamespace(space, protocol, directory)).env for protocol in protocols
+            mps_edits(ServedNamespace(namespace, protocol, directory)).env for protocol in protocols
         ]
         if is_it and any(env >= set(each) for each in edits):
-            found.append(space)
+            found.append(namespace)
     return found or there
 
 
@@ -91,9 +91,9 @@ class MpsReport:
     pods: Mapping[int, PodUid] = field(default_factory=dict)  # of clients, where that was found out
     used: Mapping[GpuUuid, Mapping[int, int | None]] = field(default_factory=dict)  # by process
 
-    def server(self, space: MpsNamespace) -> MpsServer | None:
+    def server(self, namespace: MpsNamespace) -> MpsServer | None:
         """The one that serves it."""
-        return server_for(space.name, self.status) if self.status else None
+        return server_for(namespace.name, self.status) if self.status else None
 
 
 AskAgent = Callable[[Path], MpsStatus]
@@ -149,10 +149,10 @@ def _pods(pids: Collection[int]) -> Mapping[int, PodUid]:
 
 @dataclass(frozen=True, slots=True)
 class MpsNamespaceUse:
-    """What one claim has on one GPU, or MIG instance, in one of its spaces: it has several there
-    where containers of its own use it by different requests."""
+    """What one claim has on one GPU, or MIG instance, in one of its namespaces. It has
+    several there where its containers use different requests."""
 
-    space: MpsNamespace
+    namespace: MpsNamespace
     gpu: GpuUuid
     served: ServedNamespace | None = None  # None: the agent does not serve it, or was not asked
     server: MpsServerName | None = None  # that serves it
@@ -165,8 +165,8 @@ class MpsNamespaceUse:
         """The most that a client can have of this GPU; None: no limit. A server of protocol 3 has
         one value for all of its GPUs."""
         if self.served is not None and self.served.protocol > 2:
-            return self.space.allowance.memory_bytes
-        limits = dict(zip(self.space.gpus, self.space.memory_bytes, strict=False))
+            return self.namespace.allowance.memory_bytes
+        limits = dict(zip(self.namespace.gpus, self.namespace.memory_bytes, strict=False))
         return limits.get(self.gpu)
 
 
@@ -178,28 +178,28 @@ class ClaimsMpsUsage:
     told: MpsReport = MpsReport()
 
     def of(self, record: ClaimRecord, holding: Holding) -> tuple[MpsNamespaceUse, ...]:
-        """Empty: the claim does not use that device under MPS. Several: it has several spaces on
-        the device's GPU, and nobody can tell in which the device is."""
+        """Empty: the claim does not use that device under MPS. Several: it has several namespaces
+        on the device's GPU, and it is not known in which the device is."""
         gpu = holding.uuid
         if gpu is None or holding.admin:
             return ()
-        there = [space for space in record.spaces if gpu in space.gpus]
-        served = {space.name: one for space in there if (one := self._served(space))}
+        there = [namespace for namespace in record.namespaces if gpu in namespace.gpus]
+        served = {namespace.name: one for namespace in there if (one := self._served(namespace))}
         its = there if len(there) < 2 else namespaces_of_device(record, holding, there, served)
-        return tuple(self._use(record, space, gpu) for space in its)
+        return tuple(self._use(record, namespace, gpu) for namespace in its)
 
     def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUse]:
-        """Each of its spaces, once for each GPU."""
-        for space in record.spaces:
-            yield from (self._use(record, space, gpu) for gpu in space.gpus)
+        """Each of its namespaces, once for each GPU."""
+        for namespace in record.namespaces:
+            yield from (self._use(record, namespace, gpu) for gpu in namespace.gpus)
 
     def claims_of(self, server: MpsServer) -> tuple[str, ...]:
-        """Which claims have a space of it, by the ledger."""
-        names = {served.space.name for served in server.spaces}
+        """Which claims have a namespace of it, by the ledger."""
+        names = {served.namespace.name for served in server.namespaces}
         return tuple(
             str(record.claim)
             for record in self.records
-            if any(space.name in names for space in record.spaces)
+            if any(namespace.name in names for namespace in record.namespaces)
         )
 
     @property
@@ -210,30 +210,37 @@ class ClaimsMpsUsage:
     def gpus(self) -> frozenset[GpuUuid]:
         """Those that some claim is on under MPS, by the ledger."""
         return frozenset(
-            gpu for record in self.records for space in record.spaces for gpu in space.gpus
+            gpu
+            for record in self.records
+            for namespace in record.namespaces
+            for gpu in namespace.gpus
         )
 
-    def _use(self, record: ClaimRecord, space: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUse:
-        server, served = self.told.server(space), self._served(space)
+    def _use(self, record: ClaimRecord, namespace: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUse:
+        server, served = self.told.server(namespace), self._served(namespace)
         if server is None or served is None:
             return MpsNamespaceUse(
-                space, gpu, lost=record.completed and self.told.status is not None
+                namespace, gpu, lost=record.completed and self.told.status is not None
             )
-        pids = counted_clients({space.name}, client_owners(server, self._users(), self.told.pods))
+        pids = counted_clients(
+            {namespace.name}, client_owners(server, self._users(), self.told.pods)
+        )
         clients = None if pids is None else tuple(sorted(pids))
         used = self._used(gpu, clients)
-        return MpsNamespaceUse(space, gpu, served, server.name, clients=clients, used_bytes=used)
+        return MpsNamespaceUse(
+            namespace, gpu, served, server.name, clients=clients, used_bytes=used
+        )
 
-    def _served(self, space: MpsNamespace) -> ServedNamespace | None:
-        server = self.told.server(space)
-        served = server.spaces if server else ()
-        return next((one for one in served if one.space.name == space.name), None)
+    def _served(self, namespace: MpsNamespace) -> ServedNamespace | None:
+        server = self.told.server(namespace)
+        served = server.namespaces if server else ()
+        return next((one for one in served if one.namespace.name == namespace.name), None)
 
     def _users(self) -> Mapping[MpsNamespaceName, Collection[PodUid]]:
         return {
-            space.name: frozenset(pod.uid for pod in record.pods)
+            namespace.name: frozenset(pod.uid for pod in record.pods)
             for record in self.records
-            for space in record.spaces
+            for namespace in record.namespaces
         }
 
     def _used(self, gpu: GpuUuid, clients: tuple[int, ...] | None) -> int | None:
@@ -248,10 +255,10 @@ class ClaimsMpsUsage:
 
 
 def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
-    """What is told of a claim in one of its spaces, for people; empty: not of this one."""
+    """What is told of a claim in one of its namespaces, for people; empty: not of this one."""
     limit = use.memory_bytes
     return (
-        f"{use.space.percent} %",
+        f"{use.namespace.percent} %",
         "" if limit is None else f"limit {format_gib(limit)}",
         "not served by the agent" if use.lost else _client_words(use),
     )

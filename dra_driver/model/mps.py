@@ -1,9 +1,10 @@
-"""MPS servers and what runs on them, as the agent of the node keeps them.
+"""MPS servers and their namespaces, as the agent of the node keeps them.
 
-A *space* is what a claim has of a server: its own limits, and a pipe directory that leads to it.
-With protocol 3 of CUDA's Multi-Process Service it is a namespace, whose limits the server holds;
-with protocol 2 all spaces of a server are one place, and the limits are in the environment of the
-claim's containers: so tenants that do not trust each other have servers of their own.
+A *namespace* is the part of a server that one claim has: its own limits, and a pipe directory that
+leads to it. Protocol 3 of CUDA's Multi-Process Service has namespaces, and the server enforces
+their limits. With protocol 2 all namespaces of a server share one pipe directory, and the limits
+are in the environment of the claim's containers: so tenants that do not trust each other have
+servers of their own.
 """
 
 import hashlib
@@ -15,10 +16,9 @@ from typing import Final, NewType
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import GpuUuid
 
-MpsNamespaceName = NewType(
-    "MpsNamespaceName", str
-)  # [a-z0-9_]{1,64}; one per claim and set of its GPUs
-MpsServerName = NewType("MpsServerName", str)  # [a-z0-9_]{1,64}; one per set of GPUs and tenant
+# [a-z0-9_]{1,64}: a namespace for each claim and set of its GPUs, a server for GPUs and tenant
+MpsNamespaceName = NewType("MpsNamespaceName", str)
+MpsServerName = NewType("MpsServerName", str)
 
 ALL_CORES = 100  # percent
 PROTOCOL_3_DRIVER_VERSION: Final = 615  # the driver's major version
@@ -28,7 +28,7 @@ def mps_server_name(gpus: Iterable[GpuUuid], tenant: str = "") -> MpsServerName:
     """What the server over these GPUs is called, in whatever order they come: short, because it is
     part of the paths of sockets. *tenant*: whom it is for; empty: everybody.
 
-    >>> server_name([GpuUuid("GPU-1"), GpuUuid("GPU-0")]) == server_name(["GPU-0", "GPU-1"])
+    >>> mps_server_name(["GPU-1", "GPU-0"]) == mps_server_name(["GPU-0", "GPU-1"])
     True
     """
     whose = f"/{tenant}" if tenant else ""
@@ -81,9 +81,9 @@ class MpsNamespace:
 
 @dataclass(frozen=True, slots=True)
 class ServedNamespace:
-    """A space that clients can use now. Paths of the host, to be mounted where they are."""
+    """A namespace that clients can use now, with paths that are the same in containers."""
 
-    space: MpsNamespace
+    namespace: MpsNamespace
     protocol: int  # 2 or 3
     pipe_directory: str  # CUDA_MPS_PIPE_DIRECTORY
     shm_directory: str = ""  # what clients need as /dev/shm; empty: nothing
@@ -94,7 +94,7 @@ class MpsClient:
     """A process that a server serves, by the host's number."""
 
     pid: int
-    space: MpsNamespaceName | None = None  # None: protocol 2 does not tell
+    namespace: MpsNamespaceName | None = None  # None: protocol 2 does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class MpsServer:
     protocol: int
     ready: bool
     reason: str = ""  # why it is not ready
-    spaces: tuple[ServedNamespace, ...] = ()
+    namespaces: tuple[ServedNamespace, ...] = ()
     clients: tuple[MpsClient, ...] = ()
     restarts: int = 0
     tenant: str = ""  # the Kubernetes namespace that it is for; empty: several
@@ -120,7 +120,7 @@ class MpsServerRestart:
     server: MpsServerName
     at: float  # seconds since the epoch
     reason: str
-    spaces: tuple[MpsNamespaceName, ...] = ()  # that were in it
+    namespaces: tuple[MpsNamespaceName, ...] = ()  # that were in it
     clients: int = 0  # how many were lost
 
 
@@ -132,5 +132,5 @@ class MpsStatus:
     incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
     foreign: tuple[str, ...] = ()
 
-    def spaces(self) -> Iterable[ServedNamespace]:
-        return (served for server in self.servers for served in server.spaces)
+    def namespaces(self) -> Iterable[ServedNamespace]:
+        return (served for server in self.servers for served in server.namespaces)

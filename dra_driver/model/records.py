@@ -58,7 +58,7 @@ class Holding:
 
     @property
     def uuid(self) -> GpuUuid | None:
-        """What programs compute on: as ``Device.uuid``, also in the spaces of MPS."""
+        """What programs compute on: as ``Device.uuid``, also in the namespaces of MPS."""
         if self.partition is None or self.gpu is None or self.instance is not None:
             return self.memory_of
         return placeholder_uuid(self.gpu, self.partition)
@@ -95,9 +95,9 @@ class ClaimRecord:
         return self.prepared is not None
 
     @property
-    def spaces(self) -> tuple[MpsNamespace, ...]:
+    def namespaces(self) -> tuple[MpsNamespace, ...]:
         """What the MPS agent serves for it; empty: it is not under MPS."""
-        return tuple(step.space for step in self.steps if isinstance(step, ServeMpsNamespace))
+        return tuple(step.namespace for step in self.steps if isinstance(step, ServeMpsNamespace))
 
     @property
     def cut(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:

@@ -122,16 +122,16 @@ GpuSetting = SetTimeSlice | SetComputeMode | SetMigMode
 
 @dataclass(frozen=True, slots=True)
 class ServeMpsNamespace:
-    """The MPS agent serves this space."""
+    """The MPS agent serves this namespace."""
 
-    space: MpsNamespace
+    namespace: MpsNamespace
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveMpsNamespace:
-    """The MPS agent serves the space no longer, and stops a server that has no other."""
+    """The MPS agent serves the namespace no longer, and stops a server that has no other."""
 
-    space: MpsNamespaceName
+    namespace: MpsNamespaceName
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,9 +157,9 @@ class GpuNode:
                 self.limits.carry_out(step)
             case CreatePartition() | RemovePartition():
                 self._partition(step)
-            case ServeMpsNamespace(space=space):
-                self.serve(space)
-            case RemoveMpsNamespace(space=name):
+            case ServeMpsNamespace(namespace=namespace):
+                self.serve(namespace)
+            case RemoveMpsNamespace(namespace=name):
                 self._end(name)
             case _:
                 assert_never(step)
@@ -206,19 +206,23 @@ class GpuNode:
         """Who may compute on *gpu*; None: it does not say."""
         return self._modes.read(gpu)
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
-        """What clients of *space* can use; asking again changes nothing."""
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
+        """What clients of *namespace* can use; asking again changes nothing."""
         if self.mps is None:
             raise NodeError("this node serves nothing by MPS: set --mps-socket, and run an agent")
-        return self.mps.serve(space)
+        return self.mps.serve(namespace)
 
-    def _end(self, space: MpsNamespaceName) -> None:
+    def _end(self, namespace: MpsNamespaceName) -> None:
         """An agent that does not answer has it ended later (``plugin.mps.watch``): a pod must be
         able to end without it."""
         if self.mps is None:
-            log.warning("a space stays, since MPS was switched off", extra={"space": space})
+            log.warning(
+                "a namespace stays, since MPS was switched off", extra={"namespace": namespace}
+            )
             return
         try:
-            self.mps.release(space)
+            self.mps.release(namespace)
         except (MpsAgentUnreachable, TimedOut) as e:
-            log.warning("a space is ended later", extra={"space": space, "error": str(e)})
+            log.warning(
+                "a namespace is ended later", extra={"namespace": namespace, "error": str(e)}
+            )

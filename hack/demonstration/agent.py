@@ -59,5 +59,5 @@ class Agent:
         if self.process.pid() is None:  # it was killed, and its servers were not
             self.start(self._sim.read_text())
         door = MpsAgentClient(self.socket)
-        for served in door.status().spaces():
-            door.release(served.space.name)
+        for served in door.status().namespaces():
+            door.release(served.namespace.name)

@@ -81,20 +81,20 @@ class Host:
             self.pass_time(agent, 61)
 
     def granted(self, agent: MpsSupervisor, name: MpsServerName = OVER_ONE) -> dict[str, MpsLimits]:
-        """What the daemon of a server holds, by space. A namespace that nobody has is a spare."""
-        namespaces = self.namespaces(agent)
-        spaces = {namespace: one for one, namespace in namespaces.items()}
-        found = self.daemons.of(name).spaces
-        return {spaces.get(one, "a spare"): allowance for one, allowance in found.items()}
+        """The limits that the daemon of a server holds, by namespace; a spare is so called."""
+        daemon_names = self.daemon_names(agent)
+        namespaces = {daemon_name: one for one, daemon_name in daemon_names.items()}
+        found = self.daemons.of(name).namespaces
+        return {namespaces.get(one, "a spare"): allowance for one, allowance in found.items()}
 
-    def namespaces(self, agent: MpsSupervisor) -> dict[str, str]:
-        """What its daemon calls a space."""
-        served = agent.status().spaces()
-        return {one.space.name: Path(one.pipe_directory).name for one in served}
+    def daemon_names(self, agent: MpsSupervisor) -> dict[str, str]:
+        """What its daemon calls a namespace."""
+        served = agent.status().namespaces()
+        return {one.namespace.name: Path(one.pipe_directory).name for one in served}
 
-    def connect(self, agent: MpsSupervisor, pid: int, space: str) -> None:
-        """A client of a space of the first server."""
-        self.daemons.connect(OVER_ONE, pid, self.namespaces(agent)[space])
+    def connect(self, agent: MpsSupervisor, pid: int, namespace: str) -> None:
+        """A client of a namespace of the first server."""
+        self.daemons.connect(OVER_ONE, pid, self.daemon_names(agent)[namespace])
 
     def left(self) -> list[str]:
         """What an MPS server leaves on a node."""
@@ -104,10 +104,10 @@ class Host:
         return sorted([*directories, *processes, *(one for one in files if one[0] == "s")])
 
 
-def space(
+def namespace(
     name: str = "c_1", *gpus: GpuUuid, percent: int = 50, mib: int = 0, **more: Any
 ) -> MpsNamespace:
-    """A space with the same limit on each GPU."""
+    """A namespace with the same limit on each GPU."""
     over = gpus or (ONE,)
     memory = (mib * MIB,) * len(over) if mib else ()
     return MpsNamespace(

@@ -12,21 +12,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dra_driver.base.errors import NodeError
 from dra_driver.model.mps import mps_server_name
 from dra_driver.plan.mps.servers import exceeds_limits
-from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, space
+from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, namespace
 from tests.fakes.mps_daemons import KINDS, Killed
 
 SPACES = [
-    space("c_0", ONE, percent=30, mib=1024, most=most(80, 8192)),
-    space("c_1", ONE, percent=70, mib=2048, most=most(80, 8192)),
-    space("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
-    space("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
-    space("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
-    space("c_5", ONE, percent=10, most=most(80)),
-    space("c_6", INSTANCE, percent=40, mib=2048, most=most(80, 4096)),
-    space("c_7", INSTANCE, percent=60, mib=1024, most=most(80, 4096)),
-    space("c_8", ONE, percent=10, mib=512, most=most(80, 8192), tenant="a"),
-    space("c_9", ONE, percent=10, mib=512, most=most(80, 8192), tenant="b"),
-    space("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
+    namespace("c_0", ONE, percent=30, mib=1024, most=most(80, 8192)),
+    namespace("c_1", ONE, percent=70, mib=2048, most=most(80, 8192)),
+    namespace("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
+    namespace("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
+    namespace("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
+    namespace("c_5", ONE, percent=10, most=most(80)),
+    namespace("c_6", INSTANCE, percent=40, mib=2048, most=most(80, 4096)),
+    namespace("c_7", INSTANCE, percent=60, mib=1024, most=most(80, 4096)),
+    namespace("c_8", ONE, percent=10, mib=512, most=most(80, 8192), tenant="a"),
+    namespace("c_9", ONE, percent=10, mib=512, most=most(80, 8192), tenant="b"),
+    namespace("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
 ]
 ANY = st.sampled_from(SPACES)
 SERVERS = sorted({mps_server_name(one.gpus, whose) for one in SPACES for whose in ("", one.tenant)})
@@ -112,7 +112,7 @@ class Node(RuleBasedStateMachine):
         apart = self.newest == 2 or of.gpus == (INSTANCE,)
         name = mps_server_name(of.gpus, of.tenant if apart else "")
         if any(one.daemon.name == name for one in self.host.daemons.running.values()):
-            namespace = self.host.namespaces(self.agent).get(of.name, "default")
+            namespace = self.host.daemon_names(self.agent).get(of.name, "default")
             self.host.daemons.connect(name, self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
@@ -127,14 +127,14 @@ class Node(RuleBasedStateMachine):
     def a_tenant_that_is_root(self, name, which):
         """Changes the limits of a namespace that is there; the last is a spare, if there is one."""
         for one in self.host.daemons.running.values():
-            if one.daemon.name == name and one.spaces:
-                one.spaces[which(one.spaces)] = most(100, None)
+            if one.daemon.name == name and one.namespaces:
+                one.namespaces[which(one.namespaces)] = most(100, None)
 
     @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
     def a_tenant_that_removes(self, name, which):
         for one in self.host.daemons.running.values():
-            if one.daemon.name == name and one.spaces:
-                del one.spaces[which(one.spaces)]
+            if one.daemon.name == name and one.namespaces:
+                del one.namespaces[which(one.namespaces)]
 
     @rule(here=st.booleans())
     def a_gpu_that_goes_and_comes(self, here):
@@ -156,11 +156,11 @@ class Node(RuleBasedStateMachine):
     def tenants_share_no_server_of_protocol_2(self):
         for server in self.agent.status().servers:
             if server.protocol == 2:
-                assert len({one.space.tenant for one in server.spaces}) <= 1
+                assert len({one.namespace.tenant for one in server.namespaces}) <= 1
 
     @invariant()
     def what_was_promised_is_promised_still(self):
-        served = {one.space.name for one in self.agent.status().spaces()}
+        served = {one.namespace.name for one in self.agent.status().namespaces()}
         assert self.wanted <= served
 
     def teardown(self):
@@ -173,20 +173,20 @@ class Node(RuleBasedStateMachine):
         self.host.daemons.absent = set()
         self.host.settle(self.agent)
         status = self.agent.status()
-        served = {one.space.name: one for one in status.spaces()}
+        served = {one.namespace.name: one for one in status.namespaces()}
         assert self.wanted <= served.keys() <= self.wanted | self.unsure
         assert all(one.ready for one in status.servers)
         running = {one.daemon.name: one for one in self.host.daemons.running.values()}
         assert sorted(running) == [one.name for one in status.servers]
         for server in status.servers:
             daemon = running[server.name]
-            asked = {one.space.name: one.space.allowance for one in server.spaces}
+            asked = {one.namespace.name: one.namespace.allowance for one in server.namespaces}
             assert daemon.daemon.protocol == server.protocol
             if server.protocol > 2:
                 granted = self.host.granted(self.agent, server.name)
                 spare = granted.pop("a spare", None)
                 assert granted == asked
-                assert len(daemon.spaces) == len(asked) + (spare is not None)
+                assert len(daemon.namespaces) == len(asked) + (spare is not None)
             else:
                 assert not any(exceeds_limits(one, daemon.daemon.most) for one in asked.values())
         assert status.foreign == ()
@@ -237,9 +237,9 @@ def survives(host, dies_in):
         killed, agent = True, host.agent()
     host.fate.dies_in = None
     wanted = SPACES[:3]
-    assert [agent.serve(one).space for one in wanted] == wanted
+    assert [agent.serve(one).namespace for one in wanted] == wanted
     host.settle(agent)
-    assert [one.space for one in agent.status().spaces()] == wanted
+    assert [one.namespace for one in agent.status().namespaces()] == wanted
     for one in wanted:
         agent.release(one.name)
     assert host.left() == []
@@ -256,7 +256,7 @@ def an_instance_that_is_cut_and_removed(host, agent):
     agent.release(second.name)
 
 
-def test_killed_at_any_point_an_instance_is_free_once_its_spaces_were_released():
+def test_killed_at_any_point_an_instance_is_free_once_its_namespaces_were_released():
     """The next agent is asked again, as whoever was not told that it is done does."""
     for dies_in in itertools.count():
         with tempfile.TemporaryDirectory(prefix="mps", dir="/tmp") as directory:

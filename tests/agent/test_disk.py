@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from dra_driver.base.errors import NodeError
-from tests.agent.conftest import OVER_ONE, TWO, Host, space
+from tests.agent.conftest import OVER_ONE, TWO, Host, namespace
 from tests.fakes.disk import FailingCalls, small_disk
 
 
@@ -22,7 +22,7 @@ def host(disk):
 
 
 def names(agent):
-    return [one.space.name for one in agent.status().spaces()]
+    return [one.namespace.name for one in agent.status().namespaces()]
 
 
 def file(host):
@@ -34,7 +34,7 @@ def file(host):
 def test_on_a_full_disk_all_that_is_served_can_be_given_back(host, disk, restarted, dead):
     agent = host.agent()
     for name in ("c_1", "c_2"):
-        agent.serve(space(name))
+        agent.serve(namespace(name))
     disk.fill()
     if dead:
         host.daemons.kill(OVER_ONE)
@@ -52,7 +52,7 @@ def test_on_a_full_disk_all_that_is_served_can_be_given_back(host, disk, restart
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(host, disk):
     agent = host.agent()
     for name in ("c_1", "c_2"):
-        agent.serve(space(name))
+        agent.serve(namespace(name))
     disk.fill()
     agent.release("c_1")
     assert "c_1" in file(host).read_text()
@@ -64,30 +64,30 @@ def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(host, disk)
     assert names(host.agent()) == ["c_2"]
 
 
-def test_on_a_full_disk_a_space_is_refused_clearly_and_nothing_is_begun(host, disk):
+def test_on_a_full_disk_a_namespace_is_refused_clearly_and_nothing_is_begun(host, disk):
     agent = host.agent()
     disk.fill()
 
     with pytest.raises(NodeError, match="No space left on device"):
-        agent.serve(space())
+        agent.serve(namespace())
 
     disk.free()
     assert host.left() == []
-    assert agent.serve(space())
+    assert agent.serve(namespace())
 
 
 def test_a_read_only_disk_is_said_and_all_goes_on_once_it_is_writable(host, disk):
     agent = host.agent()
-    agent.serve(space())
+    agent.serve(namespace())
     disk.make("ro")
-    for act in (lambda: agent.serve(space("c_2", TWO)), lambda: agent.release("c_1")):
+    for act in (lambda: agent.serve(namespace("c_2", TWO)), lambda: agent.release("c_1")):
         with pytest.raises(NodeError, match="Read-only file system"):
             act()
 
     disk.make("rw")
 
     agent.release("c_1")
-    assert agent.serve(space("c_2", TWO))
+    assert agent.serve(namespace("c_2", TWO))
     host.settle(agent)
     assert names(agent) == ["c_2"]
 
@@ -96,7 +96,7 @@ def test_a_read_only_disk_is_said_and_all_goes_on_once_it_is_writable(host, disk
 def test_a_file_that_cannot_be_read_for_now_ends_no_server(mps_dir, number):
     host = Host(mps_dir)
     agent = host.agent()
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.kill(OVER_ONE)
     host.pass_time(agent, 5)  # an incident
     for at in itertools.count():

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.base.errors import TimedOut
 from dra_driver.model.mps import mps_server_name
-from tests.agent.conftest import INSTANCE, ONE, Host, most, space
+from tests.agent.conftest import INSTANCE, ONE, Host, most, namespace
 
 OVER_INSTANCE = mps_server_name([INSTANCE])
 
@@ -22,7 +22,10 @@ def daemon(host):
 def test_an_instance_is_served_with_protocol_2_whatever_the_driver_knows(mps_dir, newest):
     host = Host(mps_dir, newest)
     agent = host.agent()
-    on_instance, on_gpu = agent.serve(space("c_1", INSTANCE)), agent.serve(space("c_2", ONE))
+    on_instance, on_gpu = (
+        agent.serve(namespace("c_1", INSTANCE)),
+        agent.serve(namespace("c_2", ONE)),
+    )
 
     assert (on_instance.protocol, on_gpu.protocol) == (2, newest)
     assert on_instance.pipe_directory == f"{mps_dir}/{OVER_INSTANCE}/pipe"
@@ -31,31 +34,31 @@ def test_an_instance_is_served_with_protocol_2_whatever_the_driver_knows(mps_dir
 
 
 def test_the_claims_of_an_instance_share_its_server(host, agent):
-    agent.serve(space("c_1", INSTANCE, percent=30, mib=1024, most=most(60, 4096)))
-    agent.serve(space("c_2", INSTANCE, percent=60, mib=2048, most=most(60, 4096)))
+    agent.serve(namespace("c_1", INSTANCE, percent=30, mib=1024, most=most(60, 4096)))
+    agent.serve(namespace("c_2", INSTANCE, percent=60, mib=2048, most=most(60, 4096)))
     host.daemons.connect(OVER_INSTANCE, 71, "c_1")
     host.seconds += 2
 
     (server,) = agent.status().servers
     assert (server.gpus, server.protocol, server.ready) == ((INSTANCE,), 2, True)
-    assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
+    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
     assert [one.pid for one in server.clients] == [71]
     assert daemon(host).most == most(60, 4096)
 
 
 def test_another_agent_finds_it_again(host, agent):
-    before = agent.serve(space("c_1", INSTANCE))
+    before = agent.serve(namespace("c_1", INSTANCE))
     calls = list(host.daemons.calls)
 
     later = host.agent()
-    assert later.serve(space("c_1", INSTANCE)) == before
+    assert later.serve(namespace("c_1", INSTANCE)) == before
     later.release("c_1")
     assert host.daemons.calls == [*calls, f"end {OVER_INSTANCE}"]
     assert host.left() == []
 
 
 def test_what_dies_over_an_instance_is_started_again_with_protocol_2(host, agent):
-    agent.serve(space("c_1", INSTANCE))
+    agent.serve(namespace("c_1", INSTANCE))
     host.daemons.kill(OVER_INSTANCE)
     host.pass_time(agent, 5)
 
@@ -68,7 +71,7 @@ def test_a_release_says_so_while_a_server_holds_the_instance_and_ends_it_when_as
     host, agent
 ):
     """Whoever removes the instance after that finds it free."""
-    agent.serve(space("c_1", INSTANCE))
+    agent.serve(namespace("c_1", INSTANCE))
     host.daemons.stuck = {INSTANCE}
 
     with pytest.raises(TimedOut, match="do not end"):
@@ -81,17 +84,17 @@ def test_a_release_says_so_while_a_server_holds_the_instance_and_ends_it_when_as
 
 
 def test_a_release_of_one_claim_leaves_the_server_to_the_others(host, agent):
-    agent.serve(space("c_1", INSTANCE))
-    agent.serve(space("c_2", INSTANCE))
+    agent.serve(namespace("c_1", INSTANCE))
+    agent.serve(namespace("c_2", INSTANCE))
     agent.release("c_1")
 
-    assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
     assert daemon(host).gpus == (INSTANCE,)
 
 
 def test_an_instance_that_was_cut_anew_under_the_same_uuid_is_served_as_the_first(host, agent):
-    agent.serve(space("c_1", INSTANCE))
+    agent.serve(namespace("c_1", INSTANCE))
     agent.release("c_1")
 
-    assert agent.serve(space("c_2", INSTANCE)).protocol == 2
+    assert agent.serve(namespace("c_2", INSTANCE)).protocol == 2
     assert [one.restarts for one in agent.status().servers] == [0]

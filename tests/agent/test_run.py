@@ -18,7 +18,7 @@ from dra_driver.base.errors import MpsAgentUnreachable, NodeError
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import mps_server_name
 from dra_driver.node.mps.agent_client import MpsAgentClient
-from tests.agent.conftest import space
+from tests.agent.conftest import namespace
 
 GPU = GpuUuid("GPU-ee8fd3e5-3216-5b3f-99a8-7b77d545fca3")
 SECONDS = 90.0  # on whatever machine; that it ends in 5 s, test_hangs of the plugin sees
@@ -85,7 +85,7 @@ def ended(process):
 def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
     first = start()
     agent = when_it_answers(mps_dir)
-    served = agent.serve(space("c_1", GPU, percent=30, mib=1024))
+    served = agent.serve(namespace("c_1", GPU, percent=30, mib=1024))
     assert Path(served.pipe_directory, "control").is_socket()
     running = daemons(mps_dir)
     assert running
@@ -97,7 +97,7 @@ def test_daemons_outlive_an_agent_and_the_next_one_finds_them(start, mps_dir):
 
     second = start()
     agent = when_it_answers(mps_dir)
-    assert tuple(agent.status().spaces()) == (served,)
+    assert tuple(agent.status().namespaces()) == (served,)
     assert agent.status().incidents == ()
     second.kill()  # at any time
     second.wait(SECONDS)
@@ -214,4 +214,4 @@ def until(condition):
 
 def failing(agent):
     with suppress(NodeError):
-        agent.serve(space("c_1", GPU))
+        agent.serve(namespace("c_1", GPU))

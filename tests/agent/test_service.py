@@ -15,7 +15,7 @@ from dra_driver.base.errors import ClaimError, MpsAgentUnreachable, NodeError, S
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsLimits, mps_server_name
 from dra_driver.node.mps.agent_client import MpsAgentClient
-from tests.agent.conftest import INSTANCE, ONE, space
+from tests.agent.conftest import INSTANCE, ONE, namespace
 
 SECONDS = 60
 
@@ -46,11 +46,11 @@ def told(service, line):
         return connection.makefile("rb").readline().decode()
 
 
-def test_a_space_is_served_through_the_socket_and_ends(host, agent):
-    served = agent.serve(space("c_1", percent=30, mib=1024))
+def test_a_namespace_is_served_through_the_socket_and_ends(host, agent):
+    served = agent.serve(namespace("c_1", percent=30, mib=1024))
 
     assert served.pipe_directory.startswith(str(host.directory))
-    assert tuple(agent.status().spaces()) == (served,)
+    assert tuple(agent.status().namespaces()) == (served,)
     agent.terminate("c_1", [7])
     agent.release("c_1")
     assert agent.status().servers == ()
@@ -65,37 +65,37 @@ def test_an_error_comes_back_as_what_it_was(host, agent):
     host.daemons.absent = {ONE}
 
     with pytest.raises(NodeError, match="no such GPU"):
-        agent.serve(space())
+        agent.serve(namespace())
 
 
 def test_a_bug_is_an_answer_too(host, agent):
-    def broken(daemon, spaces):
+    def broken(daemon, namespaces):
         raise KeyError("bug")
 
     host.daemons.start = broken
 
     with pytest.raises(NodeError, match=r"the MPS agent failed: 'bug'; see its log"):
-        agent.serve(space())
+        agent.serve(namespace())
     assert host.left() == ["agent.sock"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (space("C 1"), "its name 'C 1' is not"),
-        (space("x" * 65), "is not 1 to 64"),
-        (replace(space(), gpus=()), "its GPUs are none"),
-        (space("c_1", ONE, ONE), "comes twice"),
-        (space("c_1", GpuUuid('GPU"\n')), "is no UUID of a GPU"),
-        (space("c_1", INSTANCE, ONE), "a MIG instance has a server of its own"),
-        (space("c_1", INSTANCE, GpuUuid("MIG-2")), "a MIG instance has a server of its own"),
-        (space("c_1", GpuUuid("GPU-1/19/0")), "'GPU-1/19/0' is no UUID of a GPU"),
-        (space(percent=0), "0 % of the multiprocessors is not 1 to 100"),
-        (space(percent=101), "101 % of the multiprocessors is not 1 to 100"),
-        (replace(space(), memory_bytes=(1,)), "a memory limit of 1 bytes"),
-        (replace(space(), memory_bytes=(-(1 << 20),)), "a memory limit of -1048576 bytes"),
-        (replace(space(), memory_bytes=(None, None)), "2 memory limits for 1 GPUs"),
-        (space(most=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
+        (namespace("C 1"), "its name 'C 1' is not"),
+        (namespace("x" * 65), "is not 1 to 64"),
+        (replace(namespace(), gpus=()), "its GPUs are none"),
+        (namespace("c_1", ONE, ONE), "comes twice"),
+        (namespace("c_1", GpuUuid('GPU"\n')), "is no UUID of a GPU"),
+        (namespace("c_1", INSTANCE, ONE), "a MIG instance has a server of its own"),
+        (namespace("c_1", INSTANCE, GpuUuid("MIG-2")), "a MIG instance has a server of its own"),
+        (namespace("c_1", GpuUuid("GPU-1/19/0")), "'GPU-1/19/0' is no UUID of a GPU"),
+        (namespace(percent=0), "0 % of the multiprocessors is not 1 to 100"),
+        (namespace(percent=101), "101 % of the multiprocessors is not 1 to 100"),
+        (replace(namespace(), memory_bytes=(1,)), "a memory limit of 1 bytes"),
+        (replace(namespace(), memory_bytes=(-(1 << 20),)), "a memory limit of -1048576 bytes"),
+        (replace(namespace(), memory_bytes=(None, None)), "2 memory limits for 1 GPUs"),
+        (namespace(most=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
     ],
 )
 def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, said):
@@ -212,13 +212,13 @@ def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
     begun, go_on = threading.Event(), threading.Event()
     start = host.daemons.start
 
-    def slow(daemon, spaces):
+    def slow(daemon, namespaces):
         begun.set()
         assert go_on.wait(SECONDS)
-        return start(daemon, spaces)
+        return start(daemon, namespaces)
 
     host.daemons.start = slow
-    asking = threading.Thread(target=agent.serve, args=(space(),), daemon=True)
+    asking = threading.Thread(target=agent.serve, args=(namespace(),), daemon=True)
     asking.start()
     assert begun.wait(SECONDS)
     stopping = threading.Thread(target=service.stop, daemon=True)
@@ -227,7 +227,7 @@ def test_what_is_under_way_is_given_a_moment_to_end(host, service, agent):
     stopping.join(SECONDS)
     asking.join(SECONDS)
 
-    assert host.daemons.of(mps_server_name([ONE])).spaces
+    assert host.daemons.of(mps_server_name([ONE])).namespaces
 
 
 def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent):
@@ -241,12 +241,12 @@ def test_something_is_made_ready_for_the_next_claim_after_the_answer(host, agent
         return directory
 
     host.daemons.add = slow
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))  # takes the spare that the server was started with
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))  # takes the spare that the server was started with
     go_on.set()
 
     assert made.wait(SECONDS)
-    assert len(host.daemons.of(mps_server_name([ONE])).spaces) == 3
+    assert len(host.daemons.of(mps_server_name([ONE])).namespaces) == 3
 
 
 def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, agent):
@@ -258,8 +258,8 @@ def test_nobody_who_ends_the_agent_waits_for_what_is_made_ready(host, service, a
         raise NodeError("ended")
 
     host.daemons.add = hangs
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
     assert begun.wait(SECONDS)
 
     before = time.monotonic()
@@ -273,15 +273,15 @@ def test_a_bug_in_making_something_ready_harms_nobody(host, agent, caplog):
         raise KeyError("bug")
 
     add, host.daemons.add = host.daemons.add, broken
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
     deadline = time.monotonic() + SECONDS
     while "nothing could be made ready for the next claim" not in caplog.messages:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     host.daemons.add = add
 
-    assert agent.serve(space("c_3")).space.name == "c_3"
+    assert agent.serve(namespace("c_3")).namespace.name == "c_3"
 
 
 def test_a_second_agent_in_the_same_directory_is_refused(mps_dir):

@@ -4,14 +4,14 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsPriority
-from tests.agent.conftest import OVER_ONE, Host, most, space
+from tests.agent.conftest import OVER_ONE, Host, most, namespace
 
 
 @pytest.fixture
 def agent(host):
-    """Which serves one space, c_1."""
+    """Which serves one namespace, c_1."""
     made = host.agent()
-    made.serve(space("c_1", percent=30, mib=1024))
+    made.serve(namespace("c_1", percent=30, mib=1024))
     return made
 
 
@@ -24,19 +24,19 @@ def runs(host):
 
 def spare(host, agent):
     """The namespace that nobody has."""
-    (name,) = host.daemons.of(OVER_ONE).spaces.keys() - host.namespaces(agent).values()
+    (name,) = host.daemons.of(OVER_ONE).namespaces.keys() - host.daemon_names(agent).values()
     return name
 
 
-def test_a_space_with_the_same_limits_takes_no_run_of_the_program(host, agent):
+def test_a_namespace_with_the_same_limits_takes_no_run_of_the_program(host, agent):
     ready = spare(host, agent)
     runs(host)
 
-    served = agent.serve(space("c_2", percent=30, mib=1024))
+    served = agent.serve(namespace("c_2", percent=30, mib=1024))
 
     assert runs(host) == []
     assert served.pipe_directory.endswith(f"/gpu/{ready}")
-    assert served.space == space("c_2", percent=30, mib=1024)
+    assert served.namespace == namespace("c_2", percent=30, mib=1024)
     assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(30, 1024)}
 
 
@@ -50,17 +50,17 @@ def test_a_space_with_the_same_limits_takes_no_run_of_the_program(host, agent):
         ),
     ],
 )
-def test_a_space_with_other_limits_takes_one(host, agent, other):
+def test_a_namespace_with_other_limits_takes_one(host, agent, other):
     runs(host)
 
-    agent.serve(space("c_2", **other))
+    agent.serve(namespace("c_2", **other))
 
     assert runs(host) == ["limit"]
-    assert host.granted(agent)["c_2"] == space("c_2", **other).allowance
+    assert host.granted(agent)["c_2"] == namespace("c_2", **other).allowance
 
 
 def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
-    agent.serve(space("c_2", percent=70, mib=2048))
+    agent.serve(namespace("c_2", percent=70, mib=2048))
     runs(host)
 
     agent.make_spares()
@@ -68,14 +68,14 @@ def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
 
     assert runs(host) == ["add"]
     assert host.granted(agent)["a spare"] == most(70, 2048)
-    agent.serve(space("c_3", percent=70, mib=2048))
+    agent.serve(namespace("c_3", percent=70, mib=2048))
     assert runs(host) == []
 
 
 def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(host, agent):
     runs(host)
 
-    served = agent.serve(space("c_2", percent=30))
+    served = agent.serve(namespace("c_2", percent=30))
 
     assert runs(host) == ["add"]
     assert served.pipe_directory.endswith("/gpu/c_2")
@@ -83,23 +83,23 @@ def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(h
     agent.make_spares()
     assert runs(host) == ["remove", "add"]
     assert host.granted(agent)["a spare"] == most(30)
-    agent.serve(space("c_3", percent=40, mib=100))
+    agent.serve(namespace("c_3", percent=40, mib=100))
     assert host.granted(agent)["c_3"] == most(40, 100)
 
 
-def test_without_one_a_space_is_made(host, agent):
-    agent.serve(space("c_2", mib=2048))
+def test_without_one_a_namespace_is_made(host, agent):
+    agent.serve(namespace("c_2", mib=2048))
     runs(host)
 
-    served = agent.serve(space("c_3", percent=20))
+    served = agent.serve(namespace("c_3", percent=20))
 
     assert runs(host) == ["add"]
     assert served.pipe_directory.endswith("/gpu/c_3")
     assert host.granted(agent)["c_3"] == most(20)
 
 
-def test_spaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host, agent):
-    agent.serve(space("c_2", mib=2048))
+def test_namespaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host, agent):
+    agent.serve(namespace("c_2", mib=2048))
     host.connect(agent, 71, "c_2")
     host.seconds += 2
 
@@ -110,15 +110,15 @@ def test_spaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host,
     assert host.granted(agent) == {"c_1": most(30, 1024)}
 
 
-def test_a_restart_keeps_the_directory_of_every_space_and_what_is_ready(host, agent):
-    served = agent.serve(space("c_2", mib=2048))
+def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host, agent):
+    served = agent.serve(namespace("c_2", mib=2048))
     agent.make_spares()
     ready = spare(host, agent)
     host.daemons.kill(OVER_ONE)
 
     host.pass_time(agent, 5)
 
-    assert served in list(agent.status().spaces())
+    assert served in list(agent.status().namespaces())
     assert spare(host, agent) == ready
     assert host.granted(agent) == {
         "c_1": most(30, 1024),
@@ -131,19 +131,19 @@ def test_the_next_agent_sets_the_limits_of_what_it_finds(host, agent):
     """The last one may have been killed after it changed them."""
     found = spare(host, agent)
     again = host.agent()
-    host.daemons.of(OVER_ONE).spaces[found] = most(100)
+    host.daemons.of(OVER_ONE).namespaces[found] = most(100)
     runs(host)
 
-    again.serve(space("c_2", percent=30, mib=1024))
+    again.serve(namespace("c_2", percent=30, mib=1024))
 
     assert runs(host) == ["limit"]
     assert host.granted(again)["c_2"] == most(30, 1024)
 
 
 def test_what_somebody_removed_is_not_given_out_and_is_made_anew(host, agent):
-    del host.daemons.of(OVER_ONE).spaces[spare(host, agent)]
+    del host.daemons.of(OVER_ONE).namespaces[spare(host, agent)]
 
-    served = agent.serve(space("c_2", mib=2048))
+    served = agent.serve(namespace("c_2", mib=2048))
 
     assert served.pipe_directory.endswith("/gpu/c_2")
     host.pass_time(agent, 13)
@@ -152,20 +152,20 @@ def test_what_somebody_removed_is_not_given_out_and_is_made_anew(host, agent):
 
 def test_limits_of_it_that_somebody_raised_are_given_to_nobody(host, agent):
     raised = spare(host, agent)
-    host.daemons.of(OVER_ONE).spaces[raised] = most(100)
+    host.daemons.of(OVER_ONE).namespaces[raised] = most(100)
 
     host.pass_time(agent, 13)
 
-    assert raised not in host.daemons.of(OVER_ONE).spaces
+    assert raised not in host.daemons.of(OVER_ONE).namespaces
     assert host.granted(agent)["a spare"] == most(30, 1024)
     assert agent.status().incidents == ()
 
 
-def test_one_that_somebody_went_into_is_taken_away_and_the_space_is_made(host, agent):
+def test_one_that_somebody_went_into_is_taken_away_and_the_namespace_is_made(host, agent):
     intruded = spare(host, agent)
     host.daemons.connect(OVER_ONE, 99, intruded)
 
-    agent.serve(space("c_2", percent=40, mib=1024))
+    agent.serve(namespace("c_2", percent=40, mib=1024))
 
     assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(40, 1024)}
     assert host.daemons.of(OVER_ONE).clients == set()
@@ -175,17 +175,17 @@ def test_one_whose_limits_could_not_be_set_in_time_is_given_to_nobody(host, agen
     doubtful = spare(host, agent)
     host.daemons.of(OVER_ONE).unanswering = True
     with pytest.raises(TimedOut):
-        agent.serve(space("c_2", percent=40, mib=1024))
+        agent.serve(namespace("c_2", percent=40, mib=1024))
     host.daemons.of(OVER_ONE).unanswering = False
 
-    served = agent.serve(space("c_2", percent=40, mib=1024))
+    served = agent.serve(namespace("c_2", percent=40, mib=1024))
 
     assert served.pipe_directory.endswith("/gpu/c_2")
-    assert doubtful not in host.daemons.of(OVER_ONE).spaces
+    assert doubtful not in host.daemons.of(OVER_ONE).namespaces
 
 
 def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
-    agent.serve(space("c_2", mib=2048))
+    agent.serve(namespace("c_2", mib=2048))
     add = host.daemons.add
 
     def full(daemon, wanted):
@@ -200,7 +200,7 @@ def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
 
     assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(50, 2048)}
     assert agent.status().servers[0].ready
-    agent.serve(space("c_3"))
+    agent.serve(namespace("c_3"))
     host.daemons.add = add
     agent.make_spares()
     assert "a spare" in host.granted(agent)
@@ -219,14 +219,14 @@ def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, a
 
     host.daemons.limit, host.daemons.add = refuses(limit), refuses(add)
     with pytest.raises(NodeError, match="is refused"):
-        agent.serve(space("c_2", percent=99, mib=1024))
+        agent.serve(namespace("c_2", percent=99, mib=1024))
 
     agent.make_spares()
     assert host.granted(agent) == {"c_1": most(30, 1024), "a spare": most(30, 1024)}
 
 
 def test_it_is_no_reason_for_a_server_to_stay(host, agent):
-    agent.serve(space("c_2", mib=2048))
+    agent.serve(namespace("c_2", mib=2048))
     agent.make_spares()
     agent.release("c_1")
     agent.release("c_2")
@@ -238,7 +238,7 @@ def test_it_is_no_reason_for_a_server_to_stay(host, agent):
 
 def test_whoever_waits_for_the_server_goes_first(host, agent):
     """Nothing is made ready while somebody else is at it."""
-    agent.serve(space("c_2", mib=2048))
+    agent.serve(namespace("c_2", mib=2048))
     terminate = host.daemons.terminate
 
     def meanwhile(daemon, pids):
@@ -255,11 +255,11 @@ def test_whoever_waits_for_the_server_goes_first(host, agent):
 def test_protocol_2_needs_none(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(space("c_1"))
+    agent.serve(namespace("c_1"))
     agent.make_spares()
     runs(host)
 
-    agent.serve(space("c_2", mib=2048))
+    agent.serve(namespace("c_2", mib=2048))
 
     assert runs(host) == ["add"]
-    assert host.daemons.of(OVER_ONE).spaces == {}
+    assert host.daemons.of(OVER_ONE).namespaces == {}

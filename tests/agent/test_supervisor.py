@@ -19,7 +19,7 @@ from dra_driver.model.mps import (
     MpsPriority,
     mps_server_name,
 )
-from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, most, space
+from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, most, namespace
 
 NAME = OVER_ONE
 
@@ -29,69 +29,71 @@ def agent(host):
     return host.agent()
 
 
-def test_a_space_is_served_with_its_limits(host, agent):
-    wanted = space("c_1", percent=30, mib=1024)
+def test_a_namespace_is_served_with_its_limits(host, agent):
+    wanted = namespace("c_1", percent=30, mib=1024)
 
     served = agent.serve(wanted)
 
-    assert served.space == wanted
+    assert served.namespace == wanted
     assert served.protocol == 3
     assert served.pipe_directory == f"{host.directory}/{NAME}/pipe/gpu/c_1"
     assert served.shm_directory == ""
     assert host.granted(agent) == {"c_1": most(30, 1024), "a spare": most(30, 1024)}
 
 
-def test_a_second_space_joins_the_server_of_the_first(host, agent):
-    agent.serve(space("c_1", percent=30))
-    agent.serve(space("c_2", percent=70))
+def test_a_second_namespace_joins_the_server_of_the_first(host, agent):
+    agent.serve(namespace("c_1", percent=30))
+    agent.serve(namespace("c_2", percent=70))
 
     (server,) = agent.status().servers
-    assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
+    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
     assert server.ready
     assert host.granted(agent) == {"c_1": most(30), "c_2": most(70)}
 
 
 def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_said(host, agent):
-    agent.serve(space("c_1", ONE))
-    agent.serve(space("c_2", TWO, ONE))
-    agent.serve(space("c_3", ONE, TWO))
+    agent.serve(namespace("c_1", ONE))
+    agent.serve(namespace("c_2", TWO, ONE))
+    agent.serve(namespace("c_3", ONE, TWO))
 
-    assert {one.gpus: len(one.spaces) for one in agent.status().servers} == {
+    assert {one.gpus: len(one.namespaces) for one in agent.status().servers} == {
         (ONE,): 1,
         (TWO, ONE): 2,  # as the first has them
     }
 
 
-def test_the_same_space_again_is_the_same_answer_and_nothing_is_done(host, agent):
-    first = agent.serve(space())
+def test_the_same_namespace_again_is_the_same_answer_and_nothing_is_done(host, agent):
+    first = agent.serve(namespace())
     before = list(host.daemons.calls)
 
-    assert agent.serve(space()) == first
-    assert agent.serve(space(most=most(90))) == first  # the rules of the node are not its limits
+    assert agent.serve(namespace()) == first
+    assert (
+        agent.serve(namespace(most=most(90))) == first
+    )  # the rules of the node are not its limits
     assert host.daemons.calls == before
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        pytest.param(space(percent=60), id="more multiprocessors"),
-        pytest.param(space(mib=100), id="a memory limit"),
-        pytest.param(space("c_1", TWO), id="another GPU"),
-        pytest.param(space(priority=MpsPriority.BELOW_NORMAL), id="another priority"),
+        pytest.param(namespace(percent=60), id="more multiprocessors"),
+        pytest.param(namespace(mib=100), id="a memory limit"),
+        pytest.param(namespace("c_1", TWO), id="another GPU"),
+        pytest.param(namespace(priority=MpsPriority.BELOW_NORMAL), id="another priority"),
     ],
 )
-def test_a_space_with_other_limits_under_the_same_name_is_refused(host, agent, other):
-    agent.serve(space())
+def test_a_namespace_with_other_limits_under_the_same_name_is_refused(host, agent, other):
+    agent.serve(namespace())
 
     with pytest.raises(NodeError, match=r"c_1 of claim uid-c_1 exists already with other limits"):
         agent.serve(other)
 
-    assert [one.space for one in agent.status().spaces()] == [space()]
+    assert [one.namespace for one in agent.status().namespaces()] == [namespace()]
 
 
-def test_the_last_space_takes_the_server_with_it(host, agent):
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+def test_the_last_namespace_takes_the_server_with_it(host, agent):
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
 
     agent.release("c_1")
     assert host.granted(agent) == {"c_2": most(50)}
@@ -110,36 +112,36 @@ def test_a_daemon_that_does_not_start_leaves_nothing_and_says_why(host, agent):
     host.daemons.absent = {ONE}
 
     with pytest.raises(NodeError, match="no such GPU"):
-        agent.serve(space())
+        agent.serve(namespace())
 
     assert host.left() == []
     host.daemons.absent = set()
-    assert agent.serve(space()).space == space()
+    assert agent.serve(namespace()).namespace == namespace()
 
 
 def test_a_driver_without_mps_is_said_before_anything_is_done(host, agent):
     host.daemons.newest = 0
 
     with pytest.raises(NodeError, match="has no nvidia-cuda-mps-control"):
-        agent.serve(space())
+        agent.serve(namespace())
 
     assert host.left() == []
 
 
-def test_a_space_that_cannot_be_added_leaves_nothing_at_once(host, agent):
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))  # which takes the spare
-    host.daemons.of(NAME).spaces["c_3"] = most(99)  # somebody else's, under that name
+def test_a_namespace_that_cannot_be_added_leaves_nothing_at_once(host, agent):
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))  # which takes the spare
+    host.daemons.of(NAME).namespaces["c_3"] = most(99)  # somebody else's, under that name
 
     with pytest.raises(NodeError, match="has other limits"):
-        agent.serve(space("c_3"))
+        agent.serve(namespace("c_3"))
 
     assert host.granted(agent) == {"c_1": most(50), "c_2": most(50)}
-    assert [one.space.name for one in agent.status().spaces()] == ["c_1", "c_2"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1", "c_2"]
 
 
-def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, agent):
-    agent.serve(space())
+def test_clients_are_told_with_their_namespace_and_looked_up_once_a_second(host, agent):
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.seconds += 1
 
@@ -150,8 +152,8 @@ def test_clients_are_told_with_their_space_and_looked_up_once_a_second(host, age
     assert len(agent.status().servers[0].clients) == 2
 
 
-def test_clients_of_a_space_are_ended(host, agent):
-    agent.serve(space())
+def test_clients_of_a_namespace_are_ended(host, agent):
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.connect(agent, 72, "c_1")
 
@@ -161,8 +163,8 @@ def test_clients_of_a_space_are_ended(host, agent):
 
 
 def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host, agent):
-    agent.serve(space("c_1", percent=30))
-    agent.serve(space("c_2", percent=70))
+    agent.serve(namespace("c_1", percent=30))
+    agent.serve(namespace("c_2", percent=70))
     host.connect(agent, 71, "c_1")
     host.pass_time(agent, 13)
     host.daemons.kill(NAME)
@@ -175,13 +177,13 @@ def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host,
     assert host.granted(agent) == limits
     (incident,) = agent.status().incidents
     assert incident.number == 1
-    assert (incident.server, incident.spaces, incident.clients) == (NAME, ("c_1", "c_2"), 1)
+    assert (incident.server, incident.namespaces, incident.clients) == (NAME, ("c_1", "c_2"), 1)
     assert incident.reason == "its daemon was gone"
     assert incident.at == host.seconds + 1e9
 
 
 def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.of(NAME).faulty = True
 
     host.pass_time(agent, 13)
@@ -206,7 +208,7 @@ def silent_for(host, agent, seconds):
 
 
 def test_a_server_that_says_nothing_is_started_again_after_a_quarter_of_a_minute(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.daemons.of(NAME).unanswering = True
     host.pass_time(agent, 13)  # asked for the first time
@@ -218,7 +220,7 @@ def test_a_server_that_says_nothing_is_started_again_after_a_quarter_of_a_minute
 
 def test_a_server_that_answers_in_between_is_not_silent(host, agent):
     """A node on which nobody gets on makes every daemon slow."""
-    agent.serve(space())
+    agent.serve(namespace())
     server = host.daemons.of(NAME)
     for _ in range(5):
         server.unanswering = True
@@ -231,7 +233,7 @@ def test_a_server_that_answers_in_between_is_not_silent(host, agent):
 
 
 def test_few_questions_are_no_silence_however_long_they_took(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.of(NAME).unanswering = True
     host.pass_time(agent, 13)
     host.pass_time(agent, 100)
@@ -244,7 +246,7 @@ def test_few_questions_are_no_silence_however_long_they_took(host, agent):
 @pytest.mark.parametrize("also", ["nothing else", "its daemon died"])
 def test_a_server_that_cannot_be_asked_is_left_alone(host, agent, also):
     """While the driver's container is replaced there is no program to ask with."""
-    agent.serve(space())
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.daemons.unaskable = "the driver is gone"
     before = len(host.daemons.calls)
@@ -264,7 +266,7 @@ def test_a_server_that_cannot_be_asked_is_left_alone(host, agent, also):
 
 
 def test_a_faulty_server_is_not_ended_before_there_is_a_driver_to_start_it_with(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.of(NAME).faulty = True
     host.pass_time(agent, 13)
     host.daemons.newest = 0
@@ -280,7 +282,7 @@ def test_a_faulty_server_is_not_ended_before_there_is_a_driver_to_start_it_with(
 
 
 def test_processes_that_cannot_be_looked_at_are_not_taken_for_gone(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     is_running = host.daemons.is_running
 
     def blind(daemon):
@@ -298,7 +300,7 @@ def test_processes_that_cannot_be_looked_at_are_not_taken_for_gone(host, agent):
 
 
 def test_a_daemon_that_does_not_answer_whom_to_end_is_not_started_again_for_that(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.daemons.of(NAME).unanswering = True
 
@@ -311,7 +313,7 @@ def test_a_daemon_that_does_not_answer_whom_to_end_is_not_started_again_for_that
 
 
 def test_clients_that_need_more_time_are_no_reason_to_start_a_server_again(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
 
     def slow(daemon, pids):
@@ -328,8 +330,8 @@ def test_clients_that_need_more_time_are_no_reason_to_start_a_server_again(host,
 
 def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
     agent = host.agent(partial(run_concurrently, seconds=0.05))
-    agent.serve(space("c_1", ONE))
-    agent.serve(space("c_2", TWO))
+    agent.serve(namespace("c_1", ONE))
+    agent.serve(namespace("c_2", TWO))
     slow = host.daemons.start = Slow(host.daemons)
     for gpu in (ONE, TWO):
         slow.begun[gpu].clear()
@@ -352,7 +354,7 @@ def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
 
 
 def test_logs_are_kept_short_once_a_minute(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     for _ in range(21):
         host.pass_time(agent, 6)
 
@@ -360,7 +362,7 @@ def test_logs_are_kept_short_once_a_minute(host, agent):
 
 
 def test_a_server_that_was_only_slow_once_is_left_alone(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.of(NAME).unanswering = True
     host.pass_time(agent, 13)
     host.daemons.of(NAME).unanswering = False
@@ -373,7 +375,7 @@ def test_a_server_that_was_only_slow_once_is_left_alone(host, agent):
 
 
 def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     before = len(host.daemons.calls)
 
     host.pass_time(agent, 5)
@@ -387,8 +389,8 @@ def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
 def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_told(host, agent):
     woken = []
     agent.on_trouble = lambda: woken.append(True)
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
     host.connect(agent, 71, "c_1")
     host.daemons.of(NAME).hanging = True
 
@@ -400,11 +402,11 @@ def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_t
     assert agent.status().servers[0].ready
     (incident,) = agent.status().incidents
     assert incident.reason.startswith("a client could not be ended")
-    assert (incident.spaces, incident.clients) == (("c_1", "c_2"), 1)
+    assert (incident.namespaces, incident.clients) == (("c_1", "c_2"), 1)
 
 
 def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.kill(NAME)
     host.daemons.absent = {ONE}
     tries = []
@@ -424,24 +426,24 @@ def test_a_restart_that_fails_is_tried_again_later_and_later(host, agent):
 
 
 def test_somebody_who_waits_makes_it_try_at_once(host, agent):
-    agent.serve(space("c_1"))
+    agent.serve(namespace("c_1"))
     host.daemons.kill(NAME)
     host.daemons.absent = {ONE}
     host.pass_time(agent, 5)
 
     with pytest.raises(NodeError, match=r"over GPU-1 does not come back: .*no such GPU"):
-        agent.serve(space("c_2"))
+        agent.serve(namespace("c_2"))
     host.daemons.absent = set()
-    agent.serve(space("c_2"))
+    agent.serve(namespace("c_2"))
 
     (server,) = agent.status().servers
     assert server.ready
-    assert [one.space.name for one in server.spaces] == ["c_1", "c_2"]
+    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
 
 
 def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agent):
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
     host.daemons.kill(NAME)
 
     agent.release("c_1")
@@ -450,14 +452,14 @@ def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agen
     assert host.granted(agent) == {"c_2": most(50), "a spare": most(50)}
 
 
-def test_a_space_that_a_wedged_server_does_not_give_back_is_gone_with_its_restart(host, agent):
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2"))
+def test_a_namespace_that_a_wedged_server_does_not_give_back_is_gone_with_its_restart(host, agent):
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2"))
     host.daemons.of(NAME).unanswering = True
 
     with pytest.raises(TimedOut):
         agent.release("c_1")
-    assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
     for _ in range(16):
         host.pass_time(agent, 1)
 
@@ -466,12 +468,12 @@ def test_a_space_that_a_wedged_server_does_not_give_back_is_gone_with_its_restar
 
 
 def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(host, agent):
-    agent.serve(space("c_1", percent=30, mib=1024))
-    agent.serve(space("c_2", percent=40, mib=1024))
+    agent.serve(namespace("c_1", percent=30, mib=1024))
+    agent.serve(namespace("c_2", percent=40, mib=1024))
     host.connect(agent, 71, "c_1")
     host.connect(agent, 72, "c_2")
-    raised = MpsNamespaceName(host.namespaces(agent)["c_2"])
-    host.daemons.of(NAME).spaces[raised] = most(100, 2048)
+    raised = MpsNamespaceName(host.daemon_names(agent)["c_2"])
+    host.daemons.of(NAME).namespaces[raised] = most(100, 2048)
     before = len(host.daemons.calls)
 
     host.pass_time(agent, 13)
@@ -485,15 +487,15 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
     # Containers have its directory mounted: it is not made anew.
     assert f"remove {NAME}" not in host.daemons.calls[before:]
     (incident,) = agent.status().incidents
-    assert (incident.spaces, incident.clients) == (("c_2",), 1)
+    assert (incident.namespaces, incident.clients) == (("c_2",), 1)
     assert incident.reason == (
         "its limits were changed: 100 % and 2048 MiB instead of 40 % and 1024 MiB"
     )
 
 
 def test_a_client_that_comes_back_while_its_limits_are_set_is_ended_too(host, agent):
-    agent.serve(space("c_1"))
-    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    agent.serve(namespace("c_1"))
+    host.daemons.of(NAME).namespaces["c_1"] = most(100)
     terminate, coming = host.daemons.terminate, [72, 73]
 
     def meanwhile(daemon, pids):
@@ -509,8 +511,8 @@ def test_a_client_that_comes_back_while_its_limits_are_set_is_ended_too(host, ag
 
 
 def test_a_tenant_whose_clients_never_stay_away_does_not_hold_up_the_agent(host, agent):
-    agent.serve(space("c_1"))
-    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    agent.serve(namespace("c_1"))
+    host.daemons.of(NAME).namespaces["c_1"] = most(100)
     host.daemons.terminate = lambda daemon, pids: host.connect(agent, 72, "c_1")
 
     host.pass_time(agent, 13)
@@ -522,9 +524,9 @@ def test_a_tenant_whose_clients_never_stay_away_does_not_hold_up_the_agent(host,
 def test_a_server_whose_intruder_cannot_be_ended_is_started_again_with_the_right_limits(
     host, agent
 ):
-    agent.serve(space("c_1"))
+    agent.serve(namespace("c_1"))
     host.connect(agent, 71, "c_1")
-    host.daemons.of(NAME).spaces["c_1"] = most(100)
+    host.daemons.of(NAME).namespaces["c_1"] = most(100)
     host.daemons.of(NAME).hanging = True
 
     host.pass_time(agent, 13)
@@ -539,29 +541,29 @@ def test_a_server_whose_intruder_cannot_be_ended_is_started_again_with_the_right
 
 def test_limits_are_not_set_again_for_ever(host, agent):
     """Should this driver write them in a way that is read wrongly, claims have to go on."""
-    agent.serve(space("c_1"))
+    agent.serve(namespace("c_1"))
     for _ in range(10):
-        host.daemons.of(NAME).spaces["c_1"] = most(100)
+        host.daemons.of(NAME).namespaces["c_1"] = most(100)
         host.pass_time(agent, 13)
 
     assert len(agent.status().incidents) == 3
 
 
-def test_a_space_that_somebody_removed_is_made_again_and_a_stranger_removed(host, agent):
-    agent.serve(space("c_1"))
-    host.daemons.of(NAME).spaces = {"stranger": most(100)}
+def test_a_namespace_that_somebody_removed_is_made_again_and_a_stranger_removed(host, agent):
+    agent.serve(namespace("c_1"))
+    host.daemons.of(NAME).namespaces = {"stranger": most(100)}
 
     host.pass_time(agent, 13)
 
     assert host.granted(agent) == {"c_1": most(50), "a spare": most(50)}
-    assert "stranger" not in host.daemons.of(NAME).spaces
+    assert "stranger" not in host.daemons.of(NAME).namespaces
     assert agent.status().incidents[0].reason == "it was removed"
 
 
 def test_protocol_2_has_one_place_for_all_and_its_shared_memory(mps_dir):
     host = Host(mps_dir, newest=2)
 
-    served = host.agent().serve(space())
+    served = host.agent().serve(namespace())
 
     assert (served.protocol, served.pipe_directory) == (2, f"{mps_dir}/{NAME}/pipe")
     assert served.shm_directory == f"{mps_dir}/{NAME}/shm"
@@ -570,7 +572,7 @@ def test_protocol_2_has_one_place_for_all_and_its_shared_memory(mps_dir):
 def test_protocol_2_is_started_with_the_most_that_a_claim_can_have(mps_dir):
     host = Host(mps_dir, newest=2)
 
-    host.agent().serve(space(percent=30, mib=1024, most=most(80, 4096)))
+    host.agent().serve(namespace(percent=30, mib=1024, most=most(80, 4096)))
 
     assert host.daemons.of(NAME).daemon.most == most(80, 4096)
 
@@ -578,57 +580,61 @@ def test_protocol_2_is_started_with_the_most_that_a_claim_can_have(mps_dir):
 def test_a_claim_that_needs_more_restarts_a_server_without_clients(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(space("c_1", percent=30, mib=1024, most=most(30, 1024)))
+    agent.serve(namespace("c_1", percent=30, mib=1024, most=most(30, 1024)))
 
-    agent.serve(space("c_2", percent=60, mib=2048, most=most(60, 2048)))
+    agent.serve(namespace("c_2", percent=60, mib=2048, most=most(60, 2048)))
 
     assert host.daemons.of(NAME).daemon.most == most(60, 2048)
     (incident,) = agent.status().incidents
-    assert incident.spaces == ("c_1",)
-    assert [one.space.name for one in agent.status().spaces()] == ["c_1", "c_2"]
+    assert incident.namespaces == ("c_1",)
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1", "c_2"]
 
 
 def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(space("c_1", percent=30, most=most(30)))
+    agent.serve(namespace("c_1", percent=30, most=most(30)))
     host.connect(agent, 71, "c_1")
 
     with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(1 now\)"):
-        agent.serve(space("c_2", percent=60, most=most(60)))
+        agent.serve(namespace("c_2", percent=60, most=most(60)))
 
-    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1"]
     assert agent.status().incidents == ()
 
 
 def test_an_older_driver_takes_over_what_a_newer_one_served(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.daemons.kill(NAME)
     host.daemons.newest = 2
 
     host.pass_time(agent, 5)
 
-    (served,) = agent.status().spaces()
+    (served,) = agent.status().namespaces()
     assert (served.protocol, served.pipe_directory) == (2, f"{host.directory}/{NAME}/pipe")
 
 
 def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_together(host, agent):
-    everybodys, mine, others = space("c_1"), space("c_2", tenant="a"), space("c_3", tenant="b")
+    everybodys, mine, others = (
+        namespace("c_1"),
+        namespace("c_2", tenant="a"),
+        namespace("c_3", tenant="b"),
+    )
     for one in (everybodys, mine, others):
         agent.serve(one)
     host.daemons.kill(NAME)
     host.daemons.newest = 2
 
     host.pass_time(agent, 5)
-    assert [one.space.name for one in agent.status().spaces()] == ["c_1"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1"]
     (incident,) = agent.status().incidents
-    assert incident.spaces == ("c_1", "c_2", "c_3"), "their pods are told"
+    assert incident.namespaces == ("c_1", "c_2", "c_3"), "their pods are told"
 
     assert len({agent.serve(one).pipe_directory for one in (everybodys, mine, others)}) == 3
 
 
 def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(host, agent):
-    mine = space("c_1", tenant="a")
+    mine = namespace("c_1", tenant="a")
     agent.serve(mine)
     host.daemons.kill(NAME)
     host.daemons.newest = 2
@@ -638,11 +644,11 @@ def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(ho
 
 
 def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_then(host, agent):
-    agent.serve(space("c_1"))
+    agent.serve(namespace("c_1"))
     host.daemons.kill(NAME)
     host.daemons.newest = 2
 
-    served = agent.serve(space("c_2", tenant="a"))
+    served = agent.serve(namespace("c_2", tenant="a"))
 
     assert served.pipe_directory == f"{host.directory}/{mps_server_name([ONE], 'a')}/pipe"
     host.pass_time(agent, 5)
@@ -653,7 +659,7 @@ def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_th
 
 
 def test_with_protocol_3_one_server_has_the_tenants_apart(agent):
-    served = [agent.serve(space(f"c_{tenant}", tenant=tenant)) for tenant in ("", "a", "b")]
+    served = [agent.serve(namespace(f"c_{tenant}", tenant=tenant)) for tenant in ("", "a", "b")]
 
     (server,) = agent.status().servers
     assert (server.name, server.tenant) == (NAME, "")
@@ -665,7 +671,7 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
     host = Host(mps_dir, newest=2 if gpu == ONE else 3)
     agent = host.agent()
     wanted = [
-        space(f"c_{number}", gpu, percent=10, tenant=tenant)
+        namespace(f"c_{number}", gpu, percent=10, tenant=tenant)
         for number, tenant in enumerate(["", "", "a", "a", "b"])
     ]
 
@@ -674,7 +680,7 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
     names = [mps_server_name([gpu], one.tenant) for one in wanted]
     assert [one.pipe_directory for one in served] == [f"{mps_dir}/{one}/pipe" for one in names]
     assert [one.shm_directory for one in served] == [f"{mps_dir}/{one}/shm" for one in names]
-    found = {one.name: (one.tenant, len(one.spaces)) for one in agent.status().servers}
+    found = {one.name: (one.tenant, len(one.namespaces)) for one in agent.status().servers}
     assert found == {names[0]: ("", 2), names[2]: ("a", 2), names[4]: ("b", 1)}
 
     again = host.agent()
@@ -688,10 +694,10 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
 def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(space("c_1", percent=30, tenant="a", most=most(30)))
+    agent.serve(namespace("c_1", percent=30, tenant="a", most=most(30)))
     host.daemons.connect(mps_server_name([ONE], "a"), 71, "c_1")
 
-    agent.serve(space("c_2", percent=60, tenant="b", most=most(60)))
+    agent.serve(namespace("c_2", percent=60, tenant="b", most=most(60)))
 
     host.seconds += 2
     assert {one.tenant: len(one.clients) for one in agent.status().servers} == {"a": 1, "b": 0}
@@ -701,28 +707,28 @@ def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
 def test_after_a_newer_driver_came_a_tenant_does_not_join_what_others_share_by_protocol_2(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    shared = agent.serve(space("c_1"))
+    shared = agent.serve(namespace("c_1"))
     host.daemons.newest = 3
 
-    mine = agent.serve(space("c_2", tenant="a"))
+    mine = agent.serve(namespace("c_2", tenant="a"))
 
     assert mine.protocol == 3
-    assert agent.serve(space("c_1")) == shared
+    assert agent.serve(namespace("c_1")) == shared
     assert {one.name for one in agent.status().servers} == {NAME, mps_server_name([ONE], "a")}
 
 
 def test_who_is_told_that_a_client_does_not_end_is_not_told_whose(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     host.daemons.of(NAME).hanging = True
 
-    agent.terminate(space().name, [71])
+    agent.terminate(namespace().name, [71])
 
     assert [one.reason for one in agent.status().incidents] == ["a client could not be ended"]
 
 
 def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
-    before = agent.serve(space())
+    before = agent.serve(namespace())
     host.connect(agent, 71, "c_1")
     running = dict(host.daemons.running)
 
@@ -730,13 +736,13 @@ def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
     again.look_after()
 
     assert host.daemons.running == running
-    assert tuple(again.status().spaces()) == (before,)
+    assert tuple(again.status().namespaces()) == (before,)
     assert again.status().servers[0].clients == (MpsClient(71, MpsNamespaceName("c_1")),)
     assert again.status().incidents == ()
 
 
 def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     for _ in range(40):
         host.daemons.kill(NAME)
         agent = host.agent()
@@ -756,15 +762,15 @@ def test_a_directory_that_nothing_is_written_of_is_removed(host):
 
 @pytest.mark.parametrize("how", ["empty", "newer"])
 def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, caplog, how):
-    agent.serve(space("c_1"))
-    agent.serve(space("c_2", TWO))
+    agent.serve(namespace("c_1"))
+    agent.serve(namespace("c_2", TWO))
     path = host.directory / "state" / f"{NAME}.json"
     before = path.read_text()
     path.write_text("" if how == "empty" else before.replace('"version": 1', '"version": 2'))
 
     agent = host.agent()
 
-    assert [one.space.name for one in agent.status().spaces()] == ["c_2"]
+    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
     assert [one.daemon.name for one in host.daemons.running.values()] == [mps_server_name([TWO])]
     assert not (host.directory / NAME).exists()
     assert path.with_suffix(".unreadable").exists()
@@ -772,13 +778,13 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
     assert (incident.server, incident.number) == (NAME, 1)
     assert incident.reason.startswith("it was ended: what is written in")
     assert "a file is set aside" in caplog.messages
-    assert agent.serve(space("c_1")).space.name == "c_1"
+    assert agent.serve(namespace("c_1")).namespace.name == "c_1"
     assert host.agent().status().incidents == (incident,)
 
 
 @pytest.mark.parametrize("cut", [0, 200])
 def test_incidents_that_cannot_be_read_do_not_keep_the_agent_from_starting(host, agent, cut):
-    agent.serve(space())
+    agent.serve(namespace())
     for _ in range(3):
         host.daemons.kill(NAME)
         host.pass_time(agent, 5)
@@ -793,7 +799,7 @@ def test_incidents_that_cannot_be_read_do_not_keep_the_agent_from_starting(host,
 
 
 def test_who_lives_in_a_directory_that_nothing_is_written_of_is_ended(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     (host.directory / "state" / f"{NAME}.json").unlink()
 
     host.agent()
@@ -802,7 +808,7 @@ def test_who_lives_in_a_directory_that_nothing_is_written_of_is_ended(host, agen
 
 
 def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(host, agent):
-    agent.serve(space())
+    agent.serve(namespace())
     (host.directory / "state" / f"{NAME}.json").unlink()
     clear = host.daemons.clear
 
@@ -812,19 +818,19 @@ def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(
     host.daemons.clear = stays
     agent = host.agent()
     with pytest.raises(TimedOut, match="do not end"):
-        agent.serve(space())
+        agent.serve(namespace())
     agent.look_after()
     assert (host.directory / NAME).exists()
     host.daemons.clear = clear
     agent.look_after()
 
     assert host.left() == []
-    assert agent.serve(space()).space == space()
+    assert agent.serve(namespace()).namespace == namespace()
 
 
 def test_a_server_that_was_not_sheltered_is_when_the_next_agent_can(host, agent):
     host.daemons.sheltered = False
-    agent.serve(space())
+    agent.serve(namespace())
     assert agent.unsheltered == 1
     assert host.agent().unsheltered == 1
     host.daemons.sheltered = True
@@ -841,7 +847,7 @@ def test_a_write_that_a_crash_cut_short_is_cleared_up(host, agent):
 
 def test_daemons_of_others_are_told_and_left_alone(host, agent):
     host.daemons.others = ("nvidia-cuda-mps-control (process 4711)",)
-    agent.serve(space())
+    agent.serve(namespace())
 
     agent.look_after()
 
@@ -852,7 +858,7 @@ def test_one_that_was_started_during_the_search_is_nobody_elses(host, agent):
     foreign = host.daemons.foreign
 
     def meanwhile(tokens):
-        agent.serve(space())
+        agent.serve(namespace())
         return foreign(tokens)
 
     host.daemons.foreign = meanwhile
@@ -899,17 +905,17 @@ class Slow:
         self.begun = {ONE: threading.Event(), TWO: threading.Event()}
         self.go_on = threading.Event()
 
-    def __call__(self, daemon, spaces):
+    def __call__(self, daemon, namespaces):
         self.begun[daemon.gpus[0]].set()
         assert self.go_on.wait(5)
-        return self._start(daemon, spaces)
+        return self._start(daemon, namespaces)
 
 
-def test_servers_do_not_wait_for_each_other_but_spaces_of_one_do(host, agent):
+def test_servers_do_not_wait_for_each_other_but_namespaces_of_one_do(host, agent):
     slow = host.daemons.start = Slow(host.daemons)
     threads = [
         threading.Thread(target=agent.serve, args=(wanted,))
-        for wanted in (space("c_1", ONE), space("c_2", TWO), space("c_3", ONE))
+        for wanted in (namespace("c_1", ONE), namespace("c_2", TWO), namespace("c_3", ONE))
     ]
     for thread in threads:
         thread.start()
@@ -922,12 +928,12 @@ def test_servers_do_not_wait_for_each_other_but_spaces_of_one_do(host, agent):
         thread.join(5)
 
     assert sum(call.startswith("start") for call in host.daemons.calls) == 2
-    assert {one.space.name for one in agent.status().spaces()} == {"c_1", "c_2", "c_3"}
+    assert {one.namespace.name for one in agent.status().namespaces()} == {"c_1", "c_2", "c_3"}
 
 
 def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host, agent):
-    agent.serve(space("c_1", ONE))
-    agent.serve(space("c_2", TWO))
+    agent.serve(namespace("c_1", ONE))
+    agent.serve(namespace("c_2", TWO))
     first = min(mps_server_name([ONE]), mps_server_name([TWO]))
     is_running = host.daemons.is_running
 

@@ -16,7 +16,7 @@ from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import mps_server_name
 from dra_driver.node.mps.agent_client import SECONDS, SERVE_SECONDS
 from dra_driver.node.mps.control import DaemonTimeouts
-from tests.agent.conftest import ONE, space
+from tests.agent.conftest import ONE, namespace
 from tests.fakes.daemon_host import DaemonHost
 
 KILLING = 1.0  # to end a program that hangs: node.commands
@@ -75,36 +75,36 @@ def stop_answering(node, agent):
 def test_a_daemon_that_does_not_come_up_is_told_of_in_time_with_its_own_words(node, agent):
     node.change(mps="hangs")
 
-    seconds, said = took(agent.serve, node.space(1))
+    seconds, said = took(agent.serve, node.namespace(1))
 
     assert seconds < BRIEF.serve + SLACK
     assert "does not start" in said
     assert "into the background" in said
     node.change(mps="works")
-    assert agent.serve(node.space(1)).space == node.space(1)
-    agent.release(node.space(1).name)
+    assert agent.serve(node.namespace(1)).namespace == node.namespace(1)
+    agent.release(node.namespace(1).name)
 
 
 def test_a_daemon_that_is_wedged_holds_up_no_request_longer_than_that(node, agent):
-    agent.serve(node.space(1))
-    agent.serve(node.space(2))
+    agent.serve(node.namespace(1))
+    agent.serve(node.namespace(2))
     stop_answering(node, agent)
 
-    seconds, _ = took(agent.serve, node.space(3))
+    seconds, _ = took(agent.serve, node.namespace(3))
     assert seconds < BRIEF.serve + SLACK
-    seconds, _ = took(agent.release, node.space(2).name)
+    seconds, _ = took(agent.release, node.namespace(2).name)
     assert seconds < BRIEF.release + SLACK
-    seconds, _ = took(agent.terminate, node.space(1).name, [os.getpid()])
+    seconds, _ = took(agent.terminate, node.namespace(1).name, [os.getpid()])
     assert seconds < BRIEF.terminate + SLACK
 
 
 def test_the_last_one_of_a_wedged_server_ends_by_and_by(node, agent):
-    agent.serve(node.space(1))
+    agent.serve(node.namespace(1))
     stop_answering(node, agent)
 
     began = time.monotonic()
     try:
-        agent.release(node.space(1).name)
+        agent.release(node.namespace(1).name)
     except NodeError:
         assert time.monotonic() - began < BRIEF.release + SLACK
         agent.look_after()
@@ -126,17 +126,17 @@ def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
     agent.recover()
     go_on, begun, start = threading.Event(), threading.Event(), host.daemons.start
 
-    def slow(daemon, spaces):
+    def slow(daemon, namespaces):
         begun.set()
         assert go_on.wait(5)
-        return start(daemon, spaces)
+        return start(daemon, namespaces)
 
     host.daemons.start = slow
-    first = threading.Thread(target=agent.serve, args=(space("c_1"),))
+    first = threading.Thread(target=agent.serve, args=(namespace("c_1"),))
     first.start()
     assert begun.wait(5)
 
     with pytest.raises(TimedOut, match=f"the MPS server {mps_server_name([ONE])} is being started"):
-        agent.serve(space("c_2"))
+        agent.serve(namespace("c_2"))
     go_on.set()
     first.join(5)

@@ -22,7 +22,7 @@ SLICEABLE = Fractional(TOTAL, GIB, 1024**2, shares=48)
 SERVER = mps_server_name([GPU.uuid])
 
 
-def space(claim, gpus=(GPU,), percent=30, memory=10 * GIB, **fields):
+def namespace(claim, gpus=(GPU,), percent=30, memory=10 * GIB, **fields):
     uuids = tuple(one.uuid for one in gpus)
     limits = tuple(memory for _ in gpus)
     return MpsNamespace(
@@ -38,7 +38,7 @@ def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
         for one in gpus
     )
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    steps = (ServeMpsNamespace(space(name, gpus, **fields)),)
+    steps = (ServeMpsNamespace(namespace(name, gpus, **fields)),)
     uses = tuple(Pod(pod, PodUid(pod)) for pod in pods)
     spec = "{}" if completed else None
     return ClaimRecord(ref(name), holdings, steps=steps, prepared=prepared, spec=spec, pods=uses)
@@ -46,14 +46,14 @@ def claim(name, gpus=(GPU,), completed=True, cores=30, pods=(), **fields):
 
 def served(record, protocol=3):
     (step,) = (step for step in record.steps if isinstance(step, ServeMpsNamespace))
-    return ServedNamespace(step.space, protocol, f"/run/mps/{step.space.name}")
+    return ServedNamespace(step.namespace, protocol, f"/run/mps/{step.namespace.name}")
 
 
 def server(*records, clients=(), protocol=3, ready=True, **fields):
     """The server of *records*; a client is a number, with the claim whose it is where that is
     told."""
-    spaces = tuple(served(record, protocol) for record in records)
-    gpus = spaces[0].space.gpus if spaces else (GPU.uuid,)
+    namespaces = tuple(served(record, protocol) for record in records)
+    gpus = namespaces[0].namespace.gpus if namespaces else (GPU.uuid,)
     told = tuple(
         MpsClient(one)
         if isinstance(one, int)
@@ -61,5 +61,5 @@ def server(*records, clients=(), protocol=3, ready=True, **fields):
         for one in clients
     )
     return MpsServer(
-        mps_server_name(gpus), gpus, protocol, ready, spaces=spaces, clients=told, **fields
+        mps_server_name(gpus), gpus, protocol, ready, namespaces=namespaces, clients=told, **fields
     )

@@ -202,7 +202,7 @@ def test_as_json_it_has_what_a_program_asks_for(claims, ledger):
                     "mps": None,
                 }
             ],
-            "mpsSpaces": [],
+            "mpsNamespaces": [],
             "cdiDevices": [],
         }
     ]

@@ -23,7 +23,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.mps.usage import clients_without_namespace
 from dra_driver.settings import ClaimsSettings
 from tests.builders import ref
-from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, server, space
+from tests.cli.mps import GIB, GPU, OTHER, SERVER, SLICEABLE, claim, namespace, server
 
 DOWN = "the MPS agent of this node does not answer at /run/agent.sock (No such file or directory)"
 
@@ -202,10 +202,10 @@ def test_json_says_what_it_does_not_know():
 
 
 def test_each_gpu_has_the_limit_that_is_its_own():
-    two = space("a", gpus=(GPU, OTHER))
+    two = namespace("a", gpus=(GPU, OTHER))
     uneven = replace(two, memory_bytes=(GIB, 2 * GIB))
     record = claim("a", gpus=(GPU, OTHER))
-    record = replace(record, steps=(replace(record.steps[0], space=uneven),))
+    record = replace(record, steps=(replace(record.steps[0], namespace=uneven),))
 
     limits = {use.gpu: use.memory_bytes for use in ClaimsMpsUsage((record,)).of_claim(record)}
 
@@ -221,7 +221,7 @@ def test_who_looks_on_is_not_under_mps():
     assert ClaimsMpsUsage((record,)).of(record, watcher) == ()
 
 
-def test_a_gpu_that_the_claim_has_beside_its_space_is_not_under_mps():
+def test_a_gpu_that_the_claim_has_beside_its_namespace_is_not_under_mps():
     record = claim("a")
     beside = Holding(ref("a"), DeviceName("gpu-1"), gpu=OTHER.uuid, shape=SLICEABLE)
 
@@ -375,7 +375,7 @@ def test_of_the_partitions_of_one_gpu_each_has_its_own_server_or_none():
         for start in (0, 1)
     )
     steps = tuple(
-        replace(step, space=replace(step.space, gpus=(uuid,))) for step in claim("a").steps
+        replace(step, namespace=replace(step.namespace, gpus=(uuid,))) for step in claim("a").steps
     )
     record = replace(claim("a"), holdings=(one, other), steps=steps)
     uses = ClaimsMpsUsage(

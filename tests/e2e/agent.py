@@ -104,8 +104,8 @@ class Agent:
     def close(self) -> None:
         """End it with all that it started."""
         self.ensure()
-        for served in self.status().spaces():
-            MpsAgentClient(self.socket).release(served.space.name)
+        for served in self.status().namespaces():
+            MpsAgentClient(self.socket).release(served.namespace.name)
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -320,7 +320,7 @@ def servers_over(driver, gpu):
     """By the namespace that each is for, the number of claims that it serves."""
     found = [one for one in driver.agent.status().servers if one.gpus == (gpu,)]
     assert len({one.name for one in found}) == len(found)
-    return {one.tenant: len(one.spaces) for one in found}
+    return {one.tenant: len(one.namespaces) for one in found}
 
 
 def inside(pid, path):

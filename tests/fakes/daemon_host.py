@@ -72,7 +72,9 @@ class DaemonHost:
         self.tokens.append(token)
         return ControlDaemon(name, mine, self.protocol, f"{self.mps_dir}/{name}", token, most)
 
-    def space(self, number: int = 0, memory: int | None = None, percent: int = 30) -> MpsNamespace:
+    def namespace(
+        self, number: int = 0, memory: int | None = None, percent: int = 30
+    ) -> MpsNamespace:
         name = MpsNamespaceName(f"c_{number:024x}")
         return MpsNamespace(name, ClaimUid("u"), self.gpus[:1], percent, (memory,))
 

@@ -39,29 +39,29 @@ class FakeMpsAgent:
 
     # What the plugin can ask
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
         self._answer()
-        if not _LEGAL.fullmatch(space.name):
-            raise NodeError(f"{space.name!r} is no name of a space: [a-z0-9_]{{1,64}}")
-        protocol = protocol_over(space.gpus, self.protocol)
-        name = mps_server_name(space.gpus, space.tenant if protocol == 2 else "")
-        server = self._servers.get(name, MpsServer(name, space.gpus, protocol, ready=True))
-        for served in server.spaces:
-            if served.space.name == space.name:
-                if served.space != space:
-                    raise NodeError(f"space {space.name} exists already with other limits")
+        if not _LEGAL.fullmatch(namespace.name):
+            raise NodeError(f"{namespace.name!r} is no name of a namespace: [a-z0-9_]{{1,64}}")
+        protocol = protocol_over(namespace.gpus, self.protocol)
+        name = mps_server_name(namespace.gpus, namespace.tenant if protocol == 2 else "")
+        server = self._servers.get(name, MpsServer(name, namespace.gpus, protocol, ready=True))
+        for served in server.namespaces:
+            if served.namespace.name == namespace.name:
+                if served.namespace != namespace:
+                    raise NodeError(f"namespace {namespace.name} exists already with other limits")
                 return served
-        directory = f"/run/mps/{name}/pipe" + (f"/gpu/{space.name}" if protocol > 2 else "")
-        made = ServedNamespace(space, protocol, directory)
-        self._servers[name] = replace(server, spaces=(*server.spaces, made))
+        directory = f"/run/mps/{name}/pipe" + (f"/gpu/{namespace.name}" if protocol > 2 else "")
+        made = ServedNamespace(namespace, protocol, directory)
+        self._servers[name] = replace(server, namespaces=(*server.namespaces, made))
         return made
 
     def release(self, name: MpsNamespaceName) -> None:
         self._answer()
         for server in tuple(self._servers.values()):
-            kept = tuple(one for one in server.spaces if one.space.name != name)
-            clients = tuple(one for one in server.clients if one.space != name)
-            self._servers[server.name] = replace(server, spaces=kept, clients=clients)
+            kept = tuple(one for one in server.namespaces if one.namespace.name != name)
+            clients = tuple(one for one in server.clients if one.namespace != name)
+            self._servers[server.name] = replace(server, namespaces=kept, clients=clients)
             if not kept:
                 del self._servers[server.name]
 
@@ -69,7 +69,7 @@ class FakeMpsAgent:
         self._answer()
         self.ended.append((name, tuple(sorted(pids))))
         for server in tuple(self._servers.values()):
-            if any(one.space.name == name for one in server.spaces):
+            if any(one.namespace.name == name for one in server.namespaces):
                 if self.wedged:
                     raise TimedOut("client terminate was still running after 5 s")
                 self._keep(server, {one.pid for one in server.clients} - set(pids))
@@ -81,12 +81,12 @@ class FakeMpsAgent:
 
     # What happens to it
 
-    def connect(self, pid: int, space: MpsNamespace) -> None:
-        """A process becomes a client. NodeError: nobody serves that space."""
-        server = server_for(space.name, MpsStatus(tuple(self._servers.values())))
+    def connect(self, pid: int, namespace: MpsNamespace) -> None:
+        """A process becomes a client. NodeError: nobody serves that namespace."""
+        server = server_for(namespace.name, MpsStatus(tuple(self._servers.values())))
         if server is None:
-            raise NodeError(f"space {space.name} is not served")
-        client = MpsClient(pid, space.name if server.protocol > 2 else None)
+            raise NodeError(f"namespace {namespace.name} is not served")
+        client = MpsClient(pid, namespace.name if server.protocol > 2 else None)
         kept = (one for one in server.clients if one.pid != pid)
         self._servers[server.name] = replace(server, clients=(*kept, client))
 
@@ -104,9 +104,9 @@ class FakeMpsAgent:
         """A server comes again with everything but its clients."""
         server = self._servers[mps_server_name(gpus)]
         number = max((one.number for one in self._incidents), default=0) + 1
-        spaces = tuple(one.space.name for one in server.spaces)
+        namespaces = tuple(one.namespace.name for one in server.namespaces)
         lost = len(server.clients)
-        incident = MpsServerRestart(number, server.name, self.now, reason, spaces, lost)
+        incident = MpsServerRestart(number, server.name, self.now, reason, namespaces, lost)
         self._incidents = (*self._incidents, incident)
         self._keep(replace(server, restarts=server.restarts + 1), set())
 

@@ -42,7 +42,7 @@ class Running:
     """One control daemon with its server."""
 
     daemon: ControlDaemon
-    spaces: dict[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
+    namespaces: dict[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
     clients: set[MpsClient] = field(default_factory=set)
     unanswering: bool = False  # to anything
     hanging: bool = False  # when a client is to be ended
@@ -72,10 +72,10 @@ class FakeDaemons:
         (found,) = (one for one in self.running.values() if one.daemon.name == name)
         return found
 
-    def connect(self, name: str, pid: int, space: str) -> None:
-        """A client of a space."""
+    def connect(self, name: str, pid: int, namespace: str) -> None:
+        """A client of a namespace."""
         found = self.of(name)
-        told = MpsNamespaceName(space) if found.daemon.protocol > 2 else None
+        told = MpsNamespaceName(namespace) if found.daemon.protocol > 2 else None
         found.clients.add(MpsClient(pid, told))
 
     def kill(self, name: str) -> None:
@@ -91,7 +91,7 @@ class FakeDaemons:
         return self.newest
 
     def start(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
         self._begin("start", daemon)
         if daemon.protocol > self.newest:
@@ -108,9 +108,9 @@ class FakeDaemons:
         running = self.running[daemon.token] = Running(daemon, sheltered=self.sheltered)
         self.fate.point()
         if daemon.protocol > 2:
-            running.spaces = {space.name: space.allowance for space in spaces}
+            running.namespaces = {namespace.name: namespace.allowance for namespace in namespaces}
         self.fate.point()
-        return {space.name: self._directory(daemon, space.name) for space in spaces}
+        return {namespace.name: self._directory(daemon, namespace.name) for namespace in namespaces}
 
     def is_running(self, daemon: ControlDaemon) -> bool:
         return daemon.token in self.running
@@ -119,44 +119,44 @@ class FakeDaemons:
         running = self._answering("look", daemon)
         state = "Fault" if running.faulty else "Ready"
         clients = tuple(sorted(running.clients))
-        return DaemonStatus(not running.faulty, state, clients, dict(running.spaces))
+        return DaemonStatus(not running.faulty, state, clients, dict(running.namespaces))
 
     def is_there(self, directory: str) -> bool:
         names = {
             self._directory(one.daemon, name)
             for one in self.running.values()
-            for name in one.spaces
+            for name in one.namespaces
         }
         return directory in names
 
-    def add(self, daemon: ControlDaemon, space: MpsNamespace) -> str:
+    def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
         running = self._answering("add", daemon)
         if daemon.protocol > 2:
-            there = running.spaces.get(space.name)
-            if there not in (None, MpsLimits(), space.allowance):
-                raise NodeError(f"namespace {space.name} has other limits")
-            running.spaces.setdefault(space.name, MpsLimits())
+            there = running.namespaces.get(namespace.name)
+            if there not in (None, MpsLimits(), namespace.allowance):
+                raise NodeError(f"namespace {namespace.name} has other limits")
+            running.namespaces.setdefault(namespace.name, MpsLimits())
             self.fate.point()
-            running.spaces[space.name] = space.allowance
+            running.namespaces[namespace.name] = namespace.allowance
         self.fate.point()
-        return self._directory(daemon, space.name)
+        return self._directory(daemon, namespace.name)
 
-    def limit(self, daemon: ControlDaemon, space: MpsNamespace) -> None:
+    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
         running = self._answering("limit", daemon)
-        if space.name not in running.spaces:
-            raise NodeError(f"namespace {space.name} does not exist")
-        if any(one.space == space.name for one in running.clients):
-            raise NodeError(f"namespace {space.name} has active clients")
-        memory = space.allowance.memory_bytes or running.spaces[space.name].memory_bytes
-        running.spaces[space.name] = replace(space.allowance, memory_bytes=memory)
+        if namespace.name not in running.namespaces:
+            raise NodeError(f"namespace {namespace.name} does not exist")
+        if any(one.namespace == namespace.name for one in running.clients):
+            raise NodeError(f"namespace {namespace.name} has active clients")
+        memory = namespace.allowance.memory_bytes or running.namespaces[namespace.name].memory_bytes
+        running.namespaces[namespace.name] = replace(namespace.allowance, memory_bytes=memory)
         self.fate.point()
 
-    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName) -> None:
+    def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
         if daemon.token not in self.running:
             return
         running = self._answering("remove", daemon)
-        if running.spaces.pop(space, None) is not None:
-            running.clients = {one for one in running.clients if one.space != space}
+        if running.namespaces.pop(namespace, None) is not None:
+            running.clients = {one for one in running.clients if one.namespace != namespace}
         self.fate.point()
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
@@ -219,6 +219,6 @@ class FakeDaemons:
         return running
 
     @staticmethod
-    def _directory(daemon: ControlDaemon, space: MpsNamespaceName) -> str:
-        inside = f"/gpu/{space}" if daemon.protocol > 2 else ""
+    def _directory(daemon: ControlDaemon, namespace: MpsNamespaceName) -> str:
+        inside = f"/gpu/{namespace}" if daemon.protocol > 2 else ""
         return f"{daemon.pipe}{inside}"

@@ -34,7 +34,7 @@ SECONDS = 60.0
 INSTANCE = MigInstance(PartitionKey(9, 4, 4, 3), 1, 0, GpuUuid("MIG-0"))
 
 
-def space(claim, gpu=GPU, percent=30):
+def namespace(claim, gpu=GPU, percent=30):
     return MpsNamespace(MpsNamespaceName(f"c_{claim.name}"), claim.uid, (gpu,), percent)
 
 
@@ -94,7 +94,7 @@ class World:
         self.bundles = Bundles()
         self.sees = True
         self.newest = True
-        self.refuses = {}  # by UID of a claim or name of a space: why it cannot be put right
+        self.refuses = {}  # by UID of a claim or name of a namespace: why it cannot be put right
         self.put_right = []
         self.events = []
         self.steady = 500.0
@@ -148,12 +148,12 @@ class World:
         for record in self.listed:
             for step in record.steps:
                 if record.claim.uid == uid and isinstance(step, ServeMpsNamespace):
-                    self.agent.serve(step.space)
+                    self.agent.serve(step.namespace)
 
-    def end_unknown(self, space):
-        self._refuse(space.name)
-        self.put_right.append(space.name)
-        self.agent.release(space.name)
+    def end_unknown(self, namespace):
+        self._refuse(namespace.name)
+        self.put_right.append(namespace.name)
+        self.agent.release(namespace.name)
 
     def _refuse(self, what):
         if what in self.refuses:
@@ -194,7 +194,7 @@ class World:
 
     def claim(self, claim, *pods, gpu=GPU, percent=30, served=True):
         """A claim under MPS is prepared for these pods."""
-        made = space(claim, gpu, percent)
+        made = namespace(claim, gpu, percent)
         holding = Holding(claim, DeviceName("gpu-0" if gpu == GPU else "gpu-1"), gpu=gpu)
         self._add(
             ClaimRecord(claim, (holding,), (ServeMpsNamespace(made),), prepared=(), pods=pods)
@@ -205,7 +205,7 @@ class World:
 
     def partition(self, claim, *pods, instance=INSTANCE, served=True):
         """As ``claim``, of a partition of GPU."""
-        made = space(claim, instance.uuid)
+        made = namespace(claim, instance.uuid)
         self.instances[instance.key] = instance
         holding = Holding(
             claim,
@@ -252,7 +252,7 @@ class World:
         )
 
     def process(self, pid, pod, *gpus, of=None, container="main"):
-        """A process of a pod on GPUs; a client of the space *of* a claim."""
+        """A process of a pod on GPUs; a client of the namespace *of* a claim."""
         self.running[pid] = ContainerProcess(pid, 7, pod.uid, id_of(pod, container))
         for gpu in gpus or (GPU,):
             self.on_gpus[gpu] = (*(self.on_gpus.get(gpu) or ()), pid)

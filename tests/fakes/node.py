@@ -51,7 +51,7 @@ class FakeNode:
         }
         self.limits: dict[tuple[PodUid, GpuUuid], int] = {}  # bytes
         self.modes = {gpu.uuid: ComputeMode.DEFAULT for gpu in self.now.gpus}
-        self.spaces: dict[MpsNamespaceName, MpsNamespace] = {}  # that the MPS agent serves
+        self.namespaces: dict[MpsNamespaceName, MpsNamespace] = {}  # that the MPS agent serves
         self.agent = True  # whether there is one
         self.protocol = 3
         self.offers_limits = True
@@ -78,10 +78,10 @@ class FakeNode:
         self._do(step)
         self.done.append(step)
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
-        self.before_step(ServeMpsNamespace(space))
-        served = self._serve(space)
-        self.done.append(ServeMpsNamespace(space))
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
+        self.before_step(ServeMpsNamespace(namespace))
+        served = self._serve(namespace)
+        self.done.append(ServeMpsNamespace(namespace))
         return served
 
     def restore(self, step: Step) -> None:
@@ -113,11 +113,11 @@ class FakeNode:
                 self._limit(gpu, pods, strict)
             case SetMigMode() | CreatePartition() | RemovePartition():
                 self._cut(step)
-            case ServeMpsNamespace(space=space):
-                self._serve(space)
-            case RemoveMpsNamespace(space=name):
+            case ServeMpsNamespace(namespace=namespace):
+                self._serve(namespace)
+            case RemoveMpsNamespace(namespace=name):
                 if self.agent:
-                    self.spaces.pop(name, None)
+                    self.namespaces.pop(name, None)
 
     def _make(self, minors: tuple[int, ...]) -> None:
         have = {gpu.minor for gpu in self.now.gpus}
@@ -144,14 +144,16 @@ class FakeNode:
                     raise NodeError(f"{gpu} is not there")
                 self.modes[gpu] = mode
 
-    def _serve(self, space: MpsNamespace) -> ServedNamespace:
+    def _serve(self, namespace: MpsNamespace) -> ServedNamespace:
         if not self.agent:
             raise MpsAgentUnreachable("the MPS agent of this node does not answer")
-        if self.spaces.setdefault(space.name, space) != space:
-            raise NodeError(f"space {space.name} exists already with other limits")
+        if self.namespaces.setdefault(namespace.name, namespace) != namespace:
+            raise NodeError(f"namespace {namespace.name} exists already with other limits")
         protocol = self.protocol
-        directory = f"/run/mps/{space.name}" if protocol == 3 else "/run/mps/pipe"
-        return ServedNamespace(space, protocol, directory, "" if protocol == 3 else "/run/mps/shm")
+        directory = f"/run/mps/{namespace.name}" if protocol == 3 else "/run/mps/pipe"
+        return ServedNamespace(
+            namespace, protocol, directory, "" if protocol == 3 else "/run/mps/shm"
+        )
 
     def settle(self, shares: Iterable[PodMemoryShare]) -> None:
         """What the loop that looks after limits does: make them what the pods hold."""

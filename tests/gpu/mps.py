@@ -82,7 +82,7 @@ class Host:
         agent.recover()
         return agent
 
-    def space(self, number: int, percent: int, memory: int, tenant: str = "") -> MpsNamespace:
+    def namespace(self, number: int, percent: int, memory: int, tenant: str = "") -> MpsNamespace:
         claim = ClaimUid(f"5b6ffb0e-5d6a-4a3b-9e0b-{number:012x}")
         name = MpsNamespaceName(f"c_{number:024x}")
         return MpsNamespace(name, claim, (self.gpu,), percent, (memory,), tenant=tenant)
@@ -106,7 +106,7 @@ class Host:
 
     def as_client(self, program: Program, served: ServedNamespace) -> MpsClient:
         """What the agent should call it."""
-        return MpsClient(program.pid, served.space.name if self.protocol > 2 else None)
+        return MpsClient(program.pid, served.namespace.name if self.protocol > 2 else None)
 
     def processes(self) -> dict[int, str]:
         """Every process below our directory that is none of our programs, by number."""

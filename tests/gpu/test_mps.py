@@ -28,7 +28,7 @@ GIB = 1024**3
 OUT_OF_MEMORY = "cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"
 PERCENT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-FURTHER = 10  # spaces
+FURTHER = 10  # namespaces
 only_protocol_3 = pytest.mark.parametrize("host", [3], indirect=True, ids=["protocol3"])
 
 
@@ -117,13 +117,13 @@ def all_of_it(host):
 @pytest.fixture
 def quarter(host):
     """A claim with 25 % and 4 GiB."""
-    return host.agent.serve(host.space(1, 25, 4 * GIB))
+    return host.agent.serve(host.namespace(1, 25, 4 * GIB))
 
 
 @pytest.fixture
 def half(host):
     """A claim with 50 % and 2 GiB."""
-    return host.agent.serve(host.space(2, 50, 2 * GIB))
+    return host.agent.serve(host.namespace(2, 50, 2 * GIB))
 
 
 def client(host, served, **changes):
@@ -200,7 +200,7 @@ def test_a_limit_for_a_gpu_that_is_not_seen_leaves_the_multiprocessors_limited(
 def test_two_namespaces_have_a_daemon_each_on_one_gpu(all_of_it, host, report):
     """With protocol 2: whether two daemons serve one GPU side by side is not documented."""
     one, other = (
-        host.agent.serve(host.space(number, 50, 2 * GIB, tenant=f"team-{number}"))
+        host.agent.serve(host.namespace(number, 50, 2 * GIB, tenant=f"team-{number}"))
         for number in (1, 2)
     )
     first, second = client(host, one), client(host, other)
@@ -213,7 +213,7 @@ def test_two_namespaces_have_a_daemon_each_on_one_gpu(all_of_it, host, report):
         assert is_about(program.found["multiprocessors"], 50, all_of_it)
         assert program.ask(f"allocate {4 * GIB}") == OUT_OF_MEMORY
 
-    host.agent.terminate(one.space.name, [first.pid])
+    host.agent.terminate(one.namespace.name, [first.pid])
     said = second.ask("compute")
     report([f"after a client of the other server was ended: {said or 'it computes'}"])
     assert said == ""
@@ -225,7 +225,7 @@ def test_ending_one_client_leaves_the_other(host, quarter, half, report):
     both = {host.as_client(ended, quarter), host.as_client(other, half)}
     assert until(host.clients, lambda clients: clients == both) == both
 
-    host.agent.terminate(quarter.space.name, [ended.pid])
+    host.agent.terminate(quarter.namespace.name, [ended.pid])
 
     assert other.ask("compute") == ""
     said = ended.ask("compute")
@@ -253,8 +253,8 @@ def test_a_killed_daemon_comes_back_where_it_was(all_of_it, host, quarter, half,
 
     (server,) = host.agent.status().servers
     (incident,) = host.agent.status().incidents
-    assert (server.ready, server.restarts, server.spaces) == (True, 1, (quarter, half))
-    assert incident.spaces == (quarter.space.name, half.space.name)
+    assert (server.ready, server.restarts, server.namespaces) == (True, 1, (quarter, half))
+    assert incident.namespaces == (quarter.namespace.name, half.namespace.name)
     assert (incident.server, incident.clients) == (server.name, 1)
     report([f"it was back in {took:.1f} s; its client: {lost.ask('compute', 20) or 'computes'}"])
     lost.end()
@@ -272,7 +272,7 @@ def test_another_agent_takes_over_what_runs(host, quarter):
     host.agent = host.another_agent()
     host.agent.look_after()
 
-    assert host.agent.serve(quarter.space) == quarter
+    assert host.agent.serve(quarter.namespace) == quarter
     assert host.processes() == processes
     assert working.ask("compute") == ""
     expected = {host.as_client(working, quarter)}
@@ -283,12 +283,12 @@ def test_another_agent_takes_over_what_runs(host, quarter):
 
 def test_nothing_is_left_of_the_last_claim(host, quarter, half):
     working = client(host, half)
-    host.agent.release(quarter.space.name)
+    host.agent.release(quarter.namespace.name)
     assert working.ask("compute") == ""
     assert any(entry.startswith("process") for entry in host.left())
     working.end()
 
-    host.agent.release(half.space.name)
+    host.agent.release(half.namespace.name)
 
     assert host.agent.status().servers == ()
     assert host.left() == []
@@ -300,9 +300,9 @@ def test_a_further_claim_costs_less_than_the_first(host, report):
         call(*args)
         return time.monotonic() - began
 
-    spaces = [host.space(number, 5, GIB) for number in range(1 + FURTHER)]
-    first, *further = [seconds(host.agent.serve, space) for space in spaces]
-    *released, last = [seconds(host.agent.release, space.name) for space in spaces]
+    namespaces = [host.namespace(number, 5, GIB) for number in range(1 + FURTHER)]
+    first, *further = [seconds(host.agent.serve, namespace) for namespace in namespaces]
+    *released, last = [seconds(host.agent.release, namespace.name) for namespace in namespaces]
 
     report(
         [

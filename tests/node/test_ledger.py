@@ -509,15 +509,15 @@ def test_a_claim_for_a_partition_is_for_releases_that_know_of_it():
 
 
 @given(SPACES)
-def test_what_the_agent_is_asked_for_is_recorded_whole(space):
-    document = json.loads(json.dumps(encode_step(ServeMpsNamespace(space))))
+def test_what_the_agent_is_asked_for_is_recorded_whole(namespace):
+    document = json.loads(json.dumps(encode_step(ServeMpsNamespace(namespace))))
 
-    assert decode_step(document) == ServeMpsNamespace(space)
+    assert decode_step(document) == ServeMpsNamespace(namespace)
 
 
-def test_a_space_of_a_later_release_is_read_without_what_is_not_known():
+def test_a_namespace_of_a_later_release_is_read_without_what_is_not_known():
     document = encode_step(ServeMpsNamespace(SPACE))
-    document["space"]["colour"] = "green"
+    document["namespace"]["colour"] = "green"
 
     assert decode_step(document) == ServeMpsNamespace(SPACE)
 
@@ -554,13 +554,17 @@ def test_a_record_of_the_release_before_is_of_a_whole_gpu():
         pytest.param(("holdings", 0, "limit"), {"memoryBytes": 1}, id="half-a-limit"),
         pytest.param(("steps", 0), {"step": "SetTimeSlice", "interval": 9}, id="no-interval"),
         pytest.param(("steps", 0), {"step": "Dance"}, id="unknown-step"),
-        pytest.param(("serving",), [{"step": "ServeMpsNamespace"}], id="no-space"),
+        pytest.param(("serving",), [{"step": "ServeMpsNamespace"}], id="no-namespace"),
         pytest.param(
-            ("serving",), [{"step": "ServeMpsNamespace", "space": None}], id="space-is-null"
+            ("serving",), [{"step": "ServeMpsNamespace", "namespace": None}], id="namespace-is-null"
         ),
-        pytest.param(("serving",), [{"step": "ServeMpsNamespace", "space": {}}], id="empty-space"),
         pytest.param(
-            ("serving",), [{"step": "RemoveMpsNamespace", "space": 7}], id="space-without-name"
+            ("serving",), [{"step": "ServeMpsNamespace", "namespace": {}}], id="empty-namespace"
+        ),
+        pytest.param(
+            ("serving",),
+            [{"step": "RemoveMpsNamespace", "namespace": 7}],
+            id="namespace-without-name",
         ),
         pytest.param(("serving",), [{"step": "RemoveMpsNamespace"}], id="no-name"),
         pytest.param(
@@ -597,12 +601,12 @@ def test_what_a_newer_release_may_write_is_not_guessed_at(path, value):
         ("most", {"percent": None}),
     ],
 )
-def test_a_damaged_space_is_said_with_the_field(field, value):
+def test_a_damaged_namespace_is_said_with_the_field(field, value):
     record = replace(completed(), steps=(CreateDeviceNodes((0,)), ServeMpsNamespace(SPACE)))
     document = json.loads(encode_record(record))
-    document["serving"][0]["space"][field] = value
+    document["serving"][0]["namespace"][field] = value
 
-    with pytest.raises(UnreadableRecord, match=rf"it is damaged \(its space\.{field}"):
+    with pytest.raises(UnreadableRecord, match=rf"it is damaged \(its namespace\.{field}"):
         decode_record(json.dumps(document).encode())
 
 

@@ -39,8 +39,10 @@ def planned(
 
 def served(plan: ClaimPlan) -> Mapping[MpsNamespaceName, ServedNamespace]:
     node = FakeNode(inventory())
-    done = [node.serve(step.space) for step in plan.steps if isinstance(step, ServeMpsNamespace)]
-    return {one.space.name: one for one in done if one is not None}
+    done = [
+        node.serve(step.namespace) for step in plan.steps if isinstance(step, ServeMpsNamespace)
+    ]
+    return {one.namespace.name: one for one in done if one is not None}
 
 
 def environment(wanted: Iterable[tuple[ClaimPlan, set[str]]]) -> Mapping[str, str]:
@@ -130,8 +132,8 @@ def test_each_container_is_sent_to_the_server_of_its_own_request():
 
     first, other, looks = (environment([(plan, {request})]) for request in ("a", "b", "look"))
 
-    (space,) = {grant.space for grant in plan.grants if grant.space}
-    assert first["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    (namespace,) = {grant.namespace for grant in plan.grants if grant.namespace}
+    assert first["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
     assert first["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert first["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=30720M"
     assert first["GPU_DEVICE_0_CORES"] == "30"
@@ -144,8 +146,8 @@ def test_a_container_with_two_devices_of_one_server_is_sent_there_once():
 
     found = environment([(plan, {"gpu"})])
 
-    (space,) = {grant.space for grant in plan.grants if grant.space}
-    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    (namespace,) = {grant.namespace for grant in plan.grants if grant.namespace}
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
     assert {"GPU_DEVICE_0_UUID", "GPU_DEVICE_1_UUID"} <= found.keys()
 
 

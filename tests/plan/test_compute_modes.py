@@ -108,12 +108,13 @@ def test_two_servers_of_one_claim_do_not_bar_each_other():
     record = planned(*parts, at=MPS_ONLY, pods=(pod,))
 
     assert (
-        len({step.space.gpus for step in record.steps if isinstance(step, ServeMpsNamespace)}) == 2
+        len({step.namespace.gpus for step in record.steps if isinstance(step, ServeMpsNamespace)})
+        == 2
     )
     assert alone(record) == [1]
 
 
-def test_two_spaces_of_one_server_have_the_gpu_alone():
+def test_two_namespaces_of_one_server_have_the_gpu_alone():
     parts = (fraction("1Gi", request="a"), fraction("2Gi", request="b"))
     pod = pod_spec("p", container("one", ("claim", "a")), container("two", ("claim", "b")))
 

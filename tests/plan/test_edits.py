@@ -41,11 +41,11 @@ def granted(minor: int, **fields: object) -> ContainerDevice:
     return ContainerDevice(gpu(minor), **fields)  # type: ignore[arg-type]
 
 
-def served(space: MpsNamespace, protocol: int) -> ServedNamespace:
-    directory = f"/run/mps/{mps_server_name(space.gpus)}"
+def served(namespace: MpsNamespace, protocol: int) -> ServedNamespace:
+    directory = f"/run/mps/{mps_server_name(namespace.gpus)}"
     if protocol == 2:
-        return ServedNamespace(space, 2, f"{directory}/pipe", f"{directory}/shm")
-    return ServedNamespace(space, 3, f"{directory}/pipe/{space.name}")
+        return ServedNamespace(namespace, 2, f"{directory}/pipe", f"{directory}/shm")
+    return ServedNamespace(namespace, 3, f"{directory}/pipe/{namespace.name}")
 
 
 def nodes(dev: str = "/dev", gpus: int = 8) -> DeviceFiles:
@@ -136,12 +136,12 @@ def test_two_gpus_and_a_share_by_mps(debian: CdiHost, golden: Golden, protocol: 
 def test_a_device_that_is_also_looked_at_keeps_the_way_to_its_server(
     debian: CdiHost, looks: str
 ) -> None:
-    space = MpsNamespace(MpsNamespaceName("c_0"), CLAIM.uid, (gpu(0).uuid,))
-    both = [granted(0, request=looks), granted(0, request="b", served=served(space, 3))]
+    namespace = MpsNamespace(MpsNamespaceName("c_0"), CLAIM.uid, (gpu(0).uuid,))
+    both = [granted(0, request=looks), granted(0, request="b", served=served(namespace, 3))]
 
     for gets in (both, both[::-1]):
         (device,) = claim_spec(CLAIM, gets, debian).devices
-        way = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps/{mps_server_name(space.gpus)}/pipe/c_0"
+        way = f"CUDA_MPS_PIPE_DIRECTORY=/run/mps/{mps_server_name(namespace.gpus)}/pipe/c_0"
         assert way in device.container_edits.env
 
 

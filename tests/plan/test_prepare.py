@@ -289,8 +289,8 @@ def test_a_part_by_mps_is_limited_by_the_driver_as_well_and_served_last():
     assert nodes == CreateDeviceNodes((0,))
     assert limit == SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, 20 * GIB),))
     assert isinstance(serve, ServeMpsNamespace)
-    assert (serve.space.percent, serve.space.memory_bytes) == (30, (20 * GIB,))
-    assert serve.space == plan.grants[0].space
+    assert (serve.namespace.percent, serve.namespace.memory_bytes) == (30, (20 * GIB,))
+    assert serve.namespace == plan.grants[0].namespace
 
 
 def test_parts_by_mps_and_parts_that_take_turns_go_on_one_gpu_at_once():

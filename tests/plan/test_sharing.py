@@ -80,12 +80,12 @@ def test_a_whole_gpu_without_a_configuration_is_plainly_whole_whatever_the_profi
 
     (grant,) = grants(allocation(), at=node)
 
-    assert (grant.sharing.strategy, grant.space) == (SharingStrategy.TIME_SLICING, None)
+    assert (grant.sharing.strategy, grant.namespace) == (SharingStrategy.TIME_SLICING, None)
 
 
 def test_a_configuration_without_sharing_is_as_none():
     (grant,) = grants(allocation(), configs=(config(),))
-    assert grant.space is None
+    assert grant.namespace is None
     assert sharing_of(fraction(cores="30"), configs=(config(),)) == MpsShared(30, 20 * GIB)
 
 

@@ -60,16 +60,16 @@ def by_mps(name, *allocations, others=(), **rules):
     return replace(record, steps=with_previous_values(record.steps, found))
 
 
-def space_of(record):
+def namespace_of(record):
     (step,) = (step for step in record.steps if isinstance(step, ServeMpsNamespace))
-    return step.space.name
+    return step.namespace.name
 
 
-def test_a_space_is_ended_before_anything_else_is_undone():
+def test_a_namespace_is_ended_before_anything_else_is_undone():
     record = by_mps("a", strategies=(SharingStrategy.MPS,))
 
     assert undo_steps(record, ()) == (
-        RemoveMpsNamespace(space_of(record)),
+        RemoveMpsNamespace(namespace_of(record)),
         SetMemoryLimits(gpu(0).uuid, (PodMemoryLimit(pod().uid, None),)),
         SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED),
     )
@@ -83,11 +83,15 @@ def test_the_last_of_several_claims_brings_the_compute_mode_back():
     assert SetComputeMode(gpu(0).uuid, ComputeMode.PROHIBITED) in undo_steps(second, ())
 
 
-def test_every_space_of_a_claim_is_ended():
+def test_every_namespace_of_a_claim_is_ended():
     record = by_mps("a", fraction("1Gi", request="a"), fraction("1Gi", request="b"))
-    spaces = [step.space.name for step in record.steps if isinstance(step, ServeMpsNamespace)]
+    namespaces = [
+        step.namespace.name for step in record.steps if isinstance(step, ServeMpsNamespace)
+    ]
 
-    ended = [step.space for step in undo_steps(record, ()) if isinstance(step, RemoveMpsNamespace)]
+    ended = [
+        step.namespace for step in undo_steps(record, ()) if isinstance(step, RemoveMpsNamespace)
+    ]
 
-    assert len(spaces) == 2
-    assert ended == spaces
+    assert len(namespaces) == 2
+    assert ended == namespaces

@@ -74,8 +74,8 @@ def record(number):
     limited = ClaimRecord(ref(name), (holding,), prepared=(), spec="{}", pods=(pod(name),))
     if number % 2:
         return limited
-    space = MpsNamespace(MpsNamespaceName(f"c_{number}"), ref(name).uid, (gpu,))
-    return replace(limited, steps=(ServeMpsNamespace(space),), pod_claim_name="gpu")
+    namespace = MpsNamespace(MpsNamespaceName(f"c_{number}"), ref(name).uid, (gpu,))
+    return replace(limited, steps=(ServeMpsNamespace(namespace),), pod_claim_name="gpu")
 
 
 class Node:

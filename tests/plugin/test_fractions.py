@@ -179,19 +179,23 @@ class World:
         """The loop that looks after limits has its turn."""
         self.node.settle(pod_memory_shares(self.ledger.records()))
 
-    def look_after_spaces(self):
+    def look_after_namespaces(self):
         """What is done about an agent again and again: what it should not have, what it lacks."""
-        wanted = self.spaces()
-        for space in tuple(self.node.spaces.values()):
-            if wanted.get(space.name) != space:
-                self.preparer.upkeep.end_unknown(space)
-        for space in wanted.values():
-            if space.name not in self.node.spaces:
-                self.preparer.upkeep.serve_again(space.claim)
+        wanted = self.namespaces()
+        for namespace in tuple(self.node.namespaces.values()):
+            if wanted.get(namespace.name) != namespace:
+                self.preparer.upkeep.end_unknown(namespace)
+        for namespace in wanted.values():
+            if namespace.name not in self.node.namespaces:
+                self.preparer.upkeep.serve_again(namespace.claim)
 
-    def spaces(self):
+    def namespaces(self):
         """By the records, what the agent should serve."""
-        return {space.name: space for record in self.ledger.records() for space in record.spaces}
+        return {
+            namespace.name: namespace
+            for record in self.ledger.records()
+            for namespace in record.namespaces
+        }
 
     def _until_killed(self, act, after):
         self.fuse.left = after
@@ -312,8 +316,8 @@ class AnyOrder(RuleBasedStateMachine):
     def the_agent_comes_back(self, knows):
         self.world.node.agent = True
         if not knows:
-            self.world.node.spaces.clear()
-        self.world.look_after_spaces()
+            self.world.node.namespaces.clear()
+        self.world.look_after_namespaces()
 
     @invariant()
     def nothing_is_given_out_twice(self):
@@ -362,27 +366,30 @@ class AnyOrder(RuleBasedStateMachine):
             assert str(now) == asked.get(gpu, str(found))
 
     @invariant()
-    def every_space_is_served_and_no_other(self):
+    def every_namespace_is_served_and_no_other(self):
         if hasattr(self, "world"):
-            wanted, found = self.world.spaces(), self.node().spaces
+            wanted, found = self.world.namespaces(), self.node().namespaces
             assert wanted.items() <= found.items()
             assert wanted == found or not self.node().agent
 
     @invariant()
-    def no_space_has_more_than_was_granted(self):
+    def no_namespace_has_more_than_was_granted(self):
         reserved = defaultdict(int)
         for record in self.records():
-            spaces = record.spaces
-            for gpu in {gpu for space in spaces for gpu in space.gpus}:
+            namespaces = record.namespaces
+            for gpu in {gpu for namespace in namespaces for gpu in namespace.gpus}:
                 held = [h for h in record.holdings if h.gpu == gpu and not h.admin]
                 its = [requested_amount(holding.consumed, holding.shape) for holding in held]
-                here = [space for space in spaces if gpu in space.gpus]
+                here = [namespace for namespace in namespaces if gpu in namespace.gpus]
                 if not any(one.whole for one in its):
-                    sizes = [space.memory_bytes[space.gpus.index(gpu)] or TOTAL for space in here]
+                    sizes = [
+                        namespace.memory_bytes[namespace.gpus.index(gpu)] or TOTAL
+                        for namespace in here
+                    ]
                     assert sum(sizes) <= sum(one.memory_bytes for one in its)
                 if all(one.cores for one in its):
                     cores = sum(one.cores for one in its)
-                    assert sum(space.percent for space in here) <= cores
+                    assert sum(namespace.percent for namespace in here) <= cores
                     reserved[gpu] += cores
         assert all(cores <= 100 for cores in reserved.values())
 
@@ -398,7 +405,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def assert_nobody_is_barred(self, gpu):
         here = [r for r in self.records() if any(h.gpu == gpu and not h.admin for h in r.holdings)]
-        its = [[space.gpus for space in record.spaces] for record in here]
+        its = [[namespace.gpus for namespace in record.namespaces] for record in here]
         servers = [{gpus for gpus in one if gpu in gpus} for one in its]
         assert all(servers), "nobody who takes turns is barred"
         assert len(set().union(*servers)) == 1, "no second server is barred"
@@ -421,8 +428,8 @@ class AnyOrder(RuleBasedStateMachine):
         for name in "abcdef":
             self.world.unprepare(name)
         self.node().agent = True
-        self.world.look_after_spaces()
-        assert self.node().spaces == {}
+        self.world.look_after_namespaces()
+        assert self.node().namespaces == {}
         assert tuple(self.node().modes.values()) == FOUND_MODES
         assert self.world.ledger.records() == ()
         assert not self.world.files.claims()
@@ -506,14 +513,14 @@ def test_killed_before_any_effect_of_mps_nothing_of_it_is_left(world, agent):
     for after in itertools.count():
         done = world.prepare(BOTH_GPUS_BY_MPS, after)
         prepared = world.ledger.known(ClaimUid("uid-a")) is not None
-        assert bool(world.node.spaces) == bool(world.specs.claims()) == prepared
+        assert bool(world.node.namespaces) == bool(world.specs.claims()) == prepared
         assert (ComputeMode.EXCLUSIVE_PROCESS in world.node.modes.values()) == prepared
         world.node.agent = agent
         world.unprepare("a", after)
         world.unprepare("a")
         world.node.agent = True
-        world.look_after_spaces()
-        assert world.node.spaces == {}
+        world.look_after_namespaces()
+        assert world.node.namespaces == {}
         assert tuple(world.node.modes.values()) == FOUND_MODES
         if done:
             break

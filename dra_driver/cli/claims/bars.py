@@ -194,11 +194,11 @@ def _amount(use: DeviceUse) -> str:
 
 
 def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]:
-    """What else is told of a claim; empty: not of this one. *mps*: the spaces in one of which it
+    """What else is told of a claim; empty: not of this one. *mps*: the namespaces of which it
     has the device."""
     amount, name = use.amount, use.holding.device
     part = not amount.whole and not use.holding.admin
-    told = any(one.space.percent == amount.cores for one in mps)
+    told = any(one.namespace.percent == amount.cores for one in mps)
     return (
         name if name != gpu_name_of(name) and use.holding.partition is None else "",
         _mps_text(mps),

@@ -34,9 +34,9 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                                                       "memoryUsedBytes", "clients": [number, ...],
                                                       "protocol", "pipeDirectory", "server"};
                                                       null in it: no limit, or not known; null
-                                                      where mpsSpaces has several for that GPU and
-                                                      nobody can tell in which the device is
-                 "mpsSpaces": [{"space", "gpu",       of each of its spaces on each GPU: two
+                                                      where mpsNamespaces has several for that GPU,
+                                                      and it is not known which has the device
+                 "mpsNamespaces": [{"namespace", "gpu",  of each of its namespaces on each GPU: two
                                 ...}],                containers can have two; ...: as in mps
                  "cdiDevices": ["vendor/class=name", ...]}],
      "unreadable": [{"uid", "path", "reason",         records that this release cannot read
@@ -86,19 +86,19 @@ from dra_driver.settings import ClaimsSettings
 
 
 def mps_device_document(uses: Sequence[MpsNamespaceUse]) -> dict[str, Any] | None:
-    """Of one device; None: it is not under MPS, or in one of several spaces, nobody knows which."""
+    """Of one device; None: it is not under MPS, or it is not known in which namespace it is."""
     return mps_use_document(uses[0]) if len(uses) == 1 else None
 
 
 def mps_namespace_document(use: MpsNamespaceUse) -> dict[str, Any]:
-    """Of one space of a claim on one GPU."""
-    return {"space": use.space.name, "gpu": use.gpu, **mps_use_document(use)}
+    """Of one namespace of a claim on one GPU."""
+    return {"namespace": use.namespace.name, "gpu": use.gpu, **mps_use_document(use)}
 
 
 def mps_use_document(use: MpsNamespaceUse) -> dict[str, Any]:
     served = use.served
     return {
-        "percent": use.space.percent,
+        "percent": use.namespace.percent,
         "memoryLimitBytes": use.memory_bytes,
         "memoryUsedBytes": use.used_bytes,
         "clients": None if use.clients is None else list(use.clients),
@@ -230,7 +230,7 @@ def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
         "devices": [_device(DeviceUse(record, holding), mps) for holding in record.holdings],
-        "mpsSpaces": [mps_namespace_document(use) for use in mps.of_claim(record)],
+        "mpsNamespaces": [mps_namespace_document(use) for use in mps.of_claim(record)],
         "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
     }
 
@@ -314,9 +314,10 @@ def _row(record: ClaimRecord) -> tuple[str, ...]:
 
 
 def _mps_cell(record: ClaimRecord, mps: ClaimsMpsUsage) -> str:
-    """Each space of the claim; what is the same for all GPUs of a space is told once."""
+    """Each namespace of the claim; what is the same for all GPUs of a namespace is told once."""
     told = (
-        (use.space.name, ", ".join(filter(None, use_messages(use)))) for use in mps.of_claim(record)
+        (use.namespace.name, ", ".join(filter(None, use_messages(use))))
+        for use in mps.of_claim(record)
     )
     return "; ".join(words for _, words in dict.fromkeys(told))
 

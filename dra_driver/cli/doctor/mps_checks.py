@@ -69,7 +69,7 @@ class CheckedMpsAgent:
     def holders(self) -> tuple[ClaimRef, ...]:
         """The claims under MPS, by the ledger."""
         records = self.book().records.values()
-        return tuple(sorted(r.claim for r in records if r.spaces))
+        return tuple(sorted(r.claim for r in records if r.namespaces))
 
     @functools.cached_property
     def seen(self) -> MpsAgentSnapshot | NodeError:
@@ -198,10 +198,10 @@ def unmanaged_daemon_findings(daemons: Sequence[str]) -> Iterator[Finding]:
 
 def mps_namespace_findings(seen: MpsAgentSnapshot) -> Iterator[Finding]:
     """What the ledger and the agent do not agree about."""
-    served = {one.space.name: one for one in seen.status.spaces()}
+    served = {one.namespace.name: one for one in seen.status.namespaces()}
     records = list(seen.settled)
-    lost = [r for r in records if any(s.name not in served for s in r.spaces)]
-    other = [r for r in records if any(_differs(s, served) for s in r.spaces)]
+    lost = [r for r in records if any(s.name not in served for s in r.namespaces)]
+    other = [r for r in records if any(_differs(s, served) for s in r.namespaces)]
     if lost:
         yield fail(
             NAMESPACES,
@@ -218,9 +218,9 @@ def mps_namespace_findings(seen: MpsAgentSnapshot) -> Iterator[Finding]:
             "delete their pods; report this: it is a fault of ours",
         )
     strays = sorted(
-        f"{name} (claim UID {one.space.claim})"
+        f"{name} (claim UID {one.namespace.claim})"
         for name, one in served.items()
-        if not seen.may_have(one.space.claim)
+        if not seen.may_have(one.namespace.claim)
     )
     if strays:
         yield warn(
@@ -230,7 +230,7 @@ def mps_namespace_findings(seen: MpsAgentSnapshot) -> Iterator[Finding]:
             "start the plugin anew, which ends them",
         )
     if not (lost or other or strays):
-        number = sum(1 for record in records if record.spaces)
+        number = sum(1 for record in records if record.namespaces)
         yield ok(
             NAMESPACES, f"{number} are prepared, and the agent serves them as the ledger has them"
         )
@@ -242,10 +242,10 @@ def _told(scene: CheckedMpsAgent) -> MpsAgentSnapshot | None:
     return seen if isinstance(seen, MpsAgentSnapshot) else None
 
 
-def _differs(space: MpsNamespace, served: Mapping[MpsNamespaceName, ServedNamespace]) -> bool:
+def _differs(namespace: MpsNamespace, served: Mapping[MpsNamespaceName, ServedNamespace]) -> bool:
     """But for ``most``: the node's rules may be others since, and the agent keeps to its first."""
-    found = served.get(space.name)
-    return found is not None and replace(found.space, most=space.most) != space
+    found = served.get(namespace.name)
+    return found is not None and replace(found.namespace, most=namespace.most) != namespace
 
 
 def _named(records: Iterable[ClaimRecord]) -> str:

@@ -29,20 +29,20 @@ class MpsAgentClient:
         self._socket = str(socket)
         self._serve_seconds = serve_seconds
 
-    def serve(self, space: MpsNamespace) -> ServedNamespace:
-        """Have *space* served; the same again is the same answer.
+    def serve(self, namespace: MpsNamespace) -> ServedNamespace:
+        """Have *namespace* served; the same again is the same answer.
 
         NodeError: it cannot be, and nothing is left of it. TimedOut: it may be by and by.
         """
-        request = {"call": "serve", "space": agent_protocol.encode(space)}
+        request = {"call": "serve", "namespace": agent_protocol.encode(namespace)}
         return self._ask(request, "served", ServedNamespace, self._serve_seconds)
 
     def release(self, name: MpsNamespaceName) -> None:
-        """The space is no longer served; an unknown one is fine."""
+        """The namespace is no longer served; an unknown one is fine."""
         self._call({"call": "release", "name": name})
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
-        """End these clients (processes of the host) of the space; those that are none are fine."""
+        """End these clients of the namespace, by host PID. Other processes are ignored."""
         self._call({"call": "terminate", "name": name, "pids": sorted(pids)})
 
     def status(self) -> MpsStatus:

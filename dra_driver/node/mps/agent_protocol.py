@@ -2,8 +2,8 @@
 
 One JSON object a line, one request a connection::
 
-    {"version": 1, "call": "serve", "space": {"name": "c_0", "claim": "…", "gpus": ["GPU-…"], …}}
-    {"version": 1, "served": {"space": {…}, "protocol": 3, "pipe_directory": "/…"}}
+    {"version": 1, "call": "serve", "namespace": {"name": "c_0", "claim": "…", "gpus": […], …}}
+    {"version": 1, "served": {"namespace": {…}, "protocol": 3, "pipe_directory": "/…"}}
     {"version": 1, "error": {"kind": "NodeError", "message": "…"}}
 
 The fields are those of the values in ``model.mps``. A field that is not known is ignored, one that

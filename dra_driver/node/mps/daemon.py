@@ -61,9 +61,9 @@ class DaemonStatus:
 
     ready: bool
     state: str  # its own word, for messages ("Ready", "Fault", "no server")
-    clients: tuple[MpsClient, ...] = ()  # with the space's name where the protocol tells
+    clients: tuple[MpsClient, ...] = ()  # with the namespace's name where the protocol tells
     # Protocol 3: the namespaces besides default.
-    spaces: Mapping[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
+    namespaces: Mapping[MpsNamespaceName, MpsLimits] = field(default_factory=dict)
 
 
 def check_directory(mps_dir: str) -> None:

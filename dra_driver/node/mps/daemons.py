@@ -73,9 +73,9 @@ class MpsDaemons:
         return self._newest[1]
 
     def start(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
-        """Start it with these spaces, and give the pipe directory of each.
+        """Start it with these namespaces, and give the pipe directory of each.
 
         For one that does not do its work any more, too: what is left of it is ended at once, and
         the directories that it made are kept, since containers have them mounted.
@@ -86,7 +86,7 @@ class MpsDaemons:
         again = Path(daemon.directory).exists()
         self.end(daemon)
         try:
-            return self._bring_up(daemon, spaces)
+            return self._bring_up(daemon, namespaces)
         except (NodeError, OSError) as e:
             kind = TimedOut if isinstance(e, TimedOut) else NodeError
             said = f"{e}{_log_of(daemon, again)}{self._undo(daemon, again)}"
@@ -107,30 +107,30 @@ class MpsDaemons:
         TimedOut: it does not answer."""
         return self._words(daemon).look(daemon, _within(daemon, self._patience.ask))
 
-    def add(self, daemon: ControlDaemon, space: MpsNamespace) -> str:
-        """The pipe directory of *space*, which is made unless it is there with the same limits.
+    def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
+        """The pipe directory of *namespace*, which is made unless it is there with the same limits.
 
         NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
         """
-        made = self._words(daemon).add(daemon, space, _within(daemon, self._patience.ask))
+        made = self._words(daemon).add(daemon, namespace, _within(daemon, self._patience.ask))
         return self._directories.added(daemon, made)
 
     def is_there(self, directory: str) -> bool:
         """Whether a pipe directory leads anywhere. No program is run."""
         return os.path.exists(f"{directory}/control")
 
-    def limit(self, daemon: ControlDaemon, space: MpsNamespace) -> None:
-        """Give a space that is there the limits that *space* says. If it says none of memory, what
-        there is stays: no word is known that takes it away.
+    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace) -> None:
+        """Set the limits of a namespace that exists. Without a memory limit in *namespace*, the one
+        that is set stays: no command is known that removes it.
 
         NodeError: clients are in it, or it is not there. TimedOut: no answer.
         """
-        self._words(daemon).limit(daemon, space, _within(daemon, self._patience.ask))
+        self._words(daemon).limit(daemon, namespace, _within(daemon, self._patience.ask))
 
-    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName) -> None:
+    def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
         """Whoever is in it is thrown out. Unknown: fine."""
         if self.is_running(daemon):
-            self._words(daemon).remove(daemon, space, _within(daemon, self._patience.ask))
+            self._words(daemon).remove(daemon, namespace, _within(daemon, self._patience.ask))
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         """Have these clients finish what they have in work, and take them off. Gone: fine.
@@ -191,18 +191,18 @@ class MpsDaemons:
         )
 
     def _bring_up(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
         deadline = within_request(self._patience.start, f"starting MPS server {daemon.name}")
         words = self._words(daemon)
-        self._directories.make(daemon, [space.name for space in spaces])
-        command = self._control.to(daemon, words.command(daemon, spaces))
+        self._directories.make(daemon, [namespace.name for namespace in namespaces])
+        command = self._control.to(daemon, words.command(daemon, namespaces))
         own = (*command.variables, (TOKEN_VARIABLE, daemon.token))
         self._launch(daemon, replace(command, variables=own).with_neighbours(), deadline)
         if self._find(daemon) is None:
             raise NodeError("its control daemon ended at once")
         self.shelter(daemon)
-        ready = self._wait(daemon, spaces, deadline)
+        ready = self._wait(daemon, namespaces, deadline)
         self.shelter(daemon)  # its server is there by now
         self._directories.began(daemon)
         time.sleep(self._patience.settle)
@@ -262,13 +262,13 @@ class MpsDaemons:
             launch()
 
     def _wait(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str]:
         words = self._words(daemon)
         unseen = within_request(self._patience.unseen)
         while True:
             try:
-                ready = words.when_ready(daemon, spaces, deadline)
+                ready = words.when_ready(daemon, namespaces, deadline)
             except TimedOut:
                 raise
             except NodeError:

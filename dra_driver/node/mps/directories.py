@@ -255,8 +255,8 @@ class DaemonDirectories:
         self._labels = labels
         self._in_container = in_container
 
-    def make(self, daemon: ControlDaemon, spaces: Iterable[MpsNamespaceName]) -> None:
-        """For a start with these spaces, whatever is left of an earlier one.
+    def make(self, daemon: ControlDaemon, namespaces: Iterable[MpsNamespaceName]) -> None:
+        """For a start with these namespaces, whatever is left of an earlier one.
 
         NodeError: mounting is not permitted. OSError: something else cannot be done.
         """
@@ -267,7 +267,7 @@ class DaemonDirectories:
             mount_shared_memory(daemon.pipe, self._in_container, self._labels, _PIPE)
             untrusted_trees.empty_directory(daemon.pipe)
         else:
-            untrusted_trees.empty_directory(daemon.pipe, frozenset(_mounted(spaces)))
+            untrusted_trees.empty_directory(daemon.pipe, frozenset(_mounted(namespaces)))
             self._labels.put_on(daemon.pipe)  # what the daemon makes in there gets it from there
 
     def began(self, daemon: ControlDaemon) -> None:
@@ -293,7 +293,7 @@ class DaemonDirectories:
             ) from e
 
 
-def _mounted(spaces: Iterable[MpsNamespaceName]) -> Iterator[untrusted_trees.TreePath]:
+def _mounted(namespaces: Iterable[MpsNamespaceName]) -> Iterator[untrusted_trees.TreePath]:
     yield (SERVER,)
-    for name in (DEFAULT_NAMESPACE, *spaces):
+    for name in (DEFAULT_NAMESPACE, *namespaces):
         yield SERVER, name

@@ -95,8 +95,8 @@ DEFAULT_NAMESPACE: Final = "default"  # the namespace that a server has by itsel
 _DEFAULT_ALLOWANCE: Final = MpsLimits(percent=1)
 
 
-def daemon_config(daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> str:
-    """One server over the daemon's GPUs, and a namespace for each of *spaces*."""
+def daemon_config(daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> str:
+    """One server over the daemon's GPUs, and a namespace for each of *namespaces*."""
     lines = [
         'schema_version = "1.0"',
         "",
@@ -104,8 +104,8 @@ def daemon_config(daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> str:
         f"allowed_devices = {_string(','.join(daemon.gpus))}",
         *_namespace(DEFAULT_NAMESPACE, _DEFAULT_ALLOWANCE, MpsPriority.NORMAL),
     ]
-    for space in sorted(spaces, key=lambda space: space.name):
-        lines += _namespace(space.name, space.allowance, space.priority)
+    for namespace in sorted(namespaces, key=lambda namespace: namespace.name):
+        lines += _namespace(namespace.name, namespace.allowance, namespace.priority)
     # Clients that share a context are not told apart where their memory is counted.
     lines += ["", "[features.context-share]", "enabled = false"]
     return "\n".join(lines) + "\n"

@@ -30,15 +30,15 @@ class Protocol2:
     def __init__(self, control: ControlProgram) -> None:
         self._control = control
 
-    def command(self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> Command:
+    def command(self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> Command:
         """What starts it in the background, several users being served."""
         command = self._control.command("-d", "-M")
         return replace(command, variables=((_GPUS, ",".join(daemon.gpus)),))
 
     def when_ready(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
-        """The pipe directory of each space. NodeError: it does not take its limits."""
+        """The pipe directory of each namespace. NodeError: it does not take its limits."""
         said = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
         found = [_percent(line) for line in said.splitlines()]
         if not found or found[-1] != daemon.most.percent:
@@ -46,7 +46,7 @@ class Protocol2:
                 f"MPS server {daemon.name} does not take its limits "
                 f"({daemon.most}): {said.strip() or 'it said nothing'}"
             )
-        return {space.name: daemon.pipe for space in spaces}
+        return {namespace.name: daemon.pipe for namespace in namespaces}
 
     def forget(self, daemon: ControlDaemon) -> None:
         """Nothing is remembered of it."""
@@ -59,20 +59,22 @@ class Protocol2:
         state = "Ready" if servers else "no server yet"
         return DaemonStatus(True, state, tuple(MpsClient(pid) for pid in sorted(clients)))
 
-    def add(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> str:
+    def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
         """There is nothing to be made: the limits are in the environment of its containers."""
-        if not _is_within(space.allowance, daemon.most):
+        if not _is_within(namespace.allowance, daemon.most):
             raise NodeError(
                 f"MPS server {daemon.name} has other limits already: it gives a client at most "
-                f"{daemon.most}, and {space.name} is to have {space.allowance}; that changes when "
-                "no claim uses this GPU's MPS any more: delete their pods"
+                f"{daemon.most}, and {namespace.name} is to have {namespace.allowance}; that "
+                "changes when no claim uses this GPU's MPS any more: delete their pods"
             )
         return daemon.pipe
 
-    def limit(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> None:
-        """The daemon has none of its own for a space."""
+    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
+        """The daemon has none of its own for a namespace."""
 
-    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> None:
+    def remove(
+        self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
+    ) -> None:
         """There is nothing of it."""
 
     def ends(

@@ -1,6 +1,6 @@
 """Protocol 3 of MPS: what a daemon is asked, and what its answers mean.
 
-A daemon has one server here, whose namespaces are the spaces of claims. Nothing that is set
+A daemon has one server here, whose namespaces are the namespaces of claims. Nothing that is set
 survives the daemon, besides what is in its configuration.
 """
 
@@ -74,19 +74,19 @@ class Protocol3:
         self._control = control
         self._default: dict[str, str] = {}  # its pipe directory, by the token of a daemon
 
-    def command(self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace]) -> Command:
+    def command(self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> Command:
         """What starts it in the background, several users being served; its configuration is
         written."""
         config = Path(daemon.config)
-        config.write_text(daemon_config(daemon, spaces))
+        config.write_text(daemon_config(daemon, namespaces))
         config.chmod(0o600)
         return self._control.command("-p", "3", "-m", "-d", "-a", daemon.config)
 
     def when_ready(
-        self, daemon: ControlDaemon, spaces: Sequence[MpsNamespace], deadline: Deadline
+        self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
-        """The pipe directory of each space; None: not yet. NodeError: it will never be."""
-        found = {one.name: one for one in self.namespaces(daemon, deadline)}
+        """The pipe directory of each namespace; None: not yet. NodeError: it will never be."""
+        found = {one.name: one for one in self.namespace_rows(daemon, deadline)}
         if DEFAULT_NAMESPACE not in found:
             raise NodeError(f"it has no server: {_NO_SERVER}")
         state = found[DEFAULT_NAMESPACE].status
@@ -94,88 +94,95 @@ class Protocol3:
             raise NodeError(f"its server says {state!r}")
         if state.casefold() != READY:
             return None
-        if not {DEFAULT_NAMESPACE, *(space.name for space in spaces)} <= found.keys():
+        if not {DEFAULT_NAMESPACE, *(namespace.name for namespace in namespaces)} <= found.keys():
             return None
-        for space in spaces:
-            if not limits_match(found[space.name].allowance, space.allowance):
+        for namespace in namespaces:
+            if not limits_match(found[namespace.name].allowance, namespace.allowance):
                 raise NodeError(
-                    f"namespace {space.name} of {daemon.name} was started with "
-                    f"{space.allowance}, and the daemon says {found[space.name].allowance}"
+                    f"namespace {namespace.name} of {daemon.name} was started with "
+                    f"{namespace.allowance}, and the daemon says {found[namespace.name].allowance}"
                 )
         self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
-        return {space.name: found[space.name].pipe_directory for space in spaces}
+        return {namespace.name: found[namespace.name].pipe_directory for namespace in namespaces}
 
     def forget(self, daemon: ControlDaemon) -> None:
         """It is another one from now on."""
         self._default.pop(daemon.token, None)
 
-    def namespaces(self, daemon: ControlDaemon, deadline: Deadline) -> list[NamespaceRow]:
+    def namespace_rows(self, daemon: ControlDaemon, deadline: Deadline) -> list[NamespaceRow]:
         """All of the server; none: there is no server."""
         return parse_namespaces(self._listed(daemon, deadline, "namespace"))
 
     def look(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         # First, as the server can go in between: then it has no namespaces.
         clients = parse_clients(self._listed(daemon, deadline, "client"))
-        found = self.namespaces(daemon, deadline)
+        found = self.namespace_rows(daemon, deadline)
         if not found:
             return DaemonStatus(False, f"no server: {_NO_SERVER}")
         return DaemonStatus(
             ready=found[0].status.casefold() == READY,
             state=found[0].status,
             clients=clients,
-            spaces={
+            namespaces={
                 MpsNamespaceName(one.name): one.allowance
                 for one in found
                 if one.name != DEFAULT_NAMESPACE
             },
         )
 
-    def add(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> str:
+    def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
         """Two runs of the program, as a rule: each takes some milliseconds of a claim's start."""
         try:
-            self._control.ask(daemon, deadline, "namespace", "create", space.name, _ON_SERVER)
+            self._control.ask(daemon, deadline, "namespace", "create", namespace.name, _ON_SERVER)
         except TimedOut:
             raise
         except NodeError:
-            there = self._find(daemon, space.name, deadline)
+            there = self._find(daemon, namespace.name, deadline)
             if there is None:
                 raise
-            if limits_match(there.allowance, space.allowance):
+            if limits_match(there.allowance, namespace.allowance):
                 return there.pipe_directory
             if there.allowance != MpsLimits():
                 raise NodeError(
-                    f"namespace {space.name} of MPS server {daemon.name} has other limits already "
-                    f"({there.allowance}, not {space.allowance}): delete the pods of its claim"
+                    f"namespace {namespace.name} of MPS server {daemon.name} has other limits "
+                    f"already ({there.allowance}, not {namespace.allowance}): delete the pods of "
+                    "its claim"
                 ) from None
             # What is left of a crash between making it and limiting it: nobody was let in.
         try:
-            self.limit(daemon, space, deadline)
-            return self._directory(daemon, space.name, deadline)
+            self.limit(daemon, namespace, deadline)
+            return self._directory(daemon, namespace.name, deadline)
         except NodeError:
             # Without its limits nobody may have it.
-            self.remove(daemon, space.name, within_request(deadline.seconds, "namespace delete"))
+            self.remove(
+                daemon, namespace.name, within_request(deadline.seconds, "namespace delete")
+            )
             raise
 
-    def limit(self, daemon: ControlDaemon, space: MpsNamespace, deadline: Deadline) -> None:
+    def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
         """It is refused while a client is in there."""
-        wanted = space.allowance
+        wanted = namespace.allowance
         memory = wanted.memory_bytes
         self._control.ask(
             daemon,
             deadline,
-            *("namespace", "set", space.name, _ON_SERVER),
+            *("namespace", "set", namespace.name, _ON_SERVER),
             *([] if memory is None else [f"--pinned-memory-limit={format_size(memory)}"]),
             f"--active-thread-percentage={wanted.percent}",
-            f"--client-priority={int(space.priority)}",
+            f"--client-priority={int(namespace.priority)}",
         )
 
-    def remove(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> None:
+    def remove(
+        self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
+    ) -> None:
         try:
-            self._control.ask(daemon, deadline, "namespace", "delete", space, _ON_SERVER, "--force")
+            self._control.ask(
+                daemon, deadline, "namespace", "delete", namespace, _ON_SERVER, "--force"
+            )
         except TimedOut:
             raise
         except NodeError:
-            if self._find(daemon, space, deadline) is not None:
+            if self._find(daemon, namespace, deadline) is not None:
                 raise
 
     def ends(
@@ -200,20 +207,22 @@ class Protocol3:
     def _clients(self, daemon: ControlDaemon, deadline: Deadline) -> set[int]:
         return {one.pid for one in parse_clients(self._listed(daemon, deadline, "client"))}
 
-    def _directory(self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline) -> str:
+    def _directory(
+        self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
+    ) -> str:
         """Beside that of the default namespace, which was read; else it is read."""
         if default := self._default.get(daemon.token):
-            sibling = os.path.join(os.path.dirname(default), space)
+            sibling = os.path.join(os.path.dirname(default), namespace)
             if os.path.isdir(sibling):
                 return sibling
-        found = {one.name: one for one in self.namespaces(daemon, deadline)}
-        if space not in found:
+        found = {one.name: one for one in self.namespace_rows(daemon, deadline)}
+        if namespace not in found:
             raise NodeError(
-                f"MPS server {daemon.name} has lost namespace {space}, which was just made"
+                f"MPS server {daemon.name} has lost namespace {namespace}, which was just made"
             )
         if DEFAULT_NAMESPACE in found:
             self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
-        return found[space].pipe_directory
+        return found[namespace].pipe_directory
 
     def _listed(self, daemon: ControlDaemon, deadline: Deadline, what: str) -> str:
         """Nothing, where there is no server."""
@@ -227,10 +236,10 @@ class Protocol3:
             raise
 
     def _find(
-        self, daemon: ControlDaemon, space: MpsNamespaceName, deadline: Deadline
+        self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> NamespaceRow | None:
-        found = self.namespaces(daemon, deadline)
-        return next((one for one in found if one.name == space), None)
+        found = self.namespace_rows(daemon, deadline)
+        return next((one for one in found if one.name == namespace), None)
 
 
 def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
@@ -302,12 +311,14 @@ def _client(row: Mapping[str, str]) -> MpsClient:
     """KeyError: it has fewer columns. ValueError: it has no number."""
     if len(row) < len(_CLIENT):
         raise KeyError(_CLIENT[-1])
-    space = row["namespace"]
-    return MpsClient(int(row["pid"]), None if space in ("", "-") else MpsNamespaceName(space))
+    namespace = row["namespace"]
+    return MpsClient(
+        int(row["pid"]), None if namespace in ("", "-") else MpsNamespaceName(namespace)
+    )
 
 
 def _by_number(client: MpsClient) -> tuple[int, str]:
-    return client.pid, client.space or ""
+    return client.pid, client.namespace or ""
 
 
 def _percent_or_all(text: str) -> int:

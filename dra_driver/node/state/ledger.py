@@ -181,7 +181,7 @@ class Ledger:
             self._cut_history.let_go(self._cut())
             self._index, self._aside, self._leftovers = index, aside, leftovers
             self._held = _holdings({**index, **leftovers})
-            self._served = frozenset(uid for uid, record in index.items() if record.spaces)
+            self._served = frozenset(uid for uid, record in index.items() if record.namespaces)
 
     def records(self) -> tuple[ClaimRecord, ...]:
         """Every record, without the texts of CDI files, by namespace and name.
@@ -321,7 +321,7 @@ class Ledger:
             self._cut_history.let_go(before.cut)
         if record is not None:
             self._index[uid] = record
-        served = record is not None and bool(record.spaces)
+        served = record is not None and bool(record.namespaces)
         if served != (uid in self._served):
             self._served ^= {uid}
         held = dict(self._held)

@@ -98,10 +98,10 @@ def encode_step(step: Step) -> dict[str, Any]:
                 "partition": encode_partition_key(key),
             }
             return document | {"uuid": uuid, "unless": sorted(unless)}
-        case ServeMpsNamespace(space=space):
-            return {"step": "ServeMpsNamespace", "space": agent_protocol.encode(space)}
-        case RemoveMpsNamespace(space=name):
-            return {"step": "RemoveMpsNamespace", "space": name}
+        case ServeMpsNamespace(namespace=namespace):
+            return {"step": "ServeMpsNamespace", "namespace": agent_protocol.encode(namespace)}
+        case RemoveMpsNamespace(namespace=name):
+            return {"step": "RemoveMpsNamespace", "namespace": name}
         case _:
             assert_never(step)
 
@@ -174,7 +174,7 @@ def _uuid(value: Any) -> GpuUuid:
 
 def _mps_namespace(document: Any) -> MpsNamespace:
     try:
-        return agent_protocol.decode(MpsNamespace, document, "its space")
+        return agent_protocol.decode(MpsNamespace, document, "its namespace")
     except NodeError as e:
         raise UnreadableRecord(f"it is damaged ({e})") from e
 
@@ -203,8 +203,10 @@ _DECODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Step]]] = {
         _unless_none(_uuid, one.get("uuid")),
         frozenset(map(_uuid, one.get("unless", ()))),
     ),
-    "ServeMpsNamespace": lambda one: ServeMpsNamespace(_mps_namespace(one["space"])),
-    "RemoveMpsNamespace": lambda one: RemoveMpsNamespace(MpsNamespaceName(as_text(one["space"]))),
+    "ServeMpsNamespace": lambda one: ServeMpsNamespace(_mps_namespace(one["namespace"])),
+    "RemoveMpsNamespace": lambda one: RemoveMpsNamespace(
+        MpsNamespaceName(as_text(one["namespace"]))
+    ),
 }
 
 

@@ -153,7 +153,7 @@ def steps_with_instances(
     def told(step: Step) -> Step:
         if not isinstance(step, ServeMpsNamespace):
             return step
-        return replace(step, space=_over(step.space, known))
+        return replace(step, namespace=_over(step.namespace, known))
 
     return tuple(map(told, steps))
 
@@ -167,15 +167,15 @@ def grants_with_instances(
         replace(
             grant,
             instance=instances.get(grant.device.name),
-            space=grant.space and _over(grant.space, known),
+            namespace=grant.namespace and _over(grant.namespace, known),
         )
         for grant in grants
     )
 
 
-def _over(space: MpsNamespace, known: Mapping[GpuUuid, GpuUuid]) -> MpsNamespace:
-    """*space*, over the instances themselves."""
-    return replace(space, gpus=tuple(known.get(gpu, gpu) for gpu in space.gpus))
+def _over(namespace: MpsNamespace, known: Mapping[GpuUuid, GpuUuid]) -> MpsNamespace:
+    """*namespace*, over the instances themselves."""
+    return replace(namespace, gpus=tuple(known.get(gpu, gpu) for gpu in namespace.gpus))
 
 
 def _known(grants: Iterable[DeviceGrant], instances: InstancesByDevice) -> dict[GpuUuid, GpuUuid]:
@@ -249,7 +249,7 @@ def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
 
 def lost_instance_message(record: ClaimRecord, holding: Holding) -> str:
     """In the words of the person who has to mend it."""
-    served = any(holding.uuid in space.gpus for space in record.spaces)
+    served = any(holding.uuid in namespace.gpus for namespace in record.namespaces)
     return (
         f"{holding.unit} ({holding.uuid}) is not there any more: somebody removed the MIG "
         f"instance, or the GPU was reset. Claim {record.claim} has nothing to compute on"

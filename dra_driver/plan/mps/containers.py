@@ -168,7 +168,7 @@ def mps_tenants_of(record: ClaimRecord) -> MpsTenants:
 
 
 def _sides(record: ClaimRecord) -> _ServedRequests:
-    served = {gpu for space in record.spaces for gpu in space.gpus}
+    served = {gpu for namespace in record.namespaces for gpu in namespace.gpus}
     taken = [holding for holding in record.holdings if not holding.admin]
     return _ServedRequests(
         record.claim,
@@ -238,7 +238,7 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
     return tuple(
         JoinedPod(record, pod)
         for record in known
-        if record.spaces
+        if record.namespaces
         for pod in record.pods
         if uses[pod.uid] > 1
         or record.claim.namespace in unnoticed
@@ -249,7 +249,7 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
 
 def _is_joined_unnoticed(record: ClaimRecord) -> bool:
     """Nobody looks which pods come to it later (``plugin.memory.pod_limits``)."""
-    return not (record.pod_claim_name or record.limited or record.spaces)
+    return not (record.pod_claim_name or record.limited or record.namespaces)
 
 
 def requested_devices(record: ClaimRecord) -> tuple[RequestedDevice, ...]:
@@ -285,7 +285,7 @@ def _others(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[Claim
     """The prepared claims that the pod may use, but for those of which it is told of this one."""
     for record in records:
         its = any(one.uid == joined.pod.uid for one in record.pods)
-        told = its and record.claim < joined.record.claim and record.spaces
+        told = its and record.claim < joined.record.claim and record.namespaces
         if record.completed and not told:
             yield record
 

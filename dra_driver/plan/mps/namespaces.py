@@ -42,7 +42,7 @@ class DeviceGrant:
     device: Device
     amount: Amount
     sharing: Sharing
-    space: MpsNamespace | None = None  # of what is shared by MPS
+    namespace: MpsNamespace | None = None  # of what is shared by MPS
     instance: MigInstance | None = None  # of a partition, once it is there
 
 
@@ -65,7 +65,7 @@ class MpsPart:
 def with_namespaces(
     claim: Claim, grants: Sequence[DeviceGrant], pods: ClaimPodSpecs | None
 ) -> tuple[DeviceGrant, ...]:
-    """*grants*, each with its space where it is shared by MPS.
+    """*grants*, each with its namespace where it is shared by MPS.
 
     *pods*: those of the claim. PodsNeeded: they are None, and it depends on them. ClaimError:
     every problem of containers that cannot be served like this.
@@ -90,17 +90,19 @@ def with_namespaces(
     ]
     if problems:
         raise ClaimError(join_problems(f"claim {claim.ref}: ", problems))
-    spaces: dict[AllocationResult, MpsNamespace] = {}
+    namespaces: dict[AllocationResult, MpsNamespace] = {}
     for group in groups:
         its = [part for part in parts if part.request in group]
-        spaces |= dict.fromkeys((part.grant.allocation for part in its), _space(claim, its))
-    return tuple(replace(g, space=spaces.get(g.allocation)) for g in grants)
+        namespaces |= dict.fromkeys((part.grant.allocation for part in its), _namespace(claim, its))
+    return tuple(replace(g, namespace=namespaces.get(g.allocation)) for g in grants)
 
 
 def mps_steps(grants: Iterable[DeviceGrant]) -> tuple[ServeMpsNamespace, ...]:
-    """One step for each space, however many allocations share it."""
-    spaces = {grant.space for grant in grants if grant.space is not None}
-    return tuple(ServeMpsNamespace(space) for space in sorted(spaces, key=lambda one: one.name))
+    """One step for each namespace, however many allocations share it."""
+    namespaces = {grant.namespace for grant in grants if grant.namespace is not None}
+    return tuple(
+        ServeMpsNamespace(namespace) for namespace in sorted(namespaces, key=lambda one: one.name)
+    )
 
 
 def _unknown_problems(
@@ -163,7 +165,7 @@ def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]
     return sorted(groups, key=min)
 
 
-def _space(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
+def _namespace(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
     """The limits are the claim's on each GPU: parts of one GPU that are used together add up."""
     by_gpu: dict[GpuUuid, list[MpsShared]] = {}
     for part in sorted(parts, key=lambda one: one.device.gpu.minor):
@@ -185,7 +187,7 @@ def _space(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
 
 
 def _has_servers_of_its_own(parts: Iterable[MpsPart]) -> bool:
-    """With protocol 3 a server keeps its spaces apart, and the agent puts all into one."""
+    """With protocol 3 a server keeps its namespaces apart, and the agent puts all into one."""
     return any(part.device.rules.mps_servers is MpsServerScope.PER_NAMESPACE for part in parts)
 
 

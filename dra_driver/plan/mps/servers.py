@@ -18,10 +18,10 @@ def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
     return min(newest, _OF_INSTANCES) if any(map(is_mig_uuid, gpus)) else newest
 
 
-def default_limits(spaces: Iterable[MpsNamespace]) -> MpsLimits:
-    """What a server of protocol 2 grants a client by default: as much as any of its spaces has, or
-    can have by the rules of the node."""
-    wanted = [one for space in spaces for one in (least_limits(space), space.most)]
+def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:
+    """What a server of protocol 2 grants a client by default: the most that one of its namespaces
+    has, or can have by the rules of the node."""
+    wanted = [one for namespace in namespaces for one in (least_limits(namespace), namespace.most)]
     sizes = [one.memory_bytes for one in wanted if one.memory_bytes is not None]
     unlimited = len(sizes) < len(wanted)
     return MpsLimits(
@@ -29,12 +29,12 @@ def default_limits(spaces: Iterable[MpsNamespace]) -> MpsLimits:
     )
 
 
-def least_limits(space: MpsNamespace) -> MpsLimits:
-    """The least that a server of protocol 2 has to grant by default, for the space to have its
+def least_limits(namespace: MpsNamespace) -> MpsLimits:
+    """The least that a server of protocol 2 has to grant by default, for the namespace to have its
     limits on each of its GPUs: the environment of a client only lowers."""
-    sizes = [size for size in space.memory_bytes if size is not None]
-    unlimited = len(sizes) < len(space.gpus)
-    return MpsLimits(space.percent, None if unlimited else max(sizes))
+    sizes = [size for size in namespace.memory_bytes if size is not None]
+    unlimited = len(sizes) < len(namespace.gpus)
+    return MpsLimits(namespace.percent, None if unlimited else max(sizes))
 
 
 def exceeds_limits(one: MpsLimits, other: MpsLimits) -> bool:
@@ -74,7 +74,7 @@ def compare_namespaces(
     wanted: Iterable[MpsNamespace], there: Mapping[MpsNamespaceName, MpsLimits]
 ) -> NamespaceDifferences:
     """Compare what a server should have with what is there."""
-    by_name = {space.name: space for space in wanted}
+    by_name = {namespace.name: namespace for namespace in wanted}
     return NamespaceDifferences(
         tuple(sorted(there.keys() - by_name.keys())),
         tuple(by_name[name] for name in sorted(by_name.keys() - there.keys())),

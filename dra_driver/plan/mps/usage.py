@@ -1,15 +1,11 @@
-"""What pods are told of MPS, in the words of the person who has to mend it.
+"""Which processes are clients of which claim, which bypass MPS, and what their pods are told.
 
-Whose the clients of MPS servers are.
+Protocol 3 says in which namespace a client is. Protocol 2 does not: the clients of a server with
+one namespace are all in that; with several, a client may be in those that its pod uses. Where that
+leaves more than one, the client counts for none, and their number of clients is unknown.
 
-Protocol 3 tells of which space a client is. Protocol 2 does not: the only space of a server has all
-its clients, and of several a client's are those that its pod uses. Where that leaves more than one,
-nobody can tell: the client counts for none of them, and how many they have is not known.
-
-What follows from what the MPS agent serves: claims that lack it, and processes that go past it.
-
-The agent is asked first and the ledger read after that: a record is written before its space is
-made, so a space without a record is nobody's.
+The agent is asked first and the ledger is read after that: a record is written before its namespace
+is created, so a namespace without a record is orphaned.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
@@ -31,7 +27,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.memory.usage import GpuMemorySample, MemoryShare
 
 ClientOwners = Mapping[int, frozenset[MpsNamespaceName]]
-"""Of each client, by the host's number, the spaces of which it may be."""
+"""Of each client, by the host's number, the namespaces of which it may be."""
 
 
 def clients_without_namespace(status: MpsStatus) -> frozenset[int]:
@@ -39,9 +35,9 @@ def clients_without_namespace(status: MpsStatus) -> frozenset[int]:
     return frozenset(
         client.pid
         for server in status.servers
-        if len(server.spaces) > 1
+        if len(server.namespaces) > 1
         for client in server.clients
-        if client.space is None
+        if client.namespace is None
     )
 
 
@@ -50,8 +46,8 @@ def client_owners(
     users: Mapping[MpsNamespaceName, Collection[PodUid]],
     pods: Mapping[int, PodUid],
 ) -> ClientOwners:
-    """*users*: the pods that use each space; *pods*: of clients, where that was found out."""
-    every = frozenset(served.space.name for served in server.spaces)
+    """*users*: the pods that use each namespace; *pods*: of clients, where that was found out."""
+    every = frozenset(served.namespace.name for served in server.namespaces)
 
     def of_pod(pod: PodUid | None) -> frozenset[MpsNamespaceName]:
         its = frozenset(name for name in every if pod in users.get(name, ()))
@@ -59,16 +55,18 @@ def client_owners(
 
     return {
         client.pid: of_pod(pods.get(client.pid))
-        if client.space is None
-        else frozenset({client.space})
+        if client.namespace is None
+        else frozenset({client.namespace})
         for client in server.clients
     }
 
 
-def counted_clients(spaces: Set[MpsNamespaceName], whose: ClientOwners) -> frozenset[int] | None:
-    """The clients that these spaces have together. None: one may be theirs or another's."""
-    mine = {pid: its for pid, its in whose.items() if its & spaces}
-    return frozenset(mine) if all(its <= spaces for its in mine.values()) else None
+def counted_clients(
+    namespaces: Set[MpsNamespaceName], whose: ClientOwners
+) -> frozenset[int] | None:
+    """The clients that these namespaces have together. None: one may be theirs or another's."""
+    mine = {pid: its for pid, its in whose.items() if its & namespaces}
+    return frozenset(mine) if all(its <= namespaces for its in mine.values()) else None
 
 
 RESTART_REPORT_SECONDS: Final = (
@@ -83,23 +81,23 @@ class ClaimNamespace:
 
     claim: ClaimRef
     pods: tuple[Pod, ...]
-    space: MpsNamespace
+    namespace: MpsNamespace
     completed: bool
-    names: tuple[str, ...]  # of the GPUs or MIG partitions of the space, in its order: "gpu-0"
+    names: tuple[str, ...]  # of the GPUs or MIG partitions of the namespace, in its order: "gpu-0"
     over: tuple[GpuUuid, MigInstance] | None = (
         None  # the MIG instance that it is over, of which GPU
     )
 
     @property
     def known_as(self) -> Mapping[GpuUuid, str]:
-        """The GPUs of the space, each as people know it."""
-        both = zip(self.space.gpus, self.names, strict=True)
+        """The GPUs of the namespace, each as people know it."""
+        both = zip(self.namespace.gpus, self.names, strict=True)
         return {gpu: f"{name} ({gpu})" for gpu, name in both}
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceClients:
-    """Who may be a client of a space, and of which others. *of_pods*: those whose pod we know."""
+    """The possible clients of a namespace. *of_pods*: those whose pod is known."""
 
     may_be: ClientOwners = field(default_factory=dict)
     of_pods: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
@@ -131,44 +129,46 @@ def claim_namespaces(records: Iterable[ClaimRecord]) -> tuple[ClaimNamespace, ..
         ClaimNamespace(
             record.claim,
             record.pods,
-            space,
+            namespace,
             record.completed,
-            _names(record, space),
-            _over(record, space),
+            _names(record, namespace),
+            _over(record, namespace),
         )
         for record in records
-        for space in record.spaces
+        for namespace in record.namespaces
     )
 
 
-def _names(record: ClaimRecord, space: MpsNamespace) -> tuple[str, ...]:
+def _names(record: ClaimRecord, namespace: MpsNamespace) -> tuple[str, ...]:
     names = {holding.uuid: holding.unit for holding in record.holdings}
-    return tuple(names.get(gpu, "a GPU") for gpu in space.gpus)
+    return tuple(names.get(gpu, "a GPU") for gpu in namespace.gpus)
 
 
-def _over(record: ClaimRecord, space: MpsNamespace) -> tuple[GpuUuid, MigInstance] | None:
+def _over(record: ClaimRecord, namespace: MpsNamespace) -> tuple[GpuUuid, MigInstance] | None:
     held = ((one.gpu, one.instance) for one in record.holdings)
     found = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
-    return next((one for one in found if one[1].uuid in space.gpus), None)
+    return next((one for one in found if one[1].uuid in namespace.gpus), None)
 
 
-def unserved_claims(spaces: Iterable[ClaimNamespace], status: MpsStatus) -> tuple[ClaimUid, ...]:
+def unserved_claims(
+    namespaces: Iterable[ClaimNamespace], status: MpsStatus
+) -> tuple[ClaimUid, ...]:
     """The prepared claims of which the agent does not serve everything."""
-    served = {one.space.name for one in status.spaces()}
+    served = {one.namespace.name for one in status.namespaces()}
     return tuple(
-        sorted({s.claim.uid for s in spaces if s.completed and s.space.name not in served})
+        sorted({s.claim.uid for s in namespaces if s.completed and s.namespace.name not in served})
     )
 
 
 def orphaned_namespaces(
-    spaces: Iterable[ClaimNamespace], status: MpsStatus, unreadable: Collection[ClaimUid]
+    namespaces: Iterable[ClaimNamespace], status: MpsStatus, unreadable: Collection[ClaimUid]
 ) -> tuple[MpsNamespace, ...]:
     """What the agent serves for nobody. Whose record is *unreadable* may well have it."""
-    recorded = {one.space.name for one in spaces}
+    recorded = {one.namespace.name for one in namespaces}
     return tuple(
-        one.space
-        for one in status.spaces()
-        if one.space.name not in recorded and one.space.claim not in unreadable
+        one.namespace
+        for one in status.namespaces()
+        if one.namespace.name not in recorded and one.namespace.claim not in unreadable
     )
 
 
@@ -189,57 +189,57 @@ def last_restart(incidents: Iterable[MpsServerRestart]) -> int:
     return max((one.number for one in incidents), default=0)
 
 
-def server_for(space: MpsNamespaceName, status: MpsStatus) -> MpsServer | None:
+def server_for(namespace: MpsNamespaceName, status: MpsStatus) -> MpsServer | None:
     """None: the agent does not serve it."""
     return next(
         (
             server
             for server in status.servers
-            if any(served.space.name == space for served in server.spaces)
+            if any(served.namespace.name == namespace for served in server.namespaces)
         ),
         None,
     )
 
 
 def namespace_clients(
-    spaces: Iterable[ClaimNamespace], status: MpsStatus, pods: Mapping[int, PodUid]
+    namespaces: Iterable[ClaimNamespace], status: MpsStatus, pods: Mapping[int, PodUid]
 ) -> Mapping[MpsNamespaceName, NamespaceClients]:
-    """Who may be a client of those spaces that are served. *pods*: of which pod each client of any
-    server is, where that is known."""
-    users = {one.space.name: frozenset(pod.uid for pod in one.pods) for one in spaces}
+    """The possible clients of each namespace that is served. *pods*: the pod of each client of any
+    server, where that is known."""
+    users = {one.namespace.name: frozenset(pod.uid for pod in one.pods) for one in namespaces}
     return {
-        served.space.name: _clients(
-            served.space.name, users, client_owners(server, users, pods), pods
+        served.namespace.name: _clients(
+            served.namespace.name, users, client_owners(server, users, pods), pods
         )
         for server in status.servers
-        for served in server.spaces
-        if served.space.name in users
+        for served in server.namespaces
+        if served.namespace.name in users
     }
 
 
 def _clients(
-    space: MpsNamespaceName,
+    namespace: MpsNamespaceName,
     users: Mapping[MpsNamespaceName, frozenset[PodUid]],
     whose: ClientOwners,
     pods: Mapping[int, PodUid],
 ) -> NamespaceClients:
-    """Where a pod has the space for itself, its clients are the pod's, seen or not."""
-    its = users[space]
+    """Where a pod has the namespace for itself, its clients are the pod's, seen or not."""
+    its = users[namespace]
     alone = next(iter(its)) if len(its) == 1 else None
     of_pods: dict[PodUid, set[int]] = {}
-    may_be = {pid: names for pid, names in whose.items() if space in names}
+    may_be = {pid: names for pid, names in whose.items() if namespace in names}
     for pid, names in may_be.items():
-        pod = pods.get(pid) or (alone if names == {space} else None)
+        pod = pods.get(pid) or (alone if names == {namespace} else None)
         if pod is not None and pod in its:
             of_pods.setdefault(pod, set()).add(pid)
     return NamespaceClients(may_be, {pod: frozenset(pids) for pod, pids in of_pods.items()})
 
 
 def mps_memory_shares(
-    records: Iterable[ClaimRecord], spaces: Iterable[ClaimNamespace]
+    records: Iterable[ClaimRecord], namespaces: Iterable[ClaimNamespace]
 ) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
     """For each GPU that a prepared claim has under MPS, everybody who has anything of it."""
-    gpus = {gpu for one in spaces if one.completed for gpu in one.space.gpus}
+    gpus = {gpu for one in namespaces if one.completed for gpu in one.namespace.gpus}
     held: dict[GpuUuid, list[MemoryShare]] = {gpu: [] for gpu in sorted(gpus)}
     for record in records:
         its: dict[GpuUuid, list[Holding]] = {}
@@ -254,26 +254,26 @@ def mps_memory_shares(
 
 
 def bypassing_processes(
-    looks: Iterable[GpuMemorySample], spaces: Sequence[ClaimNamespace], status: MpsStatus
+    looks: Iterable[GpuMemorySample], namespaces: Sequence[ClaimNamespace], status: MpsStatus
 ) -> frozenset[BypassingProcess]:
     """The processes on GPUs that go past MPS.
 
-    Where a server is not ready, or a space not served, its clients cannot be told. A process that
-    may be there for a claim without MPS is none.
+    Where a server is not ready, or a namespace not served, its clients are unknown. A process that
+    may use the GPU for a claim without MPS does not count.
     """
-    return frozenset(stray for look in looks for stray in _strays_on(look, spaces, status))
+    return frozenset(stray for look in looks for stray in _strays_on(look, namespaces, status))
 
 
 def _strays_on(
-    look: GpuMemorySample, spaces: Iterable[ClaimNamespace], status: MpsStatus
+    look: GpuMemorySample, namespaces: Iterable[ClaimNamespace], status: MpsStatus
 ) -> Iterable[BypassingProcess]:
     served: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
     refs: dict[ClaimUid, ClaimRef] = {}
-    for one in spaces:
-        if one.completed and look.gpu in one.space.gpus:
+    for one in namespaces:
+        if one.completed and look.gpu in one.namespace.gpus:
             refs[one.claim.uid] = one.claim
             before = served.get(one.claim.uid, frozenset())
-            its = _may_be_clients(one.space.name, status)
+            its = _may_be_clients(one.namespace.name, status)
             served[one.claim.uid] = None if before is None or its is None else before | its
     for use in look.uses:
         allowed = [served.get(uid) for uid in use.claims]
@@ -286,11 +286,11 @@ def _strays_on(
             )
 
 
-def _may_be_clients(space: MpsNamespaceName, status: MpsStatus) -> frozenset[int] | None:
-    server = server_for(space, status)
+def _may_be_clients(namespace: MpsNamespaceName, status: MpsStatus) -> frozenset[int] | None:
+    server = server_for(namespace, status)
     if server is None or not server.ready:
         return None
-    return frozenset(one.pid for one in server.clients if one.space in (None, space))
+    return frozenset(one.pid for one in server.clients if one.namespace in (None, namespace))
 
 
 def confirmed_bypasses(
@@ -301,24 +301,24 @@ def confirmed_bypasses(
 
 
 def mps_usages(
-    spaces: Iterable[ClaimNamespace],
+    namespaces: Iterable[ClaimNamespace],
     found: Mapping[MpsNamespaceName, NamespaceClients] | None,
     unserved: Collection[BypassingProcess] | None,
 ) -> tuple[ClaimMpsUsage, ...]:
-    """Every prepared claim on each of its GPUs. *found*: the clients of the spaces that are served.
+    """Every prepared claim on each of its GPUs. *found*: the clients of served namespaces.
 
-    None: that is not known, because the agent does not answer. Nor is the number of a claim's
-    clients while one of them may be another claim's.
+    None: unknown, because the agent does not answer. So is the number of a claim's clients while
+    one of them may be another claim's.
     """
     by_claim: dict[tuple[ClaimRef, GpuUuid], list[MpsNamespace]] = {}
-    for one in spaces:
-        for gpu in one.space.gpus if one.completed else ():
-            by_claim.setdefault((one.claim, gpu), []).append(one.space)
+    for one in namespaces:
+        for gpu in one.namespace.gpus if one.completed else ():
+            by_claim.setdefault((one.claim, gpu), []).append(one.namespace)
     return tuple(
         ClaimMpsUsage(
             claim,
             gpu,
-            min(ALL_CORES, sum(space.percent for space in its)),
+            min(ALL_CORES, sum(namespace.percent for namespace in its)),
             None if found is None else _count(found, its),
             None
             if unserved is None
@@ -329,16 +329,16 @@ def mps_usages(
 
 
 def _count(
-    found: Mapping[MpsNamespaceName, NamespaceClients], spaces: Iterable[MpsNamespace]
+    found: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
 ) -> int | None:
-    names = {one.name for one in spaces}
+    names = {one.name for one in namespaces}
     whose = {pid: its for name in names if name in found for pid, its in found[name].may_be.items()}
     pids = counted_clients(names, whose)
     return None if pids is None else len(pids)
 
 
 def server_restarted_message(incident: MpsServerRestart, one: ClaimNamespace) -> str:
-    """The server of this space was restarted."""
+    """The server of this namespace was restarted."""
     return (
         f"the MPS server of {_gpus([one])} was restarted ({incident.reason}): what "
         f"ran there for claim {one.claim} was ended, and a program that is still there fails at "
@@ -366,11 +366,11 @@ def agent_down_message(one: ClaimNamespace, seconds: float, error: str) -> str:
     )
 
 
-def pod_not_served_message(spaces: Sequence[ClaimNamespace], problems: Iterable[str]) -> str:
-    """Containers of a pod that joined the claim of *spaces* cannot use it like this."""
+def pod_not_served_message(namespaces: Sequence[ClaimNamespace], problems: Iterable[str]) -> str:
+    """Containers of a pod that joined the claim of *namespaces* cannot use it like this."""
     return (
-        f"claim {spaces[0].claim}, which is under MPS on {_gpus(spaces)}, was prepared before this "
-        f"pod came, and does not serve all of it: {'; '.join(problems)}"
+        f"claim {namespaces[0].claim}, which is under MPS on {_gpus(namespaces)}, was prepared "
+        f"before this pod came, and does not serve all of it: {'; '.join(problems)}"
     )
 
 
@@ -379,8 +379,8 @@ def bypass_subject(stray: BypassingProcess) -> str:
     return f"{stray.gpu} {_claims(stray)}"
 
 
-def _gpus(spaces: Iterable[ClaimNamespace]) -> str:
-    return ", ".join(dict.fromkeys(name for one in spaces for name in one.known_as.values()))
+def _gpus(namespaces: Iterable[ClaimNamespace]) -> str:
+    return ", ".join(dict.fromkeys(name for one in namespaces for name in one.known_as.values()))
 
 
 def _claims(stray: BypassingProcess) -> str:

@@ -89,18 +89,18 @@ _READ_ONLY_MOUNT: Final = ("ro", *_NOTHING_ODD)
 
 
 def mps_edits(served: ServedNamespace) -> ContainerEdits:
-    """The same for every device of the space, since a container can have any of them."""
-    space = served.space
+    """The same for every device of the namespace, since a container can have any of them."""
+    namespace = served.namespace
     env = [
         f"CUDA_MPS_PIPE_DIRECTORY={served.pipe_directory}",
-        f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={space.percent}",
+        f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={namespace.percent}",
     ]
-    limits = {place: size for place, size in enumerate(space.memory_bytes) if size is not None}
-    if limits and (served.protocol < _NAMESPACES or len(space.gpus) == 1):
+    limits = {place: size for place, size in enumerate(namespace.memory_bytes) if size is not None}
+    if limits and (served.protocol < _NAMESPACES or len(namespace.gpus) == 1):
         each = ",".join(f"{place}={size // _MIB}M" for place, size in limits.items())
         env.append(f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT={each}")
-    if space.priority is not MpsPriority.NORMAL:
-        env.append(f"CUDA_MPS_CLIENT_PRIORITY={space.priority.value}")
+    if namespace.priority is not MpsPriority.NORMAL:
+        env.append(f"CUDA_MPS_CLIENT_PRIORITY={namespace.priority.value}")
     # With protocol 2 it is a small file system of its own: clients may make files in it.
     options = _READ_WRITE if served.protocol < _NAMESPACES else _READ_ONLY_MOUNT
     mounts = [Mount(served.pipe_directory, served.pipe_directory, options=options)]

@@ -50,7 +50,7 @@ def undo_steps(record: ClaimRecord, others: Sequence[ClaimRecord]) -> tuple[Step
     harm, and others may use them.
     """
     return (
-        *(RemoveMpsNamespace(space.name) for space in record.spaces),
+        *(RemoveMpsNamespace(namespace.name) for namespace in record.namespaces),
         *remove_steps(record, others),
         *restored_memory_limit_steps(record, others),
         *restore_steps(record, others),
@@ -218,7 +218,7 @@ def _is_one_share(device: Device) -> bool:
 def _most_cores(device: Device) -> int:
     """What a claim can reserve where it gets no more than one share, in percent; 0: all there is.
 
-    A server of protocol 2 holds every client to that (``model.mps.Space``).
+    A server of protocol 2 holds every client to that (``model.mps.Namespace``).
     """
     return default_share_cores(device.shape) if _is_one_share(device) else 0
 
@@ -290,7 +290,7 @@ def _holding(claim: Claim, grant: DeviceGrant) -> Holding:
         shape=device.shape,
         limit=None if allocation.admin else memory_limit_of(device, grant.amount),
         request=allocation.base_request,
-        tenants=device.rules.tenants if grant.space else MpsTenants.ANY,
+        tenants=device.rules.tenants if grant.namespace else MpsTenants.ANY,
         partition=device.key,
         cut=device.cut_for_claims and not allocation.admin,
         instance=grant.instance or device.instance,

@@ -48,9 +48,9 @@ def compute_mode_steps(
     for grant in grants:
         gpu = grant.device.gpu
         here = [record for record in others if _computes(gpu, record)]
-        mine = _servers(gpu, (g.space for g in grants if g.space is not None))
-        server = _server(gpu, grant.space) if grant.space else None
-        there = _servers(gpu, (space for record in here for space in record.spaces))
+        mine = _servers(gpu, (g.namespace for g in grants if g.namespace is not None))
+        server = _server(gpu, grant.namespace) if grant.namespace else None
+        there = _servers(gpu, (namespace for record in here for namespace in record.namespaces))
         if server is not None and _alone_with(grant, len(mine), there <= {server}, here):
             found[gpu.uuid] = ComputeMode.EXCLUSIVE_PROCESS
         elif _is_closed(gpu.uuid, here) and there != {server}:
@@ -84,15 +84,15 @@ def _computes(gpu: Gpu, record: ClaimRecord) -> bool:
     return any(holding.of_gpu in here and not holding.admin for holding in record.holdings)
 
 
-def _servers(gpu: Gpu, spaces: Iterable[MpsNamespace]) -> set[_ServerKey]:
+def _servers(gpu: Gpu, namespaces: Iterable[MpsNamespace]) -> set[_ServerKey]:
     """The MPS servers on *gpu*."""
-    return {_server(gpu, space) for space in spaces if gpu.uuid in space.gpus}
+    return {_server(gpu, namespace) for namespace in namespaces if gpu.uuid in namespace.gpus}
 
 
-def _server(gpu: Gpu, space: MpsNamespace) -> _ServerKey:
+def _server(gpu: Gpu, namespace: MpsNamespace) -> _ServerKey:
     """With protocol 3 there is one for everybody."""
     old = gpu.driver_version.major < PROTOCOL_3_DRIVER_VERSION
-    return _ServerKey(frozenset(space.gpus), space.tenant if old else "")
+    return _ServerKey(frozenset(namespace.gpus), namespace.tenant if old else "")
 
 
 _Key = tuple[type[GpuSetting], GpuUuid]

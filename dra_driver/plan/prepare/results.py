@@ -73,7 +73,7 @@ def container_devices(
 ) -> tuple[ContainerDevice, ...]:
     """What the containers get, and what they are told of their share.
 
-    *served*: what the MPS agent answered for each space of the plan.
+    *served*: what the MPS agent answered for each namespace of the plan.
 
     A container that gets a request gets all devices of it. So the first of them brings the
     document along, which it must have once; and each tells what the request has of its GPU in all.
@@ -95,7 +95,7 @@ def container_devices(
                 grant.allocation,
                 together[grant.device.uuid, grant.allocation.base_request],
             ),
-            served[grant.space.name] if grant.space else None,
+            served[grant.namespace.name] if grant.namespace else None,
             grant.instance,
             driver_capabilities(grant),
         )

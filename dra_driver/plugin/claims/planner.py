@@ -88,7 +88,7 @@ class ClaimPods:
         if not computes_on_gpus(mine):
             return ()
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
-        candidates = self._ledger.records() if mine.spaces else self._ledger.served()
+        candidates = self._ledger.records() if mine.namespaces else self._ledger.served()
         return [
             one
             for one in candidates

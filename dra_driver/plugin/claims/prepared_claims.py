@@ -81,8 +81,8 @@ class PreparedClaims:
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
-            for space in record.spaces:
-                served = self._node.serve(space)
+            for namespace in record.namespaces:
+                served = self._node.serve(namespace)
                 if served.pipe_directory not in (record.spec or ""):
                     # Containers keep what they were given, and a restarted one gets it again.
                     log.error(
@@ -91,17 +91,17 @@ class PreparedClaims:
                         extra={"claim": str(record.claim), "directory": served.pipe_directory},
                     )
 
-    def end_unknown(self, space: MpsNamespace) -> None:
-        """Have the MPS agent end *space*, which no record is of; not beside a prepare of its
+    def end_unknown(self, namespace: MpsNamespace) -> None:
+        """Have the MPS agent end *namespace*, which no record is of; not beside a prepare of its
         claim."""
         deadline = Deadline(self._waits.all)
         with (
-            self._locks.claims.hold([space.claim], deadline.remaining),
+            self._locks.claims.hold([namespace.claim], deadline.remaining),
             self._turn(deadline.remaining),
         ):
-            record = self._ledger.known(space.claim)
-            if record is None or space.name not in {one.name for one in record.spaces}:
-                self._node.restore(RemoveMpsNamespace(space.name))
+            record = self._ledger.known(namespace.claim)
+            if record is None or namespace.name not in {one.name for one in record.namespaces}:
+                self._node.restore(RemoveMpsNamespace(namespace.name))
 
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
         """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,

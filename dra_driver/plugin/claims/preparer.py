@@ -251,7 +251,7 @@ class Preparer:
 
     def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
         """What the clients of MPS can use."""
-        return {one.space.name: one for one in in_parallel(self._node.serve, record.spaces)}
+        return {one.namespace.name: one for one in in_parallel(self._node.serve, record.namespaces)}
 
     def _render(
         self,

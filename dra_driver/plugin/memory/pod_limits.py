@@ -242,4 +242,4 @@ def _is_read(record: ClaimRecord) -> bool:
     """Whether it matters before any container runs which pods come to it, prepared already."""
     if not record.completed:
         return False
-    return bool(record.spaces) or (record.limited and not record.pod_claim_name)
+    return bool(record.namespaces) or (record.limited and not record.pod_claim_name)

@@ -57,11 +57,11 @@ class MpsDrainMetrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PodMpsClients:
-    """The clients of one space that are of one pod."""
+    """The clients of one namespace that are of one pod."""
 
     claim: ClaimRef
     pod: Pod
-    space: MpsNamespaceName
+    namespace: MpsNamespaceName
     pids: frozenset[int]
 
 
@@ -225,13 +225,13 @@ class MpsDrain:
             if its.ending is None or now < its.ending.due_at:
                 continue
             if pids := one.pids - its.ended:
-                name = f"drain {one.pod.name} of {one.claim} ({one.space})"
+                name = f"drain {one.pod.name} of {one.claim} ({one.namespace})"
                 end = partial(self._end, one, pids)
                 self._errands.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
 
     def _end(self, one: PodMpsClients, pids: frozenset[int]) -> None:
         """On a thread of its own: a server waits for what its clients have in flight."""
-        self._agent.terminate(one.space, pids)
+        self._agent.terminate(one.namespace, pids)
         self._change(one.pod.uid, lambda its: replace(its, ended=its.ended | pids))
         self._observer.mps_drained(len(pids))
         facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(pids)}
@@ -240,13 +240,13 @@ class MpsDrain:
     def end_now(self, wanted: Sequence[PodMpsClients]) -> None:
         """End these clients at once, though nobody deletes their pods: they may not be here."""
         for one in wanted:
-            name = f"keep {one.pod.name} out of {one.claim} ({one.space})"
+            name = f"keep {one.pod.name} out of {one.claim} ({one.namespace})"
             self._errands.go(
                 name, [BackgroundTask(name, partial(self._keep_out, one), _AGAIN_SECONDS)]
             )
 
     def _keep_out(self, one: PodMpsClients) -> None:
-        self._agent.terminate(one.space, one.pids)
+        self._agent.terminate(one.namespace, one.pids)
         facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(one.pids)}
         log.warning("ended MPS clients of a pod that the profile keeps out", extra=facts)
 

@@ -82,21 +82,24 @@ class MpsBypassDetector:
         self._failed: Mapping[GpuUuid, str] = {}
 
     def look(
-        self, records: Sequence[ClaimRecord], spaces: Sequence[ClaimNamespace], status: MpsStatus
+        self,
+        records: Sequence[ClaimRecord],
+        namespaces: Sequence[ClaimNamespace],
+        status: MpsStatus,
     ) -> frozenset[BypassingProcess]:
         """Those that had the time to connect and did not. One that is new is told of."""
-        shares = mps_memory_shares(records, spaces)
+        shares = mps_memory_shares(records, namespaces)
         pods = pod_claims(records)
         looked = self._users.look(shares, pods) if shares else ProcessReport()
         pods = {**pods, **looked.joined}
         self._warn(looked.failed)
         now = self._clock()
-        found = bypassing_processes(looked.looks, spaces, status)
+        found = bypassing_processes(looked.looks, namespaces, status)
         # Of a GPU that does not answer this time, what was seen the last time stands.
         kept = {stray for stray in self._since if stray.gpu in looked.failed}
         self._since = {stray: self._since.get(stray, now) for stray in found | kept}
         sure = confirmed_bypasses(self._since, now)
-        known_as = {gpu: name for one in spaces for gpu, name in one.known_as.items()}
+        known_as = {gpu: name for one in namespaces for gpu, name in one.known_as.items()}
         for stray in sorted(sure - self._told, key=lambda one: (one.process, one.gpu)):
             self._tell(stray, pods, known_as.get(stray.gpu, stray.gpu))
         self._told = sure

@@ -53,7 +53,7 @@ from dra_driver.plugin.process_owners import ContainerClaimsCache, ContainerFind
 
 log = logging.getLogger(__name__)
 
-_RELEASE_AGAIN_SECONDS: Final = 30.0  # after a space could not be ended
+_RELEASE_AGAIN_SECONDS: Final = 30.0  # after a namespace could not be ended
 
 
 class MpsReleaser(Protocol):
@@ -72,12 +72,12 @@ class LostMpsInstances:
         self._gone: frozenset[MpsNamespaceName] = frozenset()
 
     def look(
-        self, spaces: Iterable[ClaimNamespace], status: MpsStatus
+        self, namespaces: Iterable[ClaimNamespace], status: MpsStatus
     ) -> frozenset[MpsNamespaceName]:
-        """The spaces of prepared claims whose instance is gone; what is served of them is ended."""
-        gone = [one for one in spaces if one.completed and self._is_gone(one)]
-        self._gone = frozenset(one.space.name for one in gone)
-        self._end([one for one in gone if server_for(one.space.name, status) is not None])
+        """End the namespaces of prepared claims whose instance is gone, and return all of these."""
+        gone = [one for one in namespaces if one.completed and self._is_gone(one)]
+        self._gone = frozenset(one.namespace.name for one in gone)
+        self._end([one for one in gone if server_for(one.namespace.name, status) is not None])
         return self._gone
 
     def _is_gone(self, one: ClaimNamespace) -> bool:
@@ -89,18 +89,18 @@ class LostMpsInstances:
             found = instance_at(self._node, gpu, instance.key)
         except NodeError as e:
             log.debug("an instance cannot be looked for", extra={"gpu": gpu, "error": str(e)})
-            return one.space.name in self._gone
+            return one.namespace.name in self._gone
         return found is None or found.uuid != instance.uuid
 
     def _end(self, served: Sequence[ClaimNamespace]) -> None:
         if served:
-            errands = [self._ending(one.space.name) for one in served]
+            errands = [self._ending(one.namespace.name) for one in served]
             self._errands.go("instances that are gone", errands)
 
     def _ending(self, name: MpsNamespaceName) -> BackgroundTask:
         release = partial(self._agent.release, name)
         return BackgroundTask(
-            f"end space {name}, whose instance is gone", release, _RELEASE_AGAIN_SECONDS
+            f"end namespace {name}, whose instance is gone", release, _RELEASE_AGAIN_SECONDS
         )
 
 
@@ -128,7 +128,7 @@ class MpsPreparedClaims(Protocol):
     where nobody else can act on the claim."""
 
     def serve_again(self, uid: ClaimUid) -> None: ...
-    def end_unknown(self, space: MpsNamespace) -> None: ...
+    def end_unknown(self, namespace: MpsNamespace) -> None: ...
 
 
 class MpsPodSource(drain.DrainPodSource, unserved.JoinedPodSource, Protocol):
@@ -218,7 +218,7 @@ def watch_mps(
     stack.callback(loop.stop)
 
     def claim_changed(record: ClaimRecord | None) -> None:
-        if record is None or record.spaces:
+        if record is None or record.namespaces:
             loop.soon()
 
     return claim_changed
@@ -251,26 +251,26 @@ class MpsWatch:
             return None
         self._up()
         records = self._its.ledger.records()  # not before the agent: see plan.mps_watch
-        spaces = claim_namespaces(records)
-        self._serves = any(status.spaces())
-        found = namespace_clients(spaces, status, self._pods(status))
-        by_pod = _by_pod(spaces, found)
+        namespaces = claim_namespaces(records)
+        self._serves = any(status.namespaces())
+        found = namespace_clients(namespaces, status, self._pods(status))
+        by_pod = _by_pod(namespaces, found)
         soon = self._tools.drain.look(by_pod)
-        gone = self._tools.instances.look(spaces, status)
-        self._put_right(spaces, gone, status)
-        self._tell_of_restarts(spaces, status.incidents)
+        gone = self._tools.instances.look(namespaces, status)
+        self._put_right(namespaces, gone, status)
+        self._tell_of_restarts(namespaces, status.incidents)
         joined = self._tools.joined
         joined.look(records)
         self._tools.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
-        unserved = self._tools.strays.look(records, spaces, status)
-        self._its.observer.mps_uses(mps_usages(spaces, found, unserved))
+        unserved = self._tools.strays.look(records, namespaces, status)
+        self._its.observer.mps_uses(mps_usages(namespaces, found, unserved))
         return soon
 
     def _has_work(self) -> bool:
         """The ledger gives the same object again where nothing changed."""
         if (records := self._its.ledger.records()) is not self._seen:
             self._seen = records
-            self._wanted = any(record.spaces for record in records)
+            self._wanted = any(record.namespaces for record in records)
         return self._wanted or self._serves
 
     def _pods(self, status: MpsStatus) -> Mapping[int, PodUid]:
@@ -285,7 +285,7 @@ class MpsWatch:
 
     def _put_right(
         self,
-        spaces: Sequence[ClaimNamespace],
+        namespaces: Sequence[ClaimNamespace],
         gone: Collection[MpsNamespaceName],
         status: MpsStatus,
     ) -> None:
@@ -296,30 +296,30 @@ class MpsWatch:
                 f"serve claim {uid} again", partial(preparer.serve_again, uid), _SERVE_AGAIN_SECONDS
             )
             for uid in unserved_claims(
-                (one for one in spaces if one.space.name not in gone), status
+                (one for one in namespaces if one.namespace.name not in gone), status
             )
         ]
         errands += [
             BackgroundTask(
-                f"end space {space.name}",
-                partial(preparer.end_unknown, space),
+                f"end namespace {namespace.name}",
+                partial(preparer.end_unknown, namespace),
                 _SERVE_AGAIN_SECONDS,
             )
-            for space in orphaned_namespaces(spaces, status, unreadable)
+            for namespace in orphaned_namespaces(namespaces, status, unreadable)
         ]
         if errands:
             self._tools.errands.go("what is served", errands)
 
     def _tell_of_restarts(
-        self, spaces: Sequence[ClaimNamespace], incidents: Sequence[MpsServerRestart]
+        self, namespaces: Sequence[ClaimNamespace], incidents: Sequence[MpsServerRestart]
     ) -> None:
         for incident in new_restarts(incidents, self._last, self._tools.clock.epoch()):
             if self._last is not None:  # one that an earlier process counted is no new one
                 self._its.observer.mps_restarted()
             facts = {"server": incident.server, "reason": incident.reason}
             log.warning("an MPS server was restarted", extra=facts)
-            for one in spaces:
-                if one.space.name in incident.spaces:
+            for one in namespaces:
+                if one.namespace.name in incident.namespaces:
                     message = server_restarted_message(incident, one)
                     self._tell(one, "MPSServerRestarted", incident.server, message)
         self._last = last_restart(incidents)
@@ -337,10 +337,10 @@ class MpsWatch:
 
     def _down(self, error: str) -> None:
         """Claims go on as they are. That the agent is replaced is no news for their pods."""
-        spaces = claim_namespaces(self._seen)
+        namespaces = claim_namespaces(self._seen)
         self._its.observer.mps_agent(False)
-        self._its.observer.mps_uses(mps_usages(spaces, None, None))
-        if not spaces and self._last is None:
+        self._its.observer.mps_uses(mps_usages(namespaces, None, None))
+        if not namespaces and self._last is None:
             self._serves = False  # it never answered, and nobody needs it
             return
         now = self._tools.clock.steady()
@@ -349,20 +349,20 @@ class MpsWatch:
             self._outage = _AgentOutage(now)
         if now - self._outage.since >= _DOWN_SECONDS and not self._outage.told:
             self._outage.told = True
-            for one in spaces:
+            for one in namespaces:
                 self._tell(
                     one, "MPSAgentDown", "agent", agent_down_message(one, _DOWN_SECONDS, error)
                 )
 
 
 def _by_pod(
-    spaces: Sequence[ClaimNamespace], found: Mapping[MpsNamespaceName, NamespaceClients]
+    namespaces: Sequence[ClaimNamespace], found: Mapping[MpsNamespaceName, NamespaceClients]
 ) -> Sequence[PodMpsClients]:
     """The clients whose pod is known, by claim and pod."""
     none = NamespaceClients()
     return [
-        PodMpsClients(one.claim, pod, one.space.name, pids)
-        for one in spaces
+        PodMpsClients(one.claim, pod, one.namespace.name, pids)
+        for one in namespaces
         for pod in one.pods
-        if (pids := found.get(one.space.name, none).of_pods.get(pod.uid))
+        if (pids := found.get(one.namespace.name, none).of_pods.get(pod.uid))
     ]

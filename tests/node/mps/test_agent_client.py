@@ -72,7 +72,7 @@ def answering(path):
         one.close()
 
 
-def test_a_space_is_asked_for_in_whole(path, answering):
+def test_a_namespace_is_asked_for_in_whole(path, answering):
     agent = answering(agent_protocol.dump({"served": agent_protocol.encode(SERVED)}))
 
     assert MpsAgentClient(path).serve(SPACE) == SERVED
@@ -80,7 +80,7 @@ def test_a_space_is_asked_for_in_whole(path, answering):
         {
             "version": 1,
             "call": "serve",
-            "space": {
+            "namespace": {
                 "name": "c_1",
                 "claim": "uid",
                 "gpus": ["GPU-1"],

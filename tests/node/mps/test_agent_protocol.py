@@ -44,52 +44,52 @@ def test_everything_an_agent_knows_survives_the_way(status):
 
 
 @given(st.from_type(MpsNamespace))
-def test_a_space_survives_the_way(space):
-    assert there_and_back(space) == space
+def test_a_namespace_survives_the_way(namespace):
+    assert there_and_back(namespace) == namespace
 
 
 def test_a_priority_comes_back_as_one():
-    space = agent_protocol.decode(MpsNamespace, {**SPACE, "priority": 1}, "space")
-    assert isinstance(space.priority, MpsPriority)
-    assert space.priority is MpsPriority.BELOW_NORMAL
+    namespace = agent_protocol.decode(MpsNamespace, {**SPACE, "priority": 1}, "namespace")
+    assert isinstance(namespace.priority, MpsPriority)
+    assert namespace.priority is MpsPriority.BELOW_NORMAL
 
 
 def test_what_is_missing_has_its_default_and_what_is_unknown_is_ignored():
-    space = agent_protocol.decode(MpsNamespace, {**SPACE, "colour": "red"}, "space")
-    assert space == MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
+    namespace = agent_protocol.decode(MpsNamespace, {**SPACE, "colour": "red"}, "namespace")
+    assert namespace == MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"percent": "30"}, 'space.percent is "30", not a whole number'),
-        ({"percent": True}, "space.percent is true, not a whole number"),
-        ({"percent": 1.5}, "space.percent is 1.5, not a whole number"),
-        ({"percent": None}, "space.percent is null, not a whole number"),
-        ({"gpus": "GPU-1"}, 'space.gpus is "GPU-1", not a list'),
-        ({"gpus": ["GPU-1", 7]}, "space.gpus[1] is 7, not a text"),
-        ({"memory_bytes": [None, "1Gi"]}, 'space.memory_bytes[1] is "1Gi", not a whole number'),
-        ({"priority": 7}, "space.priority is 7, none of 0, 1"),
-        ({"priority": [1]}, "space.priority is [1], none of 0, 1"),
-        ({"most": 7}, "space.most is 7, not an object"),
-        ({"most": {"percent": []}}, "space.most.percent is [], not a whole number"),
-        ({"name": "x" * 99, "gpus": {}}, "space.gpus is {}, not a list"),
+        ({"percent": "30"}, 'namespace.percent is "30", not a whole number'),
+        ({"percent": True}, "namespace.percent is true, not a whole number"),
+        ({"percent": 1.5}, "namespace.percent is 1.5, not a whole number"),
+        ({"percent": None}, "namespace.percent is null, not a whole number"),
+        ({"gpus": "GPU-1"}, 'namespace.gpus is "GPU-1", not a list'),
+        ({"gpus": ["GPU-1", 7]}, "namespace.gpus[1] is 7, not a text"),
+        ({"memory_bytes": [None, "1Gi"]}, 'namespace.memory_bytes[1] is "1Gi", not a whole number'),
+        ({"priority": 7}, "namespace.priority is 7, none of 0, 1"),
+        ({"priority": [1]}, "namespace.priority is [1], none of 0, 1"),
+        ({"most": 7}, "namespace.most is 7, not an object"),
+        ({"most": {"percent": []}}, "namespace.most.percent is [], not a whole number"),
+        ({"name": "x" * 99, "gpus": {}}, "namespace.gpus is {}, not a list"),
     ],
 )
 def test_another_type_is_an_error_that_names_the_field(change, said):
     with pytest.raises(NodeError) as caught:
-        agent_protocol.decode(MpsNamespace, {**SPACE, **change}, "space")
+        agent_protocol.decode(MpsNamespace, {**SPACE, **change}, "namespace")
 
     assert str(caught.value) == said
 
 
 def test_what_has_no_default_has_to_be_there():
-    with pytest.raises(NodeError, match=r"^space lacks claim, gpus$"):
-        agent_protocol.decode(MpsNamespace, {"name": "c_1"}, "space")
-    with pytest.raises(NodeError, match=r"^served.space lacks gpus$"):
+    with pytest.raises(NodeError, match=r"^namespace lacks claim, gpus$"):
+        agent_protocol.decode(MpsNamespace, {"name": "c_1"}, "namespace")
+    with pytest.raises(NodeError, match=r"^served.namespace lacks gpus$"):
         agent_protocol.decode(
             ServedNamespace,
-            {"space": {"name": "c", "claim": "u"}, "protocol": 3, "pipe_directory": "/p"},
+            {"namespace": {"name": "c", "claim": "u"}, "protocol": 3, "pipe_directory": "/p"},
             "served",
         )
 

@@ -79,12 +79,12 @@ class Shared:
     daemon: ControlDaemon
     numbers: Iterator[int]
 
-    def space(self, memory=None, percent=30):
+    def namespace(self, memory=None, percent=30):
         """One that no other test has."""
-        return self.host.space(next(self.numbers), memory, percent)
+        return self.host.namespace(next(self.numbers), memory, percent)
 
-    def limits(self, space):
-        return self.daemons.look(self.daemon).spaces.get(space.name)
+    def limits(self, namespace):
+        return self.daemons.look(self.daemon).namespaces.get(namespace.name)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_what_could_not_be_asked_is_told_apart_from_what_answers_wrongly(shared)
 @both
 def test_whoever_lives_in_a_directory_is_ended_without_knowing_its_token(host, daemons):
     daemon = host.daemon()
-    daemons.start(daemon, [host.space(0)])
+    daemons.start(daemon, [host.namespace(0)])
     unknown = replace(daemon, token="f" * 32, gpus=(), protocol=2)
 
     for _ in range(2):
@@ -204,9 +204,9 @@ def test_what_is_started_runs_is_ready_and_is_stopped_without_a_trace(host, daem
     daemon = host.daemon()
     assert not daemons.is_running(daemon)
 
-    found = daemons.start(daemon, [host.space(0), host.space(1)])
+    found = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
-    assert found.keys() == {host.space(0).name, host.space(1).name}
+    assert found.keys() == {host.namespace(0).name, host.namespace(1).name}
     assert all(os.path.exists(f"{directory}/control") for directory in found.values())
     assert daemons.is_running(daemon)
     assert daemons.look(daemon).ready
@@ -216,24 +216,24 @@ def test_what_is_started_runs_is_ready_and_is_stopped_without_a_trace(host, daem
     daemons.stop(daemon)
 
 
-def test_spaces_of_protocol_3_have_their_own_directory_and_limits(host, daemons):
+def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daemons):
     daemon = host.daemon()
-    limited, free = host.space(0, 5 * GIB, 70), host.space(1, percent=100)
+    limited, free = host.namespace(0, 5 * GIB, 70), host.namespace(1, percent=100)
 
     found = daemons.start(daemon, [limited, free])
 
     assert found[limited.name] == f"{daemon.pipe}/gpu/{limited.name}"
-    assert daemons.look(daemon).spaces == {
+    assert daemons.look(daemon).namespaces == {
         limited.name: MpsLimits(70, 5 * GIB),
         free.name: MpsLimits(100),
     }
 
 
 @pytest.mark.parametrize("protocol", [2])
-def test_spaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
+def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     daemon = host.daemon(gpus=2, most=MpsLimits(50, 5 * GIB))
 
-    found = daemons.start(daemon, [host.space(0), host.space(1)])
+    found = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
     assert set(found.values()) == {daemon.pipe}
     assert os.path.ismount(daemon.shm)
@@ -254,18 +254,20 @@ def test_a_daemon_of_protocol_2_has_shared_memory_of_its_own(shared):
     assert not Path("/dev/shm/probe").exists()
 
 
-def test_a_space_is_added_and_is_the_same_when_it_is_added_again(shared):
-    daemon, space = shared.daemon, shared.space(3 * GIB, 20)
+def test_a_namespace_is_added_and_is_the_same_when_it_is_added_again(shared):
+    daemon, namespace = shared.daemon, shared.namespace(3 * GIB, 20)
 
-    directory = shared.daemons.add(daemon, space)
+    directory = shared.daemons.add(daemon, namespace)
 
-    assert directory == f"{daemon.pipe}/gpu/{space.name}" == shared.daemons.add(daemon, space)
-    assert shared.limits(space) == MpsLimits(20, 3 * GIB)
+    assert (
+        directory == f"{daemon.pipe}/gpu/{namespace.name}" == shared.daemons.add(daemon, namespace)
+    )
+    assert shared.limits(namespace) == MpsLimits(20, 3 * GIB)
     assert shared.daemons.is_there(directory)
     assert not shared.daemons.is_there(f"{directory}x")
 
 
-def test_a_space_is_added_in_two_runs_of_the_program_and_limited_in_one(shared):
+def test_a_namespace_is_added_in_two_runs_of_the_program_and_limited_in_one(shared):
     ran = []
 
     def counted(command, seconds):
@@ -273,72 +275,74 @@ def test_a_space_is_added_in_two_runs_of_the_program_and_limited_in_one(shared):
         return run_command(command, seconds)
 
     daemons = shared.host.daemons(run=counted)
-    daemons.add(shared.daemon, shared.space())  # which finds out where they are
-    space = shared.space()
+    daemons.add(shared.daemon, shared.namespace())  # which finds out where they are
+    namespace = shared.namespace()
     ran.clear()
-    daemons.add(shared.daemon, space)
+    daemons.add(shared.daemon, namespace)
 
     assert ran == [("namespace", "create"), ("namespace", "set")]
     ran.clear()
-    daemons.limit(shared.daemon, replace(space, percent=31))
+    daemons.limit(shared.daemon, replace(namespace, percent=31))
     assert ran == [("namespace", "set")]
 
 
-def test_limits_of_a_space_change_unless_a_client_is_in_there(shared):
-    daemons, daemon, space = shared.daemons, shared.daemon, shared.space(3 * GIB)
-    directory = daemons.add(daemon, space)
+def test_limits_of_a_namespace_change_unless_a_client_is_in_there(shared):
+    daemons, daemon, namespace = shared.daemons, shared.daemon, shared.namespace(3 * GIB)
+    directory = daemons.add(daemon, namespace)
 
-    daemons.limit(daemon, replace(space, percent=20, memory_bytes=(2 * GIB,)))
-    assert shared.limits(space) == MpsLimits(20, 2 * GIB)
+    daemons.limit(daemon, replace(namespace, percent=20, memory_bytes=(2 * GIB,)))
+    assert shared.limits(namespace) == MpsLimits(20, 2 * GIB)
     pid = shared.host.attach(daemon, directory)
     with pytest.raises(NodeError, match="has active clients"):
-        daemons.limit(daemon, space)
+        daemons.limit(daemon, namespace)
 
     daemons.terminate(daemon, [pid])
-    daemons.limit(daemon, space)
-    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
+    daemons.limit(daemon, namespace)
+    assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
 
-def test_limits_of_a_space_that_is_not_there_cannot_be_set(shared):
+def test_limits_of_a_namespace_that_is_not_there_cannot_be_set(shared):
     with pytest.raises(NodeError, match="does not exist"):
-        shared.daemons.limit(shared.daemon, shared.space())
+        shared.daemons.limit(shared.daemon, shared.namespace())
 
 
 def test_a_memory_limit_stays_where_none_is_said(shared):
-    space = shared.space(3 * GIB)
-    shared.daemons.add(shared.daemon, space)
+    namespace = shared.namespace(3 * GIB)
+    shared.daemons.add(shared.daemon, namespace)
 
-    shared.daemons.limit(shared.daemon, replace(space, percent=40, memory_bytes=()))
+    shared.daemons.limit(shared.daemon, replace(namespace, percent=40, memory_bytes=()))
 
-    assert shared.limits(space) == MpsLimits(40, 3 * GIB)
+    assert shared.limits(namespace) == MpsLimits(40, 3 * GIB)
 
 
 @pytest.mark.parametrize("other", [{"percent": 31}, {"memory": 2 * GIB}])
-def test_a_space_with_other_limits_under_the_same_name_is_refused(shared, other):
+def test_a_namespace_with_other_limits_under_the_same_name_is_refused(shared, other):
     number = next(shared.numbers)
-    space = shared.host.space(number, 3 * GIB)
-    shared.daemons.add(shared.daemon, space)
+    namespace = shared.host.namespace(number, 3 * GIB)
+    shared.daemons.add(shared.daemon, namespace)
 
     with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add(shared.daemon, shared.host.space(number, **{"memory": 3 * GIB, **other}))
-    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
+        shared.daemons.add(
+            shared.daemon, shared.host.namespace(number, **{"memory": 3 * GIB, **other})
+        )
+    assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
 
-def test_a_space_that_a_crash_left_without_limits_gets_them(shared):
-    space = shared.space(3 * GIB)
-    shared.host.ask(shared.daemon, "namespace", "create", space.name, "--server=gpu")
+def test_a_namespace_that_a_crash_left_without_limits_gets_them(shared):
+    namespace = shared.namespace(3 * GIB)
+    shared.host.ask(shared.daemon, "namespace", "create", namespace.name, "--server=gpu")
 
-    shared.daemons.add(shared.daemon, space)
+    shared.daemons.add(shared.daemon, namespace)
 
-    assert shared.limits(space) == MpsLimits(30, 3 * GIB)
+    assert shared.limits(namespace) == MpsLimits(30, 3 * GIB)
 
 
-def test_a_space_whose_limits_are_refused_is_not_left_without(shared):
-    space = shared.space(percent=101)
+def test_a_namespace_whose_limits_are_refused_is_not_left_without(shared):
+    namespace = shared.namespace(percent=101)
 
     with pytest.raises(NodeError, match="namespace set"):
-        shared.daemons.add(shared.daemon, space)
-    assert shared.limits(space) is None
+        shared.daemons.add(shared.daemon, namespace)
+    assert shared.limits(namespace) is None
 
 
 @pytest.mark.parametrize("protocol", [2])
@@ -346,35 +350,42 @@ def test_a_space_whose_limits_are_refused_is_not_left_without(shared):
 def test_a_daemon_of_protocol_2_takes_what_is_within_its_limits(shared, other):
     host, daemon = shared.host, shared.daemon
 
-    assert shared.daemons.add(daemon, host.space(1, 5 * GIB, 50)) == daemon.pipe
+    assert shared.daemons.add(daemon, host.namespace(1, 5 * GIB, 50)) == daemon.pipe
     with pytest.raises(NodeError, match="has other limits already"):
-        shared.daemons.add(daemon, host.space(1, **{"memory": 5 * GIB, **other}))
+        shared.daemons.add(daemon, host.namespace(1, **{"memory": 5 * GIB, **other}))
 
 
 @both
-def test_a_space_is_removed_with_its_clients_and_what_is_unknown_is_fine(host, daemons, protocol):
-    daemon, space = host.daemon(), host.space(1)
-    directory = daemons.start(daemon, [space])[space.name]
+def test_a_namespace_is_removed_with_its_clients_and_what_is_unknown_is_fine(
+    host, daemons, protocol
+):
+    daemon, namespace = host.daemon(), host.namespace(1)
+    directory = daemons.start(daemon, [namespace])[namespace.name]
     host.attach(daemon, directory)
 
     for _ in range(2):
-        daemons.remove(daemon, space.name)
+        daemons.remove(daemon, namespace.name)
     daemons.remove(daemon, MpsNamespaceName("c_never"))
 
-    assert daemons.look(daemon).spaces == {}
+    assert daemons.look(daemon).namespaces == {}
     if protocol == 3:
         assert daemons.look(daemon).clients == ()
     daemons.stop(daemon)
-    daemons.remove(daemon, space.name)
+    daemons.remove(daemon, namespace.name)
 
 
 @both
 def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared, protocol):
-    host, daemons, daemon, space = shared.host, shared.daemons, shared.daemon, shared.space(GIB)
-    directory = daemons.add(daemon, space)
+    host, daemons, daemon, namespace = (
+        shared.host,
+        shared.daemons,
+        shared.daemon,
+        shared.namespace(GIB),
+    )
+    directory = daemons.add(daemon, namespace)
     pids = sorted(host.attach(daemon, directory) for _ in range(2))
     stranger = host.program(daemon, directory)
-    name = space.name if protocol == 3 else None
+    name = namespace.name if protocol == 3 else None
     assert daemons.look(daemon).clients == tuple(MpsClient(pid, name) for pid in pids)
 
     daemons.terminate(daemon, [*pids, stranger, GONE])
@@ -384,8 +395,8 @@ def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared,
 
 @both
 def test_a_client_that_cannot_be_taken_off_is_said_to_be_wedged(host, daemons):
-    daemon, space = host.daemon(), host.space(1)
-    directory = daemons.start(daemon, [space])[space.name]
+    daemon, namespace = host.daemon(), host.namespace(1)
+    directory = daemons.start(daemon, [namespace])[namespace.name]
     pid = host.attach(daemon, directory)
     assert client(["wedge", str(pid)]) == 0
 
@@ -410,13 +421,13 @@ def test_a_daemon_that_does_not_answer_is_timed_out_and_stopped_all_the_same(hos
 @both
 def test_another_process_finds_what_runs_and_goes_on_with_it(host, daemons, protocol):
     daemon = host.daemon()
-    daemons.start(daemon, [host.space(0)])
+    daemons.start(daemon, [host.namespace(0)])
     successor = host.daemons()
 
     assert successor.is_running(daemon)
-    directory = successor.add(daemon, host.space(1))
+    directory = successor.add(daemon, host.namespace(1))
     assert os.path.exists(f"{directory}/control")
-    assert len(successor.look(daemon).spaces) == (2 if protocol == 3 else 0)
+    assert len(successor.look(daemon).namespaces) == (2 if protocol == 3 else 0)
     successor.stop(daemon)
     assert not daemons.is_running(daemon)
     assert host.left() == []
@@ -425,7 +436,7 @@ def test_another_process_finds_what_runs_and_goes_on_with_it(host, daemons, prot
 @both
 def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(host, daemons):
     daemon = host.daemon()
-    daemons.start(daemon, [host.space(0)])
+    daemons.start(daemon, [host.namespace(0)])
     os.kill(control(daemon), signal.SIGKILL)
 
     assert eventually(lambda: not daemons.is_running(daemon))
@@ -439,15 +450,15 @@ def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(h
 @both
 @pytest.mark.parametrize("how", ["killed", "deaf", "well"])
 def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, protocol, how):
-    daemon, space = host.daemon(), host.space(0, 3 * GIB)
-    (directory,) = daemons.start(daemon, [space]).values()
+    daemon, namespace = host.daemon(), host.namespace(0, 3 * GIB)
+    (directory,) = daemons.start(daemon, [namespace]).values()
     mounted = [os.stat(directory).st_ino, os.stat(daemon.directory).st_ino]
     mounted += [os.stat(daemon.shm).st_ino, os.stat(daemon.shm).st_dev] if protocol == 2 else []
     before = control(daemon)
     if how != "well":
         os.kill(before, signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
-    assert [*daemons.start(daemon, [space]).values()] == [directory]
+    assert [*daemons.start(daemon, [namespace]).values()] == [directory]
 
     again = [os.stat(directory).st_ino, os.stat(daemon.directory).st_ino]
     again += [os.stat(daemon.shm).st_ino, os.stat(daemon.shm).st_dev] if protocol == 2 else []
@@ -468,7 +479,7 @@ def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(other_host, ho
     host = other_host
     host.change(mps=how)
     with pytest.raises(NodeError, match=rf"MPS server s[0-9a-f]+ does not start: (.|\n)*{said}"):
-        host.daemons(BRIEF).start(host.daemon(), [host.space(0)])
+        host.daemons(BRIEF).start(host.daemon(), [host.namespace(0)])
     assert host.left() == []
 
 
@@ -478,7 +489,7 @@ def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothin
     host.change(mps="dies")
 
     with pytest.raises(NodeError, match=r"does not start: (.|\n)*always dies"):
-        host.daemons(DaemonTimeouts(settle=0.5)).start(host.daemon(), [host.space(0)])
+        host.daemons(DaemonTimeouts(settle=0.5)).start(host.daemon(), [host.namespace(0)])
 
     assert host.left() == []
 
@@ -486,8 +497,8 @@ def test_a_daemon_that_dies_as_soon_as_it_is_up_does_not_start_and_leaves_nothin
 def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
     host = other_host
     daemon, daemons = host.daemon(), host.daemons()
-    space = host.space(0)
-    directory = daemons.start(daemon, [space])[space.name]
+    namespace = host.namespace(0)
+    directory = daemons.start(daemon, [namespace])[namespace.name]
     named = subprocess.Popen(
         ["x\nforged\nz,gpu,0,c_0,\npid,server,device,namespace,command\n", "-c", "echo; read end"],
         executable="/bin/sh",
@@ -515,12 +526,12 @@ def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(othe
     """It may tell of clients of others than who has it started again."""
     host = other_host
     daemon, daemons = host.daemon(), host.daemons(BRIEF)
-    daemons.start(daemon, [host.space(0)])
+    daemons.start(daemon, [host.namespace(0)])
     daemons.end(daemon)
     host.change(mps="fails")
 
     with pytest.raises(NodeError) as told:
-        daemons.start(daemon, [host.space(0)])
+        daemons.start(daemon, [host.namespace(0)])
 
     assert "always fails" not in str(told.value)
     assert "the log of the MPS agent has its last lines" in str(told.value)
@@ -552,7 +563,9 @@ def test_a_server_over_a_gpu_that_is_gone_is_said_to_be(other_host):
     host.change(gpu=0, present=False)
 
     with pytest.raises(NodeError, match=r"it has no server: is its GPU there(.|\n)*no such device"):
-        host.daemons(replace(BRIEF, start=5.0, ask=3.0, unseen=0.3)).start(daemon, [host.space(0)])
+        host.daemons(replace(BRIEF, start=5.0, ask=3.0, unseen=0.3)).start(
+            daemon, [host.namespace(0)]
+        )
     assert host.left() == []
 
 
@@ -623,8 +636,8 @@ def starts_it(host, daemon, tell):
     daemons = host.daemons()
     daemons.protocol()
     os.write(tell, b"+")
-    daemons.start(daemon, [host.space(0)])
-    daemons.add(daemon, host.space(1))
+    daemons.start(daemon, [host.namespace(0)])
+    daemons.add(daemon, host.namespace(1))
     time.sleep(60)
 
 

@@ -69,12 +69,12 @@ def take_the_place(directory: str) -> None:
 @both
 @pytest.mark.parametrize("spoil", [take_the_place, deep])
 def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daemons, spoil):
-    daemon, space = host.daemon(), host.space()
-    (directory,) = daemons.start(daemon, [space]).values()
+    daemon, namespace = host.daemon(), host.namespace()
+    (directory,) = daemons.start(daemon, [namespace]).values()
     before = os.stat(directory)
     spoil(directory)
 
-    assert [*daemons.start(daemon, [space]).values()] == [directory]
+    assert [*daemons.start(daemon, [namespace]).values()] == [directory]
 
     again = os.stat(directory)
     assert (again.st_dev, again.st_ino) == (before.st_dev, before.st_ino)
@@ -87,7 +87,7 @@ def test_whatever_a_tenant_makes_its_server_starts_again_where_it_was(host, daem
 @pytest.mark.parametrize("spoil", [take_the_place, deep])
 def test_whatever_a_tenant_makes_nothing_is_left_when_its_server_is_stopped(host, daemons, spoil):
     daemon = host.daemon()
-    (directory,) = daemons.start(daemon, [host.space()]).values()
+    (directory,) = daemons.start(daemon, [host.namespace()]).values()
     spoil(directory)
 
     host.daemons(BRIEF).stop(daemon)
@@ -96,8 +96,8 @@ def test_whatever_a_tenant_makes_nothing_is_left_when_its_server_is_stopped(host
 
 
 def test_links_that_a_tenant_makes_lead_nowhere(host, daemons):
-    daemon, space = host.daemon(), host.space()
-    (directory,) = daemons.start(daemon, [space]).values()
+    daemon, namespace = host.daemon(), host.namespace()
+    (directory,) = daemons.start(daemon, [namespace]).values()
     precious = host.directory / "precious"
     precious.mkdir()
     (precious / "file").touch()
@@ -105,20 +105,20 @@ def test_links_that_a_tenant_makes_lead_nowhere(host, daemons):
     Path(directory, "below").mkdir()
     Path(directory, "below/to").symlink_to(precious)
 
-    daemons.start(daemon, [space])
+    daemons.start(daemon, [namespace])
     daemons.stop(daemon)
 
     assert os.listdir(precious) == ["file"]
 
 
-def test_a_space_that_is_gone_leaves_no_directory_to_a_server_that_starts_again(host, daemons):
+def test_a_namespace_that_is_gone_leaves_no_directory_to_a_server_that_starts_again(host, daemons):
     daemon = host.daemon()
-    daemons.start(daemon, [host.space(0), host.space(1)])
+    daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 
-    daemons.start(daemon, [host.space(1)])
+    daemons.start(daemon, [host.namespace(1)])
 
     left = set(os.listdir(f"{daemon.pipe}/gpu"))
-    assert left == {"control", "default", host.space(1).name}
+    assert left == {"control", "default", host.namespace(1).name}
 
 
 @both
@@ -126,8 +126,8 @@ def test_clients_of_any_user_pass_whatever_the_umask_of_who_started_it(host, dae
     before = os.umask(0o077)
     try:
         daemon = host.daemon()
-        (directory,) = daemons.start(daemon, [host.space()]).values()
-        added = daemons.add(daemon, host.space(1))
+        (directory,) = daemons.start(daemon, [host.namespace()]).values()
+        added = daemons.add(daemon, host.namespace(1))
     finally:
         os.umask(before)
 
@@ -137,8 +137,8 @@ def test_clients_of_any_user_pass_whatever_the_umask_of_who_started_it(host, dae
 
 @only_2
 def test_what_tenants_write_beside_their_server_is_little_and_of_few_files(host, daemons):
-    daemon, space = host.daemon(), host.space()
-    (directory,) = daemons.start(daemon, [space]).values()
+    daemon, namespace = host.daemon(), host.namespace()
+    (directory,) = daemons.start(daemon, [namespace]).values()
     with pytest.raises(OSError) as full, open(f"{directory}/big", "wb", buffering=0) as big:
         for _ in range(17):
             big.write(bytes(1 << 20))
@@ -148,7 +148,7 @@ def test_what_tenants_write_beside_their_server_is_little_and_of_few_files(host,
             Path(directory, str(number)).touch()
 
     assert (full.value.errno, many.value.errno) == (errno.ENOSPC, errno.ENOSPC)
-    daemons.start(daemon, [space])
+    daemons.start(daemon, [namespace])
     host.attach(daemon, directory)
     assert not os.path.exists(f"{directory}/0")
     daemons.stop(daemon)
@@ -238,8 +238,8 @@ def test_where_there_is_selinux_containers_may_use_pipe_directories(host):
     except OSError:
         pytest.skip("labels cannot be set here")
 
-    (directory,) = daemons.start(daemon, [host.space()]).values()
-    added = daemons.add(daemon, host.space(1))
+    (directory,) = daemons.start(daemon, [host.namespace()]).values()
+    added = daemons.add(daemon, host.namespace(1))
 
     assert labelled(daemon.pipe, directory, f"{directory}/control", added, f"{added}/control")
     daemons.stop(daemon)
@@ -251,7 +251,7 @@ def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, cap
         pytest.skip("it is not refused here")
     daemons, daemon = with_selinux(host), host.daemon()
 
-    daemons.start(daemon, [host.space()])
+    daemons.start(daemon, [host.namespace()])
 
     assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
     found = [one for one in caplog.records if "labelled for SELinux" in one.getMessage()]
@@ -262,7 +262,7 @@ def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, cap
 @both
 def test_logs_of_a_daemon_are_kept_small(host, daemons):
     daemon = host.daemon()
-    daemons.start(daemon, [host.space()])
+    daemons.start(daemon, [host.namespace()])
     with open(f"{daemon.log}/control.log", "ab") as log:
         log.write(b"something happened\n" * (MAX_LOG_BYTES // 10))
 

@@ -42,10 +42,10 @@ def over(host, uuid, most):
 def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instance(host):
     daemons, uuid = host.daemons(), instance(host)
     daemon = over(host, uuid, MpsLimits(50, 2 * GIB))
-    space = replace(host.space(memory=GIB), gpus=(uuid,))
+    namespace = replace(host.namespace(memory=GIB), gpus=(uuid,))
     try:
-        served = daemons.start(daemon, [space])
-        pid = host.attach(daemon, served[space.name])
+        served = daemons.start(daemon, [namespace])
+        pid = host.attach(daemon, served[namespace.name])
 
         assert daemons.look(daemon).clients == (MpsClient(pid),)
         server = host.ask(daemon, stdin="get_server_list\n").strip()
@@ -62,10 +62,10 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
 def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes(host):
     daemons, limits = host.daemons(), MpsLimits(50, GIB)
     one, other = (over(host, instance(host, gi, gi), limits) for gi in (1, 2))
-    spaces = [replace(host.space(gi, GIB), gpus=one.gpus) for gi in (1, 2)]
+    namespaces = [replace(host.namespace(gi, GIB), gpus=one.gpus) for gi in (1, 2)]
     try:
-        daemons.start(one, spaces[:1])
-        directory = daemons.start(other, spaces[1:])[spaces[1].name]
+        daemons.start(one, namespaces[:1])
+        directory = daemons.start(other, namespaces[1:])[namespaces[1].name]
         pid = host.attach(other, directory)
         daemons.stop(one)
 

@@ -36,7 +36,7 @@ GIB = 1 << 30
 GPUS = (GpuUuid("GPU-0"), GpuUuid("GPU-1"))
 
 
-def space(name="c_1", memory=None, **more) -> MpsNamespace:
+def namespace(name="c_1", memory=None, **more) -> MpsNamespace:
     sizes = (memory,) * len(GPUS)
     return MpsNamespace(MpsNamespaceName(name), ClaimUid("u"), GPUS, memory_bytes=sizes, **more)
 
@@ -48,13 +48,13 @@ def daemon(most=NO_LIMIT, protocol=3) -> ControlDaemon:
     return ControlDaemon(MpsServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, most)
 
 
-def test_the_configuration_names_the_gpus_and_each_space_with_its_limits():
-    spaces = [
-        space("c_2", 5 * GIB, percent=30, priority=MpsPriority.BELOW_NORMAL),
-        space("c_1", percent=70),
+def test_the_configuration_names_the_gpus_and_each_namespace_with_its_limits():
+    namespaces = [
+        namespace("c_2", 5 * GIB, percent=30, priority=MpsPriority.BELOW_NORMAL),
+        namespace("c_1", percent=70),
     ]
 
-    assert tomllib.loads(daemon_config(daemon(), spaces)) == {
+    assert tomllib.loads(daemon_config(daemon(), namespaces)) == {
         "schema_version": "1.0",
         "servers": {
             "gpu": {
@@ -76,14 +76,14 @@ def test_the_configuration_names_the_gpus_and_each_space_with_its_limits():
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_whatever_a_name_holds_the_configuration_says_that_and_nothing_else(name):
-    found = tomllib.loads(daemon_config(daemon(), [space(name)]))
+    found = tomllib.loads(daemon_config(daemon(), [namespace(name)]))
 
     assert found["servers"]["gpu"]["namespaces"].keys() == {"default", name}
     assert found.keys() == {"schema_version", "servers", "features"}
 
 
-def test_the_same_spaces_make_the_same_configuration_in_any_order():
-    one, two = space("c_1"), space("c_2")
+def test_the_same_namespaces_make_the_same_configuration_in_any_order():
+    one, two = namespace("c_1"), namespace("c_2")
 
     assert daemon_config(daemon(), [one, two]) == daemon_config(daemon(), [two, one])
 

@@ -242,8 +242,8 @@ def test_a_monitor_looks_on_beside_partitions():
 def test_under_mps_the_server_is_over_the_instance():
     plan = planned(WHOLE_SIDE, configs=(MPS,))
 
-    (before,) = (step.space for step in plan.steps if isinstance(step, ServeMpsNamespace))
-    (after,) = plan.settled(instances_of(plan)).record.spaces
+    (before,) = (step.namespace for step in plan.steps if isinstance(step, ServeMpsNamespace))
+    (after,) = plan.settled(instances_of(plan)).record.namespaces
 
     assert before.gpus == (f"{GPU}/9/0",)
     assert after == replace(before, gpus=(GpuUuid("MIG-9-0"),))
@@ -265,8 +265,8 @@ def test_cores_of_a_partition_are_reserved_under_mps():
 
     (grant,) = plan_claim(asked, mig_offer(), (), POOL).grants
 
-    assert grant.space is not None
-    assert (grant.space.percent, grant.space.memory_bytes) == (50, (20 * GIB,))
+    assert grant.namespace is not None
+    assert (grant.namespace.percent, grant.namespace.memory_bytes) == (50, (20 * GIB,))
 
 
 def test_two_partitions_under_mps_in_one_container_are_refused():
@@ -363,7 +363,7 @@ def test_who_asked_for_a_gpu_and_got_a_partition_may_have_written_of_a_gpu(sourc
 
     plan = planned(WHOLE_SIDE, at=as_gpu(), configs=(written,))
 
-    assert [space.gpus for space in plan.record.spaces] == [("MIG-9-0",)]
+    assert [namespace.gpus for namespace in plan.record.namespaces] == [("MIG-9-0",)]
 
 
 def test_the_interval_of_a_gpu_is_not_set_for_a_partition_of_it():
@@ -389,7 +389,7 @@ def test_an_instance_that_exists_is_known_from_the_beginning_to_be_under_mps():
     record = planned(WHOLE_SIDE, at=Offer((there,)), configs=(MPS,)).record
 
     assert record.holdings[0].uuid == "MIG-9-0"
-    assert record.spaces[0].gpus == ("MIG-9-0",)
+    assert record.namespaces[0].gpus == ("MIG-9-0",)
 
 
 def test_a_limit_for_no_partition_of_the_claim_is_refused_with_the_names_of_those_that_are():

@@ -23,23 +23,23 @@ A, B, C = map(MpsNamespaceName, ("c_a", "c_b", "c_c"))
 USERS = {A: {WEB, BOTH}, B: {DB, BOTH}, C: {PodUid("other")}}
 
 
-def server(spaces=(A, B, C), clients=(7,), protocol=2):
+def server(namespaces=(A, B, C), clients=(7,), protocol=2):
     served = tuple(
         ServedNamespace(MpsNamespace(name, ClaimUid(name), (GPU,)), protocol, "/pipe")
-        for name in spaces
+        for name in namespaces
     )
     told = tuple(
         MpsClient(one) if isinstance(one, int) else MpsClient(one[0], one[1]) for one in clients
     )
-    return MpsServer(MpsServerName("s"), (GPU,), protocol, True, spaces=served, clients=told)
+    return MpsServer(MpsServerName("s"), (GPU,), protocol, True, namespaces=served, clients=told)
 
 
-def test_a_client_is_of_the_space_that_is_told_wherever_it_runs():
+def test_a_client_is_of_the_namespace_that_is_told_wherever_it_runs():
     assert client_owners(server(clients=[(7, B)]), USERS, {7: WEB}) == {7: {B}}
 
 
 @pytest.mark.parametrize("pods", [{}, {7: WEB}, {7: DB}, {7: LATER}])
-def test_the_only_space_of_a_server_has_all_its_clients(pods):
+def test_the_only_namespace_of_a_server_has_all_its_clients(pods):
     assert client_owners(server([A]), USERS, pods) == {7: {A}}
 
 
@@ -52,11 +52,11 @@ def test_the_only_space_of_a_server_has_all_its_clients(pods):
         pytest.param({}, {A, B, C}, id="a process that nobody finds"),
     ],
 )
-def test_of_several_spaces_it_is_one_that_its_pod_uses(pods, expected):
+def test_of_several_namespaces_it_is_one_that_its_pod_uses(pods, expected):
     assert client_owners(server(), USERS, pods) == {7: expected}
 
 
-def test_a_space_that_no_record_has_may_have_whoever_is_nobody_elses():
+def test_a_namespace_that_no_record_has_may_have_whoever_is_nobody_elses():
     gone = MpsNamespaceName("c_gone")
 
     assert client_owners(server([A, gone]), USERS, {7: WEB}) == {7: {A}}

@@ -12,8 +12,8 @@ NAME, CLAIM = MpsNamespaceName("c_0"), ClaimUid("uid")
 
 
 def environment(protocol=3, gpus=1, **fields):
-    space = MpsNamespace(NAME, CLAIM, tuple(gpu(n).uuid for n in range(gpus)), **fields)
-    edits = mps_edits(ServedNamespace(space, protocol, "/run/mps/s0/c_0"))
+    namespace = MpsNamespace(NAME, CLAIM, tuple(gpu(n).uuid for n in range(gpus)), **fields)
+    edits = mps_edits(ServedNamespace(namespace, protocol, "/run/mps/s0/c_0"))
     found = dict(line.split("=", 1) for line in edits.env)
     return {name.removeprefix("CUDA_MPS_"): value for name, value in found.items()}
 

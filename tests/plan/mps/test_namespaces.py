@@ -32,9 +32,9 @@ def planned(*allocations, pods=NOBODY, configs=(MPS,), at=None, name="claim", ma
     return plan_claim(asked, at or offer(4), (), POOL, pods)
 
 
-def spaces(*allocations, **fields) -> tuple[MpsNamespace, ...]:
+def namespaces(*allocations, **fields) -> tuple[MpsNamespace, ...]:
     steps = planned(*allocations, **fields).steps
-    return tuple(step.space for step in steps if isinstance(step, ServeMpsNamespace))
+    return tuple(step.namespace for step in steps if isinstance(step, ServeMpsNamespace))
 
 
 def refusal(*allocations, **fields) -> str:
@@ -49,29 +49,33 @@ def user(name, *requests, **fields):
 
 
 def test_a_request_for_two_gpus_is_served_by_one_server_over_both():
-    (space,) = spaces(allocation("gpu-2"), allocation("gpu-0"), configs=(limits(),))
+    (namespace,) = namespaces(allocation("gpu-2"), allocation("gpu-0"), configs=(limits(),))
 
-    assert space.gpus == (gpu(0).uuid, gpu(2).uuid), "as containers see them: by minor number"
-    assert (space.claim, space.percent, space.memory_bytes) == ("uid-claim", 100, (None, None))
+    assert namespace.gpus == (gpu(0).uuid, gpu(2).uuid), "as containers see them: by minor number"
+    assert (namespace.claim, namespace.percent, namespace.memory_bytes) == (
+        "uid-claim",
+        100,
+        (None, None),
+    )
 
 
-def test_two_requests_of_different_containers_are_two_spaces():
+def test_two_requests_of_different_containers_are_two_namespaces():
     requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
     pod = pod_spec("p", user("one", "a"), user("other", "b"), container("neither"))
 
-    found = spaces(*requests, pods=(pod,))
+    found = namespaces(*requests, pods=(pod,))
 
     assert sorted(one.gpus for one in found) == [(gpu(0).uuid,), (gpu(1).uuid,)]
     assert len({one.name for one in found}) == 2
 
 
 @pytest.mark.parametrize("uses", [("a", "b"), ()], ids=["by request", "all of the claim"])
-def test_two_requests_of_one_container_are_one_space(uses):
+def test_two_requests_of_one_container_are_one_namespace(uses):
     requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
 
-    (space,) = spaces(*requests, pods=(pod_spec("p", user("both", *uses)),))
+    (namespace,) = namespaces(*requests, pods=(pod_spec("p", user("both", *uses)),))
 
-    assert space.gpus == (gpu(0).uuid, gpu(1).uuid)
+    assert namespace.gpus == (gpu(0).uuid, gpu(1).uuid)
 
 
 def test_requests_are_together_also_by_way_of_another_pod():
@@ -79,7 +83,7 @@ def test_requests_are_together_also_by_way_of_another_pod():
     first = pod_spec("p", user("x", "a", "b"), user("z", "d"))
     second = pod_spec("q", user("y", "b", "c"))
 
-    found = spaces(*requests, pods=(first, second))
+    found = namespaces(*requests, pods=(first, second))
 
     assert sorted(one.memory_bytes for one in found) == [(GIB,), (3 * GIB,)]
 
@@ -87,14 +91,14 @@ def test_requests_are_together_also_by_way_of_another_pod():
 def test_the_chosen_alternative_of_a_request_is_used_by_its_main_name():
     requests = (allocation("gpu-0", "a/large"), allocation("gpu-1", "b"))
 
-    assert len(spaces(*requests, pods=(pod_spec("p", user("both", "a", "b")),))) == 1
+    assert len(namespaces(*requests, pods=(pod_spec("p", user("both", "a", "b")),))) == 1
 
 
 def test_a_claim_of_another_name_is_none_of_ours():
     requests = (allocation("gpu-0", "a"), allocation("gpu-1", "b"))
     other = container("c", ("other", "a"), ("other", "b"), ("claim", "a"))
 
-    assert len(spaces(*requests, pods=(pod_spec("p", other),))) == 2
+    assert len(namespaces(*requests, pods=(pod_spec("p", other),))) == 2
 
 
 @pytest.mark.parametrize(
@@ -137,7 +141,7 @@ def test_a_container_with_a_gpu_by_mps_and_one_without_is_refused():
         "containers"
     )
     apart = pod_spec("p", user("c", "a"), user("d", "b"))
-    found = spaces(*requests, configs=(one_by_mps,), pods=(apart,))
+    found = namespaces(*requests, configs=(one_by_mps,), pods=(apart,))
     assert [one.gpus for one in found] == [(gpu(0).uuid,)]
 
 
@@ -156,9 +160,9 @@ def test_containers_with_different_requests_on_one_gpu_are_served():
     requests = (fraction("1Gi", request="a"), fraction("2Gi", request="b"))
     pod = pod_spec("p", user("both"), user("one", "a"))
 
-    (space,) = spaces(*requests, pods=(pod,))
+    (namespace,) = namespaces(*requests, pods=(pod,))
 
-    assert space.memory_bytes == (3 * GIB,)
+    assert namespace.memory_bytes == (3 * GIB,)
 
 
 ROOT, USER = user("c"), user("c", root=False)
@@ -184,7 +188,7 @@ def test_only_the_tenants_that_the_profile_lets_in_share_by_mps(tenants, pod, sa
             f"pod default/p, container 'c'.*{said}", refusal(fraction(), pods=(pod,), at=node)
         )
     else:
-        assert spaces(fraction(), pods=(pod,), at=node)
+        assert namespaces(fraction(), pods=(pod,), at=node)
 
 
 @pytest.mark.parametrize("claim_first", [True, False])
@@ -199,13 +203,13 @@ def test_a_container_that_is_root_counts_though_only_another_of_its_pod_names_th
 
     assert "pod default/p, container 'sidecar' can run as root or become it" in said
     assert "'c'" not in said
-    assert spaces(fraction(), pods=(pod_spec("p", USER, container("x", root=False)),), at=node)
+    assert namespaces(fraction(), pods=(pod_spec("p", USER, container("x", root=False)),), at=node)
 
 
 def test_a_pod_without_a_container_that_uses_the_claim_hands_it_to_nobody():
     node = offer(tenants=MpsTenants.NON_ROOT)
 
-    assert spaces(fraction(), pods=(pod_spec("p", container("sidecar")),), at=node)
+    assert namespaces(fraction(), pods=(pod_spec("p", container("sidecar")),), at=node)
 
 
 def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
@@ -215,7 +219,7 @@ def test_where_tenants_matter_a_claim_that_any_pod_can_join_is_refused():
 
     assert "any pod can join this claim" in said
     assert "use a ResourceClaimTemplate" in said
-    assert spaces(fraction(), pods=pods, at=offer(), made_for_pod=False)
+    assert namespaces(fraction(), pods=pods, at=offer(), made_for_pod=False)
 
 
 def test_all_that_keeps_a_program_from_becoming_root_is_said():
@@ -238,7 +242,9 @@ def test_several_requests_of_no_pod_that_is_known_are_not_guessed_to_be_apart():
         "not known: it is reserved for no pod that is there (a PodGroup does not tell its pods); "
         "ask for all of it in one request, or write a claim for each"
     )
-    assert spaces(allocation("gpu-0"), allocation("gpu-1"), pods=()), "one request is one space"
+    assert namespaces(allocation("gpu-0"), allocation("gpu-1"), pods=()), (
+        "one request is one namespace"
+    )
 
 
 def test_where_tenants_matter_a_claim_of_no_pod_that_is_known_is_refused():
@@ -282,17 +288,17 @@ def test_tenants_are_nobodys_business_where_nothing_is_shared_by_mps():
 def test_parts_of_one_gpu_that_are_used_together_add_up():
     parts = (fraction("20Gi", request="a", cores="30"), fraction("8Gi", request="b", cores="20"))
 
-    (space,) = spaces(*parts, configs=(), pods=(pod_spec("p", user("c")),))
+    (namespace,) = namespaces(*parts, configs=(), pods=(pod_spec("p", user("c")),))
 
-    assert (space.percent, space.memory_bytes) == (50, (28 * GIB,))
+    assert (namespace.percent, namespace.memory_bytes) == (50, (28 * GIB,))
 
 
 def test_parts_without_reserved_cores_have_no_more_than_all_of_them_together():
     parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b", cores="20"))
 
-    (space,) = spaces(*parts, pods=(pod_spec("p", user("c")),))
+    (namespace,) = namespaces(*parts, pods=(pod_spec("p", user("c")),))
 
-    assert space.percent == 100
+    assert namespace.percent == 100
 
 
 def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory():
@@ -301,28 +307,28 @@ def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory()
         fraction("8Gi", "gpu-1", cores="50"),
     )
 
-    (space,) = spaces(*parts, configs=())
+    (namespace,) = namespaces(*parts, configs=())
 
-    assert (space.percent, space.memory_bytes) == (30, (20 * GIB, 8 * GIB))
-    assert space.allowance == MpsLimits(30, 8 * GIB)
+    assert (namespace.percent, namespace.memory_bytes) == (30, (20 * GIB, 8 * GIB))
+    assert namespace.allowance == MpsLimits(30, 8 * GIB)
 
 
 def test_a_part_without_a_limit_leaves_its_gpu_without_one():
     own = {gpu(0).uuid: "1Gi"}
     both = (allocation("gpu-0"), allocation("gpu-1"))
 
-    (space,) = spaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
+    (namespace,) = namespaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
 
-    assert space.memory_bytes == (GIB, None)
-    assert space.allowance == MpsLimits(100, GIB)
+    assert namespace.memory_bytes == (GIB, None)
+    assert namespace.allowance == MpsLimits(100, GIB)
 
 
 def test_two_parts_of_one_gpu_of_which_one_is_only_booked_have_no_limit_together():
     parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
 
-    (space,) = spaces(*parts, pods=(pod_spec("p", user("c")),), at=offer(limited=False))
+    (namespace,) = namespaces(*parts, pods=(pod_spec("p", user("c")),), at=offer(limited=False))
 
-    assert space.memory_bytes == (None,)
+    assert namespace.memory_bytes == (None,)
 
 
 def test_the_lower_priority_counts_for_what_is_used_together():
@@ -333,11 +339,11 @@ def test_the_lower_priority_counts_for_what_is_used_together():
     )
     parts = (fraction("1Gi", request="a"), fraction("1Gi", request="b"))
 
-    (space,) = spaces(
+    (namespace,) = namespaces(
         *parts, configs=(MPS, replace(low, path="b")), pods=(pod_spec("p", user("c")),)
     )
 
-    assert space.priority is MpsPriority.BELOW_NORMAL
+    assert namespace.priority is MpsPriority.BELOW_NORMAL
 
 
 QUARTER = Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25)
@@ -360,39 +366,39 @@ def test_the_most_that_a_claim_can_have_is_one_replica_where_nobody_gets_two(sha
     (device,) = offer(1, shape, **rules).devices
     one = allocation(device.name) if isinstance(shape, Replica) else fraction("1Gi")
 
-    (space,) = spaces(one, at=Offer((device,)))
+    (namespace,) = namespaces(one, at=Offer((device,)))
 
-    assert space.most == most
+    assert namespace.most == most
 
 
 def test_a_server_over_two_gpus_is_for_no_single_replica():
     node = offer(2, QUARTER, one_share=True)
     requests = (fraction("1Gi", "gpu-0", "a"), fraction("1Gi", "gpu-1", "b"))
 
-    (space,) = spaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
+    (namespace,) = namespaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
 
-    assert space.most == MpsLimits()
+    assert namespace.most == MpsLimits()
 
 
 def test_a_claims_namespace_has_a_server_of_its_own_unless_the_profile_joins_them():
     shared = offer(mps_servers=MpsServerScope.SHARED)
 
-    assert [one.tenant for one in spaces(fraction())] == ["default"]
-    assert [one.tenant for one in spaces(fraction(), at=shared)] == [""]
+    assert [one.tenant for one in namespaces(fraction())] == ["default"]
+    assert [one.tenant for one in namespaces(fraction(), at=shared)] == [""]
 
 
-def test_the_name_of_a_space_is_the_same_whenever_it_is_planned_and_another_for_another_claim():
-    (first,) = spaces(fraction())
-    (again,) = spaces(fraction(), pods=(pod_spec("p", user("c")),))
-    (other,) = spaces(fraction(), name="other")
+def test_the_name_of_a_namespace_is_the_same_whenever_it_is_planned_and_another_for_another_claim():
+    (first,) = namespaces(fraction())
+    (again,) = namespaces(fraction(), pods=(pod_spec("p", user("c")),))
+    (other,) = namespaces(fraction(), name="other")
 
     assert first == again
     assert first.name != other.name
 
 
-def test_a_claim_that_is_allocated_anew_on_another_gpu_has_another_space():
+def test_a_claim_that_is_allocated_anew_on_another_gpu_has_another_namespace():
     """What an agent still has of the first one is not in its way."""
-    (before,), (after,) = spaces(fraction(device="gpu-0")), spaces(fraction(device="gpu-1"))
+    (before,), (after,) = namespaces(fraction(device="gpu-0")), namespaces(fraction(device="gpu-1"))
 
     assert before.name != after.name
 
@@ -429,27 +435,29 @@ def claims(draw):
 
 
 @given(asked=claims())
-def test_every_part_is_in_one_space_and_no_container_has_two(asked):
+def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
     parts, pods = asked
     try:
         plan = planned(*parts, pods=pods, configs=())
     except ClaimError as e:
         assert "is on one MPS server" in str(e)
         assume(False)
-    found = [step.space for step in plan.steps if isinstance(step, ServeMpsNamespace)]
+    found = [step.namespace for step in plan.steps if isinstance(step, ServeMpsNamespace)]
 
-    assert all(grant.space in found for grant in plan.grants)
+    assert all(grant.namespace in found for grant in plan.grants)
     assert len({one.name for one in found}) == len(found)
     assert all(re.fullmatch("[a-z0-9_]{1,64}", one.name) for one in found)
-    assert set(found) == {grant.space for grant in plan.grants}
+    assert set(found) == {grant.namespace for grant in plan.grants}
     for grant in plan.grants:
-        assert grant.device.gpu.uuid in grant.space.gpus
+        assert grant.device.gpu.uuid in grant.namespace.gpus
     for one in (each for pod in pods for each in pod.containers):
         uses = {request for _, request in one.uses}
         its = [g for g in plan.grants if "" in uses or g.allocation.base_request in uses]
-        assert len({grant.space for grant in its}) <= 1
-        for space in {grant.space for grant in its}:
-            assert {g.device.gpu.uuid for g in its} == set(space.gpus), "it has all that it sees"
+        assert len({grant.namespace for grant in its}) <= 1
+        for namespace in {grant.namespace for grant in its}:
+            assert {g.device.gpu.uuid for g in its} == set(namespace.gpus), (
+                "it has all that it sees"
+            )
     granted_percent, granted_bytes = defaultdict(int), defaultdict(int)
     for grant in plan.grants:
         granted_percent[grant.device.gpu.uuid] += grant.amount.cores
@@ -467,7 +475,7 @@ def test_neither_the_order_of_allocations_nor_that_of_containers_makes_a_differe
 
     def found(parts, pods):
         try:
-            return set(spaces(*parts, pods=pods, configs=()))
+            return set(namespaces(*parts, pods=pods, configs=()))
         except ClaimError:
             return "refused"
 

@@ -20,22 +20,22 @@ from dra_driver.plan.mps.servers import (
 GIB = 1 << 30
 
 
-def space(name="c_1", percent=50, memory=None, **more):
+def namespace(name="c_1", percent=50, memory=None, **more):
     sizes = () if memory is None else (memory,)
     return MpsNamespace(
         MpsNamespaceName(name), ClaimUid("uid"), (GpuUuid("GPU-1"),), percent, sizes, **more
     )
 
 
-def test_a_server_grants_what_any_of_its_spaces_has_or_can_have():
-    small = space(percent=30, memory=GIB, most=MpsLimits(40, 8 * GIB))
-    large = space(percent=60, memory=2 * GIB, most=MpsLimits(40, 4 * GIB))
+def test_a_server_grants_what_any_of_its_namespaces_has_or_can_have():
+    small = namespace(percent=30, memory=GIB, most=MpsLimits(40, 8 * GIB))
+    large = namespace(percent=60, memory=2 * GIB, most=MpsLimits(40, 4 * GIB))
 
     assert default_limits([small]) == MpsLimits(40, 8 * GIB)
     assert default_limits([small, large]) == MpsLimits(60, 8 * GIB)
 
 
-def test_every_gpu_of_a_space_counts_for_what_it_needs():
+def test_every_gpu_of_a_namespace_counts_for_what_it_needs():
     gpus = (GpuUuid("GPU-1"), GpuUuid("GPU-2"))
     two = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), gpus, 50, (GIB, 2 * GIB))
 
@@ -43,10 +43,10 @@ def test_every_gpu_of_a_space_counts_for_what_it_needs():
     assert least_limits(replace(two, memory_bytes=(GIB, None))) == MpsLimits(50, None)
 
 
-def test_one_space_without_a_limit_of_memory_leaves_the_server_without():
-    assert default_limits([space(memory=GIB, most=MpsLimits(50, GIB)), space()]) == MpsLimits(
-        100, None
-    )
+def test_one_namespace_without_a_limit_of_memory_leaves_the_server_without():
+    assert default_limits(
+        [namespace(memory=GIB, most=MpsLimits(50, GIB)), namespace()]
+    ) == MpsLimits(100, None)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_an_allowance_exceeds_another_in_anything(one, other, more):
 
 
 def test_what_is_there_is_compared_with_what_should_be():
-    right, gone = space("c_1", 50, GIB), space("c_2")
-    loose, tight = space("c_3", 30), space("c_4", 30)
+    right, gone = namespace("c_1", 50, GIB), namespace("c_2")
+    loose, tight = namespace("c_3", 30), namespace("c_4", 30)
     there = {
         MpsNamespaceName("c_1"): MpsLimits(50, GIB),
         MpsNamespaceName("c_3"): MpsLimits(31),
@@ -80,7 +80,7 @@ def test_what_is_there_is_compared_with_what_should_be():
 
 
 def test_a_size_that_is_written_rounded_is_no_other():
-    wanted = space(memory=5000 << 20)
+    wanted = namespace(memory=5000 << 20)
 
     assert (
         compare_namespaces([wanted], {wanted.name: MpsLimits(50, round(4.89 * GIB))})

@@ -48,26 +48,31 @@ A, B, C = ref("a"), ref("b"), ref("c")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
 
 
-def space(name="s-a", claim=A, gpus=(GPU,), percent=30):
+def namespace(name="s-a", claim=A, gpus=(GPU,), percent=30):
     return MpsNamespace(MpsNamespaceName(name), claim.uid, tuple(gpus), percent)
 
 
-def record(claim=A, *spaces, pods=(WEB,), completed=True, holdings=None):
-    held = {gpu for one in spaces for gpu in one.gpus}
+def record(claim=A, *namespaces, pods=(WEB,), completed=True, holdings=None):
+    held = {gpu for one in namespaces for gpu in one.gpus}
     found = tuple(Holding(claim, DeviceName(f"gpu-{gpu[-1]}"), gpu=gpu) for gpu in sorted(held))
     return ClaimRecord(
         claim,
         found if holdings is None else holdings,
-        tuple(map(ServeMpsNamespace, spaces)),
+        tuple(map(ServeMpsNamespace, namespaces)),
         prepared=() if completed else None,
         pods=tuple(pods),
     )
 
 
-def server(*spaces, clients=(), protocol=3, ready=True, name="s1"):
-    served = tuple(ServedNamespace(one, protocol, "/pipe") for one in spaces)
+def server(*namespaces, clients=(), protocol=3, ready=True, name="s1"):
+    served = tuple(ServedNamespace(one, protocol, "/pipe") for one in namespaces)
     return MpsServer(
-        MpsServerName(name), spaces[0].gpus, protocol, ready, spaces=served, clients=tuple(clients)
+        MpsServerName(name),
+        namespaces[0].gpus,
+        protocol,
+        ready,
+        namespaces=served,
+        clients=tuple(clients),
     )
 
 
@@ -93,28 +98,28 @@ def look(*uses, gpu=GPU):
 
 
 def test_a_prepared_claim_that_is_not_served_lacks_it():
-    first, second = space(), space("s-b", B)
-    spaces = claim_namespaces([record(A, first), record(B, second)])
+    first, second = namespace(), namespace("s-b", B)
+    namespaces = claim_namespaces([record(A, first), record(B, second)])
 
-    assert unserved_claims(spaces, status(server(first))) == (B.uid,)
-    assert unserved_claims(spaces, status(server(first, second))) == ()
+    assert unserved_claims(namespaces, status(server(first))) == (B.uid,)
+    assert unserved_claims(namespaces, status(server(first, second))) == ()
 
 
 def test_a_claim_that_is_being_prepared_lacks_nothing_and_is_known():
-    made = space()
-    spaces = claim_namespaces([record(A, made, completed=False)])
+    made = namespace()
+    namespaces = claim_namespaces([record(A, made, completed=False)])
 
-    assert unserved_claims(spaces, status()) == ()
-    assert orphaned_namespaces(spaces, status(server(made)), ()) == ()
+    assert unserved_claims(namespaces, status()) == ()
+    assert orphaned_namespaces(namespaces, status(server(made)), ()) == ()
 
 
-def test_a_space_that_no_record_has_is_unknown_unless_its_record_cannot_be_read():
-    first, second = space(), space("s-b", B)
-    spaces = claim_namespaces([record(A, first)])
+def test_a_namespace_that_no_record_has_is_unknown_unless_its_record_cannot_be_read():
+    first, second = namespace(), namespace("s-b", B)
+    namespaces = claim_namespaces([record(A, first)])
     now = status(server(first, second))
 
-    assert orphaned_namespaces(spaces, now, ()) == (second,)
-    assert orphaned_namespaces(spaces, now, {B.uid}) == ()
+    assert orphaned_namespaces(namespaces, now, ()) == (second,)
+    assert orphaned_namespaces(namespaces, now, {B.uid}) == ()
 
 
 @given(
@@ -126,16 +131,18 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
     recorded, served, unreadable
 ):
     claims = [ref(f"c{number}") for number in range(6)]
-    made = [space(f"s{number}", claim) for number, claim in enumerate(claims)]
-    spaces = claim_namespaces(
+    made = [namespace(f"s{number}", claim) for number, claim in enumerate(claims)]
+    namespaces = claim_namespaces(
         record(claims[number], made[number], completed=done) for number, done in recorded
     )
     now = status(*(server(made[number]) for number in served))
 
-    again = {number for number, one in enumerate(claims) if one.uid in unserved_claims(spaces, now)}
+    again = {
+        number for number, one in enumerate(claims) if one.uid in unserved_claims(namespaces, now)
+    }
     ended = {
         made.index(one)
-        for one in orphaned_namespaces(spaces, now, {claims[n].uid for n in unreadable})
+        for one in orphaned_namespaces(namespaces, now, {claims[n].uid for n in unreadable})
     }
 
     after = (served | again) - ended
@@ -147,9 +154,9 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
 # What is news
 
 
-def incident(number, at=0.0, spaces=("s-a",)):
+def incident(number, at=0.0, namespaces=("s-a",)):
     return MpsServerRestart(
-        number, MpsServerName("s1"), at, "it died", tuple(map(MpsNamespaceName, spaces)), 2
+        number, MpsServerName("s1"), at, "it died", tuple(map(MpsNamespaceName, namespaces)), 2
     )
 
 
@@ -179,13 +186,13 @@ def test_where_nothing_happened_the_last_number_is_none():
 # Who is a client of whom
 
 
-def one_space(claim=A, made=None, pods=(WEB,)):
-    (found,) = claim_namespaces([record(claim, made or space(), pods=pods)])
+def one_namespace(claim=A, made=None, pods=(WEB,)):
+    (found,) = claim_namespaces([record(claim, made or namespace(), pods=pods)])
     return found
 
 
 def may_be(whose, of_pods=None):
-    """Clients by number with the spaces of which they may be, and those of pods."""
+    """Clients by number with the namespaces of which they may be, and those of pods."""
     return NamespaceClients(
         {pid: frozenset(map(MpsNamespaceName, names)) for pid, names in whose.items()},
         {pod: frozenset(pids) for pod, pids in (of_pods or {}).items()},
@@ -193,23 +200,25 @@ def may_be(whose, of_pods=None):
 
 
 def of_a(now, pods, users=(WEB,), others=()):
-    """Who may be a client of claim a's space, which *users* have."""
-    return namespace_clients([one_space(pods=users), *others], now, pods)[MpsNamespaceName("s-a")]
+    """Who may be a client of claim a's namespace, which *users* have."""
+    return namespace_clients([one_namespace(pods=users), *others], now, pods)[
+        MpsNamespaceName("s-a")
+    ]
 
 
-def test_protocol_3_tells_of_which_space_a_client_is():
-    first, second = space(), space("s-b", B)
+def test_protocol_3_tells_of_which_namespace_a_client_is():
+    first, second = namespace(), namespace("s-b", B)
     now = status(server(first, second, clients=[client(1, "s-a"), client(2, "s-b")]))
 
-    found = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_space(B, second)])
+    found = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_namespace(B, second)])
 
     assert found == may_be({1: {"s-a"}}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
-    second = space("s-b", B)
-    now = status(server(space(), second, protocol=2, clients=[client(1), client(2), client(3)]))
-    others = [one_space(B, second, (DB,))]
+    second = namespace("s-b", B)
+    now = status(server(namespace(), second, protocol=2, clients=[client(1), client(2), client(3)]))
+    others = [one_namespace(B, second, (DB,))]
 
     found = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
 
@@ -217,9 +226,9 @@ def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
 
 
 def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_ends_with_the_pod():
-    second = space("s-b", B)
-    now = status(server(space(), second, protocol=2, clients=[client(1)]))
-    both = [one_space(), one_space(B, second)]
+    second = namespace("s-b", B)
+    now = status(server(namespace(), second, protocol=2, clients=[client(1)]))
+    both = [one_namespace(), one_namespace(B, second)]
 
     found = namespace_clients(both, now, {1: WEB.uid})
 
@@ -230,8 +239,10 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
 @pytest.mark.parametrize(
     "now",
     [
-        pytest.param(status(server(space(), clients=[client(1, "s-a")])), id="protocol 3"),
-        pytest.param(status(server(space(), protocol=2, clients=[client(1)])), id="alone there"),
+        pytest.param(status(server(namespace(), clients=[client(1, "s-a")])), id="protocol 3"),
+        pytest.param(
+            status(server(namespace(), protocol=2, clients=[client(1)])), id="alone there"
+        ),
     ],
 )
 def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(now):
@@ -240,14 +251,14 @@ def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(now):
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
-    now = status(server(space(), clients=[client(1, "s-a")]))
+    now = status(server(namespace(), clients=[client(1, "s-a")]))
 
     assert of_a(now, {1: DB.uid}) == may_be({1: {"s-a"}})
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
-    assert namespace_clients([one_space()], status(), {1: WEB.uid}) == {}
-    assert namespace_clients([], status(server(space(), clients=[client(1, "s-a")])), {}) == {}
+    assert namespace_clients([one_namespace()], status(), {1: WEB.uid}) == {}
+    assert namespace_clients([], status(server(namespace(), clients=[client(1, "s-a")])), {}) == {}
 
 
 # Who goes past MPS
@@ -258,7 +269,7 @@ def on(*records):
 
 
 def test_a_process_that_is_no_client_of_its_server_goes_past_it():
-    made = space()
+    made = namespace()
     now = status(server(made, clients=[client(1, "s-a")]))
 
     assert bypassing_processes([look((1, A), (2, A))], on(record(A, made)), now) == {
@@ -266,18 +277,18 @@ def test_a_process_that_is_no_client_of_its_server_goes_past_it():
     }
 
 
-def test_with_protocol_3_a_client_of_another_claims_space_goes_past_its_own():
-    first, second = space(), space("s-b", B)
+def test_with_protocol_3_a_client_of_another_claims_namespace_goes_past_its_own():
+    first, second = namespace(), namespace("s-b", B)
     now = status(server(first, second, clients=[client(1, "s-b"), client(2, "s-b")]))
-    spaces = on(record(A, first), record(B, second, pods=(DB,)))
+    namespaces = on(record(A, first), record(B, second, pods=(DB,)))
 
     assert {
-        one.process.pid for one in bypassing_processes([look((1, A), (2, B))], spaces, now)
+        one.process.pid for one in bypassing_processes([look((1, A), (2, B))], namespaces, now)
     } == {1}
 
 
 def test_with_protocol_2_any_client_of_the_server_is_one():
-    made = space()
+    made = namespace()
     now = status(server(made, protocol=2, clients=[client(1)]))
 
     assert {
@@ -294,7 +305,7 @@ def test_with_protocol_2_any_client_of_the_server_is_one():
     ],
 )
 def test_who_may_be_there_without_mps_does_not_go_past_it(its):
-    made = space()
+    made = namespace()
 
     assert (
         bypassing_processes([look((9, *its))], on(record(A, made)), status(server(made)))
@@ -303,11 +314,11 @@ def test_who_may_be_there_without_mps_does_not_go_past_it(its):
 
 
 def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
-    first, second = space(), space("s-b", B)
-    spaces = on(record(A, first), record(B, second))
+    first, second = namespace(), namespace("s-b", B)
+    namespaces = on(record(A, first), record(B, second))
     now = status(server(first, second, clients=[client(1, "s-b")]))
 
-    found = bypassing_processes([look((1, A, B), (2, A, B))], spaces, now)
+    found = bypassing_processes([look((1, A, B), (2, A, B))], namespaces, now)
 
     assert found == {BypassingProcess(process(2), GPU, (A, B))}
 
@@ -316,26 +327,26 @@ def test_who_may_be_of_several_claims_goes_past_all_of_them_or_none():
     "now",
     [
         pytest.param(status(), id="not served"),
-        pytest.param(status(server(space(), ready=False)), id="not ready"),
+        pytest.param(status(server(namespace(), ready=False)), id="not ready"),
     ],
 )
 def test_where_the_server_does_not_serve_nobody_is_blamed(now):
-    assert bypassing_processes([look((1, A))], on(record(A, space())), now) == frozenset()
+    assert bypassing_processes([look((1, A))], on(record(A, namespace())), now) == frozenset()
 
 
 def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_well():
-    first, second = space("s-1"), space("s-2")
-    spaces = on(record(A, first, second))
+    first, second = namespace("s-1"), namespace("s-2")
+    namespaces = on(record(A, first, second))
     its = look((1, A), (2, A), (3, A))
     both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
 
-    assert {one.process.pid for one in bypassing_processes([its], spaces, status(both))} == {3}
-    assert bypassing_processes([its], spaces, status(server(first))) == frozenset()
-    assert bypassing_processes([its], spaces, status(server(second))) == frozenset()
+    assert {one.process.pid for one in bypassing_processes([its], namespaces, status(both))} == {3}
+    assert bypassing_processes([its], namespaces, status(server(first))) == frozenset()
+    assert bypassing_processes([its], namespaces, status(server(second))) == frozenset()
 
 
 def test_a_process_on_a_gpu_that_the_claim_has_without_mps_does_not_go_past_it():
-    made = space()
+    made = namespace()
 
     found = bypassing_processes(
         [look((1, A), gpu=OTHER)], on(record(A, made)), status(server(made))
@@ -351,7 +362,7 @@ def test_who_is_seen_long_enough_is_not_about_to_connect():
 
 
 def test_everybody_on_a_gpu_under_mps_is_known():
-    made = space()
+    made = namespace()
     looks_on = Holding(C, DeviceName("gpu-0"), gpu=GPU, admin=True)
     part = Holding(B, DeviceName("gpu-0"), gpu=GPU)
     elsewhere = Holding(B, DeviceName("gpu-1"), gpu=OTHER)
@@ -371,7 +382,7 @@ def test_everybody_on_a_gpu_under_mps_is_known():
 
 
 def test_where_no_prepared_claim_is_under_mps_no_gpu_needs_a_look():
-    records = [record(A, space(), completed=False), record(B, holdings=())]
+    records = [record(A, namespace(), completed=False), record(B, holdings=())]
 
     assert mps_memory_shares(records, claim_namespaces(records)) == {}
 
@@ -392,7 +403,7 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
     other = MigInstance(PartitionKey(19, 3, 1, 1), 8, 0, GpuUuid("MIG-1"))
     looks_on = Holding(C, DeviceName("gpu-0-mon"), gpu=GPU, admin=True)
     records = [
-        record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(A),)),
+        record(A, namespace(gpus=(INSTANCE.uuid,)), holdings=(partition(A),)),
         record(B, holdings=(partition(B), partition(B, other, 3)), pods=(DB,)),
         record(C, holdings=(looks_on, partition(C, None, 4))),
     ]
@@ -405,29 +416,29 @@ def test_who_shares_an_instance_is_known_and_who_has_another_or_the_gpu_is_not_o
     }
 
 
-def test_a_space_knows_which_instance_it_is_over_once_that_is_cut():
+def test_a_namespace_knows_which_instance_it_is_over_once_that_is_cut():
     before = record(
         A,
-        space(gpus=(placeholder_uuid(GPU, KEY),)),
+        namespace(gpus=(placeholder_uuid(GPU, KEY),)),
         holdings=(partition(instance=None),),
         completed=False,
     )
-    after = record(A, space(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
+    after = record(A, namespace(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
     (first, second) = claim_namespaces([before, after])
 
     assert (first.names, first.over) == (("gpu-0-mig-1g5gb-19-2",), None)
     assert (second.names, second.over) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
     assert second.known_as == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
-    assert [one.over for one in on(record(A, space()))] == [None]
+    assert [one.over for one in on(record(A, namespace()))] == [None]
 
 
 # What is counted
 
 
 def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
-    spaces = on(
-        record(A, space("s-1", percent=60), space("s-2", gpus=(GPU, OTHER), percent=50)),
-        record(B, space("s-b", B), completed=False),
+    namespaces = on(
+        record(A, namespace("s-1", percent=60), namespace("s-2", gpus=(GPU, OTHER), percent=50)),
+        record(B, namespace("s-b", B), completed=False),
     )
     first, second = MpsNamespaceName("s-1"), MpsNamespaceName("s-2")
     mine, either = frozenset({first}), frozenset({first, second})
@@ -437,29 +448,29 @@ def test_what_a_claim_has_on_a_gpu_is_all_that_it_has_there():
     }
     past = [BypassingProcess(process(9), OTHER, (A, C))]
 
-    assert mps_usages(spaces, found, past) == (
+    assert mps_usages(namespaces, found, past) == (
         ClaimMpsUsage(A, GPU, 100, 3, 0),
         ClaimMpsUsage(
             A, OTHER, 50, None, 1
-        ),  # one of them may have the other space, which is not there
+        ),  # one of them may have the other namespace, which is not there
     )
 
 
 def test_what_nobody_told_is_not_known():
-    assert mps_usages(on(record(A, space())), None, None) == (
+    assert mps_usages(on(record(A, namespace())), None, None) == (
         ClaimMpsUsage(A, GPU, 30, None, None),
     )
 
 
 def test_a_claim_that_is_not_served_has_no_clients():
-    assert mps_usages(on(record(A, space())), {}, ()) == (ClaimMpsUsage(A, GPU, 30, 0, 0),)
+    assert mps_usages(on(record(A, namespace())), {}, ()) == (ClaimMpsUsage(A, GPU, 30, 0, 0),)
 
 
 # What is said
 
 
 def test_a_pod_reads_what_happened_and_what_to_do():
-    (one,) = on(record(A, space(gpus=(GPU, OTHER))))
+    (one,) = on(record(A, namespace(gpus=(GPU, OTHER))))
 
     said = server_restarted_message(incident(1), one)
     assert "MPS server of gpu-0 (GPU-0), gpu-1 (GPU-1) was restarted (it died)" in said
@@ -486,7 +497,7 @@ def test_a_process_that_goes_past_mps_is_named_with_what_to_look_for():
 
 
 def test_a_pod_that_joined_is_told_which_claim_does_not_serve_it_and_why():
-    said = pod_not_served_message(on(record(A, space())), ["one thing", "another"])
+    said = pod_not_served_message(on(record(A, namespace())), ["one thing", "another"])
 
     assert str(A) in said
     assert GPU in said

@@ -134,8 +134,8 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
 
 def by_mps(name, *pods, **fields):
     """Under MPS, and nobody limits its memory."""
-    space = MpsNamespace(MpsNamespaceName(f"c_{name}"), ref(name).uid, (GPU,))
-    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMpsNamespace(space),))
+    namespace = MpsNamespace(MpsNamespaceName(f"c_{name}"), ref(name).uid, (GPU,))
+    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMpsNamespace(namespace),))
 
 
 def test_pods_that_join_a_claim_under_mps_are_noticed_though_nobody_limits_its_memory():

@@ -177,11 +177,11 @@ def test_a_share_under_mps_is_served_on_the_instance(world):
 
     world.prepare_claim(wanted)
 
-    (space,) = world.node.spaces.values()
-    assert space.gpus == (name_of(GPU, partition(THREE, 0).key),)
-    assert world.ledger.records()[0].spaces == (space,)
+    (namespace,) = world.node.namespaces.values()
+    assert namespace.gpus == (name_of(GPU, partition(THREE, 0).key),)
+    assert world.ledger.records()[0].namespaces == (namespace,)
     world.preparer.unprepare(ref())
-    assert (world.node.spaces, world.cut) == ({}, ())
+    assert (world.node.namespaces, world.cut) == ({}, ())
 
 
 def test_an_instance_of_somebody_else_in_the_same_place_is_used_and_left_there(world):
@@ -329,7 +329,7 @@ def test_killed_at_any_step_the_next_start_leaves_nothing_half_done(world, kind,
 
     world.restart()
 
-    assert (world.cut, world.mode, world.node.spaces) == ((), False, {})
+    assert (world.cut, world.mode, world.node.namespaces) == ((), False, {})
     assert not world.ledger.records()
     if then == "prepare":
         assert world.preparer.prepare(ref())

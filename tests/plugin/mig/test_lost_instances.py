@@ -127,8 +127,8 @@ def test_each_pod_of_a_claim_whose_instance_is_gone_is_told_once(world, caplog, 
 
 
 def test_a_claim_under_mps_is_told_what_becomes_of_its_server(world):
-    space = MpsNamespace(MpsNamespaceName("s"), A.uid, (MINE.uuid,))
-    world.known = (replace(record(), steps=(ServeMpsNamespace(space),)),)
+    namespace = MpsNamespace(MpsNamespaceName("s"), A.uid, (MINE.uuid,))
+    world.known = (replace(record(), steps=(ServeMpsNamespace(namespace),)),)
     world.there = []
     world.look()
 

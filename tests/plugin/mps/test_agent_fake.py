@@ -24,7 +24,7 @@ def pids(agent):
     return [client.pid for server in agent.status().servers for client in server.clients]
 
 
-def test_the_same_space_again_is_the_same_answer_and_other_limits_are_refused(agent):
+def test_the_same_namespace_again_is_the_same_answer_and_other_limits_are_refused(agent):
     assert agent.serve(FIRST) == agent.serve(FIRST)
     with pytest.raises(NodeError, match="other limits"):
         agent.serve(replace(FIRST, percent=31))
@@ -36,7 +36,7 @@ def test_a_name_that_no_namespace_can_have_is_refused(agent, name):
         agent.serve(replace(FIRST, name=MpsNamespaceName(name)))
 
 
-def test_spaces_of_the_same_gpus_share_a_server_that_goes_with_the_last(agent):
+def test_namespaces_of_the_same_gpus_share_a_server_that_goes_with_the_last(agent):
     agent.serve(FIRST)
     agent.serve(SECOND)
     agent.connect(1, FIRST)
@@ -57,14 +57,14 @@ def test_nobody_connects_to_what_is_not_served(agent):
         agent.connect(1, SECOND)
 
 
-def test_a_restart_loses_clients_and_keeps_spaces(agent):
+def test_a_restart_loses_clients_and_keeps_namespaces(agent):
     agent.serve(FIRST)
     agent.connect(1, FIRST)
     agent.restart(GPU)
     agent.restart(GPU)
 
     assert pids(agent) == []
-    assert [served.space for served in agent.status().spaces()] == [FIRST]
+    assert [served.namespace for served in agent.status().namespaces()] == [FIRST]
     assert [(one.number, one.clients) for one in agent.status().incidents] == [(1, 1), (2, 0)]
 
 
@@ -81,12 +81,12 @@ def test_clients_are_ended_unless_the_server_is_wedged(agent):
     assert pids(agent) == [2]
 
 
-def test_protocol_2_does_not_tell_of_which_space_a_client_is():
+def test_protocol_2_does_not_tell_of_which_namespace_a_client_is():
     agent = FakeMpsAgent(protocol=2)
     agent.serve(FIRST)
     agent.connect(1, FIRST)
 
-    assert [one.space for server in agent.status().servers for one in server.clients] == [None]
+    assert [one.namespace for server in agent.status().servers for one in server.clients] == [None]
 
 
 @pytest.mark.parametrize(("how", "error"), [("down", MpsAgentUnreachable), ("hangs", TimedOut)])

@@ -105,12 +105,12 @@ class World:
 
     @property
     def served(self):
-        return {space.claim for space in self.node.spaces.values()}
+        return {namespace.claim for namespace in self.node.namespaces.values()}
 
     def assert_nothing_is_left(self):
         assert not [path for path in self.directory.rglob("*") if path.is_file()]
         assert self.ledger.records() == ()
-        assert self.node.spaces == {}
+        assert self.node.namespaces == {}
         assert self.node.limits == {}
         assert set(self.node.modes.values()) == {FOUND}
 
@@ -136,19 +136,19 @@ def test_the_compute_mode_is_set_before_the_server_is_there_and_restored_when_it
     world.assert_nothing_is_left()
 
 
-def test_the_space_is_ended_before_the_memory_limit_of_its_pods(world):
+def test_the_namespace_is_ended_before_the_memory_limit_of_its_pods(world):
     world.prepare(part(pods="p"))
     world.preparer.unprepare(ref())
 
     assert kinds(world.node.undone) == [RemoveMpsNamespace, SetMemoryLimits]
 
 
-def test_a_container_is_told_the_way_to_its_own_space_and_its_limits(world):
+def test_a_container_is_told_the_way_to_its_own_namespace_and_its_limits(world):
     world.prepare(part())
 
-    (space,) = world.node.spaces.values()
+    (namespace,) = world.node.namespaces.values()
     found = world.environment()
-    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{space.name}"
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/mps/{namespace.name}"
     assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
 
@@ -183,26 +183,28 @@ def test_an_agent_that_is_down_is_nothing_to_claims_without_mps(world):
 
 def test_an_agent_that_is_down_does_not_keep_a_pod_from_ending(world):
     world.prepare(whole())
-    (space,) = world.node.spaces.values()
+    (namespace,) = world.node.namespaces.values()
     world.node.agent = False
 
     world.preparer.unprepare(ref())
 
     assert world.ledger.records() == ()
     assert world.node.modes[gpu(0).uuid] is FOUND
-    assert world.node.spaces, "nobody could end it"
+    assert world.node.namespaces, "nobody could end it"
     world.node.agent = True
-    world.preparer.upkeep.end_unknown(space)
+    world.preparer.upkeep.end_unknown(namespace)
     world.assert_nothing_is_left()
 
 
-def test_a_space_with_other_limits_is_said_and_everything_is_undone(world):
+def test_a_namespace_with_other_limits_is_said_and_everything_is_undone(world):
     world.prepare(whole())
-    (space,) = world.node.spaces.values()
+    (namespace,) = world.node.namespaces.values()
     world.preparer.unprepare(ref())
-    world.node.spaces[space.name] = replace(space, percent=1)
+    world.node.namespaces[namespace.name] = replace(namespace, percent=1)
 
-    with pytest.raises(NodeError, match=f"space {space.name} exists already with other limits"):
+    with pytest.raises(
+        NodeError, match=f"namespace {namespace.name} exists already with other limits"
+    ):
         world.prepare(whole())
 
     world.assert_nothing_is_left()
@@ -211,7 +213,7 @@ def test_a_space_with_other_limits_is_said_and_everything_is_undone(world):
 
 def test_a_claim_allocated_anew_is_served_though_the_agent_still_has_what_it_was(world):
     world.prepare(part(device="gpu-0"))
-    (before,) = world.node.spaces.values()
+    (before,) = world.node.namespaces.values()
     world.node.agent = False
     world.preparer.unprepare(ref())
     world.node.agent = True
@@ -219,14 +221,14 @@ def test_a_claim_allocated_anew_is_served_though_the_agent_still_has_what_it_was
     world.prepare(part(device="gpu-1"))
     world.preparer.upkeep.end_unknown(before)
 
-    assert [space.gpus for space in world.node.spaces.values()] == [(gpu(1).uuid,)]
+    assert [namespace.gpus for namespace in world.node.namespaces.values()] == [(gpu(1).uuid,)]
 
 
 def test_of_two_servers_one_of_which_does_not_start_none_is_left_and_the_first_error_is_told(world):
     world.run(pod_spec("p", container("x", ("claim", "a")), container("y", ("claim", "b"))))
 
     def refuse(step):
-        if isinstance(step, ServeMpsNamespace) and gpu(1).uuid in step.space.gpus:
+        if isinstance(step, ServeMpsNamespace) and gpu(1).uuid in step.namespace.gpus:
             world.node.undo_fails = True
             raise NodeError("the daemon died: its log's last lines")
 
@@ -245,7 +247,7 @@ def test_two_containers_of_one_pod_with_a_request_each_have_servers_of_their_own
 
     world.prepare(two_requests(pods="p"))
 
-    assert len(world.node.spaces) == 2
+    assert len(world.node.namespaces) == 2
     world.preparer.unprepare(ref())
     world.assert_nothing_is_left()
 
@@ -255,8 +257,8 @@ def test_one_container_with_two_gpus_has_one_server_over_both(world):
 
     world.prepare(two_requests(pods="p"))
 
-    (space,) = world.node.spaces.values()
-    assert space.gpus == (gpu(0).uuid, gpu(1).uuid)
+    (namespace,) = world.node.namespaces.values()
+    assert namespace.gpus == (gpu(0).uuid, gpu(1).uuid)
 
 
 def test_pods_are_read_only_where_what_a_claim_gets_depends_on_them(world):
@@ -308,7 +310,7 @@ def test_pods_that_are_gone_and_others_of_their_name_need_nothing(world):
     world.prepare(two_requests(pods="opq"))
 
     assert sorted(world.pods.read_names) == ["o", "p", "q"]
-    assert len(world.node.spaces) == 2
+    assert len(world.node.namespaces) == 2
 
 
 def test_the_pods_of_a_claim_are_read_side_by_side(world):
@@ -494,12 +496,12 @@ def test_two_claims_of_one_container_are_refused_also_when_they_are_prepared_at_
 
 def test_what_the_agent_does_not_know_any_more_is_served_again_as_it_was(world):
     world.prepare(part())
-    before = dict(world.node.spaces)
-    world.node.spaces.clear()
+    before = dict(world.node.namespaces)
+    world.node.namespaces.clear()
 
     world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
 
-    assert world.node.spaces == before
+    assert world.node.namespaces == before
 
 
 def test_nothing_is_served_again_of_a_claim_that_is_not_prepared(world):
@@ -511,30 +513,30 @@ def test_nothing_is_served_again_of_a_claim_that_is_not_prepared(world):
 
     world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
 
-    assert world.node.spaces == {}
+    assert world.node.namespaces == {}
 
 
-def test_a_space_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world):
+def test_a_namespace_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world):
     world.prepare(part())
-    (known,) = world.node.spaces.values()
+    (known,) = world.node.namespaces.values()
     others = (
         MpsNamespace(MpsNamespaceName("c_gone"), ClaimUid("uid-gone"), (gpu(0).uuid,)),
         replace(known, name=MpsNamespaceName("c_before")),  # of the same claim, allocated otherwise
     )
-    world.node.spaces |= {one.name: one for one in others}
+    world.node.namespaces |= {one.name: one for one in others}
 
-    for space in (known, *others):
-        world.preparer.upkeep.end_unknown(space)
+    for namespace in (known, *others):
+        world.preparer.upkeep.end_unknown(namespace)
 
-    assert world.node.spaces == {known.name: known}
+    assert world.node.namespaces == {known.name: known}
 
 
-def test_a_space_is_not_ended_as_unknown_while_its_claim_is_being_prepared(world):
+def test_a_namespace_is_not_ended_as_unknown_while_its_claim_is_being_prepared(world):
     ending = []
 
     def look(step):
         if isinstance(step, ServeMpsNamespace) and not ending:
-            end = threading.Thread(target=world.preparer.upkeep.end_unknown, args=[step.space])
+            end = threading.Thread(target=world.preparer.upkeep.end_unknown, args=[step.namespace])
             ending.append(end)
             end.start()
             end.join(0.2)
@@ -547,13 +549,13 @@ def test_a_space_is_not_ended_as_unknown_while_its_claim_is_being_prepared(world
     assert world.served == {"uid-claim"}
 
 
-def test_a_pod_that_joins_leaves_the_space_as_it_is(world):
+def test_a_pod_that_joins_leaves_the_namespace_as_it_is(world):
     world.prepare(whole(pods="p"))
-    before = dict(world.node.spaces)
+    before = dict(world.node.namespaces)
 
     assert world.preparer.upkeep.note_pods(whole(pods="pq"))
 
-    assert world.node.spaces == before
+    assert world.node.namespaces == before
     assert [one.name for one in world.ledger.records()[0].pods] == ["p", "q"]
     world.preparer.unprepare(ref())
     world.assert_nothing_is_left()
@@ -595,7 +597,7 @@ def test_killed_while_a_claim_by_mps_is_prepared_the_next_start_takes_it_back(wo
 
     assert world.ledger.records() == ()
     world.node.agent = True
-    for space in tuple(world.node.spaces.values()):
+    for namespace in tuple(world.node.namespaces.values()):
         assert not back
-        world.preparer.upkeep.end_unknown(space)
+        world.preparer.upkeep.end_unknown(namespace)
     world.assert_nothing_is_left()

@@ -116,7 +116,7 @@ def test_with_protocol_2_the_clients_of_a_pod_are_found_by_their_processes():
     made = world.claim(A, WEB)
     world.claim(B, DB)
     world.process(1, WEB, of=made)
-    world.process(2, DB, of=made)  # the server does not tell of which space it is
+    world.process(2, DB, of=made)  # the server does not tell of which namespace it is
     world.delete(WEB, grace=5)
     world.go_on(10)
 

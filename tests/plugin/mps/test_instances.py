@@ -55,7 +55,7 @@ def test_what_the_agent_lost_over_an_instance_is_served_again(world):
     world.look()
 
     assert world.put_right == [A.uid]
-    assert [one.protocol for one in world.agent.status().spaces()] == [2]
+    assert [one.protocol for one in world.agent.status().namespaces()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_server_of_an_instance_that_is_gone_is_ended(world, now):
     world.instances[KEY] = now
     world.go_on(60)
 
-    assert [one.space.claim for one in world.agent.status().spaces()] == [B.uid]
+    assert [one.namespace.claim for one in world.agent.status().namespaces()] == [B.uid]
     assert world.put_right == []  # nor is it served again
 
 
@@ -80,15 +80,15 @@ def test_an_instance_that_comes_back_is_served_again(world):
     world.partition(A, WEB)
     world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
-    assert list(world.agent.status().spaces()) == []
+    assert list(world.agent.status().namespaces()) == []
 
     world.instances[KEY] = INSTANCE
     world.look()
     assert world.put_right == [A.uid]
-    assert len(list(world.agent.status().spaces())) == 1
+    assert len(list(world.agent.status().namespaces())) == 1
     world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
-    assert list(world.agent.status().spaces()) == []
+    assert list(world.agent.status().namespaces()) == []
 
 
 def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
@@ -96,13 +96,13 @@ def test_a_gpu_that_does_not_answer_has_lost_nothing(world):
     world.look()
     world.instances[KEY] = NodeError("the GPU does not answer")
     world.go_on(20)
-    assert len(list(world.agent.status().spaces())) == 1
+    assert len(list(world.agent.status().namespaces())) == 1
 
     world.instances[KEY] = MigInstanceNotFound("it is gone")
     world.look()
     world.instances[KEY] = NodeError("the GPU does not answer")
     world.go_on(20)
-    assert (list(world.agent.status().spaces()), world.put_right) == ([], [])
+    assert (list(world.agent.status().namespaces()), world.put_right) == ([], [])
 
 
 def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):
@@ -124,4 +124,4 @@ def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):
 
     del world.agent.release
     world.go_on(40)
-    assert list(world.agent.status().spaces()) == []
+    assert list(world.agent.status().namespaces()) == []

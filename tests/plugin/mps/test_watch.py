@@ -11,7 +11,7 @@ from dra_driver.k8s.claims import Pod, PodUid
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plugin.mps.watch import watch_mps
 from tests.fakes.mps_agent import FakeMpsAgent
-from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, space
+from tests.fakes.mps_node import DB, GPU, OTHER, SECONDS, WEB, A, B, C, World, namespace
 
 
 @pytest.fixture
@@ -74,20 +74,20 @@ def test_what_the_agent_lost_is_served_again(world):
     world.look()
 
     assert world.put_right == [A.uid, B.uid]
-    assert len(list(world.agent.status().spaces())) == 2
+    assert len(list(world.agent.status().namespaces())) == 2
 
 
 def test_what_no_claim_has_is_ended(world):
     made = world.claim(A, WEB)
-    world.agent.serve(space(B))
+    world.agent.serve(namespace(B))
     world.look()
 
     assert world.put_right == ["c_b"]
-    assert [one.space for one in world.agent.status().spaces()] == [made]
+    assert [one.namespace for one in world.agent.status().namespaces()] == [made]
 
 
 def test_what_a_claim_may_have_whose_record_cannot_be_read_is_left_alone(world):
-    world.agent.serve(space(B))
+    world.agent.serve(namespace(B))
     world.aside = (DamagedRecord(B.uid, Path("b.unreadable"), "no JSON", frozenset()),)
     world.look()
 

@@ -17,17 +17,17 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.prepare.cdi_spec import mps_edits
 from tests.builders import ref
-from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, space
+from tests.cli.mps import GIB, GPU, SERVER, SLICEABLE, namespace
 
 KIND = "k8s.gpu.nvidia.com/claim"
 POD = Pod("pod", PodUid("pod"))
-BIG = replace(space("big", percent=60, memory=20 * GIB), claim=ref("a").uid)
-SMALL = replace(space("small", percent=10, memory=5 * GIB), claim=ref("a").uid)
+BIG = replace(namespace("big", percent=60, memory=20 * GIB), claim=ref("a").uid)
+SMALL = replace(namespace("small", percent=10, memory=5 * GIB), claim=ref("a").uid)
 NAMES = ("big", "small")
 
 
-def holding(share, spaces=(BIG, SMALL)):
-    one = spaces[NAMES.index(share)]
+def holding(share, namespaces=(BIG, SMALL)):
+    one = namespaces[NAMES.index(share)]
     memory = f"{one.memory_bytes[0] // GIB}Gi"
     consumed = (("cores", str(one.percent)), ("memory", memory), ("shares", "1"))
     return Holding(
@@ -41,7 +41,7 @@ def holding(share, spaces=(BIG, SMALL)):
 
 
 def served(one, protocol=3):
-    """With protocol 2 all spaces of a server have one directory."""
+    """With protocol 2 all namespaces of a server have one directory."""
     return ServedNamespace(
         one, protocol, f"/run/mps/{one.name}" if protocol > 2 else "/run/mps/pipe"
     )
@@ -51,19 +51,19 @@ def edits(one, name):
     return ContainerEdits(env=(f"REQUEST={name}",)) + mps_edits(one)
 
 
-def claim(spaces=(BIG, SMALL), protocol=3, completed=True):
-    """Two shares of one GPU, each in a space of its own. The steps are the other way round."""
+def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
+    """Two shares of one GPU, each in a namespace of its own. The steps are the other way round."""
     begun = ClaimRecord(
         ref("a"),
-        tuple(holding(name, spaces) for name in NAMES),
-        steps=tuple(ServeMpsNamespace(one) for one in reversed(spaces)),
+        tuple(holding(name, namespaces) for name in NAMES),
+        steps=tuple(ServeMpsNamespace(one) for one in reversed(namespaces)),
         pods=(POD,),
     )
     if not completed:
         return begun
     devices = [
         Device(name, container_edits=edits(served(one, protocol), name))
-        for name, one in zip(NAMES, spaces, strict=True)
+        for name, one in zip(NAMES, namespaces, strict=True)
     ]
     prepared = tuple(
         PreparedDevice((name,), "n1", GPU.name, (f"{KIND}={name}",), ShareId(name))
@@ -72,12 +72,14 @@ def claim(spaces=(BIG, SMALL), protocol=3, completed=True):
     return replace(begun, prepared=prepared, spec=cdi.to_json(Spec(KIND, devices=tuple(devices))))
 
 
-def status(*clients, spaces=(BIG, SMALL), protocol=3):
-    its = tuple(served(one, protocol) for one in spaces)
+def status(*clients, namespaces=(BIG, SMALL), protocol=3):
+    its = tuple(served(one, protocol) for one in namespaces)
     found = tuple(
         MpsClient(pid, MpsNamespaceName(f"c_{name}") if name else None) for pid, name in clients
     )
-    return MpsStatus((MpsServer(SERVER, (GPU.uuid,), protocol, True, spaces=its, clients=found),))
+    return MpsStatus(
+        (MpsServer(SERVER, (GPU.uuid,), protocol, True, namespaces=its, clients=found),)
+    )
 
 
 def report(record, now=None, **fields):
@@ -101,7 +103,7 @@ def mps_of_devices(*args, **fields):
     ]
 
 
-def test_each_device_has_the_limits_and_clients_of_its_own_space():
+def test_each_device_has_the_limits_and_clients_of_its_own_namespace():
     now = status((7, "big"), (8, "small"), (9, "small"))
 
     assert mps_of_devices(claim(), now) == [(60, 20 * GIB, [7]), (10, 5 * GIB, [8, 9])]
@@ -124,14 +126,14 @@ def test_the_limits_of_each_are_told_without_the_agent(protocol):
     ]
 
 
-def test_spaces_with_the_same_limits_are_told_apart_by_the_way_that_leads_to_them():
+def test_namespaces_with_the_same_limits_are_told_apart_by_the_way_that_leads_to_them():
     twins = (replace(BIG, percent=30), replace(BIG, name=SMALL.name, percent=30))
-    now = status((7, "big"), (8, "small"), spaces=twins)
+    now = status((7, "big"), (8, "small"), namespaces=twins)
 
     assert mps_of_devices(claim(twins), now) == [(30, 20 * GIB, [7]), (30, 20 * GIB, [8])]
 
 
-def test_with_protocol_2_clients_of_a_pod_with_both_spaces_are_known_of_neither():
+def test_with_protocol_2_clients_of_a_pod_with_both_namespaces_are_known_of_neither():
     now = status((7, None), protocol=2)
     found = mps_of_devices(claim(protocol=2), now, pods={7: POD.uid})
 
@@ -149,30 +151,31 @@ def test_with_protocol_2_clients_of_a_pod_with_both_spaces_are_known_of_neither(
         ),
     ],
 )
-def test_where_nobody_can_tell_which_device_is_in_which_space_both_are_told(record):
+def test_where_nobody_can_tell_which_device_is_in_which_namespace_both_are_told(record):
     assert mps_of_devices(record) == [None, None]
     _, *both = lines(record)
     for line in both[:2]:
         assert "MPS 10 %, limit 5.0 GiB or 60 %, limit 20.0 GiB" in line
     (found,) = report_document(report(record))["claims"]
-    assert [(one["space"], one["gpu"], one["percent"]) for one in found["mpsSpaces"]] == [
+    assert [(one["namespace"], one["gpu"], one["percent"]) for one in found["mpsNamespaces"]] == [
         ("c_small", GPU.uuid, 10),
         ("c_big", GPU.uuid, 60),
     ]
 
 
-def test_the_spaces_of_a_claim_have_what_devices_have():
+def test_the_namespaces_of_a_claim_have_what_devices_have():
     (found,) = report_document(report(claim(), status((7, "big"))))["claims"]
 
     mps = [device["mps"] for device in found["devices"]]
     assert [
-        {k: v for k, v in one.items() if k not in ("space", "gpu")} for one in found["mpsSpaces"]
+        {k: v for k, v in one.items() if k not in ("namespace", "gpu")}
+        for one in found["mpsNamespaces"]
     ] == mps[::-1]
 
 
 def test_the_table_has_both_also_where_their_words_are_the_same():
     twins = (replace(BIG, percent=30), replace(BIG, name=SMALL.name, percent=30))
-    now = status((7, "big"), (8, "small"), spaces=twins)
+    now = status((7, "big"), (8, "small"), namespaces=twins)
 
     _, row, _ = lines(claim(twins), now, output="table")
 
@@ -181,8 +184,8 @@ def test_the_table_has_both_also_where_their_words_are_the_same():
     assert row.endswith("10 %, limit 5.0 GiB; 60 %, limit 20.0 GiB")
 
 
-def test_one_space_that_the_agent_does_not_serve_is_told_of_it_alone():
-    now = status((7, "big"), spaces=(BIG,))
+def test_one_namespace_that_the_agent_does_not_serve_is_told_of_it_alone():
+    now = status((7, "big"), namespaces=(BIG,))
 
     _, big, small, _ = lines(claim(), now)
 
