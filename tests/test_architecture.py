@@ -119,6 +119,33 @@ def test_the_maps_name_the_same_eight_files_to_read_first():
     assert len(files) == 8
 
 
+def class_names():
+    """Each class of the packages with the files that define it, local and nested ones too."""
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        if not module.startswith("hack/"):
+            for node in ast.walk(ast.parse((REPOSITORY / module).read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(module)
+    return found
+
+
+def test_a_class_has_its_name_for_itself():
+    assert {name: files for name, files in class_names().items() if len(files) > 1} == {}
+
+
+def test_the_glossary_names_classes_that_there_are():
+    text = (REPOSITORY / "docs/glossary.md").read_text()
+    named = {
+        name
+        for code in re.findall(r"(?m)^\|[^|]+\|[^|]+\|([^|]+)\|$", text)
+        for name in re.findall(r"`(\w+)`", code)
+    }
+
+    assert named - class_names().keys() == set()
+    assert len(named) > 30
+
+
 def test_a_module_fits_in_a_readers_head():
     sizes = {module: len(lines(module)) for module in MODULES}
     large = [f"{module}: {size} lines" for module, size in sizes.items() if size > AIM]
