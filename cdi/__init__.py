@@ -20,13 +20,13 @@ Say what a device needs; edits add with ``+``.
 ... )
 >>> spec = Spec(
 ...     kind="vendor.example/gpu",
-...     devices=(Device("gpu-0", container_edits=node + library),),
+...     devices=(CdiDevice("gpu-0", container_edits=node + library),),
 ...     container_edits=ContainerEdits(env=("GPU_DRIVER=1.2",)),
 ... )
 
 A value is not checked until it is used; then everything that is wrong is said at once.
 
->>> check(Spec("vendor.example", devices=(Device("gpu 0", container_edits=node),)))
+>>> check(Spec("vendor.example", devices=(CdiDevice("gpu 0", container_edits=node),)))
 Traceback (most recent call last):
 cdi.errors.CdiSpecError: kind: must be 'vendor/class'; devices[0].name: must begin and end with a \
 letter or digit, with only letters, digits, '_', '-', '.', ':' between
@@ -70,11 +70,11 @@ they are imported by their own names, and an import line tells who does.
 
 >>> import tempfile
 >>> from hack.cdi_apply import inject
->>> from cdi.store import Store
+>>> from cdi.store import SpecStore
 >>> null = ContainerEdits(env=("GPU=0",), device_nodes=(DeviceNode("/dev/gpu0", "/dev/null"),))
->>> spec = Spec("vendor.example/gpu", devices=(Device("gpu-0", container_edits=null),))
+>>> spec = Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", container_edits=null),))
 >>> with tempfile.TemporaryDirectory() as directory:
-...     _ = Store(directory, "vendor.example", "gpu").write(spec, "some-id")
+...     _ = SpecStore(directory, "vendor.example", "gpu").write(spec, "some-id")
 ...     config = inject({"ociVersion": "1.2.0"}, ["vendor.example/gpu=gpu-0"], [directory])
 >>> config["process"]
 {'env': ['GPU=0']}
@@ -105,18 +105,18 @@ put something unique into the name, such as the id of what the device was made f
 from cdi.encoding import from_document, from_text, to_document, to_json, to_yaml
 from cdi.errors import CdiDeviceError, CdiError, CdiNameError, CdiSpecError, CdiStoreError
 from cdi.names import QualifiedName, is_qualified, parse_name, qualify, spec_file_name
-from cdi.spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from cdi.validate import VERSIONS, check, oldest_version
 
 __all__ = [
     "VERSIONS",
+    "CdiDevice",
     "CdiDeviceError",
     "CdiError",
     "CdiNameError",
     "CdiSpecError",
     "CdiStoreError",
     "ContainerEdits",
-    "Device",
     "DeviceNode",
     "Hook",
     "IntelRdt",

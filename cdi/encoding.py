@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from cdi.errors import CdiSpecError
-from cdi.spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from cdi.validate import check, oldest_version, version_problem
 
 Document = dict[str, Any]
@@ -208,7 +208,7 @@ _CONTAINER_EDITS: Final = ObjectCodec(
     ),
 )
 _DEVICE: Final = ObjectCodec(
-    Device,
+    CdiDevice,
     (
         FieldCodec("name", "name", TEXT, required=True),
         FieldCodec("annotations", "annotations", PAIRS),
@@ -287,9 +287,9 @@ _NOT_IN_YAML: Final = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 def to_json(spec: Spec) -> str:
     """Give the text of a ``.json`` file.
 
-    >>> from cdi import ContainerEdits, Device
+    >>> from cdi import ContainerEdits, CdiDevice
     >>> edits = ContainerEdits(env=("A=1",))
-    >>> print(to_json(Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))), end="")
+    >>> print(to_json(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))), end="")
     {
       "cdiVersion": "0.3.0",
       "kind": "vendor.example/gpu",

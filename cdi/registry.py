@@ -15,7 +15,7 @@ from typing import Final
 from cdi.encoding import from_text
 from cdi.errors import CdiDeviceError, CdiSpecError
 from cdi.names import QualifiedName
-from cdi.spec import ContainerEdits, Device, Spec
+from cdi.spec import CdiDevice, ContainerEdits, Spec
 
 DEFAULT_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 """Where runtimes look: specs that stay, then those that come and go and are lost at boot."""
@@ -27,7 +27,7 @@ Directory = str | os.PathLike[str]
 class RegisteredDevice:
     """A device, the spec it is part of, and the file of that spec."""
 
-    device: Device
+    device: CdiDevice
     spec: Spec
     path: Path
 

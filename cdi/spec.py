@@ -121,7 +121,7 @@ class ContainerEdits:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class CdiDevice:
     """A name a container can be given, and what giving it means."""
 
     name: str
@@ -138,7 +138,7 @@ class Spec:
 
     kind: str
     annotations: Annotations = ()
-    devices: tuple[Device, ...] = ()
+    devices: tuple[CdiDevice, ...] = ()
     container_edits: ContainerEdits = field(default_factory=ContainerEdits)
 
     @property

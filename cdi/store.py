@@ -1,11 +1,11 @@
 """Spec files of one vendor and class in one directory; a reader sees the old file or the new one.
 
 >>> import tempfile
->>> from cdi import ContainerEdits, Device, Spec
+>>> from cdi import ContainerEdits, CdiDevice, Spec
 >>> edits = ContainerEdits(env=("A=1",))
->>> spec = Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))
+>>> spec = Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))
 >>> with tempfile.TemporaryDirectory() as directory:
-...     store = Store(directory, "vendor.example", "gpu")
+...     store = SpecStore(directory, "vendor.example", "gpu")
 ...     print(store.write(spec, "5b0f").name)
 ...     print(store.ids(), store.read("5b0f") == spec)
 ...     store.remove("5b0f")

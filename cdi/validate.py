@@ -43,11 +43,11 @@ _EARLIEST: Final = "0.3.0"
 def oldest_version(spec: Spec) -> str:
     """Give the oldest version that can say this spec.
 
-    >>> from cdi import ContainerEdits, Device
+    >>> from cdi import ContainerEdits, CdiDevice
     >>> edits = ContainerEdits(env=("A=1",))
-    >>> oldest_version(Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),)))
+    >>> oldest_version(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),)))
     '0.3.0'
-    >>> oldest_version(Spec("vendor.example/gpu", devices=(Device("0", (), edits),)))
+    >>> oldest_version(Spec("vendor.example/gpu", devices=(CdiDevice("0", (), edits),)))
     '0.5.0'
     """
     return next((version for version, needs in _NEEDS if needs(spec)), _EARLIEST)
@@ -125,8 +125,8 @@ _ANNOTATION_KEY: Final = re.compile(
 def check(spec: Spec) -> None:
     """Raise ``CdiSpecError`` with everything that is wrong.
 
-    >>> from cdi import Device
-    >>> check(Spec("vendor.example/gpu", devices=(Device("gpu-0"),)))
+    >>> from cdi import CdiDevice
+    >>> check(Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0"),)))
     Traceback (most recent call last):
     cdi.errors.CdiSpecError: devices[0].containerEdits: must not be empty
     """

@@ -4,7 +4,7 @@ import string
 
 from hypothesis import strategies as st
 
-from cdi import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from cdi.validate import HOOK_NAMES
 
 _ALNUM = string.ascii_letters + string.digits
@@ -70,7 +70,7 @@ edits = st.builds(
     intel_rdt=st.none() | rdts,
     net_devices=net_devices,
 )
-devices = st.builds(Device, device_names, annotations, edits.filter(lambda e: not e.is_empty))
+devices = st.builds(CdiDevice, device_names, annotations, edits.filter(lambda e: not e.is_empty))
 specs = st.builds(
     Spec,
     kind=st.builds("{}/{}".format, kind_parts, kind_parts),
@@ -84,4 +84,4 @@ def one_device(
     edits: ContainerEdits, name: str = "gpu-0", kind: str = "vendor.example/gpu"
 ) -> Spec:
     """The smallest spec around these edits."""
-    return Spec(kind, devices=(Device(name, container_edits=edits),))
+    return Spec(kind, devices=(CdiDevice(name, container_edits=edits),))

@@ -7,10 +7,10 @@ import yaml
 from hypothesis import given, settings
 
 from cdi import (
+    CdiDevice,
     CdiError,
     CdiSpecError,
     ContainerEdits,
-    Device,
     DeviceNode,
     Hook,
     IntelRdt,
@@ -29,7 +29,7 @@ WHOLE = Spec(
     kind="vendor.example/gpu",
     annotations=(("made-by", "a test"),),
     devices=(
-        Device(
+        CdiDevice(
             "gpu-0",
             (("serial", "1"),),
             ContainerEdits(

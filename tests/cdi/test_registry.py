@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from cdi import CdiDeviceError, ContainerEdits, Device, Spec, to_json, to_yaml
+from cdi import CdiDevice, CdiDeviceError, ContainerEdits, Spec, to_json, to_yaml
 from cdi.registry import load_registry
 
 
@@ -12,7 +12,8 @@ def spec(*names: str, value: str = "1", kind: str = "vendor.example/gpu", shared
     return Spec(
         kind,
         devices=tuple(
-            Device(name, container_edits=ContainerEdits(env=(f"{name}={value}",))) for name in names
+            CdiDevice(name, container_edits=ContainerEdits(env=(f"{name}={value}",)))
+            for name in names
         ),
         container_edits=ContainerEdits(env=(shared,) if shared else ()),
     )

@@ -174,11 +174,11 @@ def test_an_error_nobody_foresaw_still_names_the_directory(store, directory):
 _PRELUDE = f"""
 import itertools, os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from cdi import CdiStoreError, ContainerEdits, Device, Spec
+from cdi import CdiStoreError, ContainerEdits, CdiDevice, Spec
 from cdi.store import SpecStore
 def spec(value):
     edits = ContainerEdits(env=("A=" + value,))
-    return Spec("vendor.example/gpu", devices=(Device("gpu-0", (), edits),))
+    return Spec("vendor.example/gpu", devices=(CdiDevice("gpu-0", (), edits),))
 store = SpecStore(sys.argv[1], "vendor.example", "gpu", fsync=False)
 """
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 
 from cdi import (
+    CdiDevice,
     CdiSpecError,
     ContainerEdits,
-    Device,
     DeviceNode,
     Hook,
     IntelRdt,
@@ -39,9 +39,11 @@ def test_everything_wrong_is_said_at_once_in_the_order_of_the_file():
     spec = Spec(
         "vendor",
         devices=(
-            Device("gpu 0"),
-            Device("a", container_edits=ContainerEdits(mounts=(Mount("/a", "/a"), Mount("b", "")))),
-            Device("a", container_edits=ENV),
+            CdiDevice("gpu 0"),
+            CdiDevice(
+                "a", container_edits=ContainerEdits(mounts=(Mount("/a", "/a"), Mount("b", "")))
+            ),
+            CdiDevice("a", container_edits=ENV),
         ),
         container_edits=ContainerEdits(env=("=1", "A")),
     )
@@ -137,19 +139,19 @@ def test_one_interface_cannot_be_moved_twice():
 
 @pytest.mark.parametrize("key", ["a", "A.b_c-d", "vendor.example/a", "A" * 63, "V.Example/a"])
 def test_a_legal_annotation_is_taken(key):
-    check(Spec("vendor/gpu", ((key, "anything"),), (Device("d", (), ENV),)))
+    check(Spec("vendor/gpu", ((key, "anything"),), (CdiDevice("d", (), ENV),)))
 
 
 @pytest.mark.parametrize("key", ["", "a b", "-a", "a/b/c", "/a", "v_v/a", "a" * 64, "a.-b/c"])
 def test_an_illegal_annotation_is_refused(key):
-    [problem] = problems(Spec("vendor/gpu", ((key, ""),), (Device("d", (), ENV),)))
+    [problem] = problems(Spec("vendor/gpu", ((key, ""),), (CdiDevice("d", (), ENV),)))
     assert problem.startswith(f"annotations: {key!r} must be a name")
 
 
 def test_annotations_are_unique_and_not_endless():
     pairs = (("a", "x" * 200_000), ("a", "x" * 200_000))
 
-    assert problems(Spec("vendor/gpu", devices=(Device("d", pairs, ENV),))) == [
+    assert problems(Spec("vendor/gpu", devices=(CdiDevice("d", pairs, ENV),))) == [
         "devices[0].annotations: 'a' is there twice",
         "devices[0].annotations: must be no longer than 262144 bytes together",
     ]

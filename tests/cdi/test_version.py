@@ -5,9 +5,9 @@ from hypothesis import given, settings
 
 from cdi import (
     VERSIONS,
+    CdiDevice,
     CdiSpecError,
     ContainerEdits,
-    Device,
     DeviceNode,
     IntelRdt,
     Mount,
@@ -39,10 +39,12 @@ ENV = ContainerEdits(env=("A=1",))
         pytest.param(one_device(ENV, name="0a"), "0.5.0", id="a device that begins with a digit"),
         pytest.param(one_device(ENV, kind="v.example/a.b"), "0.6.0", id="a dot in the class"),
         pytest.param(
-            Spec("vendor/gpu", (("a", "b"),), (Device("d", (), ENV),)), "0.6.0", id="annotated spec"
+            Spec("vendor/gpu", (("a", "b"),), (CdiDevice("d", (), ENV),)),
+            "0.6.0",
+            id="annotated spec",
         ),
         pytest.param(
-            Spec("vendor/gpu", devices=(Device("d", (("a", "b"),), ENV),)),
+            Spec("vendor/gpu", devices=(CdiDevice("d", (("a", "b"),), ENV),)),
             "0.6.0",
             id="annotated device",
         ),
@@ -64,7 +66,7 @@ ENV = ContainerEdits(env=("A=1",))
         pytest.param(
             Spec(
                 "vendor/gpu",
-                devices=(Device("d", (), ENV),),
+                devices=(CdiDevice("d", (), ENV),),
                 container_edits=ContainerEdits(additional_gids=(1,)),
             ),
             "0.7.0",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cdi
-from cdi import ContainerEdits, Device, Spec
+from cdi import CdiDevice, ContainerEdits, Spec
 from dra_driver.cli.claims.run import ClaimsReport, report_document, report_text
 from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsReport
 from dra_driver.cli.terminal import Terminal
@@ -62,7 +62,7 @@ def claim(namespaces=(BIG, SMALL), protocol=3, completed=True):
     if not completed:
         return begun
     devices = [
-        Device(name, container_edits=edits(served(one, protocol), name))
+        CdiDevice(name, container_edits=edits(served(one, protocol), name))
         for name, one in zip(NAMES, namespaces, strict=True)
     ]
     prepared = tuple(

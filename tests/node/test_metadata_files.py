@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdi import ContainerEdits, Device, Mount, Spec, from_text
+from cdi import CdiDevice, ContainerEdits, Mount, Spec, from_text
 from cdi.store import SpecStore
 from dra_driver.base.errors import ClaimRecordLost, NodeError
 from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
@@ -93,7 +93,7 @@ def spec_of(uid: ClaimUid, shown: tuple[MetadataDocument, ...]) -> Spec:
     """A spec that shows each document with a device of its own, beside a library."""
     library = Mount("/usr/lib64/libcuda.so.1", "/usr/lib64/libcuda.so.1")
     devices = (
-        Device(
+        CdiDevice(
             f"{uid}-{one.request}",
             container_edits=ContainerEdits(mounts=(Mount(one.host_path, one.container_path),)),
         )

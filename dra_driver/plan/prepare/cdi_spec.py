@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from api import names
-from cdi import ContainerEdits, Device, DeviceNode, Hook, Mount, Spec, qualify
+from cdi import CdiDevice, ContainerEdits, DeviceNode, Hook, Mount, Spec, qualify
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, ShareId
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
 from dra_driver.model.driver_files import (
@@ -175,7 +175,7 @@ def claim_spec(
     return Spec(
         kind=f"{cdi_vendor(driver)}/{names.CDI_CLASS}",
         devices=tuple(
-            Device(
+            CdiDevice(
                 name,
                 container_edits=_of_device(claim, same[-1], host.nodes)
                 + _served(same)

@@ -46,7 +46,7 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
         env: tuple[str, ...] = (f"GPU_DEVICE_{minor}_UUID=GPU-{minor}",)
         if leads:
             env = (*env, f"CUDA_MPS_PIPE_DIRECTORY={leads}")
-        edits.append(cdi.Device(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
+        edits.append(cdi.CdiDevice(f"{name}-{number}", container_edits=cdi.ContainerEdits(env=env)))
     under = tuple(GpuUuid(f"GPU-{minor}") for _, minor, leads, *_ in devices if leads)
     steps = (
         (ServeMpsNamespace(MpsNamespace(MpsNamespaceName(f"c_{name}"), claim.uid, under)),)
