@@ -49,7 +49,7 @@ def occupied_placements(
         for one in gpu.mig.instances
         if one.key not in by_key
     ]
-    found += [_odd_placement(gpu.mig, one) for one in gpu.mig.odd if one.key not in by_key]
+    found += [_odd_placement(gpu.mig, one) for one in gpu.mig.unusable if one.key not in by_key]
     return tuple(sorted(found, key=lambda block: (block.placement, block.what)))
 
 

@@ -115,7 +115,7 @@ def take_node_snapshot(open_node: OpenNode, used_of: Collection[GpuUuid] = ()) -
         with open_node() as node:
             return NodeSnapshot(node.refresh(), {gpu: _used(node, gpu) for gpu in sorted(used_of)})
     except NodeError as e:
-        return NodeSnapshot(Inventory(withheld=(UnavailableGpu(ALL_GPUS, str(e)),)))
+        return NodeSnapshot(Inventory(unavailable=(UnavailableGpu(ALL_GPUS, str(e)),)))
 
 
 def ask_agent(socket: Path) -> MpsStatus:

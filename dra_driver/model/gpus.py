@@ -152,7 +152,7 @@ class MigInfo:
     switches: bool  # the mode changes without a reset while nothing uses the GPU (since Hopper)
     profiles: tuple[MigProfile, ...] = ()  # by number; the geometry
     instances: tuple[MigInstance, ...] = ()  # by key
-    odd: tuple[UnusableGpuInstance, ...] = ()  # by key
+    unusable: tuple[UnusableGpuInstance, ...] = ()  # by key
     fixed: GuestRestriction = GuestRestriction.NOTHING
 
     @property
@@ -174,7 +174,7 @@ class MigInfo:
     def taken(self) -> tuple[PartitionKey, ...]:
         """Where something was cut."""
         cut = [one.key for one in self.instances]
-        return tuple(sorted([*cut, *(one.key for one in self.odd)]))
+        return tuple(sorted([*cut, *(one.key for one in self.unusable)]))
 
 
 def placeholder_uuid(gpu: GpuUuid, key: PartitionKey) -> GpuUuid:
@@ -285,7 +285,7 @@ class Inventory:
     """One look at the node; GPUs by minor number. What becomes of them is an ``Offer``."""
 
     gpus: tuple[Gpu, ...] = ()
-    withheld: tuple[UnavailableGpu, ...] = ()
-    as_before: frozenset[GpuUuid] = frozenset()
+    unavailable: tuple[UnavailableGpu, ...] = ()
+    stale: frozenset[GpuUuid] = frozenset()
     """Those of *gpus* that this look could not read, since a GPU was being changed or was late:
     they are what an earlier look found."""

@@ -173,7 +173,7 @@ class Offer:
     the first that fits."""
 
     devices: tuple[Device, ...] = ()
-    withheld: tuple[UnavailableGpu, ...] = ()
+    unavailable: tuple[UnavailableGpu, ...] = ()
     pending: tuple[PendingChange, ...] = ()
     notes: tuple[str, ...] = ()  # what of the profile has no effect here
     counter_sets: tuple[CounterSet, ...] = ()  # of the GPUs whose devices take of counters

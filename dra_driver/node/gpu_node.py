@@ -30,8 +30,8 @@ from dra_driver.model.steps import (
 from dra_driver.node.driver.device_nodes import DeviceNodes
 from dra_driver.node.driver.root import DriverRoot
 from dra_driver.node.driver.time_slices import TimeSlices
-from dra_driver.node.inventory import unavailable
 from dra_driver.node.inventory.gpus import GpuDiscovery
+from dra_driver.node.inventory.unavailable import without_unrestored_time_slices
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.mig import gpu_holders
 from dra_driver.node.mig.partitions import MigPartitions
@@ -86,9 +86,7 @@ class GpuNode:
         """Look again; the same value where nothing changed. Bounded, also where a GPU hangs (see
         ``GpuDiscovery.look``)."""
         with self._looking:
-            found = unavailable.without_unrestored_time_slices(
-                self._gpus.look(), self._still_owed()
-            )
+            found = without_unrestored_time_slices(self._gpus.look(), self._still_owed())
             if found != self._inventory:
                 self._inventory = found
             return self._inventory or found
@@ -97,7 +95,7 @@ class GpuNode:
         try:
             self._owed = self._time_slices.owed()
         except NodeError as e:
-            log.info("GPUs are withheld as before: %s", e)
+            log.info("GPUs are unavailable as before: %s", e)
         return self._owed
 
     def put_back(self) -> bool:

@@ -54,7 +54,7 @@ def instance(name: str, start: int, number: int = 1) -> MigInstance:
     return MigInstance(key(name, start), number, 0, uuid)
 
 
-def odd(name: str, start: int, cis: int = 0, number: int = 9) -> UnusableGpuInstance:
+def unusable(name: str, start: int, cis: int = 0, number: int = 9) -> UnusableGpuInstance:
     return UnusableGpuInstance(key(name, start), number, cis)
 
 

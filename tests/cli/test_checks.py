@@ -94,7 +94,7 @@ class TestGpus:
 
         assert found.found == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
 
-    def test_a_withheld_one_is_a_warning_beside_others_and_a_failure_alone(self):
+    def test_an_unavailable_one_is_a_warning_beside_others_and_a_failure_alone(self):
         lost = UnavailableGpu("GPU 0000:1b:00.0", "it is lost")
 
         some = list(gpu_checks.inventory_findings(Inventory((gpu(0),), (lost,))))

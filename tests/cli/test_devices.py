@@ -196,13 +196,13 @@ def test_the_table_names_every_gpu_that_is_not_offered_and_why(type_in, tmp_path
     file = tmp_path / "node.yaml"
     file.write_text(yaml.safe_dump({"gpus": gpus}))
 
-    (_, *offered), withheld = rows(type_in("devices", "--sim", file))
+    (_, *offered), unavailable = rows(type_in("devices", "--sim", file))
 
     assert [line[0] for line in offered] == ["gpu-0", "gpu-0-mon"]
-    assert [line.partition(": ")[0] for line in withheld] == ["not offered"] * 2
-    assert "0000:43:00.0: it is bound to vfio-pci" in withheld[0]
-    assert "0000:52:00.0: " in withheld[1]
-    assert "lost" in withheld[1]
+    assert [line.partition(": ")[0] for line in unavailable] == ["not offered"] * 2
+    assert "0000:43:00.0: it is bound to vfio-pci" in unavailable[0]
+    assert "0000:52:00.0: " in unavailable[1]
+    assert "lost" in unavailable[1]
 
 
 def test_a_node_without_gpus_says_so(type_in):

@@ -13,7 +13,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
 from dra_driver.plan.mig.claims import with_lost_instances
 from tests.builders import gpu
-from tests.cli.mig import a100, holding, instance, odd
+from tests.cli.mig import a100, holding, instance, unusable
 
 ONE, THREE = instance("1g.5gb", 0, 1), instance("3g.20gb", 4, 2)
 
@@ -103,7 +103,9 @@ def test_an_instance_of_an_unknown_profile_is_named_all_the_same():
 
 
 def test_an_instance_that_is_no_partition_says_how_to_mend_it():
-    empty, full = seen(a100(odd=(odd("3g.20gb", 4), odd("1g.5gb", 0, cis=2, number=3))))
+    empty, full = seen(
+        a100(unusable=(unusable("3g.20gb", 4), unusable("1g.5gb", 0, cis=2, number=3)))
+    )
 
     assert empty.level is full.level is Level.WARN
     assert empty.found.startswith("gpu-0, 3g.20gb at 4: GPU instance 9 without a compute instance")
@@ -117,7 +119,7 @@ def test_an_instance_that_is_no_partition_says_how_to_mend_it():
 def test_an_instance_that_is_just_being_cut_is_no_trouble():
     begun = record("a", "3g.20gb", 4, completed=False)
 
-    (found,) = seen(a100(odd=(odd("3g.20gb", 4),)), before=[], after=[begun])
+    (found,) = seen(a100(unusable=(unusable("3g.20gb", 4),)), before=[], after=[begun])
 
     assert found.level is Level.OK
 

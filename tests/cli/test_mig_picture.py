@@ -19,7 +19,7 @@ from dra_driver.model.gpus import MigInfo, Placement
 from dra_driver.model.mig_layouts import LayoutInstance
 from dra_driver.model.offer import Device, Offer
 from tests.builders import gpu
-from tests.cli.mig import PROFILES, a100, held, holding, instance, key, odd, offered
+from tests.cli.mig import PROFILES, a100, held, holding, instance, key, offered, unusable
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 PLAIN = bar_style(Terminal())
@@ -118,7 +118,9 @@ def test_an_instance_of_a_layout_is_told_from_one_of_somebody_else():
 
 
 def test_an_instance_that_is_no_partition_is_in_the_way_and_says_why():
-    board = a100(odd=(odd("3g.20gb", 0), odd("1g.5gb", 4, 1, 3), odd("1g.5gb", 5, 2, 4)))
+    board = a100(
+        unusable=(unusable("3g.20gb", 0), unusable("1g.5gb", 4, 1, 3), unusable("1g.5gb", 5, 2, 4))
+    )
 
     lines = shown(board)
 

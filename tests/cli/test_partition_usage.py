@@ -12,7 +12,7 @@ from dra_driver.model.gpus import Inventory, MigInfo
 from dra_driver.model.offer import AdminAccess, Fractional
 from dra_driver.model.records import ClaimRecord
 from tests.builders import gpu
-from tests.cli.mig import MIB, a100, holding, instance, odd
+from tests.cli.mig import MIB, a100, holding, instance, unusable
 
 GIB = 1024 * MIB
 OF_3G = Fractional(19968 * MIB, GIB, MIB, shares=48)
@@ -79,7 +79,7 @@ def test_a_partition_that_is_not_cut_yet_is_shown_where_it_will_be():
 
 
 def test_what_lies_on_no_partition_is_drawn_and_gets_no_bar_of_its_own():
-    board = a100(0, ONE, odd=(odd("3g.20gb", 0),))
+    board = a100(0, ONE, unusable=(unusable("3g.20gb", 0),))
 
     head, line = shown(gpus=(board,))
 

@@ -51,9 +51,9 @@ def profile(**rules):
     return Profile("test", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
 
 
-def slices(*gpus, rules=DEFAULT_PROFILE, keeps=None, node="n1"):
+def slices(*gpus, rules=DEFAULT_PROFILE, features=None, node="n1"):
     """As the plugin publishes them."""
-    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, keeps or ApiFeatures(), {})
+    offered = build_offer(Inventory(gpus or (gpu(0), gpu(1))), rules, features or ApiFeatures(), {})
     return [
         {"spec": {"driver": DRIVER, "nodeName": node, "devices": list(published_devices(offered))}}
     ]
@@ -294,7 +294,9 @@ def test_a_claim_that_is_not_ours_or_does_not_wait_is_not_judged(given):
 def test_a_selector_of_the_claim_can_make_a_class_of_all_drivers_ours():
     asked = request("any", f"device.driver == '{DRIVER}'", count=9)
 
-    assert "no node has more than 2" in why(asked, on=fair(slices(keeps=ApiFeatures(taints=False))))
+    assert "no node has more than 2" in why(
+        asked, on=fair(slices(features=ApiFeatures(taints=False)))
+    )
 
 
 def test_slices_of_other_drivers_are_no_help():

@@ -31,10 +31,10 @@ def test_a_gpu_in_mig_mode_with_nothing_cut_of_it_is_said_and_what_to_do():
     assert list(checks.offer_findings(offered(include=False), Inventory((gpu(0),)))) == []
 
 
-def offered(keeps=None, **rules):
+def offered(features=None, **rules):
     gpus = Inventory((gpu(0), gpu(1)))
     profile = Profile("mine", (ProfileEntry(GpuSelector(), Rules(**rules), "spec.gpus[0]"),))
-    return build_offer(gpus, profile, keeps or ApiFeatures(), {})
+    return build_offer(gpus, profile, features or ApiFeatures(), {})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_each_note_on_a_profile_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("keeps", "rules", "expected"),
+    ("features", "rules", "expected"),
     [
         pytest.param(ApiFeatures(), {}, ["sliceable: gpu-0, gpu-1"], id="parts"),
         pytest.param(ApiFeatures(), {"fractions": False}, ["exclusive: gpu-0, gpu-1"], id="whole"),
@@ -81,8 +81,8 @@ def test_each_note_on_a_profile_is_a_warning():
         pytest.param(ApiFeatures(), {"include": False}, [], id="none"),
     ],
 )
-def test_gpus_are_told_by_shape_each_once(keeps, rules, expected):
-    found = list(checks.offer_findings(offered(keeps, **rules)))
+def test_gpus_are_told_by_shape_each_once(features, rules, expected):
+    found = list(checks.offer_findings(offered(features, **rules)))
 
     assert [one.found for one in found] == expected
     assert all(one.level is Level.OK for one in found)

@@ -70,7 +70,7 @@ class Board:
     @property
     def gpu(self) -> Gpu:
         whole = [self.instance(key) for key in sorted(self.there) if self.there[key]]
-        odd = [
+        unusable = [
             UnusableGpuInstance(key, self.instance(key).gi, 2 * (key in self.divided))
             for key in sorted(self.there)
             if not self.there[key]
@@ -78,7 +78,7 @@ class Board:
         profiles = table(self.product).profiles
         pending = self.on if self.pending is None else self.pending
         mig = MigInfo(
-            self.on, pending, self.switches, profiles, tuple(whole), tuple(odd), self.fixed
+            self.on, pending, self.switches, profiles, tuple(whole), tuple(unusable), self.fixed
         )
         return gpu(self.minor, uuid=self.uuid, product_name=self.product, mig=mig)
 

@@ -144,7 +144,7 @@ class CutNode:
             is_labelled=lambda: bool(self.label),
             layouts=LayoutCatalog(None),
             profile=lambda: self._profile,
-            keeps=lambda: ApiFeatures(),
+            features=lambda: ApiFeatures(),
             held=self.ledger.held,
             allocated=lambda: (),
             turned_on=lambda: mig_enabled_by_claims(self.ledger.records()),

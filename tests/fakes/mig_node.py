@@ -48,26 +48,26 @@ class MigNode(Node):
         return GpuUuid(str(self.live.current().gpus[0].uuid))
 
     @property
-    def glance(self) -> DynamicState:
+    def dynamic(self) -> DynamicState:
         self.nvml.system()
-        seen = self.nvml.glances([0])[0]
+        seen = self.nvml.dynamic_states([0])[0]
         assert isinstance(seen, DynamicState), seen
         return seen
 
     @property
-    def facts(self) -> StaticInfo:
+    def static(self) -> StaticInfo:
         self.nvml.system()
-        found = self.nvml.facts([0])[0]
+        found = self.nvml.static_infos([0])[0]
         assert isinstance(found, StaticInfo), found
         return found
 
     @cached_property
     def profiles(self) -> tuple[MigProfile, ...]:
         """As they were found first."""
-        return self.facts.mig_profiles
+        return self.static.mig_profiles
 
     def profile(self, name: str) -> MigProfile:
-        return next(one for one in self.facts.mig_profiles if one.name == name)
+        return next(one for one in self.static.mig_profiles if one.name == name)
 
     def key(self, name: str, start: int = 0) -> PartitionKey:
         """The partition of this profile from *start* on."""
@@ -78,7 +78,7 @@ class MigNode(Node):
     @property
     def cut(self) -> list[str]:
         """What is cut of the GPU, whole: "1g.10gb at 0"."""
-        return [self.named(one.key) for one in self.glance.instances]
+        return [self.named(one.key) for one in self.dynamic.instances]
 
     def named(self, key: PartitionKey) -> str:
         name = next(one.name for one in self.profiles if one.id == key.profile_id)

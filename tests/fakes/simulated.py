@@ -95,8 +95,8 @@ def as_yaml(inventory: Inventory) -> str:
             fields[key] = str(getattr(device, key))
         fields["mig"] = _mig(device.mig) if device.mig else None
         devices.append({"name": str(device.name), **shown(fields)})
-    withheld = [f"{one.what}: {one.reason}" for one in inventory.withheld]
-    document = {"devices": devices, "withheld": withheld}
+    unavailable = [f"{one.what}: {one.reason}" for one in inventory.unavailable]
+    document = {"devices": devices, "unavailable": unavailable}
     return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 

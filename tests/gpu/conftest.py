@@ -75,7 +75,7 @@ def node(driver: DriverRoot, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """This machine as the plugin opens it."""
     with open_node(NodeConfig(), tmp_path_factory.mktemp("unused")) as opened:
         if not opened.inventory().gpus:
-            pytest.skip(f"no GPU is offered here: {opened.inventory().withheld}")
+            pytest.skip(f"no GPU is offered here: {opened.inventory().unavailable}")
         yield opened
 
 

@@ -24,11 +24,11 @@ def numa_node(bus_id):
     return number if number >= 0 else None
 
 
-def test_every_gpu_is_offered_or_said_to_be_withheld(node, document):
+def test_every_gpu_is_offered_or_said_to_be_unavailable(node, document):
     inventory = node.refresh()
 
     offered = {gpu.uuid for gpu in inventory.gpus}
-    said = " ".join(one.what for one in inventory.withheld)
+    said = " ".join(one.what for one in inventory.unavailable)
     for gpu in document.gpus:
         assert (gpu.uuid in offered) != (gpu.uuid in said), gpu
     modes = {gpu.uuid: gpu.mig for gpu in document.gpus}

@@ -71,7 +71,7 @@ def test_instances_are_those_that_nvidia_smi_lists(cuttable, ask_smi):
 
     ours = {one.uuid for gpu in cuttable.gpus for one in gpu.mig.instances}
     assert ours <= listed
-    others = sum(one.cis for gpu in cuttable.gpus for one in gpu.mig.odd)
+    others = sum(one.cis for gpu in cuttable.gpus for one in gpu.mig.unusable)
     assert len(listed) == len(ours) + others
 
 

@@ -41,16 +41,16 @@ def client(server, tmp_path):
 class Older:
     """An API server that takes part of what it is given, and may refuse what is left of it."""
 
-    def __init__(self, refuses=lambda spec: False, keeps=lambda device: device):
+    def __init__(self, refuses=lambda spec: False, features=lambda device: device):
         self.refuses = refuses
-        self.keeps = keeps
+        self.features = features
 
     def create(self, path, document, query):
         assert query == {"dryRun": "All"}
         spec = document["spec"]
         if self.refuses(spec):
             raise Refused("422 Invalid")
-        devices = [self.keeps(device) for device in spec.get("devices", ())]
+        devices = [self.features(device) for device in spec.get("devices", ())]
         return {**document, "spec": {**spec, **({"devices": devices} if devices else {})}}
 
 
@@ -124,7 +124,7 @@ def test_half_of_a_feature_is_not_the_feature():
         return {**device, "capacity": capacity}
 
     assert not probe_slice_features(
-        Older(keeps=without_policy), "v1", DRIVER, NODE
+        Older(features=without_policy), "v1", DRIVER, NODE
     ).consumable_capacity
 
 

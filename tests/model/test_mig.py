@@ -45,10 +45,10 @@ def test_a_board_is_as_large_as_its_last_placement():
 
 @pytest.mark.parametrize(("start", "free"), [(0, True), (4, False)])
 def test_odd_instances_are_in_the_way_like_any(start, free):
-    odd = UnusableGpuInstance(partition(ONE, 5).key, 3, 2)
+    unusable = UnusableGpuInstance(partition(ONE, 5).key, 3, 2)
     there = MigInstance(partition(ONE, 6).key, 4, 0, GpuUuid("MIG-1"))
 
-    board = MigInfo(True, True, True, H100, (there,), (odd,))
+    board = MigInfo(True, True, True, H100, (there,), (unusable,))
 
-    assert board.taken == (odd.key, there.key)
+    assert board.taken == (unusable.key, there.key)
     assert is_free(partition(THREE, start).placement, board.taken) is free

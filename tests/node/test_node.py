@@ -56,7 +56,7 @@ def test_an_interval_is_set_and_restored(opened):
         assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.DEFAULT
 
 
-def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened, tmp_path):
+def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(opened, tmp_path):
     with opened() as node:
         (gpu,) = node.refresh().gpus
         node.carry_out(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG))
@@ -65,9 +65,9 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_withheld_until_it_was(opened,
 
         found = node.refresh()
         assert found.gpus == ()
-        (withheld,) = found.withheld
-        assert withheld.what == f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
-        assert withheld.reason.startswith(
+        (unavailable,) = found.unavailable
+        assert unavailable.what == f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
+        assert unavailable.reason.startswith(
             "its time-slice interval is still to be put back to Short"
         )
         note.with_name("GPU-other.to-put-back").mkdir()  # it cannot be told what is owed

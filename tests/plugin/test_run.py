@@ -176,7 +176,7 @@ def test_killed_and_started_again_it_knows_its_claims(
 TURNS = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
 
 
-def test_a_gpu_whose_nvidia_smi_hangs_is_withheld_until_its_interval_was_put_back(
+def test_a_gpu_whose_nvidia_smi_hangs_is_unavailable_until_its_interval_was_put_back(
     server: ApiServer, start: Callable[..., Process], home: Path
 ) -> None:
     """The claim is given back all the same, and a restart forgets nothing."""

@@ -181,7 +181,7 @@ def report_document(report: ClaimsReport) -> dict[str, Any]:
             for found in report.aside.values()
         ],
         "notOffered": [
-            {"what": found.what, "reason": found.reason} for found in report.inventory.withheld
+            {"what": found.what, "reason": found.reason} for found in report.inventory.unavailable
         ],
         "mpsServers": [mps_server_document(server, report.mps) for server in report.mps.servers],
         "mpsAgent": mps_agent_document(report.mps),
@@ -284,7 +284,7 @@ def report_text(report: ClaimsReport, ledger: Path, output: str, terminal: Termi
         f"{abbreviated(sorted(found.mentions)) or 'any GPU'}"
         for found in report.aside.values()
     ]
-    lines += [f"not offered: {gone.what}: {gone.reason}" for gone in report.inventory.withheld]
+    lines += [f"not offered: {gone.what}: {gone.reason}" for gone in report.inventory.unavailable]
     if report.mps.told.problem and report.mps.gpus:
         lines.append(f"the clients of MPS are not known: {report.mps.told.problem}")
     return "\n".join(lines)

@@ -234,7 +234,7 @@ def preview_mig(basis: MigModeInputs, layouts: LayoutSource, book: MigState) -> 
     laid, outcomes = _after_layouts(basis, wanted, book)
     uncut = without_dynamic_mig(profile, inventory.gpus, wanted.governed)  # nor switched for that
     seen = replace(inventory, gpus=laid)
-    after = after_switch(seen, uncut, basis.keeps, held, stuck=book.boards)
+    after = after_switch(seen, uncut, basis.features, held, stuck=book.boards)
     others = {uuid: one for uuid, one in book.outcomes.items() if uuid not in wanted.by_gpu}
     return MigPreview(
         after,
@@ -351,12 +351,12 @@ def devices(
     with open_node() as node:
         seen = node.refresh()
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
-    keeps = ApiFeatures(capacity, taints, counters)
+    features = ApiFeatures(capacity, taints, counters)
     held = _held(settings)
-    basis = MigModeInputs(seen, profile, keeps, held)
+    basis = MigModeInputs(seen, profile, features, held)
     found = preview_mig(basis, LayoutCatalog(settings.profiles), _mig_state(settings))
     offered = build_offer(
-        found.inventory, found.profile, keeps, held, mps=bool(settings.mps_socket)
+        found.inventory, found.profile, features, held, mps=bool(settings.mps_socket)
     )
     if output in ("table", "wide"):
         gpus, book = found.inventory.gpus, found.book
@@ -413,7 +413,7 @@ def _lines(answer: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[s
     if answer.boards:
         yield f"\n{mig_picture(answer.boards, terminal)}\n"
     yield from answer.mig
-    yield from (f"not offered: {found.what}: {found.reason}" for found in offered.withheld)
+    yield from (f"not offered: {found.what}: {found.reason}" for found in offered.unavailable)
     yield from (_pending(change, answer.layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {note}" for note in profile.notes)
     yield from offered.notes[len(profile.notes) :]

@@ -128,15 +128,15 @@ def kernel_module_finding(loaded: str | None, files: DriverFiles | DriverError) 
 
 
 def inventory_findings(inventory: Inventory) -> Iterator[Finding]:
-    """What is offered as one line, then one for each GPU that is withheld."""
+    """What is offered as one line, then one for each GPU that is not."""
     if inventory.gpus:
         products = Counter(gpu.product_name for gpu in inventory.gpus)
         kinds = ", ".join(f"{number} {product}" for product, number in sorted(products.items()))
         yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in inventory.gpus)}")
-    elif not inventory.withheld:
+    elif not inventory.unavailable:
         yield warn(GPUS, "this node has none", "run the driver on nodes with NVIDIA GPUs only")
     found = warn if inventory.gpus else fail
-    for one in inventory.withheld:
+    for one in inventory.unavailable:
         yield found(GPUS, f"{one.what} is not offered: {one.reason}", "")  # it says what to do
 
 
@@ -268,7 +268,7 @@ def mig_instance_findings(
     """*steady*: records that were the same all the time; *known*: all that there were."""
     ours = {(h.gpu, h.partition) for record in known for h in record.holdings if h.cut}
     for gpu, mig in _mig_capable(gpus):
-        for one in mig.odd:
+        for one in mig.unusable:
             if (gpu.uuid, one.key) not in ours:
                 yield _odd_instance_finding(gpu, mig, one)
     yield from _vanished_instance_finding(gpus, steady)

@@ -195,7 +195,7 @@ def _unavailable_findings(offered: Offer, found: Inventory) -> Iterator[Finding]
         describe_pci_gpu(gpu.pci_bus_id, gpu.uuid) for gpu in found.gpus if gpu.mig and gpu.mig.on
     }
     judge = warn if offered.devices else fail
-    for one in offered.withheld:
+    for one in offered.unavailable:
         if one.what in cut:
             yield judge(OFFERED_GPUS, f"{one.what} is not offered: {one.reason}", "")
 

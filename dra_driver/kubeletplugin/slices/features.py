@@ -52,21 +52,25 @@ def probe_slice_features(api: SliceCreator, version: str, driver: str, node: str
     def made(spec: Document) -> tuple[str, ...]:
         return dropped_fields(*_dry_run(api, version, _document(spec, driver, node)))
 
-    def keeps(spec: Document) -> bool:
+    def features(spec: Document) -> bool:
         try:
             return not made(spec)
         except Refused:  # what is left of it without the field is no slice
             return False
 
     made(_devices())  # anything refused from here on is refused for what it has in addition
-    counters = keeps(_counter_sets())
+    counters = features(_counter_sets())
     return SliceFeatures(
-        device_taints=keeps(_devices(taints=[{"key": f"{driver}/probe", "effect": "NoSchedule"}])),
-        consumable_capacity=keeps(_devices(allowMultipleAllocations=True, capacity=_consumable())),
+        device_taints=features(
+            _devices(taints=[{"key": f"{driver}/probe", "effect": "NoSchedule"}])
+        ),
+        consumable_capacity=features(
+            _devices(allowMultipleAllocations=True, capacity=_consumable())
+        ),
         shared_counters=counters,
-        counters_apart=counters and keeps(_consumer()),
-        counters_beside=counters and keeps({**_counter_sets(), **_consumer()}),
-        list_attributes=keeps(_devices(attributes={"probe": {"ints": [0, 1]}})),
+        counters_apart=counters and features(_consumer()),
+        counters_beside=counters and features({**_counter_sets(), **_consumer()}),
+        list_attributes=features(_devices(attributes={"probe": {"ints": [0, 1]}})),
     )
 
 

@@ -1,4 +1,4 @@
-"""One look at the node's GPUs: what it can offer, and what it has but withholds."""
+"""One look at the GPUs of the node: which can be offered, and why others cannot."""
 
 import logging
 import os
@@ -19,7 +19,13 @@ from dra_driver.model.gpus import (
     UnavailableGpu,
 )
 from dra_driver.node.driver.pci import PciBus, PciGpu
-from dra_driver.node.inventory import unavailable
+from dra_driver.node.inventory.unavailable import (
+    describe_pci_gpu,
+    not_listed_by_nvml,
+    unreadable_reason,
+    unusable_gpus,
+    waiting_for_nvml,
+)
 from dra_driver.node.nvml.client import Nvml
 from dra_driver.node.nvml.readers import switches_without_reset
 from dra_driver.node.nvml.threads import GpuBeingChanged
@@ -78,7 +84,7 @@ class GpuDiscovery:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
-        being changed, or has to wait for that, is ``as_before``, and so are all of them at the
+        being changed, or has to wait for that, is ``stale``, and so are all of them at the
         first look at which NVML itself is late. A node without NVIDIA GPUs is empty, whatever NVML
         says. NodeError: the PCI bus cannot be read.
         """
@@ -94,11 +100,9 @@ class GpuDiscovery:
         except NodeError as error:
             if last is not None and isinstance(error, TimedOut):
                 log.warning("NVML is late, and all is as it was at the last look: %s", error)
-                return replace(last, as_before=frozenset(gpu.uuid for gpu in last.gpus))
+                return replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
             self._bound = None
-            return _inventory(
-                (), unavailable.waiting_for_nvml(self._pci.gpus().values(), str(error))
-            )
+            return _inventory((), waiting_for_nvml(self._pci.gpus().values(), str(error)))
         self._last = self._look_at(system, pci)
         return self._last
 
@@ -110,79 +114,79 @@ class GpuDiscovery:
         failed = self._learn(system)
         seen = {index: one for index, one in self._known.items() if index not in failed}
         failed |= self._refresh_links(seen)
-        refused = dict(unavailable.unusable_gpus(seen)) | failed
+        refused = dict(unusable_gpus(seen)) | failed
         offered = {index: one for index, one in seen.items() if index not in refused}
-        refused |= self._nodes.missing({index: one.facts.minor for index, one in offered.items()})
+        refused |= self._nodes.missing({index: one.static.minor for index, one in offered.items()})
         devices = [
             self._gpu(one, system, pci) for index, one in offered.items() if index not in refused
         ]
-        unread = (one.glance.uuid for index, one in offered.items() if one is last.get(index))
-        found = _inventory(devices, self._withheld(refused, pci))
-        return replace(found, as_before=frozenset(unread))
+        unread = (one.dynamic.uuid for index, one in offered.items() if one is last.get(index))
+        found = _inventory(devices, self._unavailable(refused, pci))
+        return replace(found, stale=frozenset(unread))
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
         failed: dict[int, str] = {}
-        glances: dict[int, DynamicState] = {}
+        dynamic_states: dict[int, DynamicState] = {}
         known = self._known.keys() | self._failed.keys()
-        for index, glance in self._nvml.glances(range(system.gpus), known).items():
-            if isinstance(glance, NodeError):
-                failed |= self._failure(index, glance)
+        for index, dynamic in self._nvml.dynamic_states(range(system.gpus), known).items():
+            if isinstance(dynamic, NodeError):
+                failed |= self._failure(index, dynamic)
             else:
-                glances[index] = glance
-        facts = self._facts(glances, known)
-        for index, glance in glances.items():
-            its = facts[index]
+                dynamic_states[index] = dynamic
+        static = self._facts(dynamic_states, known)
+        for index, dynamic in dynamic_states.items():
+            its = static[index]
             if isinstance(its, NodeError):
                 failed |= self._failure(index, its)
             else:
-                _log_hidden(self._known.get(index), glance)
-                self._known[index] = GpuReading(glance, its)
+                _log_hidden(self._known.get(index), dynamic)
+                self._known[index] = GpuReading(dynamic, its)
         self._failed = failed
         return dict(failed)
 
     def _failure(self, index: int, error: NodeError) -> dict[int, str]:
         """Why a GPU cannot be read, if that is so, by its index."""
         if not isinstance(error, GpuBeingChanged):
-            return {index: unavailable.unreadable_reason(error)}
+            return {index: unreadable_reason(error)}
         return {index: self._failed[index]} if index in self._failed else {}
 
     def _facts(
-        self, glances: Mapping[int, DynamicState], known: Set[int]
+        self, dynamic_states: Mapping[int, DynamicState], known: Set[int]
     ) -> Mapping[int, StaticInfo | NodeError]:
         current = {
-            index: self._known[index].facts
-            for index, glance in glances.items()
-            if index in self._known and _is_current(self._known[index], glance)
+            index: self._known[index].static
+            for index, dynamic in dynamic_states.items()
+            if index in self._known and _is_current(self._known[index], dynamic)
         }
-        if missing := glances.keys() - current.keys():
-            return {**current, **self._nvml.facts(sorted(missing), known)}
+        if missing := dynamic_states.keys() - current.keys():
+            return {**current, **self._nvml.static_infos(sorted(missing), known)}
         return current
 
     def _refresh_links(self, seen: Mapping[int, GpuReading]) -> dict[int, str]:
         """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
 
         What a GPU told before stays while it does not answer, so that its fault is not seen on its
-        neighbours; links that cannot be read are no reason to withhold it.
+        neighbours; links that cannot be read are no reason not to offer it.
         """
-        new = any(one.facts.pci_bus_id not in self._links for one in seen.values())
+        new = any(one.static.pci_bus_id not in self._links for one in seen.values())
         if not new and time.monotonic() < self._links_until:
             return {}
         hung: dict[int, str] = {}
-        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        listed = {one.static.pci_bus_id for one in self._known.values()}
         links = {bus_id: its for bus_id, its in self._links.items() if bus_id in listed}
-        known = {index for index, one in seen.items() if one.facts.pci_bus_id in links}
+        known = {index for index, one in seen.items() if one.static.pci_bus_id in links}
         until = time.monotonic() + _NVLINKS_TTL_SECONDS
         for index, its in self._nvml.links(sorted(seen), known).items():
-            bus_id = seen[index].facts.pci_bus_id
+            bus_id = seen[index].static.pci_bus_id
             if isinstance(its, GpuBeingChanged):
                 until = 0.0
             elif isinstance(its, NodeError):
                 log.warning("NVLinks not read: %s", its, extra={"gpu": bus_id})
                 links.setdefault(bus_id, NvLinks())
                 if isinstance(its, TimedOut):
-                    hung[index] = unavailable.unreadable_reason(its)
-                    until = 0.0  # withheld until it answers, so it is asked at every look
+                    hung[index] = unreadable_reason(its)
+                    until = 0.0  # not offered until it answers, so it is asked at every look
             else:
                 links[bus_id] = its
         self._links, self._reached = links, nvlink_neighbours(links)
@@ -190,28 +194,28 @@ class GpuDiscovery:
         return hung
 
     def _gpu(self, one: GpuReading, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Gpu:
-        facts = one.facts
+        static = one.static
         return Gpu(
-            minor=facts.minor,
-            uuid=one.glance.uuid,
-            pci_bus_id=facts.pci_bus_id,
-            product_name=facts.product_name,
-            brand=facts.brand,
-            architecture=facts.architecture,
-            compute_capability=facts.compute_capability,
+            minor=static.minor,
+            uuid=one.dynamic.uuid,
+            pci_bus_id=static.pci_bus_id,
+            product_name=static.product_name,
+            brand=static.brand,
+            architecture=static.architecture,
+            compute_capability=static.compute_capability,
             driver_version=system.driver_version,
             cuda_driver_version=system.cuda_driver_version,
-            memory_bytes=facts.memory_bytes,
-            addressing_mode=facts.addressing_mode,
-            topology=self._topology(facts.pci_bus_id, pci.get(facts.pci_bus_id)),
-            pci_id=facts.pci_id,
+            memory_bytes=static.memory_bytes,
+            addressing_mode=static.addressing_mode,
+            topology=self._topology(static.pci_bus_id, pci.get(static.pci_bus_id)),
+            pci_id=static.pci_id,
             mig=_mig(one),
-            mig_problem=facts.mig_problem,
+            mig_problem=static.mig_problem,
         )
 
     def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:
         together = nvlink_clique(bus_id, self._reached)
-        uuids = {one.facts.pci_bus_id: one.glance.uuid for one in self._known.values()}
+        uuids = {one.static.pci_bus_id: one.dynamic.uuid for one in self._known.values()}
         return Topology(
             pcie_root=place.root if place else None,
             pcie_switch=place.switch if place else None,
@@ -221,13 +225,13 @@ class GpuDiscovery:
             nvlink_peers=len(self._reached[bus_id]),
         )
 
-    def _withheld(
+    def _unavailable(
         self, refused: Mapping[int, str], pci: Mapping[str, PciGpu]
     ) -> list[UnavailableGpu]:
-        listed = {one.facts.pci_bus_id for one in self._known.values()}
+        listed = {one.static.pci_bus_id for one in self._known.values()}
         unlisted = [gpu for bus_id, gpu in pci.items() if bus_id not in listed]
         names = {
-            index: unavailable.describe_pci_gpu(one.facts.pci_bus_id, one.glance.uuid)
+            index: describe_pci_gpu(one.static.pci_bus_id, one.dynamic.uuid)
             for index, one in self._known.items()
         }
         nameless = sorted(refused.keys() - names.keys())
@@ -236,7 +240,7 @@ class GpuDiscovery:
             ours
         ):  # NVML counts in the order of bus ids, so these are they
             names |= {
-                index: unavailable.describe_pci_gpu(gpu.bus_id)
+                index: describe_pci_gpu(gpu.bus_id)
                 for index, gpu in zip(nameless, ours, strict=True)
             }
             unlisted = [gpu for gpu in unlisted if gpu.driver != "nvidia"]
@@ -245,7 +249,7 @@ class GpuDiscovery:
                 UnavailableGpu(names.get(index, f"GPU with NVML index {index}"), why)
                 for index, why in refused.items()
             ),
-            *unavailable.not_listed_by_nvml(unlisted),
+            *not_listed_by_nvml(unlisted),
         ]
 
 
@@ -291,29 +295,29 @@ class _MissingDeviceNodes:
 
 def _log_hidden(before: GpuReading | None, now: DynamicState) -> None:
     """Once, not at every look."""
-    if now.mig_hidden and not (before and before.glance.mig_hidden):
+    if now.mig_hidden and not (before and before.dynamic.mig_hidden):
         log.warning(MIG_HIDDEN, extra={"gpu": now.uuid})
 
 
 def _is_current(known: GpuReading, now: DynamicState) -> bool:
     """Whether what was read of a GPU still holds."""
-    return (known.glance.uuid, known.facts.mig_on) == (now.uuid, now.mig_on)
+    return (known.dynamic.uuid, known.static.mig_on) == (now.uuid, now.mig_on)
 
 
 def _mig(one: GpuReading) -> MigInfo | None:
-    glance, facts = one.glance, one.facts
+    dynamic, static = one.dynamic, one.static
     # Without profiles it cannot be cut; but while the mode is on it cannot be used whole either.
-    if glance.mig_on is None or not (glance.mig_on or facts.mig_profiles):
+    if dynamic.mig_on is None or not (dynamic.mig_on or static.mig_profiles):
         return None
     return MigInfo(
-        on=glance.mig_on,
-        pending=glance.mig_pending,
-        switches=switches_without_reset(facts.compute_capability.major)
-        and facts.mig_fixed is not GuestRestriction.ALL,
-        profiles=() if glance.mig_hidden else facts.mig_profiles,  # who knows what is free?
-        instances=glance.instances,
-        odd=glance.odd,
-        fixed=facts.mig_fixed,
+        on=dynamic.mig_on,
+        pending=dynamic.mig_pending,
+        switches=switches_without_reset(static.compute_capability.major)
+        and static.mig_fixed is not GuestRestriction.ALL,
+        profiles=() if dynamic.mig_hidden else static.mig_profiles,  # who knows what is free?
+        instances=dynamic.instances,
+        unusable=dynamic.unusable,
+        fixed=static.mig_fixed,
     )
 
 
@@ -321,8 +325,8 @@ def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:
     return frozenset(bus_id for bus_id, gpu in pci.items() if gpu.driver == "nvidia")
 
 
-def _inventory(devices: Iterable[Gpu], withheld: Iterable[UnavailableGpu]) -> Inventory:
+def _inventory(devices: Iterable[Gpu], unavailable: Iterable[UnavailableGpu]) -> Inventory:
     return Inventory(
         tuple(sorted(devices, key=lambda gpu: gpu.minor)),
-        tuple(sorted(withheld, key=lambda one: (one.what, one.reason))),
+        tuple(sorted(unavailable, key=lambda one: (one.what, one.reason))),
     )

@@ -17,8 +17,8 @@ def describe_pci_gpu(bus_id: str, uuid: str | None = None) -> str:
 
 def unusable_gpus(seen: Mapping[int, GpuReading]) -> Mapping[int, str]:
     """Those of *seen* that answer but cannot be offered as they are, with the reason."""
-    minors = Counter(one.facts.minor for one in seen.values())
-    uuids = Counter(one.glance.uuid for one in seen.values())
+    minors = Counter(one.static.minor for one in seen.values())
+    uuids = Counter(one.dynamic.uuid for one in seen.values())
     reasons = {index: _unusable_reason(one, minors, uuids) for index, one in seen.items()}
     return {index: reason for index, reason in reasons.items() if reason}
 
@@ -26,16 +26,16 @@ def unusable_gpus(seen: Mapping[int, GpuReading]) -> Mapping[int, str]:
 def _unusable_reason(
     one: GpuReading, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int]
 ) -> str | None:
-    facts = one.facts
-    if minors[facts.minor] > 1:
+    static = one.static
+    if minors[static.minor] > 1:
         return (
-            f"NVML gives minor number {facts.minor} to {minors[facts.minor]} GPUs, so which one "
-            f"/dev/nvidia{facts.minor} is cannot be told; reload the NVIDIA kernel modules or "
+            f"NVML gives minor number {static.minor} to {minors[static.minor]} GPUs, so which one "
+            f"/dev/nvidia{static.minor} is cannot be told; reload the NVIDIA kernel modules or "
             f"reboot"
         )
-    if uuids[one.glance.uuid] > 1:
+    if uuids[one.dynamic.uuid] > 1:
         return (
-            f"NVML gives this UUID to {uuids[one.glance.uuid]} GPUs, so a container could get "
+            f"NVML gives this UUID to {uuids[one.dynamic.uuid]} GPUs, so a container could get "
             f"another one; "
             "reload the NVIDIA kernel modules or reboot"
         )
@@ -55,11 +55,11 @@ def unreadable_reason(error: NodeError) -> str:
 def without_unrestored_time_slices(
     found: Inventory, owed: Mapping[GpuUuid, TimeSliceInterval]
 ) -> Inventory:
-    """*found*, with GPUs withheld whose interval is still to be put back."""
+    """*found*, without the GPUs whose interval is still to be put back."""
     kept = tuple(gpu for gpu in found.gpus if gpu.uuid not in owed)
     if kept == found.gpus:
         return found
-    withheld = [
+    unavailable = [
         UnavailableGpu(
             describe_pci_gpu(gpu.pci_bus_id, gpu.uuid),
             f"its time-slice interval is still to be put back to {owed[gpu.uuid]} after a claim, "
@@ -69,8 +69,8 @@ def without_unrestored_time_slices(
         for gpu in found.gpus
         if gpu.uuid in owed
     ]
-    everything = sorted((*found.withheld, *withheld), key=lambda one: (one.what, one.reason))
-    return Inventory(kept, tuple(everything), found.as_before - owed.keys())
+    everything = sorted((*found.unavailable, *unavailable), key=lambda one: (one.what, one.reason))
+    return Inventory(kept, tuple(everything), found.stale - owed.keys())
 
 
 def not_listed_by_nvml(gpus: Iterable[PciGpu]) -> tuple[UnavailableGpu, ...]:

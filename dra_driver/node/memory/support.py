@@ -194,7 +194,7 @@ class MemoryLimitProbe:
 
     def _gpu(self, system: NvmlSystem) -> GpuUuid:
         """One on which it can be tried."""
-        looks = self._nvml.glances(range(system.gpus)).values()
+        looks = self._nvml.dynamic_states(range(system.gpus)).values()
         seen = [look for look in looks if not isinstance(look, NodeError)]
         if not seen:
             raise NodeError("no GPU answers")

@@ -194,16 +194,16 @@ def instances(
     """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
     uuids = MigUuidReader(functions, handle)
     found: list[MigInstance] = []
-    odd: list[UnusableGpuInstance] = []
+    unusable: list[UnusableGpuInstance] = []
     for one in _all(functions, handle, profiles, others):
         its = compute_instances(functions, one, ask(one))
         if (whole := _whole(one, its, uuids)) is not None:
             found.append(whole)
         else:
-            odd.append(UnusableGpuInstance(one.key, one.id, len(its)))
+            unusable.append(UnusableGpuInstance(one.key, one.id, len(its)))
     found.sort(key=lambda one: one.key)
-    odd.sort(key=lambda one: one.key)
-    return tuple(found), tuple(odd)
+    unusable.sort(key=lambda one: one.key)
+    return tuple(found), tuple(unusable)
 
 
 def whole_instance(

@@ -89,7 +89,7 @@ class GpuMigReader:
         """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""
         if nvml_error_code(error) in DRIVER_STATE_LOST or not self._loaded():
             return False
-        listed = self.nvml.glances(range(self.nvml.system().gpus)).values()
+        listed = self.nvml.dynamic_states(range(self.nvml.system().gpus)).values()
         return any(
             nvml_error_code(one) not in DRIVER_STATE_LOST
             if isinstance(one, NodeError)

@@ -38,12 +38,12 @@ class NvmlSession:
         """Where NVML lists this GPU, or the GPU of this instance."""
         return self._indices.get(uuid)
 
-    def seen(self, index: int, glance: DynamicState) -> None:
+    def seen(self, index: int, dynamic: DynamicState) -> None:
         """What is there no more is forgotten."""
         for uuid in [uuid for uuid, known in self._indices.items() if known == index]:
             del self._indices[uuid]
-        self._indices[glance.uuid] = index
-        self._indices |= {one.uuid: index for one in glance.instances}
+        self._indices[dynamic.uuid] = index
+        self._indices |= {one.uuid: index for one in dynamic.instances}
 
 
 def describe_gpu(gpu: GpuUuid) -> str:
@@ -205,7 +205,7 @@ class Nvml:
             self._threads.stop()
             self._gate.release()
 
-    def glances(
+    def dynamic_states(
         self, indices: Iterable[int], known: Container[int] = ()
     ) -> Mapping[int, DynamicState | NodeError]:
         """For each NVML index what can change, or why it could not be read. UnderChange: it is
@@ -233,7 +233,7 @@ class Nvml:
                         listing.seen(index, one)
         return seen
 
-    def facts(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
+    def static_infos(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
         """Like :meth:`glances`, what stays."""
         read = partial(readers.read_static_info, self._listing.mig)
         return self._each(dict.fromkeys(indices, read), "reading its properties", known)
@@ -258,7 +258,7 @@ class Nvml:
         NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
         """
         if (pending := self._submit_by_uuid(gpu, doing, call, seconds)) is None:
-            self.glances(range(self.system().gpus))
+            self.dynamic_states(range(self.system().gpus))
             pending = self._submit_by_uuid(gpu, doing, call, seconds)
         if pending is None:
             raise not_listed_error(gpu, doing)

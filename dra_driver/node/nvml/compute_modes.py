@@ -91,7 +91,7 @@ class ComputeModes:
 
     def _is_there(self, gpu: GpuUuid) -> bool:
         """Whether NVML lists *gpu*. A mode is forgotten with the GPU."""
-        listed = self._nvml.glances(range(self._nvml.system().gpus)).values()
+        listed = self._nvml.dynamic_states(range(self._nvml.system().gpus)).values()
         return any(
             nvml_error_code(one) not in _NOTHING_TO_RESTORE
             if isinstance(one, NodeError)

@@ -97,7 +97,7 @@ def with_mig_instances(
     instances = none_if_refused(lambda: mig.instances(nvml, handle, state.uuid), NO_PERMISSION)
     if instances is None:
         return replace(state, mig_hidden=True)
-    return replace(state, instances=instances[0], odd=instances[1])
+    return replace(state, instances=instances[0], unusable=instances[1])
 
 
 def read_static_info(mig: MigReader, nvml: NvmlFunctions, handle: Any) -> StaticInfo:

@@ -140,7 +140,7 @@ class DynamicState:
     mig_on: bool | None = None  # MIG mode; None: it has none
     mig_pending: bool = False  # what the mode will be after the next reset
     instances: tuple[MigInstance, ...] = ()
-    odd: tuple[UnusableGpuInstance, ...] = ()
+    unusable: tuple[UnusableGpuInstance, ...] = ()
     mig_hidden: bool = False  # what is cut is told to root alone, and this is not
 
 
@@ -168,5 +168,5 @@ class StaticInfo:
 class GpuReading:
     """What NVML told about one GPU, all of it."""
 
-    glance: DynamicState
-    facts: StaticInfo
+    dynamic: DynamicState
+    static: StaticInfo

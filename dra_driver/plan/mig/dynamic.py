@@ -55,28 +55,28 @@ class MigOffer:
 
 
 def desired_offer(
-    gpu: Gpu, rules: MigRules, shape: Shape, keeps: ApiFeatures, there: UnmanagedInstances
+    gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures, there: UnmanagedInstances
 ) -> MigOffer:
     """By the *rules*, while no claim holds *gpu*; *shape*: of the GPU as a whole."""
     mig = gpu.mig
     if mig is None:
         return MigOffer()
     profiles = dynamic_profiles(mig, rules) if rules.dynamic else ()
-    problem = _problem(gpu, mig, profiles, shape, keeps) if rules.dynamic else ""
+    problem = _problem(gpu, mig, profiles, shape, features) if rules.dynamic else ""
     if problem or not profiles:
         return MigOffer((), not mig.on, problem)
     return MigOffer(profiles, mig.switches and not there.keys)
 
 
 def held_offer(
-    mig: MigInfo, holds: Sequence[HeldShape], keeps: ApiFeatures, there: UnmanagedInstances
+    mig: MigInfo, holds: Sequence[HeldShape], features: ApiFeatures, there: UnmanagedInstances
 ) -> MigOffer:
     """As it is while claims hold it: they were prepared beside what was offered then."""
     names = holds[0].offered
     cut = held_partitions(mig, holds)
     held_whole = any(one.partition is None for one in holds)
     # Without counters nothing keeps a free device from overlapping another: what is held stays.
-    listed = mig.profiles if keeps.counters else ()
+    listed = mig.profiles if features.counters else ()
     profiles = tuple(one for one in listed if one.name in names and one.placements)
     if profiles:
         return MigOffer(profiles, held_whole or (mig.switches and not there.keys))
@@ -100,20 +100,20 @@ def describe_mig_offer(cutting: MigOffer, whole: str) -> str:
     return " and ".join(said) or "the partitions that exist"
 
 
-def needs_reset_for_mig(gpu: Gpu, rules: MigRules, shape: Shape, keeps: ApiFeatures) -> bool:
+def needs_reset_for_mig(gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures) -> bool:
     """Whether nothing but its mode, which needs a reset, keeps *gpu* from being cut for claims."""
     mig = gpu.mig
     if mig is None or mig.switches or mig.on or mig.fixed is not GuestRestriction.NOTHING:
         return False
     if not rules.dynamic:
         return False
-    return not _never(gpu, dynamic_profiles(mig, rules), shape, keeps)
+    return not _never(gpu, dynamic_profiles(mig, rules), shape, features)
 
 
 def _problem(
-    gpu: Gpu, mig: MigInfo, profiles: Sequence[MigProfile], shape: Shape, keeps: ApiFeatures
+    gpu: Gpu, mig: MigInfo, profiles: Sequence[MigProfile], shape: Shape, features: ApiFeatures
 ) -> str:
-    if never := _never(gpu, profiles, shape, keeps):
+    if never := _never(gpu, profiles, shape, features):
         return never
     if mig.switches or mig.on:
         return ""
@@ -127,11 +127,11 @@ def _problem(
     )
 
 
-def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, keeps: ApiFeatures) -> str:
+def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, features: ApiFeatures) -> str:
     """What keeps *gpu* from being cut for claims whatever its mode is."""
     if not profiles:
         return f"{gpu.product_name} has none of the profiles that are allowed (mig.profiles)"
-    if not keeps.counters:
+    if not features.counters:
         return NEEDS_COUNTERS
     if gpu.mig is not None and gpu.mig.fixed is GuestRestriction.ALL:
         return guest_mode_problem(gpu.mig.fixed, gpu.pci_bus_id, on=True)
@@ -144,7 +144,7 @@ def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, keeps: ApiFea
 
 
 def gpus_to_switch(
-    inventory: Inventory, profile: Profile, keeps: ApiFeatures, held: HoldingsByDevice
+    inventory: Inventory, profile: Profile, features: ApiFeatures, held: HoldingsByDevice
 ) -> tuple[GpuUuid, ...]:
     """The GPUs that are offered in partitions once their MIG mode is on, and that no claim holds.
 
@@ -155,27 +155,27 @@ def gpus_to_switch(
     return tuple(
         gpu.uuid
         for gpu in inventory.gpus
-        if not used & {gpu.uuid, gpu.name} and _waits(gpu, rules[gpu.uuid], keeps)
+        if not used & {gpu.uuid, gpu.name} and _waits(gpu, rules[gpu.uuid], features)
     )
 
 
 def after_switch(
     inventory: Inventory,
     profile: Profile,
-    keeps: ApiFeatures,
+    features: ApiFeatures,
     held: HoldingsByDevice,
     stuck: Collection[GpuUuid] = (),
 ) -> Inventory:
     """*inventory* as it is when every such switch succeeded, but for GPUs that are *stuck*."""
-    chosen = set(gpus_to_switch(inventory, profile, keeps, held)) - set(stuck)
+    chosen = set(gpus_to_switch(inventory, profile, features, held)) - set(stuck)
     return replace(inventory, gpus=tuple(_switched(gpu, chosen) for gpu in inventory.gpus))
 
 
-def _waits(gpu: Gpu, rules: Rules, keeps: ApiFeatures) -> bool:
+def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
     if gpu.mig is None:
         return False
-    shape, _ = shape_of(gpu, rules, keeps)
-    return rules.include and needs_reset_for_mig(gpu, rules.mig, shape, keeps)
+    shape, _ = shape_of(gpu, rules, features)
+    return rules.include and needs_reset_for_mig(gpu, rules.mig, shape, features)
 
 
 def _switched(gpu: Gpu, chosen: Collection[GpuUuid]) -> Gpu:
@@ -200,7 +200,7 @@ class GpuContext:
 
     gpu: Gpu
     rules: Rules
-    keeps: ApiFeatures
+    features: ApiFeatures
     holds: Sequence[HeldShape]  # of claims that do more than look on
     there: UnmanagedInstances
 
@@ -251,7 +251,7 @@ class _Shapes:
         if key in self._held:
             return held_shape(self._held[key], board.rules)
         if profile not in self._wanted:
-            shape, problem = shape_of_partitions(board.gpu, profile, board.rules, board.keeps)
+            shape, problem = shape_of_partitions(board.gpu, profile, board.rules, board.features)
             self._wanted[profile] = shape
             self.problems += [f"partitions {profile.name}: {problem}"] if problem else []
         return self._wanted[profile]

@@ -90,13 +90,13 @@ class UnmanagedInstances:
     """What is on a GPU that was not cut for claims, and is nobody's to remove."""
 
     instances: tuple[MigInstance, ...] = ()
-    odd: tuple[
+    unusable: tuple[
         UnusableGpuInstance, ...
     ] = ()  # also instances of profiles that the board does not list
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        return (*(one.key for one in self.instances), *(one.key for one in self.odd))
+        return (*(one.key for one in self.instances), *(one.key for one in self.unusable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def unmanaged_instances(gpu: Gpu, ours: CreatedPartitions) -> UnmanagedInstances
     return UnmanagedInstances(
         tuple(one for one in known if gpu.mig.profile(one.key.profile_id)),
         (
-            *(one for one in gpu.mig.odd if (gpu.uuid, one.key) not in ours),
+            *(one for one in gpu.mig.unusable if (gpu.uuid, one.key) not in ours),
             *(
                 UnusableGpuInstance(o.key, o.gi, 1)
                 for o in known

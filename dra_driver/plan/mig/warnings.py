@@ -178,7 +178,7 @@ def unusable_instances(gpu: Gpu, there: UnmanagedInstances) -> tuple[Unavailable
             "(nvidia-smi mig -cci), or remove it (nvidia-smi mig -dci, "
             f"-dgi with -i {gpu.pci_bus_id} -gi {one.gi})",
         )
-        for one in there.odd
+        for one in there.unusable
     )
 
 

@@ -57,7 +57,7 @@ class _GpuInputs:
     rules: Rules
     profile: str  # its name
     where: str  # in it the rules stand, for messages
-    keeps: ApiFeatures
+    features: ApiFeatures
     mps: bool
     holds: tuple[HeldShape, ...]
     ours: CreatedPartitions
@@ -71,14 +71,14 @@ class _GpuOffer:
     partitions: tuple[Device, ...] = ()
     monitors: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
-    withheld: tuple[UnavailableGpu, ...] = ()
+    unavailable: tuple[UnavailableGpu, ...] = ()
     pending: tuple[PendingChange, ...] = ()
 
 
 def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them does not say
     inventory: Inventory,
     profile: Profile,
-    keeps: ApiFeatures,
+    features: ApiFeatures,
     held: HoldingsByDevice,
     mps: bool = True,
     *,
@@ -101,7 +101,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
                 rules[gpu.uuid],
                 profile.name,
                 _where(profile, rules[gpu.uuid]),
-                keeps,
+                features,
                 mps,
                 (*holds.get(gpu.uuid, ()), *holds.get(gpu.name, ())),
                 frozenset(one for one in known if one[0] == gpu.uuid),
@@ -117,7 +117,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
             *partitions,
             *(device for one in found for device in one.monitors),
         ),
-        (*inventory.withheld, *(each for one in found for each in one.withheld)),
+        (*inventory.unavailable, *(each for one in found for each in one.unavailable)),
         tuple(each for one in found for each in one.pending),
         (
             *profile.notes,
@@ -140,20 +140,22 @@ def _by_gpu(held: HoldingsByDevice) -> dict[str, dict[HeldShape, None]]:
 
 @functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most
 def _of_gpu(asked: _GpuInputs) -> _GpuOffer:
-    gpu, keeps = asked.gpu, asked.keeps
+    gpu, features = asked.gpu, asked.features
     its, problem = possible_rules(gpu, asked.rules, asked.mps)
     if not its.include and not asked.holds:
-        return _GpuOffer(withheld=(_left_out(gpu, asked.profile),))
-    board = GpuContext(gpu, its, keeps, asked.holds, unmanaged_instances(gpu, asked.ours))
-    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, keeps)
+        return _GpuOffer(unavailable=(_left_out(gpu, asked.profile),))
+    board = GpuContext(gpu, its, features, asked.holds, unmanaged_instances(gpu, asked.ours))
+    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, features)
     free = dynamic.offer_once_free(gpu, asked.holds, board.there)
-    wanted = _GpuShapes(shape, dynamic.desired_offer(free, its.mig, shape, keeps, board.there))
+    wanted = _GpuShapes(shape, dynamic.desired_offer(free, its.mig, shape, features, board.there))
     now = _kept(board, wanted)
     found = partition_devices(board, now.cutting)
     whole = _whole(board, now, found)
-    odd = unusable_instances(gpu, board.there)
+    unusable = unusable_instances(gpu, board.there)
     if not whole and not found.devices:
-        return _GpuOffer(withheld=(no_partitions_problem(gpu, wanted.cutting.problem), *odd))
+        return _GpuOffer(
+            unavailable=(no_partitions_problem(gpu, wanted.cutting.problem), *unusable)
+        )
     problems = [each for each in (problem, wanted.cutting.problem, *found.problems) if each]
     said = f"{asked.where}{'; '.join(problems)}" if problems else ""
     return _GpuOffer(
@@ -161,7 +163,7 @@ def _of_gpu(asked: _GpuInputs) -> _GpuOffer:
         found.devices,
         _monitors(board, now, found),
         found.counter_sets,
-        odd,
+        unusable,
         tuple(_pending(board, wanted, now, said)),
     )
 
@@ -186,7 +188,7 @@ def _kept(board: GpuContext, wanted: _GpuShapes) -> _GpuShapes:
     mig = board.gpu.mig
     if mig is None:
         return _GpuShapes(shape, MigOffer())
-    return _GpuShapes(shape, dynamic.held_offer(mig, board.holds, board.keeps, board.there))
+    return _GpuShapes(shape, dynamic.held_offer(mig, board.holds, board.features, board.there))
 
 
 def _whole(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
@@ -199,7 +201,7 @@ def _whole(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple
 def _monitors(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
     """One, where its other devices would refuse who only looks on: they can be used up."""
     shared = now.cutting.whole and isinstance(now.shape, Fractional)
-    if not board.keeps.taints or not (shared or found.devices):
+    if not board.features.taints or not (shared or found.devices):
         return ()
     return (Device(board.gpu, AdminAccess(), board.rules, offered=now.cutting.names),)
 

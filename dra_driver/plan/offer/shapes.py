@@ -92,14 +92,14 @@ _MIB = 1024 * 1024
 _MOST_REPLICAS = 64  # of a GPU, where each is a device: eight such GPUs fill four slices
 
 
-def shape_of(gpu: Gpu, rules: Rules, keeps: ApiFeatures) -> tuple[Shape, str]:
+def shape_of(gpu: Gpu, rules: Rules, features: ApiFeatures) -> tuple[Shape, str]:
     """How *gpu* is to be offered, and what keeps it from being offered as *rules* say."""
     if not rules.fractions:
         return EXCLUSIVE, ""
     if problem := _too_many_clients(max_mps_clients(gpu), "this GPU", rules):
         return EXCLUSIVE, problem
     total = gpu.memory_bytes
-    if not keeps.capacity:
+    if not features.capacity:
         if rules.replicas == 1:
             return EXCLUSIVE, ""
         if rules.replicas > _MOST_REPLICAS:
@@ -115,7 +115,7 @@ def shape_of(gpu: Gpu, rules: Rules, keeps: ApiFeatures) -> tuple[Shape, str]:
 
 
 def shape_of_partitions(
-    gpu: Gpu, profile: MigProfile, rules: Rules, keeps: ApiFeatures
+    gpu: Gpu, profile: MigProfile, rules: Rules, features: ApiFeatures
 ) -> tuple[Shape, str]:
     """The same for the partitions of *profile* that *gpu* has."""
     matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
@@ -127,7 +127,7 @@ def shape_of_partitions(
     most = max_mps_clients(gpu, profile)
     if problem := _too_many_clients(most, f"partitions of {profile.name}", its):
         return EXCLUSIVE, problem
-    if not keeps.capacity:
+    if not features.capacity:
         why = "replicas of a partition need consumable capacity, which the API server does not keep"
         return EXCLUSIVE, why if its.replicas > 1 else ""
     shares = its.shares or most

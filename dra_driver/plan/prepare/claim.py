@@ -148,7 +148,7 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Dev
         raise UnknownDevice(
             f"claim {claim.ref} was allocated "
             + "; ".join(problems)
-            + _withheld(offer)
+            + _unavailable(offer)
             + "; delete the pod (and a claim that is not from a template) to have it allocated anew"
         )
     return found
@@ -162,8 +162,8 @@ def _names(offer: Offer) -> str:
     )
 
 
-def _withheld(offer: Offer) -> str:
-    reasons = [f"{withheld.what}: {withheld.reason}" for withheld in offer.withheld]
+def _unavailable(offer: Offer) -> str:
+    reasons = [f"{unavailable.what}: {unavailable.reason}" for unavailable in offer.unavailable]
     return f" (not offered: {'; '.join(reasons)})" if reasons else ""
 
 

@@ -187,7 +187,7 @@ class ClaimPartitions:
 
 def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
     cut: list[MigInstance | UnusableGpuInstance] = (
-        [*gpu.mig.instances, *gpu.mig.odd] if gpu.mig else []
+        [*gpu.mig.instances, *gpu.mig.unusable] if gpu.mig else []
     )
     of = next(
         (f"-gi {one.gi}" for one in cut if one.key == key), "-gi <its id in nvidia-smi mig -lgi>"

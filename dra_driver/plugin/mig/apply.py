@@ -137,7 +137,7 @@ class MigModeInputs:
 
     inventory: Inventory
     profile: Profile
-    keeps: ApiFeatures
+    features: ApiFeatures
     held: HoldingsByDevice
 
 
@@ -159,7 +159,7 @@ class MigModeSwitcher:
     def switch(self, basis: MigModeInputs, others: Collection[GpuUuid]) -> dict[GpuUuid, str]:
         """Switch what has to be switched, and tell why the rest was not. *others* are what layouts
         say they are."""
-        on = set(gpus_to_switch(basis.inventory, basis.profile, basis.keeps, basis.held)) - set(
+        on = set(gpus_to_switch(basis.inventory, basis.profile, basis.features, basis.held)) - set(
             others
         )
         off = self._to_leave(basis) - set(others)
@@ -180,7 +180,7 @@ class MigModeSwitcher:
             and gpu.mig is not None
             and not gpu.mig.taken
             and not (
-                basis.keeps.counters and rules[gpu.uuid].include and rules[gpu.uuid].mig.dynamic
+                basis.features.counters and rules[gpu.uuid].include and rules[gpu.uuid].mig.dynamic
             )
         }
 

@@ -153,7 +153,9 @@ def desired_layouts(
     """*label*: the name of the layout of the whole node; empty: none. What the profile leaves alone
     is left alone. Where no GPU can be seen yet, no layout is judged by that."""
     if not inventory.gpus:
-        return DesiredLayouts(any=bool(label) or (bool(inventory.withheld) and _names_any(profile)))
+        return DesiredLayouts(
+            any=bool(label) or (bool(inventory.unavailable) and _names_any(profile))
+        )
     rules, _ = rules_by_gpu(profile, inventory.gpus)
     names = {
         gpu: label or rules[gpu.uuid].mig.layout

@@ -153,7 +153,7 @@ class IdleGpus:
             found = next((one for one in seen.gpus if one.uuid == gpu.uuid), None)
             if found is None:
                 raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
-            if gpu.uuid not in seen.as_before:
+            if gpu.uuid not in seen.stale:
                 return found
             if deadline.expired:
                 return None

@@ -63,7 +63,7 @@ class MigInputs:
     is_labelled: Callable[[], bool]  # whether the Node has a label that tells the state
     layouts: LayoutSource
     profile: Callable[[], Profile]
-    keeps: Callable[[], ApiFeatures]
+    features: Callable[[], ApiFeatures]
     held: Callable[[], HoldingsByDevice]
     allocated: AllocatedDevices
     turned_on: Callable[[], Collection[GpuUuid]]  # whose MIG mode claims turned on
@@ -231,10 +231,12 @@ class MigReconciler:
         self, inventory: Inventory, profile: Profile, held: HoldingsByDevice, wanted: DesiredLayouts
     ) -> dict[GpuUuid, str]:
         try:
-            keeps = self._sources.keeps()
+            features = self._sources.features()
         except ApiServerError:  # the look for what to offer tells of it
             return {}
-        return self._boards.switch(MigModeInputs(inventory, profile, keeps, held), wanted.governed)
+        return self._boards.switch(
+            MigModeInputs(inventory, profile, features, held), wanted.governed
+        )
 
     def _begin(self) -> None:
         self._told.book(replace(self._book.read(), state=LayoutState.PENDING))

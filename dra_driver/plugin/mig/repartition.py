@@ -138,7 +138,7 @@ class GpuRepartitioner:
     def _remove(self, gpu: Gpu, made: Iterable[LayoutInstance], lost: set[PartitionKey]) -> None:
         """By what they are known by, where that is known: nothing that is there instead goes. What
         was half removed is called nothing any more."""
-        halves = {one.key for one in gpu.mig.odd} if gpu.mig else set()
+        halves = {one.key for one in gpu.mig.unusable} if gpu.mig else set()
         for one in made:
             uuid = GpuUuid(one.uuid) if one.uuid and one.key not in halves else None
             self._mig.remove(gpu.uuid, one.key, uuid, patience=_SHORT_WAIT)
@@ -183,7 +183,7 @@ class GpuRepartitioner:
 def _divided(gpu: Gpu) -> set[PartitionKey]:
     """Where somebody made compute instances of his own. Whoever did may be using them, also where
     the instance around them was ours (see ``plan.mig.manager.changes``)."""
-    return {one.key for one in gpu.mig.odd if one.cis} if gpu.mig else set()
+    return {one.key for one in gpu.mig.unusable if one.cis} if gpu.mig else set()
 
 
 def _partitions_of(gpu: Gpu) -> list[LayoutInstance]:

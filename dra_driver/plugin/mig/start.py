@@ -54,7 +54,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
         labels=parts.labels,
         profile=parts.profile.current,
         layouts=LayoutCatalog(settings.profiles),
-        keeps=parts.api_features,
+        features=parts.api_features,
         allocated=parts.claims.allocated,
         in_charge=parts.is_newest,
         governed=parts.effective_profile,
@@ -92,7 +92,7 @@ class MigDependencies:
     labels: NodeLabels
     profile: Callable[[], Profile]  # the one in force, whatever layouts govern
     layouts: LayoutSource
-    keeps: Callable[[], ApiFeatures]
+    features: Callable[[], ApiFeatures]
     allocated: AllocatedDevices
     in_charge: Callable[[], bool]
     governed: EffectiveProfile
@@ -221,7 +221,7 @@ def _mig_inputs(around: MigDependencies) -> MigInputs:
         is_labelled=lambda: MIG_STATE_LABEL in labels.now(),
         layouts=around.layouts,
         profile=around.profile,
-        keeps=around.keeps,
+        features=around.features,
         held=around.ledger.held,
         allocated=around.allocated,
         turned_on=lambda: mig_enabled_by_claims(around.ledger.records()),

@@ -51,7 +51,7 @@ class _InventoryScan:
 class Offers:
     """Puts together what is offered; the same again as long as nothing of it changed.
 
-    *profile* may raise SettingsError, and it and *keeps* ClusterError: there is nothing to offer
+    *profile* may raise SettingsError, and it and *features* ClusterError: there is nothing to offer
     yet. *mps*: the node has an MPS agent.
     """
 
@@ -59,14 +59,14 @@ class Offers:
         self,
         node: InventoryNode,
         profile: Callable[[], Profile],
-        keeps: Callable[[], ApiFeatures],
+        features: Callable[[], ApiFeatures],
         ledger: OfferLedger,
         *,
         mps: bool = True,
     ) -> None:
         self._node = node
         self._profile = profile
-        self._keeps = keeps
+        self._keeps = features
         self._ledger = ledger
         self._mps = mps
         self._last: tuple[_Parts, Offer] | None = None

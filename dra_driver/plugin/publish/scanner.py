@@ -42,7 +42,7 @@ class DeviceScanner:
     @property
     def not_ready(self) -> str | None:
         """Why this node's GPUs cannot be offered at all now: an update should go no further."""
-        found = self._last.withheld if self._last else ()
+        found = self._last.unavailable if self._last else ()
         return self.error or next((w.reason for w in found if w.what == ALL_GPUS), None)
 
     def look(self) -> float | None:
@@ -55,7 +55,7 @@ class DeviceScanner:
         try:
             offer = self._offers.refresh()
         except SettingsError as e:  # no pod should come here until somebody mends the profile
-            offer = Offer(withheld=(UnavailableGpu(ALL_GPUS, str(e)),))
+            offer = Offer(unavailable=(UnavailableGpu(ALL_GPUS, str(e)),))
         except (NodeError, ApiServerError) as e:
             if str(e) != self.error:
                 log.warning("cannot tell what to offer", extra={"error": str(e)})
@@ -80,9 +80,9 @@ class DeviceScanner:
     def _tell(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
         log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
-        for withheld in offer.withheld:
-            if self._last is None or withheld not in self._last.withheld:
-                facts = {"what": withheld.what, "reason": withheld.reason}
+        for unavailable in offer.unavailable:
+            if self._last is None or unavailable not in self._last.unavailable:
+                facts = {"what": unavailable.what, "reason": unavailable.reason}
                 log.warning("GPU is not offered", extra=facts)
         for pending in offer.pending:
             if self._last is None or pending not in self._last.pending:
@@ -90,7 +90,7 @@ class DeviceScanner:
         for note in offer.notes:
             if self._last is None or note not in self._last.notes:
                 log.warning("part of the profile has no effect", extra={"note": note})
-        self._metrics.withheld_devices.set(len(offer.withheld))
+        self._metrics.withheld_devices.set(len(offer.unavailable))
         self._metrics.pending_devices.set(len(offer.pending))
         self._want(
             split_into_slices(self._pool, published_devices(offer), published_counters(offer))

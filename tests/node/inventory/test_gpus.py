@@ -26,8 +26,8 @@ def node(tmp_path):
     return node
 
 
-def withheld(node: Node) -> dict[str, str]:
-    return {one.what: one.reason for one in node.gpus().look().withheld}
+def unavailable(node: Node) -> dict[str, str]:
+    return {one.what: one.reason for one in node.gpus().look().unavailable}
 
 
 def minors(gpus: GpuDiscovery) -> list[int]:
@@ -46,7 +46,7 @@ def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_p
 def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path):
     node = Node(tmp_path, yaml.safe_load((ODD / "faulty.yaml").read_text()), deadline_seconds=0.3)
     inventory = node.gpus().look()
-    assert [f"{one.what}: {one.reason}" for one in inventory.withheld] == [
+    assert [f"{one.what}: {one.reason}" for one in inventory.unavailable] == [
         "GPU 0000:1b:00.0: reading its state: NVML says GPU is lost; it fell off the bus: drain "
         "and reboot the node",
         "GPU 0000:43:00.0: it is bound to nouveau; to offer it here, bind it to nvidia instead",
@@ -76,7 +76,7 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
     node.live.current()
     inventory = gpus.look()
     assert inventory.gpus == ()
-    assert [one.what for one in inventory.withheld] == ["all GPUs"]
+    assert [one.what for one in inventory.unavailable] == ["all GPUs"]
     node.change(driver="ready")
     gpus.look()
     assert minors(gpus) == [0, 1]
@@ -85,15 +85,15 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
 def test_a_node_without_nvidia_gpus_is_empty_whatever_nvml_says(tmp_path):
     node = Node(tmp_path, {"driver": "not-loaded", "gpus": []})
     inventory = node.gpus().look()
-    assert (inventory.gpus, inventory.withheld) == ((), ())
+    assert (inventory.gpus, inventory.unavailable) == ((), ())
 
 
 def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path):
     gpus = [h100("1b", driver="vfio-pci"), h100("43")]
     node = Node(tmp_path, {"driver": "not-loaded", "gpus": gpus})
-    assert list(withheld(node)) == ["GPU 0000:1b:00.0", "all GPUs"]
+    assert list(unavailable(node)) == ["GPU 0000:1b:00.0", "all GPUs"]
     node = Node(tmp_path, {"driver": "not-loaded", "gpus": gpus[:1]})
-    assert list(withheld(node)) == ["GPU 0000:1b:00.0"]
+    assert list(unavailable(node)) == ["GPU 0000:1b:00.0"]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
     ],
     ids=lambda one: str(one),
 )
-def test_a_fault_of_one_gpu_withholds_that_one_alone(node, fault, reason):
+def test_a_fault_of_one_gpu_makes_that_one_alone_unavailable(node, fault, reason):
     node.change(gpu=0, **fault)
     inventory = node.gpus().look()
     assert [device.minor for device in inventory.gpus] == [1]
-    (one,) = inventory.withheld
+    (one,) = inventory.unavailable
     assert one.what.startswith("GPU 0000:1b:00.0")
     assert reason in one.reason
 
@@ -126,11 +126,11 @@ def test_a_fault_of_one_gpu_withholds_that_one_alone(node, fault, reason):
         ({"uuid": "GPU-6f3b3c52-0c3e-5d0b-9d7f-6a1f5a0d9c11"}, "gives this UUID to 2 GPUs"),
     ],
 )
-def test_gpus_that_cannot_be_told_apart_are_all_withheld(tmp_path, same, reason):
+def test_gpus_that_cannot_be_told_apart_are_all_unavailable(tmp_path, same, reason):
     node = Node(tmp_path, {"gpus": [h100("1b", **same), h100("43", **same), h100("9d")]})
     inventory = node.gpus().look()
     assert [device.pci_bus_id for device in inventory.gpus] == ["0000:9d:00.0"]
-    assert [reason in one.reason for one in inventory.withheld] == [True, True]
+    assert [reason in one.reason for one in inventory.unavailable] == [True, True]
 
 
 def test_a_gpu_that_the_driver_has_and_nvml_does_not_list_is_named(node):
@@ -140,10 +140,10 @@ def test_a_gpu_that_the_driver_has_and_nvml_does_not_list_is_named(node):
     for name, value in (("class", "0x030200"), ("vendor", "0x10de"), ("numa_node", "-1")):
         (home / name).write_text(value)
     (home / "driver").symlink_to(node.root / "sys/bus/pci/drivers/nvidia")
-    assert "NVML does not list it" in withheld(node)["GPU 0000:99:00.0"]
+    assert "NVML does not list it" in unavailable(node)["GPU 0000:99:00.0"]
 
 
-def test_links_that_cannot_be_read_are_no_reason_to_withhold_a_gpu(node):
+def test_links_that_cannot_be_read_are_no_reason_not_to_offer_a_gpu(node):
     node.change(gpu=0, fails={"nvmlDeviceGetNvLinkState": "UNKNOWN"})
     first, second = node.gpus().look().gpus
     assert (first.topology.nvlink_clique, second.topology.nvlink_clique) == (None, None)
@@ -161,7 +161,7 @@ def test_a_board_whose_memory_is_not_reported_is_offered_without_it(node):
     assert node.gpus().look().gpus[0].memory_bytes is None
 
 
-def test_missing_device_nodes_are_made_before_a_gpu_is_withheld(node):
+def test_missing_device_nodes_are_made_before_a_gpu_is_unavailable(node):
     node.change(gpu=1, device_nodes=False)
     node.live.current()
 
@@ -182,7 +182,7 @@ def test_an_attempt_to_make_nodes_that_failed_is_told_and_not_repeated_at_every_
 
     gpus = node.gpus(make)
     gpus.look()
-    (one,) = gpus.look().withheld
+    (one,) = gpus.look().unavailable
     assert one.reason.endswith("none could be made: nvidia-modprobe is missing")
     assert tries == [(1,)]
 

@@ -1,4 +1,4 @@
-"""Whoever is late once is as it was; whoever is late again is withheld, whatever it was asked."""
+"""A GPU that is late once is as it was; one that is late again is unavailable."""
 
 import threading
 import time
@@ -67,19 +67,19 @@ def late(node, question):
     yield
     node.functions.may.set()
     give_up = time.monotonic() + 60
-    while isinstance(node.nvml.glances([0])[0], NodeError) and time.monotonic() < give_up:
+    while isinstance(node.nvml.dynamic_states([0])[0], NodeError) and time.monotonic() < give_up:
         time.sleep(0.005)
     node.functions.question = ""
 
 
 def looked(node, gpus, question):
-    """What a look finds while that is answered late: minors, and what is withheld."""
+    """What a look finds while that is answered late: minors, and what is unavailable."""
     with late(node, question):
         found = gpus.look()
-    return [gpu.minor for gpu in found.gpus], len(found.withheld)
+    return [gpu.minor for gpu in found.gpus], len(found.unavailable)
 
 
-def test_one_whose_properties_come_late_is_withheld_from_the_second_time_on(node):
+def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node):
     gpus = node.gpus(lambda minors: None)
     (gpu, _) = gpus.look().gpus
     node.nvml.on_gpu(gpu.uuid, "turning it on", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 1))
@@ -92,7 +92,7 @@ def test_one_whose_properties_come_late_is_withheld_from_the_second_time_on(node
     assert gpu.mig.on
 
 
-def test_one_whose_links_come_late_is_withheld_from_the_second_time_on(node):
+def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node):
     gpus = node.gpus(lambda minors: None)
     before = gpus.look().gpus[0]
     node.document["gpus"].append(h100("9d"))
@@ -123,7 +123,7 @@ def in_time(node, gpus):
     node.functions.question = ""
     node.functions.may.set()
     give_up = time.monotonic() + 30
-    while not (found := gpus.look()).gpus or found.as_before:
+    while not (found := gpus.look()).gpus or found.stale:
         assert time.monotonic() < give_up, found
         time.sleep(0.005)
     return found
@@ -139,11 +139,11 @@ def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
 
     system_late(question)
     once = gpus.look()
-    assert (once.gpus, once.withheld) == (before.gpus, before.withheld)
-    assert once.as_before == {gpu.uuid for gpu in before.gpus}
+    assert (once.gpus, once.unavailable) == (before.gpus, before.unavailable)
+    assert once.stale == {gpu.uuid for gpu in before.gpus}
     again = gpus.look()
     assert again.gpus == ()
-    assert "reading the driver" in again.withheld[0].reason
+    assert "reading the driver" in again.unavailable[0].reason
 
     assert in_time(node, gpus).gpus == before.gpus
     system_late(question)

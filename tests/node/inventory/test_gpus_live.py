@@ -41,18 +41,21 @@ def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
     before = gpus.look()
     node.change(gpu=0, present=False)
     without = gpus.look()
-    assert (names(without), without.withheld) == (["gpu-1"], ())
+    assert (names(without), without.unavailable) == (["gpu-1"], ())
     assert without.gpus[0].topology.nvlink_clique is None
     node.change(gpu=0, present=True)
     assert gpus.look() == before
 
 
-def test_a_gpu_given_to_a_virtual_machine_is_withheld_and_comes_back(node):
+def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
     gpus = node.gpus()
     before = gpus.look()
     node.change(gpu=0, driver="vfio-pci")
     given = gpus.look()
-    assert (names(given), [one.what for one in given.withheld]) == (["gpu-1"], ["GPU 0000:1b:00.0"])
+    assert (names(given), [one.what for one in given.unavailable]) == (
+        ["gpu-1"],
+        ["GPU 0000:1b:00.0"],
+    )
     node.change(gpu=0, driver="nvidia")
     assert gpus.look() == before
 
@@ -63,7 +66,7 @@ def test_a_fault_that_passes_leaves_no_trace(node):
     node.change(gpu=0, fails="GPU_IS_LOST")
     faulty = gpus.look()
     assert names(faulty) == ["gpu-1"]
-    assert faulty.withheld[0].what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
+    assert faulty.unavailable[0].what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
     node.change(gpu=0, fails={})
     assert gpus.look() == before
 
@@ -146,7 +149,7 @@ def test_a_new_driver_is_told_of_every_gpu(node):
     gpus.look()
     node.change(driver_version="590.48.01", cuda_version="13.1")
     waiting = gpus.look()
-    assert [one.what for one in waiting.withheld] == ["all GPUs"]
+    assert [one.what for one in waiting.unavailable] == ["all GPUs"]
     assert {str(device.driver_version) for device in gpus.look().gpus} == {"590.48.1"}
 
 
@@ -156,9 +159,9 @@ def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_pat
     before = gpus.look()
     node.change(gpu=0, hangs=True)
     # Late for the first time: it may only be slow.
-    assert gpus.look() == replace(before, as_before=frozenset({before.gpus[0].uuid}))
+    assert gpus.look() == replace(before, stale=frozenset({before.gpus[0].uuid}))
     for _ in range(5):
-        (one,) = gpus.look().withheld
+        (one,) = gpus.look().unavailable
         assert one.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
         assert "has not returned since" in one.reason
     node.change(gpu=0, hangs=False)
@@ -177,7 +180,9 @@ def test_a_gpu_that_was_slow_once_and_is_slow_again_later_is_offered_all_the_tim
         assert gpus.look().gpus == before.gpus
         node.change(gpu=0, hangs=False)
         give_up = time.monotonic() + 30
-        while isinstance(node.nvml.glances([0])[0], NodeError) and time.monotonic() < give_up:
+        while (
+            isinstance(node.nvml.dynamic_states([0])[0], NodeError) and time.monotonic() < give_up
+        ):
             time.sleep(0.005)
         assert gpus.look() == before
 

@@ -87,9 +87,9 @@ def test_no_more_is_asked_than_is_needed_and_the_list_of_devices_not_at_all(
     node, partitions, counted = filled(tmp_path, 6, functions)
     key = node.key("1g.23gb", 6)
     assert counted.count(lambda: partitions.cut(node.gpu, key, new=True)) <= cut
-    assert counted.count(lambda: node.glance) <= look
+    assert counted.count(lambda: node.dynamic) <= look
     assert counted.count(lambda: partitions.find(node.gpu, key)) <= 20
-    uuid = node.glance.instances[6].uuid
+    uuid = node.dynamic.instances[6].uuid
     assert counted.count(lambda: partitions.remove(node.gpu, key, uuid)) <= 29
     partitions.cut(node.gpu, key)
     partitions.taken(node.gpu)
@@ -99,9 +99,9 @@ def test_no_more_is_asked_than_is_needed_and_the_list_of_devices_not_at_all(
 @pytest.mark.parametrize("functions", [SaysMigDevice, SaysNothing])
 def test_whatever_a_driver_says_an_instance_has_the_same_name(tmp_path, functions):
     node, _, _ = filled(tmp_path, 3)
-    before = node.glance.instances
+    before = node.dynamic.instances
     partitions = node.through(functions(node.live, mig=node.mig))
-    assert node.glance.instances == before
+    assert node.dynamic.instances == before
     assert [partitions.find(node.gpu, one.key) for one in before] == list(before)
 
 
@@ -109,7 +109,7 @@ def test_where_the_list_of_devices_has_to_be_read_it_is_read_once_a_look(tmp_pat
     node, _, _ = filled(tmp_path, 7)
     counted = Counted(SaysNothing(node.live, mig=node.mig))
     node.through(counted)
-    assert len(node.glance.instances) == 7
+    assert len(node.dynamic.instances) == 7
     assert counted.calls[WALK] == 7
 
 
@@ -120,7 +120,7 @@ def test_one_that_is_nowhere_listed_yet_has_no_name_and_is_odd(tmp_path):
 
     node, _, _ = filled(tmp_path, 1)
     node.through(Slow(node.live, mig=node.mig))
-    assert (node.glance.instances, len(node.glance.odd)) == ((), 1)
+    assert (node.dynamic.instances, len(node.dynamic.unusable)) == ((), 1)
 
 
 def test_instances_of_unlisted_profiles_are_searched_for_now_and_then(tmp_path):
@@ -128,7 +128,7 @@ def test_instances_of_unlisted_profiles_are_searched_for_now_and_then(tmp_path):
     search = "nvmlDeviceGetGpuInstanceById"
     counted.calls.clear()
     for _ in range(5):
-        assert len(node.glance.instances) == 2
+        assert len(node.dynamic.instances) == 2
     assert counted.calls[search] == 0
 
 
@@ -144,7 +144,7 @@ def test_boards_that_the_driver_serves_one_after_the_other_have_the_time_for_it(
     node.through(Counted(node.functions, slow))
     node.nvml.system()
     began = time.monotonic()
-    seen = node.nvml.glances(range(8))
+    seen = node.nvml.dynamic_states(range(8))
     assert time.monotonic() - began > 0.5
     assert all(isinstance(one, DynamicState) for one in seen.values())
 
@@ -154,11 +154,11 @@ def test_a_board_that_is_late_is_excused_once_and_one_that_is_new_is_not(tmp_pat
     counted = Counted(node.functions)
     node.through(counted)
     node.nvml.system()
-    known = node.nvml.glances(range(2))
+    known = node.nvml.dynamic_states(range(2))
     counted.slow = {"nvmlDeviceGetGpuInstances": 0.2}
-    first = node.nvml.glances([0], known)
+    first = node.nvml.dynamic_states([0], known)
     assert isinstance(first[0], NodeError)
     assert not isinstance(first[0], TimedOut)
     assert "late for the first time" in str(first[0])
-    assert isinstance(node.nvml.glances([0], known)[0], TimedOut)
-    assert isinstance(node.nvml.glances([1])[1], TimedOut)
+    assert isinstance(node.nvml.dynamic_states([0], known)[0], TimedOut)
+    assert isinstance(node.nvml.dynamic_states([1])[1], TimedOut)

@@ -37,7 +37,7 @@ def nothing(partitions):
 
 
 def whole(node):
-    assert node.glance.odd == ()
+    assert node.dynamic.unusable == ()
     return node.cut
 
 
@@ -76,9 +76,9 @@ def test_a_mode_that_was_switched_by_half_can_be_switched_back(tmp_path):
     for where in killed_at_each(node, nothing, lambda partitions: partitions.set_mode(gpu, True)):
         seen.add(node.partitions.mode(gpu))
         node.partitions.restore_mode(gpu, False)
-        assert not node.glance.mig_on, where
+        assert not node.dynamic.mig_on, where
         node.partitions.set_mode(gpu, True)
-        assert node.glance.mig_on, where
+        assert node.dynamic.mig_on, where
     assert seen == {False, True}
 
 
@@ -92,7 +92,7 @@ def test_a_change_that_waits_for_a_reset_since_a_crash_is_taken_back(tmp_path):
 
     pending = set()
     for where in killed_at_each(node, nothing, change):
-        pending.add(node.glance.mig_pending)
+        pending.add(node.dynamic.mig_pending)
         node.partitions.reset_mode(gpu, False)
-        assert not node.glance.mig_pending, where
+        assert not node.dynamic.mig_pending, where
     assert pending == {False, True}

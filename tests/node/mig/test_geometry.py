@@ -17,7 +17,7 @@ OLD = {"nvmlDeviceGetGpuInstanceProfileInfoV": "FUNCTION_NOT_FOUND"}
 
 
 def profiles(node):
-    return node.facts.mig_profiles
+    return node.static.mig_profiles
 
 
 class Told(SimulatedNvml):
@@ -73,12 +73,12 @@ def test_a_library_that_names_no_profiles_gets_the_names_of_one_that_does(tmp_pa
 def test_a_library_too_old_for_the_question_cuts_nothing(tmp_path):
     fails = {"nvmlDeviceGetMigMode": "FUNCTION_NOT_FOUND"}
     node = MigNode(tmp_path, board(fails=fails))
-    assert (node.glance.mig_on, profiles(node)) == (None, ())
+    assert (node.dynamic.mig_on, profiles(node)) == (None, ())
 
 
 def test_why_it_is_not_known_how_a_board_can_be_cut_is_told(tmp_path):
     def problem(**fails):
-        return MigNode(tmp_path, board(fails=fails)).facts.mig_problem
+        return MigNode(tmp_path, board(fails=fails)).static.mig_problem
 
     asked = "nvmlDeviceGetGpuInstancePossiblePlacements"
     assert problem() == ""
@@ -134,7 +134,7 @@ def test_profiles_that_cannot_be_read_are_logged_and_the_gpu_is_there_all_the_sa
 def test_a_gpu_that_is_lost_is_an_error(tmp_path):
     node = MigNode(tmp_path, board(fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "GPU_IS_LOST"}))
     node.nvml.system()
-    assert "GPU is lost" in str(node.nvml.facts([0])[0])
+    assert "GPU is lost" in str(node.nvml.static_infos([0])[0])
 
 
 class Leaving(SimulatedNvml):
@@ -176,12 +176,12 @@ def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path,
         ),
     )
     functions.left = asked
-    assert node.glance.instances == ()
+    assert node.dynamic.instances == ()
     assert partitions.taken(node.gpu) == ()
 
     made = partitions.cut(node.gpu, key)
 
-    assert node.glance.instances == (made,)
+    assert node.dynamic.instances == (made,)
     assert node.nvml.on_gpu(made.uuid, "counting", _multiprocessors) == 26  # all there are
 
 
@@ -210,7 +210,7 @@ def test_what_a_driver_does_not_say_at_once_is_asked_again(tmp_path):
         partitions.cut(node.gpu, key)
     functions.ready = True
     made = partitions.cut(node.gpu, key)
-    assert node.glance.instances == (made,)
+    assert node.dynamic.instances == (made,)
 
 
 def test_what_was_read_of_one_holds_for_all_that_are_alike(tmp_path):

@@ -99,7 +99,7 @@ def test_for_whom_nobody_waits_tries_once(tmp_path, product):
         with pytest.raises(NodeError, match="in use, held by process"):
             change(node.gpu, True, patience=0.0)
     node.change(gpu=0, processes=[], mig=True, fails={"nvmlGpuInstanceDestroy": "IN_USE"})
-    key = node.facts.mig_profiles[0]
+    key = node.static.mig_profiles[0]
     made = node.partitions.cut(node.gpu, node.key(key.name), patience=0.0)
     with pytest.raises(NodeError, match="in use"):
         node.partitions.remove(node.gpu, made.key, patience=0.0)

@@ -51,7 +51,7 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
         else:
             node.partitions.remove(node.gpu, key)
             ours.discard(key)
-        glance = node.glance
-        whole = {one.key for one in glance.instances}
-        assert whole | {one.key for one in glance.odd} == ours | theirs
+        dynamic = node.dynamic
+        whole = {one.key for one in dynamic.instances}
+        assert whole | {one.key for one in dynamic.unusable} == ours | theirs
         assert ours <= whole

@@ -22,7 +22,7 @@ def made(tmp_path):
 
 def mode(node):
     """Now, and after the next reset."""
-    return node.glance.mig_on, node.glance.mig_pending
+    return node.dynamic.mig_on, node.dynamic.mig_pending
 
 
 def test_it_is_turned_on_and_off(made):
@@ -148,7 +148,7 @@ def test_what_a_virtual_machine_cannot_change_is_not_tried(made, fields, why):
         node.partitions.reset_mode(node.gpu, True)
 
     assert mode(node) == (False, False)
-    assert node.facts.memory_bytes  # a board that needs a reset would not tell
+    assert node.static.memory_bytes  # a board that needs a reset would not tell
 
 
 def test_in_a_virtual_machine_a_board_that_needs_no_reset_is_switched(made):

@@ -30,7 +30,7 @@ def after(seconds, act):
 
 def test_a_partition_is_cut_where_it_was_asked_for(node):
     made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4))
-    assert node.glance.instances == (made,)
+    assert node.dynamic.instances == (made,)
     assert made.key == PartitionKey(14, 4, 2, 2)
     assert made.uuid.startswith("MIG-")
 
@@ -49,7 +49,7 @@ def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
     ):
         node.partitions.cut(node.gpu, foreign.key, new=True)
     made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4), new=True)
-    assert node.glance.instances == (foreign, made)
+    assert node.dynamic.instances == (foreign, made)
 
 
 def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
@@ -62,9 +62,9 @@ def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
 def test_a_partition_that_is_half_made_is_completed(node):
     key = node.key("3g.40gb", 4)
     _gpu_instance_alone(node, key)
-    assert [one.cis for one in node.glance.odd] == [0]
+    assert [one.cis for one in node.dynamic.unusable] == [0]
     node.partitions.cut(node.gpu, key)
-    assert (node.cut, node.glance.odd) == (["3g.40gb at 4"], ())
+    assert (node.cut, node.dynamic.unusable) == (["3g.40gb at 4"], ())
 
 
 def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
@@ -73,14 +73,14 @@ def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
         node.partitions.cut(node.gpu, key)
     for _ in range(2):
         node.partitions.remove(node.gpu, first)
-        assert (node.cut, node.glance.odd) == (["1g.10gb at 1"], ())
+        assert (node.cut, node.dynamic.unusable) == (["1g.10gb at 1"], ())
 
 
 def test_half_a_partition_is_removed_too(node):
     key = node.key("1g.10gb", 5)
     _gpu_instance_alone(node, key)
     node.partitions.remove(node.gpu, key)
-    assert (node.cut, node.glance.odd) == ([], ())
+    assert (node.cut, node.dynamic.unusable) == ([], ())
 
 
 def test_every_board_can_be_filled(tmp_path):
@@ -131,7 +131,7 @@ def test_another_instance_than_the_one_that_was_cut_stays(node, caplog):
     gone = GpuUuid("MIG-that-somebody-removed")
     with caplog.at_level(logging.WARNING):
         node.partitions.remove(node.gpu, ours.key, gone)
-    assert node.glance.instances == (ours,)
+    assert node.dynamic.instances == (ours,)
     assert "there is another instance where ours was" in caplog.text
     node.partitions.remove(node.gpu, ours.key, ours.uuid)
     assert node.cut == []
@@ -141,7 +141,7 @@ def test_half_of_what_was_cut_has_no_name_and_is_removed(node):
     key = node.key("1g.10gb", 5)
     _gpu_instance_alone(node, key)
     node.partitions.remove(node.gpu, key, GpuUuid("MIG-ours"))
-    assert node.glance.odd == ()
+    assert node.dynamic.unusable == ()
 
 
 class Lying(SimulatedNvml):
@@ -163,7 +163,7 @@ def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_p
     partitions.cut(node.gpu, key)
     functions.lies = 2
     partitions.remove(node.gpu, key)
-    assert (node.cut, node.glance.odd, functions.lies) == ([], (), 0)
+    assert (node.cut, node.dynamic.unusable, functions.lies) == ([], (), 0)
 
 
 def test_what_nvml_removes_in_words_alone_is_told(node):
@@ -187,7 +187,7 @@ def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
 def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whole(tmp_path):
     foreign = {"profile": "1g.20gb", "start": 0, "compute": [1]}
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
-    assert (node.cut, [one.cis for one in node.glance.odd]) == ([], [1])
+    assert (node.cut, [one.cis for one in node.dynamic.unusable]) == ([], [1])
     with pytest.raises(NodeError, match="somebody else divided"):
         node.partitions.cut(node.gpu, node.key("1g.20gb"))
 
@@ -210,8 +210,8 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
     seen = []
 
     def allow(capability):
-        there = [*node.glance.instances, *node.glance.odd]
-        seen.append((capability, len(there), len(node.glance.instances)))
+        there = [*node.dynamic.instances, *node.dynamic.unusable]
+        seen.append((capability, len(there), len(node.dynamic.instances)))
 
     partitions = MigPartitions(
         GpuMigReader(node.nvml, node.geometries, GpuHolders(node.nvml), lambda: True),
@@ -314,7 +314,7 @@ def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
     cutting = threading.Thread(target=partitions.cut, args=(node.gpu, key))
     cutting.start()
     assert functions.begun.wait(5)
-    assert not isinstance(node.nvml.glances([0])[0], TimedOut)
+    assert not isinstance(node.nvml.dynamic_states([0])[0], TimedOut)
     cutting.join(10)
 
 

@@ -41,7 +41,7 @@ def silent(node):
 
 
 def taken(node):
-    return [node.named(one.key) for one in (*node.glance.instances, *node.glance.odd)]
+    return [node.named(one.key) for one in (*node.dynamic.instances, *node.dynamic.unusable)]
 
 
 @pytest.mark.parametrize("known", ["uuid", "unless"])
@@ -84,7 +84,7 @@ def test_what_is_called_like_one_of_others_stays(tmp_path):
     made = node.partitions.cut(node.gpu, node.key("2g.20gb"))
     for uuid in (None, made.uuid):
         node.partitions.remove(node.gpu, made.key, uuid, unless=frozenset({made.uuid, OTHER}))
-        assert node.glance.instances == (made,)
+        assert node.dynamic.instances == (made,)
 
 
 @pytest.mark.parametrize("meant", [{"uuid": OTHER}, {"unless": frozenset({OTHER})}])

@@ -74,8 +74,8 @@ def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
         began = time.monotonic()
         seen = gpus.look()
         assert time.monotonic() - began < 25
-        assert (seen.gpus, seen.withheld) == (before.gpus, before.withheld)
-        assert seen.as_before == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
+        assert (seen.gpus, seen.unavailable) == (before.gpus, before.unavailable)
+        assert seen.stale == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
     assert gpus.look() == before
     node.change(gpu=0, mig=True)
     assert gpus.look().gpus[0].mig.on
@@ -89,7 +89,7 @@ def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(nod
     assert [gpu.minor for gpu in before.gpus] == [0]
     node.change(gpu=1, fails={})
     with Change(node, 0):
-        assert gpus.look() == replace(before, as_before=frozenset({before.gpus[0].uuid}))
+        assert gpus.look() == replace(before, stale=frozenset({before.gpus[0].uuid}))
     assert len(gpus.look().gpus) == 2
 
 
@@ -100,14 +100,14 @@ def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(no
     gpus.look()
     assert [gpu.minor for gpu in gpus.look().gpus] == [0]
     with Change(node, 0):
-        (one,) = gpus.look().withheld
+        (one,) = gpus.look().unavailable
         assert "has not returned since" in one.reason
     node.change(gpu=1, hangs=False)
 
 
 def test_what_is_asked_behind_a_change_is_answered_when_that_ends(node):
     node.nvml.system()
-    node.nvml.glances([0, 1])
+    node.nvml.dynamic_states([0, 1])
     second = GpuUuid(str(node.live.current().gpus[1].uuid))
     with Change(node, 0) as change:
         timer = threading.Timer(0.8, change.end.set)
@@ -121,21 +121,21 @@ def test_what_is_asked_behind_a_change_is_answered_when_that_ends(node):
 
 def test_a_change_that_hangs_keeps_the_others_no_longer_than_its_time(node):
     node.nvml.system()
-    node.nvml.glances([0, 1])
+    node.nvml.dynamic_states([0, 1])
     with Change(node, 0, seconds=0.4):
         began = time.monotonic()
-        answers = node.nvml.glances([1])
+        answers = node.nvml.dynamic_states([1])
         assert isinstance(answers[1], TimedOut)
         assert time.monotonic() - began >= 0.4
 
 
 def test_who_is_not_known_yet_is_waited_for(node):
     node.nvml.system()
-    node.nvml.glances([0])
+    node.nvml.dynamic_states([0])
     with Change(node, 0) as change:
         timer = threading.Timer(0.5, change.end.set)
         timer.start()
-        assert not isinstance(node.nvml.glances([1])[1], NodeError)
+        assert not isinstance(node.nvml.dynamic_states([1])[1], NodeError)
         timer.join()
 
 

@@ -127,7 +127,7 @@ def test_where_gpus_were_listed_in_an_earlier_session_is_not_remembered(node):
     functions = Failing(node.live)
     nvml = Nvml(lambda: functions, GeometryCache)
     nvml.system()
-    nvml.glances([0, 1])
+    nvml.dynamic_states([0, 1])
     assert nvml.system().session == 2
     with pytest.raises(NodeError, match="NVML does not list it"):
         nvml.on_gpu(second, "asking", bus)

@@ -31,7 +31,7 @@ def hung(tmp_path):
 
 def wait_until_it_answers(nvml: Nvml, index: int) -> None:
     give_up = time.monotonic() + 30
-    while isinstance(nvml.glances([index])[index], NodeError) and time.monotonic() < give_up:
+    while isinstance(nvml.dynamic_states([index])[index], NodeError) and time.monotonic() < give_up:
         time.sleep(0.005)
 
 
@@ -49,19 +49,19 @@ def test_nvml_is_started_once_for_many_questions(node):
 
 
 def test_questions_before_nvml_is_started_are_answered_with_an_error(node):
-    assert "NVML is not running" in str(node.nvml.glances([0])[0])
+    assert "NVML is not running" in str(node.nvml.dynamic_states([0])[0])
 
 
 def test_an_index_that_nvml_does_not_have_is_an_error_for_that_index_alone(node):
     node.nvml.system()
-    answers = node.nvml.glances([7, 0])
+    answers = node.nvml.dynamic_states([7, 0])
     assert list(answers) == [0, 7]
     assert isinstance(answers[0], DynamicState)
     assert "Invalid Argument" in str(answers[7])
 
 
 def test_a_gpu_that_hangs_does_not_keep_the_others_from_answering(hung):
-    answers = hung.nvml.glances([0, 1])
+    answers = hung.nvml.dynamic_states([0, 1])
     assert isinstance(answers[0], TimedOut)
     assert answers[1] == DynamicState(hung.live.current().gpus[1].uuid, mig_on=False)
 
@@ -71,7 +71,7 @@ def test_many_gpus_that_hang_cost_one_deadline_together(tmp_path):
     node = Node(tmp_path, {"gpus": gpus}, deadline_seconds=4)
     node.nvml.system()
     began = time.monotonic()
-    answers = node.nvml.glances(range(8))
+    answers = node.nvml.dynamic_states(range(8))
     assert all(isinstance(answer, TimedOut) for answer in answers.values())
     assert time.monotonic() - began < 30, "one after the other would take 32 s"
     node.document["gpus"] = [gpu | {"hangs": False} for gpu in gpus]
@@ -79,11 +79,13 @@ def test_many_gpus_that_hang_cost_one_deadline_together(tmp_path):
 
 
 def test_a_gpu_that_hangs_is_not_waited_for_again_and_recovers_by_itself(hung):
-    hung.nvml.glances([0])
-    assert "has not returned since" in str(hung.nvml.glances([0])[0])  # else: no answer within
+    hung.nvml.dynamic_states([0])
+    assert "has not returned since" in str(
+        hung.nvml.dynamic_states([0])[0]
+    )  # else: no answer within
     hung.change(gpu=0, hangs=False)
     wait_until_it_answers(hung.nvml, 0)
-    assert isinstance(hung.nvml.glances([0])[0], DynamicState)
+    assert isinstance(hung.nvml.dynamic_states([0])[0], DynamicState)
 
 
 def test_a_driver_that_is_not_ready_is_asked_again_later(tmp_path):
@@ -115,12 +117,12 @@ def test_after_a_change_of_the_driver_nvml_is_started_again(node, change):
 def test_one_gpu_that_finds_the_driver_changed_is_enough_to_start_nvml_again(node):
     node.nvml.system()
     node.change(driver_version="590.48.01")
-    node.nvml.glances([0])
+    node.nvml.dynamic_states([0])
     assert str(node.nvml.system().driver_version) == "590.48.1"
 
 
 def test_nvml_is_not_started_again_while_a_call_is_under_way(hung):
-    hung.nvml.glances([0])
+    hung.nvml.dynamic_states([0])
     assert not hung.nvml.restart()
     assert hung.nvml.system().session == 1
 
@@ -137,7 +139,7 @@ def test_a_restart_finds_gpus_that_came_later(node):
 def test_after_stop_it_can_be_started_again(node):
     node.nvml.system()
     node.nvml.stop()
-    assert "not running" in str(node.nvml.glances([0])[0])
+    assert "not running" in str(node.nvml.dynamic_states([0])[0])
     assert node.nvml.system().gpus == 2
 
 
@@ -204,11 +206,11 @@ def test_a_library_that_is_not_found_yet_is_looked_for_each_time(node):
 
 def test_facts_are_told_in_the_published_words(node):
     node.nvml.system()
-    facts = node.nvml.facts([0])[0]
-    assert (facts.pci_bus_id, facts.product_name) == ("0000:1b:00.0", "NVIDIA H100 80GB HBM3")
-    assert (facts.brand, facts.architecture) == ("Nvidia", "Hopper")
-    assert facts.compute_capability == Version(9)
-    assert (facts.memory_bytes, facts.addressing_mode) == (81559 << 20, "HMM")
+    static = node.nvml.static_infos([0])[0]
+    assert (static.pci_bus_id, static.product_name) == ("0000:1b:00.0", "NVIDIA H100 80GB HBM3")
+    assert (static.brand, static.architecture) == ("Nvidia", "Hopper")
+    assert static.compute_capability == Version(9)
+    assert (static.memory_bytes, static.addressing_mode) == (81559 << 20, "HMM")
 
 
 @pytest.mark.parametrize(
@@ -221,15 +223,15 @@ def test_facts_are_told_in_the_published_words(node):
 def test_what_nvml_does_not_support_is_absent(node, function, field):
     node.change(gpu=0, fails={function: "NOT_SUPPORTED"})
     node.nvml.system()
-    assert getattr(node.nvml.facts([0])[0], field) is None
+    assert getattr(node.nvml.static_infos([0])[0], field) is None
 
 
 def test_a_driver_older_than_a_question_leaves_its_answer_out(node):
     functions = {"nvmlDeviceGetAddressingMode": "FUNCTION_NOT_FOUND"}
     node.change(gpu=0, fails=functions | {"nvmlDeviceGetMigMode": "NVML_ERROR_FUNCTION_NOT_FOUND"})
     node.nvml.system()
-    assert node.nvml.facts([0])[0].addressing_mode is None
-    assert node.nvml.glances([0])[0].mig_on is None
+    assert node.nvml.static_infos([0])[0].addressing_mode is None
+    assert node.nvml.dynamic_states([0])[0].mig_on is None
 
 
 def test_numbers_that_we_have_no_word_for_are_unknown():

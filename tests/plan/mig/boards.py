@@ -69,7 +69,7 @@ def instance(its: MigInfo, name: str, start: int, gi: int = 1) -> MigInstance:
     return MigInstance(key, gi, 0, GpuUuid(f"MIG-{key.profile_id}-{start}"))
 
 
-def odd(its: MigInfo, name: str, start: int, gi: int = 9, cis: int = 0) -> UnusableGpuInstance:
+def unusable(its: MigInfo, name: str, start: int, gi: int = 9, cis: int = 0) -> UnusableGpuInstance:
     return UnusableGpuInstance(partition(its, name, start).key, gi, cis)
 
 

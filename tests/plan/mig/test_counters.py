@@ -23,7 +23,7 @@ from dra_driver.plan.mig.partitions import (
     dynamic_partitions,
     dynamic_profiles,
 )
-from tests.plan.mig.boards import boards, instance, key, legal, mig, odd, partition
+from tests.plan.mig.boards import boards, instance, key, legal, mig, partition, unusable
 
 EVERYTHING = MigRules(dynamic=True, profiles=("*",))
 PLAIN = MigRules(dynamic=True)
@@ -185,7 +185,7 @@ def test_what_somebody_else_cut_takes_its_place_and_its_engines_from_what_is_off
     its, chosen, whole_ones, odd_ones = situation
     foreign = UnmanagedInstances(
         tuple(instance(its, one.profile.name, one.placement.start) for one in whole_ones),
-        tuple(odd(its, one.profile.name, one.placement.start) for one in odd_ones),
+        tuple(unusable(its, one.profile.name, one.placement.start) for one in odd_ones),
     )
     there = [*whole_ones, *odd_ones]
     profiles = dynamic_profiles(its, MigRules(True, tuple(chosen)))

@@ -16,8 +16,8 @@ from tests.fakes.mig import mig_gpu
 def test_who_may_not_see_what_is_cut_is_told_so_and_not_to_cut(profile):
     gpu = replace(mig_gpu(on=True), mig=MigInfo(on=True, pending=True, switches=False))
     found = build_offer(Inventory((gpu,)), profile, ApiFeatures(), {})
-    (withheld,) = found.withheld
-    assert "how it is cut cannot be read: root alone can, see the log" in withheld.reason
+    (unavailable,) = found.unavailable
+    assert "how it is cut cannot be read: root alone can, see the log" in unavailable.reason
     assert not [device for device in found.devices if device.partition]
 
 
@@ -27,7 +27,7 @@ def test_what_nvml_said_instead_of_the_profiles_is_told():
         mig=MigInfo(on=True, pending=True, switches=False),
         mig_problem="it is old",
     )
-    (withheld,) = build_offer(
+    (unavailable,) = build_offer(
         Inventory((gpu,)), bundled_profiles()["mig"], ApiFeatures(), {}
-    ).withheld
-    assert withheld.reason == "MIG mode is on, and how it is cut cannot be read: it is old"
+    ).unavailable
+    assert unavailable.reason == "MIG mode is on, and how it is cut cannot be read: it is old"

@@ -15,8 +15,8 @@ from tests.builders import gpu, ref
 from tests.plan.mig.boards import cut, dynamic, profile
 
 
-def chosen(*gpus, its=None, keeps=None, held=None):
-    found = gpus_to_switch(Inventory(gpus), its or dynamic(), keeps or ApiFeatures(), held or {})
+def chosen(*gpus, its=None, features=None, held=None):
+    found = gpus_to_switch(Inventory(gpus), its or dynamic(), features or ApiFeatures(), held or {})
     assert all(one.startswith("GPU-") for one in found)
     return [one.minor for one in gpus if one.uuid in found]
 
@@ -46,11 +46,14 @@ def test_an_idle_board_that_needs_a_reset_is_switched():
         ),
         pytest.param(cut(), {"its": dynamic("9g.*")}, id="it has no such profile"),
         pytest.param(
-            cut(), {"keeps": ApiFeatures(counters=False)}, id="the API server has no counters"
+            cut(), {"features": ApiFeatures(counters=False)}, id="the API server has no counters"
         ),
         pytest.param(
             cut(),
-            {"its": profile(mig=MigRules(True), replicas=2), "keeps": ApiFeatures(capacity=False)},
+            {
+                "its": profile(mig=MigRules(True), replicas=2),
+                "features": ApiFeatures(capacity=False),
+            },
             id="its replicas are devices",
         ),
         pytest.param(cut(), {"held": holding(cut())}, id="a claim holds it"),

@@ -29,15 +29,15 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
 from dra_driver.plan.profiles.rules import decode_profile
 from tests.builders import MIB, SLICEABLE, gpu, ref
-from tests.plan.mig.boards import cut, dynamic, instance, key, mig, odd, partition, profile
+from tests.plan.mig.boards import cut, dynamic, instance, key, mig, partition, profile, unusable
 
 PLAIN = ("1g.5gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
 HOPPER: dict[str, Any] = {"board": "h100-80-sxm"}
 ON: dict[str, Any] = {"on": True, "pending": True}
 
 
-def found(*gpus, its=DEFAULT_PROFILE, keeps=None, held=None, **fields):
-    return build_offer(Inventory(gpus), its, keeps or ApiFeatures(), held or {}, **fields)
+def found(*gpus, its=DEFAULT_PROFILE, features=None, held=None, **fields):
+    return build_offer(Inventory(gpus), its, features or ApiFeatures(), held or {}, **fields)
 
 
 def names(offered):
@@ -229,9 +229,9 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     ],
 )
 def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fixed, what):
-    (withheld,) = found(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).withheld
+    (unavailable,) = found(cut(**ON, fixed=fixed), its=DEFAULT_PROFILE).unavailable
 
-    assert withheld.reason.endswith(what)
+    assert unavailable.reason.endswith(what)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
 
 
 @pytest.mark.parametrize(
-    ("its", "keeps", "reason"),
+    ("its", "features", "reason"),
     [
         pytest.param(
             dynamic(), ApiFeatures(counters=False), "keeps no counters (KEP-4815", id="api"
@@ -288,8 +288,8 @@ def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, 
     ],
 )
 @pytest.mark.parametrize("board", ["h100-80-sxm", "a100-40"])
-def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, keeps, reason):
-    offered = found(cut(board), its=its, keeps=keeps)
+def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, features, reason):
+    offered = found(cut(board), its=its, features=features)
 
     assert kinds(offered) == set()
     assert offered.counter_sets == ()
@@ -298,7 +298,7 @@ def test_where_nothing_keeps_partitions_apart_none_is_cut(board, its, keeps, rea
 
 def test_a_gpu_in_mig_mode_without_partitions_is_not_offered_and_says_what_to_do():
     plain, cannot = (
-        found(cut(**ON), its=its, keeps=ApiFeatures(counters=False)).withheld
+        found(cut(**ON), its=its, features=ApiFeatures(counters=False)).unavailable
         for its in (DEFAULT_PROFILE, dynamic())
     )
 
@@ -319,14 +319,14 @@ def with_instances(board="h100-80-sxm", *parts, **fields):
 def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims():
     its = with_instances("a100-40", ("1g.5gb", 6), ("3g.20gb", 0))
 
-    offered = found(its, keeps=ApiFeatures(counters=False))
+    offered = found(its, features=ApiFeatures(counters=False))
 
     assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
     first, *_ = offered.devices
     assert first.instance == its.mig.instances[0]
     assert not first.cut_for_claims
     assert {one.takes for one in offered.devices} == {()}
-    assert (offered.withheld, offered.pending) == ((), ())
+    assert (offered.unavailable, offered.pending) == ((), ())
 
 
 def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it():
@@ -367,25 +367,25 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
 
 
 def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_do():
-    strange = odd(mig("h100-80-sxm"), "3g.40gb", 4)
+    strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
 
-    offered = found(cut("h100-80-sxm", odd=(strange,), **ON), its=dynamic())
+    offered = found(cut("h100-80-sxm", unusable=(strange,), **ON), its=dynamic())
 
     assert {one.partition.placement.end <= 4 for one in offered.devices if one.partition} == {True}
     assert "gpu-0" not in names(offered)
-    (withheld,) = offered.withheld
-    assert withheld.what.startswith("GPU instance 9 of GPU 0000:18:00.0")
-    assert withheld.reason.startswith("it has no compute instances, and none that fills it; ")
+    (unavailable,) = offered.unavailable
+    assert unavailable.what.startswith("GPU instance 9 of GPU 0000:18:00.0")
+    assert unavailable.reason.startswith("it has no compute instances, and none that fills it; ")
 
 
 def test_an_odd_instance_that_is_being_cut_for_a_claim_is_nobodys_fault():
-    strange = odd(mig("h100-80-sxm"), "3g.40gb", 4)
-    its = cut("h100-80-sxm", odd=(strange,), **ON)
+    strange = unusable(mig("h100-80-sxm"), "3g.40gb", 4)
+    its = cut("h100-80-sxm", unusable=(strange,), **ON)
 
     offered = found(its, its=dynamic(), ours=frozenset({(its.uuid, strange.key)}))
 
     assert names(offered) == names(found(cut(**HOPPER), its=dynamic()))
-    assert offered.withheld == ()
+    assert offered.unavailable == ()
 
 
 def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
@@ -398,7 +398,7 @@ def test_an_instance_of_a_profile_that_the_board_does_not_list_is_odd():
     assert offered.devices == ()
     assert (
         "it has 1 compute instance, and none that fills it and has a name; "
-        in offered.withheld[1].reason
+        in offered.unavailable[1].reason
     )
 
 
@@ -555,14 +555,14 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
 
 
 @pytest.mark.parametrize(
-    ("its", "keeps"),
+    ("its", "features"),
     [
         pytest.param(dynamic(fractions=False), ApiFeatures(), id="fractions-never"),
         pytest.param(dynamic(), ApiFeatures(capacity=False), id="no-capacity"),
     ],
 )
-def test_partitions_are_exclusive_where_gpus_are(its, keeps):
-    offered = found(cut(**HOPPER), its=its, keeps=keeps)
+def test_partitions_are_exclusive_where_gpus_are(its, features):
+    offered = found(cut(**HOPPER), its=its, features=features)
 
     shapes = {type(one.shape) for one in offered.devices}
     assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
@@ -570,7 +570,7 @@ def test_partitions_are_exclusive_where_gpus_are(its, keeps):
 
 
 @pytest.mark.parametrize(
-    ("its", "keeps", "reason"),
+    ("its", "features", "reason"),
     [
         pytest.param(
             dynamic("1g.10gb", replicas=(("1g.10gb", 4),)),
@@ -601,8 +601,10 @@ def test_partitions_are_exclusive_where_gpus_are(its, keeps):
         ),
     ],
 )
-def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(its, keeps, reason):
-    offered = found(cut(**HOPPER), its=its, keeps=keeps)
+def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
+    its, features, reason
+):
+    offered = found(cut(**HOPPER), its=its, features=features)
 
     assert of(offered, "1g.10gb", 0).shape == Exclusive()
     (pending,) = offered.pending
@@ -612,7 +614,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(i
 
 def test_monitors_need_taints():
     assert "gpu-0-mon" not in names(
-        found(cut(**ON), its=dynamic(), keeps=ApiFeatures(taints=False))
+        found(cut(**ON), its=dynamic(), features=ApiFeatures(taints=False))
     )
 
 
@@ -683,8 +685,8 @@ def test_what_is_held_stays_alone_where_the_api_server_drops_counters_now():
     whole_held = holding(before.devices[0])
     lost = ApiFeatures(counters=False)
 
-    one = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=partition_held)
-    whole = found(cut(**HOPPER), its=dynamic(), keeps=lost, held=whole_held)
+    one = found(cut(**HOPPER), its=dynamic(), features=lost, held=partition_held)
+    whole = found(cut(**HOPPER), its=dynamic(), features=lost, held=whole_held)
 
     assert names(one) == ["3g40gb-9-4", "gpu-0-mon"]
     assert names(whole) == ["gpu-0", "gpu-0-mon"]
@@ -730,7 +732,7 @@ def test_a_held_a100_that_lost_its_mode_is_not_offered_as_a_whole():
 
     assert names(found(cut(), its=dynamic(), held=held)) == names(before)
     assert "gpu-0" not in names(
-        found(cut(), its=dynamic(), keeps=ApiFeatures(counters=False), held=held)
+        found(cut(), its=dynamic(), features=ApiFeatures(counters=False), held=held)
     )
 
 

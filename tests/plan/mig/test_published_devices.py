@@ -236,13 +236,13 @@ def test_what_somebody_else_cuts_of_one_gpu_is_one_update_of_one_slice(number):
     rules=any_rules(),
     board=st.sampled_from(sorted(boards())),
     patterns=st.lists(st.sampled_from(["1g*", "2g*", "*+me", "*", "9g"]), max_size=2),
-    keeps=st.builds(ApiFeatures),
+    features=st.builds(ApiFeatures),
     single=st.booleans(),
     number=st.integers(1, 60),
     taken=st.booleans(),
 )
 def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
-    rules, board, patterns, keeps, single, number, taken
+    rules, board, patterns, features, single, number, taken
 ):
     first = boards()[board][0].name
     of_mig = MigRules(True, tuple(patterns), single=single, replicas=((first, number),))
@@ -255,12 +255,12 @@ def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
         mig=of_mig,
     )
 
-    offered = build_offer(node, everything, keeps, {})
+    offered = build_offer(node, everything, features, {})
 
     pool = pool_of(offered)
     assert validate_pool(pool, "gpu.nvidia.com") == ()
     assert set(refused(pool)) <= {""}
-    assert keeps.counters or not offered.counter_sets
+    assert features.counters or not offered.counter_sets
     assert all(
         isinstance(one.shape, AdminAccess) or one.rules.mig == of_mig for one in offered.devices
     )

@@ -47,8 +47,8 @@ def profile(**rules):
     return entry(Rules(**rules))
 
 
-def shapes(node, its=DEFAULT_PROFILE, keeps=EVERYTHING, held=None):
-    found = build_offer(node, its, keeps, held or {})
+def shapes(node, its=DEFAULT_PROFILE, features=EVERYTHING, held=None):
+    found = build_offer(node, its, features, held or {})
     return {str(device.name): device.shape for device in found.devices}
 
 
@@ -79,12 +79,12 @@ def test_the_exclusive_device_of_nvidias_driver_comes_alone():
 
 @pytest.mark.point(76)
 def test_where_taints_are_dropped_nothing_would_keep_pods_off_monitors():
-    assert shapes(one(), keeps=ApiFeatures(taints=False)) == {"gpu-0": SLICEABLE}
+    assert shapes(one(), features=ApiFeatures(taints=False)) == {"gpu-0": SLICEABLE}
 
 
 @pytest.mark.point(76)
 def test_where_capacity_is_not_consumable_gpus_are_exclusive():
-    assert shapes(one(), keeps=NO_CAPACITY) == {"gpu-0": Exclusive()}
+    assert shapes(one(), features=NO_CAPACITY) == {"gpu-0": Exclusive()}
 
 
 def test_where_capacity_is_not_consumable_replicas_are_devices():
@@ -162,7 +162,7 @@ def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
     assert shapes(one(), profile(**rules))["gpu-0"].cores_default == 0
 
 
-@pytest.mark.parametrize("keeps", [EVERYTHING, NO_CAPACITY])
+@pytest.mark.parametrize("features", [EVERYTHING, NO_CAPACITY])
 @pytest.mark.parametrize(
     ("fields", "replicas", "most"),
     [
@@ -172,10 +172,10 @@ def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
     ],
 )
 def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_mps(
-    fields, replicas, most, keeps
+    fields, replicas, most, features
 ):
-    found = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), keeps, {})
-    fewer = build_offer(one(**fields), profile(replicas=most, **BY_MPS), keeps, {})
+    found = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), features, {})
+    fewer = build_offer(one(**fields), profile(replicas=most, **BY_MPS), features, {})
 
     assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
     assert f"lower replicas to {most} at most" in found.pending[0].reason
@@ -277,7 +277,7 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("shape", "kept", "keeps"),
+    ("shape", "kept", "features"),
     [
         pytest.param(
             Fractional(20 * GIB, GIB, MIB, shares=4, replicas=4, cores_default=25),
@@ -291,11 +291,11 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
         pytest.param(Exclusive(), Exclusive(), EVERYTHING, id="exclusive"),
     ],
 )
-def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, keeps):
+def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, features):
     held = holding(shape, gpu=gpu(0).uuid)
 
-    with_mps = build_offer(one(), profile(replicas=4, **BY_MPS), keeps, held)
-    without = build_offer(one(), profile(replicas=4, **BY_MPS), keeps, held, mps=False)
+    with_mps = build_offer(one(), profile(replicas=4, **BY_MPS), features, held)
+    without = build_offer(one(), profile(replicas=4, **BY_MPS), features, held, mps=False)
 
     assert with_mps.devices[0].shape == shape
     assert without.devices[0].shape == kept
@@ -314,11 +314,11 @@ def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
 @given(
     rules=any_rules(),
     capability=st.builds(Version, st.integers(3, 10), st.integers(0, 9)),
-    keeps=st.builds(ApiFeatures),
+    features=st.builds(ApiFeatures),
     mps=st.booleans(),
 )
-def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, keeps, mps):
-    found = build_offer(one(compute_capability=capability), entry(rules), keeps, {}, mps)
+def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, features, mps):
+    found = build_offer(one(compute_capability=capability), entry(rules), features, {}, mps)
 
     for device in found.devices:
         possible = set(device.rules.strategies)
@@ -327,11 +327,11 @@ def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability,
         assert device.rules.default_strategy in possible or device.shape == Exclusive()
 
 
-@given(rules=any_rules(), keeps=st.builds(ApiFeatures), mps=st.booleans())
+@given(rules=any_rules(), features=st.builds(ApiFeatures), mps=st.booleans())
 def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_least(
-    rules, keeps, mps
+    rules, features, mps
 ):
-    for device in build_offer(one(), entry(rules), keeps, {}, mps).devices:
+    for device in build_offer(one(), entry(rules), features, {}, mps).devices:
         match device.shape:
             case Fractional(cores_default=cores, replicas=number):
                 assert device.shape.cores is (SharingStrategy.MPS in device.rules.strategies)
@@ -375,7 +375,7 @@ def test_a_gpu_that_is_left_out_says_so():
     found = build_offer(one(), profile(include=False), EVERYTHING, {})
 
     assert found.devices == ()
-    assert "profile p leaves it out" in found.withheld[0].reason
+    assert "profile p leaves it out" in found.unavailable[0].reason
 
 
 @pytest.mark.parametrize(

@@ -186,17 +186,17 @@ def test_a_monitor_can_be_selected_by_all_that_its_gpu_can_and_is_tainted():
 @given(
     memory=st.none() | st.integers(1, 200 * 1024**3),
     capability=st.sampled_from([Version(6, 1), Version(9, 0)]),
-    keeps=st.builds(ApiFeatures),
+    features=st.builds(ApiFeatures),
     rules=any_rules(),
     mps=st.booleans(),
 )
 def test_whatever_a_profile_says_the_api_server_takes_the_slice(
-    memory, capability, keeps, rules, mps
+    memory, capability, features, rules, mps
 ):
     everywhere = Profile("p", (ProfileEntry(GpuSelector(), rules, "spec.gpus[0]"),))
     node = Inventory((gpu(0, memory_bytes=memory, compute_capability=capability), gpu(1)))
 
-    devices = published_devices(build_offer(node, everywhere, keeps, {}, mps))
+    devices = published_devices(build_offer(node, everywhere, features, {}, mps))
 
     pool = split_into_slices("node-1", devices)
     assert not list(validate_pool(pool))

@@ -40,7 +40,7 @@ class Scene:
     directory: Path
     label: str = ""
     profile: Profile = DEFAULT_PROFILE
-    keeps: ApiFeatures = field(default_factory=ApiFeatures)
+    features: ApiFeatures = field(default_factory=ApiFeatures)
     held: HoldingsByDevice = field(default_factory=dict)
     layouts: dict[str, MigLayout] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
@@ -68,7 +68,7 @@ class Scene:
             lambda: self.labelled,
             self,
             lambda: self.say(self.profile),
-            lambda: self.say(self.keeps),
+            lambda: self.say(self.features),
             lambda: self.held,
             lambda: self.say(self.allocated),
             lambda: self.turned_on,

@@ -156,7 +156,7 @@ def test_what_somebody_else_switched_stays_so(scene, board):
 
 def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_back(scene, board):
     scene.look()
-    scene.keeps = ApiFeatures(counters=False)
+    scene.features = ApiFeatures(counters=False)
 
     scene.look()
 
@@ -164,7 +164,7 @@ def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_ba
 
 
 def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene, board):
-    scene.keeps = ApiServerError("no answer")
+    scene.features = ApiServerError("no answer")
 
     assert scene.look().boards == {}
     assert not board.on

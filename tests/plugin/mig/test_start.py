@@ -152,7 +152,7 @@ def around(tmp_path, book):
         labels=NodeLabels(api, "node-1"),
         profile=lambda: DYNAMIC,
         layouts=LayoutCatalog(None),
-        keeps=ApiFeatures,
+        features=ApiFeatures,
         allocated=frozenset,
         in_charge=lambda: True,
         governed=EffectiveProfile(lambda: DYNAMIC),

@@ -20,9 +20,9 @@ class World:
     def __init__(self):
         self.node = FakeNode(inventory(1))
         self.profile = DEFAULT_PROFILE
-        self.keeps = ApiFeatures()
+        self.features = ApiFeatures()
         self.ledger = FakeHolds()
-        self.offers = Offers(self.node, lambda: self.profile, lambda: self.keeps, self.ledger)
+        self.offers = Offers(self.node, lambda: self.profile, lambda: self.features, self.ledger)
 
 
 H100 = "h100-80-sxm"
@@ -58,7 +58,7 @@ def cutting(node):
     world = World()
     world.node = node
     world.profile = dynamic("1g.10gb")
-    world.offers = Offers(node, lambda: world.profile, lambda: world.keeps, world.ledger)
+    world.offers = Offers(node, lambda: world.profile, lambda: world.features, world.ledger)
     return world
 
 
@@ -76,7 +76,7 @@ def test_as_long_as_nothing_changes_it_is_the_same_offer():
     "change",
     [
         pytest.param(lambda w: setattr(w, "profile", Profile("other")), id="profile"),
-        pytest.param(lambda w: setattr(w, "keeps", ApiFeatures(taints=False)), id="api-server"),
+        pytest.param(lambda w: setattr(w, "features", ApiFeatures(taints=False)), id="api-server"),
         pytest.param(lambda w: w.ledger.set({}), id="ledger"),
     ],
 )
@@ -101,7 +101,9 @@ def test_a_gpu_that_appears_is_offered_after_another_look():
 @pytest.mark.parametrize("mps", [True, False])
 def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
     world = World()
-    offers = Offers(world.node, lambda: world.profile, lambda: world.keeps, world.ledger, mps=mps)
+    offers = Offers(
+        world.node, lambda: world.profile, lambda: world.features, world.ledger, mps=mps
+    )
 
     found = {SharingStrategy.MPS in device.rules.strategies for device in offers.now().devices}
 

@@ -166,8 +166,8 @@ def test_a_uuid_says_what_it_is_and_nothing_else_is_taken_for_one():
     assert said.is_of("GPU-a")
     assert not said.is_of("GPU-b")
     changed = text[:-1] + ("0" if text[-1] != "0" else "1")
-    odd = text.replace("-8", "-8 ", 1)[: len(text)]
-    for other in ("", "GPU-a", text.upper(), changed, odd, "MIG-" + "x" * 36):
+    unusable = text.replace("-8", "-8 ", 1)[: len(text)]
+    for other in ("", "GPU-a", text.upper(), changed, unusable, "MIG-" + "x" * 36):
         assert parse_mig_uuid(other) is None
     foreign = "MIG-ecec8837-aaaa-5002-8401-00000001fd68"
     assert parse_mig_uuid(foreign) is None

@@ -51,15 +51,17 @@ def test_an_instance_is_one_device_with_its_memory_and_multiprocessors(node, ins
     assert (found.memory_bytes, found.name) == (40448 * MIB, "NVIDIA H100 80GB HBM3 MIG 3g.40gb")
 
 
-@pytest.mark.parametrize("odd", ["another GPU", "another number", "no such profile", "no UUID"])
-def test_what_no_gpu_of_the_host_can_have_is_not_found(node, odd):
+@pytest.mark.parametrize(
+    "unusable", ["another GPU", "another number", "no such profile", "no UUID"]
+)
+def test_what_no_gpu_of_the_host_can_have_is_not_found(node, unusable):
     gpus = read_host(node.root).gpus
     name = {
         "another GPU": uuid_of("GPU-0"),
         "another number": uuid_of(gpus[0].uuid),
         "no such profile": uuid_of(gpus[1].uuid, number=17),
         "no UUID": "MIG-GPU-0/1/0",
-    }[odd]
+    }[unusable]
     assert read_host(node.root).find(name) is None
 
 
@@ -148,8 +150,8 @@ def test_as_many_clients_are_taken_in_an_instance_as_a_node_offers_shares_of_it(
             MigUuidParts(gpu.minor, profile.number, start, gi=1, ci=0, tag=uuid_tag(gpu.uuid))
         )
 
-        facts = read_host(node.root)
-        found = facts.find(uuid)
+        static = read_host(node.root)
+        found = static.find(uuid)
 
         assert found
-        assert facts.most_clients(found) == max_mps_clients(gpu, profile)
+        assert static.most_clients(found) == max_mps_clients(gpu, profile)

@@ -138,11 +138,11 @@ class _ExistingInstances:
     ) -> None:
         self.gpu = gpu
         self.mig = mig
-        self.odd = {one.key for one in mig.odd} - claimed
+        self.unusable = {one.key for one in mig.unusable} - claimed
         self.whole = {one.key for one in mig.instances} - claimed
-        self.all = self.whole | self.odd
+        self.all = self.whole | self.unusable
         # Ours are at most empty: who made compute instances in one may be using them.
-        taken_over = {one.key for one in mig.odd if one.cis}
+        taken_over = {one.key for one in mig.unusable if one.cis}
         self.made = (self.all & made) - taken_over
         self.foreign = self.all - self.made
         self.known = bool(made)  # whether a layout was here before
@@ -179,18 +179,18 @@ def _on(there: _ExistingInstances, wanted: DesiredLayout) -> LayoutChange | Layo
 
 def _is_that(there: _ExistingInstances, profiles: Iterable[MigProfile]) -> bool:
     ids = Counter(profile.id for profile in profiles)
-    return not there.odd and Counter(key.profile_id for key in there.whole) == ids
+    return not there.unusable and Counter(key.profile_id for key in there.whole) == ids
 
 
 def _cut(
     there: _ExistingInstances, wanted: DesiredLayout, profiles: list[MigProfile]
 ) -> LayoutChange | LayoutError:
     """What is there of it can stay, unless the rest finds no place then."""
-    left, strange = _without(profiles, there.foreign - there.odd)
-    strange |= there.foreign & there.odd
+    left, strange = _without(profiles, there.foreign - there.unusable)
+    strange |= there.foreign & there.unusable
     if strange:
         return _in_the_way(there, wanted, strange)
-    for staying in (there.made - there.odd, frozenset[PartitionKey]()):
+    for staying in (there.made - there.unusable, frozenset[PartitionKey]()):
         rest, others = _without(left, staying)
         stays = staying - others
         cut = place_partitions(there.mig, rest, there.foreign | stays)
@@ -301,7 +301,7 @@ def _changed(mig: MigInfo, change: LayoutChange) -> MigInfo:
         on=mig.on if change.switch is None else change.switch,
         pending=mig.pending if change.switch is None else change.switch,
         instances=tuple(sorted(instances, key=lambda one: one.key)),
-        odd=tuple(one for one in mig.odd if one.key not in change.remove),
+        unusable=tuple(one for one in mig.unusable if one.key not in change.remove),
     )
 
 

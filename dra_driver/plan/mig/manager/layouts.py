@@ -119,8 +119,8 @@ def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
 
     Those that are there and cannot be offered count, as far as it is known where they are.
     """
-    withheld = (_BUS_ID.match(one.what) for one in inventory.withheld)
-    there = {found[1] for found in withheld if found} | {g.pci_bus_id for g in inventory.gpus}
+    unavailable = (_BUS_ID.match(one.what) for one in inventory.unavailable)
+    there = {found[1] for found in unavailable if found} | {g.pci_bus_id for g in inventory.gpus}
     order = {bus_id: place for place, bus_id in enumerate(sorted(there))}
     return {gpu.uuid: order[gpu.pci_bus_id] for gpu in inventory.gpus}
 

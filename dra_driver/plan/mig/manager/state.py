@@ -98,7 +98,7 @@ def pruned_state(book: MigState, inventory: Inventory, turned_on: Collection[Gpu
     seen = {
         gpu.uuid: gpu
         for gpu in inventory.gpus
-        if gpu.mig is not None and gpu.uuid not in inventory.as_before
+        if gpu.mig is not None and gpu.uuid not in inventory.stale
     }
 
     def made() -> Iterator[tuple[GpuUuid, tuple[LayoutInstance, ...]]]:
@@ -116,8 +116,8 @@ def _seen(gpu: Gpu) -> frozenset[LayoutInstance]:
     if gpu.mig is None:
         return frozenset()
     whole = {layout_instance(one) for one in gpu.mig.instances}
-    odd = {LayoutInstance(one.key, one.gi) for one in gpu.mig.odd}
-    return frozenset(whole | odd | {LayoutInstance(key) for key in gpu.mig.taken})
+    unusable = {LayoutInstance(one.key, one.gi) for one in gpu.mig.unusable}
+    return frozenset(whole | unusable | {LayoutInstance(key) for key in gpu.mig.taken})
 
 
 def _half(one: LayoutInstance) -> LayoutInstance:

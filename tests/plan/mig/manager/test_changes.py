@@ -63,7 +63,9 @@ def refusing(*given):
     return found
 
 
-def mig(product=A100, *, on=True, switches=False, there=(), odd=(), fixed=GuestRestriction.NOTHING):
+def mig(
+    product=A100, *, on=True, switches=False, there=(), unusable=(), fixed=GuestRestriction.NOTHING
+):
     profiles = table(product).profiles
     return MigInfo(
         on,
@@ -74,7 +76,7 @@ def mig(product=A100, *, on=True, switches=False, there=(), odd=(), fixed=GuestR
             MigInstance(key, number, 0, GpuUuid(f"MIG-{number}"))
             for number, key in enumerate(there)
         ),
-        tuple(UnusableGpuInstance(key, 99, 0) for key in odd),
+        tuple(UnusableGpuInstance(key, 99, 0) for key in unusable),
         fixed,
     )
 
@@ -174,14 +176,14 @@ def test_a_number_in_a_file_is_a_place_on_the_bus_whatever_the_minor_numbers_are
 
 def test_gpus_that_cannot_be_offered_have_their_places_where_it_is_known_which():
     one = replace(gpu(0), pci_bus_id="0000:47:00.0")
-    withheld = (
+    unavailable = (
         UnavailableGpu("GPU 0000:10:00.0 (GPU-8)", "it hangs"),
         UnavailableGpu("GPU 0000:87:00.0", "no driver is bound to it"),
         UnavailableGpu("GPU with NVML index 2", "it does not answer"),
         UnavailableGpu(ALL_GPUS, "nothing"),
     )
 
-    assert pci_indexes(Inventory((one,), withheld)) == {one.uuid: 1}
+    assert pci_indexes(Inventory((one,), unavailable)) == {one.uuid: 1}
 
 
 def test_built_in_layouts_mean_a_gpu_wherever_it_is():
@@ -255,9 +257,9 @@ def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
 def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
     one = board(A30)
     profiles = tuple(each for each in one.mig.profiles if each.slices < 4)
-    odd = replace(one, mig=replace(one.mig, profiles=profiles))
+    unusable = replace(one, mig=replace(one.mig, profiles=profiles))
 
-    assert desired_layout(built_in_layouts([odd])["all-balanced"], odd, 0) is None
+    assert desired_layout(built_in_layouts([unusable])["all-balanced"], unusable, 0) is None
 
 
 @pytest.mark.parametrize("product", BOARDS)
@@ -474,7 +476,7 @@ def test_a_foreign_instance_of_an_unknown_profile_is_called_by_its_number():
 
 def test_half_an_instance_of_somebody_else_is_in_the_way_and_half_a_one_of_ours_is_cut_anew():
     half = ONES[0]
-    one = board(odd=[half])
+    one = board(unusable=[half])
 
     assert refusing(one, asked(g1_5gb=7), ())
     change = changing(one, asked(g1_5gb=7), [half])
@@ -486,7 +488,9 @@ def test_an_instance_of_ours_in_which_somebody_made_compute_instances_is_in_the_
     one = board()
     used = UnusableGpuInstance(ONES[0], 1, 2)
 
-    found = refusing(replace(one, mig=replace(one.mig, odd=(used,))), asked(on=False), ONES[:1])
+    found = refusing(
+        replace(one, mig=replace(one.mig, unusable=(used,))), asked(on=False), ONES[:1]
+    )
 
     assert "1g.5gb at 0" in found.reason
 

@@ -25,8 +25,8 @@ KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
 MADE = LayoutInstance(KEY, 7, "MIG-1")
 
 
-def cut(*instances, odd=(), on=True):
-    return replace(gpu(), mig=MigInfo(on, on, True, (), instances, odd))
+def cut(*instances, unusable=(), on=True):
+    return replace(gpu(), mig=MigInfo(on, on, True, (), instances, unusable))
 
 
 def instance(key=KEY, gi=7, uuid="MIG-1"):
@@ -40,8 +40,10 @@ def instance(key=KEY, gi=7, uuid="MIG-1"):
         pytest.param(cut(instance(gi=8)), False, id="another GPU instance"),
         pytest.param(cut(instance(uuid="MIG-2")), False, id="another compute instance"),
         pytest.param(cut(instance(OTHER)), False, id="another place"),
-        pytest.param(cut(odd=(UnusableGpuInstance(KEY, 7, 0),)), True, id="half removed"),
-        pytest.param(cut(odd=(UnusableGpuInstance(KEY, 8, 0),)), False, id="half of another one"),
+        pytest.param(cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)), True, id="half removed"),
+        pytest.param(
+            cut(unusable=(UnusableGpuInstance(KEY, 8, 0),)), False, id="half of another one"
+        ),
         pytest.param(cut(), False, id="nothing"),
         pytest.param(gpu(), False, id="a GPU that cannot be cut"),
     ],
@@ -55,7 +57,9 @@ def test_what_it_is_known_by_is_told_by_the_instance():
     assert partition_keys([MADE, LayoutInstance(OTHER)]) == {KEY, OTHER}
 
 
-@pytest.mark.parametrize("there", [cut(instance()), cut(odd=(UnusableGpuInstance(KEY, 3, 0),))])
+@pytest.mark.parametrize(
+    "there", [cut(instance()), cut(unusable=(UnusableGpuInstance(KEY, 3, 0),))]
+)
 def test_what_a_crash_kept_from_being_known_further_is_what_lies_there(there):
     assert still_present(there, [LayoutInstance(KEY), LayoutInstance(OTHER)]) == (
         LayoutInstance(KEY),
@@ -83,7 +87,7 @@ def test_of_a_gpu_that_a_look_could_not_read_nothing_is_forgotten():
     book = MigState(made={uuid: (MADE,)}, left_on=(uuid,))
 
     def seen(*old):
-        return Inventory((cut(on=False),), as_before=frozenset(old))
+        return Inventory((cut(on=False),), stale=frozenset(old))
 
     assert pruned_state(book, seen(uuid), ()) == book
     assert pruned_state(book, seen(GpuUuid("GPU-another")), ()) == MigState()
@@ -95,7 +99,7 @@ def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
     book = MigState(made={uuid: (MADE, LayoutInstance(OTHER))}, before=before)
 
     assert pruned_state(book, Inventory((cut(),)), ()) == MigState(before=before)
-    left = pruned_state(book, Inventory((cut(odd=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
+    left = pruned_state(book, Inventory((cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
     assert left == MigState(made={uuid: (MADE,)}, before=before)
 
 

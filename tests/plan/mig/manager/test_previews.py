@@ -89,7 +89,7 @@ def test_a_gpu_that_looks_so_already_is_shown_as_it_is():
 def test_what_a_layout_made_gives_way_and_what_fits_stays():
     gpu = with_instances(("1g.5gb", 6), ("3g.20gb", 0))
     half = UnusableGpuInstance(partition(gpu.mig, "1g.5gb", 4).key, 7, 0)
-    gpu = replace(gpu, mig=replace(gpu.mig, odd=(half,)))
+    gpu = replace(gpu, mig=replace(gpu.mig, unusable=(half,)))
     book = known(gpu)
     book = MigState({gpu.uuid: (*book.made[gpu.uuid], LayoutInstance(half.key, 7))})
 
@@ -97,7 +97,7 @@ def test_what_a_layout_made_gives_way_and_what_fits_stays():
 
     assert outcome is None
     assert [one.uuid for one in after.mig.instances] == ["MIG-1", ""]
-    assert after.mig.odd == ()
+    assert after.mig.unusable == ()
 
 
 def test_a_layout_without_partitions_shows_the_whole_gpu():
