@@ -1,7 +1,7 @@
 """A Dynamic Resource Allocation driver for NVIDIA GPUs. This is the map.
 
-Read these eight files first. They are the way of one claim for a whole GPU, from the kubelet's
-gRPC call to the CDI file:
+Read these eight files first. They follow one claim for a whole GPU, from the kubelet's gRPC call to
+the CDI file:
 
 1. ``kubeletplugin.serve.services``  one answer per claim; a bad claim never fails the others
 2. ``plugin.claims.preparer``        the order of effects: record, act, record
@@ -12,7 +12,7 @@ gRPC call to the CDI file:
 7. ``node.gpu_node``                 carries out the steps of the plan
 8. ``plan.prepare.cdi_spec``         what the container gets, as a ``cdi.Spec``
 
-``docs/architecture.md`` tells the same way step by step, and ``docs/glossary.md`` our words.
+``docs/architecture.md`` says the same step by step; ``docs/glossary.md`` lists our words.
 
 ``dra-driver kubelet-plugin`` runs on every node with GPUs; ``plugin.run`` connects its parts:
 
