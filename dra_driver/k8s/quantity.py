@@ -31,7 +31,7 @@ def parse(text: str) -> Fraction:
 def rounded_up(text: str) -> int:
     """The value of *text*, fractions rounded up, as ``Quantity.Value()`` does. ValueError: none.
 
-    >>> whole("10Gi"), whole("1500m")
+    >>> rounded_up("10Gi"), rounded_up("1500m")
     (10737418240, 2)
     """
     return math.ceil(parse(text))

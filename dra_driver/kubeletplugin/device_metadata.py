@@ -76,7 +76,7 @@ def render_metadata_documents(
 def metadata_file_name(uid: ClaimUid, request: str) -> str:
     """How the document of a request, without its subrequest, is called on the host.
 
-    >>> file_name(ClaimUid("0b7e"), "gpu")
+    >>> metadata_file_name(ClaimUid("0b7e"), "gpu")
     '0b7e_gpu.json'
     """
     return f"{uid}_{request}.json"
@@ -85,9 +85,9 @@ def metadata_file_name(uid: ClaimUid, request: str) -> str:
 def claim_uid_of_file(name: str) -> ClaimUid | None:
     """Whose document the file *name* is. None: it is no document.
 
-    >>> uid_in("0b7e_gpu.json")
+    >>> claim_uid_of_file("0b7e_gpu.json")
     '0b7e'
-    >>> uid_in("gpu.json")
+    >>> claim_uid_of_file("gpu.json")
     """
     uid, mark, rest = name.partition("_")
     return ClaimUid(uid) if uid and mark and rest.endswith(".json") else None

@@ -31,7 +31,7 @@ def dropped_fields(sent: Document, kept: Document) -> tuple[str, ...]:
     """Which fields of the *sent* spec are missing or different in the *kept* one, sorted.
 
     >>> sent = {"devices": [{"name": "a", "taints": [{"key": "k", "effect": "NoExecute"}]}]}
-    >>> dropped(sent, {"devices": [{"name": "a"}]})
+    >>> dropped_fields(sent, {"devices": [{"name": "a"}]})
     ('devices[].taints',)
     """
     return tuple(sorted(set(_differences("", _normal(sent), _normal(kept)))))

@@ -18,8 +18,8 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
 HOLD = """
 import sys, threading
 from pathlib import Path
-from dra_driver.kubeletplugin.serve.rolling_update import Turn
-turn = Turn(Path(sys.argv[1]), "pod-other", lambda: None)
+from dra_driver.kubeletplugin.serve.rolling_update import PluginLease
+turn = PluginLease(Path(sys.argv[1]), "pod-other", lambda: None)
 for line in sys.stdin:
     with turn.held():
         print("inside", flush=True)

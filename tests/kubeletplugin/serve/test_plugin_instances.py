@@ -16,8 +16,8 @@ from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
 LIVE = """
 import sys, threading
 from pathlib import Path
-from dra_driver.kubeletplugin.serve.rolling_update import Instances
-instances = Instances(Path(sys.argv[1]), "other")
+from dra_driver.kubeletplugin.serve.rolling_update import PluginInstances
+instances = PluginInstances(Path(sys.argv[1]), "other")
 print(instances.is_newest(), flush=True)
 threading.Event().wait()
 """
