@@ -108,7 +108,7 @@ class Metrics:
             registry=self.registry,
         )
         self._prepared_claims = self._gauge(
-            "prepared_claims", "Claims that are prepared on this node, or were begun."
+            "prepared_claims", "Claims that are prepared, or being prepared, on this node."
         )
         self._unreadable_records = self._gauge(
             "unreadable_records", "Damaged claim records that were set aside."
@@ -120,10 +120,10 @@ class Metrics:
             "unavailable_devices", "GPUs of this node that are not offered."
         )
         self.pending_devices = self._gauge(
-            "pending_devices", "GPUs that are not offered as their profile says yet."
+            "pending_devices", "GPUs that are not yet offered as their profile says."
         )
         self.mig_problems = self._gauge(
-            "mig_problems", "GPUs whose partitions or MIG mode are not as wanted."
+            "mig_problems", "GPUs whose partitions or MIG mode are not as their profile wants."
         )
         self._gone_instances = self._gauge("mig_lost_instances", "Claims that lost a MIG instance.")
         self._profile_problems = self._gauge(
