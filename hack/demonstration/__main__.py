@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     kinds.add_argument(
         "--mps", action="store_true", help="two pods that compute on one GPU at the same time"
     )
-    kinds.add_argument("--mig", action="store_true", help="partitions that are cut for two pods")
+    kinds.add_argument(
+        "--mig", action="store_true", help="MIG partitions that are created for two pods"
+    )
     parser.add_argument("--sim", metavar="NAME|FILE", help=f"which GPUs (default {SIM})")
     return parser
 
@@ -152,7 +154,7 @@ def _run_mps(stage: Stage, steps: Steps, sim: str) -> str:
 
 
 def _run_mig(stage: Stage, steps: Steps, sim: str) -> str:
-    """The same of two pods with partitions that are cut for them."""
+    """The same of two pods with partitions that are created for them."""
     _refuse_old(stage)
     account = _prepare(stage, steps)
     steps.step(f"starting the driver with simulated GPUs ({sim}) and the profile mig")
@@ -160,7 +162,7 @@ def _run_mig(stage: Stage, steps: Steps, sim: str) -> str:
     steps.detail(f"published: {', '.join(devices)}")
     steps.step(f"running two pods with partitions: {', '.join(PARTITIONS)}")
     logs = stage.run(*PARTITIONS)
-    steps.step("looking at how the GPUs are cut, before and after the pods end")
+    steps.step("reading how the GPUs are divided, before and after the pods end")
     seen = stage.look_at_partitions(sim, logs)
     steps.detail("done")
     return page.partitions_page(seen, style(sys.stdout.isatty(), os.environ))

@@ -53,12 +53,12 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """Pods with partitions that were cut for them, as the programs printed it."""
+    """Pods with partitions that were created for them, as the programs printed it."""
 
     version: str  # of Kubernetes
     why: str | None  # no containers can run here
     logs: Mapping[str, str]  # by namespace and name of the pod
-    during: str  # how the GPUs are cut
+    during: str  # how the GPUs are divided
     after: str  # the same once the pods are gone
 
 
@@ -70,13 +70,15 @@ def servers_page(seen: Servers, style: Style) -> str:
 
 
 def partitions_page(seen: Partitions, style: Style) -> str:
-    """What each container has of a GPU that was cut for it, and what becomes of that."""
+    """What each container has of a GPU that was divided for it, and what becomes of that."""
     command = "dra-driver devices --profile mig"
     pictures = [
-        ("How the GPUs are cut now", command, seen.during),
+        ("How the GPUs are divided now", command, seen.during),
         ("And once the pods are gone", command, seen.after),
     ]
-    return _pods_page("Two pods with MIG partitions that nobody cut before,", seen, pictures, style)
+    return _pods_page(
+        "Two pods with MIG partitions that nobody created before,", seen, pictures, style
+    )
 
 
 def _pods_page(
@@ -152,7 +154,7 @@ def ended() -> str:
     rows = [
         ("hack/demo --keep", "the same, left running, for you to look around"),
         ("hack/demo --mps", "two pods with 30 and 70 percent of a GPU, at the same time"),
-        ("hack/demo --mig", "partitions that are cut for pods, and given back"),
+        ("hack/demo --mig", "MIG partitions that are created for pods, and removed again"),
         ("hack/demo --sim mixed", "other GPUs: a100x8, b200x8, h200x8, l40sx4, t4x1, ..."),
         ("dra-driver devices --sim h100x8", "what a node offers; .venv/bin has the program"),
         ("hack/cluster up", "this Kubernetes alone; hack/cluster kubectl -- get nodes"),

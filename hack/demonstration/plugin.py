@@ -90,7 +90,7 @@ class Plugin:
         return _dra_driver("claims", *(f"--{name}={value}" for name, value in flags.items()))
 
     def picture(self, sim: str) -> str:
-        """How the GPUs are cut, as `dra-driver devices` draws it."""
+        """How the GPUs are divided, as `dra-driver devices` draws it."""
         flags = {
             "kubelet-dir": self._cluster.kubelet_dir,
             "sim": sim,

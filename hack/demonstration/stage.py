@@ -212,7 +212,7 @@ class Stage:
         )
 
     def look_at_partitions(self, sim: str, logs: dict[str, str]) -> Partitions:
-        """How the GPUs are cut for the pods, and what is left of that without them."""
+        """How the GPUs are divided for the pods, and what is left of that without them."""
         during = self.plugin.picture(sim)
         self._kubectl.delete([path for path in self._examples if path.exists()], GONE_SECONDS)
         after = self.plugin.picture(sim)

@@ -153,7 +153,7 @@ def test_partitions_are_shown_while_pods_have_them_and_after() -> None:
     assert (
         partitions_page(cut, Style())
         == """\
-Two pods with MIG partitions that nobody cut before, on Kubernetes 1.36.3; GPUs are simulated
+Two pods with MIG partitions that nobody created before, on Kubernetes 1.36.3; GPUs are simulated
 
 What pod one sees  kubectl logs -n a one
   GPU 0: H100
@@ -163,7 +163,7 @@ What pod two sees  kubectl logs -n b two
   GPU 0: H100
     MIG 2g.20gb
 
-How the GPUs are cut now  dra-driver devices --profile mig
+How the GPUs are divided now  dra-driver devices --profile mig
   gpu-0  [A|BB|.]
 
 And once the pods are gone  dra-driver devices --profile mig
