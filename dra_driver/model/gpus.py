@@ -1,15 +1,7 @@
-"""The GPUs of one node, and what it has but cannot offer.
+"""The GPUs of a node: the hardware, however it is offered (``model.offer``).
 
-How NVML and CUDA_VISIBLE_DEVICES know a GPU, or a MIG instance of one.
-
-MIG: how a GPU can be cut into partitions, and which instances it has now.
-
-A *partition* is a profile at a placement, whether it was cut or not; an *instance* is one that was:
-a GPU instance with one compute instance that fills it (NVIDIA's MIG user guide).
-
-What people have to do where a GPU has to be reset, or its MIG mode is not ours to change.
-
-The GPUs of a node; the hardware, however it is offered (``model.offer``).
+MIG: a *partition* is a profile at a placement, whether it exists or not; an *instance* is one that
+exists: a GPU instance with one compute instance that fills it (NVIDIA's MIG user guide).
 """
 
 from collections.abc import Iterable
@@ -163,7 +155,7 @@ class MigInfo:
 
     def profile(self, profile_id: int) -> MigProfile | None:
         """The profile of this id."""
-        return next((one for one in self.profiles if one.id == profile_id), None)
+        return next((profile for profile in self.profiles if profile.id == profile_id), None)
 
     def partition(self, key: PartitionKey) -> Partition | None:
         """The partition of this key; None: the board has no such profile."""
@@ -173,8 +165,8 @@ class MigInfo:
     @property
     def taken(self) -> tuple[PartitionKey, ...]:
         """Where something was cut."""
-        cut = [one.key for one in self.instances]
-        return tuple(sorted([*cut, *(one.key for one in self.unusable)]))
+        cut = [instance.key for instance in self.instances]
+        return tuple(sorted([*cut, *(instance.key for instance in self.unusable)]))
 
 
 def placeholder_uuid(gpu: GpuUuid, key: PartitionKey) -> GpuUuid:

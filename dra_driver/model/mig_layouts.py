@@ -115,12 +115,17 @@ class MigState:
     @property
     def keys(self) -> Mapping[GpuUuid, tuple[PartitionKey, ...]]:
         """Where layouts made something."""
-        return {gpu: tuple(one.key for one in made) for gpu, made in self.made.items()}
+        return {
+            gpu: tuple(instance.key for instance in instances)
+            for gpu, instances in self.made.items()
+        }
 
     @property
     def failures(self) -> int:
         """How much is not as it should be, and does not just wait."""
-        failed = [one for one in self.outcomes.values() if one.state is LayoutState.FAILED]
+        failed = [
+            outcome for outcome in self.outcomes.values() if outcome.state is LayoutState.FAILED
+        ]
         return len(failed) + len(self.boards) + bool(self.problem)
 
 

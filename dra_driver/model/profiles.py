@@ -110,8 +110,8 @@ class ProfileEntry:
     def where(self, field: str, key: str = "") -> str:
         """Where its document says *field*, for messages: "spec.gpus[0].mig.profiles". *key*: of
         which item of it, where each can stand in a place of its own."""
-        found = dict(self.elsewhere)
-        return found.get(f"{field}.{key}") or found.get(field, f"{self.path}.{field}")
+        paths = dict(self.elsewhere)
+        return paths.get(f"{field}.{key}") or paths.get(field, f"{self.path}.{field}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,9 @@ class ClaimRecord:
     def cut(self) -> frozenset[tuple[GpuUuid, PartitionKey]]:
         """The partitions that are there for it."""
         return frozenset(
-            (one.gpu, one.partition)
-            for one in self.holdings
-            if one.cut and one.gpu is not None and one.partition is not None
+            (holding.gpu, holding.partition)
+            for holding in self.holdings
+            if holding.cut and holding.gpu is not None and holding.partition is not None
         )
 
     @property

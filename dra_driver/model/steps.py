@@ -2,8 +2,6 @@
 
 What undoes a step depends on what other claims still need: ``plan.prepare.claim`` says it, as
 steps again.
-
-What the claims of one pod hold of one GPU's memory.
 """
 
 from collections.abc import Collection

@@ -86,10 +86,10 @@ class GpuNode:
         """Look again; the same value where nothing changed. Bounded, also where a GPU hangs (see
         ``GpuDiscovery.look``)."""
         with self._looking:
-            found = without_unrestored_time_slices(self._gpus.look(), self._still_owed())
-            if found != self._inventory:
-                self._inventory = found
-            return self._inventory or found
+            inventory = without_unrestored_time_slices(self._gpus.look(), self._still_owed())
+            if inventory != self._inventory:
+                self._inventory = inventory
+            return self._inventory or inventory
 
     def _still_owed(self) -> Mapping[GpuUuid, TimeSliceInterval]:
         try:

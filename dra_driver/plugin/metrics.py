@@ -1,7 +1,4 @@
-"""What the plugin counts, for Prometheus. One registry per process, made by ``run``.
-
-What is counted of MPS, where a node has it.
-"""
+"""What the plugin counts, for Prometheus. ``run`` makes one registry for the process."""
 
 from collections.abc import Callable, Sequence, Sized
 
@@ -64,10 +61,10 @@ class MpsMetrics:
 
     def mps_uses(self, uses: Sequence[ClaimMpsUsage]) -> None:
         """What claims have and do under MPS; claims that are not named are gone."""
-        by_labels = {(one.claim.namespace, one.claim.name, str(one.gpu)): one for one in uses}
-        self._set(self._percent, {key: one.percent for key, one in by_labels.items()})
-        self._set(self._clients, {key: one.clients for key, one in by_labels.items()})
-        self._set(self._unserved, {key: one.unserved for key, one in by_labels.items()})
+        by_labels = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
+        self._set(self._percent, {key: use.percent for key, use in by_labels.items()})
+        self._set(self._clients, {key: use.clients for key, use in by_labels.items()})
+        self._set(self._unserved, {key: use.unserved for key, use in by_labels.items()})
 
     def mps_restarted(self) -> None:
         """A server was restarted."""
@@ -82,12 +79,12 @@ class MpsMetrics:
         self._late.set(pods)
 
     def _set(self, gauge: Gauge, values: dict[_LabelValues, int | None]) -> None:
-        known = {key: value for key, value in values.items() if value is not None}
-        for labels in self._labels.get(gauge, set()) - known.keys():
+        known_values = {key: value for key, value in values.items() if value is not None}
+        for labels in self._labels.get(gauge, set()) - known_values.keys():
             gauge.remove(*labels)
-        for labels, value in known.items():
+        for labels, value in known_values.items():
             gauge.labels(*labels).set(value)
-        self._labels[gauge] = set(known)
+        self._labels[gauge] = set(known_values)
 
 
 _BUCKETS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32)
@@ -193,14 +190,14 @@ class Metrics:
 
     def memory_used(self, uses: Sequence[ClaimMemoryUsage], blind: int) -> None:
         """What guarded claims use of GPUs; claims that are not named are gone."""
-        now = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
-        for labels in self._memory_users - now.keys():
+        by_labels = {(use.claim.namespace, use.claim.name, str(use.gpu)): use for use in uses}
+        for labels in self._memory_users - by_labels.keys():
             self._memory_used.remove(*labels)
             self._memory_share.remove(*labels)
-        for labels, use in now.items():
+        for labels, use in by_labels.items():
             self._memory_used.labels(*labels).set(use.used_bytes)
             self._memory_share.labels(*labels).set(use.limit_bytes)
-        self._memory_users = set(now)
+        self._memory_users = set(by_labels)
         self._memory_blind.set(blind)
 
     def memory_excursion(self) -> None:

@@ -50,9 +50,9 @@ class CgroupMirror:
     def _remove_old(self) -> None:
         """What an earlier process copied, and has gone since."""
         top = self._copies[self._base]
-        known = {*self._copies.values()}
+        copies = {*self._copies.values()}
         for copy in sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True):
-            if copy not in known:
+            if copy not in copies:
                 self._remove(copy)
 
     def _remove(self, copy: Path) -> None:

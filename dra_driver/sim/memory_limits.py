@@ -108,13 +108,13 @@ class SimulatedMemoryLimits:
     def follow(self, node: SimulatedNode) -> None:
         """Forget what the driver, or a GPU, of *node* has lost."""
         driver = node.driver_version if node.driver == "ready" else None
-        there = frozenset(gpu.bus_id for gpu in node.gpus if gpu.listed)
+        bus_ids = frozenset(gpu.bus_id for gpu in node.gpus if gpu.listed)
         anew = driver is None or driver != (self._driver or driver)
         self._driver = driver or "none"
         with self._lock:
             for cgroup in _below(self._root):
                 for store in (_store(cgroup, name) for name in (_HARD, _SOFT, _USED, _MISC)):
-                    store.keep(frozenset() if anew else there)
+                    store.keep(frozenset() if anew else bus_ids)
 
     def set(self, node: SimulatedNode, gpu: SimulatedGpu, limits: Any) -> None:
         """``nvmlDeviceSetMemoryLimits_v1``."""
@@ -131,8 +131,8 @@ class SimulatedMemoryLimits:
         """``nvmlDeviceGetMemoryLimits_v1``: it is written into *limits*."""
         cgroup = self._checked(node, gpu, limits)
         with self._lock:
-            found = self._found(node, gpu.bus_id, cgroup)
-        limits.softLimit, limits.hardLimit, limits.currentUsed = found
+            limits = self._found(node, gpu.bus_id, cgroup)
+        limits.softLimit, limits.hardLimit, limits.currentUsed = limits
 
     def allocate(
         self, node: SimulatedNode, gpu: SimulatedGpu, cgroup: Path, size_bytes: int
@@ -140,13 +140,13 @@ class SimulatedMemoryLimits:
         """What a process in *cgroup* gets; None: out of memory."""
         with self._lock:
             chain = self._counting(node, gpu.bus_id, cgroup)
-            for one in chain:
-                _, hard, used = self._found(node, gpu.bus_id, one)
+            for parent in chain:
+                _, hard, used = self._found(node, gpu.bus_id, parent)
                 if used + size_bytes > hard:
                     return None
-            given = GpuAllocation(gpu.bus_id, size_bytes, chain)
-            _count(given, 1)
-            return given
+            allocation = GpuAllocation(gpu.bus_id, size_bytes, chain)
+            _count(allocation, 1)
+            return allocation
 
     def free(self, allocation: GpuAllocation) -> None:
         """The memory is given back."""
@@ -156,7 +156,7 @@ class SimulatedMemoryLimits:
     def _found(self, node: SimulatedNode, gpu: str, cgroup: Path) -> tuple[int, int, int]:
         """Soft, hard, used: of *cgroup*, or of the nearest above it that has any of them."""
         if node.memory_limits == "dmem":
-            holder = next((one for one in self._upwards(cgroup) if _has_dmem(one)), None)
+            holder = next((parent for parent in self._upwards(cgroup) if _has_dmem(parent)), None)
             if holder is None:
                 _raise_nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
             hard = _store(holder, _HARD).of(gpu, _NO_LIMIT)
@@ -169,7 +169,7 @@ class SimulatedMemoryLimits:
     def _counting(self, node: SimulatedNode, gpu: str, cgroup: Path) -> tuple[Path, ...]:
         """The cgroups on which memory of a process in *cgroup* is counted."""
         if node.memory_limits == "dmem":
-            return tuple(one for one in self._upwards(cgroup) if _has_dmem(one))
+            return tuple(parent for parent in self._upwards(cgroup) if _has_dmem(parent))
         limited = self._limited(gpu, cgroup) if node.memory_limits == "misc" else None
         return (limited[0],) if limited else ()
 
@@ -196,9 +196,9 @@ class SimulatedMemoryLimits:
 
     def _limited(self, gpu: str, cgroup: Path) -> tuple[Path, tuple[int, int, int]] | None:
         """The nearest cgroup that misc has a limit for: soft, hard, used."""
-        for one in self._upwards(cgroup):
-            if (limit := _store(one, _MISC).triple(gpu)) is not None:
-                return one, limit
+        for parent in self._upwards(cgroup):
+            if (limit := _store(parent, _MISC).triple(gpu)) is not None:
+                return parent, limit
         return None
 
     def _set_dmem(self, gpu: str, cgroup: Path, soft: int, hard: int) -> None:
@@ -206,11 +206,11 @@ class SimulatedMemoryLimits:
             _raise_nvml_error(pynvml.NVML_ERROR_NOT_FOUND)
         if _store(cgroup, _USED).of(gpu, 0) <= hard:  # else the kernel leaves it, and says nothing
             _store(cgroup, _HARD).put(gpu, hard)
-        more = soft - _store(cgroup, _SOFT).of(gpu, 0)
-        for one in self._upwards(cgroup):
-            if not _has_dmem(one):
+        growth = soft - _store(cgroup, _SOFT).of(gpu, 0)
+        for parent in self._upwards(cgroup):
+            if not _has_dmem(parent):
                 break  # a gap: no further
-            _store(one, _SOFT).put(gpu, _store(one, _SOFT).of(gpu, 0) + more)
+            _store(parent, _SOFT).put(gpu, _store(parent, _SOFT).of(gpu, 0) + growth)
 
 
 def _set_misc(gpu: str, cgroup: Path, soft: int, hard: int) -> None:
@@ -243,8 +243,8 @@ class _LimitFile:
         return int(self._read().get(gpu, default))
 
     def triple(self, gpu: str) -> tuple[int, int, int] | None:
-        found = self._read().get(gpu)
-        return tuple(found) if found is not None else None
+        limits = self._read().get(gpu)
+        return tuple(limits) if limits is not None else None
 
     def put(self, gpu: str, value: Any) -> None:
         self._write(self._read() | {gpu: value})

@@ -164,8 +164,8 @@ class SimulatedGpu(_Document):
     @pydantic.field_validator("fails")
     @classmethod
     def _known_errors(cls, fails: Mapping[str, str]) -> Mapping[str, str]:
-        known = {*_ERRORS, KILLED, KILLED_AFTER}
-        unknown = sorted({name for name in fails.values() if _error_key(name) not in known})
+        names = {*_ERRORS, KILLED, KILLED_AFTER}
+        unknown = sorted({name for name in fails.values() if _error_key(name) not in names})
         if unknown:
             raise ValueError(f"{', '.join(unknown)}: no NVML error; one is GPU_IS_LOST")
         return fails
@@ -183,12 +183,18 @@ class SimulatedGpu(_Document):
     def _mig_where_there_is_mig(self) -> "SimulatedGpu":
         if self.mig and not self.board.mig:
             raise ValueError(f"mig: {self.product} has no MIG mode")
-        for one in self.instances:
-            profile = self.geometry.named(one.profile) if self.geometry else None
-            if profile is None or one.start not in [place.start for place in profile.placements]:
-                raise ValueError(f"instances: {self.product} has no {one.profile} at {one.start}")
-            if one.compute and not compute_instances_fit(profile.slices, one.compute):
-                raise ValueError(f"instances: {list(one.compute)} do not fit into {one.profile}")
+        for instance in self.instances:
+            profile = self.geometry.named(instance.profile) if self.geometry else None
+            if profile is None or instance.start not in [
+                place.start for place in profile.placements
+            ]:
+                raise ValueError(
+                    f"instances: {self.product} has no {instance.profile} at {instance.start}"
+                )
+            if instance.compute and not compute_instances_fit(profile.slices, instance.compute):
+                raise ValueError(
+                    f"instances: {list(instance.compute)} do not fit into {instance.profile}"
+                )
         return self
 
     @property
@@ -246,11 +252,11 @@ class SimulatedNode(_Document):
 
     @pydantic.field_validator("gpus")
     @classmethod
-    def _complete(cls, gpus: tuple[SimulatedGpu, ...], known: pydantic.ValidationInfo) -> Any:
+    def _complete(cls, gpus: tuple[SimulatedGpu, ...], info: pydantic.ValidationInfo) -> Any:
         """With minor numbers and UUIDs, so that they stay what they are wherever a GPU is passed
         on.
         """
-        name = known.data.get("name", "")
+        name = info.data.get("name", "")
         return tuple(
             gpu.model_copy(
                 update={
@@ -264,7 +270,7 @@ class SimulatedNode(_Document):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "SimulatedNode":
         ids = [gpu.bus_id for gpu in self.gpus] + [device.bus_id for device in self.devices]
-        if twice := sorted({one for one in ids if ids.count(one) > 1}):
+        if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
             raise ValueError(f"bus_id: {', '.join(twice)} is there more than once")
         for pair in self.nvlink if isinstance(self.nvlink, tuple) else ():
             if not all(0 <= place < len(self.gpus) for place in pair) or pair[0] == pair[1]:
@@ -288,8 +294,8 @@ class SimulatedNode(_Document):
         """The GPUs to which the one at *bus_id* is bridged and that are there now."""
         pairs = self.nvlink if isinstance(self.nvlink, tuple) else ()
         ids = [(self.gpus[a].bus_id, self.gpus[b].bus_id) for a, b in pairs]
-        others = {b for a, b in ids if a == bus_id} | {a for a, b in ids if b == bus_id}
-        return tuple(sorted(other for other in others if self.on_bus(other)))
+        peers = {b for a, b in ids if a == bus_id} | {a for a, b in ids if b == bus_id}
+        return tuple(sorted(peer for peer in peers if self.on_bus(peer)))
 
 
 def serial(gpu: SimulatedGpu) -> str:
@@ -300,7 +306,7 @@ def serial(gpu: SimulatedGpu) -> str:
 def bundled_nodes() -> tuple[str, ...]:
     """The names that ``--sim NAME`` knows."""
     files = resources.files(__package__).joinpath("nodes").iterdir()
-    return tuple(sorted(Path(one.name).stem for one in files if one.name.endswith(".yaml")))
+    return tuple(sorted(Path(file.name).stem for file in files if file.name.endswith(".yaml")))
 
 
 def node_file(name: str) -> Path:
@@ -312,9 +318,9 @@ def node_file(name: str) -> Path:
         if path.is_file():
             return path
     near = [] if "/" in name else difflib.get_close_matches(path.stem, bundled_nodes(), n=1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
+    hint = f" (did you mean {near[0]}?)" if near else ""
     raise SettingsError(
-        f"no simulated node {name!r}{meant}: name a file, or one of {', '.join(bundled_nodes())}"
+        f"no simulated node {name!r}{hint}: name a file, or one of {', '.join(bundled_nodes())}"
     )
 
 
@@ -334,7 +340,7 @@ def read_node(path: Path) -> SimulatedNode:
     try:
         return SimulatedNode.model_validate_json(text)
     except pydantic.ValidationError as error:
-        problems = sorted({_problem(one) for one in error.errors()})
+        problems = sorted({_problem(problem) for problem in error.errors()})
         raise SettingsError(f"node file {path}: {'; '.join(problems)}") from error
 
 

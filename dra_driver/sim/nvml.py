@@ -195,8 +195,8 @@ class SimulatedNvml(ComputeInstanceFunctions):
         for bus_id in self._listed:
             gpu, handle = node.on_bus(bus_id), GpuHandle(self._session, bus_id)
             if gpu and uuid.startswith(MIG_PREFIX) and gpu.geometry:
-                seen = BoardSnapshot(handle, gpu, gpu.geometry, self._mig.read(node, gpu))
-                if (device := find_mig_device(seen, uuid)) is not None:
+                snapshot = BoardSnapshot(handle, gpu, gpu.geometry, self._mig.read(node, gpu))
+                if (device := find_mig_device(snapshot, uuid)) is not None:
                     self._gpu(handle, "nvmlDeviceGetHandleByUUID")
                     return device.handle
             if gpu and gpu.uuid == uuid:
@@ -353,7 +353,7 @@ class SimulatedNvml(ComputeInstanceFunctions):
 
 def _users(gpu: SimulatedGpu, mig: MigDevice | None) -> list[SimulatedProcess]:
     """Those of the GPU, or of an instance of it."""
-    return [one for one in gpu.processes if mig is None or one.gi == mig.cut.gi]
+    return [process for process in gpu.processes if mig is None or process.gi == mig.cut.gi]
 
 
 def _processes(gpu: SimulatedGpu, mig: MigDevice | None, kind: str) -> list[Any]:

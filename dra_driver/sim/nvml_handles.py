@@ -59,17 +59,17 @@ class InstancePointers:
 
     def read(self, pointer: Any, kind: Any) -> InstanceHandle:
         """Where *pointer* leads."""
-        found = self._at(pointer, kind)
-        if not isinstance(found, InstanceHandle):
+        instance = self._at(pointer, kind)
+        if not isinstance(instance, InstanceHandle):
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        if (found.ci is None) != (kind is pynvml.c_nvmlGpuInstance_t):
+        if (instance.ci is None) != (kind is pynvml.c_nvmlGpuInstance_t):
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return found
+        return instance
 
     def device(self, device: Any) -> Any:
         """The handle of a GPU that *device* is, or leads to."""
-        found = self._at(device, pynvml.c_nvmlDevice_t)
-        return found if isinstance(found, GpuHandle) else device
+        instance = self._at(device, pynvml.c_nvmlDevice_t)
+        return instance if isinstance(instance, GpuHandle) else device
 
     def _at(self, pointer: Any, kind: Any) -> GpuHandle | InstanceHandle | None:
         address = ctypes.cast(pointer, ctypes.c_void_p).value if isinstance(pointer, kind) else None

@@ -162,10 +162,10 @@ def _communicate(
     """Give it its input, and what it wrote once it has ended. subprocess.TimeoutExpired: it had not
     by *deadline*. As ``communicate``, but that keeps whatever a program writes."""
     assert child.stdout and child.stderr
-    said = {child.stdout: bytearray(), child.stderr: bytearray()}
+    output = {child.stdout: bytearray(), child.stderr: bytearray()}
     to_write = memoryview(command.stdin.encode())
     with selectors.DefaultSelector() as pipes:
-        for pipe in said:
+        for pipe in output:
             pipes.register(pipe, selectors.EVENT_READ, pipe)
         if child.stdin:
             os.set_blocking(child.stdin.fileno(), False)
@@ -176,16 +176,16 @@ def _communicate(
                     to_write = _written(key.fd, to_write)
                     more = len(to_write) > 0
                 else:
-                    more = _read_on(key.fd, said[key.data])
+                    more = _read_on(key.fd, output[key.data])
                 if not more:
                     pipes.unregister(key.data)
                     key.data.close()
-            if sum(map(len, said.values())) > _MAX_OUTPUT_BYTES:
+            if sum(map(len, output.values())) > _MAX_OUTPUT_BYTES:
                 raise NodeError(
                     f"{command} wrote more than {_MAX_OUTPUT_BYTES >> 20} MiB and was killed"
                 )
     child.wait(_seconds_left(deadline))
-    out, err = (bytes(one).decode(errors="replace") for one in said.values())
+    out, err = (bytes(pipe_output).decode(errors="replace") for pipe_output in output.values())
     return out, err
 
 
@@ -240,10 +240,10 @@ def _written(fd: int, data: memoryview) -> memoryview:
         return data[:0]
 
 
-def _read_on(fd: int, said: bytearray) -> bool:
+def _read_on(fd: int, output: bytearray) -> bool:
     """False: that was the end."""
     data = os.read(fd, _READ_CHUNK_BYTES)
-    said += data
+    output += data
     return bool(data)
 
 
@@ -275,18 +275,18 @@ def _close(child: subprocess.Popen[bytes]) -> None:
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is None or pipe.closed:
             continue
-        with pipe, selectors.DefaultSelector() as one:
+        with pipe, selectors.DefaultSelector() as selector:
             if pipe is not child.stdin:
-                one.register(pipe, selectors.EVENT_READ)
-                while (seconds := deadline.remaining) > 0 and one.select(seconds):
+                selector.register(pipe, selectors.EVENT_READ)
+                while (seconds := deadline.remaining) > 0 and selector.select(seconds):
                     if not os.read(pipe.fileno(), _READ_CHUNK_BYTES):
                         break
 
 
 def _failed(command: Command, code: int, output: str) -> NodeError:
-    said = _error_output(output)
-    message = f"{command} {_how_it_ended(code)}: {said}"
-    return NodeError(message) if code in _NOT_STARTED_CODES else CommandFailed(message, said)
+    reason = _error_output(output)
+    message = f"{command} {_how_it_ended(code)}: {reason}"
+    return NodeError(message) if code in _NOT_STARTED_CODES else CommandFailed(message, reason)
 
 
 def _how_it_ended(code: int) -> str:

@@ -33,12 +33,12 @@ DeviceNumberOf = Callable[[str], tuple[int, int] | None]
 def device_number(path: str) -> tuple[int, int] | None:
     """What :class:`DeviceNodes` looks with, unless it is given something else."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if not stat.S_ISCHR(found.st_mode):
+    if not stat.S_ISCHR(status.st_mode):
         return None
-    return os.major(found.st_rdev), os.minor(found.st_rdev)
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
 
 
 def modprobe_arguments(missing: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -81,18 +81,18 @@ class DeviceNodes:
 
         NodeError: one is missing and could not be made. TimedOut: making it took too long.
         """
-        wanted = sorted(set(minors))
-        gpus = [f"nvidia{minor}" for minor in wanted]
+        sorted_minors = sorted(set(minors))
+        gpus = [f"nvidia{minor}" for minor in sorted_minors]
         root = self._root()
         names = (*gpus, *sorted((*REQUIRED_DEVICES, *OPTIONAL_DEVICES)))
-        found = {name: self._look(root, name) for name in names}
-        missing = [name for name in (*gpus, *REQUIRED_DEVICES) if found[name] is None]
+        files = {name: self._look(root, name) for name in names}
+        missing = [name for name in (*gpus, *REQUIRED_DEVICES) if files[name] is None]
         if missing:
             self._make(root, missing)
-            found = {name: self._look(root, name) for name in names}
-        by_minor = {minor: found[gpu] for minor, gpu in zip(wanted, gpus, strict=True)}
+            files = {name: self._look(root, name) for name in names}
+        by_minor = {minor: files[gpu] for minor, gpu in zip(sorted_minors, gpus, strict=True)}
         return DeviceFiles(
-            common=tuple(file for name in names[len(gpus) :] if (file := found[name])),
+            common=tuple(file for name in names[len(gpus) :] if (file := files[name])),
             gpus={minor: file for minor, file in by_minor.items() if file},
             capabilities=self._capabilities.files(root, sorted(set(capabilities))),
         )
@@ -134,9 +134,9 @@ class DeviceNodes:
             raise
         except NodeError as e:
             failure = e  # what counts is whether the files are there
-        left = self._missing(root, missing)
-        if left:
-            places = ", ".join(f"{root.rstrip('/')}/dev/{name}" for name in left)
+        still_missing = self._missing(root, missing)
+        if still_missing:
+            places = ", ".join(f"{root.rstrip('/')}/dev/{name}" for name in still_missing)
             raise NodeError(
                 f"device files are missing and were not made: {places} "
                 f"({failure or 'nvidia-modprobe reported success'}); is the kernel module loaded "

@@ -2,12 +2,9 @@
 
 The tables list the places where installers and distributions put things, first come first taken.
 A library belongs to a driver if its file name ends in the driver's version, or if it is one of the
-few that the driver ships under a version of their own.
-
-What an ELF shared library says of itself: for which machine it is, and its DT_SONAME.
-
-Only the few bytes that matter are read, with ``pread``: a driver is 600 MB of libraries.
-Layout: System V ABI, "ELF Header", "Program Header", "Dynamic Section".
+few that the driver ships under a version of their own. Of an ELF file only the few bytes that say
+machine and DT_SONAME are read, with ``pread``: a driver is 600 MB of libraries. (System V ABI, "ELF
+Header", "Program Header", "Dynamic Section".)
 """
 
 import os
@@ -115,10 +112,10 @@ def _file_offset(address: int, segments: list[_ElfSegment]) -> int:
 def _bytes(fd: int, offset: int, size: int) -> bytes:
     if size > _MAX_BYTES:
         raise ValueError(f"a table of {size} bytes")
-    found = os.pread(fd, size, offset)
-    if len(found) != size:
-        raise ValueError(f"{size} bytes expected at {offset:#x}, {len(found)} found")
-    return found
+    data = os.pread(fd, size, offset)
+    if len(data) != size:
+        raise ValueError(f"{size} bytes expected at {offset:#x}, {len(data)} found")
+    return data
 
 
 LIBRARY_DIRECTORIES: Final = (
@@ -184,9 +181,11 @@ def find_driver_files(fs: RootFs, loaded: str | None) -> DriverFiles:
         raise NodeError(f"{fs.root} does not exist")
     directories = _library_directories(fs)
     version = _version(fs, directories, loaded)
-    found = [pair for directory in directories for pair in _libraries(fs, directory, version)]
-    machine = next((m for lib, m in found if _stem(lib.soname) == "libcuda"), "")
-    libraries = _first_of_each([lib for lib, m in found if m == machine])
+    libraries_and_machines = [
+        pair for directory in directories for pair in _libraries(fs, directory, version)
+    ]
+    machine = next((m for lib, m in libraries_and_machines if _stem(lib.soname) == "libcuda"), "")
+    libraries = _first_of_each([lib for lib, m in libraries_and_machines if m == machine])
     missing = [s for s in REQUIRED_LIBRARIES if s not in {_stem(lib.soname) for lib in libraries}]
     if missing or find_tool(fs, REQUIRED_TOOL) is None:
         missing = [f"{stem}.so.{version}" for stem in missing]
@@ -212,7 +211,7 @@ def find_tool(fs: RootFs, name: str) -> str | None:
 
 
 def _first(fs: RootFs, paths: Iterable[str]) -> str | None:
-    return next((found for path in paths if (found := fs.find(path))), None)
+    return next((real_path for path in paths if (real_path := fs.find(path))), None)
 
 
 def _stem(name: str) -> str:
@@ -221,8 +220,8 @@ def _stem(name: str) -> str:
 
 def _library_directories(fs: RootFs) -> list[str]:
     # Merged into /usr, several of them are one: it is looked into once.
-    found = [fs.resolve(directory) for directory in LIBRARY_DIRECTORIES]
-    return list(dict.fromkeys(directory for directory in found if directory))
+    resolved = [fs.resolve(directory) for directory in LIBRARY_DIRECTORIES]
+    return list(dict.fromkeys(directory for directory in resolved if directory))
 
 
 def _version(fs: RootFs, directories: list[str], loaded: str | None) -> str:
@@ -234,18 +233,18 @@ def _version(fs: RootFs, directories: list[str], loaded: str | None) -> str:
     }
     if not versions:
         raise NodeError(f"{fs.root} has no libcuda.so.<version> in its library directories")
-    there = ", ".join(sorted(versions))
+    available = ", ".join(sorted(versions))
     if loaded is not None:
         if loaded in versions:
             return loaded
         raise NodeError(
-            f"{fs.root} has driver {there}, but the loaded kernel module is {loaded}: finish the "
-            "driver upgrade (restart the node, or reload the module)"
+            f"{fs.root} has driver {available}, but the loaded kernel module is {loaded}: finish "
+            "the driver upgrade (restart the node, or reload the module)"
         )
     if len(versions) > 1:
         raise NodeError(
-            f"{fs.root} has drivers {there} side by side, and no kernel module is loaded that "
-            "would tell which one counts: remove the other"
+            f"{fs.root} has drivers {available} side by side, and no kernel module is loaded "
+            "that would tell which one counts: remove the other"
         )
     return versions.pop()
 
@@ -269,13 +268,13 @@ def _names_by_file(fs: RootFs, directory: str, version: str) -> dict[str, set[st
 
     names = fs.names(directory)
     stems = {_stem(name) for name in names if is_ours(name)}.difference(_DESKTOP)
-    found: dict[str, set[str]] = {}
+    names_by_file: dict[str, set[str]] = {}
     for name in names:
         if _stem(name) in stems or name in _IGNORED_LINKS:
             path = fs.find(f"{directory}/{name}")
             if path is not None and is_ours(path.rpartition("/")[2]):
-                found.setdefault(path, set()).add(name)
-    return found
+                names_by_file.setdefault(path, set()).add(name)
+    return names_by_file
 
 
 def _first_of_each(libraries: list[DriverLibrary]) -> list[DriverLibrary]:
@@ -287,8 +286,8 @@ def _first_of_each(libraries: list[DriverLibrary]) -> list[DriverLibrary]:
 
 def _tools(fs: RootFs) -> Iterator[HostFile]:
     for name in TOOLS:
-        if found := find_tool(fs, name):
-            yield HostFile(fs.on_host(found), f"/usr/bin/{name}")
+        if path := find_tool(fs, name):
+            yield HostFile(fs.on_host(path), f"/usr/bin/{name}")
 
 
 def _firmware(fs: RootFs, version: str) -> Iterator[HostFile]:
@@ -296,7 +295,7 @@ def _firmware(fs: RootFs, version: str) -> Iterator[HostFile]:
         directory = fs.resolve(f"{place}/{version}")
         names = fs.names(directory) if directory else []
         files = [f"{directory}/{n}" for n in names if n.startswith("gsp") and n.endswith(".bin")]
-        for path in (found for file in files if (found := fs.find(file))):
+        for path in (real_path for file in files if (real_path := fs.find(file))):
             name = path.rpartition("/")[2]
             yield HostFile(fs.on_host(path), f"/lib/firmware/nvidia/{version}/{name}")
         if files:
@@ -304,15 +303,15 @@ def _firmware(fs: RootFs, version: str) -> Iterator[HostFile]:
 
 
 def _graphics(fs: RootFs) -> Iterator[HostFile]:
-    for container_path, others in _GRAPHICS:
+    for container_path, directories in _GRAPHICS:
         name = container_path.rpartition("/")[2]
-        places = [
+        paths = [
             container_path,
             _graphics_file(container_path),
-            *(f"{other}/{name}" for other in others),
+            *(f"{directory}/{name}" for directory in directories),
         ]
-        if found := _first(fs, places):
-            yield HostFile(fs.on_host(found), container_path)
+        if path := _first(fs, paths):
+            yield HostFile(fs.on_host(path), container_path)
 
 
 def _graphics_file(path: str) -> str:
@@ -323,6 +322,6 @@ def _graphics_file(path: str) -> str:
 
 def _sockets(fs: RootFs) -> Iterator[HostFile]:
     for socket in _SOCKETS:
-        found = _first(fs, (f"/run{socket}", f"/var/run{socket}"))
-        if found and stat.S_ISSOCK(lstat(fs.here(found)).st_mode):
-            yield HostFile(fs.on_host(found), f"/run{socket}")
+        path = _first(fs, (f"/run{socket}", f"/var/run{socket}"))
+        if path and stat.S_ISSOCK(lstat(fs.here(path)).st_mode):
+            yield HostFile(fs.on_host(path), f"/run{socket}")

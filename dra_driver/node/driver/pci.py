@@ -72,7 +72,7 @@ class PciBus:
             entries = self._list()
             if entries != self._entries:
                 functions = [self._function(name) for name, _ in entries]
-                self._gpus = self._read([one for one in functions if one])
+                self._gpus = self._read([function for function in functions if function])
                 self._entries = entries if all(functions) else ()  # one just came or went
             return {gpu.bus_id: self._with_driver(gpu) for gpu in self._gpus}
         except OSError as error:
@@ -80,8 +80,8 @@ class PciBus:
 
     def _list(self) -> tuple[tuple[str, int], ...]:
         try:
-            with os.scandir(self._devices) as found:
-                return tuple(sorted((entry.name, entry.inode()) for entry in found))
+            with os.scandir(self._devices) as entries:
+                return tuple(sorted((entry.name, entry.inode()) for entry in entries))
         except FileNotFoundError:
             return ()
 

@@ -51,13 +51,13 @@ class DriverRoot:
             loaded = self.loaded_version()
             if last is not None and last[2] == loaded and files_unchanged(last[1]):
                 return last[0]
-            files, seen = self._look(loaded)
+            files, signatures = self._look(loaded)
         except OSError as e:
             raise NodeError(
                 f"cannot look for the driver at {e.filename}: {e.strerror}; "
                 "this process needs to read the driver root"
             ) from e
-        self._last = files, seen, loaded
+        self._last = files, signatures, loaded
         return files
 
     def nvml_library(self) -> Path:
@@ -70,10 +70,10 @@ class DriverRoot:
         """The host's path of a program of the driver ("nvidia-smi", "nvidia-modprobe")."""
         files = self.files()
         fs = RootFs(self.host_root, files.root)
-        found = find_tool(fs, name)
-        if found is None:
+        path = find_tool(fs, name)
+        if path is None:
             raise NodeError(f"the driver in {files.root} has no {name}: install the whole driver")
-        return fs.on_host(found)
+        return fs.on_host(path)
 
     def command(self, name: str, *args: str) -> Command:
         """How to run a program of the driver: inside the driver root where that is a whole system
@@ -87,10 +87,10 @@ class DriverRoot:
     def loaded_version(self) -> str | None:
         """The version of the loaded kernel module, where the host tells."""
         try:
-            said = Path(self.here(self._loaded)).read_text(encoding="utf-8", errors="replace")
+            text = Path(self.here(self._loaded)).read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        match = _KERNEL_MODULE.search(said)
+        match = _KERNEL_MODULE.search(text)
         return match[1] if match else None
 
     def here(self, host_path: str) -> str:
@@ -98,7 +98,7 @@ class DriverRoot:
         return self.host_root.rstrip("/") + host_path
 
     def _look(self, loaded: str | None) -> tuple[DriverFiles, FileSignatures]:
-        seen: FileSignatures = {}
+        signatures: FileSignatures = {}
         problems = []
         for root in self._roots:
             fs = RootFs(self.host_root, root)
@@ -106,9 +106,9 @@ class DriverRoot:
                 files = find_driver_files(fs, loaded)
             except NodeError as e:
                 problems.append(str(e))
-                seen |= fs.seen
+                signatures |= fs.seen
             else:
-                return files, seen | fs.seen
+                return files, signatures | fs.seen
         raise NodeError(
             f"no complete NVIDIA driver: {'; '.join(problems)}. Is the driver installed? "
             "If it is somewhere else, set --driver-root to the directory that holds its "

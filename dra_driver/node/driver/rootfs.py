@@ -81,10 +81,10 @@ class RootFs:
 
     def find(self, path: str) -> str | None:
         """As ``resolve``, and from now on a change of that very file counts, too."""
-        found = self.resolve(path)
-        if found is not None:
-            self._note(found)
-        return found
+        real_path = self.resolve(path)
+        if real_path is not None:
+            self._note(real_path)
+        return real_path
 
     def _link(self, directory: str, name: str) -> str | None:
         """Where a link leads; empty: it is no link; None: it is not there."""
@@ -102,21 +102,21 @@ class RootFs:
         return target
 
     def _note(self, path: str) -> None:
-        here = self._base + path
-        self.seen.setdefault(here, file_signature(here))
+        seen_path = self._base + path
+        self.seen.setdefault(seen_path, file_signature(seen_path))
 
 
 def file_signature(path: str) -> FileSignature | None:
     """What *path* is right now, as this process sees it; None: it is not there."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as e:
         if e.errno in _ABSENT:
             return None
         raise
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def files_unchanged(seen: FileSignatures) -> bool:
+def files_unchanged(signatures: FileSignatures) -> bool:
     """Whether everything that was looked at is as it was. Takes some 2 µs for each."""
-    return all(file_signature(path) == was for path, was in seen.items())
+    return all(file_signature(path) == signature for path, signature in signatures.items())

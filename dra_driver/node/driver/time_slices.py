@@ -60,16 +60,16 @@ class TimeSlices:
         it is not the one that the GPU is to have."""
         self._refuse_owed(gpu)
         try:
-            said = self._ask(gpu, "-l")
+            text = self._ask(gpu, "-l")
         except TimedOut:
             raise
         except NodeError as e:
             log.info("a GPU does not say its interval", extra={"gpu": gpu, "error": str(e)})
             return None
-        found = parse_time_slice(said)
-        if found is None:
-            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "said": said.strip()})
-        return found
+        interval = parse_time_slice(text)
+        if interval is None:
+            log.warning("cannot read a GPU's interval", extra={"gpu": gpu, "said": text.strip()})
+        return interval
 
     def set(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
         """Have the processes on *gpu* take turns at *interval*.
@@ -109,8 +109,8 @@ class TimeSlices:
         try:
             self._set(gpu, interval)
         except TimedOut as e:
-            facts = {"gpu": gpu, "interval": str(interval), "error": str(e)}
-            log.warning("an interval is put back later", extra=facts)
+            fields = {"gpu": gpu, "interval": str(interval), "error": str(e)}
+            log.warning("an interval is put back later", extra=fields)
             self._note(gpu, interval)
             return
         except (ClaimError, NodeError) as e:
@@ -210,8 +210,8 @@ def parse_time_slice(text: str) -> TimeSliceInterval | None:
     >>> parse_time_slice("|   0     Timeslice        N/A      |")
     """
     lines = [_fields(line) for line in text.splitlines()]
-    found = set(_in_rows(lines)) or set(_in_columns(lines))
-    return found.pop() if len(found) == 1 else None
+    intervals = set(_in_rows(lines)) or set(_in_columns(lines))
+    return intervals.pop() if len(intervals) == 1 else None
 
 
 def _in_rows(lines: list[list[str]]) -> Iterator[TimeSliceInterval]:
@@ -252,9 +252,9 @@ def _is_policy(field: str) -> bool:
 def _interval(field: str) -> TimeSliceInterval | None:
     """A value by name or by number: "Short", "SHORT (1)", "1"."""
     words = re.findall(r"[a-z]+|\d+", field.casefold())
-    named = [_NAMES[word] for word in words if word in _NAMES]
-    if named:
-        return named[0]
+    intervals = [_NAMES[word] for word in words if word in _NAMES]
+    if intervals:
+        return intervals[0]
     numbers = [int(word) for word in words if word.isdigit()]
     return (
         TimeSliceInterval(numbers[0])

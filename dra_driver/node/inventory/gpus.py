@@ -112,17 +112,23 @@ class GpuDiscovery:
             self._known, self._failed = {}, {}
         last = dict(self._known)
         failed = self._learn(system)
-        seen = {index: one for index, one in self._known.items() if index not in failed}
-        failed |= self._refresh_links(seen)
-        refused = dict(unusable_gpus(seen)) | failed
-        offered = {index: one for index, one in seen.items() if index not in refused}
-        refused |= self._nodes.missing({index: one.static.minor for index, one in offered.items()})
+        readings = {index: reading for index, reading in self._known.items() if index not in failed}
+        failed |= self._refresh_links(readings)
+        refused = dict(unusable_gpus(readings)) | failed
+        offered = {index: reading for index, reading in readings.items() if index not in refused}
+        refused |= self._nodes.missing(
+            {index: reading.static.minor for index, reading in offered.items()}
+        )
         devices = [
-            self._gpu(one, system, pci) for index, one in offered.items() if index not in refused
+            self._gpu(reading, system, pci)
+            for index, reading in offered.items()
+            if index not in refused
         ]
-        unread = (one.dynamic.uuid for index, one in offered.items() if one is last.get(index))
-        found = _inventory(devices, self._unavailable(refused, pci))
-        return replace(found, stale=frozenset(unread))
+        unread = (
+            reading.dynamic.uuid for index, reading in offered.items() if reading is last.get(index)
+        )
+        inventory = _inventory(devices, self._unavailable(refused, pci))
+        return replace(inventory, stale=frozenset(unread))
 
     def _learn(self, system: NvmlSystem) -> dict[int, str]:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
@@ -134,14 +140,14 @@ class GpuDiscovery:
                 failed |= self._failure(index, dynamic)
             else:
                 dynamic_states[index] = dynamic
-        static = self._facts(dynamic_states, known)
+        static_infos = self._facts(dynamic_states, known)
         for index, dynamic in dynamic_states.items():
-            its = static[index]
-            if isinstance(its, NodeError):
-                failed |= self._failure(index, its)
+            info = static_infos[index]
+            if isinstance(info, NodeError):
+                failed |= self._failure(index, info)
             else:
                 _log_hidden(self._known.get(index), dynamic)
-                self._known[index] = GpuReading(dynamic, its)
+                self._known[index] = GpuReading(dynamic, info)
         self._failed = failed
         return dict(failed)
 
@@ -163,41 +169,41 @@ class GpuDiscovery:
             return {**current, **self._nvml.static_infos(sorted(missing), known)}
         return current
 
-    def _refresh_links(self, seen: Mapping[int, GpuReading]) -> dict[int, str]:
+    def _refresh_links(self, readings: Mapping[int, GpuReading]) -> dict[int, str]:
         """Read the NVLinks again once they are old, or a GPU is new. Answers with those that hang.
 
         What a GPU told before stays while it does not answer, so that its fault is not seen on its
         neighbours; links that cannot be read are no reason not to offer it.
         """
-        new = any(one.static.pci_bus_id not in self._links for one in seen.values())
+        new = any(reading.static.pci_bus_id not in self._links for reading in readings.values())
         if not new and time.monotonic() < self._links_until:
             return {}
         hung: dict[int, str] = {}
-        listed = {one.static.pci_bus_id for one in self._known.values()}
-        links = {bus_id: its for bus_id, its in self._links.items() if bus_id in listed}
-        known = {index for index, one in seen.items() if one.static.pci_bus_id in links}
+        listed = {reading.static.pci_bus_id for reading in self._known.values()}
+        links = {bus_id: nvlinks for bus_id, nvlinks in self._links.items() if bus_id in listed}
+        known = {index for index, reading in readings.items() if reading.static.pci_bus_id in links}
         until = time.monotonic() + _NVLINKS_TTL_SECONDS
-        for index, its in self._nvml.links(sorted(seen), known).items():
-            bus_id = seen[index].static.pci_bus_id
-            if isinstance(its, GpuBeingChanged):
+        for index, nvlinks in self._nvml.links(sorted(readings), known).items():
+            bus_id = readings[index].static.pci_bus_id
+            if isinstance(nvlinks, GpuBeingChanged):
                 until = 0.0
-            elif isinstance(its, NodeError):
-                log.warning("NVLinks not read: %s", its, extra={"gpu": bus_id})
+            elif isinstance(nvlinks, NodeError):
+                log.warning("NVLinks not read: %s", nvlinks, extra={"gpu": bus_id})
                 links.setdefault(bus_id, NvLinks())
-                if isinstance(its, TimedOut):
-                    hung[index] = unreadable_reason(its)
+                if isinstance(nvlinks, TimedOut):
+                    hung[index] = unreadable_reason(nvlinks)
                     until = 0.0  # not offered until it answers, so it is asked at every look
             else:
-                links[bus_id] = its
+                links[bus_id] = nvlinks
         self._links, self._reached = links, nvlink_neighbours(links)
         self._links_until = until
         return hung
 
-    def _gpu(self, one: GpuReading, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Gpu:
-        static = one.static
+    def _gpu(self, reading: GpuReading, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Gpu:
+        static = reading.static
         return Gpu(
             minor=static.minor,
-            uuid=one.dynamic.uuid,
+            uuid=reading.dynamic.uuid,
             pci_bus_id=static.pci_bus_id,
             product_name=static.product_name,
             brand=static.brand,
@@ -209,30 +215,32 @@ class GpuDiscovery:
             addressing_mode=static.addressing_mode,
             topology=self._topology(static.pci_bus_id, pci.get(static.pci_bus_id)),
             pci_id=static.pci_id,
-            mig=_mig(one),
+            mig=_mig(reading),
             mig_problem=static.mig_problem,
         )
 
-    def _topology(self, bus_id: str, place: PciGpu | None) -> Topology:
-        together = nvlink_clique(bus_id, self._reached)
-        uuids = {one.static.pci_bus_id: one.dynamic.uuid for one in self._known.values()}
+    def _topology(self, bus_id: str, pci: PciGpu | None) -> Topology:
+        clique = nvlink_clique(bus_id, self._reached)
+        uuids = {
+            reading.static.pci_bus_id: reading.dynamic.uuid for reading in self._known.values()
+        }
         return Topology(
-            pcie_root=place.root if place else None,
-            pcie_switch=place.switch if place else None,
-            numa_node=place.numa_node if place else None,
+            pcie_root=pci.root if pci else None,
+            pcie_switch=pci.switch if pci else None,
+            numa_node=pci.numa_node if pci else None,
             # A UUID of the clique names it: no other node's clique has the same.
-            nvlink_clique=min(uuids[member] for member in together) if together else None,
+            nvlink_clique=min(uuids[member] for member in clique) if clique else None,
             nvlink_peers=len(self._reached[bus_id]),
         )
 
     def _unavailable(
         self, refused: Mapping[int, str], pci: Mapping[str, PciGpu]
     ) -> list[UnavailableGpu]:
-        listed = {one.static.pci_bus_id for one in self._known.values()}
+        listed = {reading.static.pci_bus_id for reading in self._known.values()}
         unlisted = [gpu for bus_id, gpu in pci.items() if bus_id not in listed]
         names = {
-            index: describe_pci_gpu(one.static.pci_bus_id, one.dynamic.uuid)
-            for index, one in self._known.items()
+            index: describe_pci_gpu(reading.static.pci_bus_id, reading.dynamic.uuid)
+            for index, reading in self._known.items()
         }
         nameless = sorted(refused.keys() - names.keys())
         ours = [gpu for gpu in unlisted if gpu.driver == "nvidia"]
@@ -266,12 +274,12 @@ class _MissingDeviceNodes:
     def missing(self, minors: Mapping[int, int]) -> dict[int, str]:
         """For each key of *minors* without a node, why there is none."""
         lacking = [minor for minor in sorted(minors.values()) if not self._is_there(minor)]
-        self._tried = {minor: its for minor, its in self._tried.items() if minor in lacking}
+        self._tried = {minor: attempt for minor, attempt in self._tried.items() if minor in lacking}
         now = time.monotonic()
         for minor in lacking:
             if minor not in self._tried or now >= self._tried[minor].again_at:
                 self._tried[minor] = _DeviceNodeAttempt(self._error(minor), now + _RETRY_SECONDS)
-        errors = {minor: its.error for minor, its in self._tried.items() if its.error}
+        errors = {minor: attempt.error for minor, attempt in self._tried.items() if attempt.error}
         return {
             key: f"it has no device node, and none could be made: {errors[minor]}"
             for key, minor in minors.items()
@@ -293,19 +301,19 @@ class _MissingDeviceNodes:
             return False
 
 
-def _log_hidden(before: GpuReading | None, now: DynamicState) -> None:
+def _log_hidden(before: GpuReading | None, state: DynamicState) -> None:
     """Once, not at every look."""
-    if now.mig_hidden and not (before and before.dynamic.mig_hidden):
-        log.warning(MIG_HIDDEN, extra={"gpu": now.uuid})
+    if state.mig_hidden and not (before and before.dynamic.mig_hidden):
+        log.warning(MIG_HIDDEN, extra={"gpu": state.uuid})
 
 
-def _is_current(known: GpuReading, now: DynamicState) -> bool:
+def _is_current(reading: GpuReading, state: DynamicState) -> bool:
     """Whether what was read of a GPU still holds."""
-    return (known.dynamic.uuid, known.static.mig_on) == (now.uuid, now.mig_on)
+    return (reading.dynamic.uuid, reading.static.mig_on) == (state.uuid, state.mig_on)
 
 
-def _mig(one: GpuReading) -> MigInfo | None:
-    dynamic, static = one.dynamic, one.static
+def _mig(reading: GpuReading) -> MigInfo | None:
+    dynamic, static = reading.dynamic, reading.static
     # Without profiles it cannot be cut; but while the mode is on it cannot be used whole either.
     if dynamic.mig_on is None or not (dynamic.mig_on or static.mig_profiles):
         return None
@@ -328,5 +336,5 @@ def _bound_to_nvidia(pci: Mapping[str, PciGpu]) -> frozenset[str]:
 def _inventory(devices: Iterable[Gpu], unavailable: Iterable[UnavailableGpu]) -> Inventory:
     return Inventory(
         tuple(sorted(devices, key=lambda gpu: gpu.minor)),
-        tuple(sorted(unavailable, key=lambda one: (one.what, one.reason))),
+        tuple(sorted(unavailable, key=lambda gpu: (gpu.what, gpu.reason))),
     )

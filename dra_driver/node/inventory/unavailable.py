@@ -15,27 +15,29 @@ def describe_pci_gpu(bus_id: str, uuid: str | None = None) -> str:
     return f"GPU {bus_id} ({uuid})" if uuid else f"GPU {bus_id}"
 
 
-def unusable_gpus(seen: Mapping[int, GpuReading]) -> Mapping[int, str]:
-    """Those of *seen* that answer but cannot be offered as they are, with the reason."""
-    minors = Counter(one.static.minor for one in seen.values())
-    uuids = Counter(one.dynamic.uuid for one in seen.values())
-    reasons = {index: _unusable_reason(one, minors, uuids) for index, one in seen.items()}
+def unusable_gpus(readings: Mapping[int, GpuReading]) -> Mapping[int, str]:
+    """Those of *readings* that answer but cannot be offered as they are, with the reason."""
+    minors = Counter(reading.static.minor for reading in readings.values())
+    uuids = Counter(reading.dynamic.uuid for reading in readings.values())
+    reasons = {
+        index: _unusable_reason(reading, minors, uuids) for index, reading in readings.items()
+    }
     return {index: reason for index, reason in reasons.items() if reason}
 
 
 def _unusable_reason(
-    one: GpuReading, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int]
+    reading: GpuReading, minors: Mapping[int, int], uuids: Mapping[GpuUuid, int]
 ) -> str | None:
-    static = one.static
+    static = reading.static
     if minors[static.minor] > 1:
         return (
             f"NVML gives minor number {static.minor} to {minors[static.minor]} GPUs, so which one "
             f"/dev/nvidia{static.minor} is cannot be told; reload the NVIDIA kernel modules or "
             f"reboot"
         )
-    if uuids[one.dynamic.uuid] > 1:
+    if uuids[reading.dynamic.uuid] > 1:
         return (
-            f"NVML gives this UUID to {uuids[one.dynamic.uuid]} GPUs, so a container could get "
+            f"NVML gives this UUID to {uuids[reading.dynamic.uuid]} GPUs, so a container could get "
             f"another one; "
             "reload the NVIDIA kernel modules or reboot"
         )
@@ -53,12 +55,12 @@ def unreadable_reason(error: NodeError) -> str:
 
 
 def without_unrestored_time_slices(
-    found: Inventory, owed: Mapping[GpuUuid, TimeSliceInterval]
+    inventory: Inventory, owed: Mapping[GpuUuid, TimeSliceInterval]
 ) -> Inventory:
-    """*found*, without the GPUs whose interval is still to be put back."""
-    kept = tuple(gpu for gpu in found.gpus if gpu.uuid not in owed)
-    if kept == found.gpus:
-        return found
+    """*inventory*, without the GPUs whose interval is still to be put back."""
+    restored = tuple(gpu for gpu in inventory.gpus if gpu.uuid not in owed)
+    if restored == inventory.gpus:
+        return inventory
     unavailable = [
         UnavailableGpu(
             describe_pci_gpu(gpu.pci_bus_id, gpu.uuid),
@@ -66,11 +68,13 @@ def without_unrestored_time_slices(
             "since nvidia-smi did not end in time; that is tried again. If it stays so, look for "
             "Xid and NVRM in the kernel log, drain and reboot the node",
         )
-        for gpu in found.gpus
+        for gpu in inventory.gpus
         if gpu.uuid in owed
     ]
-    everything = sorted((*found.unavailable, *unavailable), key=lambda one: (one.what, one.reason))
-    return Inventory(kept, tuple(everything), found.stale - owed.keys())
+    everything = sorted(
+        (*inventory.unavailable, *unavailable), key=lambda gpu: (gpu.what, gpu.reason)
+    )
+    return Inventory(restored, tuple(everything), inventory.stale - owed.keys())
 
 
 def not_listed_by_nvml(gpus: Iterable[PciGpu]) -> tuple[UnavailableGpu, ...]:
@@ -97,8 +101,8 @@ def _not_listed_reason(gpu: PciGpu) -> str:
                 "no driver is bound to it: load the nvidia module; if that is loaded, look for "
                 "NVRM in the kernel log"
             )
-        case other:
-            return f"it is bound to {other}; to offer it here, bind it to nvidia instead"
+        case driver:
+            return f"it is bound to {driver}; to offer it here, bind it to nvidia instead"
 
 
 def waiting_for_nvml(gpus: Iterable[PciGpu], reason: str) -> tuple[UnavailableGpu, ...]:

@@ -1,7 +1,4 @@
-"""NVML's own numbers for what it refuses (``nvmlReturn_t``), where a refusal is an answer.
-
-The functions of NVML that we use, as pynvml has them.
-"""
+"""The functions of NVML that we use, as pynvml has them, and the errors that are answers."""
 
 # ruff: noqa: N802, N803, N815 - the functions keep NVML's names
 
@@ -132,10 +129,10 @@ _ERRORS_WITHOUT_CODE: Final = {"NVMLLibraryMismatchError": FUNCTION_NOT_FOUND}
 
 def nvml_error_code(error: BaseException) -> int | None:
     """NVML's number of *error* or of what caused it; None: it is none of NVML's."""
-    for one in (error, error.__cause__):
-        found = getattr(one, "value", _ERRORS_WITHOUT_CODE.get(type(one).__name__))
-        if isinstance(found, int):
-            return found
+    for exception in (error, error.__cause__):
+        code = getattr(exception, "value", _ERRORS_WITHOUT_CODE.get(type(exception).__name__))
+        if isinstance(code, int):
+            return code
     return None
 
 

@@ -1,8 +1,7 @@
-"""The one door to NVML: every call bounded, every error ours.
+"""The one door to NVML: every call has a deadline, every error is a NodeError.
 
-What was learned of GPUs since NVML was started, and holds until it is started again.
-
-GPUs that do not answer in time: once can be the driver's work for others, twice is a fault.
+What was read of GPUs holds until NVML is started again. A GPU that does not answer in time once may
+wait for the driver's work on another GPU: it is unavailable from the second time on.
 """
 
 import ctypes
@@ -351,8 +350,8 @@ class Nvml:
         if (functions := self._functions) is None:
             raise NodeError("reading the driver: NVML is not running")
         with nvml_errors("reading the driver"):
-            self._known = found = readers.read_system(functions, self._session)
-        return found
+            self._known = system = readers.read_system(functions, self._session)
+        return system
 
     def _judge(self, error: NodeError) -> None:
         self._stale = self._stale or nvml_error_code(error) in RESTART_NEEDED

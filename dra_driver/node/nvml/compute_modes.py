@@ -46,11 +46,11 @@ class ComputeModes:
                 lambda: functions.nvmlDeviceGetComputeMode(handle), *_MODE_UNKNOWN
             )
 
-        found = self._nvml.on_gpu(gpu, "reading its compute mode", call)
-        if found not in [mode.value for mode in ComputeMode]:
-            log.info("a GPU does not say its compute mode", extra={"gpu": gpu, "said": found})
+        mode = self._nvml.on_gpu(gpu, "reading its compute mode", call)
+        if mode not in [mode.value for mode in ComputeMode]:
+            log.info("a GPU does not say its compute mode", extra={"gpu": gpu, "said": mode})
             return None
-        return ComputeMode(found)
+        return ComputeMode(mode)
 
     def set(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """Have *gpu* be in *mode*. One that has no modes stays as it is: none of them is needed.
@@ -91,10 +91,10 @@ class ComputeModes:
 
     def _is_there(self, gpu: GpuUuid) -> bool:
         """Whether NVML lists *gpu*. A mode is forgotten with the GPU."""
-        listed = self._nvml.dynamic_states(range(self._nvml.system().gpus)).values()
+        states = self._nvml.dynamic_states(range(self._nvml.system().gpus)).values()
         return any(
-            nvml_error_code(one) not in _NOTHING_TO_RESTORE
-            if isinstance(one, NodeError)
-            else one.uuid == gpu
-            for one in listed
+            nvml_error_code(state) not in _NOTHING_TO_RESTORE
+            if isinstance(state, NodeError)
+            else state.uuid == gpu
+            for state in states
         )

@@ -1,6 +1,6 @@
 """The processes that NVML sees on a GPU or a MIG instance, and how much memory each uses there.
 
-NVML's lists of the processes of a GPU, from libraries of any age.
+NVML libraries of any age can list them.
 """
 
 from collections.abc import Callable
@@ -85,12 +85,18 @@ def gpu_processes(nvml: Nvml, gpu: GpuUuid) -> tuple[GpuProcess, ...]:
             *_none_if_unlisted(graphics_processes(functions), handle),
             *_none_if_unlisted(mps_compute_processes(functions), handle),
         ]
-        return listed if is_mig_uuid(gpu) else [one for one in listed if not _of_instance(one)]
+        return (
+            listed
+            if is_mig_uuid(gpu)
+            else [process for process in listed if not _of_instance(process)]
+        )
 
     used: dict[int, int | None] = {}
-    for one in nvml.on_gpu(gpu, "listing its processes", call):
-        told = [bytes_ for bytes_ in (used.get(one.pid), one.usedGpuMemory) if bytes_ is not None]
-        used[one.pid] = max(told, default=None)
+    for process in nvml.on_gpu(gpu, "listing its processes", call):
+        sizes = [
+            size for size in (used.get(process.pid), process.usedGpuMemory) if size is not None
+        ]
+        used[process.pid] = max(sizes, default=None)
     return tuple(GpuProcess(pid, used[pid]) for pid in sorted(used))
 
 

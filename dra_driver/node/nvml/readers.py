@@ -54,14 +54,14 @@ def fixed_settings(functions: NvmlFunctions, handle: Any) -> GuestRestriction:
     of clouds). In the guest of a vGPU, NVML supports neither the mode nor GPU instances.
     """
     try:
-        found = int(functions.nvmlDeviceGetVirtualizationMode(handle))
+        mode = int(functions.nvmlDeviceGetVirtualizationMode(handle))
     except Exception as error:
         if nvml_error_code(error) is None or nvml_error_code(error) in SESSION_ENDED:
             raise
         return GuestRestriction.NOTHING
-    if found == VGPU:
+    if mode == VGPU:
         return GuestRestriction.ALL
-    if found != PASSTHROUGH:
+    if mode != PASSTHROUGH:
         return GuestRestriction.NOTHING
     major, _ = functions.nvmlDeviceGetCudaComputeCapability(handle)
     return GuestRestriction.NOTHING if switches_without_reset(major) else GuestRestriction.MODE

@@ -1,8 +1,7 @@
 """The threads on which NVML is called: one for the system, and one for each GPU.
 
-A thread of its own for calls that may never return.
-
-Changes of GPUs that are under way: meanwhile the driver may serve nobody else, on any GPU.
+A call may never return, so callers wait with a deadline. While a GPU is being changed, the driver
+may serve nobody else on any GPU: deadlines stand still meanwhile.
 """
 
 import concurrent.futures
@@ -168,7 +167,8 @@ class GpuChanges:
         now = time.monotonic()
         with self._lock:
             return any(
-                until > now and index in (None, its) for its, until in self._running.values()
+                until > now and index in (None, changed)
+                for changed, until in self._running.values()
             )
 
     def clock(self) -> float:

@@ -1,9 +1,4 @@
-"""What NVML tells, as values and in the words that are published.
-
-Which GPUs reach each other over NVLink.
-
-Versions as NVML gives them, in the form in which they are published.
-"""
+"""What NVML tells, as values and in the words that are published: versions, brands, NVLinks."""
 
 import re
 from collections.abc import Mapping
@@ -35,13 +30,13 @@ def nvlink_neighbours(links: Mapping[str, NvLinks]) -> Mapping[str, frozenset[st
 
     NVSwitches of one node form one fabric, so all GPUs on a switch reach each other.
     """
-    switched = {gpu for gpu, its in links.items() if its.switch}
+    switched = {gpu for gpu, nvlinks in links.items() if nvlinks.switch}
     reached = {gpu: set(switched) if gpu in switched else set() for gpu in links}
-    for gpu, its in links.items():
-        for peer in its.peers & links.keys():
+    for gpu, nvlinks in links.items():
+        for peer in nvlinks.peers & links.keys():
             reached[gpu].add(peer)
             reached[peer].add(gpu)
-    return {gpu: frozenset(others - {gpu}) for gpu, others in reached.items()}
+    return {gpu: frozenset(neighbours - {gpu}) for gpu, neighbours in reached.items()}
 
 
 def nvlink_clique(gpu: str, reached: Mapping[str, frozenset[str]]) -> frozenset[str] | None:

@@ -93,8 +93,8 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     claims had when the inventory was looked at, beside those of *held*.
     """
     rules, idle = rules_by_gpu(profile, inventory.gpus)
-    holds, known = _by_gpu(held), ours | created_partitions(held)
-    found = [
+    held_shapes, claimed = _by_gpu(held), ours | created_partitions(held)
+    gpu_offers = [
         _of_gpu(
             _GpuInputs(
                 gpu,
@@ -103,68 +103,72 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
                 _where(profile, rules[gpu.uuid]),
                 features,
                 mps,
-                (*holds.get(gpu.uuid, ()), *holds.get(gpu.name, ())),
-                frozenset(one for one in known if one[0] == gpu.uuid),
+                (*held_shapes.get(gpu.uuid, ()), *held_shapes.get(gpu.name, ())),
+                frozenset(one for one in claimed if one[0] == gpu.uuid),
             )
         )
         for gpu in inventory.gpus
     ]
-    cut_first = sorted(found, key=lambda one: bool(one.whole))
+    cut_first = sorted(gpu_offers, key=lambda one: bool(one.whole))
     partitions = serve_as_gpus([device for one in cut_first for device in one.partitions])
     return Offer(
         (
-            *sorted((device for one in found for device in one.whole), key=_place),
+            *sorted((device for one in gpu_offers for device in one.whole), key=_place),
             *partitions,
-            *(device for one in found for device in one.monitors),
+            *(device for one in gpu_offers for device in one.monitors),
         ),
-        (*inventory.unavailable, *(each for one in found for each in one.unavailable)),
-        tuple(each for one in found for each in one.pending),
+        (*inventory.unavailable, *(each for one in gpu_offers for each in one.unavailable)),
+        tuple(each for one in gpu_offers for each in one.pending),
         (
             *profile.notes,
             *idle,
             *strategy_notes(profile, inventory.gpus, rules, mps),
             *mig_warnings(profile, inventory.gpus, rules, partitions),
         ),
-        tuple(each for one in found for each in one.counter_sets),
+        tuple(each for one in gpu_offers for each in one.counter_sets),
     )
 
 
 def _by_gpu(held: HoldingsByDevice) -> dict[str, dict[HeldShape, None]]:
     """What is held by claims that do more than look on, each once."""
-    found: dict[str, dict[HeldShape, None]] = {}
-    for one in (each for holdings in held.values() for each in holdings if not each.admin):
-        hold = HeldShape(one.shape, one.partition, one.cut, one.offered)
-        found.setdefault(one.of_gpu, {})[hold] = None
-    return found
+    shapes: dict[str, dict[HeldShape, None]] = {}
+    for holding in (
+        holding for holdings in held.values() for holding in holdings if not holding.admin
+    ):
+        shape = HeldShape(holding.shape, holding.partition, holding.cut, holding.offered)
+        shapes.setdefault(holding.of_gpu, {})[shape] = None
+    return shapes
 
 
 @functools.lru_cache(maxsize=256)  # every claim asks anew, and changes one GPU at most
-def _of_gpu(asked: _GpuInputs) -> _GpuOffer:
-    gpu, features = asked.gpu, asked.features
-    its, problem = possible_rules(gpu, asked.rules, asked.mps)
-    if not its.include and not asked.holds:
-        return _GpuOffer(unavailable=(_left_out(gpu, asked.profile),))
-    board = GpuContext(gpu, its, features, asked.holds, unmanaged_instances(gpu, asked.ours))
-    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, its, features)
-    free = dynamic.offer_once_free(gpu, asked.holds, board.there)
-    wanted = _GpuShapes(shape, dynamic.desired_offer(free, its.mig, shape, features, board.there))
-    now = _kept(board, wanted)
-    found = partition_devices(board, now.cutting)
-    whole = _whole(board, now, found)
+def _of_gpu(inputs: _GpuInputs) -> _GpuOffer:
+    gpu, features = inputs.gpu, inputs.features
+    rules, problem = possible_rules(gpu, inputs.rules, inputs.mps)
+    if not rules.include and not inputs.holds:
+        return _GpuOffer(unavailable=(_left_out(gpu, inputs.profile),))
+    board = GpuContext(gpu, rules, features, inputs.holds, unmanaged_instances(gpu, inputs.ours))
+    shape, problem = (EXCLUSIVE, problem) if problem else shape_of(gpu, rules, features)
+    free = dynamic.offer_once_free(gpu, inputs.holds, board.there)
+    desired = _GpuShapes(
+        shape, dynamic.desired_offer(free, rules.mig, shape, features, board.there)
+    )
+    shapes = _kept(board, desired)
+    partitions = partition_devices(board, shapes.cutting)
+    whole = _whole(board, shapes, partitions)
     unusable = unusable_instances(gpu, board.there)
-    if not whole and not found.devices:
+    if not whole and not partitions.devices:
         return _GpuOffer(
-            unavailable=(no_partitions_problem(gpu, wanted.cutting.problem), *unusable)
+            unavailable=(no_partitions_problem(gpu, desired.cutting.problem), *unusable)
         )
-    problems = [each for each in (problem, wanted.cutting.problem, *found.problems) if each]
-    said = f"{asked.where}{'; '.join(problems)}" if problems else ""
+    problems = [text for text in (problem, desired.cutting.problem, *partitions.problems) if text]
+    message = f"{inputs.where}{'; '.join(problems)}" if problems else ""
     return _GpuOffer(
         whole,
-        found.devices,
-        _monitors(board, now, found),
-        found.counter_sets,
+        partitions.devices,
+        _monitors(board, shapes, partitions),
+        partitions.counter_sets,
         unusable,
-        tuple(_pending(board, wanted, now, said)),
+        tuple(_pending(board, desired, shapes, message)),
     )
 
 
@@ -179,43 +183,49 @@ class _GpuShapes:
         return same_shape(self.shape, other.shape) and self.cutting.names == other.cutting.names
 
 
-def _kept(board: GpuContext, wanted: _GpuShapes) -> _GpuShapes:
-    """*wanted*, as far as no claim holds the GPU."""
+def _kept(board: GpuContext, desired: _GpuShapes) -> _GpuShapes:
+    """*desired*, as far as no claim holds the GPU."""
     if not board.holds:
-        return wanted
+        return desired
     whole = next((h.shape for h in board.holds if h.partition is None), None)
-    shape = wanted.shape if whole is None else held_shape(whole, board.rules)
+    shape = desired.shape if whole is None else held_shape(whole, board.rules)
     mig = board.gpu.mig
     if mig is None:
         return _GpuShapes(shape, MigOffer())
     return _GpuShapes(shape, dynamic.held_offer(mig, board.holds, board.features, board.there))
 
 
-def _whole(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
-    if not now.cutting.whole:
+def _whole(
+    board: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
+) -> tuple[Device, ...]:
+    if not shapes.cutting.whole:
         return ()
-    device = Device(board.gpu, rules=board.rules, takes=found.of_whole, offered=now.cutting.names)
-    return tuple(replace(device, shape=shape) for shape in device_shapes(now.shape))
+    device = Device(
+        board.gpu, rules=board.rules, takes=partitions.of_whole, offered=shapes.cutting.names
+    )
+    return tuple(replace(device, shape=shape) for shape in device_shapes(shapes.shape))
 
 
-def _monitors(board: GpuContext, now: _GpuShapes, found: PartitionDevices) -> tuple[Device, ...]:
+def _monitors(
+    board: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
+) -> tuple[Device, ...]:
     """One, where its other devices would refuse who only looks on: they can be used up."""
-    shared = now.cutting.whole and isinstance(now.shape, Fractional)
-    if not board.features.taints or not (shared or found.devices):
+    shared = shapes.cutting.whole and isinstance(shapes.shape, Fractional)
+    if not board.features.taints or not (shared or partitions.devices):
         return ()
-    return (Device(board.gpu, AdminAccess(), board.rules, offered=now.cutting.names),)
+    return (Device(board.gpu, AdminAccess(), board.rules, offered=shapes.cutting.names),)
 
 
 def _pending(
-    board: GpuContext, wanted: _GpuShapes, now: _GpuShapes, problem: str
+    board: GpuContext, desired: _GpuShapes, shapes: _GpuShapes, problem: str
 ) -> Iterator[PendingChange]:
     name, include = board.gpu.name, board.rules.include
     text = (
-        dynamic.describe_mig_offer(wanted.cutting, describe_shape(wanted.shape))
+        dynamic.describe_mig_offer(desired.cutting, describe_shape(desired.shape))
         if include
         else "left out"
     )
-    if not now.looks_like(wanted) or not include:
+    if not shapes.looks_like(desired) or not include:
         yield PendingChange(name, text)
     elif problem:
         yield PendingChange(name, text, problem)

@@ -1,7 +1,4 @@
-"""What a node offers as the scheduler sees it, in the v1 shape of ResourceSlices.
-
-What a partition has beside its memory: its engines, and which memory units of the board.
-"""
+"""What a node offers as the scheduler sees it, in the v1 shape of ResourceSlices."""
 
 from collections.abc import Iterable
 from typing import Any, assert_never
@@ -25,14 +22,14 @@ def engine_capacity(device: Device) -> dict[str, int]:
     """The engines of a partition, by capacity; nothing for a GPU as a whole."""
     if device.partition is None:
         return {}
-    found = device.partition.profile.engines
+    engines = device.partition.profile.engines
     return {
-        names.MULTIPROCESSORS: found.multiprocessors,
-        names.COPY_ENGINES: found.copy,
-        names.DECODERS: found.decoders,
-        names.ENCODERS: found.encoders,
-        names.JPEG_ENGINES: found.jpeg,
-        names.OFA_ENGINES: found.ofa,
+        names.MULTIPROCESSORS: engines.multiprocessors,
+        names.COPY_ENGINES: engines.copy,
+        names.DECODERS: engines.decoders,
+        names.ENCODERS: engines.encoders,
+        names.JPEG_ENGINES: engines.jpeg,
+        names.OFA_ENGINES: engines.ofa,
     }
 
 
@@ -63,7 +60,8 @@ def published_devices(offer: Offer) -> tuple[dict[str, Any], ...]:
 def published_counters(offer: Offer) -> tuple[dict[str, Any], ...]:
     """The counters that its devices take of, which go into slices of their own."""
     return tuple(
-        {"name": one.name, "counters": _counters(one.counters)} for one in offer.counter_sets
+        {"name": counter_set.name, "counters": _counters(counter_set.counters)}
+        for counter_set in offer.counter_sets
     )
 
 
@@ -130,41 +128,41 @@ def _document(device: Device) -> dict[str, Any]:
         case _:
             assert_never(device.shape)
     if device.takes:
-        taken = {"counterSet": counter_set_name(device.gpu), "counters": _counters(device.takes)}
-        document["consumesCounters"] = [taken]
+        consumed = {"counterSet": counter_set_name(device.gpu), "counters": _counters(device.takes)}
+        document["consumesCounters"] = [consumed]
     return document
 
 
 def _as_many_as_fit(device: Device, attributes: _Named, capacity: _Named) -> dict[str, _Named]:
     """*attributes* and *capacity*, and the memory slices, where there is room for all of those:
     some of them would say that the others are not there. What matters least makes room."""
-    many = len(attributes) + len(capacity) - _MOST_NAMES
+    excess = len(attributes) + len(capacity) - _MOST_NAMES
     slices = memory_slices(device)
-    least = [name for name in _NAMES_THAT_MATTER_LEAST if name in attributes]
-    if many + len(slices) <= len(least):
+    omittable = [name for name in _NAMES_THAT_MATTER_LEAST if name in attributes]
+    if excess + len(slices) <= len(omittable):
         capacity |= {name: _amount(number, device) for name, number in slices.items()}
-        many += len(slices)
-    gone = least[: max(many, 0)]
-    kept = {name: value for name, value in attributes.items() if name not in gone}
-    return {"attributes": kept, "capacity": dict(sorted(capacity.items()))}
+        excess += len(slices)
+    omitted = omittable[: max(excess, 0)]
+    published = {name: value for name, value in attributes.items() if name not in omitted}
+    return {"attributes": published, "capacity": dict(sorted(capacity.items()))}
 
 
 def _capacity(device: Device) -> _Named:
     match device.shape:
         case Fractional() as shape:
-            found = _policies(device, shape)
+            capacity = _policies(device, shape)
         case Replica(memory_bytes=memory, cores=cores):
             reserved = {names.CORES: {"value": str(cores)}} if cores else {}
-            found = reserved | _memory(memory)
+            capacity = reserved | _memory(memory)
         case AdminAccess():
             # Every name that its GPU may have: a selector on a missing one aborts the scheduling.
-            everything = {names.CORES: {"value": str(ALL_CORES)}, names.SHARES: {"value": "1"}}
-            found = everything | _memory(device.memory_bytes)
+            whole = {names.CORES: {"value": str(ALL_CORES)}, names.SHARES: {"value": "1"}}
+            capacity = whole | _memory(device.memory_bytes)
         case Exclusive():
-            found = _memory(device.memory_bytes)
+            capacity = _memory(device.memory_bytes)
         case _:
             assert_never(device.shape)
-    return found | {
+    return capacity | {
         name: _amount(number, device) for name, number in engine_capacity(device).items()
     }
 

@@ -1,6 +1,6 @@
-"""In which shape a GPU or a partition is offered: whole only, or many claims at once.
+"""In which shape a GPU or a partition is offered: whole only, or to many claims at once.
 
-How claims can share a GPU: as its profile allows, less what its board or its node cannot do.
+A profile decides, as far as the board and the node allow it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def max_mps_clients(gpu: Gpu, profile: MigProfile | None = None) -> int:
     if profile is None or gpu.mig is None:
         return most
     # As many of them as it has of the compute slices (NVIDIA's MIG user guide, "CUDA MPS").
-    board = max(one.slices for one in gpu.mig.profiles)
+    board = max(other.slices for other in gpu.mig.profiles)
     return max(1, most * profile.slices // board)
 
 
@@ -56,12 +56,17 @@ def possible_rules(gpu: Gpu, rules: Rules, agent: bool) -> tuple[Rules, str]:
     why = mps_problem(gpu, agent)
     if not why:
         return rules, ""
-    left = tuple(each for each in rules.strategies if each is not SharingStrategy.MPS)
-    found = replace(rules, strategies=left, without_mps=why)
+    strategies = tuple(
+        strategy for strategy in rules.strategies if strategy is not SharingStrategy.MPS
+    )
+    possible = replace(rules, strategies=strategies, without_mps=why)
     if SharingStrategy.MPS not in rules.strategies:
-        return found, ""
-    found = replace(found, default_strategy=SharingStrategy.TIME_SLICING)
-    return found, "" if left else f"only MPS is allowed, and {why}; add TimeSlicing to strategies"
+        return possible, ""
+    possible = replace(possible, default_strategy=SharingStrategy.TIME_SLICING)
+    return (
+        possible,
+        "" if strategies else f"only MPS is allowed, and {why}; add TimeSlicing to strategies",
+    )
 
 
 def strategy_warnings(
@@ -71,16 +76,16 @@ def strategy_warnings(
     for entry in profile.entries:
         if entry.rules.default_strategy is not SharingStrategy.MPS:
             continue
-        found: dict[str, list[str]] = {}
+        gpus_by_problem: dict[str, list[str]] = {}
         for gpu in gpus:
-            its = rules[gpu.uuid]
+            gpu_rules = rules[gpu.uuid]
             if (
-                its is entry.rules
-                and its.include
-                and SharingStrategy.TIME_SLICING in its.strategies
+                gpu_rules is entry.rules
+                and gpu_rules.include
+                and SharingStrategy.TIME_SLICING in gpu_rules.strategies
             ):
-                found.setdefault(mps_problem(gpu, agent), []).append(gpu.name)
-        for why, names in sorted(found.items()):
+                gpus_by_problem.setdefault(mps_problem(gpu, agent), []).append(gpu.name)
+        for why, names in sorted(gpus_by_problem.items()):
             if why:
                 yield (
                     f"profile {profile.name!r}, {entry.path}: the default strategy is MPS, and on "
@@ -119,21 +124,21 @@ def shape_of_partitions(
 ) -> tuple[Shape, str]:
     """The same for the partitions of *profile* that *gpu* has."""
     matching = (n for pattern, n in rules.mig.replicas if fnmatchcase(profile.name, pattern))
-    its = replace(rules, replicas=next(matching, 1), rename=False)
+    partition_rules = replace(rules, replicas=next(matching, 1), rename=False)
     if (
-        not its.fractions or its.strict
+        not partition_rules.fractions or partition_rules.strict
     ):  # no driver limits a part of a partition (``plan.memory.pod_limits``)
         return EXCLUSIVE, ""
     most = max_mps_clients(gpu, profile)
-    if problem := _too_many_clients(most, f"partitions of {profile.name}", its):
+    if problem := _too_many_clients(most, f"partitions of {profile.name}", partition_rules):
         return EXCLUSIVE, problem
     if not features.capacity:
         why = "replicas of a partition need consumable capacity, which the API server does not keep"
-        return EXCLUSIVE, why if its.replicas > 1 else ""
-    shares = its.shares or most
+        return EXCLUSIVE, why if partition_rules.replicas > 1 else ""
+    shares = partition_rules.shares or most
     # ``shares`` is said of GPUs: a small partition has fewer, or its last claims would be refused.
-    by_mps = min(shares, most) if SharingStrategy.MPS in its.strategies else shares
-    return _sliceable(profile.memory_bytes, by_mps, its)
+    by_mps = min(shares, most) if SharingStrategy.MPS in partition_rules.strategies else shares
+    return _sliceable(profile.memory_bytes, by_mps, partition_rules)
 
 
 def held_shape(shape: Shape, rules: Rules) -> Shape:
@@ -180,11 +185,11 @@ def same_shape(shape: Shape, other: Shape) -> bool:
 
 
 def _replicas(number: int, renamed: bool, cores: int) -> str:
-    more = [
+    details = [
         *(["gpu-shared"] if renamed else []),
         *([f"MPS, {cores} % of the cores each"] if cores else []),
     ]
-    return f"{number} replicas ({', '.join(more)})" if more else f"{number} replicas"
+    return f"{number} replicas ({', '.join(details)})" if details else f"{number} replicas"
 
 
 def _too_many_clients(most: int, where: str, rules: Rules) -> str:
@@ -199,8 +204,8 @@ def _too_many_clients(most: int, where: str, rules: Rules) -> str:
 def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
     step = rules.memory_step
     default = total // rules.replicas // step * step
-    asked = -(-rules.memory_least // step) * step
-    least = min(asked, default)
+    minimum = -(-rules.memory_least // step) * step
+    least = min(minimum, default)
     if default == 0:
         part = f"one of {rules.replicas} replicas of its" if rules.replicas > 1 else "all of its"
         return EXCLUSIVE, (
@@ -209,7 +214,7 @@ def _sliceable(total: int, shares: int, rules: Rules) -> tuple[Shape, str]:
         )
     if least + step > total:  # validateRequestPolicy wants room for one step
         return EXCLUSIVE, (
-            f"the least share of {asked // _MIB}Mi leaves no room for another in its "
+            f"the least share of {minimum // _MIB}Mi leaves no room for another in its "
             f"{total // _MIB}Mi; lower memory.least"
         )
     if rules.replicas > 1 and rules.limited and default < CUDA_CONTEXT_BYTES:

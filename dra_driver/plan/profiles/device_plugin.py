@@ -54,21 +54,21 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
     return Profile(name, _with_partitions(entries, config), tuple(notes))
 
 
-def _time_slicing(said: ReplicatedResources, replicas: int) -> Rules:
+def _time_slicing(section: ReplicatedResources, replicas: int) -> Rules:
     return Rules(
         replicas=replicas,
-        rename=said.rename_by_default,
-        one_share=said.fail_requests_greater_than_one or False,
+        rename=section.rename_by_default,
+        one_share=section.fail_requests_greater_than_one or False,
         limited=False,  # replicas of a time-sliced GPU never had a limit: pods rely on that
         guard=GuardRules(GuardPolicy.OFF),
     )
 
 
-def _mps(said: ReplicatedResources, replicas: int) -> Rules:
-    one_share = said.fail_requests_greater_than_one
+def _mps(section: ReplicatedResources, replicas: int) -> Rules:
+    one_share = section.fail_requests_greater_than_one
     return Rules(
         replicas=replicas,
-        rename=said.rename_by_default,
+        rename=section.rename_by_default,
         one_share=True if one_share is None else one_share,  # the plugin's default under MPS
         default_strategy=SharingStrategy.MPS,
         guard=GuardRules(GuardPolicy.KILL),
@@ -76,14 +76,14 @@ def _mps(said: ReplicatedResources, replicas: int) -> Rules:
 
 
 def _entries(
-    said: ReplicatedResources | None,
+    section: ReplicatedResources | None,
     path: str,
     rules: Callable[[ReplicatedResources, int], Rules],
 ) -> tuple[ProfileEntry, ...]:
     return tuple(
-        ProfileEntry(GpuSelector(), rules(said, resource.replicas), where)
-        for where, resource in _resources(said, path)
-        if said and _full_name(resource) == _GPU
+        ProfileEntry(GpuSelector(), rules(section, resource.replicas), where)
+        for where, resource in _resources(section, path)
+        if section and _full_name(resource) == _GPU
     )
 
 
@@ -91,13 +91,13 @@ def _with_partitions(
     entries: tuple[ProfileEntry, ...], config: DevicePluginConfig
 ) -> tuple[ProfileEntry, ...]:
     """*entries*, with what the file says of partitions; where it says nothing else, that alone."""
-    said = config.sharing.time_slicing
+    section = config.sharing.time_slicing
     single = config.flags.mig_strategy == "single"
-    parts = sorted(_partitions(said, _TIME_SLICING), key=lambda part: _profile(part[1]))
+    parts = sorted(_partitions(section, _TIME_SLICING), key=lambda part: _profile(part[1]))
     replicas = tuple((_profile(one), one.replicas) for _, one in parts)
     if single:  # then pods know every partition as a GPU
-        found = _resources(said, _TIME_SLICING)
-        replicas += tuple((_ANY, one.replicas) for _, one in found if _full_name(one) == _GPU)
+        resources = _resources(section, _TIME_SLICING)
+        replicas += tuple((_ANY, one.replicas) for _, one in resources if _full_name(one) == _GPU)
     rules = MigRules(single=single, replicas=replicas)
     if rules == MigRules():
         return entries
@@ -105,29 +105,29 @@ def _with_partitions(
     every = ", ".join(([_STRATEGY] if single else []) + sorted(places.values()))
     elsewhere = (("mig", every), ("mig.strategy", _STRATEGY), *places.items())
     if not entries:
-        alone = _time_slicing(said, 1) if said else Rules()
+        alone = _time_slicing(section, 1) if section else Rules()
         entries = (ProfileEntry(GpuSelector(), alone, parts[0][0] if parts else _STRATEGY),)
     return tuple(
         replace(one, rules=replace(one.rules, mig=rules), elsewhere=elsewhere) for one in entries
     )
 
 
-def _resource_problems(said: ReplicatedResources | None, path: str) -> list[str]:
+def _resource_problems(section: ReplicatedResources | None, path: str) -> list[str]:
     problems: list[str] = []
-    seen: dict[str, str] = {}
-    for where, resource in _resources(said, path):
+    paths: dict[str, str] = {}
+    for where, resource in _resources(section, path):
         name = _full_name(resource)
         if name != _GPU and not name.startswith(_PARTITION):
             problems.append(
                 f"{where}.name: {show_value(resource.name)} is not known here; write {_GPU}"
             )
-        elif name in seen:
+        elif name in paths:
             problems.append(
-                f"{where}.name: {name} is in {seen[name]} already; a NodeProfile can divide GPUs "
+                f"{where}.name: {name} is in {paths[name]} already; a NodeProfile can divide GPUs "
                 "of one node differently"
             )
         else:
-            seen[name] = where
+            paths[name] = where
     return problems
 
 
@@ -141,45 +141,49 @@ def _partition_notes(config: DevicePluginConfig) -> list[str]:
     return notes
 
 
-def _name_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
-    found = {_full_name(one) for _, one in _resources(said, _TIME_SLICING)}
-    of_partitions = sorted(name for name in found if name != _GPU or strategy == "single")
-    if said and said.rename_by_default and of_partitions:
+def _name_notes(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+    names = {_full_name(resource) for _, resource in _resources(section, _TIME_SLICING)}
+    of_partitions = sorted(name for name in names if name != _GPU or strategy == "single")
+    if section and section.rename_by_default and of_partitions:
         yield (
             f"{_TIME_SLICING}.renameByDefault: has no meaning here for partitions, each kind of "
             f"which has one name: pods ask for {', '.join(of_partitions)}, without .shared"
         )
 
 
-def _mps_notes(said: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+def _mps_notes(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
     why = (
         "as with NVIDIA's plugin, no partition is divided for MPS; claims share one by MPS as they "
         "ask for it"
     )
-    parts = _partitions(said, _MPS)
+    parts = _partitions(section, _MPS)
     for where, resource in parts:
         yield f"{where}.name: {show_value(resource.name)} has no meaning here: {why}"
-    if not said:
+    if not section:
         return
-    if len(parts) < len(said.resources):
+    if len(parts) < len(section.resources):
         if strategy == "single":
             yield f"{_STRATEGY}: single has no effect on {_MPS}: {why}"
         return
-    given = {
-        "renameByDefault": said.rename_by_default,
-        "failRequestsGreaterThanOne": said.fail_requests_greater_than_one is not None,
+    fields = {
+        "renameByDefault": section.rename_by_default,
+        "failRequestsGreaterThanOne": section.fail_requests_greater_than_one is not None,
     }
-    for name in (name for name, is_given in given.items() if is_given):
+    for name in (name for name, is_given in fields.items() if is_given):
         path = field_path(_MPS, name)
         yield f"{path}: has no meaning here: nothing that the file names is divided"
 
 
 def _partitions(
-    said: ReplicatedResources | None, path: str
+    section: ReplicatedResources | None, path: str
 ) -> list[tuple[str, ReplicatedResource]]:
     """The resources that are partitions."""
-    found = _resources(said, path)
-    return [(where, each) for where, each in found if _full_name(each).startswith(_PARTITION)]
+    resources = _resources(section, path)
+    return [
+        (where, resource)
+        for where, resource in resources
+        if _full_name(resource).startswith(_PARTITION)
+    ]
 
 
 def _profile(resource: ReplicatedResource) -> str:
@@ -189,10 +193,13 @@ def _profile(resource: ReplicatedResource) -> str:
 
 
 def _resources(
-    said: ReplicatedResources | None, path: str
+    section: ReplicatedResources | None, path: str
 ) -> tuple[tuple[str, ReplicatedResource], ...]:
-    found = said.resources if said else []
-    return tuple((field_path(path, "resources", number), each) for number, each in enumerate(found))
+    resources = section.resources if section else []
+    return tuple(
+        (field_path(path, "resources", number), resource)
+        for number, resource in enumerate(resources)
+    )
 
 
 def _full_name(resource: ReplicatedResource) -> str:

@@ -1,7 +1,4 @@
-"""Which profile is wanted, what its document means, and which rules hold for which GPU.
-
-What a profile's document says of partitions, as rules.
-"""
+"""Which profile is chosen, what its document means, and which rules hold for which GPU."""
 
 import fnmatch
 import re
@@ -40,31 +37,31 @@ def mig_problems(entry: GpuRules, path: str) -> Iterator[str]:
     """What is wrong with the field ``mig`` of *entry*, each value of which is of the right type."""
     if entry.include is False:  # said for all of it already
         return
-    said = entry.mig
-    if said.profiles and said.mode != "Dynamic":
+    mig = entry.mig
+    if mig.profiles and mig.mode != "Dynamic":
         yield f"{path}.profiles: has no effect without mode: Dynamic; add it, or remove this"
-    if said.layout and said.mode == "Dynamic":
+    if mig.layout and mig.mode == "Dynamic":
         yield (
             f"{path}.layout: has no effect with mode: Dynamic, which cuts what claims need; remove "
             "one of them"
         )
-    if said.replicas and entry.fractions == "Never":
+    if mig.replicas and entry.fractions == "Never":
         yield f"{path}.replicas: has no effect with fractions: Never; remove one of them"
-    elif said.replicas and entry.memory_limit == "Strict":
+    elif mig.replicas and entry.memory_limit == "Strict":
         yield (
             f"{path}.replicas: has no effect with memoryLimit: Strict, since the GPU's driver "
             "limits no part of a partition; remove one of them"
         )
 
 
-def decode_mig_rules(said: MigSectionConfig) -> MigRules:
+def decode_mig_rules(section: MigSectionConfig) -> MigRules:
     """What it does not say is as without a profile."""
     return MigRules(
-        dynamic=said.mode == "Dynamic",
-        profiles=tuple(dict.fromkeys(said.profiles or ())),
-        layout=said.layout or "",
-        single=said.strategy == "Single",
-        replicas=tuple(sorted((said.replicas or {}).items())),
+        dynamic=section.mode == "Dynamic",
+        profiles=tuple(dict.fromkeys(section.profiles or ())),
+        layout=section.layout or "",
+        single=section.strategy == "Single",
+        replicas=tuple(sorted((section.replicas or {}).items())),
     )
 
 
@@ -162,9 +159,9 @@ def rules_by_gpu(
 
 def _check_kind(document: dict[str, Any]) -> None:
     wrong = [
-        f"{key}: {show_value(document.get(key))} is unknown; write {known}"
-        for key, known in (("apiVersion", CONFIG_VERSION), ("kind", "NodeProfile"))
-        if document.get(key) != known
+        f"{key}: {show_value(document.get(key))} is unknown; write {expected}"
+        for key, expected in (("apiVersion", CONFIG_VERSION), ("kind", "NodeProfile"))
+        if document.get(key) != expected
     ]
     if wrong:
         raise ConfigError(wrong)
@@ -187,13 +184,13 @@ def _problems(entry: GpuRules, path: str) -> Iterator[str]:
 
 
 def _without_effect(entry: GpuRules, path: str) -> Iterator[str]:
-    given = entry.model_fields_set
+    fields = entry.model_fields_set
     if entry.include is False:
-        for name in _in_order(given - {"select", "include"}):
+        for name in _in_order(fields - {"select", "include"}):
             yield f"{path}.{_written(name)}: has no effect with include: false; remove one of them"
         return
     if entry.fractions == "Never":
-        for name in _in_order(given & set(_FOR_FRACTIONS)):
+        for name in _in_order(fields & set(_FOR_FRACTIONS)):
             yield (
                 f"{path}.{_written(name)}: has no effect with fractions: Never; remove one of them"
             )
@@ -257,7 +254,7 @@ def _selection(select: GpuSelectorConfig | None) -> GpuSelector:
         return GpuSelector()
     return GpuSelector(
         frozenset(select.index or ()),
-        frozenset(GpuUuid(each) for each in select.uuid or ()),
+        frozenset(GpuUuid(uuid) for uuid in select.uuid or ()),
         tuple(select.product or ()),
     )
 
@@ -268,13 +265,15 @@ def _selects(selection: GpuSelector, gpu: Gpu) -> bool:
     if selection.uuids and gpu.uuid not in selection.uuids:
         return False
     patterns = selection.products
-    return not patterns or any(fnmatch.fnmatchcase(gpu.product_name, each) for each in patterns)
+    return not patterns or any(
+        fnmatch.fnmatchcase(gpu.product_name, pattern) for pattern in patterns
+    )
 
 
 def _rules(entry: GpuRules) -> Rules:
     """The rules of *entry*; what it does not say is as without a profile."""
     default = _default_strategy(entry)
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "include": entry.include,
         "fractions": entry.fractions and entry.fractions == "Capacity",
         "replicas": entry.replicas,
@@ -293,7 +292,7 @@ def _rules(entry: GpuRules) -> Rules:
         "strict": entry.memory_limit and entry.memory_limit == "Strict",
         "mig": decode_mig_rules(entry.mig),
     }
-    return replace(Rules(), **{key: value for key, value in said.items() if value is not None})
+    return replace(Rules(), **{key: value for key, value in fields.items() if value is not None})
 
 
 def _default_strategy(entry: GpuRules) -> str | None:
@@ -304,11 +303,11 @@ def _default_strategy(entry: GpuRules) -> str | None:
     return entry.strategies[0]
 
 
-def _guard(said: MemoryGuardConfig) -> GuardRules:
+def _guard(section: MemoryGuardConfig) -> GuardRules:
     usual = Rules().guard
     return GuardRules(
-        GuardPolicy(said.policy) if said.policy else usual.policy,
-        _seconds(said.grace) if said.grace else usual.grace_seconds,
+        GuardPolicy(section.policy) if section.policy else usual.policy,
+        _seconds(section.grace) if section.grace else usual.grace_seconds,
     )
 
 

@@ -108,9 +108,9 @@ class Offers:
         last = self._last
         if last is not None and all(a is b for a, b in zip(last[0], parts, strict=True)):
             return last[1]
-        found = build_offer(inventory, parts[1], parts[2], held, mps=self._mps, ours=ours)
-        self._last = (parts, found)
-        return found
+        offer = build_offer(inventory, parts[1], parts[2], held, mps=self._mps, ours=ours)
+        self._last = (parts, offer)
+        return offer
 
 
 class ApiFeatureProbe:

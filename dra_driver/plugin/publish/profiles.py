@@ -1,11 +1,11 @@
 """Which profile is in force on this node.
 
-The flag ``--profile`` names it, else a label of the own Node, else it is ``default``. A change of
-the label or of a file counts within seconds; what cannot be used leaves the last good one in force.
+The flag ``--profile`` names it, else a label of the Node, else it is ``default``. A change of the
+label or of a file counts within seconds; while what is chosen cannot be used, the last good profile
+stays in force. Profiles come from files and from those that are bundled (``ProfileCatalog``).
 
-The profiles that can be chosen, by name: those in files, and those that are bundled.
-
-The profile as it counts for what is offered: what layouts govern is not cut for claims.
+``EffectiveProfile`` is the profile as it counts for what is offered: on GPUs that a MIG layout
+governs no partitions are created for claims.
 """
 
 import functools
@@ -75,12 +75,12 @@ class ProfileCatalog:
         """
         by_name, unreadable = self._look()
         # NVIDIA's config manager takes the whole name of a file.
-        found = by_name.get(name) or by_name.get(profile_stem(name), ())
-        if len(found) > 1:
-            places = " and ".join(each.where for each in found)
+        documents = by_name.get(name) or by_name.get(profile_stem(name), ())
+        if len(documents) > 1:
+            places = " and ".join(document.where for document in documents)
             raise SettingsError(f"profile {name!r} is in {places}; remove one, or rename it")
-        if found:
-            return _profile_or_error(found[0], name)
+        if documents:
+            return _profile_or_error(documents[0], name)
         if unreadable:
             raise SettingsError(
                 f"profile {name!r} is in no file that can be read: {'; '.join(unreadable)}"
@@ -88,8 +88,8 @@ class ProfileCatalog:
         if name in bundled_profiles():
             return bundled_profiles()[name]
         place = f"in {self._path}" if self._path else "and no --profiles to look for it"
-        known = ", ".join(sorted({*by_name, *bundled_profiles()}))
-        raise SettingsError(f"no profile {name!r} {place}; there are: {known}")
+        names = ", ".join(sorted({*by_name, *bundled_profiles()}))
+        raise SettingsError(f"no profile {name!r} {place}; there are: {names}")
 
     def _look(self) -> tuple[Mapping[str, tuple[_ProfileDocument, ...]], tuple[str, ...]]:
         """The profiles in the files now, and what is wrong with files as such."""
@@ -100,7 +100,7 @@ class ProfileCatalog:
             if contents is not self._contents:
                 self._by_name = _by_name(contents)
                 self._contents = contents
-            return self._by_name, tuple(one.why for one in contents.unreadable)
+            return self._by_name, tuple(file.why for file in contents.unreadable)
 
 
 @functools.cache
@@ -108,18 +108,18 @@ def bundled_profiles() -> Mapping[str, Profile]:
     """The profiles that come with the driver; a user's own of the same name counts instead."""
     files = resources.files("dra_driver").joinpath("profiles").iterdir()
     documents = [yaml.safe_load(file.read_text()) for file in files if file.name.endswith(".yaml")]
-    found = {profile_name(document, ""): document for document in documents}
-    return {name: decode_profile(found[name], name) for name in sorted(found)}
+    by_name = {profile_name(document, ""): document for document in documents}
+    return {name: decode_profile(by_name[name], name) for name in sorted(by_name)}
 
 
 def _by_name(contents: ProfileFileContents) -> dict[str, tuple[_ProfileDocument, ...]]:
-    found: dict[str, tuple[_ProfileDocument, ...]] = {}
+    by_name: dict[str, tuple[_ProfileDocument, ...]] = {}
     for document in contents.documents:
         if is_mig_parted(document.content):  # ``plugin.mig.desired_layouts`` reads those
             continue
         name = profile_name(document.content, document.stem)
-        found[name] = (*found.get(name, ()), _read(document, name))
-    return found
+        by_name[name] = (*by_name.get(name, ()), _read(document, name))
+    return by_name
 
 
 def _read(document: ProfileDocument, name: str) -> _ProfileDocument:
@@ -133,10 +133,10 @@ def _read(document: ProfileDocument, name: str) -> _ProfileDocument:
         return _ProfileDocument(document.where, None, (f"cannot be read: {e}",))
 
 
-def _profile_or_error(found: _ProfileDocument, name: str) -> Profile:
-    if found.profile is None:
-        raise SettingsError(f"profile {name!r}: {found.where}: {'; '.join(found.problems)}")
-    return found.profile
+def _profile_or_error(document: _ProfileDocument, name: str) -> Profile:
+    if document.profile is None:
+        raise SettingsError(f"profile {name!r}: {document.where}: {'; '.join(document.problems)}")
+    return document.profile
 
 
 _GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]
@@ -163,15 +163,15 @@ class EffectiveProfile:
 
     def profile(self) -> Profile:
         """Raises what *profile* raises."""
-        profile, known, expected = self._profile(), self._known, self.expected()
+        profile, governed, expected = self._profile(), self._known, self.expected()
         last = self._last
-        if last is not None and last[0] is profile and last[1] is known and last[2] == expected:
+        if last is not None and last[0] is profile and last[1] is governed and last[2] == expected:
             return last[3]
-        found = _effective_profile(profile, known, expected)
-        if last is not None and found == last[3]:
-            found = last[3]  # who compares takes it for the same
-        self._last = (profile, known, expected, found)
-        return found
+        effective = _effective_profile(profile, governed, expected)
+        if last is not None and effective == last[3]:
+            effective = last[3]  # who compares takes it for the same
+        self._last = (profile, governed, expected, effective)
+        return effective
 
 
 def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
@@ -187,16 +187,16 @@ def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
         return last != ""
 
 
-def _governed_uuids(known: _GovernedGpus) -> tuple[frozenset[GpuUuid], frozenset[GpuUuid]]:
-    gpus, governed = known
-    return frozenset(gpu.uuid for gpu in gpus), governed
+def _governed_uuids(governed: _GovernedGpus) -> tuple[frozenset[GpuUuid], frozenset[GpuUuid]]:
+    gpus, uuids = governed
+    return frozenset(gpu.uuid for gpu in gpus), uuids
 
 
-def _effective_profile(profile: Profile, known: _GovernedGpus | None, expected: bool) -> Profile:
-    if known is None:
+def _effective_profile(profile: Profile, governed: _GovernedGpus | None, expected: bool) -> Profile:
+    if governed is None:
         return profile_until_layouts_known(profile) if expected else profile
-    gpus, _ = known
-    return profile_until_gpus_seen(without_dynamic_mig(profile, *known), gpus, expected)
+    gpus, _ = governed
+    return profile_until_gpus_seen(without_dynamic_mig(profile, *governed), gpus, expected)
 
 
 log = logging.getLogger(__name__)

@@ -42,8 +42,8 @@ class DeviceScanner:
     @property
     def not_ready(self) -> str | None:
         """Why this node's GPUs cannot be offered at all now: an update should go no further."""
-        found = self._last.unavailable if self._last else ()
-        return self.error or next((w.reason for w in found if w.what == ALL_GPUS), None)
+        unavailable = self._last.unavailable if self._last else ()
+        return self.error or next((w.reason for w in unavailable if w.what == ALL_GPUS), None)
 
     def look(self) -> float | None:
         """One look. A node that cannot be looked at keeps what it published.
@@ -82,8 +82,8 @@ class DeviceScanner:
         log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
         for unavailable in offer.unavailable:
             if self._last is None or unavailable not in self._last.unavailable:
-                facts = {"what": unavailable.what, "reason": unavailable.reason}
-                log.warning("GPU is not offered", extra=facts)
+                fields = {"what": unavailable.what, "reason": unavailable.reason}
+                log.warning("GPU is not offered", extra=fields)
         for pending in offer.pending:
             if self._last is None or pending not in self._last.pending:
                 log.warning("GPU is not offered as its profile says", extra=_facts(pending))

@@ -1,6 +1,6 @@
 """A directory that stands for the host of a simulated node: its root and its driver root.
 
-How programs of a simulated host are run: where they are, on this machine.
+Programs of a simulated host are run by their path in that directory.
 """
 
 import contextlib
@@ -165,17 +165,17 @@ class SimulatedHost:
 
     def _remove_nodes_of_gone_gpus(self, node: SimulatedNode) -> None:
         ready = node.driver == "ready"
-        there = {f"nvidia{gpu.minor}" for gpu in node.gpus if gpu.listed and ready}
+        device_files = {f"nvidia{gpu.minor}" for gpu in node.gpus if gpu.listed and ready}
         for place in (self._directory / "dev").glob("nvidia[0-9]*"):
-            if place.name not in there:
+            if place.name not in device_files:
                 place.unlink()
         if not ready:
             shutil.rmtree(self._directory / "dev/nvidia-caps", ignore_errors=True)
 
     def _forget_settings(self, node: SimulatedNode) -> None:
-        kept = {self._directory / path for path in current_settings(node)}
+        current = {self._directory / path for path in current_settings(node)}
         for place in (self._directory / SETTINGS_DIRECTORY).glob("*/*"):
-            if place not in kept:
+            if place not in current:
                 place.unlink()
 
     def _place(self, path: str) -> Path:

@@ -87,13 +87,13 @@ def nvidia_smi(node: SimulatedNode, mig: Mapping[str, SmiMigLines]) -> str:
 def _mps(node: SimulatedNode) -> FileTree:
     newest = 3 if node.major_version >= _PROTOCOL_3_FROM and node.mps != "protocol-2" else 2
     cuda = tuple(map(int, node.cuda_version.split(".")))
-    facts = {
+    snapshot = {
         "settings": f"{SETTINGS_DIRECTORY}/{node.driver_version}",
         "max_clients": _MORE_CLIENTS if cuda >= _MORE_CLIENTS_FROM else _MOST_CLIENTS,
         "gpus": [_facts(place, gpu) for place, gpu in enumerate(_working(node))],
     }
     return {
-        FACTS_FILE: text_file(json.dumps(facts, indent=1) + "\n"),
+        FACTS_FILE: text_file(json.dumps(snapshot, indent=1) + "\n"),
         f"usr/bin/{_MPS}": _script(
             _MPS,
             PROTOCOL=str(newest),
@@ -106,8 +106,8 @@ def _mps(node: SimulatedNode) -> FileTree:
 
 def _working(node: SimulatedNode) -> list[SimulatedGpu]:
     """The GPUs on which something can compute, in the order of CUDA."""
-    there = [gpu for gpu in node.gpus if gpu.listed and gpu.error(_MPS) is None]
-    return sorted(there, key=lambda gpu: gpu.bus_id) if node.driver == "ready" else []
+    gpus = [gpu for gpu in node.gpus if gpu.listed and gpu.error(_MPS) is None]
+    return sorted(gpus, key=lambda gpu: gpu.bus_id) if node.driver == "ready" else []
 
 
 def _facts(place: int, gpu: SimulatedGpu) -> dict[str, object]:
@@ -189,7 +189,9 @@ def _line(gpu: SimulatedGpu, mig: SmiMigLines | None) -> str:
             "{}.{}".format(*gpu.board.compute_capability),
             _refusal(gpu),
             _nvml_message(gpu.error("nvmlDeviceSetComputeMode")),
-            " ".join(f"{one.pid}:{(one.memory_bytes or 0) >> 20}" for one in gpu.processes),
+            " ".join(
+                f"{process.pid}:{(process.memory_bytes or 0) >> 20}" for process in gpu.processes
+            ),
             gpu.board.name,
         )
     )

@@ -96,45 +96,45 @@ def _gpu_function(gpu: SimulatedGpu, node: SimulatedNode) -> FileTree:
     driver: str | None = gpu.driver
     if driver == "none" or (driver == "nvidia" and node.driver != "ready"):
         driver = None
-    home = f"sys/devices/{gpu.below}/{gpu.bus_id}"
+    directory = f"sys/devices/{gpu.below}/{gpu.bus_id}"
     kind = (_DISPLAY, "0x10de", gpu.board.pci_device)
-    tree = _pci_function(home, kind, gpu.numa_node)
-    tree[f"{home}/subsystem_vendor"] = text_file("0x10de\n")
-    tree[f"{home}/subsystem_device"] = text_file(f"{gpu.board.pci_subsystem}\n")
+    tree = _pci_function(directory, kind, gpu.numa_node)
+    tree[f"{directory}/subsystem_vendor"] = text_file("0x10de\n")
+    tree[f"{directory}/subsystem_device"] = text_file(f"{gpu.board.pci_subsystem}\n")
     if driver:
         at = f"sys/bus/pci/drivers/{driver}"
         tree[at] = SimulatedDirectory()
-        tree[f"{home}/driver"] = _link(f"{home}/driver", at)
-        tree[f"{at}/{gpu.bus_id}"] = _link(f"{at}/{gpu.bus_id}", home)
+        tree[f"{directory}/driver"] = _link(f"{directory}/driver", at)
+        tree[f"{at}/{gpu.bus_id}"] = _link(f"{at}/{gpu.bus_id}", directory)
     return tree
 
 
 def _other_function(device: PciDevice) -> FileTree:
-    home = f"sys/devices/{device.below}/{device.bus_id}"
-    return _pci_function(home, (device.kind, device.vendor, device.device), device.numa_node)
+    directory = f"sys/devices/{device.below}/{device.bus_id}"
+    return _pci_function(directory, (device.kind, device.vendor, device.device), device.numa_node)
 
 
 def _bridges(below: str, numa_node: int) -> FileTree:
     """Root port, then the ports of a switch: every PCI function on the way."""
     parts = below.split("/")
-    homes = ("/".join(parts[:end]) for end in range(2, len(parts) + 1))
+    directories = ("/".join(parts[:end]) for end in range(2, len(parts) + 1))
     tree: FileTree = {}
-    for depth, home in enumerate(homes):
+    for depth, directory in enumerate(directories):
         # An Intel root port, then a Broadcom PCIe switch (PCI ID database).
         kind = (_BRIDGE, "0x8086", "0x352a") if depth == 0 else (_BRIDGE, "0x1000", "0xc030")
-        tree |= _pci_function(f"sys/devices/{home}", kind, numa_node)
+        tree |= _pci_function(f"sys/devices/{directory}", kind, numa_node)
     return tree
 
 
-def _pci_function(home: str, kind: tuple[str, str, str], numa_node: int) -> FileTree:
+def _pci_function(directory: str, kind: tuple[str, str, str], numa_node: int) -> FileTree:
     code, vendor, device = kind
-    name = home.rpartition("/")[2]
+    name = directory.rpartition("/")[2]
     return {
-        f"{home}/class": text_file(f"{code}\n"),
-        f"{home}/vendor": text_file(f"{vendor}\n"),
-        f"{home}/device": text_file(f"{device}\n"),
-        f"{home}/numa_node": text_file(f"{numa_node}\n"),
-        f"{_DEVICES}/{name}": _link(f"{_DEVICES}/{name}", home),
+        f"{directory}/class": text_file(f"{code}\n"),
+        f"{directory}/vendor": text_file(f"{vendor}\n"),
+        f"{directory}/device": text_file(f"{device}\n"),
+        f"{directory}/numa_node": text_file(f"{numa_node}\n"),
+        f"{_DEVICES}/{name}": _link(f"{_DEVICES}/{name}", directory),
     }
 
 
