@@ -77,6 +77,10 @@ class PluginParts:
         self.claims = ClaimReader(self.resources, settings.driver_name, settings.node_name)
         self.pods = PodReader(self.api)
 
+    def while_newest(self, act: Callable[[], float | None]) -> Callable[[], float | None]:
+        """*act*, which does nothing where a newer process of this plugin runs."""
+        return lambda: act() if self.is_newest() else None
+
     def claim_changed(self, record: ClaimRecord | None) -> None:
         """A claim was prepared or unprepared: tell every listener."""
         for listener in self.claim_listeners:

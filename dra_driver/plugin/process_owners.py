@@ -1,16 +1,17 @@
 """The processes of pods on GPUs, and the claims for which each may be there."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
 from dra_driver.k8s.pods import Container
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import ContainerProcess, GpuProcess
-from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.node.cgroups.containers import FindContainer
+from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.plan.memory.usage import (
     ContainerClaims,
     GpuMemorySample,
@@ -23,85 +24,18 @@ from dra_driver.plan.memory.usage import (
 
 log = logging.getLogger(__name__)
 
-
-class ContainerFinder(Protocol):
-    """Knows what containers were given; ``dra_driver.node.cgroups.tree.containers``."""
-
-    def find(self, id_: str) -> Container | NoContainer: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerOwners:
-    """What containers use, by their ids, and the pods that are known by their containers."""
-
-    uses: Mapping[str, ContainerClaims] = field(default_factory=dict)
-    pods: Mapping[PodUid, PodClaims] = field(default_factory=dict)
-
-
-class ContainerClaimsCache:
-    """Reads each container once; what cannot be read now, at the next look again."""
-
-    def __init__(self, containers: ContainerFinder) -> None:
-        self._containers = containers
-        self._known: dict[str, Container] = {}
-        self._error = ""
-
-    def of(
-        self, processes: Iterable[ContainerProcess], holders: Mapping[PodUid, PodClaims]
-    ) -> ContainerOwners:
-        """Of each container with *processes*; *holders*: the pods that are recorded with claims."""
-        ids = {process.container: process.pod for process in processes}
-        read = ((id_, self._known.get(id_) or self._find(id_)) for id_ in sorted(ids))
-        found = {id_: one for id_, one in read}
-        self._known = {id_: one for id_, one in found.items() if one is not None}
-        return ContainerOwners(
-            {id_: container_claims(one, holders.get(ids[id_])) for id_, one in found.items()},
-            {
-                ids[id_]: PodClaims(one.namespace, one.pod.name, ())
-                for id_, one in self._known.items()
-                if one.claims and ids[id_] not in holders
-            },
-        )
-
-    def _find(self, id_: str) -> Container | None:
-        try:
-            found = self._containers.find(id_)
-        except NodeError as error:
-            if str(error) != self._error:
-                log.warning("which container uses which claim is not known: %s", error)
-            self._error = str(error)
-            return None
-        return found if isinstance(found, Container) else None
-
-
 ListGpuProcesses = Callable[[GpuUuid], Sequence[GpuProcess]]
-"""What NVML sees on a GPU; NodeError: it does not answer.
-``dra_driver.node.nvml.client.processes``.
+"""The processes that NVML sees on a GPU; NodeError: it does not answer.
+``dra_driver.node.gpu_node.GpuNode.processes``.
 """
-
-
-class ProcessFinder(Protocol):
-    """The processes of this machine; ``dra_driver.node.cgroups.tree.processes``."""
-
-    def sees_pods(self) -> bool: ...
-    def now(self) -> int: ...
-    def find(self, pid: int) -> ContainerProcess | None: ...
-
-
-class ContainerClaimsSource(Protocol):
-    """What containers use; ``dra_driver.plugin.process_owners``."""
-
-    def of(
-        self, processes: Sequence[ContainerProcess], holders: Mapping[PodUid, PodClaims]
-    ) -> ContainerOwners: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What a look found, and why there is none of some GPUs."""
+    """A sample of each GPU, and why there is none of others."""
 
-    looks: tuple[GpuMemorySample, ...] = ()
-    failed: Mapping[GpuUuid, str] = field(default_factory=dict)
+    samples: tuple[GpuMemorySample, ...] = ()
+    errors: Mapping[GpuUuid, str] = field(default_factory=dict)
     joined: Mapping[PodUid, PodClaims] = field(default_factory=dict)  # known by containers alone
 
 
@@ -109,67 +43,89 @@ _HIDDEN: Final = (
     "the processes of other pods cannot be seen from here: run this in the host's process "
     "namespace (hostPID: true)"
 )
-_Used = Sequence[tuple[ContainerProcess, int | None]]
+_ProcessMemory = Sequence[tuple[ContainerProcess, int | None]]
+"""Processes, and the bytes that each uses; None: NVML does not tell."""
 
 
 class ProcessOwners:
-    """Looks at GPUs, and at the processes that NVML finds there. For one thread."""
+    """Reads which processes NVML finds on GPUs, and which claims their containers were given. For
+    one thread."""
 
     def __init__(
         self,
         gpu_processes: ListGpuProcesses,
-        processes: ProcessFinder,
-        containers: ContainerClaimsSource,
+        processes: ContainerProcesses,
+        find_container: FindContainer,
     ) -> None:
         self._gpu_processes = gpu_processes
         self._processes = processes
-        self._containers = containers
+        self._find_container = find_container
         self._sees_pods = False
+        self._last_error = ""
 
-    def look(
+    def scan(
         self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
     ) -> ProcessReport:
-        """Who of all pods is on these GPUs; also who is there for none of *shares*.
+        """The processes of pods on these GPUs, also those that are there for none of *shares*.
 
-        *holders*: the pods that are recorded. Others join a claim, and their containers tell it.
+        *holders*: the pods that are recorded. Containers tell which other pods joined a claim.
         """
-        # A process stays in its namespace: who saw them once need not look again every time.
+        # A process stays in its namespace: what it once saw, it sees from then on.
         self._sees_pods = self._sees_pods or self._processes.sees_pods()
         if not self._sees_pods:
-            return ProcessReport(failed=dict.fromkeys(shares, _HIDDEN))
-        used: dict[GpuUuid, _Used] = {}
-        failed: dict[GpuUuid, str] = {}
+            return ProcessReport(errors=dict.fromkeys(shares, _HIDDEN))
+        by_gpu: dict[GpuUuid, _ProcessMemory] = {}
+        errors: dict[GpuUuid, str] = {}
         for gpu in shares:
             try:
-                used[gpu] = self._used(gpu)
+                by_gpu[gpu] = self._processes_on(gpu)
             except NodeError as error:
-                failed[gpu] = str(error)
-        everybody = [process for its in used.values() for process, _ in its]
-        users = self._containers.of(everybody, holders) if everybody else ContainerOwners()
-        looks = (_gpu_look(gpu, shares[gpu], its, users.uses) for gpu, its in used.items())
-        return ProcessReport(tuple(looks), failed, users.pods)
+                errors[gpu] = str(error)
+        pods = {process.container: process.pod for used in by_gpu.values() for process, _ in used}
+        containers = {id_: self._container(id_) for id_ in sorted(pods)}
+        claims = {
+            id_: container_claims(container, holders.get(pods[id_]))
+            for id_, container in containers.items()
+        }
+        joined = {
+            pods[id_]: PodClaims(container.namespace, container.pod.name, ())
+            for id_, container in containers.items()
+            if container and container.claims and pods[id_] not in holders
+        }
+        samples = (_sample(gpu, shares[gpu], used, claims) for gpu, used in by_gpu.items())
+        return ProcessReport(tuple(samples), errors, joined)
 
-    def _used(self, gpu: GpuUuid) -> _Used:
+    def _processes_on(self, gpu: GpuUuid) -> _ProcessMemory:
         began = self._processes.now()
         used: list[tuple[ContainerProcess, int | None]] = []
-        for one in self._gpu_processes(gpu):
-            process = self._processes.find(one.pid)
+        for gpu_process in self._gpu_processes(gpu):
+            process = self._processes.find(gpu_process.pid)
             # A process younger than NVML's answer only has the number of the one that was meant.
             if process is not None and process.started < began:
-                used.append((process, one.memory_bytes))
+                used.append((process, gpu_process.memory_bytes))
         return used
 
+    def _container(self, id_: str) -> Container | None:
+        try:
+            container = self._find_container(id_)
+        except NodeError as error:
+            if str(error) != self._last_error:
+                log.warning("which container uses which claim is not known: %s", error)
+            self._last_error = str(error)
+            return None
+        return container if isinstance(container, Container) else None
 
-def _gpu_look(
+
+def _sample(
     gpu: GpuUuid,
     shares: Sequence[MemoryShare],
-    used: _Used,
+    used: _ProcessMemory,
     containers: Mapping[str, ContainerClaims],
 ) -> GpuMemorySample:
-    uses = (
+    usages = (
         ProcessUsage(
             process, memory_bytes, possible_owners(shares, process, containers[process.container])
         )
         for process, memory_bytes in used
     )
-    return GpuMemorySample(gpu, tuple(shares), tuple(uses))
+    return GpuMemorySample(gpu, tuple(shares), tuple(usages))

@@ -1,6 +1,7 @@
 """A node with claims under MPS: agent, processes and pods are values, and time is told to pass."""
 
 from dataclasses import replace
+from typing import Any
 
 from dra_driver.base.errors import MigInstanceNotFound, NodeError, Unreachable
 from dra_driver.base.threads import BackgroundTasks
@@ -22,7 +23,7 @@ from dra_driver.plugin.mps.watch import (
     MpsDependencies,
     MpsWatch,
 )
-from dra_driver.plugin.process_owners import ContainerClaimsCache, ProcessOwners
+from dra_driver.plugin.process_owners import ProcessOwners
 from tests.builders import ref
 from tests.fakes.mps_agent import FakeMpsAgent
 from tests.fakes.pods import FakePods
@@ -109,14 +110,14 @@ class World:
         observer = observer or self.observer
         clock = MpsClocks(lambda: self.steady, lambda: self.agent.now)
         errands = BackgroundTasks(clock.steady, self.start)
-        names = ContainerClaimsCache(self.bundles)
-        users = ProcessOwners(self.processes, self, names)
+        me: Any = self
+        users = ProcessOwners(self.processes, me, self.bundles.find)
         self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock.steady)
         self.joined = UnservedPods(self, self.pods, self, errands, clock.steady)
         self.drain.on_read = self.joined.saw
         strays = MpsBypassDetector(users, self, clock.steady)
         instances = LostMpsInstances(self, self.agent, errands)
-        tools = MpsChecks(self, strays, self.drain, self.joined, instances, errands, clock)
+        tools = MpsChecks(me, strays, self.drain, self.joined, instances, errands, clock)
         return MpsWatch(self.watched(), tools)
 
     def watched(self):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from dra_driver.node.nvml.client import Nvml, load_nvml
 from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.process_owners import ContainerClaimsCache
+from dra_driver.plugin.process_owners import ProcessOwners
 from tests.builders import ref
 from tests.fakes.processes import Proc
 
@@ -31,13 +32,6 @@ GRACE_SECONDS = 2.0
 A, B = ref("a"), ref("b")
 WEB = Pod("web", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0001"))
 DB = Pod("db", PodUid("5b6ffb0e-5d6a-4a3b-9e0b-9c1e8d7a0002"))
-
-
-class Nobody:
-    """No container runtime: the claims of a pod count together."""
-
-    def find(self, id_):
-        return NoContainer.NOWHERE
 
 
 class Told:
@@ -113,20 +107,23 @@ def test_the_outlier_is_ended_and_only_it(nvml, gpu, start, tmp_path, report):
         ClaimRecord(A, (holding(A, gpu, 3),), pods=(WEB,)),  # small and outlier share it
         ClaimRecord(B, (holding(B, gpu, 8),), pods=(DB,)),
     ]
-    told, processes = Told(), ContainerProcesses(tmp_path / "proc")
-    containers = ContainerClaimsCache(Nobody())
-    use = MemoryScanner(lambda uuid: gpu_processes(nvml, uuid), processes, containers)
+    told: Any = Told()
+    processes = ContainerProcesses(tmp_path / "proc")
+    owners = ProcessOwners(
+        lambda uuid: gpu_processes(nvml, uuid), processes, lambda id_: NoContainer.NOWHERE
+    )
     guard = MemoryEnforcer(
-        lambda: records, MemoryGuardDependencies(use, processes, told, Metrics())
+        lambda: records,
+        MemoryGuardDependencies(MemoryScanner(owners), processes, told, Metrics()),
     )
 
     began = time.monotonic()
     while outlier.poll() is None and time.monotonic() - began < 60:
-        guard.look()
+        guard.check()
         time.sleep(0.25)
     ended = time.monotonic() - began
     for _ in range(8):  # long enough for a guard that goes on to end somebody else
-        guard.look()
+        guard.check()
         time.sleep(0.5)
 
     assert outlier.poll() is not None

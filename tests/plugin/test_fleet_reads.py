@@ -92,7 +92,8 @@ class Node:
         self.taken_back: list[ClaimUid] = []
         claims = ClaimReader(ResourceApi(api), DRIVER, POOL)
         reconciler = ClaimReconciler(self.ledger, claims, self, POOL)
-        limits = PodLimits(self.ledger.records, claims, self, self)
+        me: Any = self
+        limits = PodLimits(self.ledger.records, claims, me, me)
         keeping = ApiFeatureProbe(
             lambda: ApiFeatures(*probe_device_features(self.api, "v1", DRIVER, POOL))
         )
@@ -101,7 +102,7 @@ class Node:
         limits.settle()
         self.loops = (
             (reconciler.look, between),
-            (limits.look_for_pods, PODS_SECONDS),
+            (limits.update_pods, PODS_SECONDS),
             (keeping.look, PROBE_SECONDS),
         )
 
@@ -132,8 +133,8 @@ class Node:
         assert read(())
         assert joinable
 
-    def tell_of_pods(self, told):
-        return told is not None
+    def report_new_pods(self, on_new_pod):
+        return on_new_pod is not None
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ NO_RUNTIME_STATE: Final = (
 )
 _FIRST_PROCESS: Final = "init.pid"
 _MAX_BYTES: Final = 16 * 1024 * 1024  # a container comes in one message of that much at most
+_MOST_REMEMBERED: Final = 4096  # containers; a node has some hundred
 # The annotations of containerd, and of CRI-O.
 _NAME_KEYS: Final = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
 _POD_UID_KEYS: Final = ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.pod.uid")
@@ -70,10 +71,8 @@ class ContainerBundles:
         self._host_root = host_root
         own = f"{runtime_dir.strip('/')}/{_CONTAINERD}"
         self._bundles: Sequence[str] = (own, *_BUNDLES) if runtime_dir else _BUNDLES
-        self._told = False
-        self._known: Mapping[
-            str, Container | NoContainer
-        ] = {}  # what is read of a bundle never changes
+        self._warned = False
+        self._known: dict[str, Container | NoContainer] = {}  # a bundle's content never changes
 
     def find(self, id_: str) -> Container | NoContainer:
         """What there is of the container.
@@ -81,14 +80,18 @@ class ContainerBundles:
         NodeError: it cannot be read now (too many open files, an error of the disk, half written),
         so it may be one with any claim. To be asked again.
         """
+        if (known := self._known.get(id_)) is not None:
+            return known
         for bundle in self._bundles:
-            place = self._host_root / bundle.format(id=id_) / "config.json"
-            if (text := _read(place)) is not None:
-                return _container(id_, place, text)
+            config = self._host_root / bundle.format(id=id_) / "config.json"
+            if (text := _read(config)) is not None:
+                if len(self._known) >= _MOST_REMEMBERED:
+                    self._known = {}
+                return self._known.setdefault(id_, _container(id_, config, text))
         if self.places():
             return NoContainer.GONE
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             log.warning("%s", NO_RUNTIME_STATE)
         return NoContainer.NOWHERE
 
@@ -101,12 +104,8 @@ class ContainerBundles:
 
         NodeError: one cannot be read now, so it may be any.
         """
-        known: dict[str, Container | NoContainer] = {}
-        for id_ in self._ids():
-            if (found := self._known.get(id_) or self._begun(id_)) is not None:
-                known[id_] = found
-        self._known = known
-        return tuple(one for one in known.values() if isinstance(one, Container))
+        containers = (self._begun(id_) for id_ in self._ids())
+        return tuple(each for each in containers if isinstance(each, Container))
 
     def first_process(self, id_: str) -> int | None:
         """What containerd says is the container's; None: it says nothing. It may have ended.
@@ -132,15 +131,14 @@ class ContainerBundles:
         homes = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
         return sorted({id_ for home in homes for id_ in _listed(home)})
 
-    def _begun(self, id_: str) -> Container | NoContainer | None:
-        """None: it is gone, or is being made, and no process of it has begun."""
+    def _begun(self, id_: str) -> Container | NoContainer:
+        """GONE, too, where it is being made, and no process of it has begun."""
         try:
-            found = self.find(id_)
+            return self.find(id_)
         except NodeError as error:
             if isinstance(error.__cause__, OSError):
                 raise
-            return None  # half written
-        return found if found is not NoContainer.GONE else None
+            return NoContainer.GONE  # half written
 
 
 def _container(id_: str, config: Path, text: bytes) -> Container | NoContainer:
@@ -213,7 +211,7 @@ def _unreadable(path: Path, why: str) -> NodeError:
 
 
 FindContainer = Callable[[str], Container | NoContainer]
-"""What there is of a container, by its id; NodeError: not now. ``Containers.find``."""
+"""The container with an id; NodeError: not known now. ``ContainerBundles.find``."""
 
 _NO_CLAIMS: Final[frozenset[ClaimUid]] = frozenset()
 

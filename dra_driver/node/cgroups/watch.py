@@ -157,25 +157,25 @@ OnNewPod = Callable[[], None]
 
 
 class NewPodWatcher:
-    """Watches where the cgroups of pods appear, while somebody wants to be told."""
+    """Watches where the cgroups of pods appear, while somebody wants them reported."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
         self._new = DirectoryWatcher(self._appeared)
         self._lock = threading.Lock()  # of one change at a time
-        self._told: OnNewPod | None = None
+        self._on_new_pod: OnNewPod | None = None
 
-    def tell(self, told: OnNewPod | None) -> bool:
-        """Call *told* for every pod that comes from now on; None: no longer.
+    def report(self, on_new_pod: OnNewPod | None) -> bool:
+        """Call *on_new_pod* for every pod that comes from now on; None: no longer.
 
-        Doing it again changes nothing, but for places that are new. False: nobody is told of pods,
-        or not of all.
+        Calling it again changes nothing, but for directories that are new. False: pods, or some of
+        them, are not reported.
         """
         with self._lock:
-            self._told = told
-            places = self._cgroups.levels() if told else ()
-            watched = [self._new.watch(place) for place in places]
-            for gone in self._new.watched() - frozenset(places):
+            self._on_new_pod = on_new_pod
+            levels = self._cgroups.levels() if on_new_pod else ()
+            watched = [self._new.watch(level) for level in levels]
+            for gone in self._new.watched() - frozenset(levels):
                 self._new.unwatch(gone)
             return bool(watched) and all(watched)
 
@@ -183,9 +183,9 @@ class NewPodWatcher:
         self._new.stop()
 
     def _appeared(self, directory: Path, name: str) -> None:
-        told = self._told
-        if told is not None and pod_uid_of(name, directory.name):
-            told()
+        on_new_pod = self._on_new_pod
+        if on_new_pod is not None and pod_uid_of(name, directory.name):
+            on_new_pod()
 
 
 INNER_CGROUP: Final = "container"  # crun may put the processes into this one, inside CRI-O's

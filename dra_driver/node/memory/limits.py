@@ -142,12 +142,12 @@ class NodeMemoryLimits:
         well = self._containers.learn(there)
         return places, well
 
-    def tell_of_pods(self, told: Callable[[], None] | None) -> bool:
-        """Call *told* when a pod comes to this node, from now on; None: no longer.
+    def report_new_pods(self, on_new_pod: Callable[[], None] | None) -> bool:
+        """Call *on_new_pod* when a pod comes to this node, from now on; None: no longer.
 
         False: that is not possible now, or not for all pods.
         """
-        return self._new_pods.tell(told)
+        return self._new_pods.report(on_new_pod)
 
     def stop(self) -> None:
         """Set nothing any more. The driver keeps what was set."""

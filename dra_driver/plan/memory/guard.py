@@ -46,11 +46,11 @@ class ClaimGroup:
     claims: tuple[ClaimRef, ...]
     limit_bytes: int
     guard: GuardRules
-    uses: tuple[ProcessUsage, ...]
+    usages: tuple[ProcessUsage, ...]
 
     @property
     def used_bytes(self) -> int:
-        return sum(use.memory_bytes or 0 for use in self.uses)
+        return sum(use.memory_bytes or 0 for use in self.usages)
 
     @property
     def above(self) -> bool:
@@ -66,7 +66,7 @@ def claims_over_limit(look: GpuMemorySample) -> tuple[ClaimGroup, ...]:
     whoever is above by itself is judged by its own processes alone, not by those of claims that
     share a container with it. Claims that remain tied are looked at again when it is below.
     """
-    if not look.uses:
+    if not look.usages:
         return ()
     found: list[ClaimGroup] = []
     taken: set[ClaimUid] = set()
@@ -85,7 +85,7 @@ def _suspects(look: GpuMemorySample) -> list[_Claims]:
         for share in look.shares
         if share.memory_bytes is not None
     }
-    limited = [use for use in look.uses if use.claims and allowed.keys() >= use.claims]
+    limited = [use for use in look.usages if use.claims and allowed.keys() >= use.claims]
     containers = {use.claims for use in _in_doubt(limited, allowed)}
     return sorted(containers | set(_tied(containers)), key=lambda one: (len(one), sorted(one)))
 
@@ -123,7 +123,7 @@ def _group(look: GpuMemorySample, claims: _Claims) -> ClaimGroup:
         claims=tuple(share.claim for share in shares),
         limit_bytes=sum(share.memory_bytes or 0 for share in shares),
         guard=mildest_guard(share.guard for share in shares),
-        uses=tuple(use for use in look.uses if use.claims and use.claims <= claims),
+        usages=tuple(use for use in look.usages if use.claims and use.claims <= claims),
     )
 
 
@@ -152,7 +152,7 @@ class TerminateProcess:
     """Ask the process to end."""
 
     group: ClaimGroup
-    use: ProcessUsage
+    usage: ProcessUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class KillProcess:
     """The process was asked and is still there: end it."""
 
     group: ClaimGroup
-    use: ProcessUsage
+    usage: ProcessUsage
 
 
 GuardAction = LimitExceeded | WarnOverLimit | TerminateProcess | KillProcess
@@ -237,7 +237,7 @@ def _judge(
 
 def _below(look: GpuMemorySample, before: GpuGuardState, now: float) -> dict[ClaimUid, Overuse]:
     """Every claim as if it were below, for as long as it matters that it was above."""
-    present = {use.process for use in look.uses}
+    present = {use.process for use in look.usages}
     gone = (one.claims for process, one in before.ending.items() if process not in present)
     settled = frozenset[ClaimUid]().union(*gone)
     found: dict[ClaimUid, Overuse] = {}
@@ -274,7 +274,7 @@ def _still_asked(
     look: GpuMemorySample, before: GpuGuardState, claims: Mapping[ClaimUid, Overuse]
 ) -> dict[ContainerProcess, TerminatingProcess]:
     """The processes that were asked to end and are still there, as long as an excursion lasts."""
-    present = {use.process for use in look.uses}
+    present = {use.process for use in look.usages}
     lasting = {uid for uid, one in claims.items() if not one.over}
     return {
         process: one
@@ -299,9 +299,9 @@ def _end(
 ) -> tuple[list[GuardAction], dict[ContainerProcess, TerminatingProcess]]:
     """End the largest process of *group*, one at a time: its memory may be all there was too
     much. One that cannot even be killed keeps its neighbours alive, since it holds the memory."""
-    under_way = [use for use in group.uses if use.process in asked]
+    under_way = [use for use in group.usages if use.process in asked]
     if not under_way:
-        largest = max(group.uses, key=lambda use: (use.memory_bytes or 0, use.process.started))
+        largest = max(group.usages, key=lambda use: (use.memory_bytes or 0, use.process.started))
         return [TerminateProcess(group, largest)], {
             largest.process: TerminatingProcess(now, largest.claims)
         }

@@ -154,7 +154,7 @@ class GpuMemorySample:
 
     gpu: GpuUuid
     shares: tuple[MemoryShare, ...]
-    uses: tuple[ProcessUsage, ...] = ()
+    usages: tuple[ProcessUsage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ def claim_usages(look: GpuMemorySample) -> tuple[ClaimMemoryUsage, ...]:
         if share.memory_bytes is not None
     }
     used: dict[ClaimUid, float] = dict.fromkeys(limits, 0.0)
-    for use in look.uses:
+    for use in look.usages:
         if limits.keys() >= use.claims and (whole := sum(limits[uid] for uid in use.claims)):
             for uid in use.claims:
                 used[uid] += (use.memory_bytes or 0) * limits[uid] / whole

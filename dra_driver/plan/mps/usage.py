@@ -275,7 +275,7 @@ def _strays_on(
             before = served.get(one.claim.uid, frozenset())
             its = _may_be_clients(one.namespace.name, status)
             served[one.claim.uid] = None if before is None or its is None else before | its
-    for use in look.uses:
+    for use in look.usages:
         allowed = [served.get(uid) for uid in use.claims]
         known = [pids for pids in allowed if pids is not None]
         if not known or len(known) < len(allowed):

@@ -9,15 +9,15 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import PodUid
-from dra_driver.k8s.events import Event, PodRef
+from dra_driver.k8s.events import Event, EventRecorder, PodRef
 from dra_driver.model.gpus import GpuUuid
-from dra_driver.model.processes import ContainerProcess
 from dra_driver.model.profiles import GuardPolicy
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.plan.memory.guard import (
     ClaimGroup,
     GuardAction,
@@ -29,7 +29,6 @@ from dra_driver.plan.memory.guard import (
     guard_actions,
 )
 from dra_driver.plan.memory.usage import (
-    ClaimMemoryUsage,
     GpuMemorySample,
     MemoryShare,
     PodClaims,
@@ -39,108 +38,65 @@ from dra_driver.plan.memory.usage import (
     memory_shares,
     pod_claims,
 )
-from dra_driver.plugin.process_owners import (
-    ContainerClaimsSource,
-    ListGpuProcesses,
-    ProcessFinder,
-    ProcessOwners,
-)
+from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.process_owners import ProcessOwners
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What a look found. GPUs that do not tell who uses how much are *blind*."""
+    """A sample of each GPU that answered. *unreadable*: GPUs whose use per process is unknown."""
 
-    looks: tuple[GpuMemorySample, ...] = ()
-    blind: frozenset[GpuUuid] = frozenset()
-    joined: Mapping[PodUid, PodClaims] = field(default_factory=dict)  # pods, as ``Looked`` says
+    samples: tuple[GpuMemorySample, ...] = ()
+    unreadable: frozenset[GpuUuid] = frozenset()
+    joined: Mapping[PodUid, PodClaims] = field(default_factory=dict)  # as in ``ProcessReport``
 
 
 class MemoryScanner:
-    """Looks at what each process uses, and says where that cannot be seen."""
+    """Samples what each process of claims uses, and logs where that cannot be read."""
 
-    def __init__(
-        self,
-        gpu_processes: ListGpuProcesses,
-        processes: ProcessFinder,
-        containers: ContainerClaimsSource,
-    ) -> None:
-        self._users = ProcessOwners(gpu_processes, processes, containers)
-        self._blind: dict[GpuUuid, str] = {}
+    def __init__(self, owners: ProcessOwners) -> None:
+        self._owners = owners
+        self._unreadable: dict[GpuUuid, str] = {}
 
-    def look(
+    def scan(
         self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
     ) -> MemoryReport:
         """Who uses how much of these GPUs. One that does not answer is missing."""
-        looked = self._users.look(shares, holders)
-        blind = dict(looked.failed)
-        for look in looked.looks:
-            if any(use.memory_bytes is None for use in look.uses):
-                blind[look.gpu] = "NVML does not tell how much memory each process uses"
-        self._tell(blind)
-        return MemoryReport(
-            tuple(map(_uses_of_claims, looked.looks)), frozenset(blind), looked.joined
-        )
-
-    def _tell(self, blind: dict[GpuUuid, str]) -> None:
-        for gpu, why in blind.items():
-            if self._blind.get(gpu) != why:
-                log.warning("memory shares are not guarded", extra={"gpu": gpu, "error": why})
-        self._blind = blind
+        report = self._owners.scan(shares, holders)
+        unreadable = dict(report.errors)
+        for sample in report.samples:
+            if any(usage.memory_bytes is None for usage in sample.usages):
+                unreadable[sample.gpu] = "NVML does not tell how much memory each process uses"
+        for gpu, error in unreadable.items():
+            if self._unreadable.get(gpu) != error:
+                log.warning("memory shares are not guarded", extra={"gpu": gpu, "error": error})
+        self._unreadable = unreadable
+        samples = tuple(map(_of_claims, report.samples))
+        return MemoryReport(samples, frozenset(unreadable), report.joined)
 
 
-def _uses_of_claims(look: GpuMemorySample) -> GpuMemorySample:
-    return replace(look, uses=tuple(use for use in look.uses if use.claims))
+def _of_claims(sample: GpuMemorySample) -> GpuMemorySample:
+    return replace(sample, usages=tuple(usage for usage in sample.usages if usage.claims))
 
 
 _GIB: Final = 1024**3
-_NOTHING: Final = MemoryReport()
-_DONE: Final = {
+_EMPTY: Final = MemoryReport()
+_SIGNALLED: Final = {
     signal.SIGTERM: "was asked to end (SIGTERM)",
     signal.SIGKILL: "was killed (SIGKILL)",
 }
-
-
-class MemoryReportSource(Protocol):
-    """Who uses how much; ``dra_driver.plugin.memory.guard``."""
-
-    def look(
-        self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
-    ) -> MemoryReport: ...
-
-
-class ProcessSignaller(Protocol):
-    """Signals a process and no other; False: it is gone.
-    ``dra_driver.node.cgroups.tree.processes``.
-    """
-
-    def signal(self, process: ContainerProcess, number: signal.Signals) -> bool: ...
-
-
-class MemoryGuardEvents(Protocol):
-    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
-class MemoryGuardMetrics(Protocol):
-    """Who counts; ``dra_driver.plugin.metrics``."""
-
-    def memory_used(self, uses: Sequence[ClaimMemoryUsage], blind: int) -> None: ...
-    def memory_excursion(self) -> None: ...
-    def memory_kill(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryGuardDependencies:
     """What the guard works with."""
 
-    use: MemoryReportSource
-    signals: ProcessSignaller
-    events: MemoryGuardEvents
-    observer: MemoryGuardMetrics
+    scanner: MemoryScanner
+    processes: ContainerProcesses
+    events: EventRecorder
+    metrics: Metrics
     clock: Callable[[], float] = time.monotonic
 
 
@@ -155,89 +111,92 @@ class _GuardedShares:
 
 
 class MemoryEnforcer:
-    """Guards what the claims of *records* were given. One thread at a time may ``look``."""
+    """Guards what the claims of *records* were given. One thread at a time may ``check``."""
 
     def __init__(
-        self, records: Callable[[], Sequence[ClaimRecord]], tools: MemoryGuardDependencies
+        self, records: Callable[[], Sequence[ClaimRecord]], dependencies: MemoryGuardDependencies
     ) -> None:
         """*records* gives the same object again where nothing changed."""
         self._records = records
-        self._tools = tools
-        self._shared = _GuardedShares(())
-        self._pods: Mapping[PodUid, PodClaims] = {}  # who uses what is guarded, at the last look
-        self._excursions: GuardState = {}
-        self._told = _NOTHING
-        self._watched = False
+        self._dependencies = dependencies
+        self._guarded = _GuardedShares(())
+        self._pods: Mapping[PodUid, PodClaims] = {}  # the users of guarded claims, at the last scan
+        self._state: GuardState = {}
+        self._reported = _EMPTY
+        self._was_guarding = False
 
-    def look(self) -> None:
-        """One look and what follows from it. Where no claim is guarded, it looks at nothing."""
-        if (records := self._records()) is not self._shared.records:
-            self._shared = _GuardedShares(records)
-        shared = self._shared
-        if not shared.shares and not self._watched:
+    def check(self) -> None:
+        """One scan and what follows from it. Where no claim is guarded, nothing is scanned."""
+        if (records := self._records()) is not self._guarded.records:
+            self._guarded = _GuardedShares(records)
+        guarded, dependencies = self._guarded, self._dependencies
+        if not guarded.shares and not self._was_guarding:
             return
-        seen = self._tools.use.look(shared.shares, shared.pods) if shared.shares else _NOTHING
-        self._pods = {**shared.pods, **seen.joined}
-        self._excursions, actions = guard_actions(seen.looks, self._excursions, self._tools.clock())
+        report = (
+            dependencies.scanner.scan(guarded.shares, guarded.pods) if guarded.shares else _EMPTY
+        )
+        self._pods = {**guarded.pods, **report.joined}
+        self._state, actions = guard_actions(report.samples, self._state, dependencies.clock())
         for action in actions:
-            self._do(action, shared)
-        if seen != self._told:
-            uses = [use for look in seen.looks for use in claim_usages(look)]
-            self._tools.observer.memory_used(uses, len(seen.blind))
-        self._told, self._watched = seen, bool(shared.shares)
+            self._do(action, guarded)
+        if report != self._reported:
+            usages = [usage for sample in report.samples for usage in claim_usages(sample)]
+            dependencies.metrics.memory_used(usages, len(report.unreadable))
+        self._reported, self._was_guarding = report, bool(guarded.shares)
 
-    def _do(self, action: GuardAction, shared: _GuardedShares) -> None:
+    def _do(self, action: GuardAction, guarded: _GuardedShares) -> None:
         match action:
             case LimitExceeded():
-                self._tools.observer.memory_excursion()
+                self._dependencies.metrics.memory_excursion()
             case WarnOverLimit(group):
-                self._warn(group, shared)
-            case TerminateProcess(group, use):
-                if self._signal(group, use, signal.SIGTERM):
-                    self._tools.observer.memory_kill()
-                    self._tell_of_end(group, use, signal.SIGTERM, shared)
-            case KillProcess(group, use):
-                if self._signal(group, use, signal.SIGKILL):
-                    self._tell_of_end(group, use, signal.SIGKILL, shared)
+                self._warn(group, guarded)
+            case TerminateProcess(group, usage):
+                if self._signal(group, usage, signal.SIGTERM):
+                    self._dependencies.metrics.memory_kill()
+                    self._report_end(group, usage, signal.SIGTERM, guarded)
+            case KillProcess(group, usage):
+                if self._signal(group, usage, signal.SIGKILL):
+                    self._report_end(group, usage, signal.SIGKILL, guarded)
             case _:
                 assert_never(action)
 
-    def _warn(self, group: ClaimGroup, shared: _GuardedShares) -> None:
+    def _warn(self, group: ClaimGroup, guarded: _GuardedShares) -> None:
         log.warning("a claim uses more GPU memory than its share", extra=_facts(group))
-        then = (
+        consequence = (
             f"; if it stays so for {group.guard.grace_seconds:g} s, its largest process is ended"
             if group.guard.policy is GuardPolicy.KILL
             else ""
         )
-        for pod in sorted({use.process.pod for use in group.uses}):
-            about, message = _about(group), f"{_above(group, shared)}{then}"
+        for pod in sorted({usage.process.pod for usage in group.usages}):
+            about, message = _about(group), f"{_above(group, guarded)}{consequence}"
             ref = _ref(pod, self._pods)
-            self._tools.events.tell(Event(ref, "GPUMemoryAboveShare", about, message))
+            self._dependencies.events.tell(Event(ref, "GPUMemoryAboveShare", about, message))
 
-    def _tell_of_end(
+    def _report_end(
         self,
         group: ClaimGroup,
-        use: ProcessUsage,
+        usage: ProcessUsage,
         number: signal.Signals,
-        shared: _GuardedShares,
+        guarded: _GuardedShares,
     ) -> None:
         message = (
-            f"process {use.process.pid} of the host, which used {_gib(use.memory_bytes)} of it, "
-            f"{_DONE[number]}: {_above(group, shared)}"
+            f"process {usage.process.pid} of the host, "
+            f"which used {_gib(usage.memory_bytes)} of it, {_SIGNALLED[number]}: "
+            f"{_above(group, guarded)}"
         )
         # Each signal is an event of its own: the same one told again so soon would only count.
         about = f"{_about(group)} {number.name}"
-        pod = _ref(use.process.pod, self._pods)
-        self._tools.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))
+        pod = _ref(usage.process.pod, self._pods)
+        self._dependencies.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))
 
-    def _signal(self, group: ClaimGroup, use: ProcessUsage, number: signal.Signals) -> bool:
+    def _signal(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> bool:
         facts = _facts(group) | {
-            "pid": use.process.pid,
-            "container": use.process.container,
+            "pid": usage.process.pid,
+            "container": usage.process.container,
             "signal": number.name,
         }
         try:
-            sent = self._tools.signals.signal(use.process, number)
+            sent = self._dependencies.processes.signal(usage.process, number)
         except NodeError as error:
             facts["error"] = str(error)
             log.warning("a process of a claim above its share cannot be ended", extra=facts)
@@ -255,11 +214,11 @@ def _ref(pod: PodUid, pods: Mapping[PodUid, PodClaims]) -> PodRef:
     return PodRef(pods[pod].namespace, pods[pod].name, pod)
 
 
-def _above(group: ClaimGroup, shared: _GuardedShares) -> str:
+def _above(group: ClaimGroup, guarded: _GuardedShares) -> str:
     claims = "claim" if len(group.claims) == 1 else "claims (told apart by nothing)"
     return (
         f"{claims} {_names(group)} uses {_gib(group.used_bytes)} of "
-        f"{shared.names.get(group.gpu, group.gpu)}, "
+        f"{guarded.names.get(group.gpu, group.gpu)}, "
         f"but has a share of {_gib(group.limit_bytes)}"
     )
 

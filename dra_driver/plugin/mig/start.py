@@ -25,6 +25,7 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import MigEvent
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog, LayoutSource
 from dra_driver.plugin.mig.idle_gpus import AllocatedDevices
+from dra_driver.plugin.mig.lost_instances import LostInstances
 from dra_driver.plugin.mig.reconciler import (
     MigCallbacks,
     MigInputs,
@@ -39,6 +40,7 @@ from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expec
 
 _FIRST_LOOK_SECONDS = 5.0  # to wait until GPUs are partitioned; then they are published as they are
 _SOON_SECONDS = 1.0
+_LOST_INSTANCES_SECONDS = 10.0
 _UNTIL_DEALLOCATED_SECONDS = 15.0
 
 
@@ -72,6 +74,12 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     parts.profile.on_change = profile_changed
     parts.claim_listeners.append(loop.claim_changed)
     parts.before_publishing.append(lambda: loop.start(_FIRST_LOOK_SECONDS))
+    lost = LostInstances(
+        parts.node, parts.ledger.records, parts.prepared_claims, parts.events, parts.metrics
+    )
+    losses = Loop("mig-instances", parts.while_newest(lost.look), _LOST_INSTANCES_SECONDS)
+    losses.start()
+    stack.callback(losses.stop)
 
 
 class MigEvents(Protocol):

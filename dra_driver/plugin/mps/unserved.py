@@ -25,7 +25,7 @@ from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.records import ClaimRecord
-from dra_driver.plan.memory.usage import MemoryShare, PodClaims, pod_claims
+from dra_driver.plan.memory.usage import PodClaims, pod_claims
 from dra_driver.plan.mps.containers import (
     JoinedPod,
     RequestedDevice,
@@ -46,17 +46,9 @@ from dra_driver.plan.mps.usage import (
     mps_memory_shares,
     pod_not_served_message,
 )
-from dra_driver.plugin.process_owners import ProcessReport
+from dra_driver.plugin.process_owners import ProcessOwners, ProcessReport
 
 log = logging.getLogger(__name__)
-
-
-class ProcessOwnersSource(Protocol):
-    """Who is on GPUs; ``dra_driver.plugin.process_owners``."""
-
-    def look(
-        self, shares: Mapping[GpuUuid, Sequence[MemoryShare]], holders: Mapping[PodUid, PodClaims]
-    ) -> ProcessReport: ...
 
 
 class MpsBypassEvents(Protocol):
@@ -70,7 +62,7 @@ class MpsBypassDetector:
 
     def __init__(
         self,
-        users: ProcessOwnersSource,
+        users: ProcessOwners,
         events: MpsBypassEvents,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,13 +82,13 @@ class MpsBypassDetector:
         """Those that had the time to connect and did not. One that is new is told of."""
         shares = mps_memory_shares(records, namespaces)
         pods = pod_claims(records)
-        looked = self._users.look(shares, pods) if shares else ProcessReport()
+        looked = self._users.scan(shares, pods) if shares else ProcessReport()
         pods = {**pods, **looked.joined}
-        self._warn(looked.failed)
+        self._warn(looked.errors)
         now = self._clock()
-        found = bypassing_processes(looked.looks, namespaces, status)
+        found = bypassing_processes(looked.samples, namespaces, status)
         # Of a GPU that does not answer this time, what was seen the last time stands.
-        kept = {stray for stray in self._since if stray.gpu in looked.failed}
+        kept = {stray for stray in self._since if stray.gpu in looked.errors}
         self._since = {stray: self._since.get(stray, now) for stray in found | kept}
         sure = confirmed_bypasses(self._since, now)
         known_as = {gpu: name for one in namespaces for gpu, name in one.known_as.items()}

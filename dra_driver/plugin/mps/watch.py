@@ -25,6 +25,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsServerRestart, MpsStatus
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.mps.usage import (
@@ -42,14 +43,13 @@ from dra_driver.plan.mps.usage import (
     server_restarted_message,
     unserved_claims,
 )
-from dra_driver.plugin import process_owners
 from dra_driver.plugin.claims import partitions
 from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.partitions import InstanceReader, instance_at
 from dra_driver.plugin.mps import drain, unserved
 from dra_driver.plugin.mps.drain import MpsDrain, PodMpsClients
 from dra_driver.plugin.mps.unserved import MpsBypassDetector, MpsBypassEvents, UnservedPods
-from dra_driver.plugin.process_owners import ContainerClaimsCache, ContainerFinder, ProcessOwners
+from dra_driver.plugin.process_owners import ProcessOwners
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class MpsClocks:
 class MpsChecks:
     """What a look works with."""
 
-    processes: process_owners.ProcessFinder
+    processes: ContainerProcesses
     strays: MpsBypassDetector
     drain: MpsDrain
     joined: UnservedPods
@@ -193,14 +193,17 @@ class _AgentOutage:
 
 
 def watch_mps(
-    its: MpsDependencies, known: ContainerFinder, stack: ExitStack, seconds: float = _LOOK_SECONDS
+    its: MpsDependencies,
+    containers: ContainerBundles,
+    stack: ExitStack,
+    seconds: float = _LOOK_SECONDS,
 ) -> ClaimChanged:
     """Begin to look after MPS; *stack* ends that, and leaves what is served as it is.
 
     The answer is to be called after a claim changed. *seconds*: from one look to the next.
     """
     processes, clock, errands = ContainerProcesses(), MpsClocks(), BackgroundTasks()
-    users = ProcessOwners(its.node.processes, processes, ContainerClaimsCache(known))
+    users = ProcessOwners(its.node.processes, processes, containers.find)
     tools = MpsChecks(
         processes,
         MpsBypassDetector(users, its.events),

@@ -40,8 +40,8 @@ def pods(root):
 
 @pytest.mark.parametrize("level", ["kubepods", "kubepods/burstable"])
 def test_a_pod_of_every_class_is_told_of(root, pods, told, level):
-    assert pods.tell(told)
-    assert pods.tell(told)
+    assert pods.report(told)
+    assert pods.report(told)
     (root / level / "podone").mkdir()
     told.wait()
     (root / level / "podtwo").mkdir()
@@ -50,7 +50,7 @@ def test_a_pod_of_every_class_is_told_of(root, pods, told, level):
 
 
 def test_what_is_no_pod_is_not_told_of(root, pods, told):
-    assert pods.tell(told)
+    assert pods.report(told)
     (root / "kubepods/besteffort").mkdir()
     (root / "kubepods/burstable/other").mkdir()
     (root / "kubepods/burstable/podlast").mkdir()
@@ -59,25 +59,25 @@ def test_what_is_no_pod_is_not_told_of(root, pods, told):
 
 
 def test_a_class_that_came_later_counts_once_it_is_asked_for_again(root, pods, told):
-    assert pods.tell(told)
+    assert pods.report(told)
     (root / "kubepods/besteffort").mkdir()
-    assert pods.tell(told)
+    assert pods.report(told)
     (root / "kubepods/besteffort/podone").mkdir()
     told.wait()
 
 
 def test_nobody_is_told_any_more_when_nobody_wants_to_be(root, pods, told):
-    assert pods.tell(told)
-    assert not pods.tell(None)
+    assert pods.report(told)
+    assert not pods.report(None)
     (root / "kubepods/podone").mkdir()
     time.sleep(0.05)
     assert told.empty()
-    assert pods.tell(told)
+    assert pods.report(told)
     (root / "kubepods/podtwo").mkdir()
     told.wait()
 
 
 def test_without_a_kubelet_nobody_can_be_told(tmp_path, told):
     pods = NewPodWatcher(Cgroups(tmp_path))
-    assert not pods.tell(told)
+    assert not pods.report(told)
     pods.stop()

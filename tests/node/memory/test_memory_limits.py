@@ -756,10 +756,10 @@ def test_where_the_kernel_does_not_tell_of_everything_every_round_looks(counting
 def test_a_pod_that_comes_is_told_of_while_somebody_wants_to_know(either):
     told = threading.Event()
     either.node.pod("first")
-    assert either.limits.tell_of_pods(told.set)
+    assert either.limits.report_new_pods(told.set)
     either.node.pod("later")
     assert told.wait(SECONDS)
-    assert not either.limits.tell_of_pods(None)
+    assert not either.limits.report_new_pods(None)
 
 
 def test_a_cgroup_made_anew_under_the_same_name_has_no_limit_yet(either):

@@ -344,7 +344,7 @@ def test_claims_of_one_container_that_are_above_are_judged_without_those_of_the_
     (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B)
-    assert [one.process.pid for one in group.uses] == [1, 2]
+    assert [one.process.pid for one in group.usages] == [1, 2]
 
 
 def test_claims_that_are_above_only_as_all_that_hang_together_are_found():
@@ -361,7 +361,7 @@ def test_a_claim_that_fits_whatever_is_counted_is_not_taken_along_by_those_it_ha
     (group,) = claims_over_limit(look(*uses, shares=shares))
 
     assert group.claims == (A, B, C)
-    assert [one.process.pid for one in group.uses] == [1, 2]
+    assert [one.process.pid for one in group.usages] == [1, 2]
 
 
 def test_a_claim_that_fits_as_the_driver_counts_is_not_taken_along_either():
@@ -498,10 +498,10 @@ def histories(draw):
     for _ in range(draw(st.integers(1, 25))):
         uses = tuple(
             replace(one, memory_bytes=gib(draw(st.integers(0, 15))))
-            for one in first.uses
+            for one in first.usages
             if draw(st.integers(0, 9))
         )
-        found = replace(first, uses=uses) if draw(st.integers(0, 7)) else None
+        found = replace(first, usages=uses) if draw(st.integers(0, 7)) else None
         seen.append((draw(st.sampled_from([0.5, 1.0, 2.0, 6.0])), found))
     return seen
 
@@ -511,14 +511,14 @@ def certainly_above(seen, uids):
     members = [one for one in seen.shares if one.claim.uid in uids]
     if any(one.memory_bytes is None for one in members):
         return False
-    used = sum(one.memory_bytes for one in seen.uses if one.claims and one.claims <= uids)
+    used = sum(one.memory_bytes for one in seen.usages if one.claims and one.claims <= uids)
     return used > sum(one.memory_bytes + TOLERANCE_BYTES for one in members)
 
 
 def fits(seen, uid):
     """Whatever is counted."""
     (limit,) = (one.memory_bytes for one in seen.shares if one.claim.uid == uid)
-    most = sum(one.memory_bytes for one in seen.uses if uid in one.claims)
+    most = sum(one.memory_bytes for one in seen.usages if uid in one.claims)
     return limit is None or most <= limit + TOLERANCE_BYTES
 
 
@@ -546,7 +546,7 @@ def test_where_claims_are_certainly_above_some_are_found(seen):
     seen = replace(
         seen,
         shares=tuple(guarded),
-        uses=tuple(one for one in seen.uses if one.claims <= {g.claim.uid for g in guarded}),
+        usages=tuple(one for one in seen.usages if one.claims <= {g.claim.uid for g in guarded}),
     )
 
     assert bool(claims_over_limit(seen)) == any(
@@ -575,14 +575,14 @@ def test_nothing_is_ended_before_its_claims_were_above_for_their_grace_period(hi
             uids = {claim.uid for claim in action.group.claims}
             assert all(policies[uid].policy is not GuardPolicy.OFF for uid in uids)
             if isinstance(action, TerminateProcess | KillProcess):
-                mine = action.use.claims
+                mine = action.usage.claims
                 assert mine <= uids
                 assert not any(fits(seen, uid) for uid in mine)
                 assert all(policies[uid].policy is GuardPolicy.KILL for uid in uids)
                 assert all(seconds.get(uid, 0.0) >= policies[uid].grace_seconds for uid in mine)
             if isinstance(action, TerminateProcess):
-                sizes = [one.memory_bytes for one in seen.uses if one.claims <= uids]
-                assert action.use.memory_bytes == max(sizes)
+                sizes = [one.memory_bytes for one in seen.usages if one.claims <= uids]
+                assert action.usage.memory_bytes == max(sizes)
 
 
 @given(worlds(), st.sets(st.integers(1, 5)), st.sampled_from([0.5, 1.0, 2.0]))
@@ -595,14 +595,14 @@ def test_in_the_end_no_claims_that_may_lose_a_process_are_above(seen, stubborn, 
         now += seconds
         excursions, actions = guard_actions([seen], excursions, now)
         gone = {
-            action.use.process
+            action.usage.process
             for action in actions
             if isinstance(action, KillProcess)
-            or (isinstance(action, TerminateProcess) and action.use.process.pid not in stubborn)
+            or (isinstance(action, TerminateProcess) and action.usage.process.pid not in stubborn)
         }
         killed += gone
-        left = tuple(one for one in seen.uses if one.process not in gone)
-        seen = replace(seen, uses=left)
+        left = tuple(one for one in seen.usages if one.process not in gone)
+        seen = replace(seen, usages=left)
 
     assert all(group.guard.policy is GuardPolicy.WARN for group in claims_over_limit(seen))
     assert len(killed) == len(set(killed))

@@ -3,8 +3,6 @@
 import threading
 import time
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,10 +14,11 @@ from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.prepare.claim import undo_steps
-from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
+from dra_driver.plugin.memory.start import MemoryIntervals, start
 from dra_driver.plugin.metrics import Metrics
 from tests.builders import fraction, pod, ref
 from tests.fakes.limits import GIB, LimitedNode
+from tests.plugin.memory.parts import plugin_parts
 
 SECONDS = 60.0
 
@@ -52,6 +51,9 @@ class World:
         self.reads.release()
         return self.read(wanted)
 
+    def is_newest(self):
+        return True
+
     def note_pods(self, claim):
         if pod("later") in claim.pods:
             self.noted.set()
@@ -67,13 +69,14 @@ def world(tmp_path):
 
 
 def begin(world, stack):
-    nobody: Any = SimpleNamespace(pods=lambda: (), tell=lambda event: None)
-    its: Any = world
-    enforced = MemoryDependencies(
-        its, world.ledger, world, world, nobody, nobody, nobody, Metrics(), in_charge=lambda: True
+    parts = plugin_parts(
+        world,
+        ledger=world.ledger,
+        metrics=Metrics(),
+        containers=ContainerBundles(world.node.tree.root),
     )
-    pace = MemoryIntervals(*(3600.0,) * 4)  # what happens at once was woken
-    return enforce(enforced, ContainerBundles(world.node.tree.root), pace, stack)
+    start(parts, stack, MemoryIntervals(3600.0, 3600.0))  # what happens at once was woken
+    return parts.claim_changed
 
 
 def test_a_pod_that_joins_a_claim_is_noticed_as_it_comes(world):

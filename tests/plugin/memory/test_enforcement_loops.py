@@ -12,13 +12,15 @@ from dra_driver.k8s.claims import Claim, Pod, PodUid
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
-from dra_driver.plugin.memory.start import MemoryDependencies, MemoryIntervals, enforce
+from dra_driver.node.cgroups.containers import NoContainer
+from dra_driver.plugin.memory.start import MemoryIntervals, start
 from tests.builders import fraction, ref
+from tests.plugin.memory.parts import plugin_parts
 
 GPU = GpuUuid("GPU-0")
 SHARED = ref("shared")
 LIMIT = ClaimMemoryLimit(10 << 30, GuardRules(GuardPolicy.KILL))
-LOOPS = {"memory-guard", "mig-instances", "pods", "pod-limits"}
+LOOPS = {"memory-guard", "pods", "pod-limits"}
 SECONDS = 60.0  # to wait for what is to happen at once
 
 
@@ -54,7 +56,7 @@ class Plugin:
     def limits(self):
         return self
 
-    def in_charge(self):
+    def is_newest(self):
         self._note("asked whether it is the newest")
         return self.newest
 
@@ -64,8 +66,8 @@ class Plugin:
     def processes(self, gpu):
         raise NodeError("the GPU is lost")
 
-    def pods(self):
-        return ()
+    def find(self, id_):
+        return NoContainer.GONE
 
     def places(self):
         return ("/run/containerd",)
@@ -82,12 +84,15 @@ class Plugin:
     def settle(self, read, joinable):
         self._note(f"settled the limits of {sorted({share.pod for share in read(())})}")
 
-    def tell_of_pods(self, told):
-        self.a_pod_came = told
+    def report_new_pods(self, on_new_pod):
+        self.a_pod_came = on_new_pod
         return self.tells_of_pods
 
     def tell(self, event):
         self._note("told of an event")
+
+    def judge_limits(self, offered):
+        pass
 
     def memory_used(self, uses, blind):
         self._note(f"could not look at {blind} GPUs")
@@ -117,29 +122,30 @@ def stack():
         thread.join(SECONDS)
 
 
-def start(plugin, stack, guard_seconds=3600.0):
-    parts = (plugin,) * 8
-    pace = MemoryIntervals(guard_seconds, 3600.0, 3600.0, 3600.0)  # what happens at once was woken
-    return enforce(MemoryDependencies(*parts, plugin.in_charge), plugin, pace, stack)
+def begin(plugin, stack, guard_seconds=60.0):
+    """Starts it all; the answer is to be called when a claim changed."""
+    parts = plugin_parts(plugin, guard_seconds)
+    start(parts, stack, MemoryIntervals(3600.0, 3600.0))  # what happens at once was woken
+    return parts.claim_changed
 
 
 def test_everything_is_looked_after_from_the_beginning(stack):
     plugin = Plugin()
-    start(plugin, stack)
+    begin(plugin, stack)
 
     assert plugin.wait(GUARDED, JOINED, SETTLED)
 
 
 def test_the_guard_looks_as_often_as_it_is_told_to(stack):
     plugin = Plugin()
-    start(plugin, stack, guard_seconds=0.001)
+    begin(plugin, stack, guard_seconds=0.1)
 
     assert plugin.wait(("memory-guard", "asked whether it is the newest"), times=5)
 
 
 def test_a_claim_that_changed_wakes_the_limits(stack):
     plugin = Plugin()
-    changed = start(plugin, stack)
+    changed = begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
     changed(None)
@@ -149,7 +155,7 @@ def test_a_claim_that_changed_wakes_the_limits(stack):
 
 def test_a_limit_that_came_undone_wakes_the_limits(stack):
     plugin = Plugin()
-    start(plugin, stack)
+    begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
     plugin.on_unsettled()
@@ -160,7 +166,7 @@ def test_a_limit_that_came_undone_wakes_the_limits(stack):
 def test_a_pod_that_comes_has_claims_read_again_at_once(stack):
     plugin = Plugin()
     plugin.tells_of_pods = True
-    start(plugin, stack)
+    begin(plugin, stack)
     assert plugin.wait(JOINED, SETTLED)
     before = plugin.done.count(JOINED)  # 1 or 2: those who came first are looked at again
 
@@ -174,7 +180,7 @@ def test_an_older_process_of_the_plugin_leaves_everything_alone():
     plugin = Plugin()
     plugin.newest = False
     with ExitStack() as stack:
-        changed = start(plugin, stack, guard_seconds=0.001)
+        changed = begin(plugin, stack, guard_seconds=0.1)
         assert plugin.wait(*ASKED)
         changed(None)
         assert plugin.wait(("pod-limits", "asked whether it is the newest"), times=2)
@@ -187,7 +193,7 @@ def test_an_older_process_of_the_plugin_leaves_everything_alone():
 def test_a_process_that_becomes_the_newest_takes_over(stack):
     plugin = Plugin()
     plugin.newest = False
-    start(plugin, stack, guard_seconds=0.001)
+    begin(plugin, stack, guard_seconds=0.1)
     assert plugin.wait(*ASKED)
 
     plugin.newest = True
@@ -198,7 +204,7 @@ def test_a_process_that_becomes_the_newest_takes_over(stack):
 def test_nothing_goes_on_when_the_process_ends():
     plugin = Plugin()
     with ExitStack() as stack:
-        start(plugin, stack, guard_seconds=0.001)
+        begin(plugin, stack, guard_seconds=0.1)
         assert plugin.wait(GUARDED, JOINED, SETTLED)
         threads = ours()
         assert {thread.name for thread in threads} == LOOPS
@@ -210,7 +216,7 @@ def test_nothing_goes_on_when_the_process_ends():
 
 def test_a_claim_without_a_limit_wakes_nobody(stack):
     plugin = Plugin()
-    changed = start(plugin, stack)
+    changed = begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
     changed(ClaimRecord(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0")),)))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from dra_driver.node.cgroups.processes import ContainerProcesses
 from dra_driver.node.nvml.processes import gpu_processes
 from dra_driver.plugin.memory.guard import MemoryEnforcer, MemoryGuardDependencies, MemoryScanner
 from dra_driver.plugin.metrics import Metrics
-from dra_driver.plugin.process_owners import ContainerClaimsCache
+from dra_driver.plugin.process_owners import ProcessOwners
 from tests.builders import ref
 from tests.fakes import bundles
 from tests.fakes.processes import Proc
@@ -62,17 +63,19 @@ class World:
         self.children = {}
         self.stubborn = set()
         self.given = {}  # to containers: the UIDs of claims
-        self.uses = ContainerClaimsCache(ContainerBundles(self.host_root))
         self.processes = ContainerProcesses(self.proc.path)
         self.on_instances = {}  # what each lists
-        use = MemoryScanner(self.listed_on, self.processes, self.uses)
-        self.tools = MemoryGuardDependencies(use, self, self, self.metrics, lambda: self.now)
-        self.rewire(self)
+        containers = ContainerBundles(self.host_root)
+        owners = ProcessOwners(self.listed_on, self.processes, containers.find)
+        me: Any = self
+        self.dependencies = MemoryGuardDependencies(
+            MemoryScanner(owners), me, me, self.metrics, lambda: self.now
+        )
+        self.rewire()
 
-    def rewire(self, signals):
-        """A guard that signals in another way."""
-        tools = replace(self.tools, signals=signals)
-        self.guard = MemoryEnforcer(self.ledger, tools)
+    def rewire(self, **changed):
+        """A guard that signals, or counts, in another way."""
+        self.guard = MemoryEnforcer(self.ledger, replace(self.dependencies, **changed))
 
     def listed_on(self, gpu):
         if gpu in self.on_instances:
@@ -134,7 +137,7 @@ class World:
         """One look; whoever is ended by it does not take long."""
         self.now += after
         before = len(self.signals)
-        self.guard.look()
+        self.guard.check()
         for pid, number in self.signals[before:]:
             if number == signal.SIGKILL or pid not in self.stubborn:
                 self.children[pid].wait(10)
@@ -491,7 +494,7 @@ def test_a_process_that_ended_before_it_was_killed_is_not_told_of_as_killed(worl
             asked.append(number)
             return number is signal.SIGTERM
 
-    world.rewire(Slow())
+    world.rewire(processes=Slow())
     for seconds in (1, 10, 5):
         world.look(after=seconds)
 
@@ -510,7 +513,7 @@ def test_a_look_that_found_the_same_is_not_told_again(world):
     world.claim(A, WEB)
     world.pod(WEB, main=[A])
     child = world.start(WEB, "main", 2)
-    world.guard = MemoryEnforcer(world.ledger, replace(world.tools, observer=counting))
+    world.rewire(metrics=counting)
     for _ in range(3):
         world.look()
     assert counting.told == 1
@@ -533,7 +536,7 @@ def test_a_process_whose_number_is_anothers_by_now_is_not_signalled(world, caplo
             world.proc.write(child.pid, WEB.uid, started=7)
             return world.processes.signal(process, number)
 
-    world.rewire(Late())
+    world.rewire(processes=Late())
     world.look()
     world.look(after=10)
 
@@ -552,7 +555,7 @@ def test_a_process_that_cannot_be_signalled_does_not_keep_the_guard_from_looking
         def signal(self, process, number):
             raise NodeError("process 1 cannot be signalled: it is not permitted")
 
-    world.rewire(Forbidden())
+    world.rewire(processes=Forbidden())
     world.look()
     world.look(after=10)
     world.look(after=10)

@@ -1,6 +1,7 @@
 """Where no container's bundle is to be found, the kubelet's list says which pods use a claim."""
 
 from dataclasses import replace
+from typing import Any
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.pods import ClaimName, KubeletPod
@@ -32,7 +33,12 @@ class World:
         self.asked = 0
         self.list: tuple[KubeletPod, ...] = ()
         self.api = FakePods([pod_spec("p"), pod_spec("q"), pod_spec("r")])
-        self.pods_listed = KubeletPods(lambda: self.ledger, self, self.api, lambda: self.hidden)
+        self.pods_listed = self.list_pods()
+
+    def list_pods(self):
+        me: Any = self
+        api: Any = self.api
+        return KubeletPods(lambda: self.ledger, me, api, lambda: self.hidden)
 
     def pods(self):
         self.asked += 1
@@ -41,7 +47,7 @@ class World:
         return self.list
 
     def look(self):
-        self.pods_listed.look()
+        self.pods_listed.update()
         return self.pods_listed.records()
 
 
@@ -101,7 +107,7 @@ def test_one_look_reads_some_pods_and_the_next_the_others():
     world = World(record("a"))
     names = [f"p{number:02}" for number in range(12)]
     world.api = FakePods([pod_spec(name) for name in names])
-    world.pods_listed = KubeletPods(lambda: world.ledger, world, world.api, lambda: True)
+    world.pods_listed = world.list_pods()
     world.list = tuple(listed(name, "a") for name in names)
 
     world.look()

@@ -44,7 +44,8 @@ class World:
         self.joinable = None
         self.containers: tuple[Container, ...] = ()
         self.woken = []
-        self.limits = PodLimits(lambda: self.records, self, self, self)
+        me: Any = self
+        self.limits = PodLimits(lambda: self.records, me, me, me)
         self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
 
     def glance(self, wanted):
@@ -67,12 +68,12 @@ class World:
         self.settled.append(read(self.containers))
         self.joinable = joinable
 
-    def tell_of_pods(self, told):
-        self.told = told
-        return told is not None and self.can_tell
+    def report_new_pods(self, on_new_pod):
+        self.told = on_new_pod
+        return on_new_pod is not None and self.can_tell
 
     def look(self):
-        self.limits.look_for_pods()
+        self.limits.update_pods()
         self.limits.settle()
 
     def settles(self):
@@ -86,7 +87,7 @@ def test_as_long_as_the_same_pods_use_a_claim_nobody_asks_for_more_than_is_in_me
     world = World(record("shared", "first"))
     world.in_memory = (pod("first"),)
 
-    world.limits.look_for_pods()
+    world.limits.update_pods()
 
     assert world.asked == ["shared"]
     assert world.asked_live == []
@@ -97,7 +98,7 @@ def test_a_pod_that_is_not_in_the_memory_of_the_api_server_yet_keeps_its_limit()
     world.in_memory = (pod("first"),)
     world.reserved = (pod("first"), pod("second"))
 
-    world.limits.look_for_pods()
+    world.limits.update_pods()
 
     assert world.asked_live == ["shared"]
     assert [claim.pods for claim in world.noted] == [(pod("first"), pod("second"))]
@@ -110,7 +111,7 @@ def limited(settled):
 def test_a_claim_that_pods_can_join_is_read_again_and_then_it_is_settled():
     world = World(record("shared", "first"))
 
-    world.limits.look_for_pods()
+    world.limits.update_pods()
     assert [claim.pods for claim in world.noted] == [(pod("later"),)]
     assert world.woken == ["settle"]
 
@@ -129,7 +130,7 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
 
     assert world.asked == []
     assert world.told is None, "nor is anybody woken when pods come"
-    assert world.limits.look_for_pods() is None
+    assert world.limits.update_pods() is None
 
 
 def by_mps(name, *pods, **fields):
@@ -154,7 +155,7 @@ def test_pods_that_name_a_claim_from_a_template_are_noticed_where_it_is_under_mp
 
     assert [claim.pods for claim in world.noted] == [(pod("later"),)]
     assert world.told is None, "it is not meant for others, and nobody is woken for it"
-    assert world.limits.look_for_pods() is None
+    assert world.limits.update_pods() is None
 
 
 def test_of_many_claims_from_templates_some_are_read_at_once_and_all_in_turn():
@@ -162,11 +163,11 @@ def test_of_many_claims_from_templates_some_are_read_at_once_and_all_in_turn():
     claims = [by_mps(name, "p", pod_claim_name="gpu") for name in names]
     world = World(*claims, by_mps("shared", "q"))
 
-    world.limits.look_for_pods()
+    world.limits.update_pods()
     assert world.asked == ["shared", *names[:8]]
-    world.limits.look_for_pods()
+    world.limits.update_pods()
     world.records = world.records[1:]  # what comes and goes does not put the others out of turn
-    world.limits.look_for_pods()
+    world.limits.update_pods()
 
     assert sorted(world.asked) == sorted([*names, *names[1:5], *["shared"] * 3])
 
@@ -221,12 +222,12 @@ def test_where_nobody_tells_of_pods_they_are_looked_for_more_often():
     world = World(record("shared", "first"))
     world.can_tell = False
     world.look()
-    assert world.limits.look_for_pods() == 5.0
+    assert world.limits.update_pods() == 5.0
     assert world.settles() == []
 
     world.can_tell = True
     assert world.settles() == ["look"]
-    assert world.limits.look_for_pods() is None
+    assert world.limits.update_pods() is None
 
 
 def test_as_long_as_the_records_are_the_same_nothing_is_computed_anew():
