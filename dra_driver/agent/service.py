@@ -2,8 +2,6 @@
 
 Only root can connect (mode 0600). A lock beside the socket says whether an agent lives: while it is
 held no other agent serves this directory, and whatever socket lies there without it is stale.
-
-What the agent is asked, as values: parsed once, strictly.
 """
 
 import logging
@@ -15,62 +13,35 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Final, assert_never
 
 from dra_driver.agent.supervisor import MpsSupervisor
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import ClaimError, DriverError, NodeError, SettingsError, TimedOut
 from dra_driver.base.files import disk_errors, lock_within
 from dra_driver.model.gpus import is_mig_uuid
-from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
+from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace
 from dra_driver.node.mps import agent_protocol
+from dra_driver.node.mps.agent_protocol import (
+    AgentAnswer,
+    AgentError,
+    AgentRequest,
+    ReleaseRequest,
+    RequestDone,
+    ServeRequest,
+    StatusRequest,
+    TerminateRequest,
+)
 
 _NAME: Final = re.compile(r"[a-z0-9_]{1,64}")  # what MPS takes for a namespace
 _GPU: Final = re.compile(r"[A-Za-z0-9-]{1,96}")
 _MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServeRequest:
-    namespace: MpsNamespace
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseRequest:
-    name: MpsNamespaceName
-
-
-@dataclass(frozen=True, slots=True)
-class TerminateRequest:
-    name: MpsNamespaceName
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
-    """Asks for what is known."""
-
-
-AgentRequest = ServeRequest | ReleaseRequest | TerminateRequest | StatusRequest
-
-_KINDS: Final = {
-    "serve": ServeRequest,
-    "release": ReleaseRequest,
-    "terminate": TerminateRequest,
-    "status": StatusRequest,
-}
-
-
 def parse_request(line: bytes) -> AgentRequest:
     """NodeError: it is none. ClaimError: it asks for what cannot be."""
-    document = agent_protocol.parse(line, "the request")
-    call: Any = document.get("call")
-    kind = _KINDS.get(call) if isinstance(call, str) else None
-    if kind is None:
-        raise NodeError(f"the call {call!r} is unknown: {', '.join(_KINDS)} are known")
-    request: AgentRequest = agent_protocol.decode(kind, document, "the request")
+    request = agent_protocol.decode(agent_protocol.REQUESTS, line, "the request")
     if isinstance(request, ServeRequest):
         _check(request.namespace)
     return request
@@ -238,30 +209,30 @@ class AgentService:
             self._places.release()
 
     def _answer(self, line: bytes) -> bytes:
+        answer: AgentAnswer
         try:
-            return agent_protocol.dump(self._done(parse_request(line)))
+            answer = self._done(parse_request(line))
         except DriverError as e:
             log.warning("a request was refused", extra={"error": str(e)})
-            return agent_protocol.dump(agent_protocol.encode_error(e))
+            answer = AgentError.of(e)
         except Exception as e:  # whoever asks has to be told something
             log.exception("a request failed")
-            return agent_protocol.dump(
-                agent_protocol.encode_error(NodeError(f"the MPS agent failed: {e}; see its log"))
-            )
+            answer = AgentError.of(NodeError(f"the MPS agent failed: {e}; see its log"))
+        return agent_protocol.ANSWERS.encode(answer) + b"\n"
 
-    def _done(self, request: AgentRequest) -> dict[str, Any]:
+    def _done(self, request: AgentRequest) -> AgentAnswer:
         match request:
             case ServeRequest(namespace=namespace):
-                return {"served": agent_protocol.encode(self._supervisor.serve(namespace))}
+                return self._supervisor.serve(namespace)
+            case StatusRequest():
+                return self._supervisor.status()
             case ReleaseRequest(name=name):
                 self._supervisor.release(name)
             case TerminateRequest(name=name, pids=pids):
                 self._supervisor.terminate(name, pids)
-            case StatusRequest():
-                return {"status": agent_protocol.encode(self._supervisor.status())}
             case _:
                 assert_never(request)
-        return {}
+        return RequestDone()
 
 
 def read_line(connection: socket.socket, clock: Callable[[], float] = time.monotonic) -> bytes:

@@ -9,18 +9,17 @@ killed before there is room leaves a namespace that the plugin has ended again.
 Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon outlives a power cut.
 """
 
-import json
 import logging
 import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
+from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_errors, write_atomically
 from dra_driver.model.mps import (
@@ -31,7 +30,6 @@ from dra_driver.model.mps import (
     MpsServerRestart,
     ServedNamespace,
 )
-from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.daemon import ControlDaemon
 from dra_driver.plan.mps.servers import default_limits
 
@@ -39,9 +37,8 @@ log = logging.getLogger(__name__)
 
 _INCIDENTS: Final = "incidents"
 _KEPT_INCIDENTS: Final = 32
-_SPACES: Final = "namespaces"  # the field of ServerState
 _ASIDE: Final = ".unreadable"
-_NUMBER: Final = re.compile(rb'"number": ([0-9]{1,15})\b')
+_NUMBER: Final = re.compile(rb'"number": ?([0-9]{1,15})\b')
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +152,16 @@ def new_server_state(
     return ServerState(daemon)
 
 
+@dataclass(frozen=True, slots=True)
+class _IncidentDocument:
+    incidents: tuple[MpsServerRestart, ...] = ()
+
+
+T = TypeVar("T")
+_STATES: Final = Codec[ServerState](ServerState)
+_INCIDENT_LOGS: Final = Codec[_IncidentDocument](_IncidentDocument)
+
+
 class ServerStateFiles:
     """The directory of the files. One agent at a time uses it."""
 
@@ -174,9 +181,7 @@ class ServerStateFiles:
         return tuple(state for state in states if state is not None)
 
     def write(self, state: ServerState) -> None:
-        text = _text(agent_protocol.encode(replace(state, namespaces=())), _SPACES)
-        namespaces = ", ".join(_text_of(one) for one in state.namespaces)
-        self._put(state.daemon.name, f"{text[:-1]}, {json.dumps(_SPACES)}: [{namespaces}]}}")
+        self._put(state.daemon.name, _STATES.encode(state))
 
     def remove(self, name: MpsServerName) -> None:
         with disk_errors(f"remove what {self._directory} says of the MPS server {name}"):
@@ -189,7 +194,7 @@ class ServerStateFiles:
         if (text := _bytes(path)) is None:
             return ()
         try:
-            return _decoded(text, path, _IncidentDocument).incidents
+            return _decoded(_INCIDENT_LOGS, text, path).incidents
         except NodeError as e:
             numbers = [int(one) for one in _NUMBER.findall(text)]
             self._put_aside(path, str(e))
@@ -199,13 +204,13 @@ class ServerStateFiles:
             return known
 
     def write_incidents(self, incidents: tuple[MpsServerRestart, ...]) -> None:
-        self._put(_INCIDENTS, _text(agent_protocol.encode(_IncidentDocument(incidents))))
+        self._put(_INCIDENTS, _INCIDENT_LOGS.encode(_IncidentDocument(incidents)))
 
     def _state(self, path: Path) -> ServerState | None:
         if (text := _bytes(path)) is None:
             return None
         try:
-            return _decoded(text, path, ServerState)
+            return _decoded(_STATES, text, path)
         except NodeError as e:
             self.set_aside[MpsServerName(path.stem)] = str(e)
             self._put_aside(path, str(e))
@@ -219,10 +224,10 @@ class ServerStateFiles:
         except OSError as e:  # it is looked at again by the next agent
             log.warning("a file stays", extra={"file": str(path), "error": str(e)})
 
-    def _put(self, name: str, text: str) -> None:
+    def _put(self, name: str, text: bytes) -> None:
         path = self._directory / f"{name}.json"
         with disk_errors(f"write {path}"):
-            write_atomically(path, text.encode())
+            write_atomically(path, text)
 
 
 class ServerStateFile:
@@ -253,10 +258,10 @@ class ServerStateFile:
         self._files.remove(self.state.daemon.name)
 
 
-def _decoded(text: bytes, path: Path, kind: type[agent_protocol.T]) -> agent_protocol.T:
+def _decoded(codec: Codec[T], text: bytes, path: Path) -> T:
     try:
-        return agent_protocol.decode(kind, agent_protocol.parse(text, path.name), "it")
-    except NodeError as e:
+        return codec.decode(text)
+    except Undecodable as e:
         raise NodeError(f"what is written in {path} cannot be read: {e}") from e
 
 
@@ -277,24 +282,6 @@ def _unless_full(write: Callable[[], None]) -> bool:
         log.warning("it goes on without being written down", extra={"error": str(e)})
         return False
     return True
-
-
-def _text(document: Mapping[str, Any], without: str = "") -> str:
-    """Of an object that is never empty."""
-    fields = {"version": agent_protocol.VERSION, **document}
-    fields.pop(without, None)
-    return json.dumps(fields, sort_keys=True)
-
-
-@lru_cache(maxsize=1024)
-def _text_of(kept: NamespaceState) -> str:
-    """Each is written again whenever another comes or goes, and a claim waits for it."""
-    return json.dumps(agent_protocol.encode(kept), sort_keys=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _IncidentDocument:
-    incidents: tuple[MpsServerRestart, ...] = ()
 
 
 class IncidentLog:

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Annotated, assert_never
 
+from dra_driver.base.codec import OneOf
 from dra_driver.model.gpus import (
     DeviceName,
     Gpu,
@@ -53,7 +54,7 @@ class AdminAccess:
 
 
 EXCLUSIVE = Exclusive()
-Shape = Exclusive | Fractional | Replica | AdminAccess
+Shape = Annotated[Exclusive | Fractional | Replica | AdminAccess, OneOf()]
 """A union: a new case makes the type checker list every place that has to deal with it."""
 
 

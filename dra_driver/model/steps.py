@@ -7,7 +7,9 @@ steps again.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated
 
+from dra_driver.base.codec import OneOf
 from dra_driver.k8s.claims import ClaimUid, PodUid
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
@@ -162,7 +164,7 @@ class RemovePartition:
     unless: frozenset[GpuUuid] = frozenset()
 
 
-Step = (
+Step = Annotated[
     CreateDeviceNodes
     | SetTimeSlice
     | SetMemoryLimits
@@ -171,6 +173,7 @@ Step = (
     | CreatePartition
     | RemovePartition
     | ServeMpsNamespace
-    | RemoveMpsNamespace
-)
+    | RemoveMpsNamespace,
+    OneOf(),
+]
 """A union like ``Shape``: a new case makes the type checker list who has to deal with it."""

@@ -108,12 +108,10 @@ def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"hello\n", "the request is not JSON"),
-        (b'{"version":2,"call":"status"}\n', "has the version 2; this release knows 1"),
-        (b'{"version":1}\n', "the call None is unknown: serve, release, terminate, status are"),
-        (b'{"version":1,"call":["x"]}\n', "is unknown"),
-        (b'{"version":1,"call":"release"}\n', "the request lacks name"),
-        (b'{"version":1,"call":"terminate","name":"c","pids":["1"]}\n', "the request.pids[0] is"),
+        (b"hello\n", "the request cannot be read: it is not JSON"),
+        (b'{"version":2,"StatusRequest":{}}\n', "version is 2, not 1"),
+        (b'{"version":1,"SingRequest":{}}\n', "it is SingRequest, none of 'ServeRequest'"),
+        (b'{"version":1,"ReleaseRequest":{}}\n', "ReleaseRequest.name is missing"),
     ],
 )
 def test_what_is_no_request_is_answered_with_what_is_wrong(service, line, said):
@@ -131,16 +129,16 @@ def test_a_request_without_end_is_cut_off(service):
         except (BrokenPipeError, ConnectionResetError):
             pass
 
-    assert '"status"' in told(service, b'{"version":1,"call":"status"}\n')
+    assert '"MpsStatus"' in told(service, b'{"version":1,"StatusRequest":{}}\n')
 
 
 def test_clients_that_go_away_harm_nobody(service):
-    for line in (b"", b'{"version":1,"call":"status"}\n', b"{"):
+    for line in (b"", b'{"version":1,"StatusRequest":{}}\n', b"{"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(service.path))
             connection.sendall(line)
 
-    assert '"status"' in told(service, b'{"version":1,"call":"status"}\n')
+    assert '"MpsStatus"' in told(service, b'{"version":1,"StatusRequest":{}}\n')
 
 
 def test_many_can_ask_at_once(agent):

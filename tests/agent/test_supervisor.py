@@ -766,7 +766,7 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
     agent.serve(namespace("c_2", TWO))
     path = host.directory / "state" / f"{NAME}.json"
     before = path.read_text()
-    path.write_text("" if how == "empty" else before.replace('"version": 1', '"version": 2'))
+    path.write_text("" if how == "empty" else before.replace('"version":1', '"version":2'))
 
     agent = host.agent()
 

@@ -7,12 +7,21 @@ its own, every wait is bounded, and nobody at the other end is an error that say
 import socket
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsAgentUnreachable, NodeError, TimedOut
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 from dra_driver.node.mps import agent_protocol
+from dra_driver.node.mps.agent_protocol import (
+    AgentError,
+    AgentRequest,
+    ReleaseRequest,
+    RequestDone,
+    ServeRequest,
+    StatusRequest,
+    TerminateRequest,
+)
 
 # The agent knows both, and answers before: ``agent.dependencies``.
 SERVE_SECONDS: Final = 20.0  # a daemon may have to be ended and another started
@@ -34,40 +43,35 @@ class MpsAgentClient:
 
         NodeError: it cannot be, and nothing is left of it. TimedOut: it may be by and by.
         """
-        request = {"call": "serve", "namespace": agent_protocol.encode(namespace)}
-        return self._ask(request, "served", ServedNamespace, self._serve_seconds)
+        return self._ask(ServeRequest(namespace), ServedNamespace, self._serve_seconds)
 
     def release(self, name: MpsNamespaceName) -> None:
         """The namespace is no longer served; an unknown one is fine."""
-        self._call({"call": "release", "name": name})
+        self._ask(ReleaseRequest(name), RequestDone, SECONDS)
 
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None:
-        """End these clients of the namespace, by host PID. Other processes are ignored."""
-        self._call({"call": "terminate", "name": name, "pids": sorted(pids)})
+        """End these clients (processes of the host) of the namespace; those that are none are
+        fine."""
+        self._ask(TerminateRequest(name, tuple(sorted(pids))), RequestDone, SECONDS)
 
     def status(self) -> MpsStatus:
         """What the agent knows. Clients are as of the last second."""
-        return self._ask({"call": "status"}, "status", MpsStatus, SECONDS)
+        return self._ask(StatusRequest(), MpsStatus, SECONDS)
 
-    def _call(self, request: dict[str, Any]) -> None:
-        self._exchange(request, SECONDS)
-
-    def _ask(self, request: dict[str, Any], field: str, kind: type[T], seconds: float) -> T:
-        answer = self._exchange(request, seconds)
-        if field not in answer:
-            raise NodeError(f"{_ANSWER} to {request['call']!r} lacks {field!r}")
-        return agent_protocol.decode(kind, answer[field], field)
-
-    def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        line = agent_protocol.dump(request)
+    def _ask(self, request: AgentRequest, kind: type[T], seconds: float) -> T:
+        line = agent_protocol.REQUESTS.encode(request) + b"\n"
         if len(line) > agent_protocol.MAX_REQUEST_BYTES:
             raise NodeError(
                 f"a question of {len(line)} bytes is more than the MPS agent reads "
                 f"({agent_protocol.MAX_REQUEST_BYTES}): ask for fewer at once"
             )
-        answer = agent_protocol.parse(self._carried(line, request["call"], seconds), _ANSWER)
-        if "error" in answer:
-            raise agent_protocol.decode_error(answer["error"])
+        call = type(request).__name__
+        text = self._carried(line, call, seconds)
+        answer = agent_protocol.decode(agent_protocol.ANSWERS, text, _ANSWER)
+        if isinstance(answer, AgentError):
+            raise answer.error
+        if not isinstance(answer, kind):
+            raise NodeError(f"{_ANSWER} to {call} is {type(answer).__name__}")
         return answer
 
     def _carried(self, line: bytes, call: str, seconds: float) -> bytes:

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from dra_driver.base.codec import Undecodable
 from dra_driver.base.errors import ClaimError, ClaimRecordLost
 from dra_driver.base.files import write_atomically
 from dra_driver.k8s.claims import ClaimUid
@@ -45,7 +46,7 @@ from dra_driver.node.state.ledger_files import (
     set_aside_record,
     without_texts,
 )
-from dra_driver.node.state.records import UnreadableRecord, decode_record, encode_record
+from dra_driver.node.state.records import decode_record, encode_record
 
 PARTITIONS_SUFFIX = ".cuts"
 
@@ -77,7 +78,7 @@ class PartitionFiles:
         cannot be read now."""
         try:
             record = decode_record(read_bytes(self._path(uid)))
-        except (FileNotFoundError, UnreadableRecord):
+        except (FileNotFoundError, Undecodable):
             return None
         return record if record.claim.uid == uid else None
 
@@ -212,7 +213,7 @@ class Ledger:
             return known
         try:
             return decode_record(read_bytes(self._path(uid)))
-        except (FileNotFoundError, UnreadableRecord) as e:
+        except (FileNotFoundError, Undecodable) as e:
             raise ClaimRecordLost(
                 f"the record of claim {known.claim} at {self._path(uid)} is lost: {e}"
             ) from e

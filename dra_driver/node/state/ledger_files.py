@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dra_driver.base.codec import Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_call
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord
-from dra_driver.node.state.records import UnreadableRecord, decode_record
+from dra_driver.node.state.records import decode_record
 
 RECORD_SUFFIX = ".json"
 ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a rename needs no room
@@ -96,8 +97,8 @@ def _read_one(
     try:
         record = decode_record(text)
         if uid != record.claim.uid:
-            raise UnreadableRecord(f"it is of claim UID {record.claim.uid}")
-    except UnreadableRecord as e:
+            raise Undecodable(f"it is of claim UID {record.claim.uid}")
+    except Undecodable as e:
         aside[uid] = DamagedRecord(uid, path, str(e), frozenset(_device_names(text)))
     else:
         records[uid] = (

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-import pydantic
-
+from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_call, write_atomically
 from dra_driver.model.mig_layouts import MigState
@@ -29,7 +29,7 @@ class _MigStateOfBoot:
     book: MigState
 
 
-_ADAPTER: pydantic.TypeAdapter[_MigStateOfBoot] = pydantic.TypeAdapter(_MigStateOfBoot)
+_CODEC: Final = Codec[_MigStateOfBoot](_MigStateOfBoot)
 
 
 class _DamagedMigState(NodeError):
@@ -49,15 +49,15 @@ class MigStateFile:
         try:
             with disk_call(f"read {self._path}"):
                 text = self._path.read_bytes()
-            kept = _ADAPTER.validate_json(text)
+            kept = _CODEC.decode(text)
         except FileNotFoundError:
             return MigState()
         except OSError as e:
             raise NodeError(f"{self._path} cannot be read: {e.strerror}") from e
-        except ValueError as e:
+        except Undecodable as e:
             raise _DamagedMigState(
                 f"{self._path} cannot be understood, so it is not known which MIG instances "
-                f"layouts made: {str(e).splitlines()[0]}"
+                f"layouts made: {e}"
             ) from e
         if kept.boot == self._boot:
             return kept.book
@@ -102,7 +102,7 @@ class MigStateFile:
     def _write(self, book: MigState) -> None:
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            text = _ADAPTER.dump_json(_MigStateOfBoot(self._boot, book), indent=2)
+            text = _CODEC.encode(_MigStateOfBoot(self._boot, book), indent=2)
             write_atomically(self._path, text, durable=True)
         except OSError as e:
             raise NodeError(

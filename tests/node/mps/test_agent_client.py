@@ -14,9 +14,14 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsStatus, ServedNamespace
 from dra_driver.node.mps import agent_protocol
 from dra_driver.node.mps.agent_client import MpsAgentClient
+from dra_driver.node.mps.agent_protocol import AgentError, RequestDone
 
 SPACE = MpsNamespace(MpsNamespaceName("c_1"), ClaimUid("uid"), (GpuUuid("GPU-1"),))
 SERVED = ServedNamespace(SPACE, 3, "/run/x/pipe/gpu/c_1")
+
+
+def line(answer):
+    return agent_protocol.ANSWERS.encode(answer) + b"\n"
 
 
 class OddAgent:
@@ -73,22 +78,23 @@ def answering(path):
 
 
 def test_a_namespace_is_asked_for_in_whole(path, answering):
-    agent = answering(agent_protocol.dump({"served": agent_protocol.encode(SERVED)}))
+    agent = answering(line(SERVED))
 
     assert MpsAgentClient(path).serve(SPACE) == SERVED
     assert agent.asked == [
         {
             "version": 1,
-            "call": "serve",
-            "namespace": {
-                "name": "c_1",
-                "claim": "uid",
-                "gpus": ["GPU-1"],
-                "percent": 100,
-                "memory_bytes": [],
-                "priority": 0,
-                "most": {"percent": 100, "memory_bytes": None},
-                "tenant": "",
+            "ServeRequest": {
+                "namespace": {
+                    "name": "c_1",
+                    "claim": "uid",
+                    "gpus": ["GPU-1"],
+                    "percent": 100,
+                    "memory_bytes": [],
+                    "priority": 0,
+                    "most": {"percent": 100, "memory_bytes": None},
+                    "tenant": "",
+                }
             },
         }
     ]
@@ -97,30 +103,28 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
 @pytest.mark.parametrize(
     ("ask", "asked"),
     [
-        (lambda agent: agent.release("c_1"), {"call": "release", "name": "c_1"}),
+        (lambda agent: agent.release("c_1"), {"ReleaseRequest": {"name": "c_1"}}),
         (
             lambda agent: agent.terminate("c_1", {9, 7}),
-            {"call": "terminate", "name": "c_1", "pids": [7, 9]},
+            {"TerminateRequest": {"name": "c_1", "pids": [7, 9]}},
         ),
     ],
 )
 def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, asked):
-    agent = answering(agent_protocol.dump({}))
+    agent = answering(line(RequestDone()))
 
     assert ask(MpsAgentClient(path)) is None
     assert agent.asked == [{"version": 1, **asked}]
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
-    answering(agent_protocol.dump({"status": agent_protocol.encode(MpsStatus(foreign=("other",)))}))
+    answering(line(MpsStatus(foreign=("other",))))
 
     assert MpsAgentClient(path).status() == MpsStatus(foreign=("other",))
 
 
 def test_an_error_of_the_agent_is_raised_here(path, answering):
-    answering(
-        agent_protocol.dump(agent_protocol.encode_error(TimedOut("the daemon does not answer")))
-    )
+    answering(line(AgentError.of(TimedOut("the daemon does not answer"))))
 
     with pytest.raises(TimedOut, match="the daemon does not answer"):
         MpsAgentClient(path).serve(SPACE)
@@ -160,18 +164,16 @@ def test_an_agent_that_ends_while_it_works_is_down(path, answering, answer):
 def test_an_agent_that_hangs_is_not_waited_for_without_end(path, answering):
     answering(None)
 
-    with pytest.raises(TimedOut, match=r"waited 0.05 s for the MPS agent at .* \(serve\)"):
+    with pytest.raises(TimedOut, match=r"waited 0.05 s for the MPS agent at .* \(ServeRequest\)"):
         MpsAgentClient(path, serve_seconds=0.05).serve(SPACE)
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"hello\n", "the answer of the MPS agent is not JSON"),
-        (b'{"version":9}\n', "the answer of the MPS agent has the version 9"),
-        (b'{"version":1}\n', "the answer of the MPS agent to 'status' lacks 'status'"),
-        (b'{"version":1,"status":{"servers":7}}\n', "status.servers is 7, not a list"),
-        (b'{"version":1,"error":7}\n', "an error without a message: 7"),
+        (b"hello\n", "the answer of the MPS agent cannot be read: it is not JSON"),
+        (b'{"version":1,"RequestDone":{}}\n', "agent to StatusRequest is RequestDone"),
+        (b'{"version":1,"MpsStatus":{"servers":7}}\n', "MpsStatus.servers is 7, not a list"),
         (b" " * (agent_protocol.MAX_ANSWER_BYTES + 1), "longer than 1048576 bytes"),
     ],
 )

@@ -1,0 +1,129 @@
+"""Values as JSON documents, there and back, and what is said of a document that is none."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Annotated
+
+import pytest
+
+from dra_driver.base.codec import Codec, OneOf, Undecodable
+
+
+class Colour(IntEnum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Circle:
+    radius: float
+
+
+@dataclass(frozen=True, slots=True)
+class Square:
+    side: int = 1
+    rounded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    name: str
+    shapes: tuple[Annotated[Circle | Square, OneOf()], ...]
+    colour: Colour = Colour.RED
+    owner: str | None = None
+    frame: Square = Square()
+    notes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+DRAWINGS = Codec[Drawing](Drawing)
+SHAPES = Codec[Circle | Square](Circle, Square)
+
+
+def test_a_value_survives_the_way():
+    drawing = Drawing("d", (Circle(1.5), Square(2)), Colour.BLUE, "me", Square(3), {"a": (1, 2)})
+
+    assert DRAWINGS.decode(DRAWINGS.encode(drawing)) == drawing
+    assert DRAWINGS.decode(DRAWINGS.encode(drawing, indent=2)) == drawing
+
+
+def test_a_dataclass_stands_below_its_name_where_it_could_be_another():
+    assert DRAWINGS.encode(Drawing("d", (Circle(1.0),))) == (
+        b'{"version":1,"Drawing":{"name":"d","shapes":[{"Circle":{"radius":1.0}}],"colour":1,'
+        b'"owner":null,"frame":{"side":1,"rounded":false},"notes":{}}}'
+    )
+    assert SHAPES.encode(Square()) == b'{"version":1,"Square":{"side":1,"rounded":false}}'
+    assert SHAPES.decode(b'{"version":1,"Circle":{"radius":2}}') == Circle(2.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ('"shapes":[]', "Drawing.name is missing"),
+        ('"name":"d","shapes":[],"size":1', "Drawing.size is not known"),
+        ('"name":7,"shapes":[]', "Drawing.name is 7, not a text"),
+        ('"name":"d","shapes":{}', "Drawing.shapes is {}, not a list"),
+        (
+            '"name":"d","shapes":[{"Square":{"side":"2"}}]',
+            'Drawing.shapes[0].Square.side is "2", not a whole number',
+        ),
+        (
+            '"name":"d","shapes":[{"Square":{"side":1.5}}]',
+            "Drawing.shapes[0].Square.side is 1.5, not a whole number",
+        ),
+        (
+            '"name":"d","shapes":[{"Square":{"side":true}}]',
+            "Drawing.shapes[0].Square.side is true, not a whole number",
+        ),
+        (
+            '"name":"d","shapes":[{"Circle":{"radius":"x"}}]',
+            'Drawing.shapes[0].Circle.radius is "x", not a number',
+        ),
+        (
+            '"name":"d","shapes":[{"Star":{}}]',
+            "Drawing.shapes[0] is Star, none of 'Circle', 'Square'",
+        ),
+        ('"name":"d","shapes":[{}]', "Drawing.shapes[0] is {}, and names no type"),
+        (
+            '"name":"d","shapes":[{"Circle":{"radius":1},"more":1}]',
+            "Drawing.shapes[0].Circle.more is not known",
+        ),
+        ('"name":"d","shapes":[],"colour":7', "Drawing.colour is 7, not 1 or 2"),
+        ('"name":"d","shapes":[],"frame":7', "Drawing.frame is 7, not an object"),
+        (
+            '"name":"d","shapes":[],"frame":{"rounded":1}',
+            "Drawing.frame.rounded is 1, not true or false",
+        ),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(fields, problem):
+    with pytest.raises(Undecodable) as caught:
+        DRAWINGS.decode(f'{{"version":1,"Drawing":{{{fields}}}}}'.encode())
+
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"", "it is not JSON"),
+        (b"{", "it is not JSON"),
+        (b"\xff\xfe", "it is not JSON"),
+        (b"[" * 50000, "it is not JSON"),
+        (b"7", "it is 7, not an object"),
+        (b'{"Drawing":{"name":"d","shapes":[]}}', "version is missing"),
+        (b'{"version":2,"Drawing":{"name":"d","shapes":[]}}', "version is 2, not 1"),
+        (b'{"version":1,"Picture":{}}', "Drawing is missing; Picture is not known"),
+        (b'{"version":1}', "Drawing is missing"),
+    ],
+)
+def test_a_document_that_is_none_is_refused(text, problem):
+    with pytest.raises(Undecodable) as caught:
+        DRAWINGS.decode(text)
+
+    assert str(caught.value).startswith(problem)
+
+
+def test_a_long_value_is_shown_in_part():
+    with pytest.raises(Undecodable, match=r"^version is \"a{58}…, not 1$"):
+        DRAWINGS.decode(b'{"version":"%s","Drawing":{"name":"d","shapes":[]}}' % (b"a" * 500))
