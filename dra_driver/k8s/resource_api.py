@@ -12,6 +12,7 @@ from dra_driver.k8s.resource_versions import (
     convert_slice_from_v1,
     convert_slice_to_v1,
 )
+from dra_driver.k8s.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +23,6 @@ FROM_WATCH_CACHE: Final[Mapping[str, str]] = {
 
 Document = dict[str, Any]
 Answer = TypeVar("Answer")
-
-
-class Watch(Protocol):
-    """Events, oldest first; any thread may end it."""
-
-    def __iter__(self) -> Iterator[Document]: ...
-
-    def close(self) -> None: ...
 
 
 class KubernetesApi(Protocol):

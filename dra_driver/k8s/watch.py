@@ -1,12 +1,138 @@
-"""The events of one watch, which another thread may end."""
+"""Watches: the events of one, and the thread that goes on watching whatever happens.
+
+:class:`Watcher` lists, watches, backs off and begins again: for the labels of the Node, for the
+slices that the plugin publishes, and for whatever else is to be followed.
+"""
 
 import contextlib
+import logging
+import random
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from dra_driver.base.errors import Unreachable
+from dra_driver.base.backoff import Backoff
+from dra_driver.base.errors import ApiServerError, DriverError, Unreachable
 from dra_driver.k8s.responses import MAX_RESPONSE_BYTES, RequestInfo, parse_json, watch_error
+
+log = logging.getLogger(__name__)
+
+
+class Watch(Protocol):
+    """Events, oldest first; any thread may end it."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WatchIntervals:
+    """How soon things happen again, in seconds."""
+
+    watch: int = 300  # a watch lasts this long
+    first_retry: float = 0.2
+    last_retry: float = 10.0
+
+
+class Watcher:
+    """Follows what the API server has, on a thread of its own that no error ends.
+
+    All three functions are called on that thread:
+
+    * *look* lists what has to be listed and opens a watch of so many seconds. Where there is
+      nothing to watch, it answers in how many seconds to look again (``math.inf``: once woken).
+    * *see* takes an event. A number of seconds ends the watch, and it is looked again after them.
+    * *failed* takes what went wrong; after Gone everything has to be listed again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[int], Watch | float],
+        see: Callable[[dict[str, Any]], float | None],
+        failed: Callable[[DriverError], None],
+        intervals: WatchIntervals,
+    ) -> None:
+        self._look = look
+        self._see = see
+        self._failed = failed
+        self._intervals = intervals
+        self._backoff = Backoff(intervals.first_retry, intervals.last_retry, randomized=True)
+        self._watch: Watch | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; starting again changes nothing."""
+        with self._lock:
+            if self._thread.ident is None:
+                self._thread.start()
+
+    def wake(self) -> None:
+        """Look again at once."""
+        with self._lock:
+            self._wake.set()
+            if self._watch:
+                self._watch.close()
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End the thread. Whether it ended in time."""
+        self._stopping.set()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()  # before anything is asked: what changes from here on wakes again
+            if self._stopping.is_set():
+                return
+            self._wake.wait(min(self._round(), threading.TIMEOUT_MAX))
+
+    def _round(self) -> float:
+        """Look once and follow the events: in how many seconds to look again."""
+        began = time.monotonic()
+        seconds: float | None = None
+        failed = True
+        try:
+            seconds = self._follow()
+            failed = False
+        except DriverError as e:
+            self._failed(e)
+        except Exception as e:  # a fault of ours: the next time may go well
+            log.exception("a watch failed unexpectedly", extra={"watch": self._thread.name})
+            self._failed(ApiServerError(f"unexpected, please report: {e!r}"))
+        lasted = time.monotonic() - began >= self._intervals.last_retry
+        if lasted or seconds is not None:
+            self._backoff.reset()
+        if seconds is not None:
+            return seconds
+        return self._backoff.next_seconds() if failed or not lasted else 0.0
+
+    def _follow(self) -> float | None:
+        """In how many seconds to look again; None: the watch ended by itself."""
+        watch = self._look(round(self._intervals.watch * random.uniform(0.9, 1.1)) or 1)
+        if isinstance(watch, int | float):
+            return watch
+        with self._lock:
+            self._watch = watch
+            if self._wake.is_set():
+                watch.close()
+        try:
+            for event in watch:
+                if (seconds := self._see(event)) is not None:
+                    return seconds
+            return 0.0 if self._wake.is_set() else None
+        finally:
+            with self._lock:
+                self._watch = None
+            watch.close()
 
 
 class WatchStream(Iterator[dict[str, Any]]):

@@ -12,13 +12,14 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient as Client
 from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.resource_api import ResourceApi
+from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.publisher import Publisher, PublishIntervals
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
 from tests.fakes.api_server import ApiServer
 
 DRIVER, NODE = "gpu.example.com", "n1"
-FAST = PublishIntervals(standby=0.05, first_retry=0.01, last_retry=0.1, settle=0.01)
+FAST = PublishIntervals(WatchIntervals(60, 0.01, 0.1), standby=0.05, settle=0.01)
 TAINT = {"key": "k", "effect": "NoSchedule"}
 
 
@@ -58,7 +59,7 @@ class Running:
         self.seen = Recorder()
         self.client = Client(load_kubeconfig(server.kubeconfig(path)), ApiTimeouts(retry=0.005))
         writer = PoolWriter(ResourceApi(self.client), DRIVER, NODE)
-        self.publisher = Publisher(writer, observer=self.seen, **{"pace": FAST, **parts})
+        self.publisher = Publisher(writer, observer=self.seen, **{"intervals": FAST, **parts})
 
     def start(self, pool):
         self.publisher.want(pool)
@@ -329,7 +330,7 @@ def test_a_watch_that_fell_behind_begins_anew(server, run):
 
 def test_a_watch_goes_on_where_the_last_one_ended_or_its_last_bookmark_was(server, run):
     server.bookmark_seconds = 0.05
-    running = run(pool("ab"), pace=PublishIntervals(watch=1, first_retry=0.01))
+    running = run(pool("ab"), intervals=PublishIntervals(WatchIntervals(1, 0.01)))
     assert server.wait(lambda: server.count("WATCH") == 1)
     node = server.put({"kind": "Node", "metadata": {"name": "other"}})
     assert server.wait(lambda: server.count("WATCH") == 2)
@@ -420,7 +421,7 @@ def test_only_when_it_is_our_turn_the_api_server_is_asked_at_all(server, run):
         asked.set()
         return turn.is_set()
 
-    running = run(pool("ab"), may_publish=may_publish, pace=PublishIntervals(standby=60))
+    running = run(pool("ab"), may_publish=may_publish, intervals=PublishIntervals(standby=60))
     assert asked.wait(5)
     running.publisher.wake()
     assert server.count() == 0
@@ -449,9 +450,9 @@ def test_a_process_whose_turn_is_over_leaves_the_slices_to_the_newer_one(server,
 
 
 def test_two_that_want_different_things_do_not_write_as_fast_as_they_can(server, run):
-    slow = PublishIntervals(settle=0.05, last_retry=60)
-    run(pool("a"), pace=slow)
-    run(pool("b"), pace=slow)
+    slow = PublishIntervals(WatchIntervals(60, 0.2, 60), settle=0.05)
+    run(pool("a"), intervals=slow)
+    run(pool("b"), intervals=slow)
 
     assert server.wait(lambda: writes(server) >= 6)
     assert not server.wait(lambda: writes(server) > 14, seconds=0.3)

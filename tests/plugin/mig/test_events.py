@@ -10,7 +10,8 @@ from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient as Client
 from dra_driver.k8s.client import ApiTimeouts
 from dra_driver.k8s.events import EventRecorder
-from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.plan.mig.manager.state import MigEvent, failure_event
 from dra_driver.plugin.mig.start import post_event
 from tests.fakes.api_server import ApiServer

@@ -3,11 +3,13 @@
 import contextlib
 import threading
 import time
+from typing import cast
 
 import pytest
 
 from dra_driver.base.errors import ApiServerError, Unreachable
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
+from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mig_layouts import MigState
@@ -149,7 +151,7 @@ def around(tmp_path, book):
         book=book,
         apart=MigLocks(Claims().while_free, lambda seconds: contextlib.nullcontext()),
         api=api,
-        labels=NodeLabels(api, "node-1"),
+        labels=NodeLabels(cast(ApiClient, api), "node-1"),
         profile=lambda: DYNAMIC,
         layouts=LayoutCatalog(None),
         features=ApiFeatures,

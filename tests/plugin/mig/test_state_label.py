@@ -6,7 +6,8 @@ from dra_driver.base.errors import ApiServerError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient as Client
 from dra_driver.k8s.client import ApiTimeouts
-from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.mig_layouts import LayoutState
 from dra_driver.plugin.mig.state_label import MigStateLabel
 from tests.fakes.api_server import ApiServer

@@ -10,7 +10,8 @@ from dra_driver.base.errors import ApiServerError, SettingsError
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient as Client
 from dra_driver.k8s.client import ApiTimeouts
-from dra_driver.k8s.node_labels import NodeLabels, WatchIntervals
+from dra_driver.k8s.node_labels import NodeLabels
+from dra_driver.k8s.watch import WatchIntervals
 from dra_driver.model.profiles import Profile
 from dra_driver.node.state.profile_files import LastProfileFile
 from dra_driver.plugin.publish.profiles import ActiveProfile, ProfileCatalog
@@ -413,7 +414,7 @@ def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):
     assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 10)
 
     said = {each.getMessage() for each in caplog.records if each.levelno == logging.ERROR}
-    assert said == {"the node's labels cannot be followed", "looking for the profile failed"}
+    assert said == {"a watch failed unexpectedly", "looking for the profile failed"}
 
 
 def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run):
