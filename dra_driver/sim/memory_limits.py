@@ -131,8 +131,8 @@ class SimulatedMemoryLimits:
         """``nvmlDeviceGetMemoryLimits_v1``: it is written into *limits*."""
         cgroup = self._checked(node, gpu, limits)
         with self._lock:
-            limits = self._found(node, gpu.bus_id, cgroup)
-        limits.softLimit, limits.hardLimit, limits.currentUsed = limits
+            values = self._found(node, gpu.bus_id, cgroup)
+        limits.softLimit, limits.hardLimit, limits.currentUsed = values
 
     def allocate(
         self, node: SimulatedNode, gpu: SimulatedGpu, cgroup: Path, size_bytes: int
