@@ -57,7 +57,7 @@ def without_nulls(value: Any) -> Any:
 def field_path(path: str, *parts: str | int) -> str:
     """The path of a field below *path*.
 
-    >>> field("", "spec", "gpus", 0, "select")
+    >>> field_path("", "spec", "gpus", 0, "select")
     'spec.gpus[0].select'
     """
     for part in parts:

@@ -38,7 +38,7 @@ FULL = {
     "shares": 8,
     "memory": {"least": "2Gi", "step": "512Mi"},
     "memoryGuard": {"policy": "Warn", "grace": "1m30s"},
-    "memoryLimit": "StrictModel",
+    "memoryLimit": "Strict",
     "mig": {
         "mode": "Dynamic",
         "profiles": ["1g.10gb", "*+me"],
