@@ -150,7 +150,7 @@ class CutNode:
             turned_on=lambda: mig_enabled_by_claims(self.ledger.records()),
             in_charge=lambda: True,
         )
-        told = MigCallbacks(lambda book: None, governed.tell, lambda: None)
+        told = MigCallbacks(lambda book: None, governed.set_governed, lambda: None)
         apart = MigLocks(self._preparer.upkeep.while_free, at_once)
         return MigReconciler(node, sources, apart, self._book, told)
 

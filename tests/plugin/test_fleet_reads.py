@@ -103,7 +103,7 @@ class Node:
         self.loops = (
             (reconciler.look, between),
             (limits.update_pods, PODS_SECONDS),
-            (keeping.look, PROBE_SECONDS),
+            (keeping.probe, PROBE_SECONDS),
         )
 
     def run(self, seconds):

@@ -161,7 +161,7 @@ def connect(around: MigDependencies, look_seconds: float, stack: ExitStack) -> M
 
     told = MigCallbacks(
         tell,
-        around.governed.tell,
+        around.governed.set_governed,
         around.changed,
         partial(post_event, around.events, around.labels),
     )

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
 from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
-from dra_driver.k8s.node_labels import Labels
+from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import Profile
 from dra_driver.node.state.profile_files import (
+    LastProfileFile,
     ProfileDocument,
     ProfileFileContents,
     ProfileFiles,
@@ -143,43 +143,44 @@ _GovernedGpus = tuple[tuple[Gpu, ...], frozenset[GpuUuid]]
 
 
 class EffectiveProfile:
-    """For many threads. The same profile as long as nothing of it changed."""
+    """The profile in force as it counts for offers. The same object as long as nothing of it
+    changed; for many threads."""
 
     def __init__(self, profile: Callable[[], Profile]) -> None:
         """*profile*: the one in force."""
         self._profile = profile
-        self._known: _GovernedGpus | None = None
+        self._governed: _GovernedGpus | None = None
         self._last: tuple[Profile, _GovernedGpus | None, bool, Profile] | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.expected: Callable[[], bool] = lambda: False
-        """Whether any GPU may be governed of which nothing was told."""
+        """Whether a GPU that ``set_governed`` has not named may be governed by a layout."""
 
-    def tell(self, gpus: Sequence[Gpu], governed: frozenset[GpuUuid]) -> None:
-        """Of these *gpus* layouts say something of those that are *governed*. Of any other it is
-        not known: it was not there yet, or was away for a moment."""
-        before, self._known = self._known, (tuple(gpus), governed)
-        if before is None or _governed_uuids(before) != _governed_uuids(self._known):
+    def set_governed(self, gpus: Sequence[Gpu], governed: frozenset[GpuUuid]) -> None:
+        """Of *gpus*, layouts govern those in *governed*. Of any other GPU it is not known: it was
+        not there yet, or was away for a moment."""
+        before, self._governed = self._governed, (tuple(gpus), governed)
+        if before is None or _governed_uuids(before) != _governed_uuids(self._governed):
             self.on_change()
 
     def profile(self) -> Profile:
-        """Raises what *profile* raises."""
-        profile, governed, expected = self._profile(), self._known, self.expected()
+        """The effective profile. Raises what *profile* raises."""
+        profile, governed, expected = self._profile(), self._governed, self.expected()
         last = self._last
         if last is not None and last[0] is profile and last[1] is governed and last[2] == expected:
             return last[3]
         effective = _effective_profile(profile, governed, expected)
         if last is not None and effective == last[3]:
-            effective = last[3]  # who compares takes it for the same
+            effective = last[3]  # the same object, which is compared quickly
         self._last = (profile, governed, expected, effective)
         return effective
 
 
 def is_layout_expected(label: Callable[[], str], last: str | None) -> bool:
-    """Whether a layout may be wanted of the whole node, by the *label* that names it.
+    """Whether a layout may be asked for the whole node, by the *label* that names it.
 
-    While that cannot be read, by what it *last* was (None: never known): partitions are kept back
-    where one was wanted, and where nobody knows. A node that had none goes on without, however
-    long the API server is away.
+    While the label cannot be read, its *last* value decides (None: never known): no partitions are
+    created where a layout was named, or where that is not known. A node without one goes on
+    without, however long the API server is away.
     """
     try:
         return bool(label())
@@ -202,37 +203,10 @@ def _effective_profile(profile: Profile, governed: _GovernedGpus | None, expecte
 log = logging.getLogger(__name__)
 
 
-class ProfileSource(Protocol):
-    """Where profiles come from; ``dra_driver.plugin.publish.profiles.Profiles`` is one."""
-
-    def named(self, name: str) -> Profile: ...
-
-
-class NodeLabelSource(Protocol):
-    """The labels of the own Node; ``dra_driver.k8s.node_labels.NodeLabels`` is one."""
-
-    @property
-    def node(self) -> str: ...
-
-    def start(self, on_change: Callable[[], None], wait_seconds: float) -> None: ...
-
-    def now(self) -> Labels: ...
-
-    def stop(self) -> bool: ...
-
-
-class LastProfileStore(Protocol):
-    """What outlives a restart; ``dra_driver.node.state.profile_files.LastProfile`` is one."""
-
-    def read(self) -> Profile | None: ...
-
-    def keep(self, profile: Profile) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class _ActiveProfileState:
     profile: Profile | None
-    problem: DriverError | None = None  # why what is wanted is not in force
+    problem: DriverError | None = None  # why the selected profile is not in force
 
 
 class ActiveProfile:
@@ -240,14 +214,14 @@ class ActiveProfile:
 
     def __init__(
         self,
-        profiles: ProfileSource,
-        chooser: str | NodeLabelSource,
+        profiles: ProfileCatalog,
+        chooser: str | NodeLabels,
         on_change: Callable[[], None] = lambda: None,
         look_seconds: float = 2.0,
-        last: LastProfileStore | None = None,
+        last: LastProfileFile | None = None,
     ) -> None:
-        """*chooser*: the name that the flag gives, or the labels that choose. *last*: keeps what
-        was in force for the next process, which goes on with it until it knows better.
+        """*chooser*: the name that the flag gives, or the labels that choose. *last*: keeps the
+        profile in force for the next process, which begins with it.
 
         *on_change* is called when the profile in force or ``error`` is another one, in a thread of
         ours, maybe in two at once. Files are looked at every *look_seconds*.
@@ -261,13 +235,13 @@ class ActiveProfile:
         before = last.read() if last else None
         self._state = _ActiveProfileState(before, SettingsError("no profile was looked for yet"))
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="profiles", daemon=True)
+        self._thread = threading.Thread(target=self._watch_files, name="profiles", daemon=True)
 
     def start(self, wait_seconds: float = 5.0) -> None:
         """Begin; what chooses is known on return, unless that takes longer than *wait_seconds*."""
         if not isinstance(self._chooser, str):
-            self._chooser.start(self._settle, wait_seconds)
-        self._settle()
+            self._chooser.start(self._update, wait_seconds)
+        self._update()
         self._thread.start()
 
     def stop(self) -> None:
@@ -281,7 +255,7 @@ class ActiveProfile:
     def current(self) -> Profile:
         """The profile in force, the same object until it changes.
 
-        SettingsError, ClusterError: there was no usable one yet, and why.
+        SettingsError, ApiServerError: there was no usable one yet, and why.
         """
         state = self._state
         if state.profile is None:
@@ -291,45 +265,41 @@ class ActiveProfile:
 
     @property
     def error(self) -> str | None:
-        """Why the profile that is wanted is not in force."""
+        """Why the selected profile is not in force."""
         state = self._state
         if state.problem is None or state.profile is None:
             return str(state.problem) if state.problem else None
         return f"{state.problem}; profile {state.profile.name!r} stays in force"
 
-    def _settle(self) -> None:
-        """Look again at what is wanted."""
+    def _update(self) -> None:
         with self._lock:
             before = self._state
             self._state = after = self._next(before)
             changed = (before.profile, str(before.problem)) != (after.profile, str(after.problem))
-        if after.problem is None and after.profile and after.profile is not before.profile:
-            self._keep(after.profile)
+        is_new = after.problem is None and after.profile is not before.profile
+        if self._last and after.profile and is_new:
+            self._last.keep(after.profile)
         if changed:
             self._log(before, after)
             self.on_change()
 
     def _next(self, state: _ActiveProfileState) -> _ActiveProfileState:
         try:
-            choice = self._wanted()
+            selected = self._selected()
         except ApiServerError as e:
             return _ActiveProfileState(
                 state.profile, ApiServerError(f"the profile of this node is not known: {e}")
             )
         try:
-            profile = self._profiles.named(choice.name)
+            profile = self._profiles.named(selected.name)
         except SettingsError as e:
-            return _ActiveProfileState(state.profile, SettingsError(f"{choice.origin}: {e}"))
+            return _ActiveProfileState(state.profile, SettingsError(f"{selected.origin}: {e}"))
         return _ActiveProfileState(state.profile if profile == state.profile else profile)
 
-    def _wanted(self) -> SelectedProfile:
+    def _selected(self) -> SelectedProfile:
         if isinstance(self._chooser, str):
             return select_profile(self._chooser, "", {})
         return select_profile("", self._chooser.node, self._chooser.now())
-
-    def _keep(self, profile: Profile) -> None:
-        if self._last is not None:
-            self._last.keep(profile)
 
     def _log(self, before: _ActiveProfileState, after: _ActiveProfileState) -> None:
         if after.profile is not None and after.profile is not before.profile:
@@ -339,9 +309,9 @@ class ActiveProfile:
         if after.problem is not None:
             log.warning("profile cannot be used: %s", self.error)
 
-    def _look_on(self) -> None:
+    def _watch_files(self) -> None:
         while not self._stopping.wait(self._look_seconds):
             try:
-                self._settle()
-            except Exception:  # the next look may go better; the loop must not end
+                self._update()
+            except Exception:  # the next time may go better; the loop must not end
                 log.exception("looking for the profile failed")

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from dra_driver.base.errors import ApiServerError, NodeError, SettingsError
 from dra_driver.kubeletplugin.slices.reconcile import Pool, split_into_slices
@@ -12,32 +11,27 @@ from dra_driver.model.offer import Offer, PendingChange
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.offer.publish import published_counters, published_devices
 from dra_driver.plugin.metrics import Metrics
+from dra_driver.plugin.publish.offers import Offers
 
 log = logging.getLogger(__name__)
 
 _SOON_SECONDS = 1.0
 
 
-class OfferRefresher(Protocol):
-    """What this node offers, after another look at its GPUs."""
-
-    def refresh(self) -> Offer: ...
-
-
 class DeviceScanner:
-    """Looks at the node and says what is to be published when that changed."""
+    """Reads the GPUs, and has the devices published when they changed."""
 
     def __init__(
-        self, offers: OfferRefresher, pool: str, want: Callable[[Pool], None], metrics: Metrics
+        self, offers: Offers, pool: str, publish: Callable[[Pool], None], metrics: Metrics
     ) -> None:
         self._offers = offers
         self._pool = pool
-        self._want = want
+        self._publish = publish
         self._metrics = metrics
         self._last: Offer | None = None
-        self.error: str | None = None  # why the last look failed
-        self.looked = float("-inf")  # when the last one began that told what to offer
-        self.look_soon: Callable[[], None] = lambda: None
+        self.error: str | None = None  # why the last scan failed
+        self.scanned_at = float("-inf")  # when the last scan began that succeeded
+        self.scan_soon: Callable[[], None] = lambda: None
 
     @property
     def not_ready(self) -> str | None:
@@ -45,11 +39,11 @@ class DeviceScanner:
         unavailable = self._last.unavailable if self._last else ()
         return self.error or next((w.reason for w in unavailable if w.what == ALL_GPUS), None)
 
-    def look(self) -> float | None:
-        """One look. A node that cannot be looked at keeps what it published.
+    def scan(self) -> float | None:
+        """A node that cannot be read keeps what it published.
 
-        Answers with seconds where the next look should be soon: an API server that is away comes
-        back.
+        Returns the seconds until the next scan where that should be soon: an API server that is
+        away comes back.
         """
         began = time.monotonic()
         try:
@@ -63,8 +57,8 @@ class DeviceScanner:
             return _SOON_SECONDS if isinstance(e, ApiServerError) else None
         self.error = None
         if offer != self._last:
-            self._tell(offer)
-        self.looked = began
+            self._offer(offer)
+        self.scanned_at = began
         return None
 
     @property
@@ -75,9 +69,9 @@ class DeviceScanner:
     def claim_changed(self, record: ClaimRecord | None = None) -> None:
         """A claim was unprepared, maybe: a GPU that waited for that changes its shape now."""
         if self.pending:
-            self.look_soon()
+            self.scan_soon()
 
-    def _tell(self, offer: Offer) -> None:
+    def _offer(self, offer: Offer) -> None:
         names = [device.name for device in offer.devices]
         log.info("devices to offer", extra={"devices": ",".join(names), "number": len(names)})
         for unavailable in offer.unavailable:
@@ -92,7 +86,7 @@ class DeviceScanner:
                 log.warning("part of the profile has no effect", extra={"note": note})
         self._metrics.withheld_devices.set(len(offer.unavailable))
         self._metrics.pending_devices.set(len(offer.pending))
-        self._want(
+        self._publish(
             split_into_slices(self._pool, published_devices(offer), published_counters(offer))
         )
         self._last = offer

@@ -26,7 +26,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     settings = parts.settings
     _start_profile(parts, stack)
     parts.api_features = ApiFeatureProbe(lambda: _api_features(parts))
-    probe = Loop("api-features", parts.api_features.look, PROBE_SECONDS)
+    probe = Loop("api-features", parts.api_features.probe, PROBE_SECONDS)
     probe.start()
     stack.callback(probe.stop)
     parts.offers = Offers(
@@ -39,9 +39,9 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     writer = PoolWriter(parts.resources, settings.driver_name, settings.node_name)
     publisher = Publisher(writer, parts.is_newest, parts.metrics)
     scanner = DeviceScanner(parts.offers, settings.node_name, publisher.want, parts.metrics)
-    scan = Loop("looks", scanner.look, settings.look_interval)
-    scanner.look_soon = parts.scan_soon = parts.profile.on_change = scan.soon
-    parts.published_since = lambda moment: scanner.looked > moment and publisher.healthy()
+    scan = Loop("scan", scanner.scan, settings.look_interval)
+    scanner.scan_soon = parts.scan_soon = parts.profile.on_change = scan.soon
+    parts.published_since = lambda moment: scanner.scanned_at > moment and publisher.healthy()
     parts.claim_listeners.append(scanner.claim_changed)
     parts.readiness["gpus"] = lambda: scanner.not_ready
     parts.readiness["slices"] = lambda: (
@@ -49,7 +49,7 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     )
 
     def publish() -> None:
-        scanner.look()
+        scanner.scan()
         publisher.start()
         stack.callback(publisher.stop)
         scan.start()

@@ -77,7 +77,7 @@ class Scene:
         self.governed = EffectiveProfile(lambda: self.profile)
         last = last_layout_label(self.book)
         self.governed.expected = lambda: is_layout_expected(lambda: self.say(self.label), last)
-        told = MigCallbacks(self.tell, self.governed.tell, self.changed, self.news.append)
+        told = MigCallbacks(self.tell, self.governed.set_governed, self.changed, self.news.append)
         apart = MigLocks(self.claims.while_free, self.turn)
         self.keeper = MigReconciler(self.boards, sources, apart, self.book, told)
         return self

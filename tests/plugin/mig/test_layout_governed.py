@@ -217,12 +217,12 @@ def test_that_it_is_known_now_is_told():
     governed.on_change = lambda: told.append(True)
 
     for _ in range(2):
-        governed.tell((), frozenset())
+        governed.set_governed((), frozenset())
     assert told == [True]
-    governed.tell((), frozenset({Board(HOPPER).uuid}))
+    governed.set_governed((), frozenset({Board(HOPPER).uuid}))
     assert told == [True, True]
     for on in (False, True):
-        governed.tell((Board(HOPPER, on=on).gpu,), frozenset({Board(HOPPER).uuid}))
+        governed.set_governed((Board(HOPPER, on=on).gpu,), frozenset({Board(HOPPER).uuid}))
     assert told == [True, True, True]
 
 

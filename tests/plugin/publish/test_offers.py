@@ -222,31 +222,31 @@ class Answers:
 def test_the_api_server_is_asked_again_from_time_to_time_and_by_nobody_who_wants_to_know():
     world = Answers(ApiFeatures(), ApiFeatures(taints=False))
 
-    assert world.keeping.look() is None
+    assert world.keeping.probe() is None
     assert [world.keeping(), world.keeping()] == [ApiFeatures(), ApiFeatures()]
-    assert world.keeping.look() is None
+    assert world.keeping.probe() is None
     assert world.keeping() == ApiFeatures(taints=False)
 
 
 def test_until_the_api_server_answered_once_nothing_can_be_offered_and_it_is_asked_soon():
     world = Answers(Unreachable("no answer"), ApiFeatures(capacity=False))
 
-    assert world.keeping.look() == 1.0
+    assert world.keeping.probe() == 1.0
     with pytest.raises(ApiServerError, match="keeps of a slice is not known: no answer"):
         world.keeping()
-    assert world.keeping.look() is None
+    assert world.keeping.probe() is None
     assert world.keeping() == ApiFeatures(capacity=False)
 
 
 def test_an_api_server_that_refuses_for_long_is_asked_ever_more_seldom():
     world = Answers(*[Forbidden("no rule")] * 8)
 
-    assert [world.keeping.look() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert [world.keeping.probe() for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_the_first_answer_is_waited_for():
     world = Answers(ApiFeatures())
-    asking = threading.Timer(0.1, world.keeping.look)
+    asking = threading.Timer(0.1, world.keeping.probe)
     asking.start()
 
     assert world.keeping() == ApiFeatures()
@@ -257,7 +257,7 @@ def test_what_was_known_counts_while_the_api_server_is_away():
     world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(taints=False))
     found = []
     while world.left:
-        assert world.keeping.look() is None
+        assert world.keeping.probe() is None
         found.append(world.keeping())
 
     assert found == [ApiFeatures(), ApiFeatures(), ApiFeatures(taints=False)]

@@ -20,7 +20,7 @@ KEEPS = ApiFeatures()
 
 
 class Scene:
-    """A watcher, and what it has published."""
+    """A scanner, and what it has published."""
 
     def __init__(self, ledger=None):
         self.node = FakeNode(inventory(1))
@@ -28,7 +28,7 @@ class Scene:
         self.metrics = Metrics()
         self.published = []
         offers = Offers(self.node, lambda: self.profile(), lambda: KEEPS, ledger or FakeHolds())
-        self.watcher = DeviceScanner(offers, POOL, self.published.append, self.metrics)
+        self.scanner = DeviceScanner(offers, POOL, self.published.append, self.metrics)
 
     def names(self):
         return [device["name"] for device in self.published[-1].devices]
@@ -48,49 +48,49 @@ def failing(error):
 def test_nothing_is_published_again_where_nothing_changed():
     scene = Scene()
 
-    scene.watcher.look()
-    scene.watcher.look()
+    scene.scanner.scan()
+    scene.scanner.scan()
 
     assert len(scene.published) == 1
     assert scene.names() == ["gpu-0", "gpu-0-mon"]
-    last, began = scene.watcher.looked, time.monotonic()
+    last, began = scene.scanner.scanned_at, time.monotonic()
     assert last < began
-    scene.watcher.look()
-    assert scene.watcher.looked > began
+    scene.scanner.scan()
+    assert scene.scanner.scanned_at > began
 
 
 def test_an_api_server_that_is_away_is_asked_again_soon_and_changes_nothing():
     scene = Scene()
-    scene.watcher.look()
+    scene.scanner.scan()
     scene.profile = failing(Unreachable("no answer"))
 
-    before = scene.watcher.looked
-    assert (scene.watcher.look() or 3600) < 5
+    before = scene.scanner.scanned_at
+    assert (scene.scanner.scan() or 3600) < 5
     assert len(scene.published) == 1
-    assert scene.watcher.not_ready == "no answer"
-    assert scene.watcher.looked == before
+    assert scene.scanner.not_ready == "no answer"
+    assert scene.scanner.scanned_at == before
 
 
 def test_without_a_profile_that_can_be_used_no_pod_is_sent_here(caplog):
     scene = Scene()
     scene.profile = failing(SettingsError("profile 'x': spec.gpus[0].replicas: 0"))
 
-    scene.watcher.look()
+    scene.scanner.scan()
 
     assert scene.names() == []
-    assert "spec.gpus[0].replicas" in str(scene.watcher.not_ready)
+    assert "spec.gpus[0].replicas" in str(scene.scanner.not_ready)
     scene.profile = lambda: DEFAULT_PROFILE
-    scene.watcher.look()
+    scene.scanner.scan()
     assert scene.names() == ["gpu-0", "gpu-0-mon"]
-    assert scene.watcher.not_ready is None
+    assert scene.scanner.not_ready is None
 
 
 def test_a_node_that_cannot_be_looked_at_keeps_what_it_published():
     scene = Scene()
-    scene.watcher.look()
+    scene.scanner.scan()
     scene.profile = failing(NodeError("the PCI bus cannot be read"))
 
-    assert scene.watcher.look() is None
+    assert scene.scanner.scan() is None
     assert len(scene.published) == 1
 
 
@@ -101,8 +101,8 @@ def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
     profile = Profile("p", (entry,))
     scene.profile = lambda: profile
 
-    scene.watcher.look()
-    scene.watcher.look()
+    scene.scanner.scan()
+    scene.scanner.scan()
 
     assert [record.note for record in caplog.records if "no effect" in record.message]
 
@@ -113,7 +113,7 @@ def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):
     profile = Profile("p", (entry,))
     scene.profile = lambda: profile
 
-    scene.watcher.look()
+    scene.scanner.scan()
 
     (said,) = [one for one in caplog.records if "as its profile says" in one.message]
     assert said.offered == "exclusive"
@@ -125,18 +125,18 @@ def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_
     world.prepare(part("a"))
     scene = Scene(world.ledger)
     scene.profile = lambda: EXCLUSIVE
-    scene.watcher.look()
-    loop = Loop("scan", scene.watcher.look, 3600)
-    scene.watcher.look_soon = loop.soon
+    scene.scanner.scan()
+    loop = Loop("scan", scene.scanner.scan, 3600)
+    scene.scanner.scan_soon = loop.soon
     loop.start()
     assert scene.metric("dra_driver_pending_devices") == 1
 
-    scene.watcher.claim_changed()
+    scene.scanner.claim_changed()
     world.preparer.unprepare(ref("a"))
-    scene.watcher.claim_changed()
+    scene.scanner.claim_changed()
 
     give_up = time.monotonic() + 60
-    while scene.watcher.pending and time.monotonic() < give_up:
+    while scene.scanner.pending and time.monotonic() < give_up:
         time.sleep(0.01)
     loop.stop()
     assert scene.names() == ["gpu-0"]
