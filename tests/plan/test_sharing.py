@@ -15,10 +15,9 @@ from dra_driver.model.mps import ALL_CORES, MpsPriority
 from dra_driver.model.offer import EXCLUSIVE, ApiFeatures, Device, Fractional, Offer, Replica
 from dra_driver.model.profiles import DEFAULT_PROFILE, SharingStrategy
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
-from dra_driver.plan.mps.namespaces import DeviceGrant
 from dra_driver.plan.offer.devices import build_offer as offer_of
 from dra_driver.plan.prepare.claim import plan_claim
-from dra_driver.plan.prepare.sharing import MpsShared, TimeSliced
+from dra_driver.plan.prepare.sharing import DeviceGrant, MpsShared, TimeSliced
 from tests.builders import MIB, POOL, SLICEABLE, allocation, config, fraction, gpu, offer, ref
 from tests.fakes.pods import NOBODY
 

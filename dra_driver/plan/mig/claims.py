@@ -33,7 +33,7 @@ from dra_driver.model.steps import (
     SetMigMode,
     Step,
 )
-from dra_driver.plan.mps.namespaces import DeviceGrant
+from dra_driver.plan.prepare.sharing import DeviceGrant
 
 InstancesByDevice = Mapping[DeviceName, MigInstance]
 """What the partitions of a claim are, by device."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from dra_driver.base.errors import ClaimError, join_problems
 from dra_driver.k8s.claims import AllocationResult, Claim
 from dra_driver.k8s.pods import PodSpec
-from dra_driver.model.gpus import GpuUuid, MigInstance
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import ALL_CORES, MpsLimits, MpsNamespace, MpsNamespaceName
 from dra_driver.model.offer import Device, Fractional, Replica
 from dra_driver.model.profiles import MpsServerScope, MpsTenants
@@ -24,26 +24,13 @@ from dra_driver.plan.mps.containers import (
     strictest_tenants,
     tenant_problems,
 )
-from dra_driver.plan.prepare.amounts import Amount
-from dra_driver.plan.prepare.sharing import MpsShared, Sharing
+from dra_driver.plan.prepare.sharing import DeviceGrant, MpsShared
 
 ClaimPodSpecs = Sequence[PodSpec]
 
 
 class PodsNeeded(Exception):
     """It depends on the pods of the claim, which have to be read first: says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGrant:
-    """One device that a claim gets, how much of it, and how."""
-
-    allocation: AllocationResult
-    device: Device
-    amount: Amount
-    sharing: Sharing
-    namespace: MpsNamespace | None = None  # of what is shared by MPS
-    instance: MigInstance | None = None  # of a partition, once it is there
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dra_driver.plan.mig.claims import (
     steps_with_instances,
     unmanaged_at,
 )
-from dra_driver.plan.mps.namespaces import ClaimPodSpecs, DeviceGrant, mps_steps, with_namespaces
+from dra_driver.plan.mps.namespaces import ClaimPodSpecs, mps_steps, with_namespaces
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
 from dra_driver.plan.prepare.conflicts import refuse_conflicts
 from dra_driver.plan.prepare.gpu_settings import (
@@ -34,6 +34,7 @@ from dra_driver.plan.prepare.gpu_settings import (
 from dra_driver.plan.prepare.sharing import (
     AppliedConfig,
     DecodedConfig,
+    DeviceGrant,
     TimeSliced,
     applied_config,
     decode_configs,

@@ -18,9 +18,8 @@ from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.offer import Device, Replica
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice
-from dra_driver.plan.mps.namespaces import DeviceGrant
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, shortage, total_amount
-from dra_driver.plan.prepare.sharing import TimeSliced
+from dra_driver.plan.prepare.sharing import DeviceGrant, TimeSliced
 
 
 def clashing_intervals(

@@ -30,7 +30,7 @@ from dra_driver.model.steps import (
     Step,
     TimeSliceInterval,
 )
-from dra_driver.plan.mps.namespaces import DeviceGrant
+from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
 @dataclass(frozen=True, slots=True)

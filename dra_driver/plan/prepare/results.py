@@ -16,12 +16,11 @@ from dra_driver.kubeletplugin.device_metadata import (
 )
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
-from dra_driver.plan.mps.namespaces import DeviceGrant
 from dra_driver.plan.offer.publish import attributes_of
 from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount
 from dra_driver.plan.prepare.cdi_spec import ContainerDevice, cdi_device_id
 from dra_driver.plan.prepare.claim import ClaimPlan
-from dra_driver.plan.prepare.sharing import share_facts
+from dra_driver.plan.prepare.sharing import DeviceGrant, share_facts
 
 
 def metadata_documents(

@@ -28,7 +28,8 @@ from api.strict import ConfigError, show_name
 from dra_driver.base.errors import MAX_PROBLEMS, ClaimError, join_problems
 from dra_driver.k8s import quantity as quantities
 from dra_driver.k8s.claims import AllocationResult, Claim, OpaqueConfig
-from dra_driver.model.mps import ALL_CORES, MpsPriority
+from dra_driver.model.gpus import MigInstance
+from dra_driver.model.mps import ALL_CORES, MpsNamespace, MpsPriority
 from dra_driver.model.offer import AdminAccess, Device, Exclusive, Fractional, Replica, Shape
 from dra_driver.model.profiles import SharingStrategy
 from dra_driver.model.records import ClaimMemoryLimit
@@ -343,3 +344,15 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
 def _device_label(device: Device) -> str:
     """A partition that is yet to be cut has no UUID."""
     return device.name if device.cut_for_claims else device.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrant:
+    """One device that a claim gets, how much of it, and how."""
+
+    allocation: AllocationResult
+    device: Device
+    amount: Amount
+    sharing: Sharing
+    namespace: MpsNamespace | None = None  # of what is shared by MPS
+    instance: MigInstance | None = None  # of a partition, once it is there

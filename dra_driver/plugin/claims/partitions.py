@@ -25,8 +25,8 @@ from dra_driver.plan.mig.claims import (
     partition_instances,
     whole_gpus,
 )
-from dra_driver.plan.mps.namespaces import DeviceGrant
 from dra_driver.plan.prepare.claim import ClaimPlan, undo_steps
+from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
 class InstanceReader(Protocol):
