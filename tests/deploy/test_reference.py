@@ -11,7 +11,7 @@ import yaml
 from api import names
 from dra_driver.__main__ import command_line
 from dra_driver.plan.profiles.rules import decode_profile
-from hack.reference import pages, profile_rows, stale_pages, value_rows
+from hack.reference import metric_rows, pages, profile_rows, stale_pages, value_rows
 from tests.deploy.chart import REPOSITORY
 
 PROSE = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -95,3 +95,10 @@ def test_the_pages_explain_every_event() -> None:
     page = OPERATE.partition("### Events of a pod")[2]
     heads = "".join(re.findall(r"^\| (.+?) \|", page, re.M))
     assert set(re.findall(r"`([A-Z]\w+)`", heads)) == told
+
+
+def test_the_metrics_that_the_pages_name_are_served() -> None:
+    served = {row[0].strip("`").partition("{")[0] for row in metric_rows()}
+    named = {name for page in PROSE for name in re.findall(r"dra_driver_\w+", page.read_text())}
+    assert named - served == set()
+    assert named
