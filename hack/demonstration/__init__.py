@@ -1,6 +1,7 @@
 """``hack/demo``: from nothing to pods with simulated GPUs on a real Kubernetes, and back.
 
-It does what an administrator and a user would, with kubectl and helm: a cluster, the chart, pods.
+It does what an administrator and a user would, with kubectl: a cluster, the chart (as helm renders
+it), pods.
 Only the chart's DaemonSets are left out: nothing here builds images, so the plugin and the MPS
 agent run as processes of this machine, the plugin with a token of the chart's service account that
 is bound to the node.

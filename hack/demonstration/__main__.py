@@ -182,7 +182,7 @@ def _prepare(stage: Stage, steps: Steps) -> str:
     steps.step("looking at what is here")
     if stage.begin():
         steps.detail(f"Kubernetes {version} is up already, and will be left up")
-    steps.step(_building(stage.cluster))
+    steps.step(_building(stage))
     stage.build(steps.detail)
     steps.step(f"starting Kubernetes {version}")
     stage.bring_up(steps.detail)
@@ -190,10 +190,11 @@ def _prepare(stage: Stage, steps: Steps) -> str:
     return stage.install()
 
 
-def _building(cluster: Cluster) -> str:
+def _building(stage: Stage) -> str:
     """What the step of the build is about: minutes, or nothing at all."""
-    recipes = [assets.kubernetes(cluster.version), assets.HELM]
-    recipes += [assets.CONTAINERD] if cluster.mode == "full" else []
+    recipes = [assets.kubernetes(stage.cluster.version)]
+    recipes += [] if stage.is_usual else [assets.HELM]
+    recipes += [assets.CONTAINERD] if stage.cluster.mode == "full" else []
     targets = {recipe.name: cache_dir() / f"{recipe.name}-{recipe.digest()}" for recipe in recipes}
     missing = [name for name, target in targets.items() if not target.is_dir()]
     if given := os.environ.get("KUBE_ASSETS"):

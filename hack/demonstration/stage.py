@@ -18,6 +18,7 @@ from hack.demonstration.manifests import documents, mebibytes, with_local_image,
 from hack.demonstration.page import Partitions, Seen
 from hack.demonstration.plugin import Plugin
 from hack.testbed import packages
+from hack.testbed.assets import DEFAULT_VERSION
 from hack.testbed.cache import Progress
 from hack.testbed.cluster import Cluster
 from hack.testbed.errors import ClusterError
@@ -28,6 +29,7 @@ Document = dict[str, Any]
 
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy/helm/dra-driver-gpu"
+RENDERED = REPOSITORY / "tests/data/golden/chart/default.yaml"  # for the usual Kubernetes, by helm
 NAMESPACE = "dra-driver-gpu"
 POD = "one-gpu"  # the example and its namespace are called the same
 QUARTERS = "quarter-gpu"
@@ -104,7 +106,7 @@ class Stage:
     def build(self, progress: Progress) -> None:
         """The programs, built where they are not in the cache yet."""
         packages.install(node=self.cluster.mode == "full", progress=progress)
-        for program in ("kube-apiserver", "helm"):
+        for program in ("kube-apiserver", *(() if self.is_usual else ("helm",))):
             self.cluster.program(program, progress)
         if self.cluster.mode == "full":
             self.cluster.program("containerd", progress)
@@ -117,13 +119,22 @@ class Stage:
         if self.cluster.mode == "control-plane":
             standin.start(self.cluster)
 
-    def install(self) -> str:
-        """What the chart installs, less its DaemonSet. The name of the plugin's service account."""
+    @property
+    def is_usual(self) -> bool:
+        """Whether helm, which takes long to build, has rendered the chart for this Kubernetes."""
+        return self.cluster.version == DEFAULT_VERSION
+
+    def _rendered(self) -> Iterator[Document]:
+        if self.is_usual:
+            return yaml.safe_load_all(RENDERED.read_text())
         helm = str(self.cluster.program("helm"))
         flags = [f"--namespace={NAMESPACE}", f"--kube-version={self.cluster.version}"]
         flags.append("--api-versions=resource.k8s.io/v1")
-        rendered = call([helm, "template", "dra-driver-gpu", str(CHART), *flags])
-        objects = [o for o in yaml.safe_load_all(rendered) if o and o["kind"] != "DaemonSet"]
+        return yaml.safe_load_all(call([helm, "template", "dra-driver-gpu", str(CHART), *flags]))
+
+    def install(self) -> str:
+        """What the chart installs, less its DaemonSet. The name of the plugin's service account."""
+        objects = [o for o in self._rendered() if o and o["kind"] != "DaemonSet"]
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._chart.write_text(yaml.safe_dump_all([namespace, *objects]))
         self._kubectl.apply(self._chart.read_text())

@@ -16,6 +16,9 @@ from pathlib import Path
 
 import yaml
 
+from dra_driver.cli.claims.run import claims
+from dra_driver.cli.terminal import Terminal
+from dra_driver.settings import ClaimsSettings
 from dra_driver.sim.node_spec import node_file
 from tests.e2e.agent import Agent
 from tests.e2e.kube import Document, Kube, wait
@@ -211,8 +214,9 @@ class Driver:
         return sorted(p.name for p in directory.iterdir()) if directory.exists() else []
 
     def claims(self) -> list[dict[str, object]]:
-        """What `dra-driver claims` says."""
-        found = json.loads(self.command("claims", "-o", "json", "--ledger-only").stdout)
+        """What `dra-driver claims --ledger-only` says, less the process: this is asked often."""
+        settings = ClaimsSettings.model_validate({"kubelet_dir": self.cluster.kubelet_dir})
+        found = json.loads(claims(settings, None, "json", Terminal()))
         assert not found["unreadable"]
         return list(found["claims"])
 
