@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NewType
 
 from dra_driver.base.errors import ClaimError, NotFound
+from dra_driver.k8s.api import Document
 from dra_driver.k8s.resource_api import ResourceApi
 
 ClaimUid = NewType("ClaimUid", str)
@@ -182,9 +183,6 @@ def _configs(entries: Sequence[Mapping[str, Any]], driver: str) -> tuple[OpaqueC
     # The API lists class entries first already; a stable sort keeps the promise whatever we are
     # given.
     return tuple(sorted(found, key=lambda config: config.source != "FromClass"))
-
-
-Document = dict[str, Any]
 
 
 class ClaimReader:

@@ -15,9 +15,9 @@ import threading
 import time
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import kubernetes.client.rest
 import kubernetes.config
@@ -27,6 +27,7 @@ from dra_driver.base.backoff import Retrying
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import Forbidden, SettingsError, Unreachable
 from dra_driver.k8s.access import ApiServerAccess
+from dra_driver.k8s.api import Document, Query
 from dra_driver.k8s.responses import (
     MAX_RESPONSE_BYTES,
     RequestInfo,
@@ -62,8 +63,6 @@ def _asked_wait(error: BaseException) -> float | None:
     return error.seconds if isinstance(error, RetryAfter) else None
 
 
-Document = dict[str, Any]
-Query = Mapping[str, str]
 Answer = TypeVar("Answer")
 
 MERGE_PATCH = "application/merge-patch+json"

@@ -14,9 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Final
 
 from dra_driver.base.errors import DriverError, NotFound, Unreachable
+from dra_driver.k8s.api import Document, KubernetesApi
 
 log = logging.getLogger(__name__)
 
@@ -24,16 +25,6 @@ _MAX_QUEUED: Final = 256  # what is told at once of a node and all its pods
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
 _MIN_UPDATE_SECONDS: Final = 10.0
 _MAX_REMEMBERED: Final = 1024  # different things, whether they wait or are written
-
-Document = dict[str, Any]
-
-
-class EventsApi(Protocol):
-    """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
-
-    def create(self, path: str, document: Document) -> Document: ...
-
-    def patch(self, path: str, patch: Document) -> Document: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +74,7 @@ class EventRecorder:
 
     def __init__(
         self,
-        api: EventsApi,
+        api: KubernetesApi,
         component: str,
         node: str,
         clock: Callable[[], float] = time.monotonic,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dra_driver.base.errors import ApiServerError, DriverError, Gone, NotFound
-from dra_driver.k8s.resource_api import KubernetesApi
-from dra_driver.k8s.watch import Watch, Watcher, WatchIntervals
+from dra_driver.k8s.api import KubernetesApi, Watch
+from dra_driver.k8s.watch import Watcher, WatchIntervals
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from dra_driver.base.errors import Forbidden
+from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, KubernetesApi
 from dra_driver.k8s.claims import ClaimUid, Pod, PodUid
-from dra_driver.k8s.resource_api import FROM_WATCH_CACHE, MOST_RECENT
 
 DEFAULT_GRACE_SECONDS: Final = 30.0  # that a pod has to end, unless it says otherwise
 
@@ -77,8 +77,6 @@ class PodSpec:
     )
 
 
-Document = dict[str, Any]
-
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _GRACE_FIELD: Final = "terminationGracePeriodSeconds"
 _ROOT_UID: Final = 0
@@ -86,17 +84,10 @@ _WHOLE_SECONDS: Final = 1.0  # both moments are told in these: so much less may 
 _HARMLESS_CAPABILITIES: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
 
 
-class PodsApi(Protocol):
-    """What we use of the API server. Its errors are ClusterErrors, and every call ends."""
-
-    def get(self, path: str, query: Mapping[str, str]) -> Document: ...
-    def now(self) -> float | None: ...
-
-
 class PodReader:
     """Reads one pod at a time: the right to ``get`` pods is all it needs."""
 
-    def __init__(self, api: PodsApi) -> None:
+    def __init__(self, api: KubernetesApi) -> None:
         self._api = api
 
     def read(self, namespace: str, name: str) -> PodSpec:

@@ -1,10 +1,11 @@
 """``resource.k8s.io`` as one API server serves it: documents of v1 in, documents of v1 out."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from dra_driver.base.errors import NotFound
+from dra_driver.k8s.api import FROM_WATCH_CACHE, MOST_RECENT, Document, KubernetesApi, Watch
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
     choose_version,
@@ -12,38 +13,10 @@ from dra_driver.k8s.resource_versions import (
     convert_slice_from_v1,
     convert_slice_to_v1,
 )
-from dra_driver.k8s.watch import Watch
 
 log = logging.getLogger(__name__)
 
-MOST_RECENT: Final[Mapping[str, str]] = {}
-FROM_WATCH_CACHE: Final[Mapping[str, str]] = {
-    "resourceVersion": "0"
-}  # answered without asking etcd
-
-Document = dict[str, Any]
 Answer = TypeVar("Answer")
-
-
-class KubernetesApi(Protocol):
-    """What we use of the API server; ``dra_driver.k8s.client.ApiServer`` is one.
-
-    Its errors are ClusterErrors, and every call ends in seconds.
-    """
-
-    def get(self, path: str, query: Mapping[str, str] = ...) -> Document: ...
-
-    def pages(self, path: str) -> Iterator[Document]: ...
-
-    def list(self, path: str, query: Mapping[str, str]) -> Document: ...
-
-    def create(self, path: str, document: Document) -> Document: ...
-
-    def update(self, path: str, document: Document) -> Document: ...
-
-    def delete(self, path: str, uid: str = "", resource_version: str = "") -> None: ...
-
-    def watch(self, path: str, query: Mapping[str, str], seconds: int) -> Watch: ...
 
 
 class ResourceApi:

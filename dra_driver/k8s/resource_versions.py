@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dra_driver.base.errors import Refused
-
-Document = dict[str, Any]
+from dra_driver.k8s.api import Document
 
 RESOURCE_GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta2", "v1beta1")  # newest first

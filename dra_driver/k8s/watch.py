@@ -11,21 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import ApiServerError, DriverError, Unreachable
+from dra_driver.k8s.api import Watch
 from dra_driver.k8s.responses import MAX_RESPONSE_BYTES, RequestInfo, parse_json, watch_error
 
 log = logging.getLogger(__name__)
-
-
-class Watch(Protocol):
-    """Events, oldest first; any thread may end it."""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -275,7 +276,7 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
             self.error = Unreachable("500") if document["message"] == "bad" else None
             return super().create(path, document)
 
-    desk = Picky(api)
+    desk: Any = Picky(api)
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
     events.tell(event("bad"))
     for about in "bcd":
@@ -321,7 +322,7 @@ class Diary(Memory):
 
 def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(clock, caplog):
     diary = Diary()
-    desk = Desk(diary)
+    desk: Any = Desk(diary)
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     desk.error = Unreachable("create events: it is away")
     for number in range(1030):
@@ -339,7 +340,7 @@ def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(cloc
 
 
 def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
-    desk = Desk(Memory())
+    desk: Any = Desk(Memory())
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1024):
         events.tell(event(about=str(number)))
@@ -357,7 +358,7 @@ def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
 
 
 def test_of_very_many_pods_only_the_latest_are_remembered(clock):
-    desk = Desk(Memory())
+    desk: Any = Desk(Memory())
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1030):
         events.tell(event(about=str(number)))

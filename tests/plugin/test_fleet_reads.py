@@ -95,7 +95,7 @@ class Node:
         me: Any = self
         limits = PodLimits(self.ledger.records, claims, me, me)
         keeping = ApiFeatureProbe(
-            lambda: ApiFeatures(*probe_device_features(self.api, "v1", DRIVER, POOL))
+            lambda: ApiFeatures(*probe_device_features(api, "v1", DRIVER, POOL))
         )
         between = PluginSettings.model_fields["reconcile_interval"].default
         limits.wake(lambda: None, lambda: None)

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
-from dra_driver.k8s.resource_api import KubernetesApi, ResourceApi
+from dra_driver.k8s.api import KubernetesApi
+from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
 from dra_driver.model.records import ClaimRecord
@@ -42,20 +43,11 @@ _WITHOUT_COUNTERS = (
 )
 
 
-class ClusterApi(KubernetesApi, Protocol):
-    """An API server that takes parameters; ``dra_driver.k8s.client.ApiServer`` is one."""
-
-    def create(
-        self, path: str, document: dict[str, Any], query: Mapping[str, str] = ...
-    ) -> dict[str, Any]: ...
-    def pages(self, path: str, query: Mapping[str, str] = ...) -> Iterator[dict[str, Any]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class CheckedCluster:
     """The API server that is asked, and as which driver on which node."""
 
-    server: ClusterApi
+    server: KubernetesApi
     resources: ResourceApi
     driver: str
     node: str
@@ -198,7 +190,7 @@ def api_feature_findings(kept: SliceFeatures) -> Iterator[Finding]:
         yield ok(FEATURES, _WITHOUT_COUNTERS)
 
 
-def _denied(server: ClusterApi, right: ApiPermission) -> str:
+def _denied(server: KubernetesApi, right: ApiPermission) -> str:
     """Why *right* is not ours, in the API server's words; empty where it is."""
     attributes = {"group": right.group, "resource": right.resource, "verb": right.verb}
     review = server.create(

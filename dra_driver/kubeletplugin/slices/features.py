@@ -7,11 +7,11 @@ created with ``dryRun=All``: it goes through conversion, admission, validation a
 fields, and is stored nowhere.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dra_driver.base.errors import Refused
+from dra_driver.k8s.api import Document, KubernetesApi
 from dra_driver.k8s.resource_versions import (
     RESOURCE_GROUP,
     convert_slice_from_v1,
@@ -19,15 +19,7 @@ from dra_driver.k8s.resource_versions import (
 )
 from dra_driver.kubeletplugin.slices.comparison import dropped_fields
 
-Document = dict[str, Any]
-
 _COUNTERS = "probe"
-
-
-class SliceCreator(Protocol):
-    """What we use of the API server; ``dra_driver.k8s.client.ApiServer`` is one."""
-
-    def create(self, path: str, document: Document, query: Mapping[str, str]) -> Document: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +34,7 @@ class SliceFeatures:
     list_attributes: bool  # KEP-5491, gate DRAListTypeAttributes
 
 
-def probe_slice_features(api: SliceCreator, version: str, driver: str, node: str) -> SliceFeatures:
+def probe_slice_features(api: KubernetesApi, version: str, driver: str, node: str) -> SliceFeatures:
     """What the API server keeps of slices of *driver* on *node*, in *version* of its group.
 
     Five to seven requests; nothing is stored. ClusterError: it takes not even a plain slice from
@@ -75,7 +67,7 @@ def probe_slice_features(api: SliceCreator, version: str, driver: str, node: str
 
 
 def probe_device_features(
-    api: SliceCreator, version: str, driver: str, node: str
+    api: KubernetesApi, version: str, driver: str, node: str
 ) -> tuple[bool, bool, bool]:
     """Whether consumable capacity, taints, and devices that use counters of another slice, are
     kept: what a plugin has to know before it publishes.
@@ -99,7 +91,7 @@ def probe_device_features(
     )
 
 
-def _dry_run(api: SliceCreator, version: str, document: Document) -> tuple[Document, Document]:
+def _dry_run(api: KubernetesApi, version: str, document: Document) -> tuple[Document, Document]:
     """The spec that is sent, and what the API server would keep of it."""
     path = f"/apis/{RESOURCE_GROUP}/{version}/resourceslices"
     answer = api.create(path, convert_slice_from_v1(version, document), {"dryRun": "All"})

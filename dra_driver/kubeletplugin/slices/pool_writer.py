@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_driver.base.errors import NotFound, Refused, Unreachable
+from dra_driver.k8s.api import Document, Watch
 from dra_driver.k8s.resource_api import ResourceApi
-from dra_driver.k8s.watch import Watch
 from dra_driver.kubeletplugin.slices.comparison import comparable_spec, dropped_fields
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes
 from dra_driver.kubeletplugin.slices.validation import validate_pool
 
 log = logging.getLogger(__name__)
-
-Document = dict[str, Any]
 
 
 class PoolWriter:

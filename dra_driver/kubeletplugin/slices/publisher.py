@@ -15,7 +15,8 @@ from typing import Any, Final, Protocol
 
 from dra_driver.base.backoff import Backoff
 from dra_driver.base.errors import DriverError, Gone
-from dra_driver.k8s.watch import Watch, Watcher, WatchIntervals
+from dra_driver.k8s.api import Watch
+from dra_driver.k8s.watch import Watcher, WatchIntervals
 from dra_driver.kubeletplugin.slices.pool_writer import PoolWriter
 from dra_driver.kubeletplugin.slices.reconcile import Pool
 

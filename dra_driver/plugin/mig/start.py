@@ -11,6 +11,7 @@ from typing import Protocol
 from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError, NodeError
 from dra_driver.base.threads import Loop
+from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.events import Event, NodeRef
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
@@ -34,7 +35,7 @@ from dra_driver.plugin.mig.reconciler import (
     MigReconciler,
 )
 from dra_driver.plugin.mig.repartition import RepartitionJournal
-from dra_driver.plugin.mig.state_label import MigStateLabel, NodePatcher, PublishedSince
+from dra_driver.plugin.mig.state_label import MigStateLabel, PublishedSince
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.profiles import EffectiveProfile, is_layout_expected
 
@@ -96,7 +97,7 @@ class MigDependencies:
     ledger: Ledger
     book: MigStateFile
     apart: MigLocks
-    api: NodePatcher
+    api: KubernetesApi
     labels: NodeLabels
     profile: Callable[[], Profile]  # the one in force, whatever layouts govern
     layouts: LayoutSource

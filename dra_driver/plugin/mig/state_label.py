@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
 
 from api.names import MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError
 from dra_driver.base.threads import Loop
+from dra_driver.k8s.api import KubernetesApi
 from dra_driver.k8s.node_labels import Labels
 from dra_driver.model.mig_layouts import LayoutState
 
@@ -20,12 +20,6 @@ PublishedSince = Callable[[float], bool]
 """Whether the API server has the GPUs as they are since a moment of the monotonic clock."""
 
 
-class NodePatcher(Protocol):
-    """What we use of the API server."""
-
-    def patch(self, path: str, patch: dict[str, Any]) -> Mapping[str, Any]: ...
-
-
 class MigStateLabel:
     """Writes the label when it is another one, on a thread of its own: an API server that is away
     keeps nobody waiting, and is asked again.
@@ -35,7 +29,7 @@ class MigStateLabel:
 
     def __init__(
         self,
-        api: NodePatcher,
+        api: KubernetesApi,
         node: str,
         labels: Callable[[], Labels],
         ours: bool = False,

@@ -1,6 +1,7 @@
 """What an API server keeps of slices is found by asking it, and nothing is left behind."""
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -54,6 +55,11 @@ class Older:
         return {**document, "spec": {**spec, **({"devices": devices} if devices else {})}}
 
 
+def older(**answers) -> Any:
+    """It cannot do all that an API server can."""
+    return Older(**answers)
+
+
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1"])
 def test_an_api_server_with_every_gate_on_keeps_everything(client, version):
     assert probe_slice_features(client, version, DRIVER, NODE) == ALL
@@ -96,9 +102,9 @@ def test_list_attributes_that_are_refused_are_not_there():
         devices = spec.get("devices", ())
         return any("ints" in a for d in devices for a in d.get("attributes", {}).values())
 
-    older = Older(refuses=lambda spec: has_list(spec) or both(spec))
+    server = older(refuses=lambda spec: has_list(spec) or both(spec))
 
-    assert probe_slice_features(older, "v1", DRIVER, NODE) == replace(ALL, list_attributes=False)
+    assert probe_slice_features(server, "v1", DRIVER, NODE) == replace(ALL, list_attributes=False)
 
 
 def both(spec):
@@ -110,7 +116,7 @@ def test_counters_that_have_to_lie_beside_their_devices_are_told_from_those_apar
         consumes = any("consumesCounters" in d for d in spec.get("devices", ()))
         return consumes and "sharedCounters" not in spec
 
-    found = probe_slice_features(Older(refuses=apart), "v1", DRIVER, NODE)
+    found = probe_slice_features(older(refuses=apart), "v1", DRIVER, NODE)
 
     assert (found.counters_apart, found.counters_beside) == (False, True)
 
@@ -124,7 +130,7 @@ def test_half_of_a_feature_is_not_the_feature():
         return {**device, "capacity": capacity}
 
     assert not probe_slice_features(
-        Older(features=without_policy), "v1", DRIVER, NODE
+        older(features=without_policy), "v1", DRIVER, NODE
     ).consumable_capacity
 
 
@@ -137,7 +143,7 @@ def test_who_may_not_create_slices_is_told_so(client, server):
 
 def test_a_plain_slice_that_is_refused_tells_nothing_about_features():
     with pytest.raises(Refused):
-        probe_slice_features(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
+        probe_slice_features(older(refuses=lambda spec: True), "v1", DRIVER, NODE)
 
 
 def test_what_a_plugin_has_to_know_is_found_in_one_request(client, server):
@@ -163,9 +169,9 @@ def test_counters_that_have_to_lie_beside_their_devices_are_none_for_us():
     def apart(spec):
         return any("consumesCounters" in device for device in spec["devices"])
 
-    assert probe_device_features(Older(refuses=apart), "v1", DRIVER, NODE) == (True, True, False)
+    assert probe_device_features(older(refuses=apart), "v1", DRIVER, NODE) == (True, True, False)
 
 
 def test_an_api_server_that_takes_no_devices_tells_nothing_about_them():
     with pytest.raises(Refused):
-        probe_device_features(Older(refuses=lambda spec: True), "v1", DRIVER, NODE)
+        probe_device_features(older(refuses=lambda spec: True), "v1", DRIVER, NODE)

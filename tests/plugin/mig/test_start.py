@@ -3,13 +3,12 @@
 import contextlib
 import threading
 import time
-from typing import cast
+from typing import Any
 
 import pytest
 
 from dra_driver.base.errors import ApiServerError, Unreachable
 from dra_driver.k8s.claims import ClaimRef, ClaimUid
-from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mig_layouts import MigState
@@ -144,14 +143,15 @@ class Away:
 
 def around(tmp_path, book):
     """A node whose profile has GPUs cut for claims, in an outage."""
-    api, boards = Away(), Boards(Board(HOPPER))
+    boards = Boards(Board(HOPPER))
+    api: Any = Away()
     return MigDependencies(
         node=boards,
         ledger=Ledger(tmp_path / "claims", "boot"),
         book=book,
         apart=MigLocks(Claims().while_free, lambda seconds: contextlib.nullcontext()),
         api=api,
-        labels=NodeLabels(cast(ApiClient, api), "node-1"),
+        labels=NodeLabels(api, "node-1"),
         profile=lambda: DYNAMIC,
         layouts=LayoutCatalog(None),
         features=ApiFeatures,
