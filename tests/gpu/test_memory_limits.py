@@ -77,7 +77,7 @@ def cgroup():
 @pytest.fixture
 def offered(nvml):
     """What the driver offers; the test is skipped where that is nothing."""
-    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).offered()
+    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
     if found.backend is None:
         pytest.skip(f"the driver does not limit memory by cgroup here: {found.reason}")
     return found
@@ -85,7 +85,7 @@ def offered(nvml):
 
 def test_a_driver_says_what_it_offers_or_why_it_does_not(nvml, report):
     version = nvml.system().driver_version
-    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).offered()
+    found = MemoryLimitProbe(nvml, Cgroups(cgroup_root(Path("/")))).support()
     report([f"driver {version}: {found.backend or found.reason}"])
     if version.major < MIN_DRIVER_MAJOR:
         assert found.reason == f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"

@@ -121,7 +121,9 @@ def check_cgroups(host_root: Path) -> Iterator[Finding]:
 
 def check_container_runtime(host_root: Path, runtime_dir: str) -> Iterator[Finding]:
     try:
-        yield container_runtime_finding(ContainerBundles(host_root, runtime_dir).places())
+        yield container_runtime_finding(
+            ContainerBundles(host_root, runtime_dir).runtime_directories()
+        )
     except NodeError as e:
         yield warn(RUNTIME, str(e), "ask as root")
 

@@ -75,10 +75,10 @@ class ContainerBundles:
         self._known: dict[str, Container | NoContainer] = {}  # a bundle's content never changes
 
     def find(self, id_: str) -> Container | NoContainer:
-        """What there is of the container.
+        """The container with that id, or why there is none.
 
         NodeError: it cannot be read now (too many open files, an error of the disk, half written),
-        so it may be one with any claim. To be asked again.
+        so it may have any claim. To be asked again.
         """
         if (known := self._known.get(id_)) is not None:
             return known
@@ -88,7 +88,7 @@ class ContainerBundles:
                 if len(self._known) >= _MOST_REMEMBERED:
                     self._known = {}
                 return self._known.setdefault(id_, _container(id_, config, text))
-        if self.places():
+        if self.runtime_directories():
             return NoContainer.GONE
         if not self._warned:
             self._warned = True
@@ -96,21 +96,20 @@ class ContainerBundles:
         return NoContainer.NOWHERE
 
     def given(self, claim: ClaimUid) -> tuple[Container, ...]:
-        """Those of ``all`` that were given anything of *claim*."""
-        return tuple(one for one in self.all() if claim in one.claims)
+        """The containers of ``all`` that were given *claim*."""
+        return tuple(container for container in self.all() if claim in container.claims)
 
     def all(self) -> tuple[Container, ...]:
         """The containers that have a bundle; some may have ended.
 
-        NodeError: one cannot be read now, so it may be any.
+        NodeError: one of them cannot be read now.
         """
         containers = (self._begun(id_) for id_ in self._ids())
-        return tuple(each for each in containers if isinstance(each, Container))
+        return tuple(container for container in containers if isinstance(container, Container))
 
     def first_process(self, id_: str) -> int | None:
-        """What containerd says is the container's; None: it says nothing. It may have ended.
-
-        NodeError: that cannot be read now.
+        """The number of the container's first process, as containerd wrote it; None: it did not.
+        The process may have ended. NodeError: that cannot be read now.
         """
         for bundle in self._bundles:
             text = _read(self._host_root / bundle.format(id=id_) / _FIRST_PROCESS)
@@ -118,18 +117,18 @@ class ContainerBundles:
                 return int(text)
         return None
 
-    def places(self) -> tuple[str, ...]:
-        """Where containers are found, as the host calls it; none: the runtime is elsewhere.
-
-        NodeError: that cannot be told now.
+    def runtime_directories(self) -> tuple[str, ...]:
+        """The directories with bundles that exist, as the host calls them; none: the runtime is
+        elsewhere. NodeError: they cannot be looked at now.
         """
-        homes = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
-        return tuple(f"/{home}" for home in homes if _is_there(self._host_root / home))
+        directories = sorted({bundle.partition("/{id}")[0] for bundle in self._bundles})
+        return tuple(
+            f"/{directory}" for directory in directories if _is_there(self._host_root / directory)
+        )
 
     def _ids(self) -> list[str]:
-        """Of everything that has a bundle."""
-        homes = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
-        return sorted({id_ for home in homes for id_ in _listed(home)})
+        directories = {self._host_root / bundle.partition("/{id}")[0] for bundle in self._bundles}
+        return sorted({id_ for directory in directories for id_ in _listed(directory)})
 
     def _begun(self, id_: str) -> Container | NoContainer:
         """GONE, too, where it is being made, and no process of it has begun."""
@@ -160,13 +159,13 @@ def _container(id_: str, config: Path, text: bytes) -> Container | NoContainer:
 
 
 def _first(annotations: Mapping[str, str], keys: Sequence[str]) -> str:
-    return next((found for key in keys if (found := annotations.get(key))), "")
+    return next((value for key in keys if (value := annotations.get(key))), "")
 
 
 def _claims(mounts: Sequence[Mapping[str, str]]) -> Iterator[ClaimUid]:
     for mount in mounts:
-        ours = mount["destination"].startswith(f"{METADATA_CONTAINER_DIRECTORY}/")
-        uid = claim_uid_of_file(mount.get("source", "").rpartition("/")[2]) if ours else None
+        is_metadata = mount["destination"].startswith(f"{METADATA_CONTAINER_DIRECTORY}/")
+        uid = claim_uid_of_file(mount.get("source", "").rpartition("/")[2]) if is_metadata else None
         if uid is not None:
             yield uid
 
@@ -217,7 +216,7 @@ _NO_CLAIMS: Final[frozenset[ClaimUid]] = frozenset()
 
 
 class PodContainerCache:
-    """For several threads."""
+    """The containers of pods while they have cgroups, and their claims. For several threads."""
 
     def __init__(self, find: FindContainer) -> None:
         self._find = find
@@ -229,72 +228,82 @@ class PodContainerCache:
 
     @property
     def known(self) -> tuple[Container, ...]:
-        """Those that were given claims: the same object until that changes."""
+        """The containers that were given claims: the same object until that changes."""
         return self._known
 
     @property
     def hidden(self) -> frozenset[PodUid]:
-        """The pods with containers of which nothing could be told, at the last ``learn``."""
+        """The pods with containers of which nothing is known, at the last ``learn``."""
         return self._hidden
 
-    def given(self, container: str) -> frozenset[ClaimUid]:
-        """The claims that *container* was given, as far as known."""
-        found = self._read.get(container)
-        return found.claims if found else _NO_CLAIMS
+    def given(self, container_id: str) -> frozenset[ClaimUid]:
+        """The claims that the container was given, as far as known."""
+        container = self._read.get(container_id)
+        return container.claims if container else _NO_CLAIMS
 
-    def learn(self, look: Callable[[], Mapping[PodUid, Collection[str]]]) -> bool:
-        """Read the containers that are new; *look* says which have cgroups. Those that were there
-        before and went are forgotten: who appears meanwhile is not.
+    def learn(self, list_containers: Callable[[], Mapping[PodUid, Collection[str]]]) -> bool:
+        """Read the containers that are new; *list_containers* says which have cgroups. Containers
+        that were known before and are gone are forgotten; one that appears meanwhile is not.
 
-        False: not all could be read, which may work the next time. What *look* raises is raised,
-        and what was known stays.
+        False: not all could be read, which may work the next time. After an error of
+        *list_containers* everything known stays.
         """
         with self._lock:
             before = frozenset(self._read)
-        there = look()
-        ids = {id_ for containers in there.values() for id_ in containers}
+        by_pod = list_containers()
+        ids = {id_ for containers in by_pod.values() for id_ in containers}
         with self._lock:
             gone = before - ids
-            self._read = {id_: one for id_, one in self._read.items() if id_ not in gone}
+            self._read = {
+                id_: container for id_, container in self._read.items() if id_ not in gone
+            }
             self._hidden = frozenset()
-        read = [self.learn_new(pod, containers) for pod, containers in sorted(there.items())]
+        read = [self.learn_new(pod, containers) for pod, containers in sorted(by_pod.items())]
         self._changed()
         return all(read)
 
     def learn_new(self, pod: PodUid, containers: Collection[str]) -> bool:
         """Read those of *containers* of *pod* that are new. False: not all could be read."""
-        well = True
+        readable = True
         for id_ in sorted(containers):
             try:
-                told = id_ in self._read or self._learn(pod, id_)
+                known = id_ in self._read or self._learn(pod, id_)
             except NodeError as error:
-                self._say(str(error))
-                told = well = False
-            if not told:
+                self._warn(str(error))
+                known = readable = False
+            if not known:
                 with self._lock:
                     self._hidden |= {pod}
         self._changed()
-        return well
+        return readable
 
     def _learn(self, pod: PodUid, id_: str) -> bool:
         """False: nothing is known of it."""
-        found = self._find(id_)
-        if found is NoContainer.GONE or found is NoContainer.NOWHERE:
-            return found is NoContainer.GONE
-        # Of which pod it is, its cgroup says for sure.
-        its = replace(found, pod=Pod(found.pod.name, pod)) if isinstance(found, Container) else None
+        container = self._find(id_)
+        if container is NoContainer.GONE or container is NoContainer.NOWHERE:
+            return container is NoContainer.GONE
+        # The cgroup is what says for sure which pod it is in.
+        remembered = (
+            replace(container, pod=Pod(container.pod.name, pod))
+            if isinstance(container, Container)
+            else None
+        )
         with self._lock:
-            self._read[id_] = its
+            self._read[id_] = remembered
         return True
 
     def _changed(self) -> None:
         with self._lock:
-            given = [one for one in self._read.values() if one is not None and one.claims]
-            known = tuple(sorted(given, key=lambda one: one.id))
-            if known != self._known:
-                self._known = known
+            given = [
+                container
+                for container in self._read.values()
+                if container is not None and container.claims
+            ]
+            claimed = tuple(sorted(given, key=lambda container: container.id))
+            if claimed != self._known:
+                self._known = claimed
 
-    def _say(self, error: str) -> None:
+    def _warn(self, error: str) -> None:
         if error != self._error:
             log.warning("who uses GPU memory is not known: %s", error)
         self._error = error

@@ -34,7 +34,7 @@ _STATE: Final = 3 - 3
 _THREADS: Final = 20 - 3
 _START_TIME: Final = 22 - 3
 _ENDED: Final = ("Z", "X")
-_INIT_OF_A_POD: Final = "pause"  # of a pod whose containers see each other's processes
+_POD_INIT: Final = "pause"  # of a pod whose containers see each other's processes
 
 
 class ContainerProcesses:
@@ -57,11 +57,11 @@ class ContainerProcesses:
         if pid <= 1 or pid == self._own_pid():
             return None
         stat, cgroup = self._read(pid, "stat"), self._read(pid, "cgroup")
-        place = container_of_process(cgroup) if stat and cgroup else None
-        if place is None:
+        container = container_of_process(cgroup) if stat and cgroup else None
+        if container is None:
             return None
         started = int(stat.rpartition(_AFTER_NAME)[2].split()[_START_TIME])
-        return ContainerProcess(pid, started, place.pod, place.container)
+        return ContainerProcess(pid, started, container.pod, container.container)
 
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended. A zombie has, unless some thread of it goes on.
@@ -95,7 +95,7 @@ class ContainerProcesses:
 
     def sees_pods(self) -> bool:
         """Whether processes of other pods can be seen from here at all."""
-        return self._own_pid() != 1 and self._read(1, "comm").strip() != _INIT_OF_A_POD
+        return self._own_pid() != 1 and self._read(1, "comm").strip() != _POD_INIT
 
     def _read(self, pid: int, file: str) -> str:
         """Empty: the process is gone. NodeError: it may be there, and cannot be looked at now."""
@@ -131,13 +131,13 @@ _NOTHING_LISTED: Final = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 def open_pod_processes(host_root: Path, runtime_dir: str) -> "PodProcesses":
-    """Those of this machine. *runtime_dir*: of its container runtime, if not at a usual place."""
+    """*runtime_dir*: the container runtime's state directory, if not at a usual place."""
     containers = ContainerBundles(host_root, runtime_dir)
     return PodProcesses(Cgroups(cgroup_root(host_root)), containers, ContainerProcesses())
 
 
 class PodProcesses:
-    """Looks each time it is asked. What cannot be looked at is a NodeError, and never nobody."""
+    """Reads anew with every call. What cannot be read is a NodeError, and never an empty answer."""
 
     def __init__(
         self, cgroups: Cgroups, containers: ContainerBundles, processes: ContainerProcesses
@@ -147,78 +147,88 @@ class PodProcesses:
         self._processes = processes
 
     def pods_given(self, claim: ClaimRef) -> frozenset[Pod]:
-        """The pods with a container that was given *claim*, by what the runtime keeps of it.
+        """The pods with a container that was given *claim*, by the bundles of containers.
 
-        Those of its namespace: whatever a container of another one mounts is not believed. Of a
-        claim of which only the UID is known, all.
+        Only pods of the claim's namespace: whatever a container of another one mounts is not
+        believed. All pods, where only the UID of the claim is known.
         """
         with disk_call(f"look for containers that were given claim {claim.uid}"):
             containers = self._containers.given(claim.uid)
-        namespaces = {claim.namespace} if claim.namespace else {one.namespace for one in containers}
-        return frozenset(one.pod for one in containers if one.namespace in namespaces)
+        namespaces = (
+            {claim.namespace}
+            if claim.namespace
+            else {container.namespace for container in containers}
+        )
+        return frozenset(
+            container.pod for container in containers if container.namespace in namespaces
+        )
 
     def of(self, pods: Iterable[Pod]) -> tuple[CgroupProcesses, ...]:
-        """The cgroups of *pods* with processes. Where there is no cgroup any more, nobody lives."""
-        in_order = sorted(set(pods))
+        """The cgroups of *pods* with processes. Where there is no cgroup, no process lives."""
+        sorted_pods = sorted(set(pods))
         with disk_call(f"look for processes in {self._cgroups.root}"):
-            places = self._cgroups.pods([pod.uid for pod in in_order])
-            found = (self._in_pod(pod, places[pod.uid]) for pod in in_order if pod.uid in places)
-            inside = tuple(one for its in found for one in its)
-            return (*inside, *self._elsewhere(in_order, places))
+            directories = self._cgroups.pods([pod.uid for pod in sorted_pods])
+            groups = (
+                self._in_pod_cgroup(pod, directories[pod.uid])
+                for pod in sorted_pods
+                if pod.uid in directories
+            )
+            in_pod_cgroups = tuple(processes for group in groups for processes in group)
+            return (*in_pod_cgroups, *self._outside_pod_cgroups(sorted_pods, directories))
 
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended; one that is not seen from here (0) has not."""
         return pid == 0 or self._processes.lives(pid)
 
-    def _in_pod(self, pod: Pod, place: Path) -> Iterator[CgroupProcesses]:
-        containers = tuple(container_cgroups(place))
+    def _in_pod_cgroup(self, pod: Pod, directory: Path) -> Iterator[CgroupProcesses]:
+        containers = tuple(container_cgroups(directory))
         for container, cgroup in containers:
             if pids := _processes_in(cgroup):
                 yield CgroupProcesses(pod, self._claims(container), pids)
-        if pids := _processes_in(place, {cgroup for _, cgroup in containers}):
+        if pids := _processes_in(directory, {cgroup for _, cgroup in containers}):
             yield CgroupProcesses(pod, frozenset(), pids)
 
-    def _elsewhere(
-        self, pods: Iterable[Pod], places: Mapping[PodUid, Path]
+    def _outside_pod_cgroups(
+        self, pods: Iterable[Pod], directories: Mapping[PodUid, Path]
     ) -> Iterator[CgroupProcesses]:
-        """Of containers with claims whose cgroups are not in their pods', as with a runtime on
-        cgroupfs under a kubelet on systemd: their first processes, if they live."""
-        wanted = {pod.uid: pod for pod in pods}
-        for one in self._containers.all():
-            pod, place = wanted.get(one.pod.uid), places.get(one.pod.uid)
+        """The first processes of containers with claims whose cgroups are not in their pods', as
+        with a runtime on cgroupfs under a kubelet on systemd."""
+        by_uid = {pod.uid: pod for pod in pods}
+        for container in self._containers.all():
+            pod, directory = by_uid.get(container.pod.uid), directories.get(container.pod.uid)
             if (
                 pod is None
-                or not one.claims
-                or (place and one.id in dict(container_cgroups(place)))
+                or not container.claims
+                or (directory and container.id in dict(container_cgroups(directory)))
             ):
                 continue
-            pid = self._containers.first_process(one.id)
+            pid = self._containers.first_process(container.id)
             process = self._processes.find(pid) if pid is not None else None
-            if process is not None and process.container == one.id:
-                yield CgroupProcesses(pod, one.claims, (process.pid,))
+            if process is not None and process.container == container.id:
+                yield CgroupProcesses(pod, container.claims, (process.pid,))
 
-    def _claims(self, container: str) -> frozenset[ClaimUid] | None:
-        found = self._containers.find(container)
-        if isinstance(found, Container):
-            return found.claims
-        return frozenset() if found is NoContainer.SANDBOX else None
+    def _claims(self, container_id: str) -> frozenset[ClaimUid] | None:
+        container = self._containers.find(container_id)
+        if isinstance(container, Container):
+            return container.claims
+        return frozenset() if container is NoContainer.SANDBOX else None
 
 
-def _processes_in(cgroup: Path, leaving_out: Collection[Path] = ()) -> tuple[int, ...]:
+def _processes_in(cgroup: Path, excluded: Collection[Path] = ()) -> tuple[int, ...]:
     """The numbers of all processes in *cgroup* and below it."""
-    found: list[int] = []
-    waiting, looked_at = [cgroup], 0
-    while waiting:
-        one = waiting.pop()
-        found += _listed(one)
-        waiting += (path for path in subdirectories(one) if path not in leaving_out)
-        looked_at += 1
-        if max(looked_at, len(found)) > _MAX_PROCESSES:
+    pids: list[int] = []
+    pending, seen_directories = [cgroup], 0
+    while pending:
+        directory = pending.pop()
+        pids += _listed(directory)
+        pending += (path for path in subdirectories(directory) if path not in excluded)
+        seen_directories += 1
+        if max(seen_directories, len(pids)) > _MAX_PROCESSES:
             raise NodeError(
                 f"who runs in {cgroup} cannot be told: "
                 f"more than {_MAX_PROCESSES} processes or cgroups"
             )
-    return tuple(sorted(found))
+    return tuple(sorted(pids))
 
 
 def _listed(cgroup: Path) -> list[int]:

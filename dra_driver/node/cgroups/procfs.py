@@ -48,8 +48,8 @@ def read_proc_file(proc: Path | str, process: int | str, file: str) -> bytes:
 
 def nul_separated(content: bytes, file: str) -> list[bytes]:
     """The entries of a ``cmdline`` or an ``environ``, without one that was cut."""
-    found = content.split(b"\0")
-    return found[:-1] if len(content) >= _MAX_BYTES[file] else found
+    entries = content.split(b"\0")
+    return entries[:-1] if len(content) >= _MAX_BYTES[file] else entries
 
 
 def printable(name: str) -> str:
@@ -58,7 +58,9 @@ def printable(name: str) -> str:
     >>> printable("python\\n\\x1b[31m")
     'python??[31m'
     """
-    return "".join(one if one.isprintable() else "?" for one in name[:_MAX_SHOWN_CHARS])
+    return "".join(
+        character if character.isprintable() else "?" for character in name[:_MAX_SHOWN_CHARS]
+    )
 
 
 def device_number_of(path: str) -> tuple[int, int] | None:
@@ -67,11 +69,11 @@ def device_number_of(path: str) -> tuple[int, int] | None:
 
     A file of a server that does not answer (NFS) is not asked for, as stat() would.
     """
-    found = ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
     flags = _AT_NO_AUTOMOUNT | _AT_STATX_DONT_SYNC
-    if _statx is None or _statx(_AT_FDCWD, os.fsencode(path), flags, _STATX_TYPE, found):
+    if _statx is None or _statx(_AT_FDCWD, os.fsencode(path), flags, _STATX_TYPE, buffer):
         return None
-    mode, major, minor = (_number(found.raw[part]) for part in (_MODE, _MAJOR, _MINOR))
+    mode, major, minor = (_number(buffer.raw[part]) for part in (_MODE, _MAJOR, _MINOR))
     return (major, minor) if stat.S_ISCHR(mode) else None
 
 

@@ -66,27 +66,27 @@ def container_of_process(text_of_proc_cgroup: str) -> ContainerRef | None:
 
 def _container_ref(path: str) -> ContainerRef | None:
     parts = path.strip("/").split("/")
-    for at, part in enumerate(parts):
-        if both := _POD_AND_CONTAINER.fullmatch(part):
-            return ContainerRef(_uid(both["uid"]), both["id"])
-        if pod := pod_uid_of(part, parts[at - 1] if at else ""):
-            container = container_id_of(parts[at + 1]) if at + 1 < len(parts) else None
-            return ContainerRef(pod, container) if container else None
+    for index, part in enumerate(parts):
+        if combined := _POD_AND_CONTAINER.fullmatch(part):
+            return ContainerRef(_uid(combined["uid"]), combined["id"])
+        if pod_uid := pod_uid_of(part, parts[index - 1] if index else ""):
+            container = container_id_of(parts[index + 1]) if index + 1 < len(parts) else None
+            return ContainerRef(pod_uid, container) if container else None
     return None
 
 
 def pod_uid_of(name: str, parent: str) -> PodUid | None:
     """The pod whose directory is called *name* inside *parent*."""
-    if found := _POD_SLICE.fullmatch(name):
-        return _uid(found["uid"])
-    found = _POD.fullmatch(name) if parent in _ABOVE_A_POD else None
-    return _uid(found["uid"]) if found else None
+    if match := _POD_SLICE.fullmatch(name):
+        return _uid(match["uid"])
+    match = _POD.fullmatch(name) if parent in _ABOVE_A_POD else None
+    return _uid(match["uid"]) if match else None
 
 
 def container_id_of(name: str) -> str | None:
     """The id of the container whose directory is called *name* inside its pod's."""
-    found = None if name.startswith(_MONITOR) else _CONTAINER.fullmatch(name)
-    return found["id"] if found else None
+    match = None if name.startswith(_MONITOR) else _CONTAINER.fullmatch(name)
+    return match["id"] if match else None
 
 
 def _uid(written: str) -> PodUid:
@@ -119,7 +119,7 @@ class Cgroups:
         self.root = root
         self.make = make
         self.remove = remove
-        self._found: tuple[Path, ...] = ()  # where pods are: kubepods, kubepods.slice
+        self._kubepods: tuple[Path, ...] = ()  # where pods are: kubepods, kubepods.slice
 
     @property
     def unified(self) -> bool:
@@ -140,8 +140,10 @@ class Cgroups:
     def pods(self, pods: Iterable[PodUid]) -> Mapping[PodUid, Path]:
         """The directories of those of *pods* that have one."""
         levels = self.levels()
-        found = ((pod, _pod_directory(levels, pod)) for pod in pods if re.fullmatch(_UID, pod))
-        return {pod: directory for pod, directory in found if directory is not None}
+        directories = (
+            (pod, _pod_directory(levels, pod)) for pod in pods if re.fullmatch(_UID, pod)
+        )
+        return {pod: directory for pod, directory in directories if directory is not None}
 
     def all_pods(self) -> Mapping[PodUid, Path]:
         """The directory of every pod of this node."""
@@ -155,9 +157,9 @@ class Cgroups:
     def levels(self) -> tuple[Path, ...]:
         """The directories in which those of pods appear, one for each QoS class, as far as they
         are there."""
-        if not self._found or not all(map(_is_there, self._found)):
-            self._found = tuple(_find_pods(self.root if self.unified else None, self.root))
-        levels = (level for base in self._found for level in (base, *_classes(base)))
+        if not self._kubepods or not all(map(_is_there, self._kubepods)):
+            self._kubepods = tuple(_find_pods(self.root if self.unified else None, self.root))
+        levels = (level for base in self._kubepods for level in (base, *_classes(base)))
         return tuple(level for level in levels if _is_there(level))
 
 
@@ -175,11 +177,13 @@ def subdirectories(directory: Path) -> list[Path]:
     """Those directly in *directory*; none where that is not there. NodeError: not known now."""
     try:
         with os.scandir(directory) as entries:
-            return sorted(Path(one.path) for one in entries if one.is_dir(follow_symlinks=False))
+            return sorted(
+                Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise _is_runtime_helper(directory, error) from error
+        raise _unreadable(directory, error) from error
 
 
 def _find_pods(unified: Path | None, root: Path) -> Iterator[Path]:
@@ -196,10 +200,10 @@ def _is_there(directory: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
-        raise _is_runtime_helper(directory, error) from error
+        raise _unreadable(directory, error) from error
 
 
-def _is_runtime_helper(directory: Path, error: OSError) -> NodeError:
+def _unreadable(directory: Path, error: OSError) -> NodeError:
     return NodeError(
         f"the cgroups in {directory} cannot be looked at now: {error.strerror}; it is tried again"
     )

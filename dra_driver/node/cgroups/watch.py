@@ -34,15 +34,15 @@ _BUFFER: Final = 65536
 class DirectoryWatcher:
     """Watches directories on a thread of its own, which there is once something is watched."""
 
-    def __init__(self, told: OnDirectory) -> None:
-        """*told* is called on that thread; what it raises is logged."""
-        self._told = told
+    def __init__(self, on_directory: OnDirectory) -> None:
+        """*on_directory* is called on that thread; what it raises is logged."""
+        self._callback = on_directory
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._lock = threading.Lock()
         self._inotify: int | None = None
         self._wake: int | None = None  # an eventfd that ends the thread
         self._watches: dict[Path, int] = {}
-        self._places: dict[int, Path] = {}
+        self._directories: dict[int, Path] = {}
         self._failed: set[int] = set()
 
     def watch(self, directory: Path) -> bool:
@@ -63,14 +63,14 @@ class DirectoryWatcher:
                 self._log_once("a directory is not watched", directory)
                 return False
             self._watches[directory] = watch
-            self._places[watch] = directory
+            self._directories[watch] = directory
             return True
 
     def unwatch(self, directory: Path) -> None:
         """No longer tell of *directory*."""
         with self._lock:
             if (watch := self._watches.pop(directory, None)) is not None:
-                self._places.pop(watch, None)
+                self._directories.pop(watch, None)
                 self._libc.inotify_rm_watch(self._inotify, watch)  # fails where it went by itself
 
     def watched(self) -> frozenset[Path]:
@@ -84,7 +84,7 @@ class DirectoryWatcher:
             if self._wake is not None:
                 os.eventfd_write(self._wake, 1)
             self._inotify = self._wake = None
-            self._watches, self._places = {}, {}
+            self._watches, self._directories = {}, {}
 
     def _start(self) -> bool:
         inotify = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -103,52 +103,52 @@ class DirectoryWatcher:
         poll.register(wake, select.POLLIN)
         try:
             while not any(ready == wake for ready, _ in poll.poll()):
-                for watch, happened, name in _events(os.read(inotify, _BUFFER)):
-                    self._happened(watch, happened, name)
+                for watch, mask, name in _events(os.read(inotify, _BUFFER)):
+                    self._handle(watch, mask, name)
         finally:
             os.close(inotify)
             os.close(wake)
 
-    def _happened(self, watch: int, happened: int, name: str) -> None:
-        if happened & _OVERFLOW:  # some events are lost: whatever is there may be new
+    def _handle(self, watch: int, mask: int, name: str) -> None:
+        if mask & _OVERFLOW:  # some events are lost: whatever is there may be new
             for directory in self.watched():
-                for known in _directories(directory):
-                    self._tell(directory, known)
+                for name_there in _directories(directory):
+                    self._call(directory, name_there)
             return
         with self._lock:
-            place = self._places.get(watch)
-            if place is not None and happened & _IGNORED:
-                del self._places[watch], self._watches[place]
-        if place is not None and happened & _APPEARED and happened & _DIRECTORY:
-            self._tell(place, name)
+            place = self._directories.get(watch)
+            if place is not None and mask & _IGNORED:
+                del self._directories[watch], self._watches[place]
+        if place is not None and mask & _APPEARED and mask & _DIRECTORY:
+            self._call(place, name)
 
     def _log_once(self, message: str, directory: Path | None = None) -> None:
         if (number := ctypes.get_errno()) not in self._failed:  # of each kind
             self._failed.add(number)
-            what = {"directory": str(directory), "error": os.strerror(number)}
-            log.warning(message, extra=what)
+            facts = {"directory": str(directory), "error": os.strerror(number)}
+            log.warning(message, extra=facts)
 
-    def _tell(self, directory: Path, name: str) -> None:
+    def _call(self, directory: Path, name: str) -> None:
         try:
-            self._told(directory, name)
+            self._callback(directory, name)
         except Exception:
             # Whatever is wrong with one, the next may be well.
             log.exception("a new directory was not dealt with", extra={"directory": name})
 
 
 def _events(raw: bytes) -> Iterator[tuple[int, int, str]]:
-    at = 0
-    while at < len(raw):
-        watch, happened, _, length = _EVENT.unpack_from(raw, at)
-        at += _EVENT.size
-        yield watch, happened, os.fsdecode(raw[at : at + length].rstrip(b"\0"))
-        at += length
+    offset = 0
+    while offset < len(raw):
+        watch, mask, _, length = _EVENT.unpack_from(raw, offset)
+        offset += _EVENT.size
+        yield watch, mask, os.fsdecode(raw[offset : offset + length].rstrip(b"\0"))
+        offset += length
 
 
 def _directories(directory: Path) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            return sorted(one.name for one in entries if one.is_dir(follow_symlinks=False))
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
 
@@ -198,10 +198,10 @@ id), or one inside that (None)."""
 class PodCgroupWatcher:
     """Watches the directories of pods, and those in which pods appear."""
 
-    def __init__(self, cgroups: Cgroups, told: OnPodCgroup) -> None:
-        """*told* is called on a thread of its own."""
+    def __init__(self, cgroups: Cgroups, on_pod_cgroup: OnPodCgroup) -> None:
+        """*on_pod_cgroup* is called on a thread of its own."""
         self._cgroups = cgroups
-        self._told = told
+        self._callback = on_pod_cgroup
         self._new = DirectoryWatcher(self._appeared)
         self._lock = threading.Lock()
         self._pods: dict[Path, PodUid] = {}  # by the directory that is watched
@@ -244,8 +244,8 @@ class PodCgroupWatcher:
     def _keep(self, levels: tuple[Path, ...]) -> None:
         with self._lock:
             self._pods = {path: pod for path, pod in self._pods.items() if os.path.isdir(path)}
-            wanted = {*self._pods, *levels}
-        for directory in self._new.watched() - wanted:
+            kept = {*self._pods, *levels}
+        for directory in self._new.watched() - kept:
             self._new.unwatch(directory)
 
     def _watch(self, directory: Path) -> None:
@@ -257,9 +257,9 @@ class PodCgroupWatcher:
             pod = self._pods.get(directory)
         if pod is not None:
             if (container := container_id_of(name)) or name == INNER_CGROUP:
-                self._told(pod, container)
-        elif (new := pod_uid_of(name, directory.name)) is not None:
-            self.watch(directory / name, new)
-            self._told(new, None)
+                self._callback(pod, container)
+        elif (new_pod := pod_uid_of(name, directory.name)) is not None:
+            self.watch(directory / name, new_pod)
+            self._callback(new_pod, None)
         else:
             self._missed = True  # it may be the one of a QoS class, in which pods will appear

@@ -47,115 +47,121 @@ _RECHECK_SECONDS: Final = 60.0
 class _AppliedLimit:
     memory_bytes: int
     inode: int  # a cgroup of the same name may be another one
-    until: float  # when it is looked at again
+    next_check: float  # when it is looked at again
     problem: str = ""
 
 
 class GpuMemoryLimits:
-    """What is wanted of one GPU, and what was done about it. Not for several threads at once."""
+    """The limits that one GPU should have, and those that were set. For one thread at a time."""
 
     def __init__(self, nvml: Nvml, gpu: GpuUuid, clock: Callable[[], float]) -> None:
         self.shares: dict[PodUid, PodMemoryShare] = {}
         self._nvml = nvml
         self._gpu = gpu
         self._clock = clock
-        self._done: dict[Path, _AppliedLimit] = {}
+        self._applied: dict[Path, _AppliedLimit] = {}
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is wanted and nothing has to be taken away."""
-        return not self.shares and not self._done
+        """Whether there is no limit to set and none to remove."""
+        return not self.shares and not self._applied
 
     @property
-    def due(self) -> float:
-        """When something is to be looked at again, on the clock."""
-        return min((done.until for done in self._done.values()), default=math.inf)
+    def next_check(self) -> float:
+        """When a limit is to be read again, on the clock."""
+        return min((applied.next_check for applied in self._applied.values()), default=math.inf)
 
     def forget(self) -> None:
-        """There is no driver any more that would know of it."""
-        self._done.clear()
+        """The driver that kept the limits is gone."""
+        self._applied.clear()
 
     def limit(self, cgroup: Path, memory_bytes: int) -> str:
-        """See to it that *cgroup* has this limit. Answers with what is wrong, if something is.
+        """See to it that *cgroup* has this limit. Answers with the problem, or an empty string.
 
         A cgroup that goes meanwhile needs no limit.
         """
         try:
             inode = os.stat(cgroup).st_ino
         except OSError:
-            self._done.pop(cgroup, None)
+            self._applied.pop(cgroup, None)
             return ""
-        before = self._done.get(cgroup)
-        known = before is not None and (before.memory_bytes, before.inode) == (memory_bytes, inode)
-        if before is not None and known and self._clock() < before.until:
+        before = self._applied.get(cgroup)
+        same = (memory_bytes, inode)
+        unchanged = before is not None and (before.memory_bytes, before.inode) == same
+        if before is not None and unchanged and self._clock() < before.next_check:
             return before.problem
-        problem = self._attempt(cgroup, memory_bytes, known and not (before and before.problem))
+        problem = self._attempt(cgroup, memory_bytes, unchanged and not (before and before.problem))
         if problem and not cgroup.is_dir():
-            self._done.pop(cgroup, None)
+            self._applied.pop(cgroup, None)
             return ""
-        self._say(cgroup, problem, before)
+        self._warn(cgroup, problem, before)
         until = self._clock() + _RECHECK_SECONDS
-        self._done[cgroup] = _AppliedLimit(memory_bytes, inode, until, problem)
+        self._applied[cgroup] = _AppliedLimit(memory_bytes, inode, until, problem)
         return problem
 
-    def clear_others(self, wanted: Collection[Path]) -> None:
-        """Take away every limit of ours but those of *wanted*."""
-        for cgroup in sorted(self._done.keys() - set(wanted), reverse=True):  # what is inside first
+    def clear_others(self, kept: Collection[Path]) -> None:
+        """Remove every limit of ours but those of *kept*."""
+        others = self._applied.keys() - set(kept)
+        for cgroup in sorted(others, reverse=True):  # what is inside first
             self.clear(cgroup)
 
     def clear(self, cgroup: Path) -> None:
-        """Take away the limits of *cgroup* and of what is in it, if they are there."""
-        inside = [path for path in self._done if path.is_relative_to(cgroup) and path != cgroup]
+        """Remove the limits of *cgroup* and of what is in it, if there are any."""
+        inside = [path for path in self._applied if path.is_relative_to(cgroup) and path != cgroup]
         for path in (*sorted(inside, reverse=True), cgroup):  # what is inside first
-            before = self._done.get(path)
+            before = self._applied.get(path)
             if not path.is_dir():
-                self._done.pop(path, None)
-            elif before is None or not before.problem or self._clock() >= before.until:
-                self._take_away(path, before)
+                self._applied.pop(path, None)
+            elif before is None or not before.problem or self._clock() >= before.next_check:
+                self._remove(path, before)
 
-    def set_here(self, cgroup: Path) -> bool:
+    def has_limit(self, cgroup: Path) -> bool:
         """Whether a limit of ours was set on *cgroup*."""
-        return cgroup in self._done
+        return cgroup in self._applied
 
-    def _attempt(self, cgroup: Path, memory_bytes: int, there: bool) -> str:
+    def _attempt(self, cgroup: Path, memory_bytes: int, applied: bool) -> str:
         try:
-            if there:
-                found = get_memory_limit(self._nvml, self._gpu, cgroup).hard_bytes
-                if same_limit(found, memory_bytes):
+            if applied:
+                current_bytes = get_memory_limit(self._nvml, self._gpu, cgroup).hard_bytes
+                if same_limit(current_bytes, memory_bytes):
                     return ""
-                log.warning("a GPU memory limit was lost: it is set again", extra=self._at(cgroup))
+                log.warning(
+                    "a GPU memory limit was lost: it is set again", extra=self._facts(cgroup)
+                )
             apply_limit(self._nvml, self._gpu, cgroup, memory_bytes)
         except NodeError as error:
             return str(error)
         return ""
 
-    def _take_away(self, cgroup: Path, before: _AppliedLimit | None) -> None:
+    def _remove(self, cgroup: Path, before: _AppliedLimit | None) -> None:
         try:
-            if cgroup.parent in self._done:  # which keeps its limit, and that may be the answer
+            if cgroup.parent in self._applied:  # which keeps its limit, and that may be the answer
                 set_memory_limit(self._nvml, self._gpu, cgroup, None)
             else:
                 apply_limit(self._nvml, self._gpu, cgroup, None)
         except NodeError as error:
             if not cgroup.is_dir():
-                self._done.pop(cgroup, None)
+                self._applied.pop(cgroup, None)
                 return
-            self._say(cgroup, str(error), before)
+            self._warn(cgroup, str(error), before)
             if before is not None:
                 until = self._clock() + _RECHECK_SECONDS
-                self._done[cgroup] = replace(before, until=until, problem=str(error))
+                self._applied[cgroup] = replace(before, next_check=until, problem=str(error))
             return
-        self._done.pop(cgroup, None)
+        self._applied.pop(cgroup, None)
 
-    def _say(self, cgroup: Path, problem: str, before: _AppliedLimit | None) -> None:
+    def _warn(self, cgroup: Path, problem: str, before: _AppliedLimit | None) -> None:
         if problem and (before is None or problem != before.problem):
-            log.warning("a GPU memory limit is not as wanted: %s", problem, extra=self._at(cgroup))
+            log.warning(
+                "a GPU memory limit is not as wanted: %s", problem, extra=self._facts(cgroup)
+            )
 
-    def _at(self, cgroup: Path) -> dict[str, str]:
+    def _facts(self, cgroup: Path) -> dict[str, str]:
         return {"gpu": self._gpu, "cgroup": str(cgroup)}
 
 
 class PodMemoryLimits:
-    """Changes what one GPU's driver keeps, while nobody else does."""
+    """Changes the limits of one GPU for pods, while no other thread does."""
 
     def __init__(
         self, cgroups: Cgroups, containers: PodContainerCache, directories: PodCgroupWatcher
@@ -167,29 +173,29 @@ class PodMemoryLimits:
     def change(
         self, limits: GpuMemoryLimits, step: SetMemoryLimits, backend: MemoryAccounting
     ) -> Collection[str | None]:
-        """What is wrong with each pod that is limited now; None: it has no directory."""
-        found: list[str | None] = []
-        for one in step.pods:
-            if one.memory_bytes is None:
-                self._clear(limits, one.pod)
+        """The problem of each pod that is limited now, or an empty string; None: no cgroup."""
+        problems: list[str | None] = []
+        for pod_limit in step.pods:
+            if pod_limit.memory_bytes is None:
+                self._clear(limits, pod_limit.pod)
             else:
-                share = _share(limits, step.gpu, one.pod, one.memory_bytes)
-                found.append(self._limit_if_here(limits, share, backend))
-        return found
+                share = _share(limits, step.gpu, pod_limit.pod, pod_limit.memory_bytes)
+                problems.append(self._limit_if_here(limits, share, backend))
+        return problems
 
     def settle(
-        self, limits: GpuMemoryLimits, backend: MemoryAccounting, places: Mapping[PodUid, Path]
+        self, limits: GpuMemoryLimits, backend: MemoryAccounting, directories: Mapping[PodUid, Path]
     ) -> None:
-        """Limit the pods that *limits* wants limited, and no others. *places*: where they are."""
-        wanted: set[Path] = set()
+        """Limit the pods of *limits*, and no others. *directories*: the cgroups of pods."""
+        kept: set[Path] = set()
         for share in limits.shares.values():
-            directory = places.get(share.pod) or self._cgroups.pod(share.pod)
+            directory = directories.get(share.pod) or self._cgroups.pod(share.pod)
             if directory is not None:
-                wanted.update(self._limit_pod(limits, share, directory, backend)[1])
-        limits.clear_others(wanted)
+                kept.update(self._limit_pod(limits, share, directory, backend)[1])
+        limits.clear_others(kept)
 
     def limit(self, limits: GpuMemoryLimits, pod: PodUid, backend: MemoryAccounting) -> None:
-        """Limit what there is of *pod* now, if it is one that *limits* wants limited."""
+        """Limit the cgroups of *pod* that exist now, if it is one of *limits*."""
         share, directory = limits.shares.get(pod), self._cgroups.pod(pod)
         if share and directory:
             self._limit_pod(limits, share, directory, backend)
@@ -204,7 +210,7 @@ class PodMemoryLimits:
         return self._limit_pod(limits, share, directory, backend)[0]
 
     def _clear(self, limits: GpuMemoryLimits, pod: PodUid) -> None:
-        limits.shares = {one: share for one, share in limits.shares.items() if one != pod}
+        limits.shares = {uid: share for uid, share in limits.shares.items() if uid != pod}
         directory = self._cgroups.pod(pod)
         if directory is not None:
             limits.clear(directory)
@@ -216,7 +222,7 @@ class PodMemoryLimits:
         directory: Path,
         backend: MemoryAccounting,
     ) -> tuple[str, set[Path]]:
-        """What is wrong with the pod's own limit, and every cgroup that has one now."""
+        """The problem with the pod's own limit, and every cgroup that has one now."""
         self._directories.watch(directory, share.pod)  # first: no container is missed
         problem = limits.limit(directory, share.memory_bytes or 0)
         limited = {directory}
@@ -228,15 +234,15 @@ class PodMemoryLimits:
         self,
         limits: GpuMemoryLimits,
         share: PodMemoryShare,
-        at: tuple[str, Path],
+        container_cgroup: tuple[str, Path],
         backend: MemoryAccounting,
     ) -> Iterator[Path]:
-        container, leaf = at
+        container, leaf = container_cgroup
         memory_bytes = self._container_bytes(share, container, backend)
         if memory_bytes is None:
             # On misc a limit once set is not taken away below a pod: without it, no limit at all
             # might hold, not the pod's.
-            if backend is MemoryAccounting.MISC and limits.set_here(leaf):
+            if backend is MemoryAccounting.MISC and limits.has_limit(leaf):
                 yield leaf
             return
         limits.limit(leaf, memory_bytes)
@@ -250,18 +256,18 @@ class PodMemoryLimits:
     def _container_bytes(
         self, share: PodMemoryShare, container: str, backend: MemoryAccounting
     ) -> int | None:
-        """The limit of a container's own; None: the pod's is enough."""
-        used, every = self._used_as_far_as_known(share, container), _claims(share)
-        if backend is MemoryAccounting.MISC and used == every:
+        """A container's own limit; None: the pod's is enough."""
+        claims, pod_claims = self._known_claims(share, container), _claims(share)
+        if backend is MemoryAccounting.MISC and claims == pod_claims:
             return None
-        return share.of(used)
+        return share.of(claims)
 
-    def _used_as_far_as_known(self, share: PodMemoryShare, container: str) -> frozenset[ClaimUid]:
+    def _known_claims(self, share: PodMemoryShare, container: str) -> frozenset[ClaimUid]:
         """The claims of *share* that a container uses: all of them, unless some are known."""
-        every = _claims(share)
-        if len(every) == 1:
-            return every
-        return (self._containers.given(container) & every) or every
+        pod_claims = _claims(share)
+        if len(pod_claims) == 1:
+            return pod_claims
+        return (self._containers.given(container) & pod_claims) or pod_claims
 
 
 def _claims(share: PodMemoryShare) -> frozenset[ClaimUid]:
@@ -269,8 +275,8 @@ def _claims(share: PodMemoryShare) -> frozenset[ClaimUid]:
 
 
 def _share(limits: GpuMemoryLimits, gpu: GpuUuid, pod: PodUid, memory_bytes: int) -> PodMemoryShare:
-    """What a step says of a pod. Which of its claims it is for, the next ``settle`` says."""
-    known = limits.shares.get(pod)
-    if known is not None and known.memory_bytes == memory_bytes:
-        return known
+    """The share of a pod that a step limits. The next ``settle`` says for which of its claims."""
+    share = limits.shares.get(pod)
+    if share is not None and share.memory_bytes == memory_bytes:
+        return share
     return PodMemoryShare(pod, gpu, ((ClaimUid(""), memory_bytes),))

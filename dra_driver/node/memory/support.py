@@ -91,9 +91,7 @@ log = logging.getLogger(__name__)
 _TTL_SECONDS: Final = 60.0
 _NOT_READY_SECONDS: Final = 5.0  # a driver that is being loaded has come by then
 _TRIAL: Final = "dra-driver-gpu-trial-"  # and a process's number: an empty cgroup for a moment
-_STALE_TRIAL_SECONDS: Final = (
-    60.0  # a trial that is older was left by a crash: no call takes that long
-)
+_STALE_TRIAL_SECONDS: Final = 60.0  # older ones were left by a crash: no call takes that long
 _TRIAL_BYTES: Final = 1 << 30
 _REMEDIES: Final = {
     NOT_SUPPORTED: "its accounting is off: remove RmMemacctMode=0 from the nvidia module's options",
@@ -120,7 +118,7 @@ class MemoryLimitSupport:
 
 
 class MemoryLimitProbe:
-    """Looks when it is asked, once a minute at most; once in 5 s while the driver is not ready."""
+    """Reads once a minute at most; once in 5 s while the driver is not ready."""
 
     def __init__(
         self, nvml: Nvml, cgroups: Cgroups, clock: Callable[[], float] = time.monotonic
@@ -131,45 +129,45 @@ class MemoryLimitProbe:
         self._lock = threading.Lock()
         self._last: MemoryLimitSupport | None = None
         self._until = 0.0
-        self._session: int | None = None  # of NVML, at the last look
-        self._late = False  # whether NVML did not answer at the last look
+        self._session: int | None = None  # of NVML, at the last read
+        self._timed_out = False  # whether NVML did not answer the last time
 
-    def offered(self) -> MemoryLimitSupport:
-        """What the last look found. It takes as long as NVML's deadlines at most."""
+    def support(self) -> MemoryLimitSupport:
+        """What the driver offered when it was last read; as slow as the deadlines of NVML."""
         with self._lock:
             if self._last is None or self._clock() >= self._until:
-                found, seconds = self._look()
-                if found != self._last:
+                support, seconds = self._read_support()
+                if support != self._last:
                     log.info(
                         "GPU memory limits by cgroup",
-                        extra={"backend": found.backend or "none", "reason": found.reason},
+                        extra={"backend": support.backend or "none", "reason": support.reason},
                     )
-                self._last = found
+                self._last = support
                 self._until = self._clock() + seconds
             return self._last
 
     def known(self) -> MemoryAccounting | None:
-        """What was offered when it was last looked at, without a look where there was one."""
-        return (self._last or self.offered()).backend
+        """What was offered when it was last read; read only where it never was."""
+        return (self._last or self.support()).backend
 
-    def _look(self) -> tuple[MemoryLimitSupport, float]:
-        """What is found now, and for how many seconds that is good enough. That NVML is late once
-        changes nothing: claims would be prepared without a limit, or strict ones be refused."""
-        late, self._late = self._late, False
+    def _read_support(self) -> tuple[MemoryLimitSupport, float]:
+        """What is offered now, and for how many seconds that counts. One timeout of NVML changes
+        nothing: claims would be prepared without a limit, or strict ones be refused."""
+        timed_out_before, self._timed_out = self._timed_out, False
         try:
             system = self._nvml.system()
         except NodeError as error:
-            self._late = isinstance(error, TimedOut)
-            if self._late and not late and self._last and self._last.backend:
+            self._timed_out = isinstance(error, TimedOut)
+            if self._timed_out and not timed_out_before and self._last and self._last.backend:
                 log.warning("NVML is late, and limits are as they were: %s", error)
                 return self._last, _NOT_READY_SECONDS
             return _no_support(error), _NOT_READY_SECONDS
         try:
-            return self._offered_by(system), _TTL_SECONDS
+            return self._support_of(system), _TTL_SECONDS
         except NodeError as error:
             return _no_support(error), _TTL_SECONDS
 
-    def _offered_by(self, system: NvmlSystem) -> MemoryLimitSupport:
+    def _support_of(self, system: NvmlSystem) -> MemoryLimitSupport:
         version, before = system.driver_version, self._session
         self._session = system.session
         if self._last and self._last.backend and system.session == before:
@@ -178,11 +176,11 @@ class MemoryLimitProbe:
             return MemoryLimitSupport(
                 None, f"driver {version} is too old: {MIN_DRIVER_MAJOR} or newer does"
             )
-        if reason := self._lacking():
+        if reason := self._missing():
             return MemoryLimitSupport(None, reason)
         return self._try(self._gpu(system))
 
-    def _lacking(self) -> str:
+    def _missing(self) -> str:
         root = self._cgroups.root
         if not root.is_dir():
             return f"{root} is missing: mount the host's cgroup file system there"
@@ -194,17 +192,17 @@ class MemoryLimitProbe:
 
     def _gpu(self, system: NvmlSystem) -> GpuUuid:
         """One on which it can be tried."""
-        looks = self._nvml.dynamic_states(range(system.gpus)).values()
-        seen = [look for look in looks if not isinstance(look, NodeError)]
-        if not seen:
+        by_index = self._nvml.dynamic_states(range(system.gpus)).values()
+        readings = [reading for reading in by_index if not isinstance(reading, NodeError)]
+        if not readings:
             raise NodeError("no GPU answers")
-        if not (outside := [look.uuid for look in seen if not look.mig_on]):
+        if not (without_mig := [reading.uuid for reading in readings if not reading.mig_on]):
             raise NodeError("every GPU is in MIG mode, which the driver limits no cgroup on")
-        return outside[0]
+        return without_mig[0]
 
     def _try(self, gpu: GpuUuid) -> MemoryLimitSupport:
         """Limit an empty cgroup, read that back, and take it all away."""
-        self._remove_left()
+        self._remove_stale_trials()
         # Several processes may try at a time: two plugins in a rolling update, the doctor.
         trial = self._cgroups.root / f"{_TRIAL}{os.getpid()}"
         try:
@@ -224,11 +222,11 @@ class MemoryLimitProbe:
             with contextlib.suppress(OSError):  # a later look removes it
                 self._cgroups.remove(trial)
 
-    def _remove_left(self) -> None:
-        for left in self._cgroups.root.glob(f"{_TRIAL}*"):
+    def _remove_stale_trials(self) -> None:
+        for trial in self._cgroups.root.glob(f"{_TRIAL}*"):
             with contextlib.suppress(OSError):  # another process was first, or nobody may
-                if time.time() - left.stat().st_mtime > _STALE_TRIAL_SECONDS:
-                    self._cgroups.remove(left)
+                if time.time() - trial.stat().st_mtime > _STALE_TRIAL_SECONDS:
+                    self._cgroups.remove(trial)
 
 
 def _no_support(error: NodeError) -> MemoryLimitSupport:
@@ -237,8 +235,8 @@ def _no_support(error: NodeError) -> MemoryLimitSupport:
 
 
 def _detect_accounting(trial: Path) -> MemoryAccounting:
-    """Who keeps the limit of *trial*. The driver can be told not to use the kernel's dmem, so that
-    its files are there and say nothing."""
+    """Who keeps the limit of *trial*. The driver can be told not to use the kernel's dmem: then
+    the files of dmem are there and empty."""
     try:
         lines = (trial / "dmem.max").read_text().splitlines()
     except OSError:
@@ -250,23 +248,23 @@ def _detect_accounting(trial: Path) -> MemoryAccounting:
 def apply_limit(nvml: Nvml, gpu: GpuUuid, cgroup: Path, hard_bytes: int | None) -> None:
     """Set it and read it back. NodeError: it was refused, or is another now."""
     set_memory_limit(nvml, gpu, cgroup, hard_bytes)
-    found = get_memory_limit(nvml, gpu, cgroup)
-    if not same_limit(found.hard_bytes, hard_bytes):
+    current = get_memory_limit(nvml, gpu, cgroup)
+    if not same_limit(current.hard_bytes, hard_bytes):
         raise NodeError(
             f"GPU {gpu}: {cgroup} was to have {_format_bytes(hard_bytes)} of its memory, "
-            f"the driver left it at {_format_bytes(found.hard_bytes)} "
-            f"({found.used_bytes} bytes are in use)"
+            f"the driver left it at {_format_bytes(current.hard_bytes)} "
+            f"({current.used_bytes} bytes are in use)"
         )
 
 
 _LARGEST_PAGE: Final = 2 << 20  # of a GPU's memory, in which a driver may count
 
 
-def same_limit(found: int | None, wanted: int | None) -> bool:
-    """Whether they are one, as far as a driver that counts in pages can say."""
-    if found is None or wanted is None:
-        return found is wanted
-    return abs(found - wanted) < _LARGEST_PAGE
+def same_limit(current_bytes: int | None, limit_bytes: int | None) -> bool:
+    """Whether they are equal, as far as a driver that counts in pages can say."""
+    if current_bytes is None or limit_bytes is None:
+        return current_bytes is limit_bytes
+    return abs(current_bytes - limit_bytes) < _LARGEST_PAGE
 
 
 def _format_bytes(limit: int | None) -> str:

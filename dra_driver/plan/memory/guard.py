@@ -54,40 +54,42 @@ class ClaimGroup:
 
     @property
     def above(self) -> bool:
-        """Whether they use more than they were given, and somebody is to do something about it."""
+        """Whether they use more than they were given, and their guard is not off."""
         allowed = self.limit_bytes + TOLERANCE_BYTES * len(self.claims)
         return self.used_bytes > allowed and self.guard.policy is not GuardPolicy.OFF
 
 
-def claims_over_limit(look: GpuMemorySample) -> tuple[ClaimGroup, ...]:
+def claims_over_limit(sample: GpuMemorySample) -> tuple[ClaimGroup, ...]:
     """The claims that are certainly above their shares; none is in two of the groups.
 
     A claim that fits its share whatever may be counted is in no group. Fewer claims go before more:
-    whoever is above by itself is judged by its own processes alone, not by those of claims that
-    share a container with it. Claims that remain tied are looked at again when it is below.
+    a claim that is above by itself is judged by its own processes alone, not by those of claims
+    that share a container with it. Claims that remain tied are judged again when it is below.
     """
-    if not look.usages:
+    if not sample.usages:
         return ()
-    found: list[ClaimGroup] = []
+    groups: list[ClaimGroup] = []
     taken: set[ClaimUid] = set()
-    for claims in _suspects(look):
-        if not taken & claims and (group := _group(look, claims)).above:
-            found.append(group)
+    for claims in _suspects(sample):
+        if not taken & claims and (group := _group(sample, claims)).above:
+            groups.append(group)
             taken |= claims
-    return tuple(sorted(found, key=lambda group: group.claims))
+    return tuple(sorted(groups, key=lambda group: group.claims))
 
 
-def _suspects(look: GpuMemorySample) -> list[_Claims]:
-    """The sets of claims that may be above: those of each container, and all that hang together by
-    containers. Every other set would take too long to try where many hang together."""
+def _suspects(sample: GpuMemorySample) -> list[_Claims]:
+    """The sets of claims that may be above: those of each container, and all that are tied by
+    containers. To try every other set would take too long where many are tied."""
     allowed = {
         share.claim.uid: share.memory_bytes + TOLERANCE_BYTES
-        for share in look.shares
+        for share in sample.shares
         if share.memory_bytes is not None
     }
-    limited = [use for use in look.usages if use.claims and allowed.keys() >= use.claims]
+    limited = [use for use in sample.usages if use.claims and allowed.keys() >= use.claims]
     containers = {use.claims for use in _in_doubt(limited, allowed)}
-    return sorted(containers | set(_tied(containers)), key=lambda one: (len(one), sorted(one)))
+    return sorted(
+        containers | set(_tied(containers)), key=lambda claims: (len(claims), sorted(claims))
+    )
 
 
 def _in_doubt(
@@ -106,7 +108,7 @@ def _in_doubt(
 
 
 def _tied(sets: Iterable[_Claims]) -> list[_Claims]:
-    """Claims that hang together by containers that use several of them."""
+    """Claims that are tied by containers that use several of them."""
     tied: list[_Claims] = []
     for claims in sets:
         touching = [group for group in tied if group & claims]
@@ -115,15 +117,15 @@ def _tied(sets: Iterable[_Claims]) -> list[_Claims]:
     return tied
 
 
-def _group(look: GpuMemorySample, claims: _Claims) -> ClaimGroup:
+def _group(sample: GpuMemorySample, claims: _Claims) -> ClaimGroup:
     """Each of *claims* is limited."""
-    shares = sorted((s for s in look.shares if s.claim.uid in claims), key=lambda s: s.claim)
+    shares = sorted((s for s in sample.shares if s.claim.uid in claims), key=lambda s: s.claim)
     return ClaimGroup(
-        gpu=look.gpu,
+        gpu=sample.gpu,
         claims=tuple(share.claim for share in shares),
         limit_bytes=sum(share.memory_bytes or 0 for share in shares),
         guard=mildest_guard(share.guard for share in shares),
-        usages=tuple(use for use in look.usages if use.claims and use.claims <= claims),
+        usages=tuple(use for use in sample.usages if use.claims and use.claims <= claims),
     )
 
 
@@ -168,14 +170,14 @@ GuardAction = LimitExceeded | WarnOverLimit | TerminateProcess | KillProcess
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
-    """One claim on one GPU: its clock, and when it was last said that it is above."""
+    """One claim on one GPU: its clock, and when its last warning was."""
 
     above: bool  # at the last look
     seconds: float  # what the clock shows
-    told: float
+    warned_at: float
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return not self.above and self.seconds <= 0
 
 
@@ -190,116 +192,130 @@ class TerminatingProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuGuardState:
-    """What the guard remembers of one GPU from one look to the next."""
+    """What the guard remembers of one GPU from one sample to the next."""
 
-    at: float  # when it was looked at
+    sampled_at: float  # when it was looked at
     claims: Mapping[ClaimUid, Overuse] = field(default_factory=dict)
-    ending: Mapping[ContainerProcess, TerminatingProcess] = field(default_factory=dict)
+    terminating: Mapping[ContainerProcess, TerminatingProcess] = field(default_factory=dict)
 
 
 GuardState = Mapping[GpuUuid, GpuGuardState]
 
 
 def guard_actions(
-    seen: Sequence[GpuMemorySample], before: GuardState, now: float
+    samples: Sequence[GpuMemorySample], states_before: GuardState, now: float
 ) -> tuple[GuardState, tuple[GuardAction, ...]]:
-    """What is to be done about what was *seen* at *now*, in seconds of any steady clock."""
-    known = {gpu: one for gpu, one in before.items() if now - one.at <= LONGEST_GAP_SECONDS}
+    """What to do about *samples*, taken at *now* in seconds of any steady clock."""
+    states = {
+        gpu: state
+        for gpu, state in states_before.items()
+        if now - state.sampled_at <= LONGEST_GAP_SECONDS
+    }
     actions: list[GuardAction] = []
-    for look in seen:
-        earlier = known.pop(look.gpu, GpuGuardState(now))
-        known[look.gpu], done = _judge(look, earlier, tuple(known.values()), now)
-        actions += done
-    return known, tuple(actions)
+    for sample in samples:
+        previous = states.pop(sample.gpu, GpuGuardState(now))
+        states[sample.gpu], gpu_actions = _judge(sample, previous, tuple(states.values()), now)
+        actions += gpu_actions
+    return states, tuple(actions)
 
 
 def _judge(
-    look: GpuMemorySample, before: GpuGuardState, others: Sequence[GpuGuardState], now: float
+    sample: GpuMemorySample,
+    state_before: GpuGuardState,
+    others: Sequence[GpuGuardState],
+    now: float,
 ) -> tuple[GpuGuardState, list[GuardAction]]:
-    """What to do about one GPU, and what is known of it from now on."""
-    groups = claims_over_limit(look)
-    claims = _below(look, before, now)
+    """The new state of one GPU, and what to do about it."""
+    groups = claims_over_limit(sample)
+    claims = _below(sample, state_before, now)
     actions: list[GuardAction] = []
     for group in groups:
-        said, excursions = _above(group, before, now)
-        actions += said
+        warnings, excursions = _above(group, state_before, now)
+        actions += warnings
         claims |= excursions
-    ending = _still_asked(look, before, claims)
-    asked = _asked((ending, *(one.ending for one in others)))
+    ending = _still_terminating(sample, state_before, claims)
+    asked = _terminating((ending, *(state.terminating for state in others)))
     for group in groups:
-        shown = min(claims[claim.uid].seconds for claim in group.claims)
-        if group.guard.policy is GuardPolicy.KILL and shown >= group.guard.grace_seconds:
-            done, processes = _end(group, asked, now)
-            actions += done
+        elapsed = min(claims[claim.uid].seconds for claim in group.claims)
+        if group.guard.policy is GuardPolicy.KILL and elapsed >= group.guard.grace_seconds:
+            terminations, processes = _end(group, asked, now)
+            actions += terminations
             ending |= processes
     return GpuGuardState(now, claims, ending), actions
 
 
-def _below(look: GpuMemorySample, before: GpuGuardState, now: float) -> dict[ClaimUid, Overuse]:
-    """Every claim as if it were below, for as long as it matters that it was above."""
-    present = {use.process for use in look.usages}
-    gone = (one.claims for process, one in before.ending.items() if process not in present)
+def _below(sample: GpuMemorySample, before: GpuGuardState, now: float) -> dict[ClaimUid, Overuse]:
+    """Every claim as if it were below, as long as it matters that it was above."""
+    present = {use.process for use in sample.usages}
+    gone = (
+        overuse.claims for process, overuse in before.terminating.items() if process not in present
+    )
     settled = frozenset[ClaimUid]().union(*gone)
-    found: dict[ClaimUid, Overuse] = {}
-    for uid, one in before.claims.items():
-        run_back = 0.0 if one.above else now - before.at
-        seconds = 0.0 if uid in settled else max(0.0, one.seconds - run_back)
-        below = Overuse(False, seconds, one.told)
-        if not below.over or now - one.told < _NEW_WARNING_SECONDS:
-            found[uid] = below
-    return found
+    overuses: dict[ClaimUid, Overuse] = {}
+    for uid, overuse in before.claims.items():
+        run_back = 0.0 if overuse.above else now - before.sampled_at
+        seconds = 0.0 if uid in settled else max(0.0, overuse.seconds - run_back)
+        below = Overuse(False, seconds, overuse.warned_at)
+        if not below.is_over or now - overuse.warned_at < _NEW_WARNING_SECONDS:
+            overuses[uid] = below
+    return overuses
 
 
 def _above(
     group: ClaimGroup, before: GpuGuardState, now: float
 ) -> tuple[list[GuardAction], dict[ClaimUid, Overuse]]:
-    """What to say of a group that is above its share, and what the clocks of its claims show."""
+    """The warnings for a group that is above its share, and the clocks of its claims."""
     uids = [claim.uid for claim in group.claims]
-    earlier = {uid: before.claims[uid] for uid in uids if uid in before.claims}
-    goes_on = any(not one.over for one in earlier.values())
-    again = REPEAT_WARNING_SECONDS if goes_on else _NEW_WARNING_SECONDS
-    told = max((one.told for one in earlier.values()), default=None)
+    overuses = {uid: before.claims[uid] for uid in uids if uid in before.claims}
+    goes_on = any(not overuse.is_over for overuse in overuses.values())
+    interval = REPEAT_WARNING_SECONDS if goes_on else _NEW_WARNING_SECONDS
+    last_warned = max((overuse.warned_at for overuse in overuses.values()), default=None)
     actions: list[GuardAction] = [] if goes_on else [LimitExceeded(group)]
-    if told is None or now - told >= again:
+    if last_warned is None or now - last_warned >= interval:
         actions.append(WarnOverLimit(group))
-        told = now
-    passed = now - before.at
-    shown = {uid: one.seconds + (passed if one.above else 0.0) for uid, one in earlier.items()}
-    # Who was above for hours is not to be below for hours before that is forgotten.
-    most = group.guard.grace_seconds
-    return actions, {uid: Overuse(True, min(shown.get(uid, 0.0), most), told) for uid in uids}
-
-
-def _still_asked(
-    look: GpuMemorySample, before: GpuGuardState, claims: Mapping[ClaimUid, Overuse]
-) -> dict[ContainerProcess, TerminatingProcess]:
-    """The processes that were asked to end and are still there, as long as an excursion lasts."""
-    present = {use.process for use in look.usages}
-    lasting = {uid for uid, one in claims.items() if not one.over}
-    return {
-        process: one
-        for process, one in before.ending.items()
-        if process in present and one.claims & lasting
+        last_warned = now
+    since_sample = now - before.sampled_at
+    elapsed = {
+        uid: overuse.seconds + (since_sample if overuse.above else 0.0)
+        for uid, overuse in overuses.items()
+    }
+    # A claim that was above for hours need not be below for hours before that is forgotten.
+    grace_seconds = group.guard.grace_seconds
+    return actions, {
+        uid: Overuse(True, min(elapsed.get(uid, 0.0), grace_seconds), last_warned) for uid in uids
     }
 
 
-def _asked(
+def _still_terminating(
+    sample: GpuMemorySample, before: GpuGuardState, claims: Mapping[ClaimUid, Overuse]
+) -> dict[ContainerProcess, TerminatingProcess]:
+    """The processes that were asked to end and are still there, as long as an overuse lasts."""
+    present = {use.process for use in sample.usages}
+    lasting = {uid for uid, termination in claims.items() if not termination.is_over}
+    return {
+        process: termination
+        for process, termination in before.terminating.items()
+        if process in present and termination.claims & lasting
+    }
+
+
+def _terminating(
     endings: Iterable[Mapping[ContainerProcess, TerminatingProcess]],
 ) -> dict[ContainerProcess, TerminatingProcess]:
-    """All that are to end: who uses several GPUs is asked once and killed once."""
+    """All processes that are to end: one on several GPUs is asked once and killed once."""
     asked: dict[ContainerProcess, TerminatingProcess] = {}
-    for process, one in (item for ending in endings for item in ending.items()):
-        if process not in asked or one.killed:
-            asked[process] = one
+    for process, termination in (item for ending in endings for item in ending.items()):
+        if process not in asked or termination.killed:
+            asked[process] = termination
     return asked
 
 
 def _end(
-    group: ClaimGroup, asked: Mapping[ContainerProcess, TerminatingProcess], now: float
+    group: ClaimGroup, terminating: Mapping[ContainerProcess, TerminatingProcess], now: float
 ) -> tuple[list[GuardAction], dict[ContainerProcess, TerminatingProcess]]:
-    """End the largest process of *group*, one at a time: its memory may be all there was too
-    much. One that cannot even be killed keeps its neighbours alive, since it holds the memory."""
-    under_way = [use for use in group.usages if use.process in asked]
+    """End the largest process of *group*, one at a time: its memory may be all that was too much.
+    A process that cannot be killed keeps its neighbours alive, since it holds the memory."""
+    under_way = [use for use in group.usages if use.process in terminating]
     if not under_way:
         largest = max(group.usages, key=lambda use: (use.memory_bytes or 0, use.process.started))
         return [TerminateProcess(group, largest)], {
@@ -308,9 +324,9 @@ def _end(
     actions: list[GuardAction] = []
     processes: dict[ContainerProcess, TerminatingProcess] = {}
     for use in under_way:
-        one = asked[use.process]
-        if not one.killed and now - one.since >= KILL_AFTER_SECONDS:
+        termination = terminating[use.process]
+        if not termination.killed and now - termination.since >= KILL_AFTER_SECONDS:
             actions.append(KillProcess(group, use))
-            one = replace(one, killed=True)
-        processes[use.process] = one
+            termination = replace(termination, killed=True)
+        processes[use.process] = termination
     return actions, processes

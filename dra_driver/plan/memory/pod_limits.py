@@ -31,23 +31,25 @@ def pod_memory_shares(records: Iterable[ClaimRecord]) -> tuple[PodMemoryShare, .
 
 
 def memory_limit_steps(
-    record: ClaimRecord, others: Iterable[ClaimRecord]
+    record: ClaimRecord, other_records: Iterable[ClaimRecord]
 ) -> tuple[SetMemoryLimits, ...]:
-    """What limits the pods of *record*, with what they hold by *others* already."""
-    rest = [other for other in others if other.claim.uid != record.claim.uid]
+    """What limits the pods of *record*, with what they hold by other records already."""
+    others = [other for other in other_records if other.claim.uid != record.claim.uid]
     strict = {gpu for gpu, holdings in _by_gpu(record).items() if _strict(holdings)}
-    return _steps(record, pod_memory_shares((record, *rest)), pod_memory_shares(rest), strict)
+    return _steps(record, pod_memory_shares((record, *others)), pod_memory_shares(others), strict)
 
 
 def restored_memory_limit_steps(
-    record: ClaimRecord, others: Iterable[ClaimRecord]
+    record: ClaimRecord, other_records: Iterable[ClaimRecord]
 ) -> tuple[SetMemoryLimits, ...]:
-    """What limits the pods of *record* once it is gone: to what they hold by *others*, or not.
+    """What limits the pods of *record*, once it is gone, to what they hold by other records.
 
-    Never strict: a claim is given back also where its limit cannot be taken away.
+    Never strict: a claim is given back also where its limit cannot be removed.
     """
-    rest = [other for other in others if other.claim.uid != record.claim.uid]
-    return _steps(record, pod_memory_shares(rest), pod_memory_shares((record, *rest)), frozenset())
+    others = [other for other in other_records if other.claim.uid != record.claim.uid]
+    return _steps(
+        record, pod_memory_shares(others), pod_memory_shares((record, *others)), frozenset()
+    )
 
 
 def _steps(
@@ -57,13 +59,13 @@ def _steps(
     strict: Iterable[GpuUuid],
 ) -> tuple[SetMemoryLimits, ...]:
     """A step for each of the record's GPUs where one of its pods is limited before or after."""
-    wanted = _limits(after)
-    limited = wanted.keys() | _limits(before).keys()
+    limits = _limits(after)
+    limited = limits.keys() | _limits(before).keys()
     steps = []
     for gpu in sorted(_by_gpu(record)):
         pods = tuple(
-            PodMemoryLimit(pod.uid, wanted.get((gpu, pod.uid)))
-            for pod in sorted(record.pods, key=lambda one: one.uid)
+            PodMemoryLimit(pod.uid, limits.get((gpu, pod.uid)))
+            for pod in sorted(record.pods, key=lambda each: each.uid)
             if (gpu, pod.uid) in limited
         )
         if pods:
@@ -77,13 +79,12 @@ def _limits(shares: Iterable[PodMemoryShare]) -> Mapping[tuple[GpuUuid, PodUid],
 
 
 def _by_gpu(record: ClaimRecord) -> Mapping[GpuUuid, list[Holding]]:
-    """What the record holds of each GPU. A holding that does not say of which was written by a
-    release without fractions: it holds a whole GPU, and nobody else does."""
-    found: dict[GpuUuid, list[Holding]] = {}
+    """The holdings of each GPU that are of the GPU itself, not of a partition."""
+    holdings: dict[GpuUuid, list[Holding]] = {}
     for holding in record.holdings:
         if holding.gpu is not None and holding.partition is None and not holding.admin:
-            found.setdefault(holding.gpu, []).append(holding)
-    return found
+            holdings.setdefault(holding.gpu, []).append(holding)
+    return holdings
 
 
 def _memory_bytes(holdings: Sequence[Holding]) -> int | None:

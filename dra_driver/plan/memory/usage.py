@@ -52,9 +52,9 @@ def mildest_guard(guards: Iterable[GuardRules]) -> GuardRules:
 
     What happens to a process must be allowed by each claim that it may be of.
     """
-    several = tuple(guards)
-    policy = min((guard.policy for guard in several), key=_MILDEST_FIRST.index)
-    return GuardRules(policy, max(guard.grace_seconds for guard in several))
+    every_guard = tuple(guards)
+    policy = min((guard.policy for guard in every_guard), key=_MILDEST_FIRST.index)
+    return GuardRules(policy, max(guard.grace_seconds for guard in every_guard))
 
 
 def memory_shares(records: Sequence[ClaimRecord]) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
@@ -65,11 +65,15 @@ def memory_shares(records: Sequence[ClaimRecord]) -> Mapping[GpuUuid, tuple[Memo
         for holding in record.holdings:
             if (memory := holding.memory_of) is not None:
                 held[memory][record.claim].append(holding)
-    found = {
-        gpu: tuple(_share(claim, pods[claim], its) for claim, its in sorted(claims.items()))
+    shares = {
+        gpu: tuple(
+            _share(claim, pods[claim], gpu_shares) for claim, gpu_shares in sorted(claims.items())
+        )
         for gpu, claims in sorted(held.items())
     }
-    return {gpu: its for gpu, its in found.items() if any(map(_is_guarded, its))}
+    return {
+        gpu: gpu_shares for gpu, gpu_shares in shares.items() if any(map(_is_guarded, gpu_shares))
+    }
 
 
 def instance_names(records: Iterable[ClaimRecord]) -> Mapping[GpuUuid, str]:
@@ -84,12 +88,12 @@ def instance_names(records: Iterable[ClaimRecord]) -> Mapping[GpuUuid, str]:
 
 def pod_claims(records: Iterable[ClaimRecord]) -> Mapping[PodUid, PodClaims]:
     """The pods of these claims."""
-    found: dict[PodUid, PodClaims] = {}
+    by_pod: dict[PodUid, PodClaims] = {}
     for record in records:
         for pod in record.pods:
-            claims = found[pod.uid].claims if pod.uid in found else ()
-            found[pod.uid] = PodClaims(record.claim.namespace, pod.name, (*claims, record.claim))
-    return found
+            claims = by_pod[pod.uid].claims if pod.uid in by_pod else ()
+            by_pod[pod.uid] = PodClaims(record.claim.namespace, pod.name, (*claims, record.claim))
+    return by_pod
 
 
 def container_claims(container: Container | None, holder: PodClaims | None) -> ContainerClaims:
@@ -105,22 +109,27 @@ def container_claims(container: Container | None, holder: PodClaims | None) -> C
 
 
 def possible_owners(
-    gpu_shares: Iterable[MemoryShare], process: ContainerProcess, its: ContainerClaims
+    gpu_shares: Iterable[MemoryShare], process: ContainerProcess, container_claims: ContainerClaims
 ) -> frozenset[ClaimUid]:
     """The claims for which *process* may use the GPU. None: it is nobody's business here.
 
     A process that may be a monitor's is left alone, unless its container surely uses a share.
     """
-    known = [
+    known_shares = [
         share
         for share in gpu_shares
-        if share.claim.uid in its.known and share.claim.namespace == its.namespace
+        if share.claim.uid in container_claims.known
+        and share.claim.namespace == container_claims.namespace
     ]
-    mine = [share for share in gpu_shares if process.pod in share.pods]
-    possible = [share for share in mine if share.claim.uid in its.possible]
-    if all(share.admin for share in known) and any(share.admin for share in possible):
+    pod_shares = [share for share in gpu_shares if process.pod in share.pods]
+    possible_shares = [
+        share for share in pod_shares if share.claim.uid in container_claims.possible
+    ]
+    if all(share.admin for share in known_shares) and any(share.admin for share in possible_shares):
         return frozenset()
-    return frozenset(share.claim.uid for share in (*known, *possible) if not share.admin)
+    return frozenset(
+        share.claim.uid for share in (*known_shares, *possible_shares) if not share.admin
+    )
 
 
 def _share(claim: ClaimRef, pods: frozenset[PodUid], holdings: Sequence[Holding]) -> MemoryShare:
@@ -167,21 +176,21 @@ class ClaimMemoryUsage:
     limit_bytes: int
 
 
-def claim_usages(look: GpuMemorySample) -> tuple[ClaimMemoryUsage, ...]:
+def claim_usages(sample: GpuMemorySample) -> tuple[ClaimMemoryUsage, ...]:
     """What every limited claim uses. What may be of several claims is theirs in proportion to their
     shares; what may be of one that nobody limits is nobody's."""
     limits = {
         share.claim.uid: share.memory_bytes
-        for share in look.shares
+        for share in sample.shares
         if share.memory_bytes is not None
     }
     used: dict[ClaimUid, float] = dict.fromkeys(limits, 0.0)
-    for use in look.usages:
-        if limits.keys() >= use.claims and (whole := sum(limits[uid] for uid in use.claims)):
+    for use in sample.usages:
+        if limits.keys() >= use.claims and (total := sum(limits[uid] for uid in use.claims)):
             for uid in use.claims:
-                used[uid] += (use.memory_bytes or 0) * limits[uid] / whole
+                used[uid] += (use.memory_bytes or 0) * limits[uid] / total
     return tuple(
-        ClaimMemoryUsage(look.gpu, share.claim, used[share.claim.uid], share.memory_bytes)
-        for share in look.shares
+        ClaimMemoryUsage(sample.gpu, share.claim, used[share.claim.uid], share.memory_bytes)
+        for share in sample.shares
         if share.memory_bytes is not None
     )

@@ -35,7 +35,7 @@ def start(parts: PluginParts, stack: ExitStack, intervals: MemoryIntervals = _IN
         parts.ledger.records,
         PodResourcesClient(parts.settings.kubelet_dir),
         parts.pods,
-        bundles_hidden=lambda: not containers.places(),
+        bundles_hidden=lambda: not containers.runtime_directories(),
     )
     pod_limits = PodLimits(kubelet_pods.records, parts.claims, parts.prepared_claims, limits)
     processes = ContainerProcesses()

@@ -121,4 +121,4 @@ def test_where_runtimes_keep_bundles_may_be_unreadable(tmp_path):
     link = tmp_path / "run"
     link.symlink_to(link)  # ELOOP, whoever looks
     with pytest.raises(NodeError, match=os.strerror(errno.ELOOP)):
-        ContainerBundles(tmp_path).places()
+        ContainerBundles(tmp_path).runtime_directories()

@@ -39,7 +39,7 @@ def test_who_counts_is_told_apart(tmp_path, backend, controllers):
         backend is MemoryAccounting.MISC
     ):  # with dmem files also where the driver was told not to use them
         (node.tree.root / "cgroup.subtree_control").write_text(controllers)
-    assert looking(node)[0].offered() == MemoryLimitSupport(backend)
+    assert looking(node)[0].support() == MemoryLimitSupport(backend)
     assert [path.name for path in node.tree.root.iterdir() if path.is_dir()] == []
 
 
@@ -53,7 +53,7 @@ def test_who_counts_is_told_apart(tmp_path, backend, controllers):
     ],
 )
 def test_what_is_missing_is_said(tmp_path, fields, reason):
-    offered = looking(LimitedNode(tmp_path, **fields))[0].offered()
+    offered = looking(LimitedNode(tmp_path, **fields))[0].support()
     assert offered.backend is None
     assert reason in offered.reason
 
@@ -61,39 +61,39 @@ def test_what_is_missing_is_said(tmp_path, fields, reason):
 def test_gpus_in_mig_mode_are_passed_over(tmp_path):
     node = LimitedNode(tmp_path)
     node.node.change(gpu=0, mig=True)
-    assert looking(node)[0].offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert looking(node)[0].support() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
     (tmp_path / "all").mkdir()
     node = LimitedNode(tmp_path / "all")
     node.node.change(gpu=0, mig=True)
     node.node.change(gpu=1, mig=True)
-    assert "every GPU is in MIG mode" in looking(node)[0].offered().reason
+    assert "every GPU is in MIG mode" in looking(node)[0].support().reason
 
 
 def test_cgroup_v1_is_said_and_so_is_none_at_all(tmp_path):
     node = LimitedNode(tmp_path)
     (tmp_path / "v1/memory").mkdir(parents=True)
     for root, reason in ((tmp_path / "v1", "is cgroup v1: boot with"), (tmp_path / "x", "missing")):
-        offered = looking(node, Cgroups(root))[0].offered()
+        offered = looking(node, Cgroups(root))[0].support()
         assert (offered.backend, reason in offered.reason) == (None, True)
 
 
 def test_without_a_controller_there_is_nothing(tmp_path):
     node = LimitedNode(tmp_path)
     (node.tree.root / "cgroup.controllers").write_text("cpu memory\n")
-    assert "neither the dmem nor the misc" in looking(node)[0].offered().reason
+    assert "neither the dmem nor the misc" in looking(node)[0].support().reason
 
 
 def test_a_controller_that_is_not_given_on_is_said(tmp_path):
     node = LimitedNode(tmp_path)
     (node.tree.root / "cgroup.subtree_control").write_text("cpu misc\n")
-    assert "add +dmem" in looking(node)[0].offered().reason
+    assert "add +dmem" in looking(node)[0].support().reason
 
 
 def test_without_the_right_to_set_it_is_said(tmp_path):
     node = LimitedNode(tmp_path)
     node.is_root = False
-    assert "run this as root" in looking(node)[0].offered().reason
+    assert "run this as root" in looking(node)[0].support().reason
 
 
 def test_a_cgroup_file_system_that_cannot_be_written_is_said(tmp_path):
@@ -102,7 +102,7 @@ def test_a_cgroup_file_system_that_cannot_be_written_is_said(tmp_path):
     def read_only(path):
         raise OSError(30, "Read-only file system")
 
-    offered = looking(node, Cgroups(node.tree.root, read_only))[0].offered()
+    offered = looking(node, Cgroups(node.tree.root, read_only))[0].support()
     assert "Read-only file system; it has to be mounted writable" in offered.reason
 
 
@@ -115,7 +115,7 @@ def test_each_process_tries_on_a_cgroup_of_its_own(tmp_path):
         return node.tree.make(path)
 
     backend, _ = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
     assert made == [f"dra-driver-gpu-trial-{os.getpid()}"]
 
 
@@ -124,7 +124,7 @@ def test_a_trial_that_a_crash_left_is_removed_and_one_that_goes_on_is_not(tmp_pa
     left = node.tree.make("dra-driver-gpu-trial-1")
     goes_on = node.tree.make("dra-driver-gpu-trial-2")
     os.utime(left, (0.0, time.time() - 61.0))
-    assert looking(node)[0].offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert looking(node)[0].support() == MemoryLimitSupport(MemoryAccounting.DMEM)
     assert not left.exists()
     assert goes_on.exists()
 
@@ -138,7 +138,7 @@ def test_the_trial_goes_without_its_limit(tmp_path, backend):
         kept.append(node.limit(path))
         node.tree.remove(path)
 
-    looking(node, Cgroups(node.tree.root, node.tree.make, remove))[0].offered()
+    looking(node, Cgroups(node.tree.root, node.tree.make, remove))[0].support()
     assert kept == [None]
 
 
@@ -166,15 +166,15 @@ def test_what_was_refused_is_tried_again_after_a_minute(tmp_path, refusal):
     node.nvml.system()
     backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
     assert backend.known() is None
-    first, made = backend.offered(), len(tries)
+    first, made = backend.support(), len(tries)
     node.node.change(memory_limits="dmem", gpus=[h100("1b")])
     assert node.nvml.restart()
     node.is_root = True
     clock.now = 59.9
-    assert backend.offered() == first
+    assert backend.support() == first
     assert len(tries) == made
     clock.now = 60.0
-    backend.offered()
+    backend.support()
     assert len(tries) == made + 1
 
 
@@ -188,19 +188,19 @@ def test_it_is_tried_once_as_long_as_the_driver_is_the_same(tmp_path):
 
     backend, clock = looking(node, Cgroups(node.tree.root, make, node.tree.remove))
     for clock.now in (0.0, 60.0, 3600.0):
-        assert backend.offered().backend is backend.known() is MemoryAccounting.DMEM
+        assert backend.support().backend is backend.known() is MemoryAccounting.DMEM
     assert len(made) == 1
 
 
 def test_a_driver_that_is_not_ready_is_looked_at_again_soon(tmp_path):
     node = LimitedNode(tmp_path, driver="not-loaded")
     backend, clock = looking(node)
-    assert backend.offered().fault
+    assert backend.support().fault
     node.node.change(driver="ready")
     clock.now = 4.9
-    assert backend.offered().fault
+    assert backend.support().fault
     clock.now = 5.0
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
 
 class LateNvml:
@@ -224,16 +224,16 @@ def test_a_driver_that_is_late_once_limits_as_before_and_no_more_when_it_is_late
     nvml: Any = LateNvml(node.nvml)
     clock = Clock()
     backend = MemoryLimitProbe(nvml, node.cgroups, clock)
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
     nvml.late, clock.now = True, 60.0
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
     clock.now = 65.0
-    assert backend.offered().fault
+    assert backend.support().fault
     nvml.late, clock.now = False, 70.0
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
     nvml.late, clock.now = True, 130.0
-    assert backend.offered() == MemoryLimitSupport(MemoryAccounting.DMEM)
+    assert backend.support() == MemoryLimitSupport(MemoryAccounting.DMEM)
 
 
 def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
@@ -241,18 +241,18 @@ def test_a_driver_that_was_never_in_time_limits_nothing(tmp_path):
     nvml: Any = LateNvml(node.nvml)
     nvml.late = True
 
-    assert MemoryLimitProbe(nvml, node.cgroups, Clock()).offered().fault
+    assert MemoryLimitProbe(nvml, node.cgroups, Clock()).support().fault
 
 
 def test_another_driver_is_tried_anew(tmp_path):
     node = LimitedNode(tmp_path)
     backend, clock = looking(node)
-    assert backend.offered().backend is MemoryAccounting.DMEM
+    assert backend.support().backend is MemoryAccounting.DMEM
     node.node.change(driver_version="580.95.05")
     clock.now = 60.0
-    assert "older" in backend.offered().reason or "changed in use" in backend.offered().reason
+    assert "older" in backend.support().reason or "changed in use" in backend.support().reason
     clock.now = 120.0
-    assert "too old" in backend.offered().reason
+    assert "too old" in backend.support().reason
 
 
 def test_a_limit_that_the_driver_left_as_it_was_is_seen(tmp_path):

@@ -808,8 +808,8 @@ def test_a_container_whose_pod_keeps_its_limit_may_show_that_when_its_own_is_gon
 
     limits.clear_others({pod})
     assert driver.limits == {pod: GIB}
-    assert not limits.set_here(leaf)
-    assert not limits.set_here(inner)
+    assert not limits.has_limit(leaf)
+    assert not limits.has_limit(inner)
 
     limits.limit(leaf, GIB)
     limits.limit(inner, GIB)

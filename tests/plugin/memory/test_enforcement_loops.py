@@ -69,7 +69,7 @@ class Plugin:
     def find(self, id_):
         return NoContainer.GONE
 
-    def places(self):
+    def runtime_directories(self):
         return ("/run/containerd",)
 
     def read(self, wanted):
