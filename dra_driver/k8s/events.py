@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from dra_driver.base.errors import DriverError, NotFound, Unreachable
 from dra_driver.k8s.api import Document, KubernetesApi
@@ -54,6 +54,13 @@ class Event:
     about: str  # what it is about; same object, reason and this: one Event that counts
     message: str
     is_warning: bool = True
+
+
+class Events(Protocol):
+    """Where events go; :class:`EventRecorder` is one."""
+
+    def tell(self, event: Event) -> None:
+        """Have *event* written soon. Never waits and never fails."""
 
 
 @dataclass(frozen=True, slots=True)

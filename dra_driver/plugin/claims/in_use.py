@@ -24,7 +24,7 @@ from typing import Final, Protocol
 
 from dra_driver.base.errors import ClaimInUse, DriverError, MigInstanceNotFound
 from dra_driver.k8s.claims import ClaimRef, ClaimUid, Pod, PreparedDevice
-from dra_driver.k8s.events import Event, NodeRef, PodRef
+from dra_driver.k8s.events import Event, Events, NodeRef, PodRef
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.model.records import ClaimRecord
@@ -211,17 +211,11 @@ class ClaimDriver(Protocol):
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
 
 
-class InUseEvents(Protocol):
-    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class InUseListeners:
     """Who is told: *in_use* of each claim that a process still uses."""
 
-    events: InUseEvents
+    events: Events
     node: Callable[[], NodeRef]
     in_use: Callable[[ClaimRef], None]
 

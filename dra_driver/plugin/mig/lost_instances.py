@@ -11,7 +11,7 @@ from typing import Protocol
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import ClaimUid, PodUid
-from dra_driver.k8s.events import Event, PodRef
+from dra_driver.k8s.events import Event, Events, PodRef
 from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.mig.claims import (
@@ -39,12 +39,6 @@ class PreparedClaimUpdater(Protocol):
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None: ...
 
 
-class LostInstanceEvents(Protocol):
-    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 class LostInstanceMetrics(Protocol):
     """Who counts; ``dra_driver.plugin.metrics``."""
 
@@ -64,7 +58,7 @@ class LostInstances:
         node: LostInstanceNode,
         records: Callable[[], Sequence[ClaimRecord]],
         preparer: PreparedClaimUpdater,
-        events: LostInstanceEvents,
+        events: Events,
         observer: LostInstanceMetrics,
     ) -> None:
         """*records* gives the same object again where nothing changed."""

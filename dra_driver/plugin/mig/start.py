@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from api.names import MIG_CONFIG_LABEL, MIG_STATE_LABEL
 from dra_driver.base.errors import ApiServerError, NodeError
 from dra_driver.base.threads import Loop
 from dra_driver.k8s.api import KubernetesApi
-from dra_driver.k8s.events import Event, NodeRef
+from dra_driver.k8s.events import Event, Events, NodeRef
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mig_layouts import MigState
@@ -83,12 +82,6 @@ def start(parts: PluginParts, stack: ExitStack) -> None:
     stack.callback(losses.stop)
 
 
-class MigEvents(Protocol):
-    """Tells of the node without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class MigDependencies:
     """What it is connected with."""
@@ -108,7 +101,7 @@ class MigDependencies:
     changed: Callable[[], None]  # is told that GPUs are others than they were
     published: PublishedSince
     count: Callable[[float], None]  # is told how much is not as it should be
-    events: MigEvents
+    events: Events
 
 
 class MigLoop:
@@ -186,7 +179,7 @@ def last_layout_label(book: RepartitionJournal) -> str | None:
         return None
 
 
-def post_event(events: MigEvents, labels: NodeLabels, news: MigEvent) -> None:
+def post_event(events: Events, labels: NodeLabels, news: MigEvent) -> None:
     """As an event of the Node that *labels* are of."""
     node = NodeRef(labels.node, labels.uid)
     events.tell(Event(node, news.reason, news.about, news.words, not news.is_good))

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from dra_driver.base.errors import NotFound
 from dra_driver.base.threads import BackgroundTask, BackgroundTasks
 from dra_driver.k8s.claims import ClaimUid, PodUid
-from dra_driver.k8s.events import Event, PodRef
+from dra_driver.k8s.events import Event, Events, PodRef
 from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsStatus
@@ -51,19 +51,13 @@ from dra_driver.plugin.process_owners import ProcessOwners, ProcessReport
 log = logging.getLogger(__name__)
 
 
-class MpsBypassEvents(Protocol):
-    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 class MpsBypassDetector:
     """Remembers who was seen since when: a process may only be about to connect."""
 
     def __init__(
         self,
         users: ProcessOwners,
-        events: MpsBypassEvents,
+        events: Events,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._users = users
@@ -134,12 +128,6 @@ class ClaimRecordReader(Protocol):
     def record(self, uid: ClaimUid) -> ClaimRecord | None: ...
 
 
-class UnservedPodEvents(Protocol):
-    """Tells of pods without waiting; ``dra_driver.k8s.events``."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 class UnservedPods:
     """Reads each pod once, beside whoever looks, and is told of changes that others saw; one thread
     at a time may ``look``."""
@@ -148,7 +136,7 @@ class UnservedPods:
         self,
         ledger: ClaimRecordReader,
         pods: JoinedPodSource,
-        events: UnservedPodEvents,
+        events: Events,
         errands: BackgroundTasks,
         clock: Callable[[], float],
     ) -> None:

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from dra_driver.base.errors import NodeError
 from dra_driver.base.threads import BackgroundTask, BackgroundTasks, Loop
 from dra_driver.k8s.claims import ClaimUid, PodUid
-from dra_driver.k8s.events import Event, PodRef
+from dra_driver.k8s.events import Event, Events, PodRef
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName, MpsServerRestart, MpsStatus
 from dra_driver.model.processes import GpuProcess
@@ -48,7 +48,7 @@ from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.partitions import InstanceReader, instance_at
 from dra_driver.plugin.mps import drain, unserved
 from dra_driver.plugin.mps.drain import MpsDrain, PodMpsClients
-from dra_driver.plugin.mps.unserved import MpsBypassDetector, MpsBypassEvents, UnservedPods
+from dra_driver.plugin.mps.unserved import MpsBypassDetector, UnservedPods
 from dra_driver.plugin.process_owners import ProcessOwners
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class MpsDependencies:
     preparer: MpsPreparedClaims
     node: MpsNode
     pods: MpsPodSource
-    events: MpsBypassEvents
+    events: Events
     observer: MpsWatchMetrics
     in_charge: Callable[[], bool]
 
