@@ -74,10 +74,6 @@ place.
 """
 
 
-RunDaemon = Callable[[Command, Path, float], None]
-"""What starts a program that stays, with a timeout for its coming up: :func:`run_daemon`."""
-
-
 def in_chroot(
     host_root: str, root: str, program: str, library_path: str, args: Sequence[str]
 ) -> Command:

@@ -25,7 +25,7 @@ from dra_driver.node.mig.instances import (
 )
 from dra_driver.node.nvml.api import DRIVER_STATE_LOST, IN_USE, NvmlFunctions, nvml_error_code
 from dra_driver.node.nvml.client import Nvml
-from dra_driver.node.nvml.readers import fixed_settings, read_mig_mode
+from dra_driver.node.nvml.readers import guest_restriction, read_mig_mode
 
 
 class GpuMigReader:
@@ -49,7 +49,7 @@ class GpuMigReader:
 
     def fixed(self, gpu: GpuUuid) -> GuestRestriction:
         """What of it nobody can change here."""
-        return self.nvml.on_gpu(gpu, "reading whether it is a virtual machine's", fixed_settings)
+        return self.nvml.on_gpu(gpu, "reading whether it is a virtual machine's", guest_restriction)
 
     def persists(self, gpu: GpuUuid) -> bool:
         """Whether persistence mode is on, as far as that is told."""

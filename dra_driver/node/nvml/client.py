@@ -37,12 +37,11 @@ class NvmlSession:
         """Where NVML lists this GPU, or the GPU of this instance."""
         return self._indices.get(uuid)
 
-    def seen(self, index: int, dynamic: DynamicState) -> None:
-        """What is there no more is forgotten."""
-        for uuid in [uuid for uuid, known in self._indices.items() if known == index]:
-            del self._indices[uuid]
-        self._indices[dynamic.uuid] = index
-        self._indices |= {one.uuid: index for one in dynamic.instances}
+    def update(self, index: int, state: DynamicState) -> None:
+        """The GPU at *index*, and its instances, are what *state* says."""
+        others = {uuid: other for uuid, other in self._indices.items() if other != index}
+        instances = {instance.uuid: index for instance in state.instances}
+        self._indices = others | {state.uuid: index} | instances
 
 
 def describe_gpu(gpu: GpuUuid) -> str:
@@ -50,41 +49,40 @@ def describe_gpu(gpu: GpuUuid) -> str:
     return gpu if is_mig_uuid(gpu) else f"GPU {gpu}"
 
 
-def not_listed_error(gpu: GpuUuid, doing: str) -> NodeError:
+def not_listed_error(gpu: GpuUuid, action: str) -> NodeError:
     """What is raised where NVML does not list it."""
     error = MigInstanceNotFound if is_mig_uuid(gpu) else NodeError
-    return error(f"{describe_gpu(gpu)}, {doing}: NVML does not list it")
+    return error(f"{describe_gpu(gpu)}, {action}: NVML does not list it")
 
 
 log = logging.getLogger(__name__)
 
 
 class ReadGrace:
-    """Those of one session of NVML, by index, at the last look and at this one."""
+    """The GPUs of one NVML session that were late, by index, at the last scan and at this one."""
 
     def __init__(self) -> None:
-        self._before: set[int] = set()
-        self._now: set[int] = set()
+        self._late_before: set[int] = set()
+        self._late_now: set[int] = set()
 
-    def looks(self) -> None:
-        """Another look begins. Who told all in time that it was asked for at the last one is as
-        good as any other."""
-        self._before, self._now = self._now, set()
+    def begin_read(self) -> None:
+        """Another scan begins. A GPU that was in time at the last one is no longer late."""
+        self._late_before, self._late_now = self._late_now, set()
 
-    def excused(self, index: int, error: NodeError, known: Container[int]) -> NodeError:
-        """*error*, unless that is the first look at which a *known* GPU is late: then what is known
-        of it does until the next one."""
+    def excuse(self, index: int, error: NodeError, known: Container[int]) -> NodeError:
+        """*error*, unless this is the first scan at which a GPU of *known* is late: then what is
+        known of it holds until the next one."""
         late = isinstance(error, TimedOut)
         if index not in known or not (late or isinstance(error, GpuBeingChanged)):
             return error
-        if index in self._before:  # one that is not asked, since it is changed, is not in time
-            self._now.add(index)
+        if index in self._late_before:  # one that is not asked, since it is changed, is not in time
+            self._late_now.add(index)
             return error
         if not late:
             return error
-        if index not in self._now:
-            log.warning("a GPU is late, and is what it was at the last look: %s", error)
-        self._now.add(index)
+        if index not in self._late_now:
+            log.warning("a GPU is late, and is what it was at the last scan: %s", error)
+        self._late_now.add(index)
         return GpuBeingChanged(f"{error}; it is late for the first time")
 
 
@@ -127,16 +125,16 @@ def load_nvml(library: Path | None) -> NvmlFunctions:
 
 
 @contextmanager
-def nvml_errors(doing: str) -> Iterator[None]:
+def nvml_errors(action: str) -> Iterator[None]:
     """What NVML raises becomes a NodeError: what was being done, and what to do about it."""
     try:
         yield
     except pynvml.NVMLError as error:
         mend = _REMEDIES.get(error.value)
-        raise NodeError(f"{doing}: NVML says {error}" + (f"; {mend}" if mend else "")) from error
+        raise NodeError(f"{action}: NVML says {error}" + (f"; {mend}" if mend else "")) from error
     except pynvml.NVMLLibraryMismatchError as error:
         raise NodeError(
-            f"{doing}: {error}; {_REMEDIES[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]}"
+            f"{action}: {error}; {_REMEDIES[pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH]}"
         ) from error
 
 
@@ -161,11 +159,14 @@ class Nvml:
         self._start_mig = start_mig
         self._functions: NvmlFunctions | None = None
         self._initialised: NvmlFunctions | None = None  # belongs to the system's thread
-        self._session = 0
+        self._session_number = 0
         self._stale = False
         self._threads = NvmlThreads(deadline_seconds)
-        self._listing, self._late = NvmlSession(self._start_mig()), ReadGrace()  # of this session
-        self._known: NvmlSystem | None = None  # of this session
+        self._session, self._read_grace = (
+            NvmlSession(self._start_mig()),
+            ReadGrace(),
+        )  # of this session
+        self._system: NvmlSystem | None = None  # of this session
         self._gate = threading.Lock()  # nothing is submitted while NVML is stopped and started
 
     def system(self) -> NvmlSystem:
@@ -173,14 +174,14 @@ class Nvml:
         with self._gate:
             if self._functions is None or (self._stale and self._threads.idle):
                 self._start()
-            known = self._known
+            known_system = self._system
             pending = self._threads.read_system("reading the driver", self._read_system)
         try:
-            if known and not pending.wait(self._threads.behind()):
-                return known
+            if known_system and not pending.wait(self._threads.give_up()):
+                return known_system
             return pending.result()
         except NodeError as error:
-            self._judge(error)
+            self._note_error(error)
             raise
 
     def restart(self) -> bool:
@@ -207,70 +208,71 @@ class Nvml:
     def dynamic_states(
         self, indices: Iterable[int], known: Container[int] = ()
     ) -> Mapping[int, DynamicState | NodeError]:
-        """For each NVML index what can change, or why it could not be read. UnderChange: it is
-        *known* from an earlier look, and not now, since a GPU is being changed, or since it is late
+        """For each NVML index what can change, or why it could not be read. GpuBeingChanged: it is
+        *known* from an earlier scan, and not now, since a GPU is being changed, or since it is late
         for the first time."""
-        listing = self._listing
+        session = self._session
         if known:
-            self._late.looks()
-        seen = dict(
-            self._each(
+            self._read_grace.begin_read()
+        states = dict(
+            self._read_gpus(
                 dict.fromkeys(indices, readers.read_dynamic_state), "reading its state", known
             )
         )
-        # The driver tells what is cut of one board after the other, so they are late together.
-        cut = {
-            index: partial(readers.with_mig_instances, listing.mig, one)
-            for index, one in seen.items()
-            if isinstance(one, DynamicState) and one.mig_on
+        # The driver lists partitions of one board after the other, so they are late together.
+        partitioned = {
+            index: partial(readers.with_mig_instances, session.mig, state)
+            for index, state in states.items()
+            if isinstance(state, DynamicState) and state.mig_on
         }
-        seen |= self._each(cut, "reading what is cut of it", known, len(cut))
+        states |= self._read_gpus(partitioned, "reading what is cut of it", known, len(partitioned))
         with self._gate:
-            if listing is self._listing:  # else these may be the indices of other GPUs by now
-                for index, one in seen.items():
-                    if not isinstance(one, NodeError):
-                        listing.seen(index, one)
-        return seen
+            if session is self._session:  # else these may be the indices of other GPUs by now
+                for index, state in states.items():
+                    if not isinstance(state, NodeError):
+                        session.update(index, state)
+        return states
 
     def static_infos(self, indices: Iterable[int], known: Container[int] = ()) -> StaticInfoByIndex:
-        """Like :meth:`glances`, what stays."""
-        read = partial(readers.read_static_info, self._listing.mig)
-        return self._each(dict.fromkeys(indices, read), "reading its properties", known)
+        """Like :meth:`dynamic_states`, what stays the same."""
+        read = partial(readers.read_static_info, self._session.mig)
+        return self._read_gpus(dict.fromkeys(indices, read), "reading its properties", known)
 
     def links(self, indices: Iterable[int], known: Container[int] = ()) -> NvLinksByIndex:
-        """Like :meth:`glances`, the active NVLinks."""
-        return self._each(
+        """Like :meth:`dynamic_states`, the active NVLinks."""
+        return self._read_gpus(
             dict.fromkeys(indices, readers.read_nvlinks), "reading its NVLinks", known
         )
 
     def on_gpu(
         self,
         gpu: GpuUuid,
-        doing: str,
+        action: str,
         call: Callable[[NvmlFunctions, Any], T],
         seconds: float | None = None,
     ) -> T:
         """What *call* answers for *gpu*, or a MIG instance of one, on its GPU's thread.
 
-        *seconds*: it is a change, which may take so long; nothing that is read meanwhile is late by
-        it, of whichever GPU, since the driver may serve one after another.
-        NodeError: also where NVML does not list the GPU. Vanished: it does not list the instance.
+        *seconds*: it is a change, which may take so long; it makes no reading late
+        meanwhile, of any GPU, since the driver may serve one after another.
+        NodeError: also where NVML does not list the GPU. MigInstanceNotFound: it does not list the
+        instance.
         """
-        if (pending := self._submit_by_uuid(gpu, doing, call, seconds)) is None:
+        if (pending := self._submit_by_uuid(gpu, action, call, seconds)) is None:
             self.dynamic_states(range(self.system().gpus))
-            pending = self._submit_by_uuid(gpu, doing, call, seconds)
+            pending = self._submit_by_uuid(gpu, action, call, seconds)
         if pending is None:
-            raise not_listed_error(gpu, doing)
+            raise not_listed_error(gpu, action)
         try:
             return pending.result()
         except NodeError as error:
-            self._judge(error)
+            self._note_error(error)
             raise
 
     def _submit_by_uuid(
         self,
         gpu: GpuUuid,
-        doing: str,
+        action: str,
         call: Callable[[NvmlFunctions, Any], T],
         seconds: float | None,
     ) -> PendingCall[T] | None:
@@ -280,16 +282,16 @@ class Nvml:
             return call(functions, functions.nvmlDeviceGetHandleByUUID(gpu))
 
         with self._gate:
-            if (index := self._listing.index(gpu)) is None:
+            if (index := self._session.index(gpu)) is None:
                 return None
             threads = self._threads
             submit = threads.read if seconds is None else partial(threads.change, seconds=seconds)
-            return self._submit(index, f"{describe_gpu(gpu)}, {doing}", by_uuid, submit)
+            return self._submit(index, f"{describe_gpu(gpu)}, {action}", by_uuid, submit)
 
-    def _each(
+    def _read_gpus(
         self,
         reads: Mapping[int, Callable[[NvmlFunctions, Any], T]],
-        doing: str,
+        action: str,
         known: Container[int],
         boards: int = 0,
     ) -> Mapping[int, T | NodeError]:
@@ -300,32 +302,32 @@ class Nvml:
             for index, read in reads.items():
                 try:
                     if index in known and self._threads.changes.under_way(index):
-                        raise GpuBeingChanged(f"GPU {index}, {doing}: it is being changed")
-                    pending[index] = self._submit(index, doing, read, submit)
+                        raise GpuBeingChanged(f"GPU {index}, {action}: it is being changed")
+                    pending[index] = self._submit(index, action, read, submit)
                 except NodeError as error:
-                    answers[index] = self._late.excused(index, error, known)
-        behind = self._threads.behind()
+                    answers[index] = self._read_grace.excuse(index, error, known)
+        give_up = self._threads.give_up()
         for index, answer in pending.items():
             try:
-                if index in known and not answer.wait(behind):
-                    raise GpuBeingChanged(f"GPU {index}, {doing}: another GPU is being changed")
+                if index in known and not answer.wait(give_up):
+                    raise GpuBeingChanged(f"GPU {index}, {action}: another GPU is being changed")
                 answers[index] = answer.result()
             except NodeError as error:
-                self._judge(error)
-                answers[index] = self._late.excused(index, error, known)
+                self._note_error(error)
+                answers[index] = self._read_grace.excuse(index, error, known)
         return dict(sorted(answers.items()))
 
     def _submit(
-        self, index: int, doing: str, read: Callable[[NvmlFunctions, Any], T], submit: SubmitToGpu
+        self, index: int, action: str, read: Callable[[NvmlFunctions, Any], T], submit: SubmitToGpu
     ) -> PendingCall[T]:
         if (functions := self._functions) is None:
-            raise NodeError(f"GPU {index}, {doing}: NVML is not running")
+            raise NodeError(f"GPU {index}, {action}: NVML is not running")
 
         def call() -> T:
-            with nvml_errors(doing):
+            with nvml_errors(action):
                 return read(functions, functions.nvmlDeviceGetHandleByIndex(index))
 
-        return submit(index, doing, call)
+        return submit(index, action, call)
 
     def _start(self) -> None:
         """(Re)start NVML; the gate is held, so this is as long as one deadline at most."""
@@ -340,20 +342,20 @@ class Nvml:
 
         self._functions = None
         self._functions = self._threads.run_system("starting NVML", call)
-        self._session += 1
+        self._session_number += 1
         self._stale = False
-        self._listing, self._late = NvmlSession(self._start_mig()), ReadGrace()
-        self._known = None
-        log.info("NVML started", extra={"session": self._session})
+        self._session, self._read_grace = NvmlSession(self._start_mig()), ReadGrace()
+        self._system = None
+        log.info("NVML started", extra={"session": self._session_number})
 
     def _read_system(self) -> NvmlSystem:
         if (functions := self._functions) is None:
             raise NodeError("reading the driver: NVML is not running")
         with nvml_errors("reading the driver"):
-            self._known = system = readers.read_system(functions, self._session)
+            self._system = system = readers.read_system(functions, self._session_number)
         return system
 
-    def _judge(self, error: NodeError) -> None:
+    def _note_error(self, error: NodeError) -> None:
         self._stale = self._stale or nvml_error_code(error) in RESTART_NEEDED
 
     def _shut_down(self) -> None:

@@ -1,8 +1,7 @@
 """What is read of one GPU; each reader is called on the thread of that GPU (``node.nvml.client``).
 
-Boards, drivers and NVML libraries differ in what they can be asked; what cannot be is left out.
-
-What cannot be changed of a GPU inside the virtual machine that has it.
+Boards, drivers and NVML libraries differ in what they can be asked; what they cannot be asked is
+left out.
 """
 
 from dataclasses import replace
@@ -45,9 +44,9 @@ def switches_without_reset(major: int) -> bool:
     return major >= _SWITCHES_FROM
 
 
-def fixed_settings(functions: NvmlFunctions, handle: Any) -> GuestRestriction:
-    """Of a GPU that has a MIG mode. A driver that cannot tell is taken to run on the machine
-    itself, and a change that is not possible then fails.
+def guest_restriction(functions: NvmlFunctions, handle: Any) -> GuestRestriction:
+    """What the virtual machine that has the GPU cannot change of its MIG mode and partitions. A
+    driver that cannot tell is taken to run on the machine itself; a change may then fail.
 
     A GPU that is passed through and needs a reset for its mode is not even asked for it: it says
     that it did as it was told, and computes no more until the machine is rebooted (seen on A100
@@ -116,7 +115,7 @@ def read_static_info(mig: MigReader, nvml: NvmlFunctions, handle: Any) -> Static
         addressing_mode=_addressing_mode(nvml, handle),
         mig_profiles=_mig_profiles(nvml, handle, mig, mode),
         mig_on=None if mode is None else mode[0],
-        mig_fixed=GuestRestriction.NOTHING if mode is None else fixed_settings(nvml, handle),
+        mig_fixed=GuestRestriction.NOTHING if mode is None else guest_restriction(nvml, handle),
         mig_problem=_mig_problem(nvml, handle, mig, mode),
     )
 

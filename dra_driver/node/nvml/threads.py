@@ -26,7 +26,7 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0  # at most, so that every wait ends
 
 @dataclass(frozen=True, slots=True)
 class _QueuedCall:
-    doing: str
+    action: str
     call: Callable[[], Any]
     deadline: Deadline
     future: Future[Any]
@@ -34,7 +34,7 @@ class _QueuedCall:
 
 @dataclass(frozen=True, slots=True)
 class _RunningCall:
-    doing: str
+    action: str
     deadline: Deadline
     since: str  # as people read it
 
@@ -43,7 +43,7 @@ class _RunningCall:
 class PendingCall(Generic[T]):
     """An answer that may not have come yet."""
 
-    doing: str
+    action: str
     future: Future[T]
     deadline: Deadline
 
@@ -62,7 +62,7 @@ class PendingCall(Generic[T]):
         self.wait()
         if not self.future.done():
             self.future.cancel()  # if it has not begun, nobody waits for it any more
-            raise TimedOut(f"{self.doing}: no answer within {self.deadline.seconds:g} s")
+            raise TimedOut(f"{self.action}: no answer within {self.deadline.seconds:g} s")
         return self.future.result()
 
 
@@ -88,7 +88,7 @@ class CallThread:
 
     def submit(
         self,
-        doing: str,
+        action: str,
         call: Callable[[], T],
         deadline_seconds: float,
         clock: Clock = time.monotonic,
@@ -98,7 +98,8 @@ class CallThread:
         running = self._running
         if running is not None and running.deadline.expired:
             raise TimedOut(
-                f"{doing}: an earlier call ({running.doing}) has not returned since {running.since}"
+                f"{action}: an earlier call ({running.action}) has not returned since "
+                f"{running.since}"
             )
         future: Future[T] = Future()
         with self._lock:
@@ -108,8 +109,8 @@ class CallThread:
                 self._thread.start()
         longest = Deadline(deadline_seconds + _LONGEST_PAUSE_SECONDS)
         deadline = Deadline(deadline_seconds, within=longest, clock=clock)
-        self._jobs.put(_QueuedCall(doing, call, deadline, future))
-        return PendingCall(doing, future, deadline)
+        self._jobs.put(_QueuedCall(action, call, deadline, future))
+        return PendingCall(action, future, deadline)
 
     def stop(self) -> None:
         """End the thread once what was submitted is done. It does not wait for that."""
@@ -124,7 +125,7 @@ class CallThread:
 
     def _carry_out(self, job: _QueuedCall) -> None:
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._running = _RunningCall(job.doing, job.deadline, since)
+        self._running = _RunningCall(job.action, job.deadline, since)
         try:
             answer = job.call()
         except Exception as error:  # noqa: BLE001 - raised again where the answer is waited for
@@ -212,32 +213,32 @@ class NvmlThreads:
         """Whether nothing runs and nothing waits to run."""
         return all(worker.idle for worker in (self._system, *self._gpus))
 
-    def read_system(self, doing: str, call: Callable[[], T]) -> PendingCall[T]:
+    def read_system(self, action: str, call: Callable[[], T]) -> PendingCall[T]:
         """Have *call* run on the system's thread."""
-        return self._system.submit(doing, call, self._deadline_seconds, self.changes.clock)
+        return self._system.submit(action, call, self._deadline_seconds, self.changes.clock)
 
-    def run_system(self, doing: str, call: Callable[[], T], seconds: float | None = None) -> T:
+    def run_system(self, action: str, call: Callable[[], T], seconds: float | None = None) -> T:
         """What *call* answers on the system's thread, in time whatever else goes on."""
-        return self._system.submit(doing, call, seconds or self._deadline_seconds).result()
+        return self._system.submit(action, call, seconds or self._deadline_seconds).result()
 
     def read(
-        self, index: int, doing: str, call: Callable[[], T], boards: int = 0
+        self, index: int, action: str, call: Callable[[], T], boards: int = 0
     ) -> PendingCall[T]:
         """Have *call* run on the thread of the GPU at *index*. *boards*: that are asked at the same
         time for what the driver tells of one after the other."""
         seconds = self._deadline_seconds * (1 + _DEADLINE_SHARE_PER_GPU * boards)
-        return self._gpu(index).submit(doing, call, seconds, self.changes.clock)
+        return self._gpu(index).submit(action, call, seconds, self.changes.clock)
 
     def change(
-        self, index: int, doing: str, call: Callable[[], T], seconds: float
+        self, index: int, action: str, call: Callable[[], T], seconds: float
     ) -> PendingCall[T]:
         """Like :meth:`read`, for what changes the GPU, within *seconds*."""
-        pending = self._gpu(index).submit(doing, call, seconds)
+        pending = self._gpu(index).submit(action, call, seconds)
         self.changes.begins(index, pending)
         return pending
 
-    def behind(self) -> Callable[[], bool]:
-        """Says when what is known has to do: a change is under way, and a moment has passed."""
+    def give_up(self) -> Callable[[], bool]:
+        """Whether to stop waiting and use what is known: a change is under way for a moment."""
         deadline = Deadline(_READ_GRACE_SECONDS)
         return lambda: deadline.expired and self.changes.under_way()
 

@@ -190,38 +190,38 @@ LATE = TimedOut("no answer within 5 s")
 
 
 def is_excused(late, error=LATE, known=(0,)):
-    return isinstance(late.excused(0, error, known), GpuBeingChanged)
+    return isinstance(late.excuse(0, error, known), GpuBeingChanged)
 
 
 def test_one_look_in_time_makes_a_gpu_as_good_as_any_other():
     late = ReadGrace()
-    late.looks()
+    late.begin_read()
     assert is_excused(late)
     assert is_excused(late)  # by another question of the same look
-    late.looks()
+    late.begin_read()
     assert not is_excused(late)
-    late.looks()
+    late.begin_read()
     assert not is_excused(late)
-    late.looks()
-    late.looks()
+    late.begin_read()
+    late.begin_read()
     assert is_excused(late)
 
 
 def test_a_look_at_which_it_was_not_asked_makes_it_no_better():
     late = ReadGrace()
-    late.looks()
+    late.begin_read()
     assert is_excused(late)
-    late.looks()
+    late.begin_read()
     changed = GpuBeingChanged("it is being changed")
-    assert late.excused(0, changed, (0,)) is changed
-    late.looks()
+    assert late.excuse(0, changed, (0,)) is changed
+    late.begin_read()
     assert not is_excused(late)
 
 
 @pytest.mark.parametrize(("error", "known"), [(LATE, (1,)), (NodeError("it is lost"), (0,))])
 def test_a_new_gpu_and_another_error_are_not_excused(error, known):
     late = ReadGrace()
-    late.looks()
-    assert late.excused(0, error, known) is error
-    late.looks()
+    late.begin_read()
+    assert late.excuse(0, error, known) is error
+    late.begin_read()
     assert is_excused(late)
