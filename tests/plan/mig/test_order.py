@@ -1,12 +1,11 @@
 """In which order partitions are tried, and how much room that leaves for the large ones.
 
-Partitions come and go at random, and each takes the first place that is free: a loss system, whose
-long run is computed and not drawn. What counts is how often a 3g finds a place.
+How often a 3g finds a place where partitions come and go at random is what hack/mig_order computes:
+of these orders 69.6, 27.4 and 60.5 % of the time, where the best of all has 69.7, 27.4 and 60.5.
 """
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
 
 import pytest
 
@@ -18,16 +17,8 @@ from dra_driver.plan.mig.partitions import (
     dynamic_profiles,
     packing_order,
 )
+from hack.mig_order import OURS
 from tests.plan.mig.boards import mig
-
-Order = Mapping[int, tuple[int, ...]]  # by size: the starts as they are tried
-
-NVIDIA: Order = {1: (0, 1, 2, 3, 4, 5, 6), 2: (0, 2, 4), 4: (0, 4)}  # by the name of the device
-FROM_THE_END: Order = {1: (6, 5, 4, 3, 2, 1, 0), 2: (4, 2, 0), 4: (4, 0)}
-# The best of all orders for each mix, up to symmetry: 3780 were compared.
-USUAL: Order = {1: (0, 1, 2, 3, 4, 5, 6), 2: (2, 0, 4), 4: (4, 0)}
-CROWDED: Order = {1: (0, 2, 3, 1, 4, 5, 6), 2: (2, 0, 4), 4: (4, 0)}
-WITHOUT_2G: Order = {1: (0, 2, 1, 3, 6, 4, 5), 2: (2, 0, 4), 4: (4, 0)}
 
 
 def partitions(board, *profiles):
@@ -48,78 +39,15 @@ def starts(found: list[Partition]):
     return {name: tuple(of_one) for name, of_one in by_profile.items()}
 
 
-def ours() -> Order:
-    one, two, three = starts(partitions("a100-40")).values()
-    return {1: one, 2: two, 4: three}
-
-
-def room_for_3g(order: Order, rates: Mapping[int, float]) -> float:
-    """The share of time in which a 3g would find a place. *rates*: how many of each size come in
-    the time that one stays."""
-    masks = {
-        (size, start): (1 << size) - 1 << start for size in order for start in sorted(order[size])
-    }
-
-    def moves(state):
-        occupied = sum(masks[one] for one in state)
-        for one in state:
-            yield state - {one}, 1.0
-        for size, rate in rates.items():
-            free = (one for one in order[size] if not occupied & masks[size, one])
-            if rate and (start := next(free, None)) is not None:
-                yield state | {(size, start)}, rate
-
-    empty: frozenset = frozenset()
-    number, states, rows = {empty: 0}, [empty], []
-    for state in states:  # grows as it goes
-        row = []
-        for to, rate in moves(state):
-            if to not in number:
-                number[to] = len(states)
-                states.append(to)
-            row.append((number[to], rate))
-        rows.append(row)
-    chance = _in_the_long_run(rows, 7 + sum(rates.values()))
-    fits = [any(not sum(masks[one] for one in s) & masks[4, n] for n in (0, 4)) for s in states]
-    return sum(part for part, fit in zip(chance, fits, strict=True) if fit)
-
-
-def _in_the_long_run(rows, fastest, lifetimes=12):
-    chance = [1.0] + [0.0] * (len(rows) - 1)
-    stays = [fastest - sum(rate for _, rate in row) for row in rows]
-    for _ in range(int(lifetimes * fastest)):
-        after = [part * stay for part, stay in zip(chance, stays, strict=True)]
-        for part, row in zip(chance, rows, strict=True):
-            for to, rate in row:
-                after[to] += part * rate
-        chance = [part / fastest for part in after]
-    return chance
-
-
-@pytest.mark.parametrize(
-    ("rates", "best", "nvidia"),
-    [
-        pytest.param({1: 1.5, 2: 0.3, 4: 0.3}, USUAL, 0.691, id="mostly small ones"),
-        pytest.param({1: 3.0, 2: 1.0, 4: 1.0}, CROWDED, 0.272, id="crowded"),
-        pytest.param({1: 2.0, 2: 0.0, 4: 0.6}, WITHOUT_2G, 0.597, id="two sizes"),
-    ],
-)
-def test_a_3g_finds_a_place_as_often_as_in_the_best_of_all_orders(rates, best, nvidia):
-    found = room_for_3g(ours(), rates)
-
-    assert found > room_for_3g(best, rates) - 0.003
-    theirs = room_for_3g(NVIDIA, rates)
-    assert theirs == pytest.approx(nvidia, abs=0.001)
-    assert found > theirs
-    assert found > room_for_3g(FROM_THE_END, rates) + 0.05
-
-
 def test_small_partitions_fill_one_half_and_large_ones_begin_with_the_other():
-    assert starts(partitions("a100-40")) == {
+    found = starts(partitions("a100-40"))
+
+    assert found == {
         "1g.5gb": (0, 1, 2, 3, 4, 5, 6),
         "2g.10gb": (0, 2, 4),
         "3g.20gb": (4, 0),
     }
+    assert tuple(found.values()) == tuple(OURS.values())  # whose room was compared
 
 
 def test_a_claim_that_any_partition_serves_gets_a_small_one():
