@@ -164,11 +164,11 @@ class FakeNode:
         }
 
     def _limit(self, gpu: GpuUuid, pods: tuple[PodMemoryLimit, ...], strict: bool) -> None:
-        for one in pods:
-            if one.memory_bytes is None:
-                self.limits.pop((one.pod, gpu), None)
+        for limit in pods:
+            if limit.memory_bytes is None:
+                self.limits.pop((limit.pod, gpu), None)
             elif self.offers_limits:
-                self.limits[one.pod, gpu] = one.memory_bytes
+                self.limits[limit.pod, gpu] = limit.memory_bytes
             elif strict:
                 raise NodeError("the driver offers no limits: it is older than 615")
 

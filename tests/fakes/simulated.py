@@ -85,7 +85,7 @@ def as_yaml(inventory: Inventory) -> str:
 
     def shown(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: shown(one) for key, one in value.items() if one is not None}
+            return {key: shown(item) for key, item in value.items() if item is not None}
         return value
 
     devices = []
@@ -95,16 +95,20 @@ def as_yaml(inventory: Inventory) -> str:
             fields[key] = str(getattr(device, key))
         fields["mig"] = _mig(device.mig) if device.mig else None
         devices.append({"name": str(device.name), **shown(fields)})
-    unavailable = [f"{one.what}: {one.reason}" for one in inventory.unavailable]
+    unavailable = [f"{missing.what}: {missing.reason}" for missing in inventory.unavailable]
     document = {"devices": devices, "unavailable": unavailable}
     return yaml.safe_dump(document, sort_keys=False, width=1000)
 
 
 def _mig(mig: MigInfo) -> dict[str, Any]:
     """How a GPU can be cut, a line for each profile."""
-    cut = [f"{one.key} as GPU instance {one.gi}" for one in mig.instances]
+    cut = [f"{instance.key} as GPU instance {instance.gi}" for instance in mig.instances]
     modes = {"on": mig.on, "pending": mig.pending, "switches": mig.switches}
-    return {**modes, "profiles": [_profile(one) for one in mig.profiles], "instances": cut}
+    return {
+        **modes,
+        "profiles": [_profile(instance) for instance in mig.profiles],
+        "instances": cut,
+    }
 
 
 def _profile(profile: MigProfile) -> str:

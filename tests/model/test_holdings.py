@@ -17,11 +17,11 @@ def test_a_record_with_an_answer_is_completed() -> None:
 
 
 def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
-    one = Holding(ref(), DeviceName("gpu-0-mon"), gpu=GpuUuid("GPU-a"))
+    holding = Holding(ref(), DeviceName("gpu-0-mon"), gpu=GpuUuid("GPU-a"))
     of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
 
-    assert (one.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
-    assert ClaimRecord(ref(), (one, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
+    assert (holding.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
+    assert ClaimRecord(ref(), (holding, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
 
 
 def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
@@ -35,10 +35,10 @@ def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
 
 
 def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:
-    one = Holding(ref(), DeviceName("gpu-0-2"), gpu=GpuUuid("GPU-a"))
+    holding = Holding(ref(), DeviceName("gpu-0-2"), gpu=GpuUuid("GPU-a"))
     of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
 
-    assert (one.uuid, one.memory_of, one.unit) == ("GPU-a", "GPU-a", "gpu-0")
+    assert (holding.uuid, holding.memory_of, holding.unit) == ("GPU-a", "GPU-a", "gpu-0")
     assert (of_an_older_release.uuid, of_an_older_release.unit) == (None, "gpu-1")
 
 

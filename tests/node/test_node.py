@@ -63,15 +63,15 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
         note = tmp_path / f"time-slices/{gpu.uuid}.to-put-back"
         note.write_text(f"1 {boot_id(Path('/'))}")
 
-        found = node.refresh()
-        assert found.gpus == ()
-        (unavailable,) = found.unavailable
+        inventory = node.refresh()
+        assert inventory.gpus == ()
+        (unavailable,) = inventory.unavailable
         assert unavailable.what == f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
         assert unavailable.reason.startswith(
             "its time-slice interval is still to be put back to Short"
         )
         note.with_name("GPU-other.to-put-back").mkdir()  # it cannot be told what is owed
-        assert node.refresh() == found
+        assert node.refresh() == inventory
         note.with_name("GPU-other.to-put-back").rmdir()
 
         assert node.put_back()
@@ -82,12 +82,12 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
 
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
     with opened() as node:
-        gone = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
-        assert node.found(SetTimeSlice(gone, TimeSliceInterval.LONG)) is None
+        absent = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
+        assert node.found(SetTimeSlice(absent, TimeSliceInterval.LONG)) is None
         with pytest.raises((ClaimError, NodeError)):
-            node.carry_out(SetTimeSlice(gone, TimeSliceInterval.LONG))
+            node.carry_out(SetTimeSlice(absent, TimeSliceInterval.LONG))
 
-        node.restore(SetTimeSlice(gone, TimeSliceInterval.DEFAULT))
+        node.restore(SetTimeSlice(absent, TimeSliceInterval.DEFAULT))
 
 
 def test_a_pod_is_limited_where_the_driver_can(opened, tmp_path):
@@ -168,6 +168,6 @@ def test_what_was_cut_outlives_who_cut_it(opened):
         node.carry_out(SetMigMode(gpu, True))
         node.carry_out(CreatePartition(gpu, key))
     with opened() as node:
-        assert [one.key for one in node.inventory().gpus[0].mig.instances] == [key]
+        assert [instance.key for instance in node.inventory().gpus[0].mig.instances] == [key]
         node.carry_out(RemovePartition(gpu, key))
         assert node.refresh().gpus[0].mig.instances == ()

@@ -23,8 +23,8 @@ def mirror(tmp_path):
         return tree.root
 
     yield start
-    for one in started:
-        one.stop()
+    for running in started:
+        running.stop()
 
 
 def eventually(condition):

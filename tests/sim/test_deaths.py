@@ -29,10 +29,10 @@ def test_who_calls_dies_before_anything_was_done_or_when_it_was(tmp_path, when, 
     node = Node(tmp_path, {"gpus": [h100("1b", fails={"nvmlDeviceSetMigMode": when})]})
     host = tmp_path / "host"
 
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SWITCHES, node.file, host], check=False, timeout=20
     )
 
-    assert ended.returncode == -signal.SIGKILL
+    assert process.returncode == -signal.SIGKILL
     (gpu,) = node.live.current().gpus
     assert MigStateStore(host).read(node.live.current(), gpu).on is on

@@ -106,9 +106,9 @@ def test_no_link_leads_out_of_the_directory(node):
 def test_the_driver_tells_its_version_and_gpus(node):
     proc = node.root / "proc/driver/nvidia"
     assert "Kernel Module for x86_64  580.95.05  Release" in (proc / "version").read_text()
-    told = (proc / "gpus/0000:43:00.0/information").read_text()
-    assert f"GPU UUID: \t {node.live.current().gpus[1].uuid}\n" in told
-    assert "Device Minor: \t 1\n" in told
+    text = (proc / "gpus/0000:43:00.0/information").read_text()
+    assert f"GPU UUID: \t {node.live.current().gpus[1].uuid}\n" in text
+    assert "Device Minor: \t 1\n" in text
 
 
 def test_a_gpu_that_goes_takes_its_files_along_and_brings_them_back(node):
@@ -124,17 +124,17 @@ def test_a_gpu_that_goes_takes_its_files_along_and_brings_them_back(node):
 
 
 @pytest.mark.parametrize(
-    ("change", "left"),
+    ("change", "names"),
     [
         ({"driver": "not-loaded"}, []),
         ({"driver": "no-library"}, []),
         ({"gpus": []}, ["nvidiactl", *COMMON]),
     ],
 )
-def test_device_nodes_follow_the_driver(node, change, left):
+def test_device_nodes_follow_the_driver(node, change, names):
     node.change(**change)
     node.live.current()
-    assert device_nodes(node.root) == sorted(left)
+    assert device_nodes(node.root) == sorted(names)
 
 
 def test_another_driver_version_replaces_the_files_of_the_old_one(node):
@@ -270,7 +270,7 @@ def test_nvidia_smi_writes_xml(node):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--query-gpu=colour", "--format=csv"], 'Field "colour" is not a valid field to query.'),
         (["--query-gpu=name"], '"--format=" switch is missing'),
@@ -278,24 +278,24 @@ def test_nvidia_smi_writes_xml(node):
         (["-q"], "use -q together with -x"),
     ],
 )
-def test_nvidia_smi_refuses_what_it_does_not_know(node, arguments, said):
+def test_nvidia_smi_refuses_what_it_does_not_know(node, arguments, message):
     done = run(node.root, "nvidia-smi", *arguments)
     assert done.returncode == 2
-    assert said in done.stdout
+    assert message in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("removed", "code", "said"),
+    ("removed", "code", "message"),
     [
         ("nvidia[0-9]", 6, "No devices were found"),
         ("nvidia*", 9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA"),
     ],
 )
-def test_nvidia_smi_without_a_gpu_fails_as_the_real_one_does(node, removed, code, said):
+def test_nvidia_smi_without_a_gpu_fails_as_the_real_one_does(node, removed, code, message):
     for path in (node.root / "dev").glob(removed):
         path.unlink()
     done = run(node.root, "nvidia-smi", "-L")
-    assert (done.returncode, said in done.stdout) == (code, True)
+    assert (done.returncode, message in done.stdout) == (code, True)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -87,7 +87,7 @@ def test_every_problem_is_told_at_once_with_its_place(write):
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         (
             {"gpus": [{"product": "T4", "bus_id": "0000:01:00.0", "mig": True}]},
@@ -121,8 +121,8 @@ def test_every_problem_is_told_at_once_with_its_place(write):
         ),
     ],
 )
-def test_a_node_that_cannot_be_is_refused(write, document, said):
-    assert said in problems(write(document))
+def test_a_node_that_cannot_be_is_refused(write, document, message):
+    assert message in problems(write(document))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
@@ -186,13 +186,13 @@ def test_a_change_of_the_file_is_seen(write):
 
 
 def test_watchers_are_told_of_a_change_once_and_before_anybody_sees_it(write):
-    live, told = LiveNode(write(two_gpus())), []
-    live.on_change(lambda node: told.append(len(node.gpus)))
+    live, notified = LiveNode(write(two_gpus())), []
+    live.on_change(lambda node: notified.append(len(node.gpus)))
     live.current()
     write({"gpus": [h100("1b")]})
     live.current()
     live.current()
-    assert told == [1]
+    assert notified == [1]
 
 
 @pytest.mark.parametrize("broken", ["gpus: 7", "{", None])

@@ -201,8 +201,8 @@ def test_the_xml_has_what_monitoring_reads(node, shell):
     }
     assert {path: first.findtext(path) for path in expected} == expected
     processes = [
-        (one.findtext("pid"), one.findtext("type"), one.findtext("used_memory"))
-        for one in first.findall("processes/process_info")
+        (process.findtext("pid"), process.findtext("type"), process.findtext("used_memory"))
+        for process in first.findall("processes/process_info")
     ]
     assert processes == [("41", "C", "1024 MiB"), ("7", "C", "5 MiB")]
     assert second.find("processes") is not None

@@ -170,10 +170,10 @@ def _communicate(
             for key, _ in pipes.select(_seconds_left(deadline)):
                 if key.data is child.stdin:
                     to_write = _written(key.fd, to_write)
-                    more = len(to_write) > 0
+                    is_open = len(to_write) > 0
                 else:
-                    more = _read_on(key.fd, output[key.data])
-                if not more:
+                    is_open = _read_on(key.fd, output[key.data])
+                if not is_open:
                     pipes.unregister(key.data)
                     key.data.close()
             if sum(map(len, output.values())) > _MAX_OUTPUT_BYTES:

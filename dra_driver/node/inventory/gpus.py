@@ -134,13 +134,13 @@ class GpuDiscovery:
         """Bring what is known up to date. Answers with the GPUs that cannot be read, and why."""
         failed: dict[int, str] = {}
         dynamic_states: dict[int, DynamicState] = {}
-        known = self._known.keys() | self._failed.keys()
-        for index, dynamic in self._nvml.dynamic_states(range(system.gpus), known).items():
+        known_indices = self._known.keys() | self._failed.keys()
+        for index, dynamic in self._nvml.dynamic_states(range(system.gpus), known_indices).items():
             if isinstance(dynamic, NodeError):
                 failed |= self._failure(index, dynamic)
             else:
                 dynamic_states[index] = dynamic
-        static_infos = self._facts(dynamic_states, known)
+        static_infos = self._facts(dynamic_states, known_indices)
         for index, dynamic in dynamic_states.items():
             info = static_infos[index]
             if isinstance(info, NodeError):

@@ -104,28 +104,33 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
                 features,
                 mps,
                 (*held_shapes.get(gpu.uuid, ()), *held_shapes.get(gpu.name, ())),
-                frozenset(one for one in claimed if one[0] == gpu.uuid),
+                frozenset(gpu_offer for gpu_offer in claimed if gpu_offer[0] == gpu.uuid),
             )
         )
         for gpu in inventory.gpus
     ]
-    cut_first = sorted(gpu_offers, key=lambda one: bool(one.whole))
-    partitions = serve_as_gpus([device for one in cut_first for device in one.partitions])
+    cut_first = sorted(gpu_offers, key=lambda gpu_offer: bool(gpu_offer.whole))
+    partitions = serve_as_gpus(
+        [device for gpu_offer in cut_first for device in gpu_offer.partitions]
+    )
     return Offer(
         (
-            *sorted((device for one in gpu_offers for device in one.whole), key=_place),
+            *sorted((device for gpu_offer in gpu_offers for device in gpu_offer.whole), key=_place),
             *partitions,
-            *(device for one in gpu_offers for device in one.monitors),
+            *(device for gpu_offer in gpu_offers for device in gpu_offer.monitors),
         ),
-        (*inventory.unavailable, *(each for one in gpu_offers for each in one.unavailable)),
-        tuple(each for one in gpu_offers for each in one.pending),
+        (
+            *inventory.unavailable,
+            *(item for gpu_offer in gpu_offers for item in gpu_offer.unavailable),
+        ),
+        tuple(item for gpu_offer in gpu_offers for item in gpu_offer.pending),
         (
             *profile.notes,
             *idle,
             *strategy_notes(profile, inventory.gpus, rules, mps),
             *mig_warnings(profile, inventory.gpus, rules, partitions),
         ),
-        tuple(each for one in gpu_offers for each in one.counter_sets),
+        tuple(item for gpu_offer in gpu_offers for item in gpu_offer.counter_sets),
     )
 
 

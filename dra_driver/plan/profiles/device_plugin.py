@@ -94,21 +94,24 @@ def _with_partitions(
     section = config.sharing.time_slicing
     single = config.flags.mig_strategy == "single"
     parts = sorted(_partitions(section, _TIME_SLICING), key=lambda part: _profile(part[1]))
-    replicas = tuple((_profile(one), one.replicas) for _, one in parts)
+    replicas = tuple((_profile(resource), resource.replicas) for _, resource in parts)
     if single:  # then pods know every partition as a GPU
         resources = _resources(section, _TIME_SLICING)
-        replicas += tuple((_ANY, one.replicas) for _, one in resources if _full_name(one) == _GPU)
+        replicas += tuple(
+            (_ANY, resource.replicas) for _, resource in resources if _full_name(resource) == _GPU
+        )
     rules = MigRules(single=single, replicas=replicas)
     if rules == MigRules():
         return entries
-    places = {f"mig.replicas.{_profile(one)}": f"{where}.name" for where, one in parts}
+    places = {f"mig.replicas.{_profile(resource)}": f"{where}.name" for where, resource in parts}
     every = ", ".join(([_STRATEGY] if single else []) + sorted(places.values()))
     elsewhere = (("mig", every), ("mig.strategy", _STRATEGY), *places.items())
     if not entries:
         alone = _time_slicing(section, 1) if section else Rules()
         entries = (ProfileEntry(GpuSelector(), alone, parts[0][0] if parts else _STRATEGY),)
     return tuple(
-        replace(one, rules=replace(one.rules, mig=rules), elsewhere=elsewhere) for one in entries
+        replace(resource, rules=replace(resource.rules, mig=rules), elsewhere=elsewhere)
+        for resource in entries
     )
 
 

@@ -96,9 +96,9 @@ def test_device_files_that_are_there_are_described_and_nothing_runs(
 def test_the_order_and_number_of_the_asked_minors_do_not_matter(host: Path, kernel: Kernel) -> None:
     install(host)
     kernel.have_all(str(host))
-    found = nodes(host, kernel)
-    assert list(found.files([1, 0, 1]).gpus) == [0, 1]
-    assert found.files([1, 0, 1]) == found.files([0, 1])
+    files = nodes(host, kernel)
+    assert list(files.files([1, 0, 1]).gpus) == [0, 1]
+    assert files.files([1, 0, 1]) == files.files([0, 1])
 
 
 def test_missing_files_are_made_on_the_host(host: Path, kernel: Kernel) -> None:

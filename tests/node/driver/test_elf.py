@@ -69,7 +69,7 @@ def test_a_damaged_library_gives_an_answer_or_a_node_error(
     content[at % len(content)] = byte
     library.write_bytes(content)
     try:
-        found = read_elf(str(library))
+        elf = read_elf(str(library))
     except NodeError:
         return
-    assert found is None or found.machine in ("x86_64", "aarch64")
+    assert elf is None or elf.machine in ("x86_64", "aarch64")

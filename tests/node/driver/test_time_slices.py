@@ -81,9 +81,9 @@ LISTS = [
 ]
 
 
-@pytest.mark.parametrize(("said", "interval"), LISTS)
-def test_the_interval_is_found_in_a_list_of_any_shape(said, interval):
-    assert parse_time_slice(said) is interval
+@pytest.mark.parametrize(("text", "interval"), LISTS)
+def test_the_interval_is_found_in_a_list_of_any_shape(text, interval):
+    assert parse_time_slice(text) is interval
 
 
 @pytest.fixture
@@ -307,7 +307,7 @@ def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
 def test_a_note_that_a_power_cut_left_empty_owes_nothing(tmp_path):
     slices = late(tmp_path)
     slices.restore(GPU, TimeSliceInterval.LONG)
-    (note,) = (one for one in (tmp_path / "kept").iterdir() if one.suffix != ".lock")
+    (note,) = (path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock")
     note.write_text("")
 
     assert slices.owed() == {}
@@ -397,10 +397,10 @@ def test_other_gpus_go_on_while_the_program_hangs_for_one(tmp_path, stuck):
 
 def wait_for(condition):
     give_up = time.monotonic() + 30
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < give_up
         time.sleep(0.01)
-    return found
+    return value
 
 
 def test_the_documentation_is_true():

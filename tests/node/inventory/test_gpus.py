@@ -27,7 +27,7 @@ def node(tmp_path):
 
 
 def unavailable(node: Node) -> dict[str, str]:
-    return {one.what: one.reason for one in node.gpus().look().unavailable}
+    return {missing.what: missing.reason for missing in node.gpus().look().unavailable}
 
 
 def minors(gpus: GpuDiscovery) -> list[int]:
@@ -46,7 +46,7 @@ def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_p
 def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path):
     node = Node(tmp_path, yaml.safe_load((ODD / "faulty.yaml").read_text()), deadline_seconds=0.3)
     inventory = node.gpus().look()
-    assert [f"{one.what}: {one.reason}" for one in inventory.unavailable] == [
+    assert [f"{missing.what}: {missing.reason}" for missing in inventory.unavailable] == [
         "GPU 0000:1b:00.0: reading its state: NVML says GPU is lost; it fell off the bus: drain "
         "and reboot the node",
         "GPU 0000:43:00.0: it is bound to nouveau; to offer it here, bind it to nvidia instead",
@@ -76,7 +76,7 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
     node.live.current()
     inventory = gpus.look()
     assert inventory.gpus == ()
-    assert [one.what for one in inventory.unavailable] == ["all GPUs"]
+    assert [missing.what for missing in inventory.unavailable] == ["all GPUs"]
     node.change(driver="ready")
     gpus.look()
     assert minors(gpus) == [0, 1]
@@ -108,15 +108,15 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
             "no device node, and none could be made: there is no nvidia-modprobe",
         ),
     ],
-    ids=lambda one: str(one),
+    ids=lambda missing: str(missing),
 )
 def test_a_fault_of_one_gpu_makes_that_one_alone_unavailable(node, fault, reason):
     node.change(gpu=0, **fault)
     inventory = node.gpus().look()
     assert [device.minor for device in inventory.gpus] == [1]
-    (one,) = inventory.unavailable
-    assert one.what.startswith("GPU 0000:1b:00.0")
-    assert reason in one.reason
+    (missing,) = inventory.unavailable
+    assert missing.what.startswith("GPU 0000:1b:00.0")
+    assert reason in missing.reason
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_gpus_that_cannot_be_told_apart_are_all_unavailable(tmp_path, same, reas
     node = Node(tmp_path, {"gpus": [h100("1b", **same), h100("43", **same), h100("9d")]})
     inventory = node.gpus().look()
     assert [device.pci_bus_id for device in inventory.gpus] == ["0000:9d:00.0"]
-    assert [reason in one.reason for one in inventory.unavailable] == [True, True]
+    assert [reason in missing.reason for missing in inventory.unavailable] == [True, True]
 
 
 def test_a_gpu_that_the_driver_has_and_nvml_does_not_list_is_named(node):
     (node.root / "sys/bus/pci/devices/0000:99:00.0").symlink_to("../../../devices/x/0000:99:00.0")
-    home = node.root / "sys/devices/x/0000:99:00.0"
-    home.mkdir(parents=True)
+    directory = node.root / "sys/devices/x/0000:99:00.0"
+    directory.mkdir(parents=True)
     for name, value in (("class", "0x030200"), ("vendor", "0x10de"), ("numa_node", "-1")):
-        (home / name).write_text(value)
-    (home / "driver").symlink_to(node.root / "sys/bus/pci/drivers/nvidia")
+        (directory / name).write_text(value)
+    (directory / "driver").symlink_to(node.root / "sys/bus/pci/drivers/nvidia")
     assert "NVML does not list it" in unavailable(node)["GPU 0000:99:00.0"]
 
 
@@ -182,8 +182,8 @@ def test_an_attempt_to_make_nodes_that_failed_is_told_and_not_repeated_at_every_
 
     gpus = node.gpus(make)
     gpus.look()
-    (one,) = gpus.look().unavailable
-    assert one.reason.endswith("none could be made: nvidia-modprobe is missing")
+    (missing,) = gpus.look().unavailable
+    assert missing.reason.endswith("none could be made: nvidia-modprobe is missing")
     assert tries == [(1,)]
 
 

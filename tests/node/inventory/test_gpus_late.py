@@ -75,8 +75,8 @@ def late(node, question):
 def looked(node, gpus, question):
     """What a look finds while that is answered late: minors, and what is unavailable."""
     with late(node, question):
-        found = gpus.look()
-    return [gpu.minor for gpu in found.gpus], len(found.unavailable)
+        inventory = gpus.look()
+    return [gpu.minor for gpu in inventory.gpus], len(inventory.unavailable)
 
 
 def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node):
@@ -123,10 +123,10 @@ def in_time(node, gpus):
     node.functions.question = ""
     node.functions.may.set()
     give_up = time.monotonic() + 30
-    while not (found := gpus.look()).gpus or found.stale:
-        assert time.monotonic() < give_up, found
+    while not (inventory := gpus.look()).gpus or inventory.stale:
+        assert time.monotonic() < give_up, inventory
         time.sleep(0.005)
-    return found
+    return inventory
 
 
 @pytest.mark.parametrize("question", ["count", "driver"])

@@ -52,7 +52,7 @@ def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
     before = gpus.look()
     node.change(gpu=0, driver="vfio-pci")
     given = gpus.look()
-    assert (names(given), [one.what for one in given.unavailable]) == (
+    assert (names(given), [missing.what for missing in given.unavailable]) == (
         ["gpu-1"],
         ["GPU 0000:1b:00.0"],
     )
@@ -76,9 +76,9 @@ def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
     before = gpus.look().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
     node.change(gpu=0, mig=True, instances=[{"profile": "3g.40gb", "start": 4}])
-    now = gpus.look().gpus[0].mig
-    assert (now.on, now.pending, now.profiles) == (True, True, before.profiles)
-    assert [(one.key.start, one.key.slices) for one in now.instances] == [(4, 3)]
+    mig = gpus.look().gpus[0].mig
+    assert (mig.on, mig.pending, mig.profiles) == (True, True, before.profiles)
+    assert [(instance.key.start, instance.key.slices) for instance in mig.instances] == [(4, 3)]
     node.change(gpu=0, mig=False)
     assert gpus.look().gpus[0].mig == before
 
@@ -96,10 +96,10 @@ def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
 def test_what_a_virtual_machine_cannot_change_of_a_gpu_is_seen(
     tmp_path, product, virtualization, fixed, switches
 ):
-    one = h100("1b", product=product, virtualization=virtualization)
-    (seen,) = Node(tmp_path, {"gpus": [one]}).gpus(lambda minors: None).look().gpus
-    assert seen.mig is not None
-    assert (seen.mig.fixed, seen.mig.switches) == (fixed, switches)
+    document = h100("1b", product=product, virtualization=virtualization)
+    (gpu,) = Node(tmp_path, {"gpus": [document]}).gpus(lambda minors: None).look().gpus
+    assert gpu.mig is not None
+    assert (gpu.mig.fixed, gpu.mig.switches) == (fixed, switches)
 
 
 class Overtaken(SimulatedNvml):
@@ -149,7 +149,7 @@ def test_a_new_driver_is_told_of_every_gpu(node):
     gpus.look()
     node.change(driver_version="590.48.01", cuda_version="13.1")
     waiting = gpus.look()
-    assert [one.what for one in waiting.unavailable] == ["all GPUs"]
+    assert [missing.what for missing in waiting.unavailable] == ["all GPUs"]
     assert {str(device.driver_version) for device in gpus.look().gpus} == {"590.48.1"}
 
 
@@ -161,9 +161,9 @@ def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_pat
     # Late for the first time: it may only be slow.
     assert gpus.look() == replace(before, stale=frozenset({before.gpus[0].uuid}))
     for _ in range(5):
-        (one,) = gpus.look().unavailable
-        assert one.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
-        assert "has not returned since" in one.reason
+        (missing,) = gpus.look().unavailable
+        assert missing.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
+        assert "has not returned since" in missing.reason
     node.change(gpu=0, hangs=False)
     give_up = time.monotonic() + 30
     while (inventory := gpus.look()) != before and time.monotonic() < give_up:

@@ -24,18 +24,18 @@ class Sysfs:
         self.devices.mkdir(parents=True)
 
     def add(self, path: str, kind: str, vendor: str = "0x10de", numa_node: str = "0") -> Path:
-        home = self.root / "devices" / path
-        home.mkdir(parents=True, exist_ok=True)
+        directory = self.root / "devices" / path
+        directory.mkdir(parents=True, exist_ok=True)
         for name, value in (("class", kind), ("vendor", vendor), ("numa_node", numa_node)):
-            (home / name).write_text(f"{value}\n")
-        (self.devices / home.name).symlink_to(os.path.relpath(home, self.devices))
-        return home
+            (directory / name).write_text(f"{value}\n")
+        (self.devices / directory.name).symlink_to(os.path.relpath(directory, self.devices))
+        return directory
 
-    def bind(self, home: Path, driver: str) -> None:
+    def bind(self, directory: Path, driver: str) -> None:
         place = self.root / "bus/pci/drivers" / driver
         place.mkdir(parents=True, exist_ok=True)
-        (home / "driver").unlink(missing_ok=True)
-        (home / "driver").symlink_to(os.path.relpath(place, home))
+        (directory / "driver").unlink(missing_ok=True)
+        (directory / "driver").symlink_to(os.path.relpath(place, directory))
 
     def remove(self, name: str) -> None:
         shutil.rmtree((self.devices / name).resolve())
@@ -170,13 +170,13 @@ def test_a_display_card_of_nvidia_is_a_gpu(sysfs):
 
 
 def test_a_driver_that_is_bound_later_is_seen(sysfs):
-    tree, home = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
-    seen = []
+    tree, directory = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
+    states = []
     for driver in (None, "nvidia", "vfio-pci"):
         if driver:
-            sysfs.bind(home, driver)
-        seen.append(tree.gpus()["0000:16:00.0"].driver)
-    assert seen == [None, "nvidia", "vfio-pci"]
+            sysfs.bind(directory, driver)
+        states.append(tree.gpus()["0000:16:00.0"].driver)
+    assert states == [None, "nvidia", "vfio-pci"]
 
 
 def test_gpus_that_come_and_go_are_seen(sysfs):
@@ -190,10 +190,10 @@ def test_gpus_that_come_and_go_are_seen(sysfs):
 
 
 def test_a_function_that_is_not_complete_yet_is_read_again(sysfs):
-    tree, home = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
-    os.rename(home / "class", home / "later")
+    tree, directory = PciBus(sysfs.root), sysfs.add(f"{PORT}/0000:16:00.0", GPU)
+    os.rename(directory / "class", directory / "later")
     assert list(tree.gpus()) == []
-    os.rename(home / "later", home / "class")
+    os.rename(directory / "later", directory / "class")
     assert list(tree.gpus()) == ["0000:16:00.0"]
 
 

@@ -52,9 +52,9 @@ layouts = st.dictionaries(
 @given(layouts)
 def test_reaching_is_mutual_and_never_to_oneself(links):
     reached = nvlink_neighbours(links)
-    for gpu, others in reached.items():
-        assert gpu not in others
-        assert all(gpu in reached[other] for other in others)
+    for gpu, neighbours in reached.items():
+        assert gpu not in neighbours
+        assert all(gpu in reached[neighbour] for neighbour in neighbours)
 
 
 @given(layouts)

@@ -31,10 +31,10 @@ class OneByOne(SimulatedNvml):
 
 @pytest.fixture
 def node(tmp_path):
-    made = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
-    made.functions = OneByOne(made.live, made.mig)
-    yield made
-    made.nvml.stop()
+    simulated = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
+    simulated.functions = OneByOne(simulated.live, simulated.mig)
+    yield simulated
+    simulated.nvml.stop()
 
 
 class Change:
@@ -72,10 +72,10 @@ def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
     before = gpus.look()
     with Change(node, 0):
         began = time.monotonic()
-        seen = gpus.look()
+        inventory = gpus.look()
         assert time.monotonic() - began < 25
-        assert (seen.gpus, seen.unavailable) == (before.gpus, before.unavailable)
-        assert seen.stale == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
+        assert (inventory.gpus, inventory.unavailable) == (before.gpus, before.unavailable)
+        assert inventory.stale == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
     assert gpus.look() == before
     node.change(gpu=0, mig=True)
     assert gpus.look().gpus[0].mig.on
@@ -100,8 +100,8 @@ def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(no
     gpus.look()
     assert [gpu.minor for gpu in gpus.look().gpus] == [0]
     with Change(node, 0):
-        (one,) = gpus.look().unavailable
-        assert "has not returned since" in one.reason
+        (missing,) = gpus.look().unavailable
+        assert "has not returned since" in missing.reason
     node.change(gpu=1, hangs=False)
 
 

@@ -39,9 +39,9 @@ class Modes(Node):
 
 @pytest.fixture
 def node(tmp_path):
-    made = Modes(tmp_path)
-    yield made
-    made.nvml.stop()
+    simulated = Modes(tmp_path)
+    yield simulated
+    simulated.nvml.stop()
 
 
 def test_a_mode_is_set_on_one_gpu_and_restored(node):
@@ -106,10 +106,10 @@ def test_what_is_gone_has_nothing_to_restore(node, change, used_before):
 
 
 def test_a_gpu_that_was_never_there_has_nothing_to_restore_and_cannot_be_set(node):
-    gone = GpuUuid("GPU-gone")
-    node.modes.restore(gone, DEFAULT)
+    absent = GpuUuid("GPU-gone")
+    node.modes.restore(absent, DEFAULT)
     with pytest.raises(NodeError, match="GPU-gone"):
-        node.modes.set(gone, DEFAULT)
+        node.modes.set(absent, DEFAULT)
 
 
 def test_a_gpu_that_hangs_is_waited_for_no_longer_than_that(node):

@@ -36,7 +36,9 @@ def library(tmp_path):
 
 
 def test_there_are_errors_to_map():
-    assert {"NVMLError_GpuIsLost", "NVMLError_DriverNotLoaded"} <= {one.__name__ for one in EVERY}
+    assert {"NVMLError_GpuIsLost", "NVMLError_DriverNotLoaded"} <= {
+        error.__name__ for error in EVERY
+    }
 
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda one: one.__name__)

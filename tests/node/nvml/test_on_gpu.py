@@ -19,9 +19,9 @@ from tests.fakes.simulated import Node, two_gpus
 
 @pytest.fixture
 def node(tmp_path):
-    made = Node(tmp_path, two_gpus(), deadline_seconds=0.5)
-    yield made
-    made.nvml.stop()
+    simulated = Node(tmp_path, two_gpus(), deadline_seconds=0.5)
+    yield simulated
+    simulated.nvml.stop()
 
 
 def uuid(node, gpu):

@@ -90,7 +90,7 @@ class Listed:
         return call(self, "handle")
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle):  # noqa: N802
-        return [SimpleNamespace(**one) for one in self.processes]
+        return [SimpleNamespace(**process) for process in self.processes]
 
     def nvmlDeviceGetGraphicsRunningProcesses(self, handle):  # noqa: N802
         return []

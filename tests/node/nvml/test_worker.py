@@ -90,6 +90,6 @@ def test_a_call_that_nobody_waits_for_any_more_is_not_made_late(worker):
 def test_calls_are_made_one_after_another_in_the_order_they_came(worker):
     made: list[int] = []
     pending = [worker.submit("noting", lambda n=n: made.append(n), 1.0) for n in range(20)]
-    for one in pending:
-        one.result()
+    for call in pending:
+        call.result()
     assert made == list(range(20))

@@ -47,9 +47,9 @@ def profile(**rules):
     return entry(Rules(**rules))
 
 
-def shapes(node, its=DEFAULT_PROFILE, features=EVERYTHING, held=None):
-    found = build_offer(node, its, features, held or {})
-    return {str(device.name): device.shape for device in found.devices}
+def shapes(node, profile_=DEFAULT_PROFILE, features=EVERYTHING, held=None):
+    offer = build_offer(node, profile_, features, held or {})
+    return {str(device.name): device.shape for device in offer.devices}
 
 
 def one(**fields):
@@ -62,15 +62,20 @@ def holding(shape, device="gpu-0", **fields):
 
 
 def test_without_a_profile_every_gpu_is_sliceable_and_can_be_watched():
-    found = shapes(Inventory((gpu(0), gpu(1))))
+    offered_shapes = shapes(Inventory((gpu(0), gpu(1))))
 
-    assert found == {
+    assert offered_shapes == {
         "gpu-0": SLICEABLE,
         "gpu-1": SLICEABLE,
         "gpu-0-mon": AdminAccess(),
         "gpu-1-mon": AdminAccess(),
     }
-    assert list(found) == ["gpu-0", "gpu-1", "gpu-0-mon", "gpu-1-mon"]  # monitors come last
+    assert list(offered_shapes) == [
+        "gpu-0",
+        "gpu-1",
+        "gpu-0-mon",
+        "gpu-1-mon",
+    ]  # monitors come last
 
 
 def test_the_exclusive_device_of_nvidias_driver_comes_alone():
@@ -90,34 +95,34 @@ def test_where_capacity_is_not_consumable_gpus_are_exclusive():
 def test_where_capacity_is_not_consumable_replicas_are_devices():
     half = 81559 * MIB // 2 // MIB * MIB
 
-    found = shapes(one(), profile(replicas=2, rename=True), NO_CAPACITY)
+    offered_shapes = shapes(one(), profile(replicas=2, rename=True), NO_CAPACITY)
 
-    assert found == {f"gpu-0-{n}": Replica(n, 2, half, renamed=True) for n in range(2)}
+    assert offered_shapes == {f"gpu-0-{n}": Replica(n, 2, half, renamed=True) for n in range(2)}
 
 
 def test_too_many_devices_are_not_made_of_a_gpu():
-    found = build_offer(one(), profile(replicas=65), NO_CAPACITY, {})
+    offer = build_offer(one(), profile(replicas=65), NO_CAPACITY, {})
 
-    assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
-    assert "lower replicas to 64" in found.pending[0].reason
+    assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
+    assert "lower replicas to 64" in offer.pending[0].reason
 
 
 def test_replicas_divide_the_memory_and_the_shares():
-    found = shapes(one(), profile(replicas=4))["gpu-0"]
+    shape = shapes(one(), profile(replicas=4))["gpu-0"]
 
-    assert found == Fractional(20389 * MIB, GIB, MIB, shares=4, replicas=4)
+    assert shape == Fractional(20389 * MIB, GIB, MIB, shares=4, replicas=4)
 
 
 def test_the_least_amount_is_never_more_than_the_default():
-    found = shapes(one(memory_bytes=16 * GIB), profile(replicas=32))["gpu-0"]
+    shape = shapes(one(memory_bytes=16 * GIB), profile(replicas=32))["gpu-0"]
 
-    assert (found.memory_default, found.memory_least) == (512 * MIB, 512 * MIB)
+    assert (shape.memory_default, shape.memory_least) == (512 * MIB, 512 * MIB)
 
 
 def test_amounts_lie_on_the_steps_of_the_profile():
-    found = shapes(one(), profile(memory_step=512 * MIB, memory_least=700 * MIB))["gpu-0"]
+    shape = shapes(one(), profile(memory_step=512 * MIB, memory_least=700 * MIB))["gpu-0"]
 
-    assert (found.memory_default, found.memory_least) == (81408 * MIB, 1024 * MIB)
+    assert (shape.memory_default, shape.memory_least) == (81408 * MIB, 1024 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +145,15 @@ def test_cores_cannot_be_reserved_where_mps_is_not_allowed_or_cannot_limit():
 
 
 def test_replicas_that_share_by_mps_divide_the_cores_too():
-    found = shapes(one(), profile(replicas=3, **BY_MPS))["gpu-0"]
+    shape = shapes(one(), profile(replicas=3, **BY_MPS))["gpu-0"]
 
-    assert (found.cores, found.cores_default) == (True, 33)
+    assert (shape.cores, shape.cores_default) == (True, 33)
 
 
 def test_replicas_that_are_devices_and_share_by_mps_have_their_part_of_the_cores():
-    found = shapes(one(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
+    offered_shapes = shapes(one(memory_bytes=None), profile(replicas=4, **BY_MPS), NO_CAPACITY)
 
-    assert found == {f"gpu-0-{n}": Replica(n, 4, None, cores=25) for n in range(4)}
+    assert offered_shapes == {f"gpu-0-{n}": Replica(n, 4, None, cores=25) for n in range(4)}
 
 
 @pytest.mark.parametrize(
@@ -174,11 +179,11 @@ def test_else_no_cores_are_reserved_for_a_claim_that_names_none(rules):
 def test_more_replicas_than_mps_takes_clients_are_not_made_where_they_share_by_mps(
     fields, replicas, most, features
 ):
-    found = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), features, {})
+    offer = build_offer(one(**fields), profile(replicas=replicas, **BY_MPS), features, {})
     fewer = build_offer(one(**fields), profile(replicas=most, **BY_MPS), features, {})
 
-    assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
-    assert f"lower replicas to {most} at most" in found.pending[0].reason
+    assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
+    assert f"lower replicas to {most} at most" in offer.pending[0].reason
     assert fewer.pending == ()
 
 
@@ -191,15 +196,15 @@ def test_as_many_replicas_as_one_likes_take_turns():
     [pytest.param(OLD, True, id="old-board"), pytest.param({}, False, id="no-agent")],
 )
 def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
-    found = build_offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
+    offer = build_offer(one(**fields), profile(replicas=4), EVERYTHING, {}, mps)
 
-    assert {device.rules.strategies for device in found.devices} == {
+    assert {device.rules.strategies for device in offer.devices} == {
         (SharingStrategy.TIME_SLICING,)
     }
-    shape = found.by_name[DeviceName("gpu-0")].shape
+    shape = offer.by_name[DeviceName("gpu-0")].shape
     assert isinstance(shape, Fractional)
     assert not shape.cores
-    assert found.notes == ()
+    assert offer.notes == ()
 
 
 def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
@@ -220,17 +225,17 @@ def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
 )
 @pytest.mark.parametrize("more", [{}, {"replicas": 4}, {"fractions": False}])
 def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields, mps, reason, more):
-    found = build_offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
+    offer = build_offer(one(**fields), profile(**MPS_ONLY, **more), EVERYTHING, {}, mps)
 
-    (device,) = found.devices
+    (device,) = offer.devices
     assert device.shape == Exclusive()
     assert device.rules.strategies == ()
-    (pending,) = found.pending
+    (pending,) = offer.pending
     assert pending.reason.startswith(
         f"profile 'p', spec.gpus[0]: only MPS is allowed, and {reason}"
     )
     assert pending.reason.endswith("; add TimeSlicing to strategies")
-    assert found.notes == ()
+    assert offer.notes == ()
 
 
 def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_entry_says_so_once():
@@ -244,11 +249,11 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
     )
     node = Inventory((gpu(0, **OLD), gpu(1), gpu(2, **OLD), gpu(3), gpu(4, **OLD)))
 
-    found = build_offer(node, Profile("p", entries), EVERYTHING, {})
+    offer = build_offer(node, Profile("p", entries), EVERYTHING, {})
 
     assert {
         str(device.name): (device.rules.default_strategy, device.shape.cores_default)
-        for device in found.devices
+        for device in offer.devices
         if isinstance(device.shape, Fractional)
     } == {
         "gpu-0": (SharingStrategy.TIME_SLICING, 0),
@@ -257,7 +262,7 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
         "gpu-3": (SharingStrategy.MPS, 33),
         "gpu-4": (SharingStrategy.TIME_SLICING, 0),
     }
-    assert found.notes == tuple(
+    assert offer.notes == tuple(
         f"profile 'p', spec.gpus[{number}]: the default strategy is MPS, and on {where} processes "
         "take turns instead: MPS takes compute capability 7.0 and newer"
         for number, where in ((2, "gpu-0, gpu-2"), (4, "gpu-4"))
@@ -267,13 +272,13 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
 def test_boards_and_an_agent_that_is_not_there_are_told_apart():
     node = Inventory((gpu(0, **OLD), gpu(1)))
 
-    found = build_offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
+    offer = build_offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
 
-    assert [note.partition("on ")[2].partition(" processes")[0] for note in found.notes] == [
+    assert [note.partition("on ")[2].partition(" processes")[0] for note in offer.notes] == [
         "gpu-0",
         "gpu-1",
     ]
-    assert found.notes[1].endswith("this node runs no MPS agent (--mps-socket is empty)")
+    assert offer.notes[1].endswith("this node runs no MPS agent (--mps-socket is empty)")
 
 
 @pytest.mark.parametrize(
@@ -304,9 +309,9 @@ def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, 
 def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
     held = holding(shapes(one(), profile(replicas=4))["gpu-0"])
 
-    found = build_offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
+    offer = build_offer(one(), profile(replicas=4, **BY_MPS), EVERYTHING, held)
 
-    assert found.pending == (
+    assert offer.pending == (
         PendingChange(DeviceName("gpu-0"), "4 replicas (MPS, 25 % of the cores each)"),
     )
 
@@ -318,9 +323,9 @@ def test_a_held_gpu_that_is_to_be_shared_by_mps_says_what_it_becomes():
     mps=st.booleans(),
 )
 def test_no_rules_make_a_gpu_shared_in_a_way_that_cannot_work(rules, capability, features, mps):
-    found = build_offer(one(compute_capability=capability), entry(rules), features, {}, mps)
+    offer = build_offer(one(compute_capability=capability), entry(rules), features, {}, mps)
 
-    for device in found.devices:
+    for device in offer.devices:
         possible = set(device.rules.strategies)
         assert possible <= set(rules.strategies)
         assert SharingStrategy.MPS not in possible or (mps and capability.major >= 7)
@@ -357,25 +362,25 @@ def test_replicas_never_reserve_more_than_all_cores_and_by_mps_one_percent_at_le
     ],
 )
 def test_rules_that_cannot_be_published_cost_the_gpu_its_fractions_only(fields, rules, reason):
-    found = build_offer(Inventory((gpu(0, **fields), gpu(1))), profile(**rules), EVERYTHING, {})
+    offer = build_offer(Inventory((gpu(0, **fields), gpu(1))), profile(**rules), EVERYTHING, {})
 
-    assert found.by_name[DeviceName("gpu-0")].shape == Exclusive()
-    assert reason in found.pending[0].reason
-    assert found.pending[0].reason.startswith("profile 'p', spec.gpus[0]: ")
-    assert DeviceName("gpu-1") in found.by_name
+    assert offer.by_name[DeviceName("gpu-0")].shape == Exclusive()
+    assert reason in offer.pending[0].reason
+    assert offer.pending[0].reason.startswith("profile 'p', spec.gpus[0]: ")
+    assert DeviceName("gpu-1") in offer.by_name
 
 
 def test_booked_replicas_may_be_as_small_as_the_device_plugin_makes_them():
-    found = shapes(one(memory_bytes=GIB), profile(replicas=8, limited=False))
+    offered_shapes = shapes(one(memory_bytes=GIB), profile(replicas=8, limited=False))
 
-    assert found["gpu-0"].memory_default == 128 * MIB
+    assert offered_shapes["gpu-0"].memory_default == 128 * MIB
 
 
 def test_a_gpu_that_is_left_out_says_so():
-    found = build_offer(one(), profile(include=False), EVERYTHING, {})
+    offer = build_offer(one(), profile(include=False), EVERYTHING, {})
 
-    assert found.devices == ()
-    assert "profile p leaves it out" in found.unavailable[0].reason
+    assert offer.devices == ()
+    assert "profile p leaves it out" in offer.unavailable[0].reason
 
 
 @pytest.mark.parametrize(
@@ -387,46 +392,46 @@ def test_a_gpu_that_is_left_out_says_so():
     ],
 )
 def test_a_held_gpu_keeps_its_shape_until_nobody_holds_it(rules, change):
-    found = build_offer(one(), profile(**rules), EVERYTHING, holding(SLICEABLE))
+    offer = build_offer(one(), profile(**rules), EVERYTHING, holding(SLICEABLE))
 
-    assert found.by_name[DeviceName("gpu-0")].shape == SLICEABLE
-    assert found.pending == (PendingChange(DeviceName("gpu-0"), change),)
+    assert offer.by_name[DeviceName("gpu-0")].shape == SLICEABLE
+    assert offer.pending == (PendingChange(DeviceName("gpu-0"), change),)
 
 
 def test_a_held_gpu_keeps_its_shape_under_another_name():
     renamed = Inventory((gpu(1, uuid=gpu(0).uuid),))
     held = holding(SLICEABLE, gpu=gpu(0).uuid)
 
-    found = build_offer(renamed, profile(fractions=False), EVERYTHING, held)
+    offer = build_offer(renamed, profile(fractions=False), EVERYTHING, held)
 
-    assert found.by_name[DeviceName("gpu-1")].shape == SLICEABLE
+    assert offer.by_name[DeviceName("gpu-1")].shape == SLICEABLE
 
 
 def test_two_replicas_of_one_request_are_of_different_gpus():
     node = Inventory((gpu(0), gpu(1)))
 
-    found = build_offer(node, profile(replicas=2), NO_CAPACITY, {})
+    offer = build_offer(node, profile(replicas=2), NO_CAPACITY, {})
 
-    names = [str(device.name) for device in found.devices]
+    names = [str(device.name) for device in offer.devices]
     assert names == ["gpu-0-0", "gpu-1-0", "gpu-0-1", "gpu-1-1"]
 
 
 def test_a_held_gpu_whose_new_rules_cannot_be_published_is_still_what_it_was():
     held = holding(SLICEABLE)
 
-    found = build_offer(one(), profile(memory_least=90 * GIB), EVERYTHING, held)
+    offer = build_offer(one(), profile(memory_least=90 * GIB), EVERYTHING, held)
 
-    assert found.by_name[DeviceName("gpu-0")].shape == SLICEABLE
-    assert found.pending == (PendingChange(DeviceName("gpu-0"), "exclusive"),)
+    assert offer.by_name[DeviceName("gpu-0")].shape == SLICEABLE
+    assert offer.pending == (PendingChange(DeviceName("gpu-0"), "exclusive"),)
 
 
 def test_a_held_replica_keeps_all_replicas():
     held = holding(Replica(1, 2, 40 * GIB), "gpu-0-1")
 
-    found = build_offer(one(), DEFAULT_PROFILE, NO_CAPACITY, held)
+    offer = build_offer(one(), DEFAULT_PROFILE, NO_CAPACITY, held)
 
-    assert [str(device.name) for device in found.devices] == ["gpu-0-0", "gpu-0-1"]
-    assert found.pending[0].change == "exclusive"
+    assert [str(device.name) for device in offer.devices] == ["gpu-0-0", "gpu-0-1"]
+    assert offer.pending[0].change == "exclusive"
 
 
 def test_a_gpu_in_the_shape_that_it_should_have_has_nothing_pending():

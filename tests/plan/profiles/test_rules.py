@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from api.names import DEVICE_PLUGIN_CONFIG_LABEL as OLDER
 from api.names import PROFILE_LABEL
 from api.strict import ConfigError
-from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import (
     GpuSelector,
     GuardPolicy,
@@ -109,33 +108,33 @@ def test_every_field_becomes_a_rule():
 
 
 @pytest.mark.parametrize(
-    ("layout", "told"),
+    ("layout", "message"),
     [
         (7, "7 should be a string; write it in quotes"),
         (True, "True should be a string; write it in quotes"),
         (["a"], "['a'] should be a valid string"),
     ],
 )
-def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, told):
+def test_a_name_that_yaml_takes_for_something_else_is_to_be_quoted(layout, message):
     with pytest.raises(ConfigError) as error:
         profile({"mig": {"layout": layout}})
 
-    assert error.value.problems == (f"spec.gpus[0].mig.layout: {told}",)
+    assert error.value.problems == (f"spec.gpus[0].mig.layout: {message}",)
 
 
 def test_replicas_of_partitions_are_a_rule_in_the_order_of_their_names():
-    said = rules(mig={"replicas": {"3g.40gb": 2, "1g.10gb": 4}})
+    decoded = rules(mig={"replicas": {"3g.40gb": 2, "1g.10gb": 4}})
 
-    assert said.mig.replicas == (("1g.10gb", 4), ("3g.40gb", 2))
+    assert decoded.mig.replicas == (("1g.10gb", 4), ("3g.40gb", 2))
 
 
 def test_a_layout_of_partitions_is_a_rule():
     assert rules(mig={"layout": "all-balanced"}).mig == MigRules(layout="all-balanced")
 
 
-@pytest.mark.parametrize("said", ["Off", {"strategy": "Mixed"}, {"mode": "Off"}])
-def test_without_a_word_for_it_nothing_is_cut_for_claims(said):
-    assert rules(mig=said).mig == MigRules()
+@pytest.mark.parametrize("fields", ["Off", {"strategy": "Mixed"}, {"mode": "Off"}])
+def test_without_a_word_for_it_nothing_is_cut_for_claims(fields):
+    assert rules(mig=fields).mig == MigRules()
 
 
 def test_a_most_of_claims_at_once_is_a_rule():
@@ -148,7 +147,7 @@ def test_no_fractions_and_no_offer_are_rules():
 
 
 @pytest.mark.parametrize(
-    ("said", "guard"),
+    ("fields", "guard"),
     [
         ({"policy": "Off"}, GuardRules(GuardPolicy.OFF, 10)),
         ({"grace": "500ms"}, GuardRules(GuardPolicy.KILL, 0.5)),
@@ -157,8 +156,8 @@ def test_no_fractions_and_no_offer_are_rules():
         ({}, GuardRules(GuardPolicy.KILL, 10)),
     ],
 )
-def test_half_a_memory_guard_keeps_the_other_half_as_it_is(said, guard):
-    assert rules(memoryGuard=said).guard == guard
+def test_half_a_memory_guard_keeps_the_other_half_as_it_is(fields, guard):
+    assert rules(memoryGuard=fields).guard == guard
 
 
 def test_the_only_strategy_that_is_allowed_is_the_default_one():
@@ -167,7 +166,7 @@ def test_the_only_strategy_that_is_allowed_is_the_default_one():
 
 
 @pytest.mark.parametrize(
-    ("said", "tenants"),
+    ("fields", "tenants"),
     [
         ({}, MpsTenants.ANY),
         ({"mpsTenants": "Any"}, MpsTenants.ANY),
@@ -176,32 +175,32 @@ def test_the_only_strategy_that_is_allowed_is_the_default_one():
         ({"mpsTenants": "NonRoot", "fractions": "Never"}, MpsTenants.NON_ROOT),
     ],
 )
-def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(said, tenants):
-    assert rules(**said).tenants is tenants
+def test_who_may_share_by_mps_is_a_rule_for_whole_gpus_too(fields, tenants):
+    assert rules(**fields).tenants is tenants
 
 
 @pytest.mark.parametrize(
-    ("said", "may"),
+    ("fields", "may"),
     [
         ({}, False),
         ({"timeSliceInterval": "wholeGPUs"}, False),
         ({"timeSliceInterval": "Any"}, True),
     ],
 )
-def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(said, may):
-    assert rules(**said).fractions_set_interval is may
+def test_fractions_set_the_interval_of_their_gpu_where_that_is_said(fields, may):
+    assert rules(**fields).fractions_set_interval is may
 
 
 @pytest.mark.parametrize(
-    ("said", "servers"),
+    ("fields", "servers"),
     [
         ({}, MpsServerScope.PER_NAMESPACE),
         ({"mpsServer": "PerNamespace"}, MpsServerScope.PER_NAMESPACE),
         ({"mpsServer": "Shared", "fractions": "Never"}, MpsServerScope.SHARED),
     ],
 )
-def test_namespaces_have_mps_servers_of_their_own_unless_the_profile_joins_them(said, servers):
-    assert rules(**said).mps_servers is servers
+def test_namespaces_have_mps_servers_of_their_own_unless_the_profile_joins_them(fields, servers):
+    assert rules(**fields).mps_servers is servers
 
 
 @pytest.mark.parametrize(
@@ -350,23 +349,23 @@ def test_the_least_amount_that_can_be_given_out_is_accepted():
 
 
 def test_an_entry_behind_one_for_every_gpu_is_refused():
-    found = problems({"select": {"index": [0]}}, {}, {"select": {"index": [1]}}, {})
+    messages = problems({"select": {"index": [0]}}, {}, {"select": {"index": [1]}}, {})
 
-    assert [each.partition(":")[0] for each in found] == ["spec.gpus[2]", "spec.gpus[3]"]
-    assert "spec.gpus[1] has no select" in found[0]
+    assert [gpu.partition(":")[0] for gpu in messages] == ["spec.gpus[2]", "spec.gpus[3]"]
+    assert "spec.gpus[1] has no select" in messages[0]
 
 
 def test_the_problems_of_all_entries_are_told_at_once():
-    found = problems({"select": {}}, {"memory": {"least": "1Mi"}})
+    messages = problems({"select": {}}, {"memory": {"least": "1Mi"}})
 
-    assert [each.partition(":")[0] for each in found] == [
+    assert [message.partition(":")[0] for message in messages] == [
         "spec.gpus[0].select",
         "spec.gpus[1].memory.least",
     ]
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("content", "expected"),
     [
         pytest.param("text", ["'text' is no profile; write a NodeProfile"], id="text"),
         pytest.param([], ["[] is no profile; write a NodeProfile"], id="a list"),
@@ -388,15 +387,15 @@ def test_the_problems_of_all_entries_are_told_at_once():
         ),
     ],
 )
-def test_a_document_that_is_no_profile_is_refused(given, expected):
+def test_a_document_that_is_no_profile_is_refused(content, expected):
     with pytest.raises(ConfigError) as refused:
-        decode_profile(given, "p")
+        decode_profile(content, "p")
 
     assert list(refused.value.problems) == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("content", "name"),
     [
         ({"metadata": {"name": "a"}}, "a"),
         ({"metadata": {"name": 5}}, "stem"),
@@ -406,8 +405,8 @@ def test_a_document_that_is_no_profile_is_refused(given, expected):
         ("text", "stem"),
     ],
 )
-def test_a_profile_is_called_as_it_says_or_like_its_file(given, name):
-    assert profile_name(given, "stem") == name
+def test_a_profile_is_called_as_it_says_or_like_its_file(content, name):
+    assert profile_name(content, "stem") == name
 
 
 @pytest.mark.parametrize(
@@ -444,11 +443,11 @@ def test_the_shortest_file_divides_every_gpu_too():
 
 
 def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
-    found = device_plugin("mps")
+    decoded = device_plugin("mps")
 
-    (entry,) = found.entries
+    (entry,) = decoded.entries
     assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS)
-    assert found.notes == ()
+    assert decoded.notes == ()
 
 
 def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
@@ -458,18 +457,18 @@ def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
 
 
 def test_partitions_in_a_file_are_divided_as_it_says():
-    found = device_plugin("mixed-partitions")
+    decoded = device_plugin("mixed-partitions")
 
-    (entry,) = found.entries
+    (entry,) = decoded.entries
     mig = MigRules(replicas=(("1g.10gb", 3), ("2g.20gb", 5)))
     assert entry.rules == Rules(replicas=2, mig=mig, **WITHOUT_LIMIT)
-    assert found.notes == ()
+    assert decoded.notes == ()
 
 
 def test_a_file_about_partitions_alone_limits_nothing_either():
-    given = shared("timeSlicing", resource("nvidia.com/mig-1g.10gb.me", replicas=4))
+    content = shared("timeSlicing", resource("nvidia.com/mig-1g.10gb.me", replicas=4))
 
-    (entry,) = decode_profile(given, "p").entries
+    (entry,) = decode_profile(content, "p").entries
     assert entry.rules == Rules(mig=MigRules(replicas=(("1g.10gb+me", 4),)), **WITHOUT_LIMIT)
     assert entry.path == "sharing.timeSlicing.resources[0]"
 
@@ -497,26 +496,26 @@ def test_the_strategy_for_partitions_says_whether_they_serve_claims_for_gpus(str
 
 
 def test_under_single_what_divides_gpus_divides_every_partition():
-    given = shared("timeSlicing", resource(replicas=4)) | {"flags": {"migStrategy": "single"}}
+    content = shared("timeSlicing", resource(replicas=4)) | {"flags": {"migStrategy": "single"}}
 
-    (entry,) = decode_profile(given, "p").entries
+    (entry,) = decode_profile(content, "p").entries
     assert entry.rules.mig == MigRules(single=True, replicas=(("*", 4),))
     assert entry.rules.replicas == 4
 
 
 def test_no_partition_is_divided_for_mps():
-    given = shared("mps", resource("nvidia.com/mig-1g.10gb"))
+    content = shared("mps", resource("nvidia.com/mig-1g.10gb"))
 
-    found = decode_profile(given, "p")
-    assert found.entries == ()
-    (note,) = found.notes
+    decoded = decode_profile(content, "p")
+    assert decoded.entries == ()
+    (note,) = decoded.notes
     assert note.startswith("sharing.mps.resources[0].name: 'nvidia.com/mig-1g.10gb' has no meaning")
 
 
 def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field():
-    more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
+    fields = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
 
-    _, *notes = decode_profile(shared("mps", resource("mig-1g.10gb"), **more), "p").notes
+    _, *notes = decode_profile(shared("mps", resource("mig-1g.10gb"), **fields), "p").notes
 
     assert notes == [
         "sharing.mps.renameByDefault: has no meaning here: nothing that the file names is divided",
@@ -526,13 +525,13 @@ def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field()
 
 
 def test_beside_gpus_the_same_words_have_their_meaning_for_those():
-    more = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
+    fields = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
 
-    found = decode_profile(shared("mps", resource(), resource("mig-1g.10gb"), **more), "p")
+    decoded = decode_profile(shared("mps", resource(), resource("mig-1g.10gb"), **fields), "p")
 
-    (entry,) = found.entries
+    (entry,) = decoded.entries
     assert (entry.rules.rename, entry.rules.one_share) == (True, False)
-    assert [note.partition(":")[0] for note in found.notes] == ["sharing.mps.resources[1].name"]
+    assert [note.partition(":")[0] for note in decoded.notes] == ["sharing.mps.resources[1].name"]
 
 
 def test_that_single_divides_no_partition_for_mps_is_told():
@@ -556,9 +555,9 @@ def test_that_single_divides_no_partition_for_mps_is_told():
     ],
 )
 def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources, strategy, names):
-    given = shared("timeSlicing", *resources, renameByDefault=True)
+    content = shared("timeSlicing", *resources, renameByDefault=True)
 
-    (note,) = decode_profile(given | {"flags": {"migStrategy": strategy}}, "p").notes
+    (note,) = decode_profile(content | {"flags": {"migStrategy": strategy}}, "p").notes
 
     assert note == (
         "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
@@ -571,20 +570,20 @@ def test_that_gpus_are_renamed_needs_no_note():
 
 
 def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
-    given = shared("timeSlicing", resource("mig-1g.10gb"), failRequestsGreaterThanOne=True)
+    content = shared("timeSlicing", resource("mig-1g.10gb"), failRequestsGreaterThanOne=True)
 
-    found = decode_profile(given, "p")
+    decoded = decode_profile(content, "p")
 
-    (entry,) = found.entries
+    (entry,) = decoded.entries
     assert entry.rules.one_share
-    assert found.notes == ()
+    assert decoded.notes == ()
 
 
 def test_a_file_says_each_field_of_partitions_in_a_place_of_its_own():
     resources = (resource(), resource("mig-1g.10gb"), resource("nvidia.com/mig-9g.5gb"))
-    given = shared("timeSlicing", *resources) | {"flags": {"migStrategy": "single"}}
+    content = shared("timeSlicing", *resources) | {"flags": {"migStrategy": "single"}}
 
-    (entry,) = decode_profile(given, "p").entries
+    (entry,) = decode_profile(content, "p").entries
 
     first, second = (f"sharing.timeSlicing.resources[{n}].name" for n in (1, 2))
     assert entry.where("mig.replicas", "9g.5gb") == second
@@ -595,25 +594,25 @@ def test_a_file_says_each_field_of_partitions_in_a_place_of_its_own():
 
 
 def test_a_file_that_shares_nothing_changes_nothing():
-    found = device_plugin("no-sharing")
+    decoded = device_plugin("no-sharing")
 
-    assert found.entries == ()
-    assert len(found.notes) == 2
+    assert decoded.entries == ()
+    assert len(decoded.notes) == 2
 
 
 def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
-    found = device_plugin("everything")
+    decoded = device_plugin("everything")
 
-    (entry,) = found.entries
+    (entry,) = decoded.entries
     mig = MigRules(single=True, replicas=(("*", 4),))
     assert entry.rules == Rules(replicas=4, mig=mig, **WITHOUT_LIMIT)
-    paths = [note.partition(":")[0] for note in found.notes]
+    paths = [note.partition(":")[0] for note in decoded.notes]
     assert len(paths) == len(set(paths)) == 33
-    assert all(": has no meaning here: " in note for note in found.notes)
+    assert all(": has no meaning here: " in note for note in decoded.notes)
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("content", "expected"),
     [
         pytest.param(
             shared("timeSlicing", resource(), resource(replicas=3)),
@@ -650,9 +649,9 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
         ),
     ],
 )
-def test_a_file_that_says_what_cannot_be_is_refused(given, expected):
+def test_a_file_that_says_what_cannot_be_is_refused(content, expected):
     with pytest.raises(ConfigError) as refused:
-        decode_profile(given, "p")
+        decode_profile(content, "p")
 
     assert list(refused.value.problems) == expected
 
@@ -665,9 +664,9 @@ def test_the_first_entry_that_selects_a_gpu_holds_for_it():
     )
     gpus = [gpu(0), gpu(1), gpu(2, product_name="NVIDIA L40S")]
 
-    found, idle = rules_by_gpu(chosen, gpus)
+    rules_of, idle = rules_by_gpu(chosen, gpus)
 
-    assert [found[each.uuid].replicas for each in gpus] == [3, 2, 4]
+    assert [rules_of[gpu.uuid].replicas for gpu in gpus] == [3, 2, 4]
     assert idle == ()
 
 
@@ -677,9 +676,9 @@ def test_every_field_of_a_selection_has_to_match():
     )
     gpus = [gpu(0), gpu(1), gpu(2)]
 
-    found, _ = rules_by_gpu(chosen, gpus)
+    rules_of, _ = rules_by_gpu(chosen, gpus)
 
-    assert [found[each.uuid].replicas for each in gpus] == [1, 2, 1]
+    assert [rules_of[gpu.uuid].replicas for gpu in gpus] == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -694,9 +693,9 @@ def test_every_field_of_a_selection_has_to_match():
     ],
 )
 def test_products_are_patterns_as_of_a_shell(pattern, matches):
-    found, _ = rules_by_gpu(profile({"select": {"product": [pattern]}, "replicas": 2}), [gpu(0)])
+    rules_of, _ = rules_by_gpu(profile({"select": {"product": [pattern]}, "replicas": 2}), [gpu(0)])
 
-    assert (found[gpu(0).uuid].replicas == 2) is matches
+    assert (rules_of[gpu(0).uuid].replicas == 2) is matches
 
 
 def test_an_entry_that_selects_no_gpu_of_the_node_is_told():
@@ -732,21 +731,21 @@ def test_a_node_without_gpus_has_nothing_to_tell():
     st.lists(st.sets(st.integers(0, 7), min_size=1), max_size=5),
     st.sets(st.integers(0, 7)),
 )
-def test_rules_are_those_of_the_first_match_whatever_is_there(selections, there):
+def test_rules_are_those_of_the_first_match_whatever_is_there(selections, listed):
     entries = [
-        {"select": {"index": sorted(each)}, "replicas": number}
-        for number, each in enumerate(selections, 2)
+        {"select": {"index": sorted(minors)}, "replicas": number}
+        for number, minors in enumerate(selections, 2)
     ]
     chosen = profile(*entries) if entries else Profile("p")
-    gpus = [gpu(minor) for minor in sorted(there)]
+    gpus = [gpu(minor) for minor in sorted(listed)]
 
-    found, idle = rules_by_gpu(chosen, gpus)
+    rules_of, idle = rules_by_gpu(chosen, gpus)
 
     def first(minor):
-        return next((n for n, each in enumerate(selections, 2) if minor in each), 1)
+        return next((n for n, minors in enumerate(selections, 2) if minor in minors), 1)
 
-    assert {uuid: its.replicas for uuid, its in found.items()} == {
-        GpuUuid(each.uuid): first(each.minor) for each in gpus
+    assert {uuid: gpu_rules.replicas for uuid, gpu_rules in rules_of.items()} == {
+        device.uuid: first(device.minor) for device in gpus
     }
-    used = {its.replicas for its in found.values()} - {1}
+    used = {gpu_rules.replicas for gpu_rules in rules_of.values()} - {1}
     assert len(idle) == (len(selections) - len(used) if gpus else 0)

@@ -49,9 +49,9 @@ def holds():
     return {name: (held,)}
 
 
-def foreign(found):
+def foreign(offer):
     """The partitions that somebody else cut."""
-    return [str(one.name) for one in found.devices if one.instance is not None]
+    return [str(device.name) for device in offer.devices if device.instance is not None]
 
 
 def cutting(node):
@@ -62,8 +62,8 @@ def cutting(node):
     return world
 
 
-def names(found):
-    return [str(device.name) for device in found.devices]
+def names(offer):
+    return [str(device.name) for device in offer.devices]
 
 
 def test_as_long_as_nothing_changes_it_is_the_same_offer():
@@ -105,9 +105,9 @@ def test_without_an_mps_agent_nothing_is_shared_by_mps(mps):
         world.node, lambda: world.profile, lambda: world.features, world.ledger, mps=mps
     )
 
-    found = {SharingStrategy.MPS in device.rules.strategies for device in offers.now().devices}
+    by_mps = {SharingStrategy.MPS in device.rules.strategies for device in offers.now().devices}
 
-    assert found == {mps}
+    assert by_mps == {mps}
 
 
 def test_a_partition_of_a_claim_that_ends_while_we_look_is_nobody_elses():
@@ -255,9 +255,9 @@ def test_the_first_answer_is_waited_for():
 
 def test_what_was_known_counts_while_the_api_server_is_away():
     world = Answers(ApiFeatures(), Unreachable("no answer"), ApiFeatures(taints=False))
-    found = []
+    answers = []
     while world.left:
         assert world.keeping.probe() is None
-        found.append(world.keeping())
+        answers.append(world.keeping())
 
-    assert found == [ApiFeatures(), ApiFeatures(), ApiFeatures(taints=False)]
+    assert answers == [ApiFeatures(), ApiFeatures(), ApiFeatures(taints=False)]

@@ -106,8 +106,8 @@ def run(server, tmp_path):
         return started[-1]
 
     yield run
-    for each in started:
-        each.choice.stop()
+    for running in started:
+        running.choice.stop()
     client.close()
 
 
@@ -151,11 +151,11 @@ def test_only_the_own_node_is_read_and_watched(server, label, run):
     run().start()
     assert is_watching(server)
 
-    assert [(each.method, each.path) for each in server.requests] == [
+    assert [(request.method, request.path) for request in server.requests] == [
         ("GET", "/api/v1/nodes"),
         ("WATCH", "/api/v1/nodes"),
     ]
-    assert {each.query["fieldSelector"] for each in server.requests} == {"metadata.name=n1"}
+    assert {request.query["fieldSelector"] for request in server.requests} == {"metadata.name=n1"}
 
 
 def test_a_label_that_changes_or_goes_counts_at_once(server, label, run):
@@ -377,8 +377,13 @@ def test_what_has_no_meaning_in_a_profile_is_logged_when_it_comes_into_force(lab
     running.start()
     time.sleep(0.05)
 
-    said = [each.getMessage() for each in caplog.records if "has no meaning" in each.getMessage()]
-    assert [each.split(": ")[1] for each in said] == ["flags.failOnInitError", "flags.gdsEnabled"]
+    messages = [
+        record.getMessage() for record in caplog.records if "has no meaning" in record.getMessage()
+    ]
+    assert [record.split(": ")[1] for record in messages] == [
+        "flags.failOnInitError",
+        "flags.gdsEnabled",
+    ]
 
 
 def test_an_outage_is_logged_once(server, label, run, caplog):
@@ -388,8 +393,8 @@ def test_an_outage_is_logged_once(server, label, run, caplog):
     run().start()
     assert server.wait(lambda: server.count("GET", "nodes") > 4)
 
-    said = [each for each in caplog.records if "cannot watch" in each.getMessage()]
-    assert len(said) == 1
+    records = [record for record in caplog.records if "cannot watch" in record.getMessage()]
+    assert len(records) == 1
 
 
 def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):
@@ -413,8 +418,8 @@ def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):
     running.write("b", PROFILE.format(10))
     assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 10)
 
-    said = {each.getMessage() for each in caplog.records if each.levelno == logging.ERROR}
-    assert said == {"a watch failed unexpectedly", "looking for the profile failed"}
+    messages = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
+    assert messages == {"a watch failed unexpectedly", "looking for the profile failed"}
 
 
 def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run):
@@ -427,7 +432,9 @@ def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run
     running.choice.stop()
 
     assert time.monotonic() - began < 20, "a watch lasts minutes"
-    ours = [each for each in threading.enumerate() if each.name in ("profiles", "node-labels")]
+    ours = [
+        thread for thread in threading.enumerate() if thread.name in ("profiles", "node-labels")
+    ]
     for thread in ours:  # it may be about to end
         thread.join(20)
         assert not thread.is_alive()

@@ -115,9 +115,9 @@ def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):
 
     scene.scanner.scan()
 
-    (said,) = [one for one in caplog.records if "as its profile says" in one.message]
-    assert said.offered == "exclusive"
-    assert said.reason.startswith("profile 'p', spec.gpus[0]: ")
+    (records,) = [record for record in caplog.records if "as its profile says" in record.message]
+    assert records.offered == "exclusive"
+    assert records.reason.startswith("profile 'p', spec.gpus[0]: ")
 
 
 def test_a_gpu_that_a_claim_keeps_as_it_was_changes_when_that_is_given_back(tmp_path):
