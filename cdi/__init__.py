@@ -104,8 +104,21 @@ put something unique into the name, such as the id of what the device was made f
 
 from cdi.encoding import from_document, from_text, to_document, to_json, to_yaml
 from cdi.errors import CdiDeviceError, CdiError, CdiNameError, CdiSpecError, CdiStoreError
-from cdi.names import QualifiedName, is_qualified, parse_name, qualify, spec_file_name
-from cdi.spec import CdiDevice, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.spec import (
+    CdiDevice,
+    ContainerEdits,
+    DeviceNode,
+    Hook,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    QualifiedName,
+    Spec,
+    is_qualified,
+    parse_name,
+    qualify,
+    spec_file_name,
+)
 from cdi.validate import VERSIONS, check, oldest_version
 
 __all__ = [

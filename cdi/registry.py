@@ -14,8 +14,7 @@ from typing import Final
 
 from cdi.encoding import from_text
 from cdi.errors import CdiDeviceError, CdiSpecError
-from cdi.names import QualifiedName
-from cdi.spec import CdiDevice, ContainerEdits, Spec
+from cdi.spec import CdiDevice, ContainerEdits, QualifiedName, Spec
 
 DEFAULT_DIRECTORIES: Final = ("/etc/cdi", "/var/run/cdi")
 """Where runtimes look: specs that stay, then those that come and go and are lost at boot."""

@@ -26,8 +26,7 @@ from typing import Final
 
 from cdi.encoding import from_text, parse_text, to_json
 from cdi.errors import CdiNameError, CdiSpecError, CdiStoreError
-from cdi.names import spec_file_name, spec_file_prefix
-from cdi.spec import Spec
+from cdi.spec import Spec, spec_file_name, spec_file_prefix
 
 _MENDS: Final = {
     errno.ENOSPC: "free some space there",

@@ -20,8 +20,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from cdi.errors import CdiSpecError
-from cdi.names import device_problem, kind_problem
-from cdi.spec import Annotations, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from cdi.spec import (
+    Annotations,
+    ContainerEdits,
+    DeviceNode,
+    Hook,
+    IntelRdt,
+    Mount,
+    NetDevice,
+    Spec,
+    device_problem,
+    kind_problem,
+)
 
 VERSIONS: Final = (
     "0.1.0",

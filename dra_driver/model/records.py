@@ -109,6 +109,11 @@ class ClaimRecord:
         )
 
     @property
+    def computes(self) -> bool:
+        """Whether it holds more than admin access."""
+        return any(not holding.admin for holding in self.holdings)
+
+    @property
     def limited(self) -> bool:
         """Whether somebody sees to how much memory it uses."""
         return any(holding.limit is not None for holding in self.holdings)

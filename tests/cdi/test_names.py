@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi import CdiNameError, is_qualified, parse_name, qualify, spec_file_name
-from cdi.names import LONGEST_FILE_NAME
+from cdi.spec import LONGEST_FILE_NAME
 from tests.cdi.strategies import device_names, kind_parts
 
 

@@ -15,7 +15,7 @@ from cdi import (
     Spec,
     check,
 )
-from cdi.names import kind_problem
+from cdi.spec import kind_problem
 from tests.cdi.strategies import one_device, specs
 
 AT = "devices[0].containerEdits"

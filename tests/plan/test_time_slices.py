@@ -5,7 +5,7 @@ import pytest
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreateDeviceNodes, SetTimeSlice, TimeSliceInterval
-from dra_driver.plan.prepare.conflicts import clashing_intervals
+from dra_driver.plan.prepare.claim import clashing_intervals
 from tests.builders import ref
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")

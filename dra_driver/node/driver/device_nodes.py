@@ -81,7 +81,7 @@ class DeviceNodes:
 
         NodeError: one is missing and could not be made. TimedOut: making it took too long.
         """
-        sorted_minors = sorted(set(minors))
+        sorted_minors, capability_names = sorted(set(minors)), sorted(set(capabilities))
         gpus = [f"nvidia{minor}" for minor in sorted_minors]
         root = self._root()
         names = (*gpus, *sorted((*REQUIRED_DEVICES, *OPTIONAL_DEVICES)))
@@ -94,7 +94,9 @@ class DeviceNodes:
         return DeviceFiles(
             common=tuple(file for name in names[len(gpus) :] if (file := files[name])),
             gpus={minor: file for minor, file in by_minor.items() if file},
-            capabilities=self._capabilities.files(root, sorted(set(capabilities))),
+            capabilities=self._capabilities.files(root, capability_names)
+            if capability_names
+            else {},
         )
 
     def make_capability(self, name: str) -> None:

@@ -10,11 +10,7 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Final
 
-from dra_driver.base.deadlines import (
-    Deadline,
-    seconds_within_request,
-    within_request,
-)
+from dra_driver.base.deadlines import Deadline, seconds_within_request, within_request
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.driver_files import DriverFiles
 from dra_driver.model.mps import PROTOCOL_3_DRIVER_VERSION, MpsNamespace, MpsNamespaceName

@@ -1,14 +1,9 @@
-"""All files of a claim that others read: its CDI spec, and the metadata that it shows.
+"""All files of a claim that others read: its CDI spec, and the metadata that the spec shows.
 
-The CDI files of our claims: one per claim, where the container runtime looks.
-
-Device metadata on this machine: the files that CDI specs of claims show to containers.
-
-``<plugin data>/metadata/<claim UID>_<request>.json``
-
-A file is there before a spec names it and goes after it, so nobody sees it half written, and what
-a killed writer left is found by its claim's UID. Without fsync: a power cut ends the boot, and with
-it the claim (see `ledger`).
+The container runtime finds the CDI spec (``CdiSpecFiles``), containers the metadata
+(``<plugin data>/metadata/<claim UID>_<request>.json``). A metadata file is there before a spec
+names it and goes after it, so nobody sees it half written, and what a killed writer left is found
+by its claim's UID. Without fsync: a power cut ends the boot, and with it the claim (see `ledger`).
 """
 
 import os

@@ -38,15 +38,16 @@ from dra_driver.node.state.ledger_files import (
     RECORD_SUFFIX,
     UNREADABLE_SUFFIX,
     DamagedRecord,
+    decode_record,
     discard_other_boots,
     disk_errors,
+    encode_record,
     mark_ending,
     read_bytes,
     read_ledger_directory,
     set_aside_record,
     without_texts,
 )
-from dra_driver.node.state.records import decode_record, encode_record
 
 PARTITIONS_SUFFIX = ".cuts"
 

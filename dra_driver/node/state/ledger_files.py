@@ -1,4 +1,4 @@
-"""The files of the ledger: which there are, which are damaged, and what the disk refuses."""
+"""The files of the ledger: what a record looks like, what is damaged, what the disk refuses."""
 
 import errno
 import os
@@ -7,15 +7,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from dra_driver.base.codec import Undecodable
+from dra_driver.base.codec import Codec, Undecodable
 from dra_driver.base.errors import NodeError
 from dra_driver.base.files import disk_call
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord
-from dra_driver.node.state.records import decode_record
+from dra_driver.model.steps import CreatePartition, Step
+
+_RECORDS: Final = Codec[ClaimRecord](ClaimRecord)
+
+
+def encode_record(record: ClaimRecord) -> bytes:
+    """The document of *record*: the same bytes for the same record."""
+    return _RECORDS.encode(replace(record, steps=tuple(map(_recorded, record.steps))))
+
+
+def decode_record(content: bytes) -> ClaimRecord:
+    """The record in *content*. Undecodable says why it is none."""
+    record = _RECORDS.decode(content)
+    if record.completed and record.spec is None:
+        raise Undecodable("ClaimRecord.spec is missing")
+    return record
+
+
+def _recorded(step: Step) -> Step:
+    """What was begun before a crash is removed and not gone on with, so it is new to nobody."""
+    return replace(step, new=False) if isinstance(step, CreatePartition) else step
+
 
 RECORD_SUFFIX = ".json"
 ENDING_SUFFIX = ".ending"  # the record of a claim that is being taken back: a rename needs no room

@@ -152,11 +152,6 @@ def separate_server_problems(
     ]
 
 
-def computes_on_gpus(record: ClaimRecord) -> bool:
-    """Whether it is more than looking on."""
-    return any(not holding.admin for holding in record.holdings)
-
-
 def served_requests(record: ClaimRecord) -> frozenset[str]:
     """The requests under MPS; "": one that an earlier release did not name."""
     return _sides(record).under
@@ -232,7 +227,7 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
 
     Who prepared a claim is looked at again: nobody remembers which pod it was.
     """
-    known = [record for record in records if record.completed and computes_on_gpus(record)]
+    known = [record for record in records if record.completed and record.computes]
     uses = Counter(pod.uid for record in known for pod in record.pods)
     unnoticed = {record.claim.namespace for record in known if _is_joined_unnoticed(record)}
     return tuple(

@@ -1,18 +1,10 @@
-"""Tells pods and the Node of claims that cannot be given back: the kubelet makes no event of it.
+"""Keeps claims that processes still use, and gives them back once those ended.
 
-Such a pod stays in Terminating until what holds its devices has ended. One that was force-deleted
-is gone by then: if a process of it lives on, the Node is told.
-
-Refuses that a claim is taken back while processes of its pods still use it.
-
-The kubelet asks for that while containers are still ending: within a minute for every pod that was
-force-deleted.
-
-Gives claims back that were still used when the kubelet asked for it, once their users ended.
-
-The kubelet asks again, but only after 10 s or more, and somebody may wait for the GPU by then. So
-whoever used such a claim is looked at again and again. Only a claim that is deleted is given back:
-of one that exists the kubelet would go on to believe that it is prepared.
+The kubelet asks for an unprepare while containers are still ending: within a minute for every pod
+that was force-deleted. Such a claim is refused, its pods are told in an event (or the Node, where a
+pod is gone and its process is not), and whoever uses it is looked at again and again: the kubelet
+asks again, but only after 10 s or more. Without the kubelet only a deleted claim is given back: of
+one that exists the kubelet would go on to believe that it is prepared.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""The partitions of claims, as the GPUs have them: nobody else's is there, and ours still are.
-
-What a partition of a GPU is now, asked of the GPU.
-"""
+"""The partitions of claims, as the GPUs have them: none of ours is lost or somebody else's."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
-"""What preparing a claim takes, by what is offered, what others hold and what the GPUs say now.
+"""Plans a claim by what is offered, what other claims hold and what the GPUs say now.
 
-Records that cannot be read, in the way of claims that may be given the same device.
-
-The pods of a claim, read where what it gets depends on them.
+Where what a claim gets depends on its pods, they are read here; and a record that cannot be read is
+in the way of each claim that may be given the same device.
 """
 
 import threading
@@ -28,7 +27,7 @@ from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.mig.claims import partitions_left_behind
-from dra_driver.plan.mps.containers import computes_on_gpus, separate_server_problems
+from dra_driver.plan.mps.containers import separate_server_problems
 from dra_driver.plan.mps.namespaces import ClaimPodSpecs, PodsNeeded
 from dra_driver.plan.prepare.claim import ClaimPlan, plan_claim
 from dra_driver.plan.prepare.gpu_settings import settings_to_read, with_previous_values
@@ -85,7 +84,7 @@ class ClaimPods:
 
     def _beside(self, mine: ClaimRecord) -> Sequence[ClaimRecord]:
         """The claims that no container can have together with *mine*, whoever uses them."""
-        if not computes_on_gpus(mine):
+        if not mine.computes:
             return ()
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
         candidates = self._ledger.records() if mine.namespaces else self._ledger.served()
@@ -94,7 +93,7 @@ class ClaimPods:
             for one in candidates
             if one.claim.namespace == mine.claim.namespace
             and one.claim.uid != mine.claim.uid
-            and computes_on_gpus(one)
+            and one.computes
         ]
 
     def _read(self, claim: Claim, why: str, failed: threading.Event, pod: Pod) -> PodSpec | None:

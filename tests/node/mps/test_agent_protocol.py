@@ -12,13 +12,7 @@ from dra_driver.base.errors import (
     TimedOut,
 )
 from dra_driver.model.mps import MpsNamespace, MpsServerRestart, MpsStatus
-from dra_driver.node.mps.agent_protocol import (
-    ANSWERS,
-    REQUESTS,
-    AgentError,
-    ServeRequest,
-    decode,
-)
+from dra_driver.node.mps.agent_protocol import ANSWERS, REQUESTS, AgentError, ServeRequest, decode
 
 TIMES = st.floats(allow_nan=False, allow_infinity=False)
 RESTARTS = st.lists(st.builds(MpsServerRestart, at=TIMES), max_size=3)

@@ -19,15 +19,9 @@ from dra_driver.k8s.claims import ClaimUid, Pod, PodUid, PreparedDevice
 from dra_driver.model.gpus import DeviceName, GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.records import ClaimRecord, Holding
-from dra_driver.model.steps import (
-    CreateDeviceNodes,
-    ServeMpsNamespace,
-)
+from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
-from dra_driver.node.state.ledger_files import read_ledger_directory
-from dra_driver.node.state.records import (
-    encode_record,
-)
+from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
 from tests.builders import ref
 from tests.fakes.user import locked_out
 

@@ -11,7 +11,7 @@ from dra_driver.base.codec import Undecodable
 from dra_driver.model.gpus import GpuUuid, PartitionKey
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import CreateDeviceNodes, CreatePartition
-from dra_driver.node.state.records import decode_record, encode_record
+from dra_driver.node.state.ledger_files import decode_record, encode_record
 from tests.builders import record
 
 st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False))

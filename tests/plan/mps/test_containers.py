@@ -9,7 +9,6 @@ from dra_driver.model.profiles import MpsTenants
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plan.mps.containers import (
-    computes_on_gpus,
     mps_tenants_of,
     separate_server_problems,
     served_requests,
@@ -129,8 +128,8 @@ def test_what_an_earlier_release_recorded_without_its_request_may_be_any():
 
 
 def test_who_only_looks_on_has_no_gpus():
-    assert computes_on_gpus(turns("a"))
-    assert not computes_on_gpus(record("a", ("gpu", 0, "looks on")))
+    assert turns("a").computes
+    assert not record("a", ("gpu", 0, "looks on")).computes
 
 
 def test_the_strictest_rule_of_what_is_held_is_the_claims():
