@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api import names
-from dra_driver.kubeletplugin.slices.validation import validate_pool
 from hack.benchmark.bursts import parts
 from hack.benchmark.fleet import PARTITIONS
 from hack.benchmark.fleet_nodes import GPUS, FleetNode, nodes
 from hack.benchmark.fleet_nvidia import nvidia_cut
 from hack.benchmark.fleet_shapes import ours, ours_cut, plain
+from tests.fakes.pool_rules import validate_pool
 
 NODE = FleetNode("fleet-000")
 CUT = FleetNode("fleet-000", cut=True)

@@ -12,7 +12,6 @@ import yaml
 from dra_driver.__main__ import node_opener
 from dra_driver.cli.devices.run import devices
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent
-from dra_driver.kubeletplugin.slices.validation import validate_pool
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
 from dra_driver.model.mig_layouts import LayoutInstance, LayoutOutcome, LayoutState, MigState
 from dra_driver.model.offer import Exclusive, Fractional
@@ -22,6 +21,7 @@ from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.settings import DevicesSettings
 from tests.builders import ref
+from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import h100, open_simulated
 from tests.fakes.user import locked_out
 

@@ -24,9 +24,9 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     plan_writes,
     split_into_slices,
 )
-from dra_driver.kubeletplugin.slices.validation import validate_pool
 from hack.testbed.cluster import Cluster
 from tests.fakes.api_server import ApiServer as FakeApiServer
+from tests.fakes.pool_rules import validate_pool
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]  # it is built on first use
 

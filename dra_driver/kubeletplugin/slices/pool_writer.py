@@ -8,8 +8,7 @@ from dra_driver.base.errors import NotFound, Refused, Unreachable
 from dra_driver.k8s.api import Document, Watch
 from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.kubeletplugin.slices.comparison import comparable_spec, dropped_fields
-from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes
-from dra_driver.kubeletplugin.slices.validation import validate_pool
+from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceOwner, plan_writes, pool_problems
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class PoolWriter:
     def write(self, pool: Pool) -> int:
         """Make the API server hold *pool*: how many writes that took; none where it does.
 
-        Refused: it never would; everything that is wrong with *pool* is said.
+        Refused: it never would, or the scheduler could use nothing of *pool*.
         """
         self._refuse_invalid(pool)
         home = self._home or self.look()
@@ -86,9 +85,8 @@ class PoolWriter:
     def _refuse_invalid(self, pool: Pool) -> None:
         if pool is self._valid:
             return
-        if problems := validate_pool(pool, self._driver):
-            listed = "; ".join(problems)
-            raise Refused(f"pool {pool.name} cannot be published, it was not sent: {listed}")
+        if problems := pool_problems(pool):
+            raise Refused(f"pool {pool.name} is not published: {'; '.join(problems)}")
         self._valid = pool
 
     def _delete(self, document: Mapping[str, Any]) -> None:

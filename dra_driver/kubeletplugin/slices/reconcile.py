@@ -9,7 +9,7 @@ whole, or all move to a new generation and the pool is incomplete until the last
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -286,3 +286,24 @@ def _generation(document: Document) -> int:
 
 def _name(document: Document) -> str:
     return str(document["metadata"]["name"])
+
+
+def pool_problems(pool: Pool) -> tuple[str, ...]:
+    """Why the scheduler could use nothing of *pool*, though the API server takes each slice."""
+    names = Counter(str(device.get("name")) for device in pool.devices)
+    problems = [f"device {name!r} is there more than once" for name in names if names[name] > 1]
+    counters: dict[str, Collection[str]] = {}
+    for counter_set in (each for part in pool.slices for each in part.shared_counters):
+        name = counter_set["name"]
+        if name in counters:
+            problems.append(f"counter set {name!r} is there more than once")
+        counters[name] = counter_set["counters"]
+    for device in pool.devices:
+        for consumed in device.get("consumesCounters") or ():
+            missing = set(consumed["counters"]) - set(counters.get(consumed["counterSet"], ()))
+            problems += (
+                f"device {device['name']!r} consumes counter {key!r} of "
+                f"{consumed['counterSet']!r}, which the pool does not have"
+                for key in sorted(missing)
+            )
+    return tuple(problems)

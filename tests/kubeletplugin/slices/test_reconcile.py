@@ -17,7 +17,7 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     plan_writes,
     split_into_slices,
 )
-from dra_driver.kubeletplugin.slices.validation import validate_pool
+from tests.fakes.pool_rules import validate_pool
 
 HOME = SliceOwner("gpu.example.com", "n1", "uid-of-n1")
 

@@ -13,7 +13,6 @@ from dra_driver.kubeletplugin.slices.reconcile import (
     plan_writes,
     split_into_slices,
 )
-from dra_driver.kubeletplugin.slices.validation import validate_pool
 from dra_driver.model.gpus import GpuUuid, Inventory, Topology
 from dra_driver.model.offer import AdminAccess, ApiFeatures, Device, Offer
 from dra_driver.model.profiles import MigRules
@@ -22,6 +21,7 @@ from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_counters, published_devices
 from dra_driver.sim.node_spec import bundled_nodes, node_file
 from tests.builders import MIB, SLICEABLE
+from tests.fakes.pool_rules import validate_pool
 from tests.fakes.simulated import Node
 from tests.fakes.slice_rules import refuse_slice
 from tests.plan.mig.boards import boards, cut, dynamic, instance, mig, partition, profile

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from dra_driver.k8s import quantity
 from dra_driver.kubeletplugin.slices.reconcile import split_into_slices
-from dra_driver.kubeletplugin.slices.validation import validate_pool
 from dra_driver.model.gpus import Inventory, Topology, Version
 from dra_driver.model.offer import (
     AdminAccess,
@@ -23,6 +22,7 @@ from dra_driver.model.profiles import GpuSelector, Profile, ProfileEntry, Rules,
 from dra_driver.plan.offer.devices import build_offer
 from dra_driver.plan.offer.publish import published_devices
 from tests.builders import MIB, SLICEABLE, gpu
+from tests.fakes.pool_rules import validate_pool
 from tests.fakes.slice_rules import refuse_slice
 from tests.plan.profile_rules import any_rules
 

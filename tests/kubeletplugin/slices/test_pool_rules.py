@@ -1,10 +1,9 @@
-"""What the API server and the scheduler take of a pool, told before it is sent."""
+"""What the API server and the scheduler take of a pool, as the fake one knows it."""
 
 import pytest
 
 from dra_driver.kubeletplugin.slices.reconcile import Pool, SliceContent, split_into_slices
-from dra_driver.kubeletplugin.slices.validation import validate_pool
-from tests.fakes.slice_rules import refuse_slice
+from tests.fakes.pool_rules import validate_pool
 
 
 def device(name="gpu-0", **more):
@@ -98,7 +97,7 @@ def attribute(key="a", **value):
         ),
         pytest.param(
             Pool("n1", (SliceContent(tuple(device(f"d{i}") for i in range(129))),)),
-            "129 devices, at most 128",
+            "129 devices in a slice, at most 128",
             id="a slice that is too long",
         ),
         pytest.param(
@@ -108,7 +107,7 @@ def attribute(key="a", **value):
         ),
         pytest.param(
             Pool("n1", (SliceContent((), tuple(counter_set(f"s{i}", m="1") for i in range(9))),)),
-            "9 counter sets, at most 8",
+            "9 counter sets in a slice, at most 8",
             id="nine counter sets",
         ),
         pytest.param(attribute(string="x" * 65), "65 bytes, at most 64", id="a long string"),
@@ -200,7 +199,7 @@ def attribute(key="a", **value):
         ),
         pytest.param(
             of(device(consumesCounters=consuming(set=["x"])), counters=[counter_set(m="1")]),
-            "counter 'x', which 'set' does not have",
+            "counter 'x' of 'set', which the pool does not have",
             id="no such counter",
         ),
         pytest.param(
@@ -260,28 +259,3 @@ def test_everything_that_is_wrong_is_said_at_once():
     )
 
     assert len(validate_pool(wrong)) == 4
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        device("GPU"),
-        device(attributes={"a": {"version": "1.2"}}),
-        device(attributes={"a": {"string": "x" * 65}}),
-        device(attributes={"a": {}}),
-        device(attributes={"a-b": {"int": 1}}),
-        device(attributes={f"a{i}": {"int": i} for i in range(33)}),
-        device(taints=[{"key": "k", "effect": "x"}]),
-        sized(policy=RANGE, many=False),
-    ],
-)
-def test_what_the_fake_api_server_refuses_is_said_before(bad):
-    spec = {
-        "driver": "d",
-        "nodeName": "n1",
-        "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1},
-        "devices": [bad],
-    }
-
-    assert refuse_slice(spec, None)
-    assert validate_pool(of(bad))
