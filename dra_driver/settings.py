@@ -160,8 +160,8 @@ class ClaimsSettings(HostSettings):
         return self.state / "claims"
 
     @property
-    def mig_book(self) -> Path:
-        """What was made of GPUs other than for claims."""
+    def mig_state(self) -> Path:
+        """What layouts made of GPUs."""
         return self.state / "mig.json"
 
 

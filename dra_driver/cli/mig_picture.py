@@ -45,7 +45,7 @@ def available_partitions(
     )
     by_profile: dict[str, list[Device]] = {}
     for device in its:
-        if device.partition is not None and device.cut_for_claims:
+        if device.partition is not None and device.created_for_claims:
             by_profile.setdefault(device.partition.profile.name, []).append(device)
     names = sorted(by_profile, key=lambda name: _size(by_profile[name][0]))
     most = ((name, _most(by_profile[name], left, taken)) for name in names)

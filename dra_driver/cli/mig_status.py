@@ -148,7 +148,9 @@ def layout_lines(book: MigState, gpus: Iterable[Gpu]) -> Iterator[str]:
     yield from (f"layout {one}" for one in layout_progress(book, listed))
     if book.problem:
         yield f"layout: {book.problem}"
-    yield from (f"{g.name}: {book.boards[g.uuid]}" for g in listed if g.uuid in book.boards)
+    yield from (
+        f"{g.name}: {book.mode_problems[g.uuid]}" for g in listed if g.uuid in book.mode_problems
+    )
 
 
 def layout_findings(book: MigState, gpus: Iterable[Gpu]) -> Iterator[Finding]:
@@ -173,5 +175,7 @@ def layout_findings(book: MigState, gpus: Iterable[Gpu]) -> Iterator[Finding]:
             case LayoutState.FAILED:
                 yield fail(LAYOUTS, str(one), "mend that, or choose another layout")
     for gpu in listed:
-        if gpu.uuid in book.boards:
-            yield warn(LAYOUTS, f"{gpu.name}: {book.boards[gpu.uuid]}", "")  # it says what to do
+        if gpu.uuid in book.mode_problems:
+            yield warn(
+                LAYOUTS, f"{gpu.name}: {book.mode_problems[gpu.uuid]}", ""
+            )  # it says what to do

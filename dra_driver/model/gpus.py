@@ -163,7 +163,7 @@ class MigInfo:
         return Partition(profile, key.placement) if profile else None
 
     @property
-    def taken(self) -> tuple[PartitionKey, ...]:
+    def keys(self) -> tuple[PartitionKey, ...]:
         """Where something was cut."""
         cut = [instance.key for instance in self.instances]
         return tuple(sorted([*cut, *(instance.key for instance in self.unusable)]))

@@ -65,17 +65,17 @@ class LayoutChange:
     gpu: GpuUuid
     remove: tuple[PartitionKey, ...] = ()
     switch: bool | None = None  # to which MIG mode; None: it has it
-    cut: tuple[PartitionKey, ...] = ()
+    create: tuple[PartitionKey, ...] = ()
     keep: tuple[PartitionKey, ...] = ()  # of those that layouts made or took over
 
     @property
-    def made(self) -> tuple[PartitionKey, ...]:
+    def managed(self) -> tuple[PartitionKey, ...]:
         """What layouts have made or taken over, once it is done."""
-        return tuple(sorted({*self.keep, *self.cut}))
+        return tuple(sorted({*self.keep, *self.create}))
 
     @property
     def is_nothing(self) -> bool:
-        return not self.remove and not self.cut and self.switch is None
+        return not self.remove and not self.create and self.switch is None
 
 
 class LayoutState(StrEnum):
@@ -99,14 +99,16 @@ class LayoutOutcome:
 class MigState:
     """What has to be remembered of what was made of GPUs other than for claims."""
 
-    made: Mapping[GpuUuid, tuple[LayoutInstance, ...]] = field(default_factory=dict)
+    instances: Mapping[GpuUuid, tuple[LayoutInstance, ...]] = field(default_factory=dict)
     before: Mapping[GpuUuid, LayoutBefore] = field(
         default_factory=dict
     )  # of changes that are under way
     switched: tuple[GpuUuid, ...] = ()  # boards that were put into MIG mode to offer partitions
     left_on: tuple[GpuUuid, ...] = ()  # those that a claim put into MIG mode, until they leave it
     outcomes: Mapping[GpuUuid, LayoutOutcome] = field(default_factory=dict)
-    boards: Mapping[GpuUuid, str] = field(default_factory=dict)  # what else is not as it should be
+    mode_problems: Mapping[GpuUuid, str] = field(
+        default_factory=dict
+    )  # what else is not as it should be
     problem: str = ""  # why it is not known what GPUs should look like: there is no such layout
     state: LayoutState | None = None  # of all layouts together; None: none is wanted
     labelled: bool = False  # whether the state on the Node may be one that we wrote
@@ -117,7 +119,7 @@ class MigState:
         """Where layouts made something."""
         return {
             gpu: tuple(instance.key for instance in instances)
-            for gpu, instances in self.made.items()
+            for gpu, instances in self.instances.items()
         }
 
     @property
@@ -126,7 +128,7 @@ class MigState:
         failed = [
             outcome for outcome in self.outcomes.values() if outcome.state is LayoutState.FAILED
         ]
-        return len(failed) + len(self.boards) + bool(self.problem)
+        return len(failed) + len(self.mode_problems) + bool(self.problem)
 
 
 def overall_state(outcomes: Iterable[LayoutOutcome]) -> LayoutState:

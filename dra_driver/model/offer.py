@@ -97,7 +97,7 @@ class Device:
         return self.name if self.partition else self.gpu.name
 
     @property
-    def cut_for_claims(self) -> bool:
+    def created_for_claims(self) -> bool:
         """Whether it exists only while claims hold it."""
         return self.partition is not None and self.instance is None
 

@@ -118,7 +118,7 @@ class GpuNode:
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         """Where *gpu* is cut now, half made instances included."""
-        return self.mig.taken(gpu)
+        return self.mig.keys(gpu)
 
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """What this partition of *gpu* is now. Vanished: it is not there."""
@@ -194,7 +194,7 @@ class GpuNode:
     def _partition(self, step: CreatePartition | RemovePartition) -> None:
         match step:
             case CreatePartition(gpu=gpu, key=key, new=new):
-                self.mig.cut(gpu, key, new)
+                self.mig.create(gpu, key, new)
             case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
                 self.mig.remove(gpu, key, uuid, unless=unless)
             case _:

@@ -535,7 +535,7 @@ def test_what_the_plugin_cut_of_a_simulated_gpu_is_seen_by_others(tmp_path, type
     with open_simulated(node, tmp_path) as plugin:
         uuid = plugin.refresh().gpus[0].uuid
         plugin.mig.set_mode(uuid, True)
-        made = plugin.mig.cut(uuid, key)
+        made = plugin.mig.create(uuid, key)
         if not cut:
             plugin.mig.remove(uuid, key)
     before = sorted(path for path in (tmp_path / "sim").rglob("*"))

@@ -15,7 +15,7 @@ BOOK = MigState(
         BUSY.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "claim team-a/a holds it"),
         WRONG.uuid: LayoutOutcome("odd", LayoutState.FAILED, "it has no profile 1g.99gb"),
     },
-    boards={FREE.uuid: "MIG mode could not be put back"},
+    mode_problems={FREE.uuid: "MIG mode could not be put back"},
 )
 
 

@@ -256,7 +256,7 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     uuid, keys = uuids(node, tmp_path)["gpu-0"], [PartitionKey(19, n, 1, 1) for n in range(7)]
     with open_simulated(node, tmp_path) as plugin:
         plugin.mig.reset_mode(uuid, True)
-        cut = [plugin.mig.cut(uuid, key) for key in keys]
+        cut = [plugin.mig.create(uuid, key) for key in keys]
     made = tuple(LayoutInstance(one.key, one.gi, one.uuid) for one in cut)
     keep(
         tmp_path,
@@ -274,7 +274,7 @@ def test_a_board_that_the_plugin_cannot_switch_is_shown_whole_with_its_words(
     type_in, node, tmp_path
 ):
     why = "MIG mode of gpu-0 could not be turned on: it was not reset"
-    keep(tmp_path, MigState(boards={uuids(node, tmp_path)["gpu-0"]: why}))
+    keep(tmp_path, MigState(mode_problems={uuids(node, tmp_path)["gpu-0"]: why}))
     words = ("devices", "--sim", node, "--state-dir", tmp_path, "--profile", "mig")
 
     text = type_in(*words).out

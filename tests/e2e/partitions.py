@@ -28,7 +28,7 @@ def part(profile, memory, cores=None, **fields):
 
 def held(driver):
     """What claims hold by the ledger: GPU, profile id and start of each partition."""
-    names = {device["name"] for one in driver.claims() for device in one["devices"]}
+    names = {device["name"] for claim in driver.claims() for device in claim["devices"]}
     found = [DEVICE.fullmatch(name) for name in names]
     return sorted(tuple(map(int, match.groups())) for match in found if match)
 

@@ -46,7 +46,9 @@ class Board:
     def kinds(self) -> Kinds:
         """The profiles that are offered, in the order in which they are asked for."""
         profiles = {device.partition.profile for device in self.offer.devices if device.partition}
-        by_size = sorted(profiles, key=lambda one: (-one.size, -one.slices, one.name))
+        by_size = sorted(
+            profiles, key=lambda profile: (-profile.size, -profile.slices, profile.name)
+        )
         return tuple(one.name for one in by_size)
 
     def sets(self) -> set[Kinds]:
@@ -68,7 +70,7 @@ class Board:
         return [
             kinds
             for kinds in sets
-            if not any(self.and_one(kinds, one) in sets for one in self.kinds)
+            if not any(self.and_one(kinds, kind) in sets for kind in self.kinds)
         ]
 
     def and_one(self, kinds: Kinds, one: str) -> Kinds:
@@ -114,7 +116,7 @@ def ask(kube, node, name, kinds):
 def told(kube, questions):
     """What the scheduler says of pods, each a name, its node and what it asks for: "" where it was
     scheduled, or why not."""
-    at_once(lambda one: ask(kube, *one), questions)
+    at_once(lambda question: ask(kube, *question), questions)
     return answers(kube, [name for _, name, _ in questions])
 
 
@@ -131,7 +133,9 @@ def answers(kube, pods):
 
 def _answer(pod):
     conditions = pod["status"].get("conditions", ())
-    found = next((each for each in conditions if each["type"] == "PodScheduled"), None)
+    found = next(
+        (condition for condition in conditions if condition["type"] == "PodScheduled"), None
+    )
     if found is None:
         return None
     return "" if found["status"] == "True" else found.get("message") or found["reason"]
@@ -161,7 +165,7 @@ def test_every_set_that_the_board_takes_is_given_out_in_one_claim_and_no_other(k
     largest = board.largest(sets)
     smallest = [
         kinds
-        for kinds in {board.and_one(some, one) for some in sets for one in board.kinds} - sets
+        for kinds in {board.and_one(some, kind) for some in sets for kind in board.kinds} - sets
         if all(less in sets for less in without_one(kinds))
     ]
     assert (len(largest), len(smallest)) == (44, 81)
@@ -175,7 +179,7 @@ def test_every_set_that_the_board_takes_is_given_out_in_one_claim_and_no_other(k
         for node, kinds in nodes.items():
             if not said[node]:
                 partitions = board.partitions(given(kube, node))
-                assert board.ordered(one.profile.name for one in partitions) == kinds
+                assert board.ordered(partition.profile.name for partition in partitions) == kinds
                 assert legal(board.its, partitions)
 
 

@@ -35,7 +35,7 @@ def part(product: str, name: str, start: int) -> PartitionKey:
     """The partition of this profile that begins there."""
     profile = table(product).named(name)
     assert profile is not None
-    place = next(one for one in profile.placements if one.start == start)
+    place = next(placement for placement in profile.placements if placement.start == start)
     return Partition(profile, place).key
 
 
@@ -89,7 +89,7 @@ class Board:
 
 
 class Boards:
-    """The node that a keeper works on: what it looks at, and what it changes."""
+    """The node that a reconciler works on: what it looks at, and what it changes."""
 
     def __init__(self, *boards: Board, plain: tuple[Gpu, ...] = ()) -> None:
         """*plain*: GPUs that cannot be cut."""
@@ -112,7 +112,9 @@ class Boards:
         return self._seen or self.refresh()
 
     def refresh(self) -> Inventory:
-        there = {one.uuid: one.gpu for one in self.boards.values() if one.uuid not in self.gone}
+        there = {
+            board.uuid: board.gpu for board in self.boards.values() if board.uuid not in self.gone
+        }
         old = {uuid: self._last[uuid] for uuid in self.unread & there.keys() & self._last.keys()}
         self._last |= there | old
         gpus = sorted((*(there | old).values(), *self._plain), key=lambda one: one.minor)
@@ -149,7 +151,7 @@ class Boards:
         assert not board.switches, "it needs no reset"
         self._switch(board, on)
 
-    def cut(
+    def create(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
     ) -> MigInstance:
         board = self.boards[gpu]

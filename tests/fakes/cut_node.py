@@ -91,8 +91,8 @@ class CutNode:
             DriverIdentity(DRIVER, POOL), tools, CallTimeouts(all=5, hand_over=0.1)
         )
         self._preparer.recover()
-        self._book = MigStateFile(self._directory / "mig.json", _BOOT)
-        self._keeper = self._new_keeper(node, governed)
+        self._state_file = MigStateFile(self._directory / "mig.json", _BOOT)
+        self._reconciler = self._new_reconciler(node, governed)
         return mortal
 
     def stop(self) -> None:
@@ -121,8 +121,8 @@ class CutNode:
 
     def keep(self) -> MigState:
         """What is known of the layout after a look at how GPUs are cut."""
-        self._keeper.look()
-        return self._book.read()
+        self._reconciler.look()
+        return self._state_file.read()
 
     @property
     def cut(self) -> tuple[bool, tuple[tuple[int, int, int], ...]]:
@@ -138,21 +138,21 @@ class CutNode:
         """The names of CDI files."""
         return sorted(path.name for path in (self._directory / "cdi").glob("*"))
 
-    def _new_keeper(self, node: GpuNode, governed: EffectiveProfile) -> MigReconciler:
-        sources = MigInputs(
+    def _new_reconciler(self, node: GpuNode, governed: EffectiveProfile) -> MigReconciler:
+        inputs = MigInputs(
             label=lambda: self.label,
             is_labelled=lambda: bool(self.label),
             layouts=LayoutCatalog(None),
             profile=lambda: self._profile,
             features=lambda: ApiFeatures(),
-            held=self.ledger.held,
+            holdings=self.ledger.held,
             allocated=lambda: (),
-            turned_on=lambda: mig_enabled_by_claims(self.ledger.records()),
-            in_charge=lambda: True,
+            enabled_by_claims=lambda: mig_enabled_by_claims(self.ledger.records()),
+            is_newest=lambda: True,
         )
-        told = MigCallbacks(lambda book: None, governed.set_governed, lambda: None)
-        apart = MigLocks(self._preparer.upkeep.while_free, at_once)
-        return MigReconciler(node, sources, apart, self._book, told)
+        callbacks = MigCallbacks(lambda state: None, governed.set_governed, lambda: None)
+        locks = MigLocks(self._preparer.upkeep.while_free, at_once)
+        return MigReconciler(node, inputs, locks, self._state_file, callbacks)
 
     def _parts(self, functions: Mortal) -> NodeParts:
         host = self._host

@@ -108,7 +108,7 @@ class FakeMig:
     def on(self, uuid: GpuUuid) -> tuple[PartitionKey, ...]:
         return tuple(sorted(key for its, key in self.instances if its == uuid))
 
-    def cut(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
+    def create(self, uuid: GpuUuid, key: PartitionKey, new: bool = False) -> None:
         if (uuid, key) in self.instances:
             if new:
                 raise PlacementTaken(f"{uuid}: {key} was cut by somebody else meanwhile")

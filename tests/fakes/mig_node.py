@@ -67,21 +67,21 @@ class MigNode(Node):
         return self.static.mig_profiles
 
     def profile(self, name: str) -> MigProfile:
-        return next(one for one in self.static.mig_profiles if one.name == name)
+        return next(profile for profile in self.static.mig_profiles if profile.name == name)
 
     def key(self, name: str, start: int = 0) -> PartitionKey:
         """The partition of this profile from *start* on."""
-        profile = next(one for one in self.profiles if one.name == name)
-        place = next(one for one in profile.placements if one.start == start)
+        profile = next(profile for profile in self.profiles if profile.name == name)
+        place = next(placement for placement in profile.placements if placement.start == start)
         return Partition(profile, place).key
 
     @property
     def cut(self) -> list[str]:
         """What is cut of the GPU, whole: "1g.10gb at 0"."""
-        return [self.named(one.key) for one in self.dynamic.instances]
+        return [self.named(instance.key) for instance in self.dynamic.instances]
 
     def named(self, key: PartitionKey) -> str:
-        name = next(one.name for one in self.profiles if one.id == key.profile_id)
+        name = next(profile.name for profile in self.profiles if profile.id == key.profile_id)
         return f"{name} at {key.start}"
 
     def fresh(self) -> SimulatedNvml:

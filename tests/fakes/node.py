@@ -129,7 +129,7 @@ class FakeNode:
             case SetMigMode(gpu=gpu, on=on):
                 self.mig.set_mode(gpu, on)
             case CreatePartition(gpu=gpu, key=key, new=new):
-                self.mig.cut(gpu, key, new)
+                self.mig.create(gpu, key, new)
             case RemovePartition(gpu=gpu, key=key, uuid=uuid, unless=unless):
                 self.mig.remove(gpu, key, uuid, unless)
 

@@ -35,12 +35,12 @@ def test_what_waits_has_not_failed():
     }
 
     assert MigState(outcomes=outcomes).failures == 1
-    assert MigState(boards={GpuUuid("a"): "in use"}, problem="no such layout").failures == 2
+    assert MigState(mode_problems={GpuUuid("a"): "in use"}, problem="no such layout").failures == 2
 
 
 def test_where_layouts_made_something_is_known_without_what():
     key = PartitionKey(19, 3, 1, 1)
 
-    assert MigState(made={GpuUuid("a"): (LayoutInstance(key, 7, "MIG-1"),)}).keys == {
+    assert MigState(instances={GpuUuid("a"): (LayoutInstance(key, 7, "MIG-1"),)}).keys == {
         GpuUuid("a"): (key,)
     }

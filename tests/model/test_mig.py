@@ -50,5 +50,5 @@ def test_odd_instances_are_in_the_way_like_any(start, free):
 
     board = MigInfo(True, True, True, H100, (there,), (unusable,))
 
-    assert board.taken == (unusable.key, there.key)
-    assert is_free(partition(THREE, start).placement, board.taken) is free
+    assert board.keys == (unusable.key, there.key)
+    assert is_free(partition(THREE, start).placement, board.keys) is free

@@ -228,13 +228,13 @@ class MigPreview:
 def preview_mig(basis: MigModeInputs, layouts: LayoutSource, book: MigState) -> MigPreview:
     """*basis*: as it is now. What *book* says is wrong with a board, or with a layout, stays so:
     it is from the plugin that tried it; and so is the label of the Node that it read."""
-    inventory, profile, held = basis.inventory, basis.profile, basis.held
+    inventory, profile, held = basis.inventory, basis.profile, basis.holdings
     label = _label(book, inventory)
     wanted = desired_layouts(label, profile, layouts, inventory)
     laid, outcomes = _after_layouts(basis, wanted, book)
     uncut = without_dynamic_mig(profile, inventory.gpus, wanted.governed)  # nor switched for that
     seen = replace(inventory, gpus=laid)
-    after = after_switch(seen, uncut, basis.features, held, stuck=book.boards)
+    after = after_switch(seen, uncut, basis.features, held, stuck=book.mode_problems)
     others = {uuid: one for uuid, one in book.outcomes.items() if uuid not in wanted.by_gpu}
     return MigPreview(
         after,
@@ -278,7 +278,7 @@ def _is_reset(gpu: Gpu, later: Gpu) -> bool:
 
 def _label(book: MigState, inventory: Inventory) -> str:
     """Empty, too, where *book* is of another node: a simulated one is looked at from anywhere."""
-    known = {*book.outcomes, *book.made, *book.before, *book.switched, *book.boards}
+    known = {*book.outcomes, *book.instances, *book.before, *book.switched, *book.mode_problems}
     if known and known.isdisjoint(gpu.uuid for gpu in inventory.gpus):
         return ""
     return book.label or ""
@@ -287,14 +287,14 @@ def _label(book: MigState, inventory: Inventory) -> str:
 def _after_layouts(
     basis: MigModeInputs, wanted: DesiredLayouts, book: MigState
 ) -> tuple[tuple[Gpu, ...], dict[GpuUuid, LayoutOutcome]]:
-    claimed = created_partitions(basis.held)
+    claimed = created_partitions(basis.holdings)
     gpus: list[Gpu] = []
     outcomes: dict[GpuUuid, LayoutOutcome] = {}
     for gpu in basis.inventory.gpus:
         after, outcome = gpu, None
         if (its := wanted.by_gpu.get(gpu.uuid)) is not None:
             after, outcome = preview_layout(
-                gpu, its, book, claimed, claims_holding(gpu, basis.held)
+                gpu, its, book, claimed, claims_holding(gpu, basis.holdings)
             )
         gpus.append(after)
         outcomes |= {} if outcome is None else {gpu.uuid: outcome}
@@ -360,7 +360,7 @@ def devices(
     )
     if output in ("table", "wide"):
         gpus, book = found.inventory.gpus, found.book
-        drawn = gpu_mig_pictures(offered, gpus, held, book.made)
+        drawn = gpu_mig_pictures(offered, gpus, held, book.instances)
         mig = tuple(preview_lines(found))
         answer = _DevicesReport(offered, profile, drawn, mig, pending_layouts(book, gpus))
         return "\n".join(_lines(answer, output == "wide", terminal))
@@ -381,7 +381,7 @@ def _held(settings: DevicesSettings) -> HoldingsByDevice:
 
 def _mig_state(settings: DevicesSettings) -> MigState:
     try:
-        return MigStateFile(settings.mig_book, boot_id(settings.host_root)).read()
+        return MigStateFile(settings.mig_state, boot_id(settings.host_root)).read()
     except NodeError as e:
         log.warning("what layouts made counts as somebody else's: %s", e)
         return MigState()

@@ -195,7 +195,7 @@ def _mig_checks(settings: DoctorSettings, machine: gpu_checks.CheckedNode) -> li
 def _layouts(settings: DoctorSettings, node: GpuNode) -> Iterator[Finding]:
     gpus = [gpu for gpu in node.inventory().gpus if gpu.mig is not None]
     if gpus:
-        book = MigStateFile(settings.mig_book, boot_id(settings.host_root)).read()
+        book = MigStateFile(settings.mig_state, boot_id(settings.host_root)).read()
         yield from mig_status.layout_findings(book, gpus)
 
 

@@ -172,7 +172,7 @@ def offer_findings(offered: Offer, found: Inventory = _NO_GPUS) -> Iterator[Find
     shapes: dict[str, list[str]] = {}
     for device in offered.devices:
         if device.partition is not None:
-            what = f"partitions {'cut for claims' if device.cut_for_claims else 'that exist'}"
+            what = f"partitions {'cut for claims' if device.created_for_claims else 'that exist'}"
         elif device.name in (device.gpu.name, f"{device.gpu.name}-0"):
             what = describe_shape(device.shape)
         else:

@@ -269,9 +269,9 @@ def _name(functions: NvmlFunctions, handle: Any, number: int, told: Any) -> str:
 def _with_unique_names(profiles: list[MigProfile]) -> list[MigProfile]:
     """Each with a name of its own; where that cannot be, the first one of a name."""
     named: dict[str, MigProfile] = {}
-    for one in profiles:
-        suffix = _SUFFIXES.get(one.number, "")
-        name = one.name + suffix if one.name in named else one.name
+    for profile in profiles:
+        suffix = _SUFFIXES.get(profile.number, "")
+        name = profile.name + suffix if profile.name in named else profile.name
         if name not in named:
-            named[name] = replace(one, name=name)
+            named[name] = replace(profile, name=name)
     return list(named.values())

@@ -170,7 +170,7 @@ def describe_gpu_instances(
     functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], ask: ComputeProfilesOf
 ) -> tuple[GpuInstanceDescription, ...]:
     """Every GPU instance, half made or not, by key."""
-    names = {one.id: one.name for one in profiles}
+    names = {profile.id: profile.name for profile in profiles}
     uuids = MigUuidReader(functions, handle)
     found = _all(functions, handle, profiles, partial(unlisted_instances, functions, handle))
     return tuple(
@@ -225,7 +225,7 @@ def uuids_of(
     uuids: MigUuidReader, gi: GpuInstance, computes: Iterable[ComputeInstance]
 ) -> tuple[GpuUuid, ...]:
     """How these compute instances of *gi* are called, as far as NVML says."""
-    found = (uuids.of(gi.id, one.id, one.device) for one in computes)
+    found = (uuids.of(gi.id, compute.id, compute.device) for compute in computes)
     return tuple(one for one in found if one is not None)
 
 
@@ -285,7 +285,7 @@ def compute_profiles(functions: NvmlFunctions, gi: GpuInstance) -> tuple[Any, ..
 def whole_compute_profile(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
     """Which of these profiles of compute instances is all of *gi*: it has as many slices, and of
     several such it is the one with the most multiprocessors. None: there is none."""
-    whole = [one for one in profiles if int(one.sliceCount) == gi.key.slices]
+    whole = [profile for profile in profiles if int(profile.sliceCount) == gi.key.slices]
     return max(whole, key=lambda one: int(one.multiprocessorCount), default=None)
 
 
@@ -312,7 +312,9 @@ def _all(
 ) -> list[GpuInstance]:
     """The GPU instances of *profiles*, and the *others*."""
     found = [
-        one for its in profiles for one in gpu_instances(functions, handle, its.id, its.slices)
+        instance
+        for profile in profiles
+        for instance in gpu_instances(functions, handle, profile.id, profile.slices)
     ]
     return [*found, *others({one.id for one in found})]
 

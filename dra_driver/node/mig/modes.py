@@ -62,7 +62,7 @@ class GpuMigReader:
         except NodeError:
             return False
 
-    def cut(self, gpu: GpuUuid) -> tuple[GpuInstanceDescription, ...]:
+    def instances(self, gpu: GpuUuid) -> tuple[GpuInstanceDescription, ...]:
         """What is cut of it, while MIG mode is on."""
 
         def call(functions: NvmlFunctions, handle: Any) -> tuple[GpuInstanceDescription, ...]:
@@ -143,7 +143,7 @@ class MigModeSwitch:
             return
         if (fixed := self._boards.fixed(gpu)) is not GuestRestriction.NOTHING:
             raise DeviceBusy(f"{_cannot(gpu, on)}: {guest_mode_problem(fixed, gpu, on)}")
-        if not on and (cut := self._boards.cut(gpu)):
+        if not on and (cut := self._boards.instances(gpu)):
             names = ", ".join(map(str, cut))
             raise DeviceBusy(f"{_cannot(gpu, on)}, since it has {names}")
         while (said := self._ask_for(turn, gpu, on)) == IN_USE and turn.again():

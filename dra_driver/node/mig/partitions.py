@@ -232,7 +232,7 @@ class MigPartitions:
                 raise
             log.warning("no MIG mode to restore", extra={"gpu": gpu, "error": str(error)})
 
-    def cut(
+    def create(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
     ) -> MigInstance:
         """Have this partition. What is there of it already is completed and stays, unless it has to
@@ -291,9 +291,9 @@ class MigPartitions:
         else:
             log.info("partition removed", extra=facts)
 
-    def taken(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
+    def keys(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         """Where it is cut now, half made instances included."""
-        return tuple(one.key for one in self._boards.cut(gpu)) if self.mode(gpu) else ()
+        return tuple(one.key for one in self._boards.instances(gpu)) if self.mode(gpu) else ()
 
     def find(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
         """The instance that this partition is. Vanished: it is not there, or not whole."""
@@ -335,7 +335,7 @@ class MigPartitions:
         return self._patiently(turn, gpu, f"removing {key}", change, key)
 
     def _in_the_way(self, gpu: GpuUuid, key: PartitionKey) -> str:
-        cut = self._boards.cut(gpu)
+        cut = self._boards.instances(gpu)
         over = [one for one in cut if one.key.placement.overlaps(key.placement)]
         if over:
             names = ", ".join(map(str, over))

@@ -50,7 +50,7 @@ def partition_steps(
     wanted = {
         CreatePartition(device.gpu.uuid, key, new=(device.gpu.uuid, key) not in known)
         for device in devices
-        if device.cut_for_claims and (key := device.key) is not None
+        if device.created_for_claims and (key := device.key) is not None
     }
     return (
         *sorted(modes, key=lambda step: step.gpu),
@@ -115,7 +115,9 @@ def _places(gpu: Gpu) -> dict[str, Placement]:
 
 def partitions_created_for(records: Iterable[ClaimRecord]) -> Iterator[CreatePartition]:
     """The partitions that were, or are being, cut for *records*."""
-    return (step for one in records for step in one.steps if isinstance(step, CreatePartition))
+    return (
+        step for record in records for step in record.steps if isinstance(step, CreatePartition)
+    )
 
 
 def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[RemovePartition, ...]:
@@ -127,7 +129,7 @@ def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[Re
     theirs = [partition_instances(other) for other in others]
 
     def removed(step: CreatePartition, mine: GpuUuid | None) -> RemovePartition | None:
-        known = {its[step] for its in theirs if step in its}
+        known = {their[step] for their in theirs if step in their}
         if None in known or (mine is not None and mine in known):
             return None
         unless = frozenset(one for one in known if one is not None) if mine is None else frozenset()
@@ -191,7 +193,7 @@ def _mode(device: Device) -> Iterator[SetMigMode]:
     mig = device.gpu.mig
     if mig is None or not mig.switches:
         return
-    if device.cut_for_claims:
+    if device.created_for_claims:
         yield SetMigMode(device.gpu.uuid, on=True)
     elif device.partition is None and device.offered:
         yield SetMigMode(device.gpu.uuid, on=False)
@@ -203,7 +205,7 @@ def lost_instances(record: ClaimRecord, gpus: Iterable[Gpu]) -> tuple[Holding, .
     Of a GPU that is not among them, and of one that does not say how it is cut, nothing is known.
     """
     there = {
-        gpu.uuid: {(one.key, one.uuid) for one in gpu.mig.instances}
+        gpu.uuid: {(instance.key, instance.uuid) for instance in gpu.mig.instances}
         for gpu in gpus
         if gpu.mig is not None
     }
@@ -218,7 +220,9 @@ def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
     """What a prepared claim computes on of GPUs that are cut."""
     if not record.completed:
         return ()
-    return tuple(one for one in record.holdings if one.instance is not None and not one.admin)
+    return tuple(
+        holding for holding in record.holdings if holding.instance is not None and not holding.admin
+    )
 
 
 def with_lost_instances(record: ClaimRecord, away: Iterable[Holding]) -> ClaimRecord:
@@ -227,8 +231,8 @@ def with_lost_instances(record: ClaimRecord, away: Iterable[Holding]) -> ClaimRe
     places = {(one.gpu, one.partition) for one in away}
     left = [cut for cut in partitions_created_for([record]) if (cut.gpu, cut.key) not in places]
     holdings = (
-        replace(one, cut=False) if (one.gpu, one.partition) in places else one
-        for one in record.holdings
+        replace(holding, cut=False) if (holding.gpu, holding.partition) in places else holding
+        for holding in record.holdings
     )
     return replace(with_created(record, left), holdings=tuple(holdings))
 
@@ -240,7 +244,7 @@ def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
     record says; nor whether there was one on a board that is not switched for claims.
     """
     cut = {one.gpu for one in partitions_created_for([record])}
-    switched = {one.gpu for one in record.steps if isinstance(one, SetMigMode) and one.on}
+    switched = {step.gpu for step in record.steps if isinstance(step, SetMigMode) and step.on}
     its = computed_partitions(record)
     places = Counter(gpu for gpu, _ in {(one.gpu, one.partition) for one in its})
     certain = {gpu for gpu in switched - cut if places[gpu] == 1}

@@ -55,22 +55,26 @@ def _nest(placements: Sequence[Placement]) -> bool:
 
 
 def _inside(devices: Iterable[Placement], block: Placement) -> list[Placement]:
-    return sorted(one for one in devices if one != block and block.contains(one))
+    return sorted(device for device in devices if device != block and block.contains(device))
 
 
 def _is_largest(placement: Placement, devices: Iterable[Placement], board: Placement) -> bool:
     """Whether nothing but the board is around it."""
     return not any(
-        placement in _inside((placement,), one) for one in devices if one not in (placement, board)
+        placement in _inside((placement,), device)
+        for device in devices
+        if device not in (placement, board)
     )
 
 
 def _tree(devices: Counter[Placement], board: Placement) -> PartitionCounters:
     """With a counter for the board where a device takes all of it."""
-    counted = [one for one in sorted(devices) if devices[one] > 1 or _inside(devices, one)]
+    counted = [
+        device for device in sorted(devices) if devices[device] > 1 or _inside(devices, device)
+    ]
     takes = {
-        one: tuple((_name(block), one.size) for block in counted if block.contains(one))
-        for one in devices
+        device: tuple((_name(block), device.size) for block in counted if block.contains(device))
+        for device in devices
     }
     return _as_counters({_name(block): block.size for block in counted}, takes)
 
@@ -101,7 +105,8 @@ def _by_unit(devices: Counter[Placement], board: Placement) -> PartitionCounters
         if sum(number for one, number in devices.items() if _has(one, unit)) > 1
     ]
     takes = {
-        one: tuple((_unit_name(unit), 1) for unit in counted if _has(one, unit)) for one in devices
+        device: tuple((_unit_name(unit), 1) for unit in counted if _has(device, unit))
+        for device in devices
     }
     return _as_counters({_unit_name(unit): 1 for unit in counted}, takes)
 
@@ -115,7 +120,7 @@ def _as_counters(
 ) -> PartitionCounters:
     return PartitionCounters(
         tuple(sorted(there.items())),
-        tuple((one, tuple(sorted(takes[one]))) for one in sorted(takes)),
+        tuple((take, tuple(sorted(takes[take]))) for take in sorted(takes)),
     )
 
 
@@ -177,7 +182,7 @@ def scarce_engines(
     What there is least of comes first: it often keeps the partitions from taking too much of
     something else, which then needs no counter.
     """
-    smaller = [one for one in partitions if one.placement != whole_board(mig)]
+    smaller = [partition for partition in partitions if partition.placement != whole_board(mig)]
     kept: list[EngineSupply] = []
     for supply in sorted(found, key=lambda one: one.left):
         if _most(smaller, supply, kept, mig.units) > supply.left:
@@ -229,9 +234,9 @@ def _most(
     best: list[dict[tuple[int, ...], int]] = [{nothing: 0}]
     for unit in range(1, units + 1):
         here = dict(best[-1])
-        for one in partitions:
-            if one.placement.end == unit:
-                _add(here, best[one.placement.start], one.profile, (supply, *kept))
+        for partition in partitions:
+            if partition.placement.end == unit:
+                _add(here, best[partition.placement.start], partition.profile, (supply, *kept))
         best.append(here)
     return max(best[-1].values())
 

@@ -74,7 +74,7 @@ def held_offer(
     """As it is while claims hold it: they were prepared beside what was offered then."""
     names = holds[0].offered
     cut = held_partitions(mig, holds)
-    held_whole = any(one.partition is None for one in holds)
+    held_whole = any(hold.partition is None for hold in holds)
     # Without counters nothing keeps a free device from overlapping another: what is held stays.
     listed = mig.profiles if features.counters else ()
     profiles = tuple(one for one in listed if one.name in names and one.placements)
@@ -87,7 +87,7 @@ def offer_once_free(gpu: Gpu, holds: Sequence[HeldShape], there: UnmanagedInstan
     """*gpu* as it is when no claim holds it any more: its mode goes with the last partition where
     it can, and nobody else has cut it."""
     mig = gpu.mig
-    if mig is None or not mig.switches or there.keys or not any(one.cut for one in holds):
+    if mig is None or not mig.switches or there.keys or not any(hold.cut for hold in holds):
         return gpu
     return replace(gpu, mig=replace(mig, on=False, pending=False))
 
@@ -151,7 +151,9 @@ def gpus_to_switch(
     Those too of which the mode is pending: whoever set it did not have the reset that it takes.
     """
     rules, _ = rules_by_gpu(profile, inventory.gpus)
-    used = {one.of_gpu for holdings in held.values() for one in holdings if not one.admin}
+    used = {
+        holding.of_gpu for holdings in held.values() for holding in holdings if not holding.admin
+    }
     return tuple(
         gpu.uuid
         for gpu in inventory.gpus

@@ -48,7 +48,7 @@ def packing_order(partitions: Iterable[Partition]) -> list[Partition]:
     places = {one.placement for one in found}
     size = _block_size(places)
     room = {
-        block: sum(block.contains(one) for one in places if one.size < size)
+        block: sum(block.contains(place) for place in places if place.size < size)
         for block in sorted(places)
         if block.size == size
     }
@@ -69,8 +69,8 @@ def packing_order(partitions: Iterable[Partition]) -> list[Partition]:
 
 def _block_size(places: Collection[Placement]) -> int:
     """Of the largest placements that do not have all of the board."""
-    end = max((one.end for one in places), default=0)
-    return max((one.size for one in places if one.size < end), default=0)
+    end = max((place.end for place in places), default=0)
+    return max((place.size for place in places if place.size < end), default=0)
 
 
 def _packing_key(placement: Placement, room: dict[Placement, int]) -> tuple[int, int, int]:
@@ -96,7 +96,7 @@ class UnmanagedInstances:
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        return (*(one.key for one in self.instances), *(one.key for one in self.unusable))
+        return (*(instance.key for instance in self.instances), *(one.key for one in self.unusable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[s
     boards = {gpu.product_name: gpu.mig for gpu in gpus if gpu.mig is not None}
     if not boards:
         return
-    names = dict.fromkeys(one.name for mig in boards.values() for one in mig.profiles)
+    names = dict.fromkeys(profile.name for mig in boards.values() for profile in mig.profiles)
     wanted = {"profiles": rules.profiles, "replicas": [name for name, _ in rules.replicas]}
     for field, patterns in wanted.items():
         for pattern in patterns:
@@ -154,10 +154,10 @@ def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[s
 def created_partitions(held: HoldingsByDevice) -> CreatedPartitions:
     """What was, or is being, cut for the claims that hold it."""
     return frozenset(
-        (one.gpu, one.partition)
+        (holding.gpu, holding.partition)
         for holdings in held.values()
-        for one in holdings
-        if one.cut and one.gpu is not None and one.partition is not None
+        for holding in holdings
+        if holding.cut and holding.gpu is not None and holding.partition is not None
     )
 
 
@@ -165,7 +165,7 @@ def unmanaged_instances(gpu: Gpu, ours: CreatedPartitions) -> UnmanagedInstances
     """What is there on *gpu* and none of *ours*."""
     if gpu.mig is None:
         return UnmanagedInstances()
-    known = [one for one in gpu.mig.instances if (gpu.uuid, one.key) not in ours]
+    known = [instance for instance in gpu.mig.instances if (gpu.uuid, instance.key) not in ours]
     return UnmanagedInstances(
         tuple(one for one in known if gpu.mig.profile(one.key.profile_id)),
         (
@@ -181,7 +181,7 @@ def unmanaged_instances(gpu: Gpu, ours: CreatedPartitions) -> UnmanagedInstances
 
 def held_partitions(mig: MigInfo, holds: Iterable[HeldShape]) -> tuple[Partition, ...]:
     """The partitions of *holds* that were cut for claims."""
-    keys = sorted({one.partition for one in holds if one.cut and one.partition is not None})
+    keys = sorted({hold.partition for hold in holds if hold.cut and hold.partition is not None})
     return tuple(found for key in keys if (found := mig.partition(key)) is not None)
 
 
@@ -225,11 +225,11 @@ def dynamic_partitions(
     return OfferedPartitions(
         _in_order(
             OfferedPartition(
-                one,
-                instances.get(one),
-                tuple(sorted((*shared.of(one.placement), *engines.get(one, ())))),
+                partition,
+                instances.get(partition),
+                tuple(sorted((*shared.of(partition.placement), *engines.get(partition, ())))),
             )
-            for one in partitions
+            for partition in partitions
         ),
         tuple(sorted((*shared.there, *((one.name, one.left) for one in few)))),
         shared.of(board) if whole else (),
@@ -237,7 +237,7 @@ def dynamic_partitions(
 
 
 def _instances(mig: MigInfo, there: UnmanagedInstances) -> dict[Partition, MigInstance]:
-    found = ((mig.partition(one.key), one) for one in there.instances)
+    found = ((mig.partition(instance.key), instance) for instance in there.instances)
     return {partition: instance for partition, instance in found if partition is not None}
 
 
@@ -256,7 +256,7 @@ def _free(
 
 
 def _in_order(places: Iterable[OfferedPartition]) -> tuple[OfferedPartition, ...]:
-    found = {one.partition: one for one in places}
+    found = {place.partition: place for place in places}
     return tuple(found[partition] for partition in packing_order(found))
 
 

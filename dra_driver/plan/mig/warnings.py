@@ -30,7 +30,7 @@ def mig_warnings(
         if not entry.rules.include:
             continue
         its = {gpu.uuid: gpu for gpu in gpus if rules[gpu.uuid] is entry.rules}
-        found = [one for one in partitions if one.gpu.uuid in its]
+        found = [partition for partition in partitions if partition.gpu.uuid in its]
         said = (
             *_of_mig(entry, [*its.values()]),
             *_idle_replicas(entry, [*its.values()], found),
@@ -52,7 +52,10 @@ def serve_as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
     """
     if len(_kinds(partitions)) > 1:
         return tuple(partitions)
-    return tuple(replace(one, as_gpu=True) if _serves_as_gpu(one) else one for one in partitions)
+    return tuple(
+        replace(partition, as_gpu=True) if _serves_as_gpu(partition) else partition
+        for partition in partitions
+    )
 
 
 def _of_mig(entry: ProfileEntry, gpus: Sequence[Gpu]) -> Iterator[_Line]:
@@ -97,7 +100,7 @@ def _idle_replicas(
     its = entry.rules.mig
     cut = [gpu.mig for gpu in gpus if gpu.mig is not None] if its.dynamic else []
     offered = {profile.name for mig in cut for profile in dynamic_profiles(mig, its)}
-    offered |= {one.partition.profile.name for one in partitions if one.partition}
+    offered |= {partition.partition.profile.name for partition in partitions if partition.partition}
     there = {profile.name for mig in cut for profile in mig.profiles}
     for name, _ in its.replicas:
         if name in there - offered:
@@ -155,7 +158,7 @@ def _several_kinds(
     entry: ProfileEntry, partitions: Sequence[Device], all_partitions: Sequence[Device]
 ) -> Iterator[_Line]:
     kinds = _kinds(all_partitions)
-    if len(kinds) < 2 or not any(_serves_as_gpu(one) for one in partitions):
+    if len(kinds) < 2 or not any(_serves_as_gpu(partition) for partition in partitions):
         return
     there = ", ".join(f"{name} on {', '.join(gpus)}" for name, gpus in sorted(kinds.items()))
     layout = entry.rules.mig.layout
@@ -206,19 +209,19 @@ def _to_have_some(gpu: Gpu) -> str:
 def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Fractional, str, int]]:
     """Of those that claims may share by MPS: the shape, what the kind is called, and how many
     clients MPS takes."""
-    for one in partitions:
-        by_mps = SharingStrategy.MPS in one.rules.strategies
-        if by_mps and one.partition and isinstance(one.shape, Fractional):
-            profile = one.partition.profile
-            yield one.shape, profile.name, max_mps_clients(one.gpu, profile)
+    for partition in partitions:
+        by_mps = SharingStrategy.MPS in partition.rules.strategies
+        if by_mps and partition.partition and isinstance(partition.shape, Fractional):
+            profile = partition.partition.profile
+            yield partition.shape, profile.name, max_mps_clients(partition.gpu, profile)
 
 
 def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:
     """Of those that are to serve claims for a GPU: of each kind, the GPUs that have some."""
     found: dict[str, dict[str, None]] = {}
-    for one in partitions:
-        if one.partition is not None and _serves_as_gpu(one):
-            found.setdefault(one.partition.profile.name, {})[one.gpu.name] = None
+    for partition in partitions:
+        if partition.partition is not None and _serves_as_gpu(partition):
+            found.setdefault(partition.partition.profile.name, {})[partition.gpu.name] = None
     return {name: sorted(gpus) for name, gpus in found.items()}
 
 

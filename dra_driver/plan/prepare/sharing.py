@@ -332,7 +332,7 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
                 f"{where}: {value} is less than a CUDA context takes; write "
                 f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
             )
-    uuids = {one.uuid for one in alike if not one.cut_for_claims}
+    uuids = {one.uuid for one in alike if not one.created_for_claims}
     known = {*uuids, *(str(place) for place in range(len(alike)))}
     gpus = ", ".join(f"{place} ({_device_label(one)})" for place, one in enumerate(alike))
     what = "an index or UUID" if uuids else "an index"
@@ -343,7 +343,7 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
 
 def _device_label(device: Device) -> str:
     """A partition that is yet to be cut has no UUID."""
-    return device.name if device.cut_for_claims else device.uuid
+    return device.name if device.created_for_claims else device.uuid
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class ClaimPartitions:
         try:
             return self._node.instance(device.gpu.uuid, device.key)
         except MigInstanceNotFound:
-            if grant.allocation.admin and device.cut_for_claims:
+            if grant.allocation.admin and device.created_for_claims:
                 return None
             raise
 

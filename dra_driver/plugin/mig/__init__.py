@@ -1,16 +1,14 @@
-"""GPUs are cut as layouts say, and boards switched, before claims come. This is the map.
+"""Partitions GPUs as layouts say, and switches MIG modes, before claims come.
 
-``keeper``         one look after another: what is wanted, what is done, what is told of it
-``wishes``         what each GPU should look like: by the label of the Node, else by the profile
-``layouts``        one GPU becomes what its layout says, or stays what it is
-``boards``         boards that need a reset for it are switched while their profile cuts them
-``work``           the changes, so that no crash leaves one half done (``node.state.mig_state``)
-``idle``           nothing is done to a GPU that a claim has or a process uses
-``failures``       what failed is not tried again at once
-``state``          the label of the Node that says how far it is; events tell the rest
-``governed``       what layouts govern is not cut for claims
-``start``          connects them; a thread of its own, so that nobody waits for a board
+``start``            connects all of it and runs it on a thread of its own
+``reconciler``       one look after another: what is desired, what is done, what is reported
+``desired_layouts``  what each GPU should look like: by the label of the Node, else by the profile
+``apply``            one GPU gets its layout, or its MIG mode, or stays as it is
+``repartition``      the changes, so that no crash leaves one half done (``node.state.mig_state``)
+``idle_gpus``        nothing is done to a GPU that a claim holds or a process uses
+``state_label``      the label of the Node that says how far the layouts are; events say the rest
+``lost_instances``   claims whose MIG instance somebody removed
 
-Layouts come from files (``plugin.mig.desired_layouts``), else from the boards
-(``plan.mig.manager.layouts``).
+What is decided without asking anybody is in ``plan.mig.manager``, which does what NVIDIA's MIG
+manager does.
 """

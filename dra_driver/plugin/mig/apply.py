@@ -1,9 +1,8 @@
-"""Switches boards that need a reset for it to MIG mode, as long as their profile cuts them.
+"""Brings each GPU to its layout, and to the MIG mode that its profile needs, while nothing uses it.
 
-Those that change their mode without a reset do so with the first claim and the last; what a claim
-could not switch back is switched back here.
-
-Cuts GPUs as their layouts say, each when nothing uses it.
+Boards that need a reset are switched to MIG mode as long as their profile creates partitions for
+claims. Those that need none change their mode with the first claim and the last; what a claim could
+not switch back is switched back here.
 """
 
 import logging
@@ -24,12 +23,13 @@ from dra_driver.model.mig_layouts import (
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import HoldingsByDevice
+from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.dynamic import gpus_to_switch
 from dra_driver.plan.mig.manager.changes import LayoutError, plan_layout_change
 from dra_driver.plan.mig.manager.state import layout_instance, partition_keys, still_present
 from dra_driver.plan.profiles.rules import rules_by_gpu
 from dra_driver.plugin.mig.idle_gpus import IdleGpus
-from dra_driver.plugin.mig.repartition import GpuRepartitioner, RepartitionJournal
+from dra_driver.plugin.mig.repartition import GpuRepartitioner
 
 log = logging.getLogger(__name__)
 
@@ -42,192 +42,192 @@ class LayoutApplier:
     def __init__(
         self,
         idle: IdleGpus,
-        work: GpuRepartitioner,
-        book: RepartitionJournal,
+        repartitioner: GpuRepartitioner,
+        state_file: MigStateFile,
         failures: FailedAttempts,
         begin: Callable[[], None],
     ) -> None:
         """*begin* is called before anything is changed that did not fail the last time."""
         self._begin = begin
         self._idle = idle
-        self._work = work
-        self._book = book
+        self._repartitioner = repartitioner
+        self._state_file = state_file
         self._failures = failures
 
-    def settle(self, gpu: Gpu, wanted: DesiredLayout, claimed: PartitionKeys) -> LayoutOutcome:
-        """Have *gpu* look as *wanted*, or what it looks like stay. *claimed*: what was cut for
-        claims when *gpu* was looked at."""
-        book = self._book.read()
-        found = plan_layout_change(gpu, wanted, _made(gpu, book), claimed)
-        if _is_settled(gpu, found, book):
+    def apply(self, gpu: Gpu, desired: DesiredLayout, claimed: PartitionKeys) -> LayoutOutcome:
+        """Have *gpu* look as *desired*, or stay as it is. *claimed*: the partitions that were
+        created for claims when *gpu* was read."""
+        state = self._state_file.read()
+        change = plan_layout_change(gpu, desired, _managed_keys(gpu, state), claimed)
+        if _is_applied(gpu, change, state):
             self._failures.succeeded(gpu.uuid)
-            return LayoutOutcome(wanted.layout, LayoutState.SUCCESS)
-        if isinstance(found, LayoutError) and found.always and gpu.uuid not in book.before:
-            return LayoutOutcome(wanted.layout, LayoutState.FAILED, found.reason)
-        facts = _retry_key(gpu, wanted)
-        if why := self._failures.reason_to_wait(gpu.uuid, facts):
-            return LayoutOutcome(wanted.layout, LayoutState.FAILED, why)
+            return LayoutOutcome(desired.layout, LayoutState.SUCCESS)
+        if isinstance(change, LayoutError) and change.always and gpu.uuid not in state.before:
+            return LayoutOutcome(desired.layout, LayoutState.FAILED, change.reason)
+        inputs = _retry_key(gpu, desired)
+        if reason := self._failures.reason_to_wait(gpu.uuid, inputs):
+            return LayoutOutcome(desired.layout, LayoutState.FAILED, reason)
         try:
-            waits = self._idle.change(gpu, lambda now: self._apply(now, wanted))
+            waits_for = self._idle.change(gpu, lambda now: self._apply(now, desired))
         except NodeError as e:
-            self._failures.failed(gpu.uuid, facts, str(e))
-            return LayoutOutcome(wanted.layout, LayoutState.FAILED, str(e))
-        return _outcome(wanted, found, waits)
+            self._failures.failed(gpu.uuid, inputs, str(e))
+            return LayoutOutcome(desired.layout, LayoutState.FAILED, str(e))
+        return _outcome(desired, change, waits_for)
 
     def abandon(self, gpu: Gpu) -> str:
-        """Put back what a change that nobody wants any more has begun; why not, or what it waits
-        for."""
+        """Put back what was begun for a layout that is not wanted any more; the answer is why that
+        could not be done, or what it waits for."""
         try:
-            return self._idle.change(gpu, self._work.put_back)
+            return self._idle.change(gpu, self._repartitioner.put_back)
         except NodeError as e:
             return str(e)
 
-    def _apply(self, gpu: Gpu, wanted: DesiredLayout) -> None:
+    def _apply(self, gpu: Gpu, desired: DesiredLayout) -> None:
         """*gpu* is as it is now, and nothing on it is for claims."""
-        book = self._book.read()
-        found = plan_layout_change(gpu, wanted, _made(gpu, book))
-        if isinstance(found, LayoutError):
-            self._work.put_back(gpu)
-            raise NodeError(found.reason)
-        last = book.outcomes.get(gpu.uuid)
-        if not found.is_nothing and not _is_failure(last, wanted):
+        state = self._state_file.read()
+        change = plan_layout_change(gpu, desired, _managed_keys(gpu, state))
+        if isinstance(change, LayoutError):
+            self._repartitioner.put_back(gpu)
+            raise NodeError(change.reason)
+        last = state.outcomes.get(gpu.uuid)
+        failed_before = last is not None and (last.layout, last.state) == (
+            desired.layout,
+            LayoutState.FAILED,
+        )
+        if not change.is_nothing and not failed_before:
             self._begin()
-        self._work.change(gpu, found)
-        if not found.is_nothing:
-            facts = {"device": gpu.name, "gpu": gpu.uuid, "layout": wanted.layout}
-            log.info("a GPU was cut as its layout says", extra=facts)
+        self._repartitioner.change(gpu, change)
+        if not change.is_nothing:
+            facts = {"device": gpu.name, "gpu": gpu.uuid, "layout": desired.layout}
+            log.info("a GPU was partitioned as its layout says", extra=facts)
 
 
-def _made(gpu: Gpu, book: MigState) -> frozenset[PartitionKey]:
-    return partition_keys(still_present(gpu, book.made.get(gpu.uuid, ())))
+def _managed_keys(gpu: Gpu, state: MigState) -> frozenset[PartitionKey]:
+    return partition_keys(still_present(gpu, state.instances.get(gpu.uuid, ())))
 
 
-def _is_failure(last: LayoutOutcome | None, wanted: DesiredLayout) -> bool:
-    return last is not None and (last.layout, last.state) == (wanted.layout, LayoutState.FAILED)
-
-
-def _is_settled(gpu: Gpu, found: LayoutChange | LayoutError, book: MigState) -> bool:
-    if isinstance(found, LayoutError) or not found.is_nothing or gpu.uuid in book.before:
+def _is_applied(gpu: Gpu, change: LayoutChange | LayoutError, state: MigState) -> bool:
+    if isinstance(change, LayoutError) or not change.is_nothing or gpu.uuid in state.before:
         return False
-    there = {layout_instance(one) for one in gpu.mig.instances} if gpu.mig else set()
-    made = book.made.get(gpu.uuid, ())
-    return set(made) <= there and found.made == tuple(one.key for one in made)
+    present = {layout_instance(instance) for instance in gpu.mig.instances} if gpu.mig else set()
+    recorded = state.instances.get(gpu.uuid, ())
+    return set(recorded) <= present and change.managed == tuple(
+        instance.key for instance in recorded
+    )
 
 
-def _is_nothing(found: LayoutChange | LayoutError) -> bool:
-    return isinstance(found, LayoutChange) and found.is_nothing
+def _outcome(
+    desired: DesiredLayout, change: LayoutChange | LayoutError, waits_for: str
+) -> LayoutOutcome:
+    if not waits_for or (isinstance(change, LayoutChange) and change.is_nothing):
+        return LayoutOutcome(desired.layout, LayoutState.SUCCESS)
+    if isinstance(change, LayoutError):
+        waits_for = f"{waits_for}; then: {change.reason}"
+    return LayoutOutcome(desired.layout, LayoutState.PENDING, waits_for)
 
 
-def _outcome(wanted: DesiredLayout, found: LayoutChange | LayoutError, waits: str) -> LayoutOutcome:
-    if not waits or _is_nothing(found):
-        return LayoutOutcome(wanted.layout, LayoutState.SUCCESS)
-    if isinstance(found, LayoutError):
-        waits = f"{waits}; then: {found.reason}"
-    return LayoutOutcome(wanted.layout, LayoutState.PENDING, waits)
-
-
-def _retry_key(gpu: Gpu, wanted: DesiredLayout) -> Hashable:
-    """What a try depends on."""
-    return (wanted, gpu.mig.on, gpu.mig.pending, gpu.mig.taken) if gpu.mig else wanted
+def _retry_key(gpu: Gpu, desired: DesiredLayout) -> Hashable:
+    """What the success of an attempt depends on."""
+    return (desired, gpu.mig.on, gpu.mig.pending, gpu.mig.keys) if gpu.mig else desired
 
 
 @dataclass(frozen=True, slots=True)
 class MigModeInputs:
-    """What it follows from how boards should be."""
+    """What decides in which MIG mode boards should be."""
 
     inventory: Inventory
     profile: Profile
     features: ApiFeatures
-    held: HoldingsByDevice
+    holdings: HoldingsByDevice
 
 
 class MigModeSwitcher:
-    """Its looks are one thread's."""
+    """For one thread."""
 
     def __init__(
         self,
         idle: IdleGpus,
-        work: GpuRepartitioner,
-        book: RepartitionJournal,
+        repartitioner: GpuRepartitioner,
+        state_file: MigStateFile,
         failures: FailedAttempts,
     ) -> None:
         self._idle = idle
-        self._work = work
-        self._book = book
+        self._repartitioner = repartitioner
+        self._state_file = state_file
         self._failures = failures
 
-    def switch(self, basis: MigModeInputs, others: Collection[GpuUuid]) -> dict[GpuUuid, str]:
-        """Switch what has to be switched, and tell why the rest was not. *others* are what layouts
-        say they are."""
-        on = set(gpus_to_switch(basis.inventory, basis.profile, basis.features, basis.held)) - set(
-            others
+    def switch(self, inputs: MigModeInputs, governed: Collection[GpuUuid]) -> dict[GpuUuid, str]:
+        """Switch what has to be switched, and tell why the rest was not. Layouts decide about the
+        *governed* GPUs."""
+        switch_on = gpus_to_switch(
+            inputs.inventory, inputs.profile, inputs.features, inputs.holdings
         )
-        off = self._to_leave(basis) - set(others)
-        gpus = [gpu for gpu in basis.inventory.gpus if gpu.uuid in on | off]
-        found = in_parallel(lambda gpu: self._one(gpu, gpu.uuid in on, basis.profile), gpus)
-        return {gpu.uuid: why for gpu, why in zip(gpus, found, strict=True) if why}
+        on = set(switch_on) - set(governed)
+        off = self._to_switch_off(inputs) - set(governed)
+        gpus = [gpu for gpu in inputs.inventory.gpus if gpu.uuid in on | off]
+        problems = in_parallel(lambda gpu: self._switch(gpu, gpu.uuid in on, inputs.profile), gpus)
+        return {gpu.uuid: problem for gpu, problem in zip(gpus, problems, strict=True) if problem}
 
-    def _to_leave(self, basis: MigModeInputs) -> set[GpuUuid]:
-        """What was switched by us, and is no longer offered in partitions that are cut for
-        claims."""
-        rules, _ = rules_by_gpu(basis.profile, basis.inventory.gpus)
-        book = self._book.read()
-        ours = {*book.switched, *book.left_on}
+    def _to_switch_off(self, inputs: MigModeInputs) -> set[GpuUuid]:
+        """The GPUs that this driver switched on, and whose profile creates no partitions for claims
+        any more."""
+        rules, _ = rules_by_gpu(inputs.profile, inputs.inventory.gpus)
+        state = self._state_file.read()
+        switched_by_us = {*state.switched, *state.left_on}
+        counters = inputs.features.counters
         return {
             gpu.uuid
-            for gpu in basis.inventory.gpus
-            if gpu.uuid in ours
+            for gpu in inputs.inventory.gpus
+            if gpu.uuid in switched_by_us
             and gpu.mig is not None
-            and not gpu.mig.taken
-            and not (
-                basis.features.counters and rules[gpu.uuid].include and rules[gpu.uuid].mig.dynamic
-            )
+            and not gpu.mig.keys
+            and not (counters and rules[gpu.uuid].include and rules[gpu.uuid].mig.dynamic)
         }
 
-    def _one(self, gpu: Gpu, on: bool, profile: Profile) -> str:
+    def _switch(self, gpu: Gpu, on: bool, profile: Profile) -> str:
         """Why it was not switched; empty: it was."""
-        word = "on" if on else "off"
-        facts = (on, profile.entries)
-        if why := self._failures.reason_to_wait(gpu.uuid, facts):
-            return why
+        mode = "on" if on else "off"
+        inputs = (on, profile.entries)
+        if reason := self._failures.reason_to_wait(gpu.uuid, inputs):
+            return reason
         try:
-            waits = self._idle.change(gpu, self._on if on else self._off)
+            waits_for = self._idle.change(gpu, self._switch_on if on else self._switch_off)
         except NodeError as e:
-            why = f"MIG mode of {gpu.name} could not be turned {word}: {e}"
-            self._failures.failed(gpu.uuid, facts, why)
-            return why
-        if waits:
-            return f"MIG mode of {gpu.name} is not turned {word} yet: {waits}"
+            reason = f"MIG mode of {gpu.name} could not be turned {mode}: {e}"
+            self._failures.failed(gpu.uuid, inputs, reason)
+            return reason
+        if waits_for:
+            return f"MIG mode of {gpu.name} is not turned {mode} yet: {waits_for}"
         self._failures.succeeded(gpu.uuid)
         return ""
 
-    def _on(self, gpu: Gpu) -> None:
-        """In the book first: what is switched is to be switched back one day, and what a call did
-        that did not end is seen at the next look."""
+    def _switch_on(self, gpu: Gpu) -> None:
+        """Recorded first: what is switched on is to be switched off one day. What a call did that
+        did not return in time is seen at the next look."""
         if gpu.mig is None or gpu.mig.on:
             return
-        self._remember(gpu, True)
+        self._record(gpu, True)
         try:
-            self._work.switch(gpu, True)
+            self._repartitioner.switch(gpu, True)
         except TimedOut:
             raise
         except NodeError:
-            self._remember(gpu, False)
+            self._record(gpu, False)
             raise
         log.info("a GPU is in MIG mode now", extra={"device": gpu.name, "gpu": gpu.uuid})
 
-    def _off(self, gpu: Gpu) -> None:
-        if gpu.mig is None or gpu.mig.taken:
+    def _switch_off(self, gpu: Gpu) -> None:
+        if gpu.mig is None or gpu.mig.keys:
             return
         if gpu.mig.on or gpu.mig.pending:
-            self._work.switch(gpu, False)
+            self._repartitioner.switch(gpu, False)
             log.info("a GPU left MIG mode", extra={"device": gpu.name, "gpu": gpu.uuid})
-        self._remember(gpu, False)
+        self._record(gpu, False)
 
-    def _remember(self, gpu: Gpu, switched: bool) -> None:
-        def edit(book: MigState) -> MigState:
-            known = set(book.switched) - {gpu.uuid} | ({gpu.uuid} if switched else set())
-            left_on = tuple(one for one in book.left_on if one != gpu.uuid)
-            return replace(book, switched=tuple(sorted(known)), left_on=left_on)
+    def _record(self, gpu: Gpu, switched: bool) -> None:
+        def edit(state: MigState) -> MigState:
+            uuids = set(state.switched) - {gpu.uuid} | ({gpu.uuid} if switched else set())
+            left_on = tuple(uuid for uuid in state.left_on if uuid != gpu.uuid)
+            return replace(state, switched=tuple(sorted(uuids)), left_on=left_on)
 
-        self._book.change(edit)
+        self._state_file.change(edit)

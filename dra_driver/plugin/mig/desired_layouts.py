@@ -1,6 +1,6 @@
-"""What GPUs should look like, by the label of the Node for all of them, else by the profile.
+"""What GPUs should look like: by the label of the Node for all of them, else by the profile.
 
-The named layouts of GPUs that can be chosen: those in files, and those that boards have.
+A layout is chosen by name: from the files of mig-parted, else from those that boards have built in.
 """
 
 import logging
@@ -33,9 +33,12 @@ from dra_driver.plan.profiles.rules import rules_by_gpu
 
 log = logging.getLogger(__name__)
 
-_IN_NAMES = r"[\w.+-]"
+_NAME_CHARACTER = r"[\w.+-]"
 
 _LayoutOrProblems = MigLayout | tuple[str, ...]  # a layout, or all that is wrong with it
+
+
+_LayoutsByName = Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]]  # each with its file
 
 
 class LayoutCatalog:
@@ -43,73 +46,71 @@ class LayoutCatalog:
     read again when they changed."""
 
     def __init__(self, path: Path | None) -> None:
-        """*path*: a file or a directory; None: there are only those of the boards."""
+        """*path*: a file or a directory; None: there are only built-in layouts."""
         self._files = ProfileFiles(path) if path else None
         self._lock = threading.Lock()
         self._contents = ProfileFileContents()
-        self._by_name: Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]] = {}
-        self._broken: tuple[UnreadableProfileFile, ...] = ()
+        self._by_name: _LayoutsByName = {}
+        self._unreadable: tuple[UnreadableProfileFile, ...] = ()
 
     def named(self, name: str, gpus: Iterable[Gpu]) -> MigLayout:
         """The layout called *name*, for these GPUs.
 
-        SettingsError: there is none, there are two, or everything that is wrong with it. One of
-        the boards stands in for none of these, nor for one that a broken file seems to have.
+        SettingsError: there is none, there are two, or everything that is wrong with it. A built-in
+        layout stands in for none of these, nor for one that an unreadable file seems to have.
         """
-        by_name, broken = self._look()
-        found = by_name.get(name, ())
-        if len(found) > 1:
-            places = " and ".join(where for where, _ in found)
+        by_name, unreadable = self._read()
+        layouts = by_name.get(name, ())
+        if len(layouts) > 1:
+            places = " and ".join(where for where, _ in layouts)
             raise SettingsError(f"layout {name!r} is in {places}; remove one, or rename it")
-        for where, said in found:
-            if isinstance(said, tuple):
-                raise SettingsError(f"layout {name!r}: {where}: {'; '.join(said)}")
-            return said
-        own = built_in_layouts(gpus)
-        # GPUs are not to be cut anew, by the boards' layout, while a file is damaged.
-        doubtful = [one for one in broken if name not in own or _mentions(one.text, name)]
-        if doubtful:
-            why = "; ".join(one.why for one in doubtful)
-            raise SettingsError(f"layout {name!r} is in no file that can be read: {why}")
-        if name not in own:
-            known = ", ".join(sorted({*by_name, *own}))
-            raise SettingsError(f"there is no layout {name!r}; there are: {known}")
-        return own[name]
+        for where, layout in layouts:
+            if isinstance(layout, tuple):
+                raise SettingsError(f"layout {name!r}: {where}: {'; '.join(layout)}")
+            return layout
+        built_in = built_in_layouts(gpus)
+        # No GPU is partitioned anew, by a built-in layout, while a file is damaged.
+        candidates = [
+            file for file in unreadable if name not in built_in or _mentions(file.text, name)
+        ]
+        if candidates:
+            reasons = "; ".join(file.why for file in candidates)
+            raise SettingsError(f"layout {name!r} is in no file that can be read: {reasons}")
+        if name not in built_in:
+            names = ", ".join(sorted({*by_name, *built_in}))
+            raise SettingsError(f"there is no layout {name!r}; there are: {names}")
+        return built_in[name]
 
-    def _look(
-        self,
-    ) -> tuple[
-        Mapping[str, tuple[tuple[str, _LayoutOrProblems], ...]], tuple[UnreadableProfileFile, ...]
-    ]:
-        """The layouts in the files now, and the files that have something wrong as such."""
+    def _read(self) -> tuple[_LayoutsByName, tuple[UnreadableProfileFile, ...]]:
+        """The layouts in the files now, and the files that cannot be read as such."""
         if self._files is None:
             return {}, ()
         contents = self._files.read()
         with self._lock:
             if contents is not self._contents:
-                self._by_name, self._broken = _by_name(contents)
+                self._by_name, self._unreadable = _layouts_by_name(contents)
                 self._contents = contents
-                for one in self._broken:
-                    log.warning("no layout of a file can be read", extra={"reason": one.why})
-            return self._by_name, self._broken
+                for file in self._unreadable:
+                    log.warning("no layout of a file can be read", extra={"reason": file.why})
+            return self._by_name, self._unreadable
 
 
-def _by_name(
+def _layouts_by_name(
     contents: ProfileFileContents,
-) -> tuple[dict[str, tuple[tuple[str, _LayoutOrProblems], ...]], tuple[UnreadableProfileFile, ...]]:
-    found: dict[str, tuple[tuple[str, _LayoutOrProblems], ...]] = {}
-    broken = list(contents.unreadable)
+) -> tuple[_LayoutsByName, tuple[UnreadableProfileFile, ...]]:
+    by_name: dict[str, tuple[tuple[str, _LayoutOrProblems], ...]] = {}
+    unreadable = list(contents.unreadable)
     for document in contents.documents:
         if not is_mig_parted(document.content):
             continue
         try:
-            said = _read(document)
+            layouts = _read(document)
         except SettingsError as e:
-            broken.append(UnreadableProfileFile(str(e), document.text))
+            unreadable.append(UnreadableProfileFile(str(e), document.text))
             continue
-        for name, one in said.items():
-            found[name] = (*found.get(name, ()), (document.where, one))
-    return found, tuple(broken)
+        for name, layout in layouts.items():
+            by_name[name] = (*by_name.get(name, ()), (document.where, layout))
+    return by_name, tuple(unreadable)
 
 
 def _read(document: ProfileDocument) -> dict[str, _LayoutOrProblems]:
@@ -122,12 +123,12 @@ def _read(document: ProfileDocument) -> dict[str, _LayoutOrProblems]:
 
 
 def _mentions(text: str, name: str) -> bool:
-    """Whether *name*, and not only a longer one, is somewhere in the text of a broken file."""
-    return bool(re.search(f"(?<!{_IN_NAMES}){re.escape(name)}(?!{_IN_NAMES})", text))
+    """Whether *name*, and not only a longer one, is somewhere in the text of an unreadable file."""
+    return bool(re.search(f"(?<!{_NAME_CHARACTER}){re.escape(name)}(?!{_NAME_CHARACTER})", text))
 
 
 class LayoutSource(Protocol):
-    """Where layouts come from; ``dra_driver.plugin.mig.desired_layouts.Layouts`` is one."""
+    """Where layouts come from; ``LayoutCatalog`` is one."""
 
     def named(self, name: str, gpus: tuple[Gpu, ...]) -> MigLayout: ...
 
@@ -139,11 +140,11 @@ class DesiredLayouts:
     by_gpu: Mapping[GpuUuid, DesiredLayout] = field(default_factory=dict)
     unknown: frozenset[GpuUuid] = frozenset()
     problem: str = ""
-    any: bool = False  # whether a layout is wanted, if only of GPUs that are not here
+    any: bool = False  # whether a layout is desired, if only of GPUs that are not here
 
     @property
     def governed(self) -> frozenset[GpuUuid]:
-        """The GPUs that are the business of layouts."""
+        """The GPUs that layouts decide about."""
         return frozenset(self.by_gpu) | self.unknown
 
 
@@ -153,9 +154,10 @@ def desired_layouts(
     """*label*: the name of the layout of the whole node; empty: none. What the profile leaves alone
     is left alone. Where no GPU can be seen yet, no layout is judged by that."""
     if not inventory.gpus:
-        return DesiredLayouts(
-            any=bool(label) or (bool(inventory.unavailable) and _names_any(profile))
+        by_profile = bool(inventory.unavailable) and any(
+            entry.rules.include and entry.rules.mig.layout for entry in profile.entries
         )
+        return DesiredLayouts(any=bool(label) or by_profile)
     rules, _ = rules_by_gpu(profile, inventory.gpus)
     names = {
         gpu: label or rules[gpu.uuid].mig.layout
@@ -166,35 +168,31 @@ def desired_layouts(
     unknown: set[GpuUuid] = set()
     problems: list[str] = []
     for name in sorted({*names.values(), label} - {""}):
-        gpus = [gpu for gpu, its in names.items() if its == name]
+        gpus = [gpu for gpu, gpu_layout in names.items() if gpu_layout == name]
         try:
-            found = _desired_by_gpu(layouts.named(name, inventory.gpus), gpus, inventory)
+            by_gpu |= _desired_by_gpu(layouts.named(name, inventory.gpus), gpus, inventory)
         except SettingsError as e:
             problems.append(str(e))
             unknown |= {gpu.uuid for gpu in gpus}
-        else:
-            by_gpu |= found
     if any(rules[uuid].mig.dynamic for uuid in unknown):
-        problems.append("GPUs that it may be meant for are not cut for claims meanwhile")
+        problems.append(
+            "no partitions are created for claims meanwhile on the GPUs that it may be meant for"
+        )
     is_any = bool(label) or any(names.values())
     return DesiredLayouts(by_gpu, frozenset(unknown), "; ".join(problems), is_any)
-
-
-def _names_any(profile: Profile) -> bool:
-    return any(entry.rules.include and entry.rules.mig.layout for entry in profile.entries)
 
 
 def _desired_by_gpu(
     layout: MigLayout, gpus: list[Gpu], inventory: Inventory
 ) -> dict[GpuUuid, DesiredLayout]:
     """SettingsError: it says nothing, so that whoever chose it is wrong about this node."""
-    order = pci_indexes(inventory)
-    said = ((gpu.uuid, desired_layout(layout, gpu, order[gpu.uuid])) for gpu in gpus)
-    found = {uuid: one for uuid, one in said if one is not None}
-    if not found:
-        here = ", ".join(sorted({gpu.product_name for gpu in gpus})) or "none that is offered"
+    indexes = pci_indexes(inventory)
+    desired = ((gpu.uuid, desired_layout(layout, gpu, indexes[gpu.uuid])) for gpu in gpus)
+    by_gpu = {uuid: gpu_layout for uuid, gpu_layout in desired if gpu_layout is not None}
+    if not by_gpu:
+        products = ", ".join(sorted({gpu.product_name for gpu in gpus})) or "none that is offered"
         raise SettingsError(
             f"layout {layout.name!r} ({layout.where}) says nothing of any GPU of this node that "
-            f"can be cut; its GPUs: {here}; choose another layout, or none"
+            f"can be partitioned; its GPUs: {products}; choose another layout, or none"
         )
-    return found
+    return by_gpu

@@ -13,28 +13,29 @@ from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.processes import GpuProcess
 from dra_driver.model.records import HoldingsByDevice
 from dra_driver.node.mig.gpu_holders import GpuHolder, name_holders
+from dra_driver.plugin.mig.repartition import PartitionEditor
 
 WhileUnclaimed = Callable[[Collection[str], Callable[[], None]], bool]
 """Has something done to GPUs while no claim can come to them;
-``plugin.claims.prepared_claims.Upkeep``.
-"""
+``plugin.claims.prepared_claims.PreparedClaims.while_free``."""
 
 AllocatedDevices = Callable[[], Collection[str]]
 """The devices of this node that are allocated, whether their claims were prepared or not.
-ClusterError: it cannot be told."""
+ApiServerError: it cannot be told."""
 
-_SHOWN = 3  # claims
-_READ_SECONDS = (
-    20.0  # a GPU is waited for that others keep from being read; longer than a mode takes
-)
-_AGAIN_SECONDS = 0.2
-_MOMENT_SECONDS = 2.0  # so old an answer may be by which something is done
+_MAX_NAMED = 3  # claims in a message
+_READ_SECONDS = 20.0  # until a GPU that is being changed can be read; a mode takes less
+_RETRY_SECONDS = 0.2
+_MOMENT_SECONDS = 2.0  # how old the answer may be by which a GPU is changed
 _UNREADABLE = "it cannot be looked at now, since a GPU is being changed or does not answer"
 
 
-class IdleNode(Protocol):
-    """What can be looked at."""
+class MigNode(Protocol):
+    """This machine; ``dra_driver.node.gpu_node.GpuNode`` is one."""
 
+    @property
+    def mig(self) -> PartitionEditor: ...
+    def inventory(self) -> Inventory: ...
     def refresh(self) -> Inventory: ...
     def processes(self, gpu: GpuUuid) -> tuple[GpuProcess, ...]: ...
     def command(self, pid: int) -> str: ...  # empty: it is not seen from here
@@ -53,9 +54,9 @@ class IdleGpus:
 
     def __init__(
         self,
-        node: IdleNode,
+        node: MigNode,
         while_free: WhileUnclaimed,
-        held: Callable[[], HoldingsByDevice],
+        holdings: Callable[[], HoldingsByDevice],
         allocated: AllocatedDevices,
         patience: float = _READ_SECONDS,
     ) -> None:
@@ -63,126 +64,133 @@ class IdleGpus:
         self._node = node
         self._patience = patience
         self._while_free = while_free
-        self._held = held
-        self._allocated = allocated
-        self._first: Collection[str] | None = None  # answer of this look
-        self._last = _AllocatedAnswer()
+        self._holdings = holdings
+        self._read_allocated = allocated
+        self._allocated_first: Collection[str] | None = None  # first answer of this look
+        self._allocated_last = _AllocatedAnswer()
         self._lock = threading.Lock()
-        self.acted = False  # whether anything was done since ``forget``
+        self.acted = False  # whether anything was done during this look
 
-    def forget(self) -> None:
+    def start_look(self) -> None:
         """A new look begins: what was asked for the last one is old."""
-        self._first = None
+        self._allocated_first = None
         self.acted = False
 
     def change(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
-        """Have *act* done to *gpu*, which is looked at again before.
+        """Have *act* done to *gpu*, which is read again before.
 
-        Answers with what has to end first; empty: it was done. Who has to wait keeps nobody else
-        waiting. NodeError: it cannot be looked at, or what *act* raises.
+        The answer is what has to end first; empty: it was done. Nobody else waits meanwhile.
+        NodeError: it cannot be read, or what *act* raises.
         """
-        waits = claims_holding(gpu, self._held()) or self._glanced(gpu) or self._promised(gpu)
-        return waits or self._alone(gpu, act)
+        waits_for = (
+            claims_holding(gpu, self._holdings())
+            or self._processes_at_last_look(gpu)
+            or self._allocation(gpu)
+        )
+        return waits_for or self._change_while_free(gpu, act)
 
-    def _alone(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
-        waits, alone = "a claim holds it", False
+    def _change_while_free(self, gpu: Gpu, act: Callable[[Gpu], None]) -> str:
+        waits_for, is_free = "a claim holds it", False
 
-        def look_and_act() -> None:
-            nonlocal waits, alone
-            alone = True
-            now = self._now(gpu)
+        def read_and_act() -> None:
+            nonlocal waits_for, is_free
+            is_free = True
+            now = self._read(gpu)
             if now is None:
-                waits = _UNREADABLE
+                waits_for = _UNREADABLE
                 return
-            waits = self._users(now) or self._promised(gpu)
-            if not waits:
+            waits_for = self._processes(now) or self._allocation(now)
+            if not waits_for:
                 self.acted = True
-                self._last = _AllocatedAnswer()
+                self._allocated_last = _AllocatedAnswer()
                 act(now)
 
         try:
-            self._while_free({gpu.name, gpu.uuid}, look_and_act)
+            self._while_free({gpu.name, gpu.uuid}, read_and_act)
         except TimedOut as e:
-            if alone:
+            if is_free:
                 raise
             return str(e)
-        return waits
+        return waits_for
 
-    def _promised(self, gpu: Gpu) -> str:
+    def _allocation(self, gpu: Gpu) -> str:
         """The scheduler gave it to a claim that the kubelet has not asked for yet.
 
-        What was answered first in this look is a reason to wait. To act it takes an answer of this
-        moment: other GPUs may have taken half a minute since.
+        The first answer in this look is a reason to wait. To act it takes an answer of this moment:
+        other GPUs may have taken half a minute since.
         """
         try:
-            devices = _devices_of(gpu, self._asked_first()) or _devices_of(gpu, self._asked_now())
+            devices = _devices_of(gpu, self._allocated_in_this_look()) or _devices_of(
+                gpu, self._allocated_now()
+            )
         except ApiServerError as e:
             return f"it is not known whether a claim was allocated a part of it: {e}"
         return f"a claim was allocated {', '.join(devices)}" if devices else ""
 
-    def _asked_first(self) -> Collection[str]:
+    def _allocated_in_this_look(self) -> Collection[str]:
         with self._lock:
-            if self._first is None:
-                self._first = self._ask()
-            return self._first
+            if self._allocated_first is None:
+                self._allocated_first = self._ask()
+            return self._allocated_first
 
-    def _asked_now(self) -> Collection[str]:
-        """It is a list of all claims of the cluster: what was answered a moment ago will do, where
-        nothing was done to a GPU since."""
+    def _allocated_now(self) -> Collection[str]:
+        """This lists all claims of the cluster, so the answer of a moment ago will do where no GPU
+        was changed since."""
         with self._lock:
-            is_new = time.monotonic() - self._last.at < _MOMENT_SECONDS
-            return self._last.devices if is_new else self._ask()
+            is_new = time.monotonic() - self._allocated_last.at < _MOMENT_SECONDS
+            return self._allocated_last.devices if is_new else self._ask()
 
     def _ask(self) -> Collection[str]:
-        at = time.monotonic()  # before: what was allocated while it was answered may lack
-        self._last = _AllocatedAnswer(self._allocated(), at)
-        return self._last.devices
+        at = time.monotonic()  # before: what is allocated during the answer may be missing in it
+        self._allocated_last = _AllocatedAnswer(self._read_allocated(), at)
+        return self._allocated_last.devices
 
-    def _glanced(self, gpu: Gpu) -> str:
+    def _processes_at_last_look(self, gpu: Gpu) -> str:
         """An instance that is gone since the last look has no processes."""
         try:
-            return self._users(gpu)
+            return self._processes(gpu)
         except NodeError:
             return ""
 
-    def _now(self, gpu: Gpu) -> Gpu | None:
-        """None: it cannot be read. What it was before says nothing of what was cut since."""
+    def _read(self, gpu: Gpu) -> Gpu | None:
+        """None: it cannot be read. How it was before says nothing of what was created since."""
         deadline = Deadline(self._patience)
         while True:
-            seen = self._node.refresh()
-            found = next((one for one in seen.gpus if one.uuid == gpu.uuid), None)
-            if found is None:
+            inventory = self._node.refresh()
+            now = next((other for other in inventory.gpus if other.uuid == gpu.uuid), None)
+            if now is None:
                 raise NodeError(f"{gpu.name} ({gpu.uuid}) cannot be seen any more")
-            if gpu.uuid not in seen.stale:
-                return found
+            if gpu.uuid not in inventory.stale:
+                return now
             if deadline.expired:
                 return None
-            time.sleep(_AGAIN_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
-    def _users(self, gpu: Gpu) -> str:
-        """The processes on it, also in its partitions."""
-        parts = gpu.mig.instances if gpu.mig else ()
-        uuids = (gpu.uuid, *(instance.uuid for instance in parts))
-        pids = sorted({one.pid for uuid in uuids for one in self._node.processes(uuid)})
-        users = [GpuHolder(pid, self._node.command(pid)) for pid in pids]
-        return f"processes use it: {name_holders(users)}" if users else ""
+    def _processes(self, gpu: Gpu) -> str:
+        """The processes on it, also in its partitions, as a reason to wait."""
+        instances = gpu.mig.instances if gpu.mig else ()
+        uuids = (gpu.uuid, *(instance.uuid for instance in instances))
+        pids = sorted({process.pid for uuid in uuids for process in self._node.processes(uuid)})
+        holders = [GpuHolder(pid, self._node.command(pid)) for pid in pids]
+        return f"processes use it: {name_holders(holders)}" if holders else ""
 
 
 def _devices_of(gpu: Gpu, devices: Collection[str]) -> list[str]:
-    return sorted(one for one in devices if gpu_name_of(one) == gpu.name)
+    return sorted(device for device in devices if gpu_name_of(device) == gpu.name)
 
 
-def claims_holding(gpu: Gpu, held: HoldingsByDevice) -> str:
-    """What *gpu* waits for; empty: for no claim. Who only looks on is no reason to wait."""
-    found = sorted(
+def claims_holding(gpu: Gpu, holdings_by_device: HoldingsByDevice) -> str:
+    """The claims that *gpu* waits for; empty: none. Admin access is no reason to wait."""
+    claims = sorted(
         {
-            f"{one.claim} ({one.device})"
-            for holdings in held.values()
-            for one in holdings
-            if not one.admin and {one.of_gpu, gpu_name_of(one.device)} & {gpu.name, gpu.uuid}
+            f"{holding.claim} ({holding.device})"
+            for holdings in holdings_by_device.values()
+            for holding in holdings
+            if not holding.admin
+            and {holding.of_gpu, gpu_name_of(holding.device)} & {gpu.name, gpu.uuid}
         }
     )
-    if not found:
+    if not claims:
         return ""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return f"claims hold it until their pods end: {', '.join(found[:_SHOWN])}{more}"
+    more = f" and {len(claims) - _MAX_NAMED} more" if len(claims) > _MAX_NAMED else ""
+    return f"claims hold it until their pods end: {', '.join(claims[:_MAX_NAMED])}{more}"

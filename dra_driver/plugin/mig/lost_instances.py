@@ -1,19 +1,19 @@
 """Finds claims whose MIG instance is not there any more, and tells their pods.
 
-The looks at the GPUs are what makes one suspect; asked is the GPU itself then, and at a moment when
-nobody acts on the claim, since a claim that is just given back has none either. From then on the
-record says that it is gone: what somebody else makes in its place can be called the same.
+The looks at the GPUs raise the suspicion; then the GPU itself is asked, at a moment when nobody
+acts on the claim, since a claim that is being given back has no instance either. From then on the
+record says that it is gone: what somebody else creates in its place can have the same UUID.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import ClaimUid, PodUid
-from dra_driver.k8s.events import Event, Events, PodRef
-from dra_driver.model.gpus import GpuUuid, Inventory, MigInstance, PartitionKey
+from dra_driver.k8s.events import Event, EventRecorder, PodRef
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.records import ClaimRecord, Holding
+from dra_driver.node.gpu_node import GpuNode
 from dra_driver.plan.mig.claims import (
     computed_partitions,
     lost_instance_message,
@@ -21,33 +21,15 @@ from dra_driver.plan.mig.claims import (
     with_lost_instances,
 )
 from dra_driver.plugin.claims.partitions import instance_at
+from dra_driver.plugin.claims.prepared_claims import PreparedClaims
+from dra_driver.plugin.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 
-class LostInstanceNode(Protocol):
-    """What GPUs tell; ``dra_driver.node.gpu_node``."""
-
-    def inventory(self) -> Inventory: ...  # as of the last look
-    def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...  # also half of one
-    def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
-
-
-class PreparedClaimUpdater(Protocol):
-    """Who acts on claims; ``dra_driver.plugin.claims.prepared_claims``."""
-
-    def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None: ...
-
-
-class LostInstanceMetrics(Protocol):
-    """Who counts; ``dra_driver.plugin.metrics``."""
-
-    def mig_instances_gone(self, number: int) -> None: ...
-
-
-_LostKey = tuple[ClaimUid, GpuUuid]
-"""What a claim has lost: an instance, by its UUID."""
-_ToldPods = set[PodUid]
+_LostInstance = tuple[ClaimUid, GpuUuid]
+"""What a claim has lost, by its UUID."""
+_NotifiedPods = set[PodUid]
 
 
 class LostInstances:
@@ -55,66 +37,75 @@ class LostInstances:
 
     def __init__(
         self,
-        node: LostInstanceNode,
+        node: GpuNode,
         records: Callable[[], Sequence[ClaimRecord]],
-        preparer: PreparedClaimUpdater,
-        events: Events,
-        observer: LostInstanceMetrics,
+        prepared_claims: PreparedClaims,
+        events: EventRecorder,
+        metrics: Metrics,
     ) -> None:
         """*records* gives the same object again where nothing changed."""
         self._node = node
         self._records = records
-        self._preparer = preparer
+        self._prepared_claims = prepared_claims
         self._events = events
-        self._observer = observer
-        self._seen: Sequence[ClaimRecord] = ()
-        self._cut: tuple[ClaimRecord, ...] = ()  # of these, the ones with partitions
-        self._gone: dict[_LostKey, _ToldPods] = {}  # and which pods were told
+        self._metrics = metrics
+        self._last_records: Sequence[ClaimRecord] = ()
+        self._with_partitions: tuple[ClaimRecord, ...] = ()  # of these
+        self._lost: dict[_LostInstance, _NotifiedPods] = {}
 
     def look(self) -> None:
         """One look and what follows from it. Without claims on partitions it looks at nothing."""
-        if (records := self._records()) is not self._seen:
-            self._seen = records
-            self._cut = tuple(one for one in records if computed_partitions(one))
-        if not self._cut and not self._gone:
+        if (records := self._records()) is not self._last_records:
+            self._last_records = records
+            self._with_partitions = tuple(
+                record for record in records if computed_partitions(record)
+            )
+        if not self._with_partitions and not self._lost:
             return
-        gpus = self._node.inventory().gpus if self._cut else ()
-        gone: dict[_LostKey, _ToldPods] = {}
-        for record in self._cut:
+        gpus = self._node.inventory().gpus if self._with_partitions else ()
+        lost: dict[_LostInstance, _NotifiedPods] = {}
+        for record in self._with_partitions:
             for holding in self._confirmed(record, lost_instances(record, gpus)):
-                told = gone.setdefault(_key(record, holding), self._before(record, holding))
-                self._tell(record, holding, told)
-        self._gone = gone
-        self._observer.mig_instances_gone(len(gone))
+                notified = lost.setdefault(
+                    _key(record, holding), self._notified_before(record, holding)
+                )
+                self._notify_pods(record, holding, notified)
+        self._lost = lost
+        self._metrics.mig_instances_gone(len(lost))
 
-    def _before(self, record: ClaimRecord, holding: Holding) -> _ToldPods:
-        known = self._gone.get(_key(record, holding))
-        if known is None:
+    def _notified_before(self, record: ClaimRecord, holding: Holding) -> _NotifiedPods:
+        notified = self._lost.get(_key(record, holding))
+        if notified is None:
             facts = {"claim": str(record.claim), "device": holding.device, "uuid": holding.uuid}
             log.error("the MIG instance of a claim is gone", extra=facts)
-        return set() if known is None else known
+            return set()
+        return notified
 
     def _confirmed(self, record: ClaimRecord, suspects: Iterable[Holding]) -> Iterator[Holding]:
-        """What was found to be gone once is so until a look finds it. Of half a one that is left,
-        nobody knows yet what becomes."""
-        new = []
-        for one in suspects:
-            if _key(record, one) in self._gone and not one.cut:
-                yield one
+        """What was found to be gone once is so until a look finds it. Where half an instance is
+        left, it is asked again, since nobody knows yet what becomes of it."""
+        unconfirmed = []
+        for suspect in suspects:
+            if _key(record, suspect) in self._lost and not suspect.cut:
+                yield suspect
             else:
-                new.append(one)
-        if new:
-            yield from self._asked(record, new)
+                unconfirmed.append(suspect)
+        if unconfirmed:
+            yield from self._ask_gpu(record, unconfirmed)
 
-    def _asked(self, record: ClaimRecord, suspects: Sequence[Holding]) -> Sequence[Holding]:
+    def _ask_gpu(self, record: ClaimRecord, suspects: Sequence[Holding]) -> Sequence[Holding]:
         gone: list[Holding] = []
 
-        def ask(now: ClaimRecord) -> ClaimRecord:
-            gone.extend(one for one in suspects if one in now.holdings and self._is_gone(one))
-            return with_lost_instances(now, filter(self._is_away, gone))
+        def ask(current: ClaimRecord) -> ClaimRecord:
+            gone.extend(
+                suspect
+                for suspect in suspects
+                if suspect in current.holdings and self._is_gone(suspect)
+            )
+            return with_lost_instances(current, filter(self._is_completely_gone, gone))
 
         try:
-            self._preparer.while_prepared(record.claim.uid, ask)
+            self._prepared_claims.while_prepared(record.claim.uid, ask)
         except NodeError as e:  # the next look asks again
             facts = {"claim": str(record.claim), "error": str(e)}
             log.debug("an instance cannot be looked for, or given up", extra=facts)
@@ -123,27 +114,26 @@ class LostInstances:
     def _is_gone(self, holding: Holding) -> bool:
         if holding.gpu is None or holding.instance is None:
             return False
-        found = instance_at(self._node, holding.gpu, holding.instance.key)
-        return found is None or found.uuid != holding.instance.uuid
+        current = instance_at(self._node, holding.gpu, holding.instance.key)
+        return current is None or current.uuid != holding.instance.uuid
 
-    def _is_away(self, holding: Holding) -> bool:
+    def _is_completely_gone(self, holding: Holding) -> bool:
         """Of one that is gone: no half of it is left, which would have to be removed."""
         if holding.gpu is None or holding.instance is None:
             return False
-        there = self._node.partitions(holding.gpu)
-        found = instance_at(self._node, holding.gpu, holding.instance.key)
-        return found is not None or holding.instance.key not in there
+        keys = self._node.partitions(holding.gpu)
+        current = instance_at(self._node, holding.gpu, holding.instance.key)
+        return current is not None or holding.instance.key not in keys
 
-    def _tell(self, record: ClaimRecord, holding: Holding, told: _ToldPods) -> None:
+    def _notify_pods(self, record: ClaimRecord, holding: Holding, notified: _NotifiedPods) -> None:
         about = f"{holding.unit} {record.claim}"
+        message = lost_instance_message(record, holding)
         for pod in record.pods:
-            if pod.uid not in told:
-                told.add(pod.uid)
+            if pod.uid not in notified:
+                notified.add(pod.uid)
                 ref = PodRef(record.claim.namespace, pod.name, pod.uid)
-                self._events.tell(
-                    Event(ref, "MIGInstanceGone", about, lost_instance_message(record, holding))
-                )
+                self._events.tell(Event(ref, "MIGInstanceGone", about, message))
 
 
-def _key(record: ClaimRecord, holding: Holding) -> _LostKey:
+def _key(record: ClaimRecord, holding: Holding) -> _LostInstance:
     return record.claim.uid, holding.uuid or GpuUuid("")

@@ -1,13 +1,12 @@
-"""Keeps GPUs cut as named layouts say, and boards in the MIG mode that their profile needs.
+"""Keeps GPUs partitioned as layouts say, and boards in the MIG mode that their profile needs.
 
-Nothing is changed that a claim has or a process uses; that waits.
+What a claim holds or a process uses is not changed: the change waits.
 """
 
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from dra_driver.base.backoff import FailedAttempts
 from dra_driver.base.errors import ApiServerError, DriverError, NodeError, SettingsError, TimedOut
@@ -23,6 +22,7 @@ from dra_driver.model.mig_layouts import (
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.profiles import Profile
 from dra_driver.model.records import HoldingsByDevice
+from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import (
     GpuNames,
     MigEvent,
@@ -34,40 +34,31 @@ from dra_driver.plan.mig.partitions import created_partitions
 from dra_driver.plan.profiles.rules import rules_by_gpu
 from dra_driver.plugin.mig.apply import LayoutApplier, MigModeInputs, MigModeSwitcher
 from dra_driver.plugin.mig.desired_layouts import DesiredLayouts, LayoutSource, desired_layouts
-from dra_driver.plugin.mig.idle_gpus import AllocatedDevices, IdleGpus, WhileUnclaimed
-from dra_driver.plugin.mig.idle_gpus import IdleNode as LookedAt
-from dra_driver.plugin.mig.repartition import GpuRepartitioner, PartitionEditor, RepartitionJournal
+from dra_driver.plugin.mig.idle_gpus import AllocatedDevices, IdleGpus, MigNode, WhileUnclaimed
+from dra_driver.plugin.mig.repartition import GpuRepartitioner
 
 log = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 5.0  # until what failed is tried again; then ever longer
-_CUT_AGAIN_SECONDS = 60.0
+_LAYOUT_AGAIN_SECONDS = 60.0
 _RESET_AGAIN_SECONDS = 600.0
-_TURN_SECONDS = 10.0
-
-
-class MigNode(LookedAt, Protocol):
-    """This machine; ``dra_driver.node.gpu_node.GpuNode`` is one."""
-
-    @property
-    def mig(self) -> PartitionEditor: ...
-    def inventory(self) -> Inventory: ...
+_LEASE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class MigInputs:
-    """What says what is wanted, and who has GPUs. Most may raise a SettingsError or a ClusterError:
-    it is not known now."""
+    """What decides how GPUs should be partitioned, and who uses them. Most may raise a
+    SettingsError or an ApiServerError: it is not known now."""
 
     label: Callable[[], str]  # the name of the layout of the whole node; empty: none
     is_labelled: Callable[[], bool]  # whether the Node has a label that tells the state
     layouts: LayoutSource
     profile: Callable[[], Profile]
     features: Callable[[], ApiFeatures]
-    held: Callable[[], HoldingsByDevice]
+    holdings: Callable[[], HoldingsByDevice]
     allocated: AllocatedDevices
-    turned_on: Callable[[], Collection[GpuUuid]]  # whose MIG mode claims turned on
-    in_charge: Callable[[], bool]  # whether no newer process of this plugin runs
+    enabled_by_claims: Callable[[], Collection[GpuUuid]]  # GPUs whose MIG mode claims turned on
+    is_newest: Callable[[], bool]  # whether no newer process of this plugin runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +66,17 @@ class MigLocks:
     """What keeps others away."""
 
     while_free: WhileUnclaimed  # claims, from GPUs that none has
-    turn: Callable[[float], AbstractContextManager[None]]  # other processes; for so many seconds
+    lease: Callable[[float], AbstractContextManager[None]]  # other processes; for so many seconds
 
 
 @dataclass(frozen=True, slots=True)
 class MigCallbacks:
-    """Who is told of it, from several threads."""
+    """What is reported, from several threads."""
 
-    book: Callable[[MigState], None]  # when something begins, and after every look
-    governed: Callable[[tuple[Gpu, ...], frozenset[GpuUuid]], None]  # of which layouts say anything
-    changed: Callable[[], None]  # GPUs are others than they were
-    news: Callable[[MigEvent], None] = lambda news: None  # what is logged, for who reads no logs
+    state: Callable[[MigState], None]  # when something begins, and after every look
+    governed: Callable[[tuple[Gpu, ...], frozenset[GpuUuid]], None]  # GPUs that layouts govern
+    gpus_changed: Callable[[], None]
+    event: Callable[[MigEvent], None] = lambda event: None
 
 
 class MigReconciler:
@@ -94,24 +85,26 @@ class MigReconciler:
     def __init__(
         self,
         node: MigNode,
-        sources: MigInputs,
-        apart: MigLocks,
-        book: RepartitionJournal,
-        told: MigCallbacks,
+        inputs: MigInputs,
+        locks: MigLocks,
+        state_file: MigStateFile,
+        callbacks: MigCallbacks,
     ) -> None:
         self._node = node
-        self._sources = sources
-        self._turn = apart.turn
-        self._book = book
-        self._told = told
-        self._idle = IdleGpus(node, apart.while_free, sources.held, sources.allocated)
-        work = GpuRepartitioner(node.mig, book)
-        cuts = FailedAttempts(_FIRST_SECONDS, _CUT_AGAIN_SECONDS)
-        resets = FailedAttempts(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
-        self._layouts = LayoutApplier(self._idle, work, book, cuts, self._begin)
-        self._boards = MigModeSwitcher(self._idle, work, book, resets)
+        self._inputs = inputs
+        self._lease = locks.lease
+        self._state_file = state_file
+        self._callbacks = callbacks
+        self._idle = IdleGpus(node, locks.while_free, inputs.holdings, inputs.allocated)
+        repartitioner = GpuRepartitioner(node.mig, state_file)
+        failed_layouts = FailedAttempts(_FIRST_SECONDS, _LAYOUT_AGAIN_SECONDS)
+        failed_modes = FailedAttempts(_FIRST_SECONDS, _RESET_AGAIN_SECONDS)
+        self._layouts = LayoutApplier(
+            self._idle, repartitioner, state_file, failed_layouts, self._report_pending
+        )
+        self._modes = MigModeSwitcher(self._idle, repartitioner, state_file, failed_modes)
         self._error = ""
-        self._is_wanted: bool | None = None  # whether a layout is; None: not known yet
+        self._is_layout_desired: bool | None = None  # None: not known yet
         self._waiting = False
 
     @property
@@ -121,175 +114,187 @@ class MigReconciler:
 
     def look(self) -> None:
         """One look: do what can be done. What cannot be told now waits for the next one."""
-        if not self._sources.in_charge():
+        if not self._inputs.is_newest():
             return
-        self._idle.forget()
+        self._idle.start_look()
         try:
-            self._look()
+            self._reconcile()
         except (NodeError, ApiServerError, SettingsError) as e:
             self._failed(e)
         else:
             self._error = ""
         if self._idle.acted:
             self._node.refresh()
-            self._told.changed()
+            self._callbacks.gpus_changed()
 
-    def _look(self) -> None:
-        seen, label = self._node.inventory(), None
+    def _reconcile(self) -> None:
+        last_seen, label = self._node.inventory(), None
         try:
-            profile, label = self._sources.profile(), self._sources.label()
-            self._wishes(label, profile, seen)  # first of all: what follows takes long, or fails
+            profile, label = self._inputs.profile(), self._inputs.label()
+            # First of all, since what follows takes long, or fails.
+            self._desired(label, profile, last_seen)
         finally:
-            inventory = self._remember(seen, label)
-        wanted, held = self._wishes(label, profile, inventory), self._sources.held()
-        outcomes = self._settle(inventory, profile, wanted, held)
-        left = self._abandon(inventory, wanted)
-        boards = self._switch(inventory, profile, held, wanted) | left
+            inventory = self._record_seen(last_seen, label)
+        desired = self._desired(label, profile, inventory)
+        holdings = self._inputs.holdings()
+        outcomes = self._apply(inventory, profile, desired, holdings)
+        problems = self._abandon(inventory, desired)
+        mode_problems = self._switch_modes(inventory, profile, holdings, desired) | problems
         names = {gpu.uuid: gpu.name for gpu in inventory.gpus}
-        self._conclude(wanted, outcomes, boards, names)
+        self._report(desired, outcomes, mode_problems, names)
 
-    def _wishes(self, label: str, profile: Profile, inventory: Inventory) -> DesiredLayouts:
-        """What is wanted. Nothing is cut for claims that may be the business of a layout, also
-        where it cannot be told what that says."""
-        found = desired_layouts(label, profile, self._sources.layouts, inventory)
-        self._is_wanted = found.any
-        self._told.governed(inventory.gpus, found.governed)
-        return found
+    def _desired(self, label: str, profile: Profile, inventory: Inventory) -> DesiredLayouts:
+        """What is desired. No partitions are created for claims on a GPU that may be governed by a
+        layout, also where it cannot be told what the layout says."""
+        desired = desired_layouts(label, profile, self._inputs.layouts, inventory)
+        self._is_layout_desired = desired.any
+        self._callbacks.governed(inventory.gpus, desired.governed)
+        return desired
 
     def _failed(self, error: DriverError) -> None:
         """An API server that is away says nothing about GPUs; anything else is a failure."""
         is_new = str(error) != self._error
         self._error = str(error)
         if is_new:
-            log.warning("cannot tell how GPUs are to be cut", extra={"error": str(error)})
+            log.warning("cannot tell how GPUs are to be partitioned", extra={"error": str(error)})
         if isinstance(error, ApiServerError | TimedOut):
             return
-        state = LayoutState.FAILED if self._is_layout_wanted() else None
+        state = LayoutState.FAILED if self._may_layout_be_desired() else None
         if is_new and state:
-            self._told.news(failure_event(f"cannot tell how GPUs are to be cut: {error}"))
-        self._told.book(MigState(problem=str(error), state=state))
+            message = f"cannot tell how GPUs are to be partitioned: {error}"
+            self._callbacks.event(failure_event(message))
+        self._callbacks.state(MigState(problem=str(error), state=state))
 
-    def _is_layout_wanted(self) -> bool:
-        if self._is_wanted is not None:
-            return self._is_wanted
+    def _may_layout_be_desired(self) -> bool:
+        if self._is_layout_desired is not None:
+            return self._is_layout_desired
         try:
-            return bool(self._sources.label())
+            return bool(self._inputs.label())
         except ApiServerError:
             return False
 
-    def _remember(self, inventory: Inventory, label: str | None) -> Inventory:
-        """Have in the book what can be seen of GPUs, and nothing that is gone; and what *label*
-        names, unless that is not known. What another process makes of GPUs just now, this look may
-        be too old for.
+    def _record_seen(self, inventory: Inventory, label: str | None) -> Inventory:
+        """Remove from the state file what is gone, and record the *label*, unless that is not
+        known. The answer is a newer inventory where something was changed, since *inventory* may be
+        older than what another process just did.
 
-        What somebody put in the place of ours between two looks, and is the same, is taken for
-        ours: it has the same UUID.
+        An instance that somebody created between two looks, equal to ours and in its place, is
+        taken for ours: it has the same UUID.
         """
-        on = frozenset(self._sources.turned_on())
+        enabled_by_claims = frozenset(self._inputs.enabled_by_claims())
 
-        def edit(book: MigState) -> MigState:
-            its = book.label if label is None else label
-            return replace(pruned_state(book, inventory, on), label=its)
+        def edit(state: MigState) -> MigState:
+            pruned = pruned_state(state, inventory, enabled_by_claims)
+            return replace(pruned, label=state.label if label is None else label)
 
         try:
-            if edit(self._book.read()) == self._book.read():
+            if edit(self._state_file.read()) == self._state_file.read():
                 return inventory
         except NodeError:
-            pass  # a book that is damaged is set aside when it is changed
-        with self._turn(_TURN_SECONDS):
+            pass  # a damaged file is set aside when it is changed
+        with self._lease(_LEASE_SECONDS):
             inventory = self._node.refresh()
-            self._book.change(edit)
+            self._state_file.change(edit)
         return inventory
 
-    def _settle(
-        self, inventory: Inventory, profile: Profile, wanted: DesiredLayouts, held: HoldingsByDevice
+    def _apply(
+        self,
+        inventory: Inventory,
+        profile: Profile,
+        desired: DesiredLayouts,
+        holdings: HoldingsByDevice,
     ) -> dict[GpuUuid, LayoutOutcome]:
-        claimed = created_partitions(held)
+        claimed = created_partitions(holdings)
         rules, _ = rules_by_gpu(profile, inventory.gpus)
 
-        def one(gpu: Gpu) -> LayoutOutcome:
+        def apply(gpu: Gpu) -> LayoutOutcome:
             keys = {key for uuid, key in claimed if uuid == gpu.uuid}
-            found = self._layouts.settle(gpu, wanted.by_gpu[gpu.uuid], keys)
-            return _with_warning(found, wanted.by_gpu[gpu.uuid], rules[gpu.uuid].mig.dynamic)
+            layout = desired.by_gpu[gpu.uuid]
+            outcome = self._layouts.apply(gpu, layout, keys)
+            return _with_warning(outcome, layout) if rules[gpu.uuid].mig.dynamic else outcome
 
-        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in wanted.by_gpu]
-        found = in_parallel(one, gpus)
-        return {gpu.uuid: outcome for gpu, outcome in zip(gpus, found, strict=True)}
+        gpus = [gpu for gpu in inventory.gpus if gpu.uuid in desired.by_gpu]
+        outcomes = in_parallel(apply, gpus)
+        return {gpu.uuid: outcome for gpu, outcome in zip(gpus, outcomes, strict=True)}
 
-    def _abandon(self, inventory: Inventory, wanted: DesiredLayouts) -> dict[GpuUuid, str]:
-        """Put back what a crash cut short and nobody wants any more."""
-        begun = set(self._book.read().before) - wanted.governed
+    def _abandon(self, inventory: Inventory, desired: DesiredLayouts) -> dict[GpuUuid, str]:
+        """Put back what a crash cut short and no layout wants any more."""
+        begun = set(self._state_file.read().before) - desired.governed
         gpus = [gpu for gpu in inventory.gpus if gpu.uuid in begun]
-        found = in_parallel(self._layouts.abandon, gpus)
+        problems = in_parallel(self._layouts.abandon, gpus)
         return {
-            gpu.uuid: f"{gpu.name} is half cut: {why}"
-            for gpu, why in zip(gpus, found, strict=True)
-            if why
+            gpu.uuid: f"{gpu.name} is half partitioned: {problem}"
+            for gpu, problem in zip(gpus, problems, strict=True)
+            if problem
         }
 
-    def _switch(
-        self, inventory: Inventory, profile: Profile, held: HoldingsByDevice, wanted: DesiredLayouts
+    def _switch_modes(
+        self,
+        inventory: Inventory,
+        profile: Profile,
+        holdings: HoldingsByDevice,
+        desired: DesiredLayouts,
     ) -> dict[GpuUuid, str]:
         try:
-            features = self._sources.features()
-        except ApiServerError:  # the look for what to offer tells of it
+            features = self._inputs.features()
+        except ApiServerError:  # reported by the publisher, which asks too
             return {}
-        return self._boards.switch(
-            MigModeInputs(inventory, profile, features, held), wanted.governed
-        )
+        inputs = MigModeInputs(inventory, profile, features, holdings)
+        return self._modes.switch(inputs, desired.governed)
 
-    def _begin(self) -> None:
-        self._told.book(replace(self._book.read(), state=LayoutState.PENDING))
+    def _report_pending(self) -> None:
+        self._callbacks.state(replace(self._state_file.read(), state=LayoutState.PENDING))
 
-    def _conclude(
+    def _report(
         self,
-        wanted: DesiredLayouts,
+        desired: DesiredLayouts,
         outcomes: Mapping[GpuUuid, LayoutOutcome],
-        boards: Mapping[GpuUuid, str],
+        mode_problems: Mapping[GpuUuid, str],
         names: GpuNames,
     ) -> None:
-        kept = wanted.any or (self._book.read().labelled and self._sources.is_labelled())
+        before = self._state_file.read()
+        labelled = desired.any or (before.labelled and self._inputs.is_labelled())
 
-        def edit(book: MigState) -> MigState:
+        def edit(state: MigState) -> MigState:
             return replace(
-                book,
+                state,
                 outcomes=outcomes,
-                boards=boards,
-                problem=wanted.problem,
-                state=_state(wanted, outcomes),
-                labelled=kept,
+                mode_problems=mode_problems,
+                problem=desired.problem,
+                state=_state(desired, outcomes),
+                labelled=labelled,
             )
 
-        before = self._book.read()
         after = edit(before)
-        pending = any(one.state is LayoutState.PENDING for one in outcomes.values())
-        self._waiting = pending or bool(boards)
+        pending = any(outcome.state is LayoutState.PENDING for outcome in outcomes.values())
+        self._waiting = pending or bool(mode_problems)
         if after != before:
             _log_changes(before, after)
-            with self._turn(_TURN_SECONDS):
-                self._book.change(edit)
-            for one in mig_events(
-                before, after, names
-            ):  # what the book could not take is told again
-                self._told.news(one)
-        self._told.book(after)
+            with self._lease(_LEASE_SECONDS):
+                self._state_file.change(edit)
+            # After the file: what it could not take is reported once more.
+            for event in mig_events(before, after, names):
+                self._callbacks.event(event)
+        self._callbacks.state(after)
 
 
-def _state(wanted: DesiredLayouts, outcomes: Mapping[GpuUuid, LayoutOutcome]) -> LayoutState | None:
-    if not wanted.any:
+def _state(
+    desired: DesiredLayouts, outcomes: Mapping[GpuUuid, LayoutOutcome]
+) -> LayoutState | None:
+    if not desired.any:
         return None
-    if wanted.problem:
+    if desired.problem:
         return LayoutState.FAILED
-    return (
-        overall_state(outcomes.values()) if outcomes else LayoutState.PENDING
-    )  # no GPU can be seen
+    # Without an outcome no GPU can be seen.
+    return overall_state(outcomes.values()) if outcomes else LayoutState.PENDING
 
 
-def _with_warning(outcome: LayoutOutcome, wanted: DesiredLayout, dynamic: bool) -> LayoutOutcome:
+def _with_warning(outcome: LayoutOutcome, desired: DesiredLayout) -> LayoutOutcome:
     """The layout governs, whatever the profile says."""
-    if not dynamic:
-        return outcome
-    note = f"partitions of it are not cut for claims, as long as layout {wanted.layout!r} is chosen"
+    note = (
+        "no partitions of it are created for claims, "
+        f"as long as layout {desired.layout!r} is chosen"
+    )
     return replace(outcome, reason=f"{outcome.reason}; {note}" if outcome.reason else note)
 
 
@@ -302,6 +307,6 @@ def _log_changes(before: MigState, after: MigState) -> None:
         facts = {"gpu": uuid, "layout": outcome.layout, "state": outcome.state.value}
         level = logging.WARNING if outcome.state is LayoutState.FAILED else logging.INFO
         log.log(level, "layout of a GPU", extra=facts | {"reason": outcome.reason})
-    for uuid, why in after.boards.items():
-        if why != before.boards.get(uuid):
-            log.warning("MIG mode of a GPU is not as it should be: %s", why)
+    for uuid, problem in after.mode_problems.items():
+        if problem != before.mode_problems.get(uuid):
+            log.warning("MIG mode of a GPU is not as it should be: %s", problem)

@@ -1,32 +1,33 @@
-"""Changes how a GPU is cut, so that no error and no crash at any point leaves it half done.
+"""Changes the partitions of a GPU so that no error and no crash leaves it half changed.
 
-What is about to be made is in the book before it is made, and so is what was there before: whoever
-comes next goes on, or puts that back.
+Before an instance is created it is in the MIG state file, and so is what the GPU looked like before
+the change: the next attempt goes on, or restores that.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
 from dra_driver.base.errors import NodeError, PlacementTaken
 from dra_driver.model.gpus import Gpu, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.mig_layouts import LayoutBefore, LayoutChange, LayoutInstance, MigState
+from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import layout_instance, partition_keys, still_present
 
 log = logging.getLogger(__name__)
 
-# Seconds: nobody waits for it, so who uses a GPU is not waited for, and it is tried again later.
+# Seconds: no claim waits for a layout, so users of a GPU are not waited for; it is tried again.
 _NO_WAIT = 0.0
-_SHORT_WAIT = 2.0  # a look of a monitoring agent is no reason to take back what was cut already
+_SHORT_WAIT = 2.0  # a monitoring agent that reads for a moment is no reason to undo the change
 
 
 class PartitionEditor(Protocol):
-    """What cuts GPUs; ``dra_driver.node.mig.partitions``."""
+    """Changes MIG modes and partitions; ``dra_driver.node.mig.partitions``."""
 
     def set_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
     def reset_mode(self, gpu: GpuUuid, on: bool, patience: float | None = None) -> None: ...
-    def cut(
+    def create(
         self, gpu: GpuUuid, key: PartitionKey, new: bool = False, patience: float | None = None
     ) -> MigInstance: ...
     def remove(
@@ -38,19 +39,12 @@ class PartitionEditor(Protocol):
     ) -> None: ...
 
 
-class RepartitionJournal(Protocol):
-    """Where the book is; ``dra_driver.node.state.mig_state``."""
-
-    def read(self) -> MigState: ...
-    def change(self, edit: Callable[[MigState], MigState]) -> MigState: ...
-
-
 class GpuRepartitioner:
     """Only for a GPU that nothing uses and no claim can come to. For many threads."""
 
-    def __init__(self, mig: PartitionEditor, book: RepartitionJournal) -> None:
+    def __init__(self, mig: PartitionEditor, state_file: MigStateFile) -> None:
         self._mig = mig
-        self._book = book
+        self._state_file = state_file
 
     def switch(self, gpu: Gpu, on: bool) -> None:
         """Have its MIG mode on or off. NodeError: it is as it was."""
@@ -62,139 +56,151 @@ class GpuRepartitioner:
     def change(self, gpu: Gpu, change: LayoutChange) -> None:
         """Do all of *change* to *gpu* as it is now. NodeError: it failed, and whether the GPU is as
         it was before."""
-        mine = self._begin(gpu)
+        managed = self._begin(gpu)
         lost: set[PartitionKey] = set()
+        created: list[LayoutInstance] = []
         try:
-            self._remove(gpu, [one for one in mine if one.key in change.remove], lost)
+            to_remove = [instance for instance in managed if instance.key in change.remove]
+            self._remove(gpu, to_remove, lost)
             if change.switch is not None:
                 self.switch(gpu, change.switch)
-            cut: list[LayoutInstance] = []
-            for key in change.cut:
-                self._cut(gpu, key, cut, lost)
+            for key in change.create:
+                self._create(gpu, key, created, lost)
         except NodeError as e:
-            raise NodeError(f"{e}; {self._back_from(gpu, lost)}") from e
-        kept = [one for one in _partitions_of(gpu) if one.key in change.keep]
-        self._end(gpu, [*kept, *cut])
+            raise NodeError(f"{e}; {self._undo(gpu, lost)}") from e
+        present = [layout_instance(instance) for instance in gpu.mig.instances] if gpu.mig else []
+        kept = [instance for instance in present if instance.key in change.keep]
+        self._end(gpu, [*kept, *created])
 
     def put_back(self, gpu: Gpu) -> None:
         """Make of *gpu*, which is as it is now, what it was before the change that is under way, if
         one is."""
-        book = self._book.read()
-        before = book.before.get(gpu.uuid)
+        state = self._state_file.read()
+        before = state.before.get(gpu.uuid)
         if before is not None:
-            self._restore(gpu, still_present(gpu, book.made.get(gpu.uuid, ())), before)
+            self._restore(gpu, still_present(gpu, state.instances.get(gpu.uuid, ())), before)
 
     def _begin(self, gpu: Gpu) -> tuple[LayoutInstance, ...]:
-        """What of it is ours."""
+        """The instances on it that layouts created."""
 
-        def edit(book: MigState) -> MigState:
-            made = still_present(gpu, book.made.get(gpu.uuid, ()))
-            now = LayoutBefore(bool(gpu.mig and gpu.mig.on), tuple(sorted(partition_keys(made))))
+        def edit(state: MigState) -> MigState:
+            present = still_present(gpu, state.instances.get(gpu.uuid, ()))
+            keys = tuple(sorted(partition_keys(present)))
+            now = LayoutBefore(bool(gpu.mig and gpu.mig.on), keys)
             # Of a change that a crash cut short, the first one counts.
-            return _with_partitions(replace(book, before={gpu.uuid: now, **book.before}), gpu, made)
+            begun = replace(state, before={gpu.uuid: now, **state.before})
+            return _with_instances(begun, gpu, present)
 
-        return self._book.change(edit).made.get(gpu.uuid, ())
+        return self._state_file.change(edit).instances.get(gpu.uuid, ())
 
-    def _back_from(self, gpu: Gpu, lost: Collection[PartitionKey]) -> str:
-        """What the book has was made by us, or is being made, but for what we *lost*."""
+    def _undo(self, gpu: Gpu, lost: Collection[PartitionKey]) -> str:
+        """Every instance in the state file was created by this driver, or is being created, except
+        at the *lost* places."""
         try:
-            book = self._note(gpu, lost)
-            left = self._restore(gpu, book.made.get(gpu.uuid, ()), book.before[gpu.uuid])
+            state = self._record(gpu, lost)
+            instances = state.instances.get(gpu.uuid, ())
+            missing = self._restore(gpu, instances, state.before[gpu.uuid])
         except NodeError as e:
             facts = {"device": gpu.name, "gpu": gpu.uuid, "error": str(e)}
             log.warning("a GPU is neither as its layout says nor as before", extra=facts)
             return f"what was there before could not be put back: {e}; it will be tried again"
-        return "the GPU is as it was before" + (f", but for {_named(left)}" if left else "")
+        return "the GPU is as it was before" + (f", but for {_names(missing)}" if missing else "")
 
     def _restore(
-        self, gpu: Gpu, mine: Collection[LayoutInstance], before: LayoutBefore
+        self, gpu: Gpu, instances: Collection[LayoutInstance], before: LayoutBefore
     ) -> list[PartitionKey]:
-        """What somebody else came in the way of, in the meantime: it is neither removed nor cut
-        again."""
-        divided = _divided(gpu)
-        ours = {one.key: one for one in mine if one.key not in divided}
-        self._remove(gpu, [one for key, one in ours.items() if key not in before.keys], set())
+        """The partitions that are not restored, since somebody else took their places meanwhile:
+        those are neither removed nor created again."""
+        divided = _divided_by_others(gpu)
+        managed = {instance.key: instance for instance in instances if instance.key not in divided}
+        to_remove = [instance for key, instance in managed.items() if key not in before.keys]
+        self._remove(gpu, to_remove, set())
         self.switch(gpu, before.on)
-        cut: list[LayoutInstance] = []
-        left = sorted(divided & ({one.key for one in mine} | set(before.keys)))
+        created: list[LayoutInstance] = []
+        missing = sorted(divided & (partition_keys(instances) | set(before.keys)))
         for key in sorted(set(before.keys) - divided) if before.on else ():
             try:
-                self._cut(gpu, key, cut, set(), new=key not in ours)
+                self._create(gpu, key, created, set(), new=key not in managed)
             except PlacementTaken:
-                left.append(key)
-                self._note(gpu, [key])
-        self._end(gpu, cut)
-        facts = {"device": gpu.name, "gpu": gpu.uuid, "without": _named(left)}
-        log.info("a GPU is cut as before", extra=facts)
-        return left
+                missing.append(key)
+                self._record(gpu, [key])
+        self._end(gpu, created)
+        facts = {"device": gpu.name, "gpu": gpu.uuid, "without": _names(missing)}
+        log.info("a GPU has its partitions of before", extra=facts)
+        return missing
 
-    def _end(self, gpu: Gpu, made: Iterable[LayoutInstance]) -> None:
-        def edit(book: MigState) -> MigState:
-            before = {uuid: one for uuid, one in book.before.items() if uuid != gpu.uuid}
-            return _with_partitions(replace(book, before=before), gpu, made)
+    def _end(self, gpu: Gpu, instances: Iterable[LayoutInstance]) -> None:
+        def edit(state: MigState) -> MigState:
+            before = {
+                uuid: gpu_before for uuid, gpu_before in state.before.items() if uuid != gpu.uuid
+            }
+            return _with_instances(replace(state, before=before), gpu, instances)
 
-        self._book.change(edit)
+        self._state_file.change(edit)
 
-    def _remove(self, gpu: Gpu, made: Iterable[LayoutInstance], lost: set[PartitionKey]) -> None:
-        """By what they are known by, where that is known: nothing that is there instead goes. What
-        was half removed is called nothing any more."""
-        halves = {one.key for one in gpu.mig.unusable} if gpu.mig else set()
-        for one in made:
-            uuid = GpuUuid(one.uuid) if one.uuid and one.key not in halves else None
-            self._mig.remove(gpu.uuid, one.key, uuid, patience=_SHORT_WAIT)
-            lost.add(one.key)
+    def _remove(
+        self, gpu: Gpu, instances: Iterable[LayoutInstance], lost: set[PartitionKey]
+    ) -> None:
+        """By UUID, where that is known, so that another instance in the same place stays. One that
+        is half removed has no UUID any more."""
+        half_removed = {instance.key for instance in gpu.mig.unusable} if gpu.mig else set()
+        for instance in instances:
+            has_uuid = bool(instance.uuid) and instance.key not in half_removed
+            uuid = GpuUuid(instance.uuid) if has_uuid else None
+            self._mig.remove(gpu.uuid, instance.key, uuid, patience=_SHORT_WAIT)
+            lost.add(instance.key)
 
-    def _cut(
+    def _create(
         self,
         gpu: Gpu,
         key: PartitionKey,
-        cut: list[LayoutInstance],
+        created: list[LayoutInstance],
         lost: set[PartitionKey],
         *,
         new: bool = True,
     ) -> None:
-        """Add it to what was *cut*; to what is *lost*, where somebody else came first.
+        """Add the instance to *created*; its place to *lost*, where somebody else came first.
 
-        Each is in the book before it is there, so that a crash leaves at most one of which the book
-        does not say how to know it again. Whatever lies in that place then is taken for ours, also
-        what somebody else made there in that very moment.
+        It is in the state file before it exists, so a crash leaves at most one instance whose UUID
+        is not recorded. Whatever lies in that place then is taken for ours, also what somebody else
+        created there in that very moment.
         """
-        noted = [*cut, LayoutInstance(key)]
-        self._note(gpu, partition_keys(noted), noted)
+        recorded = [*created, LayoutInstance(key)]
+        self._record(gpu, partition_keys(recorded), recorded)
         lost.discard(key)
         try:
-            cut.append(layout_instance(self._mig.cut(gpu.uuid, key, new, patience=_SHORT_WAIT)))
+            instance = self._mig.create(gpu.uuid, key, new, patience=_SHORT_WAIT)
         except PlacementTaken:
             lost.add(key)
             raise
+        created.append(layout_instance(instance))
 
-    def _note(
-        self, gpu: Gpu, keys: Collection[PartitionKey], made: Iterable[LayoutInstance] = ()
+    def _record(
+        self, gpu: Gpu, keys: Collection[PartitionKey], instances: Iterable[LayoutInstance] = ()
     ) -> MigState:
-        """Have *made* in the book, and nothing else in the places of *keys*."""
+        """Have *instances* in the state file, and nothing else in the places of *keys*."""
 
-        def edit(book: MigState) -> MigState:
-            others = [one for one in book.made.get(gpu.uuid, ()) if one.key not in keys]
-            return _with_partitions(book, gpu, [*others, *made])
+        def edit(state: MigState) -> MigState:
+            recorded = state.instances.get(gpu.uuid, ())
+            others = [instance for instance in recorded if instance.key not in keys]
+            return _with_instances(state, gpu, [*others, *instances])
 
-        return self._book.change(edit)
-
-
-def _divided(gpu: Gpu) -> set[PartitionKey]:
-    """Where somebody made compute instances of his own. Whoever did may be using them, also where
-    the instance around them was ours (see ``plan.mig.manager.changes``)."""
-    return {one.key for one in gpu.mig.unusable if one.cis} if gpu.mig else set()
+        return self._state_file.change(edit)
 
 
-def _partitions_of(gpu: Gpu) -> list[LayoutInstance]:
-    return [layout_instance(one) for one in gpu.mig.instances] if gpu.mig else []
+def _divided_by_others(gpu: Gpu) -> set[PartitionKey]:
+    """Where somebody created compute instances. Whoever did may be using them, also where the GPU
+    instance around them was ours (see ``plan.mig.manager.changes``)."""
+    unusable = gpu.mig.unusable if gpu.mig else ()
+    return {instance.key for instance in unusable if instance.cis}
 
 
-def _with_partitions(book: MigState, gpu: Gpu, made: Iterable[LayoutInstance]) -> MigState:
-    listed = tuple(sorted(made, key=lambda one: one.key))
-    rest = {uuid: one for uuid, one in book.made.items() if uuid != gpu.uuid}
-    return replace(book, made=rest | ({gpu.uuid: listed} if listed else {}))
+def _with_instances(state: MigState, gpu: Gpu, instances: Iterable[LayoutInstance]) -> MigState:
+    by_gpu = {uuid: others for uuid, others in state.instances.items() if uuid != gpu.uuid}
+    if ordered := tuple(sorted(instances, key=lambda instance: instance.key)):
+        by_gpu[gpu.uuid] = ordered
+    return replace(state, instances=by_gpu)
 
 
-def _named(keys: Iterable[PartitionKey]) -> str:
+def _names(keys: Iterable[PartitionKey]) -> str:
     return ", ".join(map(str, keys))

@@ -64,7 +64,9 @@ class ComputeInstanceFunctions(GpuInstanceFunctions):
         seen, cut = self._instance(gpuInstance, name)
         places = _places(seen, cut, profileId)
         kind = pynvml.c_nvmlComputeInstancePlacement_t
-        fill_list([nvml_structures.placement(one, kind) for one in places], placementsRef, countRef)
+        fill_list(
+            [nvml_structures.placement(place, kind) for place in places], placementsRef, countRef
+        )
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlGpuInstanceCreateComputeInstance(self, gpuInstance: Any, profileId: int) -> Any:
@@ -85,7 +87,7 @@ class ComputeInstanceFunctions(GpuInstanceFunctions):
     def nvmlComputeInstanceDestroy(self, computeInstance: Any) -> int:
         seen, cut, compute = self._computing(computeInstance, "nvmlComputeInstanceDestroy")
         self._refuse_cutting()
-        if any(one.gi == cut.gi for one in seen.gpu.processes):
+        if any(process.gi == cut.gi for process in seen.gpu.processes):
             raise_nvml_error(pynvml.NVML_ERROR_IN_USE)
 
         def destroy(state: BoardState) -> BoardState:
@@ -108,7 +110,9 @@ class ComputeInstanceFunctions(GpuInstanceFunctions):
         if dereference(computeInstancesRef) is None:
             raise_nvml_error(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         found = [
-            self._compute_pointer(seen, cut, one) for one in cut.computes if one.number == profileId
+            self._compute_pointer(seen, cut, compute)
+            for compute in cut.computes
+            if compute.number == profileId
         ]
         fill_list(found, computeInstancesRef, countRef)
         return int(pynvml.NVML_SUCCESS)
@@ -212,13 +216,13 @@ class ComputeInstanceFunctions(GpuInstanceFunctions):
             free = _free(found, places)
             if not free:
                 raise_nvml_error(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-            used = {one.ci for one in found.computes}
+            used = {compute.ci for compute in found.computes}
             ci = next(number for number in range(len(used) + 1) if number not in used)
             slot = next(state.free_slots())
             made = ComputeInstanceState(
                 ci, free[0].start, free[0].size, state.born + 1, number, slot
             )
-            computes = tuple(sorted([*found.computes, made], key=lambda one: one.ci))
+            computes = tuple(sorted([*found.computes, made], key=lambda compute: compute.ci))
             return state.with_cut(replace(found, computes=computes))
 
         self._refuse_cutting()
@@ -262,5 +266,7 @@ def _places(seen: BoardSnapshot, cut: GpuInstanceState, number: int) -> tuple[Pl
 
 def _free(cut: GpuInstanceState, places: tuple[Placement, ...]) -> list[Placement]:
     return [
-        place for place in places if not any(place.overlaps(one.placement) for one in cut.computes)
+        place
+        for place in places
+        if not any(place.overlaps(compute.placement) for compute in cut.computes)
     ]

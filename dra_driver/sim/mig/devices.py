@@ -45,15 +45,15 @@ def uuid_of(
 
 def mig_devices(seen: BoardSnapshot) -> dict[int, MigDevice]:
     """Of a board, by the index that NVML has for them: what goes leaves a hole."""
-    found = [MigDevice(seen, cut, one) for cut in seen.state.cuts for one in cut.computes]
+    found = [MigDevice(seen, cut, compute) for cut in seen.state.cuts for compute in cut.computes]
     return {one.compute.slot: one for one in sorted(found, key=lambda one: one.compute.slot)}
 
 
 def find_mig_device(seen: BoardSnapshot, name: str) -> MigDevice | None:
     """The one that is called so, by its UUID or its place: "MIG-GPU-<uuid>/<gi>/<ci>"."""
-    for one in mig_devices(seen).values():
-        if name in (one.uuid, f"MIG-{seen.gpu.uuid}/{one.cut.gi}/{one.compute.ci}"):
-            return one
+    for device in mig_devices(seen).values():
+        if name in (device.uuid, f"MIG-{seen.gpu.uuid}/{device.cut.gi}/{device.compute.ci}"):
+            return device
     return None
 
 
@@ -73,7 +73,7 @@ class ListedMigDevices:
 
     def by_handle(self, handle: MigHandle) -> MigDevice | None:
         """One that is or was there."""
-        return next((one for one in self._devices.values() if one.handle == handle), None)
+        return next((device for device in self._devices.values() if device.handle == handle), None)
 
     def forget(self, compute: ComputeInstanceState) -> None:
         """This process has removed it."""

@@ -35,15 +35,15 @@ class BoardGeometry:
 
     def named(self, name: str) -> MigProfile | None:
         """The profile of this name."""
-        return next((one for one in self.profiles if one.name == name), None)
+        return next((profile for profile in self.profiles if profile.name == name), None)
 
     def numbered(self, number: int) -> MigProfile | None:
         """The profile with this number of NVML's."""
-        return next((one for one in self.profiles if one.number == number), None)
+        return next((profile for profile in self.profiles if profile.number == number), None)
 
     def profile(self, profile_id: int) -> MigProfile | None:
         """The profile that this id creates."""
-        return next((one for one in self.profiles if one.id == profile_id), None)
+        return next((profile for profile in self.profiles if profile.id == profile_id), None)
 
 
 def board_geometry(product: str) -> BoardGeometry | None:
@@ -122,8 +122,8 @@ def fits_on_board(board: BoardGeometry, there: Collection[Partition], wanted: Pa
 def _within(board: BoardGeometry, profiles: Collection[MigProfile]) -> bool:
     """Whether the board has compute slices and engines for all of them."""
     total = board.engines
-    return sum(one.slices for one in profiles) <= board.slices and all(
-        sum(getattr(one.engines, name) for one in profiles) <= getattr(total, name)
+    return sum(profile.slices for profile in profiles) <= board.slices and all(
+        sum(getattr(profile.engines, name) for profile in profiles) <= getattr(total, name)
         for name in Engines.__slots__
     )
 

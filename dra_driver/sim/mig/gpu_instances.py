@@ -128,7 +128,9 @@ class GpuInstanceFunctions(ABC):
         seen = self._cuttable(device, "nvmlDeviceGetGpuInstancePossiblePlacements")
         places = _profile(seen, profileId).placements
         kind = pynvml.c_nvmlGpuInstancePlacement_t
-        fill_list([nvml_structures.placement(one, kind) for one in places], placementsRef, countRef)
+        fill_list(
+            [nvml_structures.placement(place, kind) for place in places], placementsRef, countRef
+        )
         return int(pynvml.NVML_SUCCESS)
 
     def nvmlDeviceGetGpuInstanceRemainingCapacity(self, device: Any, profileId: int) -> int:
@@ -160,7 +162,7 @@ class GpuInstanceFunctions(ABC):
 
         def destroy(state: BoardState) -> BoardState:
             found = _current_instance(state, cut)
-            if found.computes or any(one.gi == cut.gi for one in seen.gpu.processes):
+            if found.computes or any(process.gi == cut.gi for process in seen.gpu.processes):
                 raise_nvml_error(pynvml.NVML_ERROR_IN_USE)
             name = (cut.partition(seen.board).profile.name, cut.start)
             ended = (*state.ended, name) if found.foreign else state.ended
@@ -239,7 +241,9 @@ class GpuInstanceFunctions(ABC):
             nonlocal made
             there = state.partitions(seen.board)
             free = (
-                one for one in places if fits_on_board(seen.board, there, Partition(profile, one))
+                place
+                for place in places
+                if fits_on_board(seen.board, there, Partition(profile, place))
             )
             place = next(free, None)
             if not state.on or place is None:

@@ -45,8 +45,8 @@ def board_capability_files(gpu: SimulatedGpu, state: BoardState) -> dict[str, st
     for cut in state.cuts:
         home = f"mig/gi{cut.gi}"
         files[f"{home}/access"] = _access(minor_of(minor, cut.gi))
-        for one in cut.computes:
-            files[f"{home}/ci{one.ci}/access"] = _access(minor_of(minor, cut.gi, one.ci))
+        for compute in cut.computes:
+            files[f"{home}/ci{compute.ci}/access"] = _access(minor_of(minor, cut.gi, compute.ci))
     return files
 
 
@@ -125,10 +125,10 @@ def _lines(gpu: SimulatedGpu, cut: GpuInstanceState) -> list[str]:
     cap = minor_of(minor, cut.gi)
     fields = (f"MIG {profile.name}", profile.id, cut.gi, f"{place.start}:{place.size}")
     lines = ["|".join(map(str, ("gi", minor, cap, cap, *fields)))]
-    for one in cut.computes:
-        name, uuid = device_name(profile, one.slices), uuid_of(gpu, profile, cut, one)
-        caps = capability_minors(minor, cut.gi, one.ci)
-        lines.append("|".join(map(str, ("ci", minor, *caps, name, cut.gi, one.ci, uuid))))
+    for compute in cut.computes:
+        name, uuid = device_name(profile, compute.slices), uuid_of(gpu, profile, cut, compute)
+        caps = capability_minors(minor, cut.gi, compute.ci)
+        lines.append("|".join(map(str, ("ci", minor, *caps, name, cut.gi, compute.ci, uuid))))
     return lines
 
 

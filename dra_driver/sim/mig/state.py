@@ -92,7 +92,7 @@ class BoardState:
         """With *cut*, instead of the one of that number."""
         others = [one for one in self.cuts if one.gi != cut.gi]
         cuts = tuple(sorted([*others, cut], key=lambda one: one.gi))
-        born = max([self.born, cut.born, *(one.born for one in cut.computes)])
+        born = max([self.born, cut.born, *(compute.born for compute in cut.computes)])
         return replace(self, cuts=cuts, born=born)
 
 
@@ -220,7 +220,7 @@ def _follow_node(state: BoardState, gpu: SimulatedGpu) -> BoardState:
         state = replace(state, on=gpu.mig, pending=gpu.mig, said=gpu.mig)
     if not state.on:
         return replace(state, cuts=())
-    named = {(one.profile, one.start): one for one in gpu.instances}
+    named = {(instance.profile, instance.start): instance for instance in gpu.instances}
     ended = tuple(one for one in state.ended if one in named)
     kept = tuple(
         one for one in state.cuts if not one.foreign or _profile_and_start(gpu, one) in named

@@ -51,7 +51,7 @@ def filled(directory, count, functions=SimulatedNvml):
     counted = Counted(functions(node.live, mig=node.mig))
     partitions = node.through(counted)
     for start in range(count):
-        partitions.cut(node.gpu, node.key("1g.23gb", start), new=True)
+        partitions.create(node.gpu, node.key("1g.23gb", start), new=True)
     assert len(node.cut) == count  # and how it can be cut has been read
     return node, partitions, counted
 
@@ -86,13 +86,13 @@ def test_no_more_is_asked_than_is_needed_and_the_list_of_devices_not_at_all(
     """Two calls for each instance are for the proof that a name is its own."""
     node, partitions, counted = filled(tmp_path, 6, functions)
     key = node.key("1g.23gb", 6)
-    assert counted.count(lambda: partitions.cut(node.gpu, key, new=True)) <= cut
+    assert counted.count(lambda: partitions.create(node.gpu, key, new=True)) <= cut
     assert counted.count(lambda: node.dynamic) <= look
     assert counted.count(lambda: partitions.find(node.gpu, key)) <= 20
     uuid = node.dynamic.instances[6].uuid
     assert counted.count(lambda: partitions.remove(node.gpu, key, uuid)) <= 29
-    partitions.cut(node.gpu, key)
-    partitions.taken(node.gpu)
+    partitions.create(node.gpu, key)
+    partitions.keys(node.gpu)
     assert counted.calls[WALK] == 0
 
 

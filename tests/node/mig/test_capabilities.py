@@ -99,7 +99,7 @@ def test_a_file_that_cannot_be_made_is_told_once_and_tried_again_later(caplog):
         for name in ("mig/config", GI, "mig/config", GI):
             making.access.have(name)
     assert making.asked == ["mig/config", GI]
-    assert [(one.capability, one.error) for one in caplog.records] == [
+    assert [(record.capability, record.error) for record in caplog.records] == [
         ("mig/config", "no nvidia-modprobe"),
         (GI, "no nvidia-modprobe"),
     ]

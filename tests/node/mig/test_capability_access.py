@@ -55,13 +55,17 @@ def test_without_device_nodes_the_driver_has_the_last_word_and_what_is_cut_can_g
     node, _, gpu, key = opened(nvidia_modprobe="fails")
     with caplog.at_level(logging.WARNING), pytest.raises(NodeError, match="run this as root, priv"):
         node.carry_out(CreatePartition(gpu, key))
-    told = [one.capability for one in caplog.records if one.msg.startswith("no device file")]
+    told = [
+        record.capability for record in caplog.records if record.msg.startswith("no device file")
+    ]
     assert told[0] == "mig/config"
     assert len(told) == 2  # and of the GPU instance, in which nothing could be made
     assert node.partitions(gpu) == (key,)
     node.restore(RemovePartition(gpu, key))
     assert node.partitions(gpu) == ()
-    assert len([one for one in caplog.records if one.msg.startswith("no device file")]) == 2
+    assert (
+        len([record for record in caplog.records if record.msg.startswith("no device file")]) == 2
+    )
 
 
 def test_a_step_removes_the_instance_that_was_cut_for_it_alone(opened):

@@ -43,15 +43,15 @@ def whole(node):
 
 def test_what_was_cut_by_half_can_be_removed(node):
     gpu, key = node.gpu, node.key("3g.40gb")
-    for where in killed_at_each(node, nothing, lambda partitions: partitions.cut(gpu, key)):
+    for where in killed_at_each(node, nothing, lambda partitions: partitions.create(gpu, key)):
         node.partitions.remove(gpu, key)
         assert whole(node) == ["1g.10gb at 6"], where
 
 
 def test_what_was_cut_by_half_can_be_cut(node):
     gpu, key = node.gpu, node.key("3g.40gb")
-    for where in killed_at_each(node, nothing, lambda partitions: partitions.cut(gpu, key)):
-        made = node.partitions.cut(gpu, key)
+    for where in killed_at_each(node, nothing, lambda partitions: partitions.create(gpu, key)):
+        made = node.partitions.create(gpu, key)
         assert node.partitions.find(gpu, key) == made
         assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
 
@@ -60,10 +60,10 @@ def test_what_was_removed_by_half_can_be_removed_or_cut(node):
     gpu, key = node.gpu, node.key("3g.40gb")
 
     def cut(partitions):
-        partitions.cut(gpu, key)
+        partitions.create(gpu, key)
 
     for where in killed_at_each(node, cut, lambda partitions: partitions.remove(gpu, key)):
-        node.partitions.cut(gpu, key)
+        node.partitions.create(gpu, key)
         assert whole(node) == ["3g.40gb at 0", "1g.10gb at 6"], where
         node.partitions.remove(gpu, key)
         assert whole(node) == ["1g.10gb at 6"], where

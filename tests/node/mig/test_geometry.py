@@ -38,7 +38,7 @@ class Told(SimulatedNvml):
 def told(node, number, **said):
     """The profiles of an A30 whose driver says this of one of them."""
     node.through(Told(node.live, number, **said))
-    return [one.name for one in profiles(node)]
+    return [profile.name for profile in profiles(node)]
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def test_a_profile_is_all_that_is_said_of_it(tmp_path):
     assert media.memory_bytes == 4864 << 20
     assert media.engines == Engines(14, copy=1, decoders=1, encoders=0, jpeg=1, ofa=1)
     assert media.placements == tuple(Placement(start, 1) for start in range(7))
-    assert [one.number for one in profiles(node)] == sorted(one.number for one in profiles(node))
+    assert [profile.number for profile in profiles(node)] == sorted(
+        profile.number for profile in profiles(node)
+    )
 
 
 def test_the_mode_does_not_matter(tmp_path):
@@ -65,8 +67,10 @@ def test_the_mode_does_not_matter(tmp_path):
 
 @pytest.mark.parametrize("name", CUTTABLE)
 def test_a_library_that_names_no_profiles_gets_the_names_of_one_that_does(tmp_path, name):
-    names = {one.id: one.name for one in profiles(MigNode(tmp_path, board(name)))}
-    old = {one.id: one.name for one in profiles(MigNode(tmp_path, board(name, fails=OLD)))}
+    names = {profile.id: profile.name for profile in profiles(MigNode(tmp_path, board(name)))}
+    old = {
+        profile.id: profile.name for profile in profiles(MigNode(tmp_path, board(name, fails=OLD)))
+    }
     assert old == names
 
 
@@ -177,9 +181,9 @@ def test_what_was_half_read_of_an_instance_that_vanished_is_read_again(tmp_path,
     )
     functions.left = asked
     assert node.dynamic.instances == ()
-    assert partitions.taken(node.gpu) == ()
+    assert partitions.keys(node.gpu) == ()
 
-    made = partitions.cut(node.gpu, key)
+    made = partitions.create(node.gpu, key)
 
     assert node.dynamic.instances == (made,)
     assert node.nvml.on_gpu(made.uuid, "counting", _multiprocessors) == 26  # all there are
@@ -207,9 +211,9 @@ def test_what_a_driver_does_not_say_at_once_is_asked_again(tmp_path):
     key = node.key("3g.40gb", 4)
     partitions = node.through(functions)
     with pytest.raises(NodeError, match="has no compute instance that is all of it"):
-        partitions.cut(node.gpu, key)
+        partitions.create(node.gpu, key)
     functions.ready = True
-    made = partitions.cut(node.gpu, key)
+    made = partitions.create(node.gpu, key)
     assert node.dynamic.instances == (made,)
 
 
@@ -218,5 +222,5 @@ def test_what_was_read_of_one_holds_for_all_that_are_alike(tmp_path):
     functions = Leaving(node.live, mig=node.mig)
     partitions = node.through(functions)
     for start in range(3):
-        partitions.cut(node.gpu, node.key("1g.10gb", start))
+        partitions.create(node.gpu, node.key("1g.10gb", start))
     assert functions.left == 99 - 12

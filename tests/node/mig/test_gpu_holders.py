@@ -69,7 +69,7 @@ def test_an_older_library_is_asked_as_it_can_be(tmp_path):
     node.through(Old(node.live, mig=node.mig))
     assert gpu_processes(node.nvml, node.gpu) == ()
     node.change(gpu=0, processes=processes)
-    assert [one.pid for one in gpu_processes(node.nvml, node.gpu)] == [4, 5, 6]
+    assert [process.pid for process in gpu_processes(node.nvml, node.gpu)] == [4, 5, 6]
     assert [one.pid for one in GpuHolders(node.nvml, node.proc).of(node.gpu)] == [4, 5, 6]
 
 

@@ -70,7 +70,7 @@ def test_several_partitions_that_are_held_are_given_up_together(tmp_path):
     node = MigNode(tmp_path, patience=4.0)
     keys = [node.key("1g.10gb", start) for start in range(7)]
     for key in keys:
-        node.partitions.cut(node.gpu, key)
+        node.partitions.create(node.gpu, key)
     node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "IN_USE"})
     errors = []
 
@@ -100,7 +100,7 @@ def test_for_whom_nobody_waits_tries_once(tmp_path, product):
             change(node.gpu, True, patience=0.0)
     node.change(gpu=0, processes=[], mig=True, fails={"nvmlGpuInstanceDestroy": "IN_USE"})
     key = node.static.mig_profiles[0]
-    made = node.partitions.cut(node.gpu, node.key(key.name), patience=0.0)
+    made = node.partitions.create(node.gpu, node.key(key.name), patience=0.0)
     with pytest.raises(NodeError, match="in use"):
         node.partitions.remove(node.gpu, made.key, patience=0.0)
     assert time.monotonic() - began < 5

@@ -41,17 +41,17 @@ def test_nothing_is_there_that_nobody_asked_for_and_what_is_not_ours_stays(
         key = node.key(*partition)
         if cut:
             try:
-                node.partitions.cut(node.gpu, key)
+                node.partitions.create(node.gpu, key)
             except NodeError:
                 # Not for nothing: it lies over another, or takes the engines that another has.
-                media = partition[0] == MEDIA and key.profile_id in [one.profile_id for one in ours]
+                media = partition[0] == MEDIA and key.profile_id in [our.profile_id for our in ours]
                 assert media or not is_free(key.placement, ours | theirs)
             else:
                 ours.add(key)
         else:
             node.partitions.remove(node.gpu, key)
             ours.discard(key)
-        dynamic = node.dynamic
-        whole = {one.key for one in dynamic.instances}
-        assert whole | {one.key for one in dynamic.unusable} == ours | theirs
+        glance = node.dynamic
+        whole = {instance.key for instance in glance.instances}
+        assert whole | {one.key for one in glance.unusable} == ours | theirs
         assert ours <= whole

@@ -24,7 +24,7 @@ def made(tmp_path, *instances, **fields):
 def test_instances_come_by_profile_and_place(tmp_path):
     node = made(tmp_path, foreign("1g.10gb", 5), foreign("3g.40gb", 0), foreign("1g.10gb", 4))
     assert node.cut == ["3g.40gb at 0", "1g.10gb at 4", "1g.10gb at 5"]
-    assert len({one.uuid for one in node.dynamic.instances}) == 3
+    assert len({instance.uuid for instance in node.dynamic.instances}) == 3
 
 
 def test_they_come_and_go_with_those_who_cut_them(tmp_path):
@@ -40,8 +40,8 @@ def test_they_come_and_go_with_those_who_cut_them(tmp_path):
 def test_one_that_is_not_whole_is_odd(tmp_path, compute):
     node = made(tmp_path, foreign("3g.40gb", 4, compute), foreign("1g.10gb", 0))
     assert node.cut == ["1g.10gb at 0"]
-    (unusable,) = node.dynamic.unusable
-    assert (node.named(unusable.key), unusable.cis) == ("3g.40gb at 4", len(compute))
+    (odd,) = node.dynamic.unusable
+    assert (node.named(odd.key), odd.cis) == ("3g.40gb at 4", len(compute))
 
 
 class Stale(SimulatedNvml):
@@ -102,7 +102,7 @@ def test_what_is_cut_is_told_to_root_alone_and_others_are_told_of_none(tmp_path,
     assert (gpu.mig.on, gpu.mig.profiles, gpu.mig.instances, gpu.mig.unusable) == (True, (), (), ())
     assert looks == [looks[0]] * 3
     assert looks[0].unavailable == ()
-    assert [one.msg for one in caplog.records].count(MIG_HIDDEN) == 1
+    assert [record.msg for record in caplog.records].count(MIG_HIDDEN) == 1
 
 
 def test_nothing_is_asked_for_while_the_mode_is_off(tmp_path):
@@ -125,10 +125,10 @@ def test_an_instance_of_a_profile_that_the_driver_does_not_list_is_in_the_way(tm
     node = made(tmp_path, foreign("3g.40gb", 4))
     key = node.key("3g.40gb", 4)
     partitions = node.through(Forgetful(node.live, mig=node.mig))
-    (unusable,) = node.dynamic.unusable
-    assert (unusable.key.profile_id, unusable.key.placement) == (key.profile_id, key.placement)
+    (odd,) = node.dynamic.unusable
+    assert (odd.key.profile_id, odd.key.placement) == (key.profile_id, key.placement)
     with pytest.raises(NodeError, match="profile 9 at 4"):
-        partitions.cut(node.gpu, node.key("1g.10gb", 4))
+        partitions.create(node.gpu, node.key("1g.10gb", 4))
 
 
 def test_one_that_goes_while_it_is_looked_at_is_left_out(tmp_path):

@@ -162,7 +162,7 @@ def test_in_a_virtual_machine_a_board_that_needs_no_reset_is_switched(made):
 def test_a_board_of_a_virtual_machine_that_is_in_mig_mode_is_cut_and_stays_in_it(made):
     node = made(AMPERE, virtualization="passthrough", mig=True)
 
-    node.partitions.cut(node.gpu, node.key("3g.20gb", 4))
+    node.partitions.create(node.gpu, node.key("3g.20gb", 4))
 
     assert node.cut == ["3g.20gb at 4"]
     node.partitions.remove(node.gpu, node.key("3g.20gb", 4))

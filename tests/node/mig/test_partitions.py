@@ -29,7 +29,7 @@ def after(seconds, act):
 
 
 def test_a_partition_is_cut_where_it_was_asked_for(node):
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4))
+    made = node.partitions.create(node.gpu, node.key("2g.20gb", 4))
     assert node.dynamic.instances == (made,)
     assert made.key == PartitionKey(14, 4, 2, 2)
     assert made.uuid.startswith("MIG-")
@@ -37,25 +37,25 @@ def test_a_partition_is_cut_where_it_was_asked_for(node):
 
 def test_cutting_twice_is_cutting_once(node):
     key = node.key("1g.10gb", 3)
-    assert node.partitions.cut(node.gpu, key) == node.partitions.cut(node.gpu, key)
+    assert node.partitions.create(node.gpu, key) == node.partitions.create(node.gpu, key)
     assert node.cut == ["1g.10gb at 3"]
 
 
 def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
-    foreign = node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
+    foreign = node.partitions.create(node.gpu, node.key("2g.20gb", 2))
     with pytest.raises(
         PlacementTaken,
         match=rf"{node.gpu}: profile 14 at 2 is cut already, as GPU instance 3, MIG-",
     ):
-        node.partitions.cut(node.gpu, foreign.key, new=True)
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb", 4), new=True)
+        node.partitions.create(node.gpu, foreign.key, new=True)
+    made = node.partitions.create(node.gpu, node.key("2g.20gb", 4), new=True)
     assert node.dynamic.instances == (foreign, made)
 
 
 def test_what_is_in_the_way_of_a_partition_leaves_it_uncut(node):
-    node.partitions.cut(node.gpu, node.key("2g.20gb", 2))
+    node.partitions.create(node.gpu, node.key("2g.20gb", 2))
     with pytest.raises(PlacementTaken, match=r"has no room for profile 19 at 3: 2g\.20gb at 2"):
-        node.partitions.cut(node.gpu, node.key("1g.10gb", 3), new=True)
+        node.partitions.create(node.gpu, node.key("1g.10gb", 3), new=True)
     assert node.cut == ["2g.20gb at 2"]
 
 
@@ -63,14 +63,14 @@ def test_a_partition_that_is_half_made_is_completed(node):
     key = node.key("3g.40gb", 4)
     _gpu_instance_alone(node, key)
     assert [one.cis for one in node.dynamic.unusable] == [0]
-    node.partitions.cut(node.gpu, key)
+    node.partitions.create(node.gpu, key)
     assert (node.cut, node.dynamic.unusable) == (["3g.40gb at 4"], ())
 
 
 def test_one_that_is_removed_leaves_nothing_and_its_like_stays(node):
     first, second = node.key("1g.10gb", 0), node.key("1g.10gb", 1)
     for key in (first, second):
-        node.partitions.cut(node.gpu, key)
+        node.partitions.create(node.gpu, key)
     for _ in range(2):
         node.partitions.remove(node.gpu, first)
         assert (node.cut, node.dynamic.unusable) == (["1g.10gb at 1"], ())
@@ -94,7 +94,7 @@ def test_every_board_can_be_filled(tmp_path):
         node = MigNode(directory, board(name, mig=True))
         places = node.profile(profile).placements
         for place in places:
-            node.partitions.cut(node.gpu, node.key(profile, place.start))
+            node.partitions.create(node.gpu, node.key(profile, place.start))
         assert len(node.cut) == len(places) == count
 
 
@@ -102,20 +102,20 @@ def test_what_is_in_the_way_is_named_and_stays(tmp_path):
     foreign = {"profile": "1g.10gb", "start": 5}
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
     with pytest.raises(NodeError, match=r"has no room for profile 9 at 4: 1g\.10gb at 5 \(GPU"):
-        node.partitions.cut(node.gpu, node.key("3g.40gb", 4))
+        node.partitions.create(node.gpu, node.key("3g.40gb", 4))
     assert node.cut == ["1g.10gb at 5"]
 
 
 def test_where_engines_are_used_up_what_uses_them_is_named(node):
-    node.partitions.cut(node.gpu, node.key("1g.10gb+me", 0))
+    node.partitions.create(node.gpu, node.key("1g.10gb+me", 0))
     with pytest.raises(NodeError, match=r"engines or its memory are used up \(1g\.10gb\+me at 0"):
-        node.partitions.cut(node.gpu, node.key("1g.10gb+me", 1))
+        node.partitions.create(node.gpu, node.key("1g.10gb+me", 1))
 
 
 def test_without_mig_mode_nothing_is_cut(tmp_path):
     node = MigNode(tmp_path, board())
     with pytest.raises(NodeError, match="MIG mode is off"):
-        node.partitions.cut(node.gpu, node.key("1g.10gb"))
+        node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.partitions.remove(node.gpu, node.key("1g.10gb"))
 
 
@@ -123,11 +123,11 @@ def test_who_divided_a_partition_is_told_how_to_mend_it(tmp_path):
     foreign = {"profile": "2g.20gb", "start": 0, "compute": [1]}
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
     with pytest.raises(NodeError, match="somebody else divided GPU instance"):
-        node.partitions.cut(node.gpu, node.key("2g.20gb"))
+        node.partitions.create(node.gpu, node.key("2g.20gb"))
 
 
 def test_another_instance_than_the_one_that_was_cut_stays(node, caplog):
-    ours = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    ours = node.partitions.create(node.gpu, node.key("2g.20gb"))
     gone = GpuUuid("MIG-that-somebody-removed")
     with caplog.at_level(logging.WARNING):
         node.partitions.remove(node.gpu, ours.key, gone)
@@ -160,7 +160,7 @@ def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_p
     node = MigNode(tmp_path, patience=5.0)
     key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
     partitions = node.through(functions)
-    partitions.cut(node.gpu, key)
+    partitions.create(node.gpu, key)
     functions.lies = 2
     partitions.remove(node.gpu, key)
     assert (node.cut, node.dynamic.unusable, functions.lies) == ([], (), 0)
@@ -169,14 +169,14 @@ def test_what_is_still_there_when_nvml_says_it_is_removed_is_removed_again(tmp_p
 def test_what_nvml_removes_in_words_alone_is_told(node):
     key, functions = node.key("1g.10gb"), Lying(node.live, mig=node.mig)
     partitions = node.through(functions)
-    made = partitions.cut(node.gpu, key)
+    made = partitions.create(node.gpu, key)
     functions.lies = 1000
     with pytest.raises(NodeError, match=rf"says that GPU instance {made.gi} is removed, and lists"):
         partitions.remove(node.gpu, key)
 
 
 def test_a_partition_has_all_multiprocessors_where_there_is_a_choice(node):
-    made = node.partitions.cut(node.gpu, node.key("1g.20gb", 2))
+    made = node.partitions.create(node.gpu, node.key("1g.20gb", 2))
 
     def count(functions, handle):
         return functions.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount
@@ -189,21 +189,21 @@ def test_one_with_fewer_multiprocessors_than_it_could_have_is_not_taken_for_whol
     node = MigNode(tmp_path, board(mig=True, instances=[foreign]))
     assert (node.cut, [one.cis for one in node.dynamic.unusable]) == ([], [1])
     with pytest.raises(NodeError, match="somebody else divided"):
-        node.partitions.cut(node.gpu, node.key("1g.20gb"))
+        node.partitions.create(node.gpu, node.key("1g.20gb"))
 
 
 def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
-    ours = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    ours = node.partitions.create(node.gpu, node.key("1g.10gb"))
     with pytest.raises(PlacementTaken) as raised:
-        node.partitions.cut(node.gpu, node.key("3g.40gb"))
+        node.partitions.create(node.gpu, node.key("3g.40gb"))
     said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be cut once"
     assert said in str(raised.value)
 
 
 def test_what_is_cut_is_told_without_reading_again_how_it_can_be_cut(node):
-    node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.change(gpu=0, fails={"nvmlDeviceGetGpuInstanceProfileInfoV": "UNKNOWN"})
-    assert node.partitions.taken(node.gpu) == (node.key("1g.10gb"),)
+    assert node.partitions.keys(node.gpu) == (node.key("1g.10gb"),)
 
 
 def test_each_capability_is_asked_for_before_it_is_needed(node):
@@ -218,7 +218,7 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
         0.0,
         allow=allow,
     )
-    made = partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = partitions.create(node.gpu, node.key("1g.10gb"))
     home = f"gpu0/mig/gi{made.gi}"
     assert seen == [("mig/config", 0, 0), (home, 1, 0), (f"{home}/ci{made.ci}", 1, 1)]
     seen.clear()
@@ -227,7 +227,7 @@ def test_each_capability_is_asked_for_before_it_is_needed(node):
 
 
 def test_what_uses_a_partition_is_named(node):
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     process = {"pid": 4242, "memory_bytes": 1, "gi": made.gi}
     other = {"pid": 4343, "memory_bytes": 1, "gi": made.gi + 1}
     node.change(gpu=0, processes=[process, other])
@@ -241,7 +241,7 @@ def test_what_uses_a_partition_is_named(node):
 
 def test_a_process_that_ends_in_time_is_waited_for(tmp_path):
     node = MigNode(tmp_path, patience=5.0)
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.change(gpu=0, processes=[{"pid": 4242, "memory_bytes": 1, "gi": made.gi}])
     timer = after(0.1, lambda: node.change(gpu=0, processes=[]))
     node.partitions.remove(node.gpu, made.key)
@@ -253,14 +253,14 @@ def test_one_that_vanished_is_said(node):
     key = node.key("1g.10gb")
     with pytest.raises(MigInstanceNotFound, match="the instance of profile 19 at 0 vanished"):
         node.partitions.find(node.gpu, key)
-    made = node.partitions.cut(node.gpu, key)
+    made = node.partitions.create(node.gpu, key)
     assert node.partitions.find(node.gpu, key) == made
 
 
 def test_who_may_not_cut_is_told_so(node):
     node.change(gpu=0, fails={"nvmlDeviceCreateGpuInstanceWithPlacement": "NO_PERMISSION"})
     with pytest.raises(NodeError, match=r"cutting profile 19 at 0: NVML says .*run this as root"):
-        node.partitions.cut(node.gpu, node.key("1g.10gb"))
+        node.partitions.create(node.gpu, node.key("1g.10gb"))
 
 
 @pytest.mark.parametrize(
@@ -272,17 +272,17 @@ def test_who_may_not_cut_is_told_so(node):
     ],
 )
 def test_with_a_gpu_or_a_driver_what_was_cut_is_gone(node, gone):
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     gpu = node.gpu
     node.change(**gone)
     node.partitions.remove(gpu, made.key)
     node.partitions.restore_mode(gpu, False)
     with pytest.raises(NodeError):
-        node.partitions.cut(gpu, made.key)
+        node.partitions.create(gpu, made.key)
 
 
 def test_what_nvml_refuses_is_no_reason_to_believe_it_gone(node):
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
     node.change(gpu=0, fails={"nvmlComputeInstanceDestroy": "UNKNOWN"})
     with pytest.raises(NodeError, match="removing profile 19 at 0: NVML says Unknown"):
         node.partitions.remove(node.gpu, made.key)
@@ -291,7 +291,9 @@ def test_what_nvml_refuses_is_no_reason_to_believe_it_gone(node):
 
 def test_claims_that_come_at_once_cut_one_after_the_other(node):
     keys = [node.key("1g.10gb", start) for start in range(7)]
-    threads = [threading.Thread(target=node.partitions.cut, args=(node.gpu, key)) for key in keys]
+    threads = [
+        threading.Thread(target=node.partitions.create, args=(node.gpu, key)) for key in keys
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -311,7 +313,7 @@ def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
     node = MigNode(tmp_path, deadline=0.2)
     key, functions = node.key("1g.10gb"), Slow(node.live, mig=node.mig)
     partitions = node.through(functions)
-    cutting = threading.Thread(target=partitions.cut, args=(node.gpu, key))
+    cutting = threading.Thread(target=partitions.create, args=(node.gpu, key))
     cutting.start()
     assert functions.begun.wait(5)
     assert not isinstance(node.nvml.dynamic_states([0])[0], TimedOut)
@@ -319,7 +321,7 @@ def test_a_look_at_a_gpu_that_is_being_cut_is_not_late(tmp_path):
 
 
 def test_an_instance_is_asked_by_its_own_uuid_while_it_is_there(node):
-    made = node.partitions.cut(node.gpu, node.key("1g.10gb"))
+    made = node.partitions.create(node.gpu, node.key("1g.10gb"))
 
     def instance(functions, handle):
         return functions.nvmlDeviceGetUUID(handle)

@@ -41,13 +41,15 @@ def silent(node):
 
 
 def taken(node):
-    return [node.named(one.key) for one in (*node.dynamic.instances, *node.dynamic.unusable)]
+    return [
+        node.named(instance.key) for instance in (*node.dynamic.instances, *node.dynamic.unusable)
+    ]
 
 
 @pytest.mark.parametrize("known", ["uuid", "unless"])
 def test_while_nvml_says_no_name_nothing_goes_that_may_be_anothers(tmp_path, known):
     node = MigNode(tmp_path)
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    made = node.partitions.create(node.gpu, node.key("2g.20gb"))
     functions, partitions = silent(node)
     meant = {"uuid": made.uuid} if known == "uuid" else {"unless": frozenset({OTHER})}
 
@@ -62,7 +64,7 @@ def test_while_nvml_says_no_name_nothing_goes_that_may_be_anothers(tmp_path, kno
 
 def test_one_that_nvml_names_a_moment_later_goes_then(tmp_path):
     node = MigNode(tmp_path, patience=5.0)
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    made = node.partitions.create(node.gpu, node.key("2g.20gb"))
     functions, partitions = silent(node)
     timer = threading.Timer(0.1, lambda: setattr(functions, "silent", False))
     timer.start()
@@ -73,7 +75,7 @@ def test_one_that_nvml_names_a_moment_later_goes_then(tmp_path):
 
 def test_where_nothing_is_known_of_it_no_name_is_needed(tmp_path):
     node = MigNode(tmp_path)
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    made = node.partitions.create(node.gpu, node.key("2g.20gb"))
     _, partitions = silent(node)
     partitions.remove(node.gpu, made.key)
     assert taken(node) == []
@@ -81,7 +83,7 @@ def test_where_nothing_is_known_of_it_no_name_is_needed(tmp_path):
 
 def test_what_is_called_like_one_of_others_stays(tmp_path):
     node = MigNode(tmp_path)
-    made = node.partitions.cut(node.gpu, node.key("2g.20gb"))
+    made = node.partitions.create(node.gpu, node.key("2g.20gb"))
     for uuid in (None, made.uuid):
         node.partitions.remove(node.gpu, made.key, uuid, unless=frozenset({made.uuid, OTHER}))
         assert node.dynamic.instances == (made,)
@@ -114,7 +116,7 @@ def divided(directory):
 def named(node, partitions, key):
     """The name that is said."""
     with pytest.raises(NodeError) as refused:
-        partitions.cut(node.gpu, key, new=True)
+        partitions.create(node.gpu, key, new=True)
     (uuid,) = [one for one in str(refused.value).replace(":", ",").split(", ") if "MIG-" in one]
     return GpuUuid(uuid)
 

@@ -32,7 +32,7 @@ FULL = MigState(
 )
 LASTING = MigState(switched=(GPU,), labelled=True, label="few")
 DAMAGED = pytest.mark.parametrize(
-    "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"made": []}}']
+    "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"instances": []}}']
 )
 
 
@@ -119,7 +119,7 @@ def test_changes_of_several_threads_are_all_kept(path):
 
     def add(number):
         gpu = GpuUuid(f"GPU-{number}")
-        book.change(lambda one: replace(one, boards={**one.boards, gpu: "why"}))
+        book.change(lambda one: replace(one, mode_problems={**one.mode_problems, gpu: "why"}))
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -127,7 +127,7 @@ def test_changes_of_several_threads_are_all_kept(path):
     for thread in threads:
         thread.join()
 
-    assert len(book.read().boards) == 8
+    assert len(book.read().mode_problems) == 8
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_change(path):

@@ -33,7 +33,7 @@ def boards() -> Mapping[str, tuple[MigProfile, ...]]:
     """The profiles of every board, by its name."""
     documents = yaml.safe_load(_FILE.read_text())
     return {
-        board: tuple(sorted((_profile(*each) for each in rows.items()), key=lambda p: p.number))
+        board: tuple(sorted((_profile(*row) for row in rows.items()), key=lambda p: p.number))
         for board, rows in documents.items()
     }
 
@@ -60,7 +60,7 @@ def cut(board: str = "a100-40", minor: int = 0, **fields: Any) -> Gpu:
 def partition(its: MigInfo, name: str, start: int) -> Partition:
     """One of *its* partitions."""
     profile = next(one for one in its.profiles if one.name == name)
-    place = next(one for one in profile.placements if one.start == start)
+    place = next(placement for placement in profile.placements if placement.start == start)
     return Partition(profile, place)
 
 

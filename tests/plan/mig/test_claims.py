@@ -315,10 +315,10 @@ def test_what_was_not_cut_is_not_removed_when_the_claim_is_given_back():
 
     begun = with_created(record, {second})
 
-    assert [one for one in undo_steps(begun, ()) if isinstance(one, RemovePartition)] == [
+    assert [step for step in undo_steps(begun, ()) if isinstance(step, RemovePartition)] == [
         RemovePartition(second.gpu, second.key)
     ]
-    assert [one for one in record.steps if one not in begun.steps] == [first]
+    assert [step for step in record.steps if step not in begun.steps] == [first]
 
 
 def test_a_partition_that_is_not_offered_any_more_is_refused_with_what_there_is():
@@ -408,8 +408,10 @@ def test_another_instance_in_the_place_of_a_partition_is_none_of_its_claim():
     begun = planned(FIRST, name="third").record
 
     def removed(record, *others):
-        removals = (one for one in undo_steps(record, others) if isinstance(one, RemovePartition))
-        return [(one.uuid, set(one.unless)) for one in removals]
+        removals = (
+            step for step in undo_steps(record, others) if isinstance(step, RemovePartition)
+        )
+        return [(removal.uuid, set(removal.unless)) for removal in removals]
 
     assert removed(mine, theirs) == [("MIG-19-0", set())]
     assert removed(mine, begun) == []

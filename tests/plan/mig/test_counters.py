@@ -33,7 +33,7 @@ WHOLE = "the whole GPU"
 def sets_by_counters(found: OfferedPartitions, whole: bool):
     """Every set of devices that the counters have room for."""
     takes: dict[Partition | str, Counter[str]] = {
-        one.partition: Counter(dict(one.takes)) for one in found.places
+        place.partition: Counter(dict(place.takes)) for place in found.places
     }
     if whole:
         takes[WHOLE] = Counter(dict(found.of_whole))
@@ -63,8 +63,8 @@ def sets_by_board(its: MigInfo, found: OfferedPartitions, whole: bool, there=())
         rest = some(devices[1:])
         return rest + [one | {devices[0]} for one in rest]
 
-    exist = [one.partition for one in found.places if one.instance is not None]
-    new = list(grow([one.partition for one in found.places if one.instance is None], []))
+    exist = [place.partition for place in found.places if place.instance is not None]
+    new = list(grow([place.partition for place in found.places if place.instance is None], []))
     sets = {one | used for one in new for used in some(exist)}
     return sets | ({frozenset({WHOLE})} if whole else set())
 
@@ -74,7 +74,7 @@ def every_partition(its: MigInfo, rules: MigRules, whole: bool):
 
 
 def most_taken(found: OfferedPartitions):
-    return max(len(takes) for takes in (found.of_whole, *(one.takes for one in found.places)))
+    return max(len(takes) for takes in (found.of_whole, *(place.takes for place in found.places)))
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -96,7 +96,7 @@ def test_all_profiles_of_every_board_are_kept_apart_exactly(board):
 
     found = every_partition(its, EVERYTHING, whole=True)
 
-    assert {one.partition.profile for one in found.places} == set(its.profiles)
+    assert {place.partition.profile for place in found.places} == set(its.profiles)
     assert sets_by_counters(found, whole=True) == sets_by_board(its, found, whole=True)
     assert len(found.counters) <= 14
     assert most_taken(found) <= 4
@@ -113,8 +113,8 @@ def test_the_counters_of_an_a100_are_blocks_of_its_memory():
         ("block-4-4", 4),
     )
     by_name = {
-        (one.partition.profile.name, one.partition.placement.start): one.takes
-        for one in found.places
+        (place.partition.profile.name, place.partition.placement.start): place.takes
+        for place in found.places
     }
     assert by_name["1g.5gb", 0] == (("block-0-2", 1), ("block-0-4", 1))
     assert by_name["1g.5gb", 6] == (("block-4-4", 1),)
@@ -126,7 +126,7 @@ def test_one_counter_does_for_partitions_of_one_size():
     found = every_partition(mig("h100-80-sxm"), MigRules(True, ("1g.10gb",)), whole=True)
 
     assert found.counters == (("block-0-8", 8),)
-    assert {one.takes for one in found.places} == {(("block-0-8", 1),)}
+    assert {place.takes for place in found.places} == {(("block-0-8", 1),)}
     assert found.of_whole == (("block-0-8", 8),)
 
 
@@ -134,7 +134,7 @@ def test_partitions_that_cannot_overlap_need_no_counter():
     found = every_partition(mig("a100-40"), MigRules(True, ("1g.5gb",)), whole=False)
 
     assert found.counters == ()
-    assert {one.takes for one in found.places} == {()}
+    assert {place.takes for place in found.places} == {()}
 
 
 def test_the_partition_that_is_all_of_the_board_is_kept_from_the_whole_gpu():
@@ -169,11 +169,11 @@ def test_there_are_counters_for_engines_only_where_partitions_could_take_too_man
 def situations(draw):
     """A board, what is allowed of it, and what somebody else cut."""
     its = mig(draw(st.sampled_from(sorted(boards()))))
-    names = [one.name for one in its.profiles]
+    names = [profile.name for profile in its.profiles]
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
     there: list[Partition] = []
     for name in draw(st.lists(st.sampled_from(names), max_size=2)):
-        profile = next(one for one in its.profiles if one.name == name)
+        profile = next(profile for profile in its.profiles if profile.name == name)
         one = Partition(profile, draw(st.sampled_from(profile.placements)))
         there += [one] if legal(its, [*there, one]) else []
     number = draw(st.integers(0, len(there)))
@@ -193,8 +193,8 @@ def test_what_somebody_else_cut_takes_its_place_and_its_engines_from_what_is_off
     found = dynamic_partitions(its, profiles, foreign, whole=not there)
 
     assert sets_by_counters(found, not there) == sets_by_board(its, found, not there, there)
-    possible = {Partition(one, place) for one in profiles for place in one.placements}
-    assert {one.partition for one in found.places} == set(whole_ones) | {
+    possible = {Partition(profile, place) for profile in profiles for place in profile.placements}
+    assert {place.partition for place in found.places} == set(whole_ones) | {
         one for one in possible if legal(its, [*there, one])
     }
     for name, amount in found.counters:
@@ -260,4 +260,4 @@ def test_fewer_instances_of_a_profile_than_would_fit_are_counted():
 
     assert free.counters == (("profile-1", 2),)
     assert less.counters == (("profile-1", 1),)
-    assert {one.takes for one in less.places} == {(("profile-1", 1),)}
+    assert {place.takes for place in less.places} == {(("profile-1", 1),)}

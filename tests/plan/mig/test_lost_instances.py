@@ -63,12 +63,12 @@ def test_what_is_given_up_is_held_and_not_removed_any_more():
     assert [one.key for one in partitions_created_for([after])] == [second.partition]
     assert after.holdings == (replace(first, cut=False), second)
     assert after.cut == {(second.gpu, second.partition)}
-    assert [one.key for one in undo_steps(after, ()) if isinstance(one, RemovePartition)] == [
+    assert [step.key for step in undo_steps(after, ()) if isinstance(step, RemovePartition)] == [
         second.partition
     ]
     assert with_lost_instances(record, ()) == record
     assert (
-        lost_instances(after, [board(*(one.instance for one in after.holdings[1:]))])
+        lost_instances(after, [board(*(holding.instance for holding in after.holdings[1:]))])
         == after.holdings[:1]
     )
 

@@ -26,8 +26,8 @@ def partitions(board, *profiles):
     names = profiles or ("1g.5gb", "2g.10gb", "3g.20gb")
     found = dynamic_profiles(its, MigRules(True, names))
     return [
-        one.partition
-        for one in dynamic_partitions(its, found, UnmanagedInstances(), whole=False).places
+        place.partition
+        for place in dynamic_partitions(its, found, UnmanagedInstances(), whole=False).places
     ]
 
 
@@ -51,7 +51,7 @@ def test_small_partitions_fill_one_half_and_large_ones_begin_with_the_other():
 
 
 def test_a_claim_that_any_partition_serves_gets_a_small_one():
-    sizes = [one.placement.size for one in partitions("a100-40", "*")]
+    sizes = [partition.placement.size for partition in partitions("a100-40", "*")]
 
     assert sizes == sorted(sizes)
 
@@ -93,7 +93,9 @@ def test_a_kind_of_double_memory_goes_first_where_no_larger_one_fits(board):
 
 def fits_together(board, names):
     """Every set of partitions to which none can be added, as the number of each profile."""
-    its = [one for one in partitions(board, *names) if "+" not in one.profile.name]
+    its = [
+        partition for partition in partitions(board, *names) if "+" not in partition.profile.name
+    ]
     sets: set[frozenset[tuple[str, int]]] = set()
 
     def add(rest, occupied, counts):
@@ -122,7 +124,7 @@ def test_whatever_fits_together_is_placed_where_the_largest_come_first(board):
         occupied = 0
         for name in sorted(wanted.elements(), key=lambda name: size[name], reverse=True):
             places = (bits(one.placement) for one in its if one.profile.name == name)
-            mask = next((one for one in places if not occupied & one), 0)
+            mask = next((place for place in places if not occupied & place), 0)
             assert mask, f"{name} of {wanted} finds no place"
             occupied |= mask
 
@@ -130,7 +132,7 @@ def test_whatever_fits_together_is_placed_where_the_largest_come_first(board):
 def test_the_order_does_not_depend_on_how_they_are_given():
     some = partitions("a100-40", "1g.5gb+me", "2g.10gb", "7g.40gb")[:4]
 
-    assert {tuple(packing_order(one)) for one in itertools.permutations(some)} == {
+    assert {tuple(packing_order(permutation)) for permutation in itertools.permutations(some)} == {
         tuple(packing_order(some))
     }
 

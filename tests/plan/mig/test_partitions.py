@@ -46,7 +46,7 @@ def names(offered):
 
 def kinds(offered):
     """The profiles of the partitions that are offered, each once."""
-    return {one.partition.profile.name for one in offered.devices if one.partition}
+    return {device.partition.profile.name for device in offered.devices if device.partition}
 
 
 def holding(device, **fields):
@@ -56,7 +56,7 @@ def holding(device, **fields):
         "shape": device.shape,
         "offered": device.offered,
         "partition": device.partition and device.partition.key,
-        "cut": device.cut_for_claims,
+        "cut": device.created_for_claims,
     }
     return {device.name: (Holding(ref("holder"), device.name, **its | fields),)}
 
@@ -64,10 +64,10 @@ def holding(device, **fields):
 def of(offered, part, start):
     """The device of one partition of the first GPU that has it."""
     return next(
-        one
-        for one in offered.devices
-        if one.partition
-        and (one.partition.profile.name, one.partition.placement.start) == (part, start)
+        device
+        for device in offered.devices
+        if device.partition
+        and (device.partition.profile.name, device.partition.placement.start) == (part, start)
     )
 
 
@@ -122,7 +122,10 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
         f"{where} gpu-0, gpu-2, which cannot be cut",
         f"{where} gpu-1, gpu-3, which cannot be cut: the library is old",
     )
-    assert len([each for each in offered.devices if not isinstance(each.shape, AdminAccess)]) == 4
+    assert (
+        len([device for device in offered.devices if not isinstance(device.shape, AdminAccess)])
+        == 4
+    )
 
 
 def test_where_no_gpu_can_be_cut_patterns_are_not_told():
@@ -149,9 +152,9 @@ def test_a_hopper_is_offered_as_a_whole_and_in_partitions_whatever_its_mode_is_n
     assert counters.name == "gpu-0-counter-set"
     whole, *partitions, monitor = offered.devices
     assert whole.takes == (("block-0-4", 4), ("block-4-4", 4))
-    assert all(one.takes and one.cut_for_claims for one in partitions)
+    assert all(one.takes and one.created_for_claims for one in partitions)
     assert monitor.takes == ()
-    assert {one.offered for one in offered.devices} == {
+    assert {device.offered for device in offered.devices} == {
         ("1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb")
     }
     assert offered.pending == ()
@@ -162,7 +165,7 @@ def test_without_a_profile_that_says_so_nothing_is_cut_for_claims():
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
     assert offered.counter_sets == ()
-    assert {one.offered for one in offered.devices} == {()}
+    assert {device.offered for device in offered.devices} == {()}
 
 
 def test_partitions_of_gpus_that_cannot_be_taken_whole_are_tried_first():
@@ -324,8 +327,8 @@ def test_instances_are_offered_without_counters_where_nothing_is_cut_for_claims(
     assert names(offered) == ["1g5gb-19-6", "3g20gb-9-0", "gpu-0-mon"]
     first, *_ = offered.devices
     assert first.instance == its.mig.instances[0]
-    assert not first.cut_for_claims
-    assert {one.takes for one in offered.devices} == {()}
+    assert not first.created_for_claims
+    assert {device.takes for device in offered.devices} == {()}
     assert (offered.unavailable, offered.pending) == ((), ())
 
 
@@ -336,7 +339,7 @@ def test_an_instance_takes_the_place_of_its_placement_and_hides_what_overlaps_it
 
     static = of(offered, "2g.20gb", 0)
     assert static.instance == its.mig.instances[0]
-    assert [one.name for one in offered.devices].count(static.name) == 1
+    assert [device.name for device in offered.devices].count(static.name) == 1
     assert "gpu-0" not in names(offered)
     hidden = {"1g10gb-19-0", "1g10gb-19-1", "3g40gb-9-0", "4g40gb-5-0", "7g80gb-0-0"}
     assert not hidden & set(names(offered))
@@ -351,9 +354,9 @@ def test_an_instance_of_a_claim_is_no_instance_of_somebody_else():
     while_looking = found(its, its=dynamic(), ours=ours)
     held = found(its, its=dynamic(), held=holding(of(while_looking, "2g.20gb", 0)))
 
-    assert of(while_looking, "2g.20gb", 0).cut_for_claims
+    assert of(while_looking, "2g.20gb", 0).created_for_claims
     assert names(held) == names(while_looking) == names(found(cut(**HOPPER), its=dynamic()))
-    assert not of(found(its, its=dynamic(), ours=other), "2g.20gb", 0).cut_for_claims
+    assert not of(found(its, its=dynamic(), ours=other), "2g.20gb", 0).created_for_claims
 
 
 def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_elses():
@@ -362,7 +365,7 @@ def test_an_instance_that_a_claim_holds_and_did_not_have_cut_stays_somebody_else
 
     offered = found(its, its=dynamic(), held=holding(static))
 
-    assert not of(offered, "2g.20gb", 0).cut_for_claims
+    assert not of(offered, "2g.20gb", 0).created_for_claims
     assert created_partitions(holding(static)) == frozenset()
 
 
@@ -371,7 +374,9 @@ def test_an_odd_instance_hides_what_overlaps_it_is_not_offered_and_says_what_to_
 
     offered = found(cut("h100-80-sxm", unusable=(strange,), **ON), its=dynamic())
 
-    assert {one.partition.placement.end <= 4 for one in offered.devices if one.partition} == {True}
+    assert {
+        device.partition.placement.end <= 4 for device in offered.devices if device.partition
+    } == {True}
     assert "gpu-0" not in names(offered)
     (unavailable,) = offered.unavailable
     assert unavailable.what.startswith("GPU instance 9 of GPU 0000:18:00.0")
@@ -427,7 +432,9 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
     offered = found(its, its=dynamic())
 
     assert {
-        one.partition.profile.slices: one.shape.shares for one in offered.devices if one.partition
+        device.partition.profile.slices: device.shape.shares
+        for device in offered.devices
+        if device.partition
     } == expected
     assert offered.notes == ()
 
@@ -437,7 +444,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
 
     assert of(offered, "1g.10gb", 0).shape.shares == 6
     assert of(offered, "4g.40gb", 0).shape.shares == 16
-    assert {one.shape.shares for one in offered.devices[:2]} == {16}
+    assert {device.shape.shares for device in offered.devices[:2]} == {16}
     assert offered.notes[1:] == (
         "profile 'p', spec.gpus[0].shares: MPS takes fewer clients in a partition, so at most so "
         "many claims share one: 6 in 1g.10gb",
@@ -492,7 +499,7 @@ def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
 def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
     offered = found(cut(**HOPPER), its=dynamic(strict=True))
 
-    partitions = {type(one.shape) for one in offered.devices if one.partition}
+    partitions = {type(device.shape) for device in offered.devices if device.partition}
     assert partitions == {Exclusive}
     assert isinstance(offered.devices[0].shape, Fractional)
     assert offered.pending == ()
@@ -564,7 +571,7 @@ def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
 def test_partitions_are_exclusive_where_gpus_are(its, features):
     offered = found(cut(**HOPPER), its=its, features=features)
 
-    shapes = {type(one.shape) for one in offered.devices}
+    shapes = {type(device.shape) for device in offered.devices}
     assert shapes == {Exclusive, AdminAccess}  # counters refuse who looks on at what is in use
     assert offered.pending == ()
 
@@ -773,8 +780,8 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
 
     offered = found(*node, its=SINGLE)
 
-    assert [one.as_gpu for one in offered.devices if one.partition] == [True] * 3
-    assert {one.as_gpu for one in offered.devices if not one.partition} == {False}
+    assert [device.as_gpu for device in offered.devices if device.partition] == [True] * 3
+    assert {device.as_gpu for device in offered.devices if not device.partition} == {False}
     assert offered.notes == ()
 
 
@@ -783,7 +790,7 @@ def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
 
     offered = found(*node, its=SINGLE)
 
-    assert not any(one.as_gpu for one in offered.devices)
+    assert not any(device.as_gpu for device in offered.devices)
     assert offered.notes == (
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since there are partitions "
         "of several kinds: 1g.5gb on gpu-0, 3g.20gb on gpu-0, gpu-1; have GPUs cut into one kind "
@@ -814,9 +821,9 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
 
     offered = found(mine, gpu(1), its=dynamic("1g.5gb", single=True))
 
-    serving = [one for one in offered.devices if one.as_gpu]
+    serving = [device for device in offered.devices if device.as_gpu]
     assert [one.instance for one in serving] == [*mine.mig.instances]
-    assert len([one for one in offered.devices if one.cut_for_claims]) == 3
+    assert len([device for device in offered.devices if device.created_for_claims]) == 3
     assert offered.notes == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are cut "
@@ -833,7 +840,7 @@ def test_where_no_gpu_can_be_cut_single_is_not_told():
 def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
     offered = found(in_instances(0, ("3g.20gb", 0)), its=SINGLE)
 
-    (one,) = [each for each in published_devices(offered) if "asGpu" in each["attributes"]]
+    (one,) = [device for device in published_devices(offered) if "asGpu" in device["attributes"]]
     assert one["attributes"]["uuid"] == {"string": "MIG-9-0"}
 
 
@@ -848,7 +855,7 @@ def test_gpus_with_other_rules_do_not_count_for_that():
 
     offered = found(*node, its=Profile("p", entries))
 
-    assert {str(one.gpu.name) for one in offered.devices if one.as_gpu} == {"gpu-0"}
+    assert {str(device.gpu.name) for device in offered.devices if device.as_gpu} == {"gpu-0"}
 
 
 def test_the_names_of_partitions_are_those_of_nvidias_driver():

@@ -135,7 +135,7 @@ def test_of_too_many_names_those_that_matter_least_go_where_that_makes_room(
     names = {*found["attributes"], *found["capacity"]}
     assert len(names) <= 32
     assert {"pcieSwitch", "nvlinkPeers"} - names == gone
-    assert sum(one.startswith("memorySlice") for one in names) == slices
+    assert sum(name.startswith("memorySlice") for name in names) == slices
     assert {"asGpu", "ofaEngines", "shares", "parentUUID", "timeSlicing"} <= names
 
 
@@ -262,5 +262,6 @@ def test_whatever_a_profile_says_of_partitions_the_api_server_takes_the_slices(
     assert set(refused(pool)) <= {""}
     assert features.counters or not offered.counter_sets
     assert all(
-        isinstance(one.shape, AdminAccess) or one.rules.mig == of_mig for one in offered.devices
+        isinstance(device.shape, AdminAccess) or device.rules.mig == of_mig
+        for device in offered.devices
     )

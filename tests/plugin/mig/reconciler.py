@@ -1,4 +1,4 @@
-"""A keeper of MIG layouts between boards in memory and a book on disk."""
+"""A reconciler of MIG layouts between boards in memory and a state file on disk."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,26 +34,26 @@ def profile(**mig) -> Profile:
 
 @dataclass
 class Scene:
-    """What a node is told, and a keeper that starts anew as often as a test wants."""
+    """What a node is told, and a reconciler that starts anew as often as a test wants."""
 
     boards: Boards
     directory: Path
     label: str = ""
     profile: Profile = DEFAULT_PROFILE
     features: ApiFeatures = field(default_factory=ApiFeatures)
-    held: HoldingsByDevice = field(default_factory=dict)
+    holdings: HoldingsByDevice = field(default_factory=dict)
     layouts: dict[str, MigLayout] = field(default_factory=dict)
     claims: Claims = field(default_factory=Claims)
-    in_charge: bool = True
-    told: list[LayoutState | None] = field(default_factory=list)
+    is_newest: bool = True
+    states: list[LayoutState | None] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    news: list[MigEvent] = field(default_factory=list)
+    events: list[MigEvent] = field(default_factory=list)
     allocated: frozenset[str] | Exception = frozenset()
-    turned_on: frozenset[GpuUuid] = frozenset()
+    enabled_by_claims: frozenset[GpuUuid] = frozenset()
     labelled: bool = False
     changes: int = 0  # how often it was told that GPUs are others
-    turns: int = 0
-    others: bool = False  # another process has the turn, and keeps it
+    leases: int = 0
+    others: bool = False  # another process has the lease, and keeps it
     boot: str = "boot"
     kept: Callable[[Path, str], MigStateFile] = MigStateFile
 
@@ -62,31 +62,33 @@ class Scene:
 
     def start(self) -> "Scene":
         """As a new process."""
-        self.book = self.kept(self.directory / "mig.json", self.boot)
-        sources = MigInputs(
+        self.state_file = self.kept(self.directory / "mig.json", self.boot)
+        inputs = MigInputs(
             lambda: self.say(self.label),
             lambda: self.labelled,
             self,
             lambda: self.say(self.profile),
             lambda: self.say(self.features),
-            lambda: self.held,
+            lambda: self.holdings,
             lambda: self.say(self.allocated),
-            lambda: self.turned_on,
-            lambda: self.in_charge,
+            lambda: self.enabled_by_claims,
+            lambda: self.is_newest,
         )
         self.governed = EffectiveProfile(lambda: self.profile)
-        last = last_layout_label(self.book)
+        last = last_layout_label(self.state_file)
         self.governed.expected = lambda: is_layout_expected(lambda: self.say(self.label), last)
-        told = MigCallbacks(self.tell, self.governed.set_governed, self.changed, self.news.append)
-        apart = MigLocks(self.claims.while_free, self.turn)
-        self.keeper = MigReconciler(self.boards, sources, apart, self.book, told)
+        callbacks = MigCallbacks(
+            self.tell, self.governed.set_governed, self.changed, self.events.append
+        )
+        locks = MigLocks(self.claims.while_free, self.lease)
+        self.reconciler = MigReconciler(self.boards, inputs, locks, self.state_file, callbacks)
         return self
 
     @contextmanager
-    def turn(self, seconds: float) -> Iterator[None]:
+    def lease(self, seconds: float) -> Iterator[None]:
         if self.others:
             raise TimedOut("waited for the plugin process of another pod")
-        self.turns += 1
+        self.leases += 1
         yield
 
     def changed(self) -> None:
@@ -103,21 +105,21 @@ class Scene:
             raise SettingsError(f"there is no layout {name!r}; there are: {', '.join(known)}")
         return known[name]
 
-    def tell(self, book: MigState) -> None:
-        self.told.append(book.state)
-        self.problems.append(book.problem)
+    def tell(self, state: MigState) -> None:
+        self.states.append(state.state)
+        self.problems.append(state.problem)
 
-    def said(self) -> list[tuple[str, str]]:
+    def new_events(self) -> list[tuple[str, str]]:
         """What is new of the node since this was asked the last time: reasons and words."""
-        said = [(one.reason, one.words) for one in self.news]
-        self.news.clear()
+        said = [(one.reason, one.message) for one in self.events]
+        self.events.clear()
         return said
 
     def look(self) -> MigState:
         """What is known after a look, as somebody else reads it; the watcher looks too."""
-        self.keeper.look()
+        self.reconciler.look()
         self.boards.refresh()
-        return self.book.read()
+        return self.state_file.read()
 
     def layout(self, name: str, **counts: int) -> None:
         """A layout for all GPUs: ``g1_5gb=2`` is two 1g.5gb."""

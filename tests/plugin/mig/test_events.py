@@ -38,21 +38,21 @@ def test_a_layout_that_was_applied_is_told_once(scene):
     scene.look()
     scene.start().look()
 
-    assert scene.said() == [("MIGLayoutApplied", "cut as layout 'all-1g.5gb' says: gpu-0")]
+    assert scene.new_events() == [("MIGLayoutApplied", "cut as layout 'all-1g.5gb' says: gpu-0")]
 
 
 def test_a_layout_that_nobody_knows_is_told_once_and_again_in_other_words(scene):
     scene.label = "nonsense"
     scene.look()
     scene.look()
-    ((reason, words),) = scene.said()
+    ((reason, words),) = scene.new_events()
     assert reason == "MIGLayoutFailed"
     assert "the layout of this node cannot be used: there is no layout 'nonsense'" in words
 
     scene.label = "rubbish"
     scene.look()
 
-    assert "there is no layout 'rubbish'" in scene.said()[0][1]
+    assert "there is no layout 'rubbish'" in scene.new_events()[0][1]
 
 
 def test_a_layout_that_does_not_fit_is_told_once(scene, board):
@@ -62,7 +62,7 @@ def test_a_layout_that_does_not_fit_is_told_once(scene, board):
     why = scene.look().outcomes[board.uuid].reason
     scene.look()
 
-    assert scene.said() == [
+    assert scene.new_events() == [
         ("MIGLayoutFailed", f"gpu-0 is not cut as layout 'much' says: {why}"),
     ]
 
@@ -74,14 +74,14 @@ def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, boa
 
     scene.label, scene.boards.step = "all-1g.5gb", step
     scene.look()
-    ((reason, words),) = scene.said()
+    ((reason, words),) = scene.new_events()
     assert (reason, "NVML: unknown error" in words) == ("MIGLayoutFailed", True)
     assert words.endswith("the GPU is as it was before")
 
     scene.boards.step = lambda what: None
     scene.start().look()
 
-    assert [reason for reason, _ in scene.said()] == ["MIGLayoutApplied"]
+    assert [reason for reason, _ in scene.new_events()] == ["MIGLayoutApplied"]
 
 
 def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
@@ -91,7 +91,7 @@ def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
     scene.look()
     scene.look()
 
-    ((_, words),) = scene.said()
+    ((_, words),) = scene.new_events()
     assert "instances that this driver did not make" in words
 
 
@@ -102,20 +102,22 @@ def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_wor
         scene.look()
 
     waits = "MIG mode of gpu-0 is not turned on yet: processes use it"
-    assert scene.said() == [("MIGModeNotSet", f"{waits}: process {pid}") for pid in (4711, 12)]
+    assert scene.new_events() == [
+        ("MIGModeNotSet", f"{waits}: process {pid}") for pid in (4711, 12)
+    ]
 
 
 def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):
     scene.label = "all-1g.5gb"
     scene.look()
-    scene.said()
+    scene.new_events()
 
     scene.profile = SettingsError("profile x: no such file")
     scene.look()
     scene.look()
 
-    words = "cannot tell how GPUs are to be cut: profile x: no such file"
-    assert scene.said() == [("MIGLayoutFailed", words)]
+    words = "cannot tell how GPUs are to be partitioned: profile x: no such file"
+    assert scene.new_events() == [("MIGLayoutFailed", words)]
 
 
 @pytest.mark.parametrize("error", [ApiServerError("away"), SettingsError("no such file")])
@@ -124,7 +126,7 @@ def test_a_look_that_fails_is_not_told_where_no_layout_is_known_to_be_wanted(sce
 
     scene.look()
 
-    assert scene.said() == []
+    assert scene.new_events() == []
 
 
 def test_what_the_book_could_not_take_is_told_when_it_can(scene):
@@ -132,13 +134,13 @@ def test_what_the_book_could_not_take_is_told_when_it_can(scene):
     in_the_way = scene.directory / ".mig.json.tmp"
     in_the_way.mkdir()
     scene.look()
-    ((_, words),) = scene.said()
+    ((_, words),) = scene.new_events()
     assert "cannot be written" in words
 
     in_the_way.rmdir()
     scene.look()
 
-    ((_, words),) = scene.said()
+    ((_, words),) = scene.new_events()
     assert "there is no layout 'nonsense'" in words
 
 

@@ -47,21 +47,21 @@ def while_the_first_is_cut(scene, allocated):
 def test_a_claim_that_came_while_others_were_cut_keeps_its_gpu(scene, boards):
     while_the_first_is_cut(scene, frozenset({"gpu-1"}))
 
-    book = scene.look()
+    state = scene.look()
 
-    assert [one.on for one in boards] == [True, False]
-    assert book.outcomes[boards[0].uuid].state is LayoutState.SUCCESS
+    assert [board.on for board in boards] == [True, False]
+    assert state.outcomes[boards[0].uuid].state is LayoutState.SUCCESS
     why = "MIG mode of gpu-1 is not turned on yet: a claim was allocated gpu-1"
-    assert book.boards == {boards[1].uuid: why}
+    assert state.mode_problems == {boards[1].uuid: why}
     scene.allocated = frozenset()
-    assert scene.look().boards == {}
+    assert scene.look().mode_problems == {}
     assert boards[1].on
 
 
 def test_once_nobody_tells_any_more_what_was_allocated_nothing_more_is_done(scene, boards):
     while_the_first_is_cut(scene, Unreachable("no answer"))
 
-    why = scene.look().boards[boards[1].uuid]
+    why = scene.look().mode_problems[boards[1].uuid]
 
     assert why.endswith("not known whether a claim was allocated a part of it: no answer")
     assert not boards[1].on
@@ -93,7 +93,7 @@ def test_all_claims_are_listed_once_for_a_change_and_not_while_claims_wait_for_t
     idle = IdleGpus(boards, while_free, dict, allocated)
 
     for _ in range(2):
-        idle.forget()
+        idle.start_look()
         assert idle.change(boards.refresh().gpus[0], lambda gpu: story.append("done")) == ""
 
     assert story == ["listed", "claims wait", "done"] * 2

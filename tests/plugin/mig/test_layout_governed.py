@@ -38,18 +38,20 @@ def offered(scene, held=None):
 
 
 def is_cut_for_claims(scene):
-    return any(one.cut_for_claims for one in offered(scene).devices)
+    return any(device.created_for_claims for device in offered(scene).devices)
 
 
 def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(scene):
     scene.look()
     del scene.layouts["mine"]  # a typing error, or its file cannot be read for a moment
 
-    book = scene.look()
+    state = scene.look()
 
     assert not is_cut_for_claims(scene)
-    assert book.state is LayoutState.FAILED
-    assert book.problem.endswith("; GPUs that it may be meant for are not cut for claims meanwhile")
+    assert state.state is LayoutState.FAILED
+    assert state.problem.endswith(
+        "; no partitions are created for claims meanwhile on the GPUs that it may be meant for"
+    )
 
 
 def test_a_layout_that_is_unknown_from_the_start_governs_too(scene):
@@ -100,7 +102,7 @@ def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board
     scene.look()
     scene.label = "all-1g.10gb"
     known = []
-    scene.boards.step = lambda what: known.append(last_layout_label(scene.book))
+    scene.boards.step = lambda what: known.append(last_layout_label(scene.state_file))
 
     scene.look()
 
@@ -109,12 +111,12 @@ def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board
 
 def test_a_book_that_cannot_be_read_changes_nothing_of_it(scene, tmp_path):
     (tmp_path / "mig.json").mkdir()
-    scene.keeper.look()
+    scene.reconciler.look()
     assert not is_cut_for_claims(scene)
-    assert scene.told == [LayoutState.FAILED]
+    assert scene.states == [LayoutState.FAILED]
 
     scene.label = AWAY
-    scene.start().keeper.look()
+    scene.start().reconciler.look()
     assert not is_cut_for_claims(scene)
 
 
@@ -128,7 +130,7 @@ def test_gpus_whose_driver_was_not_ready_at_the_first_look_are_not_cut(tmp_path,
 
     boards.gone = set()
 
-    assert {one.gpu.name for one in offered(scene).devices} == {"gpu-0", "gpu-1"}
+    assert {device.gpu.name for device in offered(scene).devices} == {"gpu-0", "gpu-1"}
     assert not is_cut_for_claims(scene)
 
 
@@ -141,7 +143,7 @@ def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path
     )
 
     def cut():
-        return {one.gpu.name for one in offered(scene).devices if one.cut_for_claims}
+        return {device.gpu.name for device in offered(scene).devices if device.created_for_claims}
 
     for away in (board, other):
         boards.gone = {away.uuid}
@@ -180,7 +182,7 @@ def test_a_process_that_does_not_get_its_turn_knows_it_too(scene):
     scene.others = True
     scene.look()
 
-    assert scene.book.read() == MigState()
+    assert scene.state_file.read() == MigState()
     assert not is_cut_for_claims(scene)
 
 
@@ -198,7 +200,7 @@ def test_it_is_told_before_a_look_cuts_anything(tmp_path):
 def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
     scene.label, key = "", part(HOPPER, "1g.10gb", 0)
     before = offered(scene)
-    held = next(one for one in before.devices if one.key == key)
+    held = next(device for device in before.devices if device.key == key)
     holding = Holding(
         ref(), held.name, gpu=board.uuid, partition=key, cut=True, offered=held.offered
     )
@@ -208,7 +210,7 @@ def test_what_a_claim_holds_stays_offered_as_it_was(scene, board):
 
     after = offered(scene, {held.name: (holding,)})
 
-    assert [one.name for one in after.devices] == [one.name for one in before.devices]
+    assert [device.name for device in after.devices] == [device.name for device in before.devices]
     assert before.by_name["gpu-0"].shape is not EXCLUSIVE
 
 
@@ -268,11 +270,11 @@ def test_what_the_label_says_goes_before_what_it_said(label, last, found):
 
 
 def test_the_last_label_is_not_known_where_the_book_is_not(tmp_path):
-    book = MigStateFile(tmp_path / "mig.json", "boot")
-    assert last_layout_label(book) is None
-    book.write(MigState(label=""))
-    assert last_layout_label(book) == ""
+    state = MigStateFile(tmp_path / "mig.json", "boot")
+    assert last_layout_label(state) is None
+    state.write(MigState(label=""))
+    assert last_layout_label(state) == ""
     (tmp_path / "mig.json").write_text("{")
-    assert last_layout_label(book) is None
+    assert last_layout_label(state) is None
     with pytest.raises(NodeError):
-        book.read()
+        state.read()

@@ -37,9 +37,9 @@ class Written(MigStateFile):
         super().__init__(path, boot)
         self._boards = boards
 
-    def _write(self, book):
-        self._boards.step("book")
-        super()._write(book)
+    def _write(self, state):
+        self._boards.step("state")
+        super()._write(state)
         self._boards.step("written")
 
 
@@ -86,7 +86,7 @@ def moments(directory, label):
 
 
 def is_theirs(scene, board, key):
-    return key in board.there and key not in scene.book.read().keys.get(board.uuid, ())
+    return key in board.there and key not in scene.state_file.read().keys.get(board.uuid, ())
 
 
 @pytest.mark.parametrize("key", [ONES[0], ONES[1], ONES[6], TWO, THREES[0]], ids=str)
@@ -103,10 +103,10 @@ def test_what_came_at_any_moment_stays_and_is_not_taken_over(key, label, tmp_pat
                 assert is_theirs(scene, board, key), moment
             scene.start()
         came += stranger.came is not None
-        book = scene.look()
-        assert book.before == {}
+        state = scene.look()
+        assert state.before == {}
         if stranger.came is not None and label == "few" and key in ONES:
-            assert book.state is LayoutState.SUCCESS  # what they cut counts
+            assert state.state is LayoutState.SUCCESS  # what they cut counts
 
     assert came
 
@@ -126,12 +126,12 @@ def test_what_came_stays_wherever_the_process_dies_then(key, tmp_path):
             scene.boards.step = lambda what: None
             scene.boards.refresh()
             # That we were about to cut the same is all that is known: it cannot be told.
-            unknown = LayoutInstance(key) in scene.book.read().made.get(board.uuid, ())
+            unknown = LayoutInstance(key) in scene.state_file.read().instances.get(board.uuid, ())
 
-            book = scene.start().look()
+            state = scene.start().look()
 
             assert unknown or is_theirs(scene, board, key), (moment, after)
-            assert book.before == {}
+            assert state.before == {}
 
     assert killed > 10
 
@@ -142,12 +142,12 @@ def test_what_came_while_it_cut_is_left_and_counts_for_the_layout(tmp_path):
     scene.layout("l", g1_10gb=2)
     scene.boards.step = came(board, f"CI {ONES[0]}", ONES[1])
 
-    book = scene.look()
+    state = scene.look()
 
-    outcome = book.outcomes[board.uuid]
+    outcome = state.outcomes[board.uuid]
     assert outcome.state is LayoutState.FAILED
     assert outcome.reason == f"{board.uuid}: {ONES[1]} is cut already; the GPU is as it was before"
-    assert (set(board.there), book.made) == ({ONES[1]}, {})
+    assert (set(board.there), state.instances) == ({ONES[1]}, {})
     assert scene.look().keys == {board.uuid: (ONES[0],)}
     assert set(board.there) == set(ONES[:2])
 
@@ -156,23 +156,23 @@ def test_what_came_in_the_place_of_what_was_there_before_is_not_cut_again(tmp_pa
     scene, board = scene_of(tmp_path)
     scene.boards.step = came(board, f"no GI {THREES[0]}", ONES[0], THREES[1])
 
-    book = scene.look()
+    state = scene.look()
 
-    reason = book.outcomes[board.uuid].reason
+    reason = state.outcomes[board.uuid].reason
     assert reason.endswith(f"; the GPU is as it was before, but for {THREES[0]}")
     assert set(board.there) == {ONES[0], THREES[1]}
-    assert book.keys == {board.uuid: (THREES[1],)}
-    assert book.before == {}
+    assert state.keys == {board.uuid: (THREES[1],)}
+    assert state.before == {}
 
 
 def test_what_others_made_in_the_place_of_what_was_removed_is_not_put_back_as_ours(tmp_path):
     scene, board = scene_of(tmp_path)
     scene.boards.step = came(board, f"no GI {THREES[0]}", THREES[0], THREES[1])
 
-    book = scene.look()
+    state = scene.look()
 
     assert set(board.there) == set(THREES)
-    assert book.keys == {board.uuid: (THREES[1],)}
+    assert state.keys == {board.uuid: (THREES[1],)}
     scene.label = "all-disabled"
     scene.boards.step = lambda what: None
     scene.look()
@@ -197,9 +197,9 @@ def test_half_a_change_that_nobody_wants_takes_nothing_that_came_when_it_was_see
     scene.boards.refresh()
     scene.claims.holding = set()
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
+    assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
     assert set(board.there) == set(THREES)
 
 
@@ -213,67 +213,73 @@ def test_what_could_not_be_put_back_beside_it_is_put_back_later(tmp_path):
             raise NodeError("NVML says no")
 
     scene.boards.step = step
-    book = scene.look()
-    assert "could not be put back: NVML says no" in book.outcomes[board.uuid].reason
+    state = scene.look()
+    assert "could not be put back: NVML says no" in state.outcomes[board.uuid].reason
     assert set(board.there) == {THREES[0]}
-    assert THREES[0] not in book.keys[board.uuid]
+    assert THREES[0] not in state.keys[board.uuid]
     scene.boards.step = lambda what: None
     scene.label = ""
 
-    book = scene.start().look()
+    state = scene.start().look()
 
-    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
+    assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
     assert set(board.there) == set(THREES)
 
 
 def test_what_was_removed_and_cut_again_is_ours_also_where_the_rest_fails(tmp_path):
     scene, board = scene_of(tmp_path)
-    work = GpuRepartitioner(scene.boards, scene.book)
+    work = GpuRepartitioner(scene.boards, scene.state_file)
     there = dict(board.there)
 
     with pytest.raises(NodeError, match=r"NVML says no; the GPU is as it was before$"):
         scene.boards.step = came(board, "", None, ONES[0])
-        work.change(board.gpu, LayoutChange(board.uuid, THREES, cut=(THREES[1], ONES[0])))
+        work.change(board.gpu, LayoutChange(board.uuid, THREES, create=(THREES[1], ONES[0])))
 
     assert board.there == there
-    assert scene.book.read().keys == {board.uuid: THREES}
+    assert scene.state_file.read().keys == {board.uuid: THREES}
 
 
 @pytest.mark.parametrize("was_there", [True, False])
 def test_what_others_divided_is_neither_removed_nor_made_whole(was_there, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     scene, board = scene_of(tmp_path)
-    made = scene.book.read().made
+    made = scene.state_file.read().instances
     before = THREES if was_there else THREES[1:]
-    scene.book.write(MigState(made=made, before={board.uuid: LayoutBefore(True, before)}))
+    scene.state_file.write(
+        MigState(instances=made, before={board.uuid: LayoutBefore(True, before)})
+    )
     board.there[THREES[0]] = False
     board.divided = {THREES[0]}
 
-    GpuRepartitioner(scene.boards, scene.book).put_back(board.gpu)
+    GpuRepartitioner(scene.boards, scene.state_file).put_back(board.gpu)
 
     assert board.there == {THREES[0]: False, THREES[1]: True}
-    book = scene.book.read()
-    assert (book.keys, book.before) == ({board.uuid: (THREES[1],)}, {})
-    (said,) = (one for one in caplog.records if one.message == "a GPU is cut as before")
+    state = scene.state_file.read()
+    assert (state.keys, state.before) == ({board.uuid: (THREES[1],)}, {})
+    (said,) = (
+        record
+        for record in caplog.records
+        if record.message == "a GPU has its partitions of before"
+    )
     assert said.without == str(THREES[0])  # once: it is not tried
 
 
 def test_what_others_divided_keeps_mig_mode_on_and_what_was_begun_in_the_book(tmp_path):
     scene, board = scene_of(tmp_path)
-    made = scene.book.read().made
-    scene.book.write(MigState(made=made, before={board.uuid: LayoutBefore(False)}))
+    made = scene.state_file.read().instances
+    scene.state_file.write(MigState(instances=made, before={board.uuid: LayoutBefore(False)}))
     board.there[THREES[0]] = False
     board.divided = {THREES[0]}
-    work = GpuRepartitioner(scene.boards, scene.book)
+    work = GpuRepartitioner(scene.boards, scene.state_file)
 
     with pytest.raises(NodeError, match="in use"):
         work.put_back(board.gpu)
 
     assert (board.on, board.there) == (True, {THREES[0]: False})
-    assert scene.book.read().before
+    assert scene.state_file.read().before
     del board.there[THREES[0]]
     work.put_back(board.gpu)
-    assert (board.on, scene.book.read()) == (False, MigState())
+    assert (board.on, scene.state_file.read()) == (False, MigState())
 
 
 class Careful(Boards):

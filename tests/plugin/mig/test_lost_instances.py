@@ -51,7 +51,8 @@ class World:
         self.asked = 0
         self.events = []
         self.metrics = Metrics()
-        self.watch = LostInstances(self, self.records, self, self, self.metrics)
+        node: Any = self  # and all else that it needs
+        self.watch = LostInstances(node, self.records, node, node, self.metrics)
 
     def inventory(self):
         gpu = cut(on=True, pending=True, instances=self.seen)
@@ -280,7 +281,7 @@ def upkeep(ledger, locks):
 
 def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it(ledger):
     locks, seen = ClaimLocks(), []
-    keeper = upkeep(ledger, locks)
+    prepared_claims = upkeep(ledger, locks)
     ledger.write(record())
     ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))
 
@@ -289,12 +290,12 @@ def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it
         return replace(one, pods=(DB,))
 
     for claim in (A, B, ref("unknown")):
-        keeper.while_prepared(claim.uid, see)
+        prepared_claims.while_prepared(claim.uid, see)
     assert [one.claim for one in seen] == [A]
     assert ledger.record(A.uid) == replace(record(), pods=(DB,)), "what is answered is recorded"
 
     with locks.claims.hold([A.uid], 1.0), pytest.raises(NodeError, match="worked on"):
-        keeper.while_prepared(A.uid, see)
+        prepared_claims.while_prepared(A.uid, see)
     with locks.gpus.hold(["gpu-0"], 1.0), pytest.raises(NodeError, match="gpu-0"):
-        keeper.while_prepared(A.uid, see)
+        prepared_claims.while_prepared(A.uid, see)
     assert len(seen) == 1

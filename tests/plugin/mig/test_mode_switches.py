@@ -27,11 +27,11 @@ def refusing(what):
 
 
 def test_a_board_is_switched_at_the_first_look_and_then_left_alone(scene, board):
-    book = scene.look()
+    state = scene.look()
 
     assert board.on
-    assert book.switched == (board.uuid,)
-    assert book.state is None
+    assert state.switched == (board.uuid,)
+    assert state.state is None
     scene.look()
     assert scene.boards.done == ["mode True"]
 
@@ -46,14 +46,14 @@ def test_a_board_that_needs_no_reset_is_not_switched_before_a_claim_needs_it(tmp
 def test_a_board_that_somebody_uses_is_not_reset_and_that_is_told(scene, board, caplog):
     board.used = {None: 4711}
 
-    book = scene.look()
+    state = scene.look()
 
     why = "MIG mode of gpu-0 is not turned on yet: processes use it: process 4711"
-    assert book.boards == {board.uuid: why}
-    assert book.failures == 1
+    assert state.mode_problems == {board.uuid: why}
+    assert state.failures == 1
     assert why in caplog.text
     board.used = {}
-    assert scene.look().boards == {}
+    assert scene.look().mode_problems == {}
     assert board.on
 
 
@@ -67,27 +67,27 @@ def test_a_reset_that_failed_is_not_tried_again_until_the_profile_or_the_process
         raise NodeError("GPU-0 is used by pid 12")
 
     scene.boards.step = step
-    book = scene.look()
+    state = scene.look()
     scene.look()
     why = "MIG mode of gpu-0 could not be turned on: GPU-0 is used by pid 12"
-    assert (book.boards, book.switched) == ({board.uuid: why}, ())
+    assert (state.mode_problems, state.switched) == ({board.uuid: why}, ())
     assert len(tried) == 1
 
     scene.change_profile(dynamic=True, single=True)
     scene.look()
     scene.start().look()
     assert len(tried) == 3
-    assert scene.book.read().boards == {board.uuid: why}
+    assert scene.state_file.read().mode_problems == {board.uuid: why}
 
 
 def test_a_board_is_switched_back_once_its_profile_cuts_it_no_more(scene, board):
     scene.look()
     scene.profile = DEFAULT_PROFILE
 
-    book = scene.look()
+    state = scene.look()
 
     assert not board.on
-    assert book.switched == ()
+    assert state.switched == ()
 
 
 def test_it_is_switched_back_after_a_restart_and_a_reboot_too(scene, board):
@@ -109,10 +109,10 @@ def test_it_is_not_switched_back_while_something_is_on_it(scene, board, claims):
         board.there = {part(AMPERE, "1g.5gb", 0): True}
         scene.boards.refresh()
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.on
-    assert book.switched == (board.uuid,)
+    assert state.switched == (board.uuid,)
 
 
 def test_an_instance_that_somebody_makes_just_then_keeps_it_in_mig_mode(scene, board):
@@ -120,10 +120,10 @@ def test_an_instance_that_somebody_makes_just_then_keeps_it_in_mig_mode(scene, b
     scene.profile = DEFAULT_PROFILE
     board.there = {part(AMPERE, "1g.5gb", 0): True}  # since the last look
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.on
-    assert book.switched == (board.uuid,)
+    assert state.switched == (board.uuid,)
 
 
 def test_somebody_else_may_switch_it_too(scene, board):
@@ -166,7 +166,7 @@ def test_without_counters_nothing_is_cut_for_claims_and_the_board_is_switched_ba
 def test_an_api_server_that_cannot_be_asked_what_it_keeps_changes_nothing(scene, board):
     scene.features = ApiServerError("no answer")
 
-    assert scene.look().boards == {}
+    assert scene.look().mode_problems == {}
     assert not board.on
 
 
@@ -179,10 +179,10 @@ def test_nobody_waits_for_who_uses_a_board(scene):
 def left_on(tmp_path):
     """A board that a claim turned on and could not turn off when it went."""
     board = Board(HOPPER, on=True)
-    scene = Scene(Boards(board), tmp_path, turned_on=frozenset({board.uuid}))
+    scene = Scene(Boards(board), tmp_path, enabled_by_claims=frozenset({board.uuid}))
     scene.claims.holding = {board.uuid}
     assert scene.look().left_on == (board.uuid,)
-    scene.turned_on, scene.claims.holding = frozenset(), set()
+    scene.enabled_by_claims, scene.claims.holding = frozenset(), set()
     return scene, board
 
 
@@ -222,7 +222,7 @@ def test_mig_mode_that_somebody_else_turned_on_without_a_reset_stays_so(tmp_path
 
 def test_what_somebody_else_turned_off_and_on_again_is_his(tmp_path):
     scene, board = left_on(tmp_path)
-    scene.in_charge = True
+    scene.is_newest = True
     board.on = False
     scene.boards.refresh()
     assert scene.look().left_on == ()
@@ -242,7 +242,7 @@ def test_a_layout_says_more_than_the_profile(scene, board):
     scene.label = "all-1g.5gb"
     scene.look()
     assert len(board.there) == 7
-    assert scene.book.read().switched == ()
+    assert scene.state_file.read().switched == ()
 
 
 def test_while_it_is_not_known_what_a_layout_says_the_board_stays_as_it_is(scene, board):
@@ -258,10 +258,10 @@ def test_a_board_that_cannot_be_switched_back_is_told(scene, board):
     scene.profile = DEFAULT_PROFILE
     scene.boards.step = refusing
 
-    book = scene.look()
+    state = scene.look()
 
-    assert book.switched == (board.uuid,)
-    assert book.boards[board.uuid].startswith("MIG mode of gpu-0 could not be turned off: ")
+    assert state.switched == (board.uuid,)
+    assert state.mode_problems[board.uuid].startswith("MIG mode of gpu-0 could not be turned off: ")
 
 
 def late(board):
@@ -304,10 +304,10 @@ def test_a_change_that_a_call_left_pending_is_taken_back_once_nobody_wants_it(
     if restarted:
         scene.start()
 
-    book = scene.look()
+    state = scene.look()
 
     assert (board.on, board.gpu.mig.pending) == (False, False)
-    assert book.switched == ()
+    assert state.switched == ()
 
 
 def test_a_change_that_a_call_left_pending_is_made_where_it_is_still_wanted(scene, board):
@@ -337,9 +337,9 @@ def test_a_call_that_did_it_after_all_is_ours_to_undo(scene, board):
 def test_what_a_virtual_machine_cannot_switch_is_left_alone_and_is_no_failure(scene, board, fixed):
     board.fixed = fixed
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (scene.boards.patience, book.boards, book.switched) == ([], {}, ())
+    assert (scene.boards.patience, state.mode_problems, state.switched) == ([], {}, ())
 
 
 def test_a_change_that_is_pending_in_a_virtual_machine_can_be_taken_back(scene, board):
@@ -361,7 +361,7 @@ def test_a_board_that_was_switched_and_cannot_be_switched_back_here_is_told(scen
     scene.profile = DEFAULT_PROFILE
     scene.boards.refresh()
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (board.on, book.switched) == (True, (board.uuid,))
-    assert "this virtual machine cannot" in book.boards[board.uuid]
+    assert (board.on, state.switched) == (True, (board.uuid,))
+    assert "this virtual machine cannot" in state.mode_problems[board.uuid]

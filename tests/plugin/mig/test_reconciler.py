@@ -41,20 +41,20 @@ def whole(*keys):
     return dict.fromkeys(keys, True)
 
 
-def states(book):
-    return {uuid: outcome.state for uuid, outcome in book.outcomes.items()}
+def states(state):
+    return {uuid: outcome.state for uuid, outcome in state.outcomes.items()}
 
 
 def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
     scene.label = "all-1g.5gb"
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.on
     assert board.there == whole(*ONES)
-    assert book.outcomes == {board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS)}
-    assert book.keys == {board.uuid: ONES}
-    assert (book.before, book.failures, book.state) == ({}, 0, LayoutState.SUCCESS)
+    assert state.outcomes == {board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.SUCCESS)}
+    assert state.keys == {board.uuid: ONES}
+    assert (state.before, state.failures, state.state) == ({}, 0, LayoutState.SUCCESS)
 
 
 def test_that_something_begins_is_told_before_it_is_done(scene):
@@ -63,7 +63,7 @@ def test_that_something_begins_is_told_before_it_is_done(scene):
     scene.look()
     scene.look()
 
-    assert scene.told == [LayoutState.PENDING, LayoutState.SUCCESS, LayoutState.SUCCESS]
+    assert scene.states == [LayoutState.PENDING, LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
@@ -81,7 +81,7 @@ def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
 def test_without_a_label_and_a_profile_that_names_one_nothing_is_done(scene, board):
     assert scene.look() == MigState(label="")
     assert scene.claims.asked == []
-    assert scene.told == [None]
+    assert scene.states == [None]
 
 
 def test_the_profile_names_a_layout_where_there_is_no_label(scene, board):
@@ -100,10 +100,10 @@ def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
     scene.look()
     scene.label = "all-balanced"
 
-    book = scene.look()
+    state = scene.look()
 
-    assert book.state is LayoutState.SUCCESS
-    assert set(book.keys[board.uuid]) == set(board.there)
+    assert state.state is LayoutState.SUCCESS
+    assert set(state.keys[board.uuid]) == set(board.there)
     assert len(board.there) == 4
     assert "mode False" not in scene.boards.done
 
@@ -113,11 +113,11 @@ def test_a_layout_that_nobody_wants_any_more_leaves_what_it_made(scene, board):
     scene.look()
     scene.label = ""
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.there == whole(*ONES)
-    assert (book.outcomes, book.state) == ({}, None)
-    assert scene.told[-1] is None
+    assert (state.outcomes, state.state) == ({}, None)
+    assert scene.states[-1] is None
 
 
 def test_what_looks_like_the_layout_already_is_taken_over_and_goes_with_the_next(scene, board):
@@ -140,12 +140,12 @@ def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
     assert scene.look().state is LayoutState.SUCCESS
     scene.claims.holding = set()
     assert scene.look().keys == {board.uuid: THREES}
-    assert scene.told == [LayoutState.SUCCESS, LayoutState.SUCCESS]
+    assert scene.states == [LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
     scene.label = "all-1g.5gb"
-    made = scene.look().made[board.uuid][3]
+    made = scene.look().instances[board.uuid][3]
     board.there, scene.claims.holding = {}, {board.uuid}  # all of them removed by hand
     scene.boards.refresh()
     scene.look()
@@ -154,11 +154,11 @@ def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(sc
     assert layout_instance(board.instance(ONES[3])) == made  # nobody can tell it from ours
     scene.label = "all-disabled"
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.there == whole(ONES[3])
-    assert "1g.5gb at 3" in book.outcomes[board.uuid].reason
-    assert book.made == {}
+    assert "1g.5gb at 3" in state.outcomes[board.uuid].reason
+    assert state.instances == {}
 
 
 def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
@@ -167,23 +167,23 @@ def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
     (key,) = board.there
     scene.label, board.there = "", {}
     scene.boards.refresh()
-    assert scene.look().made == {}
+    assert scene.look().instances == {}
 
     board.there = whole(key)  # just like it
     scene.boards.refresh()
     scene.look()
     scene.label = "all-1g.5gb"
-    book = scene.look()
+    state = scene.look()
 
     assert board.there == whole(key)
-    assert book.state is LayoutState.FAILED
+    assert state.state is LayoutState.FAILED
 
 
 def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(scene, board):
     scene.boards.inventory()
     other = Scene(scene.boards, scene.directory, label="all-1g.5gb")
     stale = scene.boards.inventory()
-    other.keeper.look()
+    other.reconciler.look()
     scene.boards.see(stale)
 
     assert scene.look().keys == {board.uuid: ONES}
@@ -191,12 +191,12 @@ def test_what_another_process_makes_just_now_is_not_forgotten_by_an_old_look(sce
 
 def test_the_book_is_changed_only_in_the_turn_of_this_process(scene):
     scene.look()
-    assert scene.turns == 1  # that no layout is wanted
+    assert scene.leases == 1  # that no layout is wanted
     scene.look()
-    assert scene.turns == 1
+    assert scene.leases == 1
     scene.label = "all-9g.5gb"
     scene.look()
-    assert scene.turns == 3  # which one is, and what came of it
+    assert scene.leases == 3  # which one is, and what came of it
 
 
 def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
@@ -204,14 +204,14 @@ def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
     board.on, board.there = True, whole(foreign)
     scene.label = "all-1g.5gb"
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.there == whole(foreign)
     assert scene.boards.done == []
-    outcome = book.outcomes[board.uuid]
+    outcome = state.outcomes[board.uuid]
     assert outcome.state is LayoutState.FAILED
     assert "2g.10gb at 2" in outcome.reason
-    assert book.failures == 1
+    assert state.failures == 1
 
 
 def test_once_the_foreign_instance_is_gone_it_is_tried_again_at_once(scene, board):
@@ -228,39 +228,41 @@ def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
     scene.layout("too-much", g3_20gb=2, g1_5gb=1)
     scene.label = "too-much"
 
-    book = scene.look()
+    state = scene.look()
 
     assert scene.boards.done == []
-    assert book.state is LayoutState.FAILED
-    assert "there is no place for all of them" in book.outcomes[board.uuid].reason
+    assert state.state is LayoutState.FAILED
+    assert "there is no place for all of them" in state.outcomes[board.uuid].reason
     assert scene.claims.asked == []
 
 
 def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
     scene.label = "all-9g.5gb"
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (book.state, book.failures) == (LayoutState.FAILED, 1)
-    assert book.problem.startswith("there is no layout 'all-9g.5gb'; there are: all-1g.10gb, all-1")
+    assert (state.state, state.failures) == (LayoutState.FAILED, 1)
+    assert state.problem.startswith(
+        "there is no layout 'all-9g.5gb'; there are: all-1g.10gb, all-1"
+    )
     assert "the layout of this node cannot be used" in caplog.text
-    assert scene.told == [LayoutState.FAILED]
+    assert scene.states == [LayoutState.FAILED]
 
 
 def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
     scene.label = "all-1g.5gb"
     scene.claims.holding = {board.uuid}
 
-    book = scene.look()
+    state = scene.look()
 
-    assert book.outcomes == {
+    assert state.outcomes == {
         board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "a claim holds it")
     }
-    assert book.failures == 0
-    assert scene.keeper.waiting
+    assert state.failures == 0
+    assert scene.reconciler.waiting
     scene.claims.holding = set()
     assert scene.look().state is LayoutState.SUCCESS
-    assert not scene.keeper.waiting
+    assert not scene.reconciler.waiting
 
 
 def test_who_waits_keeps_nobody_else_waiting(scene, board):
@@ -274,7 +276,7 @@ def test_who_waits_keeps_nobody_else_waiting(scene, board):
 
 def test_the_claims_that_it_waits_for_are_named(scene, board):
     scene.label = "all-1g.5gb"
-    scene.held = {NAME: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
+    scene.holdings = {NAME: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
 
     outcome = scene.look().outcomes[board.uuid]
 
@@ -285,7 +287,7 @@ def test_the_claims_that_it_waits_for_are_named(scene, board):
 
 def test_who_only_looks_on_is_not_waited_for(scene, board):
     scene.label = "all-1g.5gb"
-    scene.held = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
+    scene.holdings = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
 
     assert scene.look().state is LayoutState.SUCCESS
 
@@ -325,7 +327,10 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
     outcome = scene.look().outcomes[hopper.uuid]
 
     assert outcome.state is LayoutState.SUCCESS
-    assert "are not cut for claims, as long as layout 'x' is chosen" in outcome.reason
+    assert (
+        "no partitions of it are created for claims, as long as layout 'x' is chosen"
+        in outcome.reason
+    )
     rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
     assert [rules[one].mig.dynamic for one in (hopper.uuid, other.uuid)] == [False, True]
 
@@ -354,7 +359,7 @@ def test_what_fails_again_is_not_told_to_have_begun_again(tmp_path):
     for _ in range(3):
         scene.start().look()  # a new process tries at once
 
-    assert scene.told == [
+    assert scene.states == [
         LayoutState.PENDING,
         LayoutState.FAILED,
         LayoutState.FAILED,
@@ -371,7 +376,7 @@ def test_that_it_waits_is_not_told_as_if_it_had_begun(tmp_path):
     for _ in range(3):
         scene.look()
 
-    assert scene.told == [LayoutState.FAILED] * 3
+    assert scene.states == [LayoutState.FAILED] * 3
 
 
 def test_gpus_are_cut_side_by_side(tmp_path):
@@ -421,9 +426,9 @@ def test_processes_in_partitions_count(scene, board):
     board.used = {ONES[3]: 4712, ONES[0]: 4713}
     scene.boards.commands = {4712: "dcgm"}
 
-    book = scene.look()
+    state = scene.look()
 
-    assert book.outcomes[board.uuid] == LayoutOutcome(
+    assert state.outcomes[board.uuid] == LayoutOutcome(
         "all-3g.20gb", LayoutState.PENDING, "processes use it: dcgm (4712), process 4713"
     )
     assert board.there == whole(*ONES)
@@ -448,7 +453,7 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
     scene.look()
     claimed = part(AMPERE, "3g.20gb", 4)
     board.there[claimed] = True
-    scene.held = {
+    scene.holdings = {
         NAME: (Holding(ref(), NAME, gpu=board.uuid, partition=claimed, cut=True),),
     }
     scene.claims.holding = {board.uuid}
@@ -472,10 +477,10 @@ def test_each_gpu_is_cut_for_itself(tmp_path):
     scene = Scene(Boards(ampere, hopper, plain=(plain,)), tmp_path, label="all-balanced")
     ampere.used = {None: 1}
 
-    book = scene.look()
+    state = scene.look()
 
-    assert states(book) == {ampere.uuid: LayoutState.PENDING, hopper.uuid: LayoutState.SUCCESS}
-    assert book.state is LayoutState.PENDING
+    assert states(state) == {ampere.uuid: LayoutState.PENDING, hopper.uuid: LayoutState.SUCCESS}
+    assert state.state is LayoutState.PENDING
     assert len(hopper.there) == 4
 
 
@@ -484,22 +489,22 @@ def test_one_gpu_that_fails_makes_the_whole_node_fail(tmp_path):
     scene = Scene(Boards(ampere, hopper), tmp_path, label="x")
     scene.layout("x", g1_5gb=7)
 
-    book = scene.look()
+    state = scene.look()
 
-    assert states(book) == {ampere.uuid: LayoutState.SUCCESS, hopper.uuid: LayoutState.FAILED}
-    assert book.state is LayoutState.FAILED
-    assert "has no profile 1g.5gb" in book.outcomes[hopper.uuid].reason
+    assert states(state) == {ampere.uuid: LayoutState.SUCCESS, hopper.uuid: LayoutState.FAILED}
+    assert state.state is LayoutState.FAILED
+    assert "has no profile 1g.5gb" in state.outcomes[hopper.uuid].reason
 
 
 @pytest.mark.parametrize("label", ["all-disabled", "all-balanced", "all-enabled"])
 def test_a_layout_that_says_nothing_of_any_gpu_has_failed(tmp_path, label):
     scene = Scene(Boards(plain=(gpu(0),)), tmp_path, label=label)
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (book.state, book.failures) == (LayoutState.FAILED, 1)
-    assert f"layout '{label}' (built in) says nothing of any GPU of this node" in book.problem
-    assert gpu(0).product_name in book.problem
+    assert (state.state, state.failures) == (LayoutState.FAILED, 1)
+    assert f"layout '{label}' (built in) says nothing of any GPU of this node" in state.problem
+    assert gpu(0).product_name in state.problem
 
 
 @pytest.mark.parametrize("wanted", [{"label": "all-9g.5gb"}, {"profile": profile(layout="all-9g")}])
@@ -508,13 +513,13 @@ def test_before_a_gpu_can_be_seen_no_layout_is_judged(tmp_path, wanted):
     boards.gone = set(boards.boards)  # its driver is starting
     scene = Scene(boards, tmp_path, **wanted)
 
-    book = scene.look()
+    state = scene.look()
 
-    assert (book.state, book.failures, scene.said()) == (LayoutState.PENDING, 0, [])
+    assert (state.state, state.failures, scene.new_events()) == (LayoutState.PENDING, 0, [])
     boards.gone = set()
     boards.refresh()
     assert scene.look().state is LayoutState.FAILED
-    assert [reason for reason, _ in scene.said()] == ["MIGLayoutFailed"]
+    assert [reason for reason, _ in scene.new_events()] == ["MIGLayoutFailed"]
 
 
 def test_a_node_without_gpus_has_no_state_but_where_its_label_names_a_layout(tmp_path):
@@ -547,11 +552,11 @@ def test_profiles_name_a_layout_for_each_gpu(tmp_path):
         ),
     )
 
-    book = scene.look()
+    state = scene.look()
 
-    assert states(book) == {first.uuid: LayoutState.SUCCESS}
-    assert "'nothing'" in book.problem
-    assert book.state is LayoutState.FAILED
+    assert states(state) == {first.uuid: LayoutState.SUCCESS}
+    assert "'nothing'" in state.problem
+    assert state.state is LayoutState.FAILED
 
 
 def test_an_error_puts_back_what_was_there(scene, board):
@@ -560,12 +565,12 @@ def test_an_error_puts_back_what_was_there(scene, board):
     scene.label = "all-1g.5gb"
     scene.boards.step = failing_once(f"CI {ONES[2]}")
 
-    book = scene.look()
+    state = scene.look()
 
     assert board.there == whole(*THREES)
-    assert book.keys == {board.uuid: THREES}
-    assert book.before == {}
-    outcome = book.outcomes[board.uuid]
+    assert state.keys == {board.uuid: THREES}
+    assert state.before == {}
+    outcome = state.outcomes[board.uuid]
     assert outcome.state is LayoutState.FAILED
     assert outcome.reason == "GPU-0: NVML says no; the GPU is as it was before"
 
@@ -586,7 +591,7 @@ def test_what_failed_is_not_tried_again_at_once(scene, board):
 
     again = scene.look()
     assert again == first
-    assert scene.told[-1] is LayoutState.FAILED
+    assert scene.states[-1] is LayoutState.FAILED
     assert scene.boards.done == []
 
     scene.label = "all-3g.20gb"
@@ -599,11 +604,11 @@ def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(
     scene.label = "all-1g.5gb"
     scene.boards.step = failing_from(f"CI {ONES[2]}")
 
-    book = scene.look()
+    state = scene.look()
 
-    reason = book.outcomes[board.uuid].reason
+    reason = state.outcomes[board.uuid].reason
     assert "what was there before could not be put back" in reason
-    assert book.before[board.uuid].keys == THREES
+    assert state.before[board.uuid].keys == THREES
     scene.boards.step = lambda what: None
     scene.label = ""
     assert scene.start().look().before == {}
@@ -617,13 +622,13 @@ def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
     scene.label = ""
     scene.claims.holding = {board.uuid}
 
-    book = scene.start().look()
+    state = scene.start().look()
 
-    assert book.boards == {board.uuid: "gpu-0 is half cut: a claim holds it"}
-    assert scene.keeper.waiting
+    assert state.mode_problems == {board.uuid: "gpu-0 is half partitioned: a claim holds it"}
+    assert scene.reconciler.waiting
     scene.claims.holding = set()
-    book = scene.look()
-    assert "NVML says no" in book.boards[board.uuid]
+    state = scene.look()
+    assert "NVML says no" in state.mode_problems[board.uuid]
 
 
 def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board):
@@ -636,12 +641,12 @@ def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board)
     scene.layout("never", g9_5gb=1)
     scene.label = "never"
 
-    book = scene.start().look()
+    state = scene.start().look()
 
-    assert book.state is LayoutState.FAILED
-    assert "has no profile 9g.5gb" in book.outcomes[board.uuid].reason
+    assert state.state is LayoutState.FAILED
+    assert "has no profile 9g.5gb" in state.outcomes[board.uuid].reason
     assert board.there == whole(*THREES)
-    assert book.before == {}
+    assert state.before == {}
 
 
 def test_a_gpu_that_does_not_answer_in_time_fails(scene, board):
@@ -664,9 +669,9 @@ def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
     board.used = {}
     scene.boards.gone.add(board.uuid)
 
-    scene.keeper.look()
+    scene.reconciler.look()
 
-    outcome = scene.book.read().outcomes[board.uuid]
+    outcome = scene.state_file.read().outcomes[board.uuid]
     assert outcome.reason == "gpu-0 (GPU-0) cannot be seen any more"
 
 
@@ -689,20 +694,20 @@ def test_after_a_reboot_what_is_there_is_somebody_elses(scene, board):
     scene.label = "all-3g.20gb"
     scene.boards.refresh()
 
-    book = scene.start().look()
+    state = scene.start().look()
 
     assert board.there == whole(ONES[0])
-    assert "1g.5gb at 0" in book.outcomes[board.uuid].reason
+    assert "1g.5gb at 0" in state.outcomes[board.uuid].reason
 
 
 def test_only_the_newest_process_changes_anything(scene, board):
     scene.label = "all-1g.5gb"
-    scene.in_charge = False
+    scene.is_newest = False
 
     scene.look()
 
     assert scene.boards.done == []
-    assert scene.told == []
+    assert scene.states == []
 
 
 @pytest.mark.parametrize("error", [ApiServerError("no labels"), Unreachable("no answer")])
@@ -714,7 +719,7 @@ def test_nothing_is_done_while_the_label_is_not_known_and_that_is_told_once(scen
     scene.look()
 
     assert scene.boards.done == []
-    assert caplog.text.count("cannot tell how GPUs are to be cut") == 1
+    assert caplog.text.count("cannot tell how GPUs are to be partitioned") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{"])
@@ -722,13 +727,13 @@ def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog)
     scene.label = "all-1g.5gb"
     scene.look()
     (scene.directory / "mig.json").write_text(text)
-    scene.told.clear()
+    scene.states.clear()
 
-    book = scene.start().look()
+    state = scene.start().look()
 
-    assert book.state is LayoutState.SUCCESS
-    assert book.keys == {board.uuid: ONES}  # it looks as the layout says, and is taken over
-    assert scene.told == [LayoutState.SUCCESS]
+    assert state.state is LayoutState.SUCCESS
+    assert state.keys == {board.uuid: ONES}  # it looks as the layout says, and is taken over
+    assert scene.states == [LayoutState.SUCCESS]
     assert "counts as somebody else's from now on" in caplog.text
 
 
@@ -736,20 +741,20 @@ def test_what_cannot_be_written_down_is_not_changed_and_that_is_a_failure(scene,
     scene.label = "all-1g.5gb"
     (scene.directory / ".mig.json.tmp").mkdir()
 
-    scene.keeper.look()
-    scene.keeper.look()
+    scene.reconciler.look()
+    scene.reconciler.look()
 
     assert scene.boards.done == []
-    assert scene.told[-1] is LayoutState.FAILED
+    assert scene.states[-1] is LayoutState.FAILED
     assert "cannot be written" in scene.problems[-1]
 
 
 def test_a_failure_of_a_look_is_no_failure_of_a_layout_where_none_is_wanted(scene):
     (scene.directory / "mig.json").mkdir()
 
-    scene.keeper.look()
+    scene.reconciler.look()
 
-    assert scene.told == [None]
+    assert scene.states == [None]
     assert "cannot be read" in scene.problems[-1]
 
 
@@ -757,9 +762,9 @@ def test_a_profile_that_cannot_be_used_is_a_failure_of_the_layout_that_is_wanted
     scene.label = "all-1g.5gb"
     scene.profile = SettingsError("no such profile")
 
-    scene.keeper.look()
+    scene.reconciler.look()
 
-    assert scene.told == [LayoutState.FAILED]
+    assert scene.states == [LayoutState.FAILED]
     assert scene.problems == ["no such profile"]
 
 

@@ -83,11 +83,11 @@ def test_killed_at_any_call_the_next_process_reaches_the_layout(case, tmp_path):
         scene.boards.step = lambda what: None
         scene.boards.refresh()
 
-        book = scene.start().look()
+        state = scene.start().look()
 
-        assert (look_of(board), book.state) == (after, LayoutState.SUCCESS), number
-        assert book.before == {}
-        assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
+        assert (look_of(board), state.state) == (after, LayoutState.SUCCESS), number
+        assert state.before == {}
+        assert not set(state.keys.get(board.uuid, ())) & set(case.foreign)
 
 
 @each_case
@@ -98,11 +98,11 @@ def test_refused_at_any_call_the_gpu_is_as_before(case, tmp_path):
         scene, board = case.scene(tmp_path / str(number))
         scene.boards.step = at(number, NodeError("NVML says no"))
 
-        book = scene.look()
+        state = scene.look()
 
-        assert (look_of(board), book.state) == (before, LayoutState.FAILED), number
-        assert book.before == {}
-        assert not set(book.keys.get(board.uuid, ())) & set(case.foreign)
+        assert (look_of(board), state.state) == (before, LayoutState.FAILED), number
+        assert state.before == {}
+        assert not set(state.keys.get(board.uuid, ())) & set(case.foreign)
 
 
 @each_case
@@ -117,13 +117,13 @@ def test_killed_at_any_call_and_refused_then_the_gpu_is_as_before_it_all(case, t
         scene.boards.step = at(1, NodeError("NVML says no"))
         scene.boards.refresh()
 
-        book = scene.start().look()
+        state = scene.start().look()
 
-        if book.state is LayoutState.SUCCESS:  # there was no more to do than one call
+        if state.state is LayoutState.SUCCESS:  # there was no more to do than one call
             assert look_of(board) == after, number
         else:
             assert look_of(board) == before, number
-        assert book.before == {}
+        assert state.before == {}
 
 
 @each_case
@@ -139,10 +139,10 @@ def test_killed_at_any_call_a_layout_that_nobody_wants_any_more_is_put_back(case
         scene.label = ""
         scene.boards.refresh()
 
-        book = scene.start().look()
+        state = scene.start().look()
 
         assert look_of(board) in (before, after), number
-        assert (book.before, book.boards) == ({}, {})
+        assert (state.before, state.mode_problems) == ({}, {})
 
 
 @each_case
@@ -157,9 +157,9 @@ def test_killed_at_any_call_of_putting_back_the_next_process_goes_on(case, tmp_p
         scene.boards.step = lambda what: None
         scene.boards.refresh()
 
-        book = scene.start().look()
+        state = scene.start().look()
 
-        assert (look_of(board), book.state) == (after, LayoutState.SUCCESS), number
+        assert (look_of(board), state.state) == (after, LayoutState.SUCCESS), number
 
 
 def failing_then_killed(number):

@@ -3,6 +3,8 @@
 import contextlib
 import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +17,11 @@ from dra_driver.model.mig_layouts import MigState
 from dra_driver.model.offer import ApiFeatures
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import SetMigMode
+from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.mig_state import MigStateFile
-from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
-from dra_driver.plugin.mig.reconciler import MigLocks
+from dra_driver.plugin.metrics import Metrics
 from dra_driver.plugin.mig.start import (
-    MigDependencies,
     MigLoop,
     connect,
     mig_enabled_by_claims,
@@ -33,7 +34,7 @@ from tests.plugin.mig.reconciler import profile
 DYNAMIC = profile(dynamic=True)
 
 
-class Keeper:
+class FakeReconciler:
     """Looks as long as a test wants."""
 
     def __init__(self):
@@ -48,15 +49,15 @@ class Keeper:
 
 
 @pytest.fixture
-def keeper():
-    return Keeper()
+def reconciler():
+    return FakeReconciler()
 
 
 @pytest.fixture
-def loop(keeper):
-    loop = MigLoop(keeper, 3600)
+def loop(reconciler):
+    loop = MigLoop(reconciler, 3600)
     yield loop
-    keeper.may_end.set()
+    reconciler.may_end.set()
     loop.stop()
 
 
@@ -67,14 +68,14 @@ def until(condition):
     assert condition()
 
 
-def test_the_first_look_is_waited_for(keeper, loop):
+def test_the_first_look_is_waited_for(reconciler, loop):
     loop.start(10)
 
-    assert keeper.looks == 1
+    assert reconciler.looks == 1
 
 
-def test_a_look_that_takes_long_is_not_waited_for(keeper, loop):
-    keeper.may_end.clear()
+def test_a_look_that_takes_long_is_not_waited_for(reconciler, loop):
+    reconciler.may_end.clear()
     begun = time.monotonic()
 
     loop.start(0.05)
@@ -82,31 +83,31 @@ def test_a_look_that_takes_long_is_not_waited_for(keeper, loop):
     assert time.monotonic() - begun < 20
 
 
-def test_it_looks_again_when_it_is_told_to(keeper, loop):
+def test_it_looks_again_when_it_is_told_to(reconciler, loop):
     loop.start(10)
     loop.soon()
 
-    until(lambda: keeper.looks == 2)
+    until(lambda: reconciler.looks == 2)
 
 
-def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(keeper, loop):
+def test_a_claim_that_was_given_back_is_a_reason_only_where_something_waits(reconciler, loop):
     loop.start(10)
     loop.claim_changed()
-    keeper.waiting = True
+    reconciler.waiting = True
     time.sleep(0.05)
-    assert keeper.looks == 1
+    assert reconciler.looks == 1
 
     loop.claim_changed()
 
-    until(lambda: keeper.looks == 2)
+    until(lambda: reconciler.looks == 2)
 
 
-def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(keeper, loop):
+def test_a_claim_that_was_given_back_may_be_deallocated_a_little_later(reconciler, loop):
     loop.start(10)
-    keeper.waiting = True
+    reconciler.waiting = True
     loop.claim_changed()
 
-    until(lambda: keeper.looks == 3)
+    until(lambda: reconciler.looks == 3)
 
 
 def test_only_a_label_that_is_read_is_a_reason_to_look():
@@ -141,44 +142,50 @@ class Away:
         raise AssertionError(event)
 
 
-def around(tmp_path, book):
-    """A node whose profile has GPUs cut for claims, in an outage."""
-    boards = Boards(Board(HOPPER))
+def parts_in_outage(tmp_path):
+    """A node whose profile has partitions created for claims, and no API server."""
     api: Any = Away()
-    return MigDependencies(
-        node=boards,
+    parts: Any = SimpleNamespace(
+        settings=SimpleNamespace(
+            mig_state=tmp_path / "mig.json",
+            host_root=Path("/"),
+            profiles=None,
+            look_interval=3600,
+        ),
+        node=Boards(Board(HOPPER)),
         ledger=Ledger(tmp_path / "claims", "boot"),
-        book=book,
-        apart=MigLocks(Claims().while_free, lambda seconds: contextlib.nullcontext()),
+        prepared_claims=Claims(),
+        lease=SimpleNamespace(held=lambda seconds: contextlib.nullcontext()),
         api=api,
         labels=NodeLabels(api, "node-1"),
-        profile=lambda: DYNAMIC,
-        layouts=LayoutCatalog(None),
-        features=ApiFeatures,
-        allocated=frozenset,
-        in_charge=lambda: True,
-        governed=EffectiveProfile(lambda: DYNAMIC),
-        changed=lambda: None,
-        published=lambda since: True,
-        count=lambda problems: None,
+        profile=SimpleNamespace(current=lambda: DYNAMIC),
+        effective_profile=EffectiveProfile(lambda: DYNAMIC),
+        api_features=ApiFeatures,
+        claims=SimpleNamespace(allocated=frozenset),
+        is_newest=lambda: True,
+        scan_soon=lambda: None,
+        published_since=lambda since: True,
+        metrics=Metrics(),
         events=api,
     )
+    return parts
 
 
-@pytest.mark.parametrize(("last", "is_cut"), [("", True), ("all-balanced", False), (None, False)])
+@pytest.mark.parametrize(
+    ("last", "is_dynamic"), [("", True), ("all-balanced", False), (None, False)]
+)
 def test_before_the_label_is_read_its_last_value_decides_what_is_cut_for_claims(
-    last, is_cut, tmp_path
+    last, is_dynamic, tmp_path
 ):
-    book = MigStateFile(tmp_path / "mig.json", "boot")
-    book.write(MigState(label=last))
+    parts = parts_in_outage(tmp_path)
+    MigStateFile(parts.settings.mig_state, boot_id(Path("/"))).write(MigState(label=last))
     with contextlib.ExitStack() as stack:
-        its = around(tmp_path, book)
-        stack.callback(its.labels.stop)
-        loop = connect(its, 3600, stack)
-        assert (its.governed.profile() is DYNAMIC) is is_cut
+        stack.callback(parts.labels.stop)
+        loop = connect(parts, stack)
+        assert (parts.effective_profile.profile() is DYNAMIC) is is_dynamic
         loop.start(10)
 
-        assert (its.governed.profile() is DYNAMIC) is is_cut
+        assert (parts.effective_profile.profile() is DYNAMIC) is is_dynamic
 
 
 def test_claims_turned_on_what_they_found_off():

@@ -42,8 +42,8 @@ def look(world):
     """What the plugin does every few seconds."""
     nobody: Any = None
     observer = Metrics()
-    keeper = world.preparer.upkeep
-    LostInstances(world.node, world.ledger.records, keeper, nobody, observer).look()
+    prepared_claims = world.preparer.upkeep
+    LostInstances(world.node, world.ledger.records, prepared_claims, nobody, observer).look()
 
 
 def replace_instance(world, key=KEY):
@@ -454,7 +454,7 @@ def test_the_partition_of_an_unreadable_record_is_nobody_elses(world):
     found = world.offers.refresh()
 
     assert found.by_name[FIRST].instance is None
-    assert [one.name for one in found.devices] == [one.name for one in before.devices]
+    assert [device.name for device in found.devices] == [device.name for device in before.devices]
 
 
 def test_a_claim_with_an_unreadable_record_goes_on_with_its_partition(world):

@@ -86,7 +86,7 @@ def test_placements_are_told_whether_the_mode_is_on_or_off(nvml, hopper, ampere)
         assert ask(device, 14, None, byref(count)) == pynvml.NVML_SUCCESS
         places = (kind * count.value)()
         ask(device, 14, places, byref(count))
-        assert [(one.start, one.size) for one in places] == [(0, 2), (2, 2), (4, 2)]
+        assert [(place.start, place.size) for place in places] == [(0, 2), (2, 2), (4, 2)]
     first = (kind * 3)()
     ask(hopper, 14, cast(first, POINTER(kind)), pointer(c_uint()))
     assert [one.start for one in first] == [0, 2, 4]
@@ -192,7 +192,7 @@ def test_compute_instances_share_what_their_gpu_instance_has(nvml, ampere):
     assert nvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(made, 0) == 2
     places, count = (pynvml.c_nvmlComputeInstancePlacement_t * 4)(), c_uint()
     nvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(made, 0, places, byref(count))
-    assert [one.start for one in places[: count.value]] == [0, 1, 2, 3]
+    assert [place.start for place in places[: count.value]] == [0, 1, 2, 3]
     place.start = 1
     refused("InvalidArgument", create, made, 1, byref(place))
 

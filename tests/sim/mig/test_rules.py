@@ -92,7 +92,7 @@ class Board:
             assert listed(self.nvml, self.device, row) == there
             left = self.nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(self.device, row["id"])
             assert left == room(self.model, row)
-        ids = [self.nvml.nvmlGpuInstanceGetInfo(one).id for one in self.pointers.values()]
+        ids = [self.nvml.nvmlGpuInstanceGetInfo(pointer).id for pointer in self.pointers.values()]
         assert len(set(ids)) == len(ids)
 
 

@@ -130,7 +130,7 @@ def desired_layout(layout: MigLayout, gpu: Gpu, place: int) -> DesiredLayout | N
 
     What it says of all GPUs is not meant for those that cannot be cut, as with mig-parted.
     """
-    entry = next((one for one in reversed(layout.entries) if _selects(one, gpu, place)), None)
+    entry = next((entry for entry in reversed(layout.entries) if _selects(entry, gpu, place)), None)
     if entry is None:
         return None
     if gpu.mig is None and (entry.indexes is None or not entry.on):
@@ -184,5 +184,5 @@ def _balanced(mig: MigInfo) -> ProfileCounts:
 
 def _usual(profiles: Sequence[MigProfile], slices: int) -> MigProfile | None:
     """Of the plain profiles with so many compute slices, the one with the least memory."""
-    plain = [one for one in profiles if one.is_plain and one.slices == slices]
+    plain = [profile for profile in profiles if profile.is_plain and profile.slices == slices]
     return min(plain, key=lambda one: (one.memory_bytes, one.number), default=None)

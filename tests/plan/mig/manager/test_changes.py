@@ -88,7 +88,7 @@ def board(product=A100, minor=0, **fields):
 def key(name, start, product=A100):
     profile = table(product).named(name)
     assert profile is not None
-    place = next(one for one in profile.placements if one.start == start)
+    place = next(placement for placement in profile.placements if placement.start == start)
     return Partition(profile, place).key
 
 
@@ -103,7 +103,7 @@ ONES = [key("1g.5gb", start) for start in range(7)]
 
 
 def names(keys, product=A100):
-    profiles = {one.id: one.name for one in table(product).profiles}
+    profiles = {profile.id: profile.name for profile in table(product).profiles}
     return Counter(profiles[one.profile_id] for one in keys)
 
 
@@ -256,7 +256,7 @@ def test_built_in_layouts_say_what_each_gpu_can_have_of_them():
 
 def test_a_board_of_a_size_that_mig_parted_has_no_balance_for_has_none():
     one = board(A30)
-    profiles = tuple(each for each in one.mig.profiles if each.slices < 4)
+    profiles = tuple(profile for profile in one.mig.profiles if profile.slices < 4)
     unusable = replace(one, mig=replace(one.mig, profiles=profiles))
 
     assert desired_layout(built_in_layouts([unusable])["all-balanced"], unusable, 0) is None
@@ -283,7 +283,7 @@ board_and_counts = st.sampled_from(BOARDS).flatmap(
     lambda product: st.tuples(
         st.just(product),
         st.dictionaries(
-            st.sampled_from([one.name for one in table(product).profiles]),
+            st.sampled_from([profile.name for profile in table(product).profiles]),
             st.integers(1, 4),
             max_size=3,
         ),
@@ -374,8 +374,8 @@ def test_an_empty_gpu_is_cut_as_the_layout_says():
     change = changing(board(on=False), asked(g1_5gb=2, g2_10gb=1, g3_20gb=1), ())
 
     assert (change.remove, change.switch, change.keep) == ((), True, ())
-    assert names(change.cut) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
-    assert change.made == change.cut
+    assert names(change.create) == {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
+    assert change.managed == change.create
     assert not change.is_nothing
 
 
@@ -385,13 +385,13 @@ def test_a_gpu_that_looks_as_wanted_is_left_alone_and_taken_over():
     change = changing(one, asked(g1_5gb=7), ())
 
     assert change.is_nothing
-    assert change.made == tuple(ONES)
+    assert change.managed == tuple(ONES)
 
 
 def test_what_somebody_else_added_to_our_layout_is_not_taken_over():
     one = board(there=ONES)
 
-    assert changing(one, asked(g1_5gb=7), ONES[:6]).made == tuple(ONES[:6])
+    assert changing(one, asked(g1_5gb=7), ONES[:6]).managed == tuple(ONES[:6])
 
 
 def test_what_is_gone_is_no_longer_ours():
@@ -400,7 +400,7 @@ def test_what_is_gone_is_no_longer_ours():
     change = changing(one, asked(g3_20gb=1), [key("3g.20gb", 0), key("3g.20gb", 4)])
 
     assert change.is_nothing
-    assert change.made == (key("3g.20gb", 4),)
+    assert change.managed == (key("3g.20gb", 4),)
 
 
 def test_what_an_earlier_layout_made_is_removed_unless_it_can_stay():
@@ -411,7 +411,7 @@ def test_what_an_earlier_layout_made_is_removed_unless_it_can_stay():
     assert change == LayoutChange(
         board().uuid,
         remove=(key("1g.5gb", 0),),
-        cut=(key("2g.10gb", 0), key("2g.10gb", 2)),
+        create=(key("2g.10gb", 0), key("2g.10gb", 2)),
         keep=(key("3g.20gb", 4),),
     )
 
@@ -422,7 +422,7 @@ def test_what_was_made_moves_where_the_layout_has_no_place_otherwise():
     change = changing(board(there=made), asked(g3_20gb=1, g1_5gb=2), made)
 
     assert change.remove == tuple(made)
-    assert names(change.cut) == {"3g.20gb": 1, "1g.5gb": 2}
+    assert names(change.create) == {"3g.20gb": 1, "1g.5gb": 2}
 
 
 def test_a_foreign_instance_that_the_layout_wants_stays_and_the_rest_is_cut_around_it():
@@ -431,9 +431,9 @@ def test_a_foreign_instance_that_the_layout_wants_stays_and_the_rest_is_cut_arou
     change = changing(board(there=[foreign]), asked(g1_5gb=2, g2_10gb=1, g3_20gb=1), ())
 
     assert change.remove == ()
-    assert names(change.cut) == {"1g.5gb": 2, "3g.20gb": 1}
-    assert is_legal(A100, [foreign, *change.cut])
-    assert foreign not in change.made
+    assert names(change.create) == {"1g.5gb": 2, "3g.20gb": 1}
+    assert is_legal(A100, [foreign, *change.create])
+    assert foreign not in change.managed
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_half_an_instance_of_somebody_else_is_in_the_way_and_half_a_one_of_ours_
     assert refusing(one, asked(g1_5gb=7), ())
     change = changing(one, asked(g1_5gb=7), [half])
     assert change.remove == (half,)
-    assert change.cut == tuple(ONES)
+    assert change.create == tuple(ONES)
 
 
 def test_an_instance_of_ours_in_which_somebody_made_compute_instances_is_in_the_way():
@@ -502,14 +502,14 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout():
     change = changing(one, asked(g1_5gb=1), ONES[:1], [claimed])
 
     assert change.is_nothing
-    assert change.made == tuple(ONES[:1])
+    assert change.managed == tuple(ONES[:1])
 
 
 def test_mig_mode_goes_off_once_what_layouts_made_is_removed():
     change = changing(board(there=ONES[:2]), asked(on=False), ONES[:2])
 
     assert change == LayoutChange(board().uuid, remove=tuple(ONES[:2]), switch=False)
-    assert change.made == ()
+    assert change.managed == ()
 
 
 def test_mig_mode_that_is_off_stays_off():
@@ -584,10 +584,12 @@ def test_a_change_leads_to_the_layout_and_leaves_what_is_foreign(there, made, co
     if isinstance(change, LayoutChange):
         left = there - set(change.remove)
         assert set(change.remove) <= made & there
-        assert left.isdisjoint(change.cut)
-        assert is_legal(A100, [*sorted(left), *change.cut])
-        assert names([*left, *change.cut]) == Counter(counts)
-        again = plan_layout_change(board(there=sorted(left | set(change.cut))), want, change.made)
+        assert left.isdisjoint(change.create)
+        assert is_legal(A100, [*sorted(left), *change.create])
+        assert names([*left, *change.create]) == Counter(counts)
+        again = plan_layout_change(
+            board(there=sorted(left | set(change.create))), want, change.managed
+        )
         assert isinstance(again, LayoutChange)
         assert again.is_nothing
 

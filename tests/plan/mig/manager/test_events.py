@@ -36,7 +36,7 @@ def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
     (one,) = told(MigState(), outcomes(a=failed()))
 
     assert one.reason == "MIGLayoutFailed"
-    assert one.words == "gpu-0 is not cut as layout 'all' says: no room"
+    assert one.message == "gpu-0 is not cut as layout 'all' says: no room"
     assert not one.is_good
 
 
@@ -49,7 +49,7 @@ def test_other_words_for_the_same_failure_are_about_the_same_thing():
     (one,), (two,) = told(MigState(), first), told(first, second)
 
     assert (one.reason, one.about) == (two.reason, two.about)
-    assert two.words.endswith("held by 2")
+    assert two.message.endswith("held by 2")
 
 
 def test_another_layout_that_fails_is_another_thing():
@@ -62,10 +62,10 @@ def test_another_layout_that_fails_is_another_thing():
 def test_gpus_that_were_cut_are_told_of_together_by_layout():
     other = LayoutOutcome("other", LayoutState.SUCCESS)
 
-    assert [one.words for one in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
+    assert [one.message for one in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
         "cut as layout 'all' says: gpu-0, gpu-1"
     ]
-    assert [one.words for one in told(MigState(), outcomes(a=DONE, b=other))] == [
+    assert [one.message for one in told(MigState(), outcomes(a=DONE, b=other))] == [
         "cut as layout 'all' says: gpu-0",
         "cut as layout 'other' says: gpu-1",
     ]
@@ -73,7 +73,7 @@ def test_gpus_that_were_cut_are_told_of_together_by_layout():
 
 
 def test_a_gpu_that_is_cut_as_before_is_not_told_of_again_though_a_note_is_new():
-    noted = replace(DONE, reason="partitions of it are not cut for claims")
+    noted = replace(DONE, reason="no partitions of it are created for claims")
 
     assert told(outcomes(a=DONE), outcomes(a=noted, b=WAITS)) == []
 
@@ -94,7 +94,7 @@ def test_a_layout_that_is_not_known_is_told_as_it_is_logged():
     "why", ["MIG mode of gpu-0 is not turned on yet: processes use it: dcgm (7)"]
 )
 def test_a_board_without_the_mode_that_its_profile_wants_is_told_as_it_is_logged(why):
-    assert told(MigState(), MigState(boards={A: why})) == [MigEvent("MIGModeNotSet", A, why)]
+    assert told(MigState(), MigState(mode_problems={A: why})) == [MigEvent("MIGModeNotSet", A, why)]
 
 
 books = st.builds(
@@ -108,7 +108,7 @@ books = st.builds(
             st.sampled_from("12"),
         ),
     ),
-    boards=st.dictionaries(st.sampled_from([A, B]), st.sampled_from(["why", "why not"])),
+    mode_problems=st.dictionaries(st.sampled_from([A, B]), st.sampled_from(["why", "why not"])),
     problem=st.sampled_from(["", "p", "q"]),
 )
 
@@ -126,7 +126,9 @@ def test_every_failure_that_is_new_is_told_exactly_once(before, after):
         for gpu, one in after.outcomes.items()
         if one.state is LayoutState.FAILED and one != before.outcomes.get(gpu)
     ]
-    boards = [gpu for gpu, why in after.boards.items() if why != before.boards.get(gpu)]
+    boards = [
+        gpu for gpu, why in after.mode_problems.items() if why != before.mode_problems.get(gpu)
+    ]
     problem = bool(after.problem) and after.problem != before.problem
 
     assert len(bad) == len(fresh) + len(boards) + problem

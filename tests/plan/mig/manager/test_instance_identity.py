@@ -68,15 +68,15 @@ def test_what_a_crash_kept_from_being_known_further_is_what_lies_there(there):
 
 def test_what_is_gone_is_forgotten():
     uuid = gpu().uuid
-    book = MigState(made={uuid: (MADE, LayoutInstance(OTHER, 8, "MIG-2"))})
+    book = MigState(instances={uuid: (MADE, LayoutInstance(OTHER, 8, "MIG-2"))})
 
-    assert pruned_state(book, Inventory((cut(instance()),)), ()).made == {uuid: (MADE,)}
-    assert pruned_state(book, Inventory((cut(),)), ()).made == {}
+    assert pruned_state(book, Inventory((cut(instance()),)), ()).instances == {uuid: (MADE,)}
+    assert pruned_state(book, Inventory((cut(),)), ()).instances == {}
 
 
 def test_of_what_cannot_be_seen_nothing_is_forgotten():
     uuid = gpu().uuid
-    book = MigState(made={uuid: (MADE,)})
+    book = MigState(instances={uuid: (MADE,)})
 
     assert pruned_state(book, Inventory(), ()) == book
     assert pruned_state(book, Inventory((gpu(),)), ()) == book
@@ -84,7 +84,7 @@ def test_of_what_cannot_be_seen_nothing_is_forgotten():
 
 def test_of_a_gpu_that_a_look_could_not_read_nothing_is_forgotten():
     uuid = gpu().uuid
-    book = MigState(made={uuid: (MADE,)}, left_on=(uuid,))
+    book = MigState(instances={uuid: (MADE,)}, left_on=(uuid,))
 
     def seen(*old):
         return Inventory((cut(on=False),), stale=frozenset(old))
@@ -96,11 +96,11 @@ def test_of_a_gpu_that_a_look_could_not_read_nothing_is_forgotten():
 def test_what_is_gone_of_a_change_that_was_cut_short_is_forgotten_too():
     uuid = gpu().uuid
     before = {uuid: LayoutBefore(True, (KEY,))}
-    book = MigState(made={uuid: (MADE, LayoutInstance(OTHER))}, before=before)
+    book = MigState(instances={uuid: (MADE, LayoutInstance(OTHER))}, before=before)
 
     assert pruned_state(book, Inventory((cut(),)), ()) == MigState(before=before)
     left = pruned_state(book, Inventory((cut(unusable=(UnusableGpuInstance(KEY, 7, 0),)),)), ())
-    assert left == MigState(made={uuid: (MADE,)}, before=before)
+    assert left == MigState(instances={uuid: (MADE,)}, before=before)
 
 
 def test_whose_mode_a_claim_turned_on_is_known_until_it_is_off():

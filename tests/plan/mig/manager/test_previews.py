@@ -56,7 +56,10 @@ def test_an_idle_gpu_is_shown_cut_and_in_mig_mode_with_instances_that_have_no_uu
 
     assert outcome is None
     assert (after.mig.on, after.mig.pending) == (True, True)
-    assert [(one.key.start, one.uuid) for one in after.mig.instances] == [(0, ""), (4, "")]
+    assert [(instance.key.start, instance.uuid) for instance in after.mig.instances] == [
+        (0, ""),
+        (4, ""),
+    ]
 
 
 def test_what_is_yet_to_be_cut_is_published_without_a_uuid_and_otherwise_as_what_is_there():
@@ -91,12 +94,12 @@ def test_what_a_layout_made_gives_way_and_what_fits_stays():
     half = UnusableGpuInstance(partition(gpu.mig, "1g.5gb", 4).key, 7, 0)
     gpu = replace(gpu, mig=replace(gpu.mig, unusable=(half,)))
     book = known(gpu)
-    book = MigState({gpu.uuid: (*book.made[gpu.uuid], LayoutInstance(half.key, 7))})
+    book = MigState({gpu.uuid: (*book.instances[gpu.uuid], LayoutInstance(half.key, 7))})
 
     after, outcome = shown(gpu, book=book)
 
     assert outcome is None
-    assert [one.uuid for one in after.mig.instances] == ["MIG-1", ""]
+    assert [instance.uuid for instance in after.mig.instances] == ["MIG-1", ""]
     assert after.mig.unusable == ()
 
 
