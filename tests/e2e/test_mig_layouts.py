@@ -114,7 +114,7 @@ def test_a_layout_that_is_chosen_while_two_plugins_run_is_made_once(kube, driver
     driver.stop(OLD)
 
     ((_, after),) = boards(driver).items()
-    assert driver.log.count("partition cut", said) == 4
+    assert driver.log.count("partition created", said) == 4
     assert after["born"] - before["born"] == 8, "four instances, each with a compute instance"
     assert list(driver.cuts().values()) == [QUARTERS]
     wait("its partitions", lambda: len(partitions(kube)) == 4, 20)

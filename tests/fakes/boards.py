@@ -158,7 +158,7 @@ class Boards:
         if not board.on:
             raise NodeError(f"{gpu}: MIG mode is off")
         if new and key in board.there:
-            raise PlacementTaken(f"{gpu}: {key} is cut already")
+            raise PlacementTaken(f"{gpu}: {key} exists already")
         if key not in board.there:
             with_gi = f"GI {key}"
             self.step(with_gi)

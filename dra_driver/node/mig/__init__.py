@@ -1,10 +1,7 @@
-"""MIG on this machine, through NVML: how GPUs can be cut, what is cut, and changes of both.
+"""Partitions of GPUs, as NVML knows them.
 
-``geometry`` reads how a board can be cut, ``instances`` what is cut of it and ``uuids`` how that is
-called, ``cutting`` are the calls that change it, ``partitions`` does that patiently and one after
-the other (``turns``), ``modes`` switches MIG mode, ``virtual_machines`` says where nobody can,
-``boards`` is what is asked about a GPU before and after, ``holders`` names who is in the way, and
-``capabilities`` finds the device files of what was cut.
-
-What is said of NVML here: the comments of nvml.h, and NVIDIA's MIG user guide.
+``geometry`` reads how a board can be partitioned and ``instances`` which partitions it has;
+``partitions`` creates and removes them and ``modes`` switches MIG mode, where ``gpu_locks`` gives
+each change its time and ``gpu_holders`` says who is in its way; ``capabilities`` finds the device
+files that let a container use a partition.
 """

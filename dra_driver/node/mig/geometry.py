@@ -1,4 +1,4 @@
-"""How a GPU can be cut, as its driver says: profiles and where they can be placed."""
+"""How a GPU can be partitioned, as its driver says: profiles and where they can be placed."""
 
 import ctypes
 import logging
@@ -68,13 +68,13 @@ def read_geometry(functions: NvmlFunctions, handle: Any) -> tuple[MigProfile, ..
     name that an earlier profile has gets the suffix that its number stands for; and a profile has
     no more instances than there is room for.
     """
-    found: list[MigProfile] = []
+    profiles: list[MigProfile] = []
     for number in PROFILE_NUMBERS:
         profile = _profile(functions, handle, number)
-        if profile is None or profile.id in [one.id for one in found]:
+        if profile is None or profile.id in [profile.id for profile in profiles]:
             continue
-        found.append(profile)
-    return tuple(_with_unique_names(found))
+        profiles.append(profile)
+    return tuple(_with_unique_names(profiles))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +185,24 @@ class MigGeometries:
 
 def _profile(functions: NvmlFunctions, handle: Any, number: int) -> MigProfile | None:
     """None: the board has no such profile."""
-    told = none_if_refused(lambda: _info(functions, handle, number), *_NOT_ON_THIS_BOARD)
-    if told is None or not told.instanceCount:
+    info = none_if_refused(lambda: _info(functions, handle, number), *_NOT_ON_THIS_BOARD)
+    if info is None or not info.instanceCount:
         return None
-    places = none_if_refused(
-        lambda: _placements(functions, handle, int(told.id)), *_NOT_ON_THIS_BOARD
+    placements = none_if_refused(
+        lambda: _placements(functions, handle, int(info.id)), *_NOT_ON_THIS_BOARD
     )
-    if not places:
+    if not placements:
         return None
-    memory_bytes = int(told.memorySizeMB) * _MIB  # "MB" there, MiB in fact
+    memory_bytes = int(info.memorySizeMB) * _MIB  # "MB" there, MiB in fact
     return MigProfile(
-        name=_name(functions, handle, number, told),
-        id=int(told.id),
+        name=_name(functions, handle, number, info),
+        id=int(info.id),
         number=number,
-        slices=int(told.sliceCount),
-        most=min(int(told.instanceCount), _capacity(places)),
+        slices=int(info.sliceCount),
+        most=min(int(info.instanceCount), _capacity(placements)),
         memory_bytes=memory_bytes,
-        engines=_engines(told),
-        placements=places,
+        engines=_engines(info),
+        placements=placements,
     )
 
 
@@ -228,50 +228,52 @@ def _placements(functions: NvmlFunctions, handle: Any, profile_id: int) -> tuple
     functions.nvmlDeviceGetGpuInstancePossiblePlacements(
         handle, profile_id, ctypes.byref(array), ctypes.byref(count)
     )
-    told = {Placement(int(one.start), int(one.size)) for one in array[: count.value]}
-    return tuple(sorted(place for place in told if place.size))
+    placements = {
+        Placement(int(placement.start), int(placement.size)) for placement in array[: count.value]
+    }
+    return tuple(sorted(placement for placement in placements if placement.size))
 
 
-def _capacity(places: tuple[Placement, ...]) -> int:
+def _capacity(placements: tuple[Placement, ...]) -> int:
     """How many of *places* can be taken at once."""
     taken, end = 0, 0
-    for place in sorted(places, key=lambda place: place.end):
-        if place.start >= end:
-            taken, end = taken + 1, place.end
+    for placement in sorted(placements, key=lambda placement: placement.end):
+        if placement.start >= end:
+            taken, end = taken + 1, placement.end
     return taken
 
 
-def _engines(told: Any) -> Engines:
+def _engines(info: Any) -> Engines:
     return Engines(
-        multiprocessors=int(told.multiprocessorCount),
-        copy=int(told.copyEngineCount),
-        decoders=int(told.decoderCount),
-        encoders=int(told.encoderCount),
-        jpeg=int(told.jpegCount),
-        ofa=int(told.ofaCount),
+        multiprocessors=int(info.multiprocessorCount),
+        copy=int(info.copyEngineCount),
+        decoders=int(info.decoderCount),
+        encoders=int(info.encoderCount),
+        jpeg=int(info.jpegCount),
+        ofa=int(info.ofaCount),
     )
 
 
-def _name(functions: NvmlFunctions, handle: Any, number: int, told: Any) -> str:
+def _name(functions: NvmlFunctions, handle: Any, number: int, info: Any) -> str:
     """As nvidia-smi prints it. Where the library does not say, it is made as the driver makes it:
     slices, then the part of the board's memory in whole eighths."""
-    said = getattr(told, "name", "")
-    said = said.decode() if isinstance(said, bytes) else said
-    if name := said.strip().removeprefix("MIG ").strip():
+    name_field = getattr(info, "name", "")
+    name_field = name_field.decode() if isinstance(name_field, bytes) else name_field
+    if name := name_field.strip().removeprefix("MIG ").strip():
         return str(name)
     board_bytes = int(functions.nvmlDeviceGetMemoryInfo(handle).total)
-    part = int(told.memorySizeMB) * _MIB / board_bytes
+    part = int(info.memorySizeMB) * _MIB / board_bytes
     eighths = min(math.ceil(part * _EIGHTHS), _EIGHTHS)
     gigabytes = math.floor(math.ceil(board_bytes / _GIB) * eighths / _EIGHTHS + 0.5)
-    return f"{int(told.sliceCount)}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
+    return f"{int(info.sliceCount)}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
 
 
 def _with_unique_names(profiles: list[MigProfile]) -> list[MigProfile]:
     """Each with a name of its own; where that cannot be, the first one of a name."""
-    named: dict[str, MigProfile] = {}
+    by_name: dict[str, MigProfile] = {}
     for profile in profiles:
         suffix = _SUFFIXES.get(profile.number, "")
-        name = profile.name + suffix if profile.name in named else profile.name
-        if name not in named:
-            named[name] = replace(profile, name=name)
-    return list(named.values())
+        name = profile.name + suffix if profile.name in by_name else profile.name
+        if name not in by_name:
+            by_name[name] = replace(profile, name=name)
+    return list(by_name.values())

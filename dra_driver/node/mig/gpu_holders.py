@@ -1,4 +1,4 @@
-"""Who holds a board: the processes that keep it from being cut, switched or reset."""
+"""Who holds a GPU: the processes that keep it from being partitioned, switched or reset."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ class GpuHolders:
         alone.
         """
         try:
-            minor, pids = self._nvml.on_gpu(gpu, "listing its processes", _asked(gi))
+            minor, pids = self._nvml.on_gpu(gpu, "listing its processes", _pids_of(gi))
         except NodeError:
             return ()
         if gi is None:
@@ -108,8 +108,7 @@ def name_holders(holders: Sequence[GpuHolder]) -> str:
 
 
 def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = ()) -> str:
-    """Says that they hold it. *modules*: of the kernel, that may be who
-    it is where nobody else is seen.
+    """Says that they hold the GPU; where nobody is seen, that these *modules* of the kernel may.
 
     >>> describe_holders((GpuHolder(7, "dcgm"), GpuHolder(9, "")))
     'held by dcgm (7), process 9'
@@ -127,15 +126,17 @@ def describe_holders(holders: tuple[GpuHolder, ...], modules: tuple[str, ...] = 
     return f"held by {name_holders(holders)}"
 
 
-def _asked(gi: int | None) -> Any:
+def _pids_of(gi: int | None) -> Any:
     def call(functions: NvmlFunctions, handle: Any) -> tuple[int, set[int]]:
-        lists = [kind(functions) for kind in PROCESS_LISTS]
-        listed = [
-            one
-            for ask in lists
-            for one in none_if_refused(partial(ask, handle), *LIST_REFUSED) or []
+        lists = [list_of(functions) for list_of in PROCESS_LISTS]
+        processes = [
+            process
+            for list_processes in lists
+            for process in none_if_refused(partial(list_processes, handle), *LIST_REFUSED) or []
         ]
-        pids = {int(one.pid) for one in listed if gi is None or one.gpuInstanceId == gi}
+        pids = {
+            int(process.pid) for process in processes if gi is None or process.gpuInstanceId == gi
+        }
         return int(functions.nvmlDeviceGetMinorNumber(handle)), pids
 
     return call

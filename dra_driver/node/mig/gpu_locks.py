@@ -1,8 +1,8 @@
 """Changes of one GPU go one after the other, and each has its time, all of its steps together.
 
 The kubelet waits 45 s for a claim, which may take several changes of a GPU, asked for at once, and
-have them undone. So the wait for the turn counts as well, and what is in use is waited for in the
-same seconds by all of them.
+have them undone. So the wait for the lock counts as well, and all of them wait in the same seconds
+for what is in use.
 """
 
 import threading
@@ -16,8 +16,8 @@ from dra_driver.base.errors import NodeError
 from dra_driver.model.gpus import GpuUuid
 
 RETRY_SECONDS: Final = 8.0
-CHANGE_SECONDS: Final = 15.0  # cutting takes tenths of a second, a mode some seconds
-_AGAIN_SECONDS: Final = 0.2
+CHANGE_SECONDS: Final = 15.0  # creating an instance takes tenths of a second, a mode some seconds
+_RETRY_AFTER_SECONDS: Final = 0.2
 _LEAST_SECONDS: Final = 1.0  # of a call of NVML, however late it is
 
 
@@ -25,9 +25,9 @@ class DeviceBusy(NodeError):
     """Somebody uses what was to be changed, so it is as it was."""
 
 
-class GpuLock:
-    """The time of one change: for *patience* seconds it is tried again where something is in use,
-    and in *seconds* it is over."""
+class ChangeDeadline:
+    """One change of a GPU is tried again for *patience* seconds where something is in use, and is
+    over in *seconds*."""
 
     def __init__(self, patience: float, seconds: float) -> None:
         self._retrying = Deadline(patience)
@@ -38,16 +38,16 @@ class GpuLock:
         """What the next call of NVML may take."""
         return max(_LEAST_SECONDS, self._deadline.remaining)
 
-    def again(self) -> bool:
+    def retry(self) -> bool:
         """Whether to try once more, after a moment."""
         if self._retrying.expired:
             return False
-        time.sleep(_AGAIN_SECONDS)
+        time.sleep(_RETRY_AFTER_SECONDS)
         return True
 
 
 class GpuLocks:
-    """Of all GPUs. *patience*: of whoever does not say."""
+    """One lock for each GPU. *patience*: of callers that do not say."""
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
@@ -55,12 +55,12 @@ class GpuLocks:
         self._lock = threading.Lock()
 
     @contextmanager
-    def of(
+    def hold(
         self, gpu: GpuUuid, patience: float | None, seconds: float = CHANGE_SECONDS
-    ) -> Iterator[GpuLock]:
-        """While it is the caller's. Held: others change the GPU for longer than that. *patience*:
-        0 is for whom nobody waits, who does not wait for others."""
-        turn = GpuLock(self._patience if patience is None else patience, seconds)
+    ) -> Iterator[ChangeDeadline]:
+        """While the lock is the caller's. DeviceBusy: others change the GPU for longer.
+        *patience*: 0 is for callers for whom nobody waits, and who do not wait for others."""
+        deadline = ChangeDeadline(self._patience if patience is None else patience, seconds)
         with self._lock:
             lock = self._locks.setdefault(gpu, threading.Lock())
         wait = seconds if patience is None else patience
@@ -70,6 +70,6 @@ class GpuLocks:
                 f"{wait:g} s: it is tried again"
             )
         try:
-            yield turn
+            yield deadline
         finally:
             lock.release()

@@ -1,12 +1,9 @@
-"""What is cut of a GPU now: GPU instances, compute instances, and the MIG devices that these are.
+"""The GPU instances and compute instances of a GPU, and the MIG devices that these are.
 
-Each function is called on the GPU's thread of ``dra_driver.node.nvml.client.client``. Between two
-of its calls
-somebody else may remove an instance: what is gone is left out. NVML's list of MIG devices is not
-asked for what there is: it goes on listing those that another process removed, and to read it takes
-seconds on a busy node.
-
-How MIG devices are called, from what NVML says of their compute instances.
+Each function is called on the GPU's thread (``dra_driver.node.nvml.client``). Between two calls of
+NVML somebody else may remove an instance: what is gone is left out. NVML's list of MIG devices is
+not asked for what there is: it goes on listing those that another process removed, and to read it
+takes seconds on a busy node.
 """
 
 import ctypes
@@ -31,7 +28,7 @@ from dra_driver.node.nvml.api import (
     none_if_refused,
 )
 
-_NOT_SAID: Final = (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
+_NO_ANSWER: Final = (NOT_FOUND, INVALID_ARGUMENT, NOT_SUPPORTED)
 
 
 _Ids = tuple[int, int]  # of a GPU instance, and of a compute instance in it
@@ -53,33 +50,33 @@ class MigUuidReader:
         self._functions = functions
         self._handle = handle
         self._gpu: str | None = None
-        self._say_gpu = False  # it is known that instances say no more than that
+        self._says_gpu_only = False  # it is known that compute instances name no MIG device
         self._list: Mapping[_Ids, GpuUuid] | None = None  # once it was read
         self._given: dict[GpuUuid, _Ids] = {}
 
     def of(self, gi: int, ci: int, device: Any) -> GpuUuid | None:
         """Of a compute instance that is there, and on *device*. None: NVML does not say."""
         ids = gi, ci
-        for way in (partial(self._on, device), self._by_place, self._listed):
-            uuid = way(ids)
+        for find in (partial(self._on, device), self._by_place, self._listed):
+            uuid = find(ids)
             if uuid is not None and self._given.setdefault(uuid, ids) == ids:
                 return uuid
         return None
 
     def _on(self, device: Any, ids: _Ids) -> GpuUuid | None:
-        if self._say_gpu:
+        if self._says_gpu_only:
             return None
         uuid = self._uuid(device)
         if uuid is not None and is_mig_uuid(uuid):
             return uuid if self._ids(device) == ids else None
-        self._say_gpu, self._gpu = True, uuid
+        self._says_gpu_only, self._gpu = True, uuid
         return None
 
     def _by_place(self, ids: _Ids) -> GpuUuid | None:
         gpu = self._gpu = self._gpu or self._functions.nvmlDeviceGetUUID(self._handle)
         gi, ci = ids
-        ask = partial(self._functions.nvmlDeviceGetHandleByUUID, f"MIG-{gpu}/{gi}/{ci}")
-        device = none_if_refused(ask, *_NOT_SAID)
+        get_device = partial(self._functions.nvmlDeviceGetHandleByUUID, f"MIG-{gpu}/{gi}/{ci}")
+        device = none_if_refused(get_device, *_NO_ANSWER)
         return self._uuid(device) if device is not None and self._ids(device) == ids else None
 
     def _listed(self, ids: _Ids) -> GpuUuid | None:
@@ -90,19 +87,21 @@ class MigUuidReader:
     def _read_list(self) -> Mapping[_Ids, GpuUuid]:
         """Those that were removed may be in it as well: of two names for the same instance neither
         is believed."""
-        found: dict[_Ids, set[GpuUuid]] = {}
+        uuids_by_ids: dict[_Ids, set[GpuUuid]] = {}
         for device in self._devices():
             ids, uuid = self._ids(device), self._uuid(device)
             if ids is not None and uuid is not None:
-                found.setdefault(ids, set()).add(uuid)
-        return {ids: min(uuids) for ids, uuids in found.items() if len(uuids) == 1}
+                uuids_by_ids.setdefault(ids, set()).add(uuid)
+        return {ids: min(uuids) for ids, uuids in uuids_by_ids.items() if len(uuids) == 1}
 
     def _devices(self) -> Iterator[Any]:
         functions, handle = self._functions, self._handle
-        most = none_if_refused(lambda: functions.nvmlDeviceGetMaxMigDeviceCount(handle), *_NOT_SAID)
-        for index in range(most or 0):
-            ask = partial(functions.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-            if (device := none_if_refused(ask, *_NOT_SAID)) is not None:
+        max_devices = none_if_refused(
+            lambda: functions.nvmlDeviceGetMaxMigDeviceCount(handle), *_NO_ANSWER
+        )
+        for index in range(max_devices or 0):
+            get_device = partial(functions.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+            if (device := none_if_refused(get_device, *_NO_ANSWER)) is not None:
                 yield device
 
     def _ids(self, device: Any) -> _Ids | None:
@@ -112,11 +111,11 @@ class MigUuidReader:
             gi = self._functions.nvmlDeviceGetGpuInstanceId(device)
             return gi, self._functions.nvmlDeviceGetComputeInstanceId(device)
 
-        return none_if_refused(ask, *_NOT_SAID)
+        return none_if_refused(ask, *_NO_ANSWER)
 
     def _uuid(self, device: Any) -> GpuUuid | None:
-        said = none_if_refused(lambda: self._functions.nvmlDeviceGetUUID(device), *_NOT_SAID)
-        return GpuUuid(said) if said else None
+        uuid = none_if_refused(lambda: self._functions.nvmlDeviceGetUUID(device), *_NO_ANSWER)
+        return GpuUuid(uuid) if uuid else None
 
 
 _MOST_INSTANCES: Final = 32  # of one profile; NVML fills a list that has to be long enough
@@ -167,20 +166,29 @@ Unlisted = Callable[[Collection[int]], Sequence[GpuInstance]]
 
 
 def describe_gpu_instances(
-    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], ask: ComputeProfilesOf
+    functions: NvmlFunctions,
+    handle: Any,
+    profiles: Collection[MigProfile],
+    compute_profiles_of: ComputeProfilesOf,
 ) -> tuple[GpuInstanceDescription, ...]:
     """Every GPU instance, half made or not, by key."""
     names = {profile.id: profile.name for profile in profiles}
     uuids = MigUuidReader(functions, handle)
-    found = _all(functions, handle, profiles, partial(unlisted_instances, functions, handle))
+    gpu_instances_found = _all(
+        functions, handle, profiles, partial(unlisted_instances, functions, handle)
+    )
     return tuple(
         GpuInstanceDescription(
-            names.get(one.key.profile_id, f"profile {one.key.profile_id}"),
-            one.id,
-            one.key,
-            uuids_of(uuids, one, compute_instances(functions, one, ask(one))),
+            names.get(instance.key.profile_id, f"profile {instance.key.profile_id}"),
+            instance.id,
+            instance.key,
+            uuids_of(
+                uuids,
+                instance,
+                compute_instances(functions, instance, compute_profiles_of(instance)),
+            ),
         )
-        for one in sorted(found, key=lambda one: one.key)
+        for instance in sorted(gpu_instances_found, key=lambda instance: instance.key)
     )
 
 
@@ -188,30 +196,34 @@ def instances(
     functions: NvmlFunctions,
     handle: Any,
     profiles: Collection[MigProfile],
-    ask: ComputeProfilesOf,
-    others: Unlisted,
+    compute_profiles_of: ComputeProfilesOf,
+    unlisted: Unlisted,
 ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
     """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
     uuids = MigUuidReader(functions, handle)
-    found: list[MigInstance] = []
+    whole_instances: list[MigInstance] = []
     unusable: list[UnusableGpuInstance] = []
-    for one in _all(functions, handle, profiles, others):
-        its = compute_instances(functions, one, ask(one))
-        if (whole := _whole(one, its, uuids)) is not None:
-            found.append(whole)
+    for gpu_instance in _all(functions, handle, profiles, unlisted):
+        computes = compute_instances(functions, gpu_instance, compute_profiles_of(gpu_instance))
+        if (instance := _whole(gpu_instance, computes, uuids)) is not None:
+            whole_instances.append(instance)
         else:
-            unusable.append(UnusableGpuInstance(one.key, one.id, len(its)))
-    found.sort(key=lambda one: one.key)
-    unusable.sort(key=lambda one: one.key)
-    return tuple(found), tuple(unusable)
+            unusable.append(UnusableGpuInstance(gpu_instance.key, gpu_instance.id, len(computes)))
+    whole_instances.sort(key=lambda gpu_instance: gpu_instance.key)
+    unusable.sort(key=lambda gpu_instance: gpu_instance.key)
+    return tuple(whole_instances), tuple(unusable)
 
 
 def whole_instance(
-    functions: NvmlFunctions, handle: Any, key: PartitionKey, ask: ComputeProfilesOf
+    functions: NvmlFunctions, handle: Any, key: PartitionKey, compute_profiles_of: ComputeProfilesOf
 ) -> MigInstance | None:
     """The instance that is exactly this partition. None: there is none, or it is not whole."""
-    one = gpu_instance(functions, handle, key)
-    return None if one is None else instance_of(functions, handle, one, ask(one))
+    instance = gpu_instance(functions, handle, key)
+    return (
+        None
+        if instance is None
+        else instance_of(functions, handle, instance, compute_profiles_of(instance))
+    )
 
 
 def instance_of(
@@ -225,14 +237,14 @@ def uuids_of(
     uuids: MigUuidReader, gi: GpuInstance, computes: Iterable[ComputeInstance]
 ) -> tuple[GpuUuid, ...]:
     """How these compute instances of *gi* are called, as far as NVML says."""
-    found = (uuids.of(gi.id, compute.id, compute.device) for compute in computes)
-    return tuple(one for one in found if one is not None)
+    found_uuids = (uuids.of(gi.id, compute.id, compute.device) for compute in computes)
+    return tuple(uuid for uuid in found_uuids if uuid is not None)
 
 
 def gpu_instance(functions: NvmlFunctions, handle: Any, key: PartitionKey) -> GpuInstance | None:
     """The GPU instance of exactly this profile at exactly this placement, half made or not."""
-    found = gpu_instances(functions, handle, key.profile_id, key.slices)
-    return next((one for one in found if one.key == key), None)
+    candidates = gpu_instances(functions, handle, key.profile_id, key.slices)
+    return next((candidate for candidate in candidates if candidate.key == key), None)
 
 
 def gpu_instances(
@@ -241,16 +253,16 @@ def gpu_instances(
     """The GPU instances of one profile."""
     count = ctypes.c_uint(_MOST_INSTANCES)
     array = (functions.c_nvmlGpuInstance_t * _MOST_INSTANCES)()
-    asked = none_if_refused(
+    answer = none_if_refused(
         lambda: functions.nvmlDeviceGetGpuInstances(
             handle, profile_id, ctypes.byref(array), ctypes.byref(count)
         ),
         *_NO_SUCH_PROFILE,
     )
-    if asked is None:
+    if answer is None:
         return ()
-    found = (_described(functions, one, slices) for one in array[: count.value])
-    return tuple(one for one in found if one is not None)
+    candidates = (_described(functions, candidate, slices) for candidate in array[: count.value])
+    return tuple(candidate for candidate in candidates if candidate is not None)
 
 
 def instance_exists(functions: NvmlFunctions, gi: GpuInstance) -> bool:
@@ -263,30 +275,32 @@ def compute_instances(
 ) -> tuple[ComputeInstance, ...]:
     """The compute instances of *gi* that are of these profiles, by id."""
     whole = whole_compute_profile(gi, profiles)
-    found: dict[int, ComputeInstance] = {}
+    by_id: dict[int, ComputeInstance] = {}
     for handle in _compute_handles(functions, gi, profiles):
-        told = none_if_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
-        if told is not None:
-            fills = whole is not None and told.profileId == whole.id
-            found[int(told.id)] = ComputeInstance(handle, int(told.id), fills, told.device)
-    return tuple(one for _, one in sorted(found.items()))
+        info = none_if_refused(partial(functions.nvmlComputeInstanceGetInfo_v2, handle), *_GONE)
+        if info is not None:
+            fills = whole is not None and info.profileId == whole.id
+            by_id[int(info.id)] = ComputeInstance(handle, int(info.id), fills, info.device)
+    return tuple(compute for _, compute in sorted(by_id.items()))
 
 
 def compute_profiles(functions: NvmlFunctions, gi: GpuInstance) -> tuple[Any, ...]:
     """How *gi* can be divided, by number."""
-    ask = functions.nvmlGpuInstanceGetComputeInstanceProfileInfo
-    asked = (
-        none_if_refused(partial(ask, gi.handle, number, _SHARED_ENGINES, 1), *_NO_SUCH_PROFILE)
+    get_profile = functions.nvmlGpuInstanceGetComputeInstanceProfileInfo
+    answers = (
+        none_if_refused(
+            partial(get_profile, gi.handle, number, _SHARED_ENGINES, 1), *_NO_SUCH_PROFILE
+        )
         for number in _COMPUTE_PROFILES
     )
-    return tuple(profile for profile in asked if profile is not None)
+    return tuple(profile for profile in answers if profile is not None)
 
 
 def whole_compute_profile(gi: GpuInstance, profiles: Iterable[Any]) -> Any:
     """Which of these profiles of compute instances is all of *gi*: it has as many slices, and of
     several such it is the one with the most multiprocessors. None: there is none."""
     whole = [profile for profile in profiles if int(profile.sliceCount) == gi.key.slices]
-    return max(whole, key=lambda one: int(one.multiprocessorCount), default=None)
+    return max(whole, key=lambda profile: int(profile.multiprocessorCount), default=None)
 
 
 def unlisted_instances(
@@ -296,36 +310,36 @@ def unlisted_instances(
     ids: Iterable[int] = _GPU_INSTANCES,
 ) -> tuple[GpuInstance, ...]:
     """The GPU instances with these ids, without those that are *listed*."""
-    found = (find_gpu_instance(functions, handle, gi) for gi in ids if gi not in listed)
-    return tuple(one for one in found if one is not None)
+    candidates = (find_gpu_instance(functions, handle, gi) for gi in ids if gi not in listed)
+    return tuple(candidate for candidate in candidates if candidate is not None)
 
 
 def find_gpu_instance(functions: NvmlFunctions, handle: Any, gi: int) -> GpuInstance | None:
     """The GPU instance with this id, of whatever profile."""
-    ask = functions.nvmlDeviceGetGpuInstanceById
-    by_id = none_if_refused(partial(ask, handle, gi), *_NO_SUCH_PROFILE)
-    return None if by_id is None else _described(functions, by_id, 0)
+    get_instance = functions.nvmlDeviceGetGpuInstanceById
+    gpu_instance = none_if_refused(partial(get_instance, handle, gi), *_NO_SUCH_PROFILE)
+    return None if gpu_instance is None else _described(functions, gpu_instance, 0)
 
 
 def _all(
-    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], others: Unlisted
+    functions: NvmlFunctions, handle: Any, profiles: Collection[MigProfile], unlisted: Unlisted
 ) -> list[GpuInstance]:
     """The GPU instances of *profiles*, and the *others*."""
-    found = [
+    listed = [
         instance
         for profile in profiles
         for instance in gpu_instances(functions, handle, profile.id, profile.slices)
     ]
-    return [*found, *others({one.id for one in found})]
+    return [*listed, *unlisted({instance.id for instance in listed})]
 
 
 def _described(functions: NvmlFunctions, gi: Any, slices: int) -> GpuInstance | None:
-    told = none_if_refused(lambda: functions.nvmlGpuInstanceGetInfo(gi), *_GONE)
-    if told is None:
+    info = none_if_refused(lambda: functions.nvmlGpuInstanceGetInfo(gi), *_GONE)
+    if info is None:
         return None
-    place = told.placement
-    key = PartitionKey(int(told.profileId), int(place.start), int(place.size), slices)
-    return GpuInstance(gi, int(told.id), key)
+    placement = info.placement
+    key = PartitionKey(int(info.profileId), int(placement.start), int(placement.size), slices)
+    return GpuInstance(gi, int(info.id), key)
 
 
 def _compute_handles(
@@ -334,10 +348,12 @@ def _compute_handles(
     for profile in profiles:
         count = ctypes.c_uint(_MOST_INSTANCES)
         array = (functions.c_nvmlComputeInstance_t * _MOST_INSTANCES)()
-        ask = functions.nvmlGpuInstanceGetComputeInstances
+        get_instances = functions.nvmlGpuInstanceGetComputeInstances
         references = ctypes.byref(array), ctypes.byref(count)
-        asked = none_if_refused(partial(ask, gi.handle, profile.id, *references), *_NO_SUCH_PROFILE)
-        yield from array[: count.value] if asked is not None else ()
+        answer = none_if_refused(
+            partial(get_instances, gi.handle, profile.id, *references), *_NO_SUCH_PROFILE
+        )
+        yield from array[: count.value] if answer is not None else ()
 
 
 def _whole(

@@ -1,7 +1,4 @@
-"""Switches the MIG mode of GPUs.
-
-What is asked about a whole GPU before it is changed, and when that fails.
-"""
+"""Switches the MIG mode of GPUs, and reads what decides whether that can be done."""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +14,7 @@ from dra_driver.model.gpus import (
 )
 from dra_driver.node.mig.geometry import MigGeometries
 from dra_driver.node.mig.gpu_holders import GpuHolders
-from dra_driver.node.mig.gpu_locks import DeviceBusy, GpuLock, GpuLocks
+from dra_driver.node.mig.gpu_locks import ChangeDeadline, DeviceBusy, GpuLocks
 from dra_driver.node.mig.instances import (
     GpuInstanceDescription,
     describe_gpu_instances,
@@ -63,7 +60,7 @@ class GpuMigReader:
             return False
 
     def instances(self, gpu: GpuUuid) -> tuple[GpuInstanceDescription, ...]:
-        """What is cut of it, while MIG mode is on."""
+        """Its GPU instances, while MIG mode is on."""
 
         def call(functions: NvmlFunctions, handle: Any) -> tuple[GpuInstanceDescription, ...]:
             geometry = self.geometries.current
@@ -71,36 +68,38 @@ class GpuMigReader:
             compute_profiles = geometry.compute_profiles(functions, gpu)
             return describe_gpu_instances(functions, handle, profiles, compute_profiles)
 
-        return self.nvml.on_gpu(gpu, "reading what is cut of it", call)
+        return self.nvml.on_gpu(gpu, "reading its GPU instances", call)
 
     def who(self, gpu: GpuUuid, key: PartitionKey | None = None) -> tuple[str, str]:
         """Who uses the instance of this partition, or else the GPU, in words: for the log, and for
         tenants, whose processes they need not be."""
-        gi = None if key is None else self._instance(gpu, key)
-        found = () if gi is None else self._holders.of(gpu, gi)
-        found = found or self._holders.of(gpu)
-        words = self._holders.in_words(found)
+        gpu_instance_id = None if key is None else self._instance(gpu, key)
+        holders = () if gpu_instance_id is None else self._holders.of(gpu, gpu_instance_id)
+        holders = holders or self._holders.of(gpu)
+        description = self._holders.in_words(holders)
         return (
-            words,
-            "held by processes that the log of this node's plugin names" if found else words,
+            description,
+            "held by processes that the log of this node's plugin names"
+            if holders
+            else description,
         )
 
     def is_kept(self, gpu: GpuUuid, error: NodeError) -> bool:
         """Whether there is a GPU, and a driver, that has what *error* says could not be changed."""
         if nvml_error_code(error) in DRIVER_STATE_LOST or not self._loaded():
             return False
-        listed = self.nvml.dynamic_states(range(self.nvml.system().gpus)).values()
+        states = self.nvml.dynamic_states(range(self.nvml.system().gpus)).values()
         return any(
-            nvml_error_code(one) not in DRIVER_STATE_LOST
-            if isinstance(one, NodeError)
-            else one.uuid == gpu
-            for one in listed
+            nvml_error_code(state) not in DRIVER_STATE_LOST
+            if isinstance(state, NodeError)
+            else state.uuid == gpu
+            for state in states
         )
 
     def _instance(self, gpu: GpuUuid, key: PartitionKey) -> int | None:
         def call(functions: NvmlFunctions, handle: Any) -> int | None:
-            found = gpu_instance(functions, handle, key)
-            return None if found is None else found.id
+            instance = gpu_instance(functions, handle, key)
+            return None if instance is None else instance.id
 
         try:
             return self.nvml.on_gpu(gpu, f"looking for {key}", call)
@@ -114,51 +113,53 @@ _RESET_SECONDS: Final = 30.0  # no claim waits for one
 
 
 class MigModeSwitch:
-    """Of these GPUs; a change waits for its turn."""
+    """Of these GPUs; changes of one GPU go one after the other."""
 
-    def __init__(self, gpus: GpuMigReader, turns: GpuLocks) -> None:
+    def __init__(self, gpus: GpuMigReader, locks: GpuLocks) -> None:
         self._nvml = gpus.nvml
-        self._boards = gpus
-        self._turns = turns
+        self._gpus = gpus
+        self._locks = locks
 
     def set(self, gpu: GpuUuid, on: bool, patience: float | None) -> None:
         """Have MIG mode on or off, now. TimedOut: it can be either, or pending. Any other
         NodeError: it is what it was."""
-        with self._turns.of(gpu, patience) as turn:
-            self._switch(turn, gpu, on)
+        with self._locks.hold(gpu, patience) as deadline:
+            self._switch(deadline, gpu, on)
 
     def reset(self, gpu: GpuUuid, on: bool, patience: float | None) -> None:
         """Like :meth:`set`, where it takes a reset. A change that waits for one and is not wanted
         is taken back."""
-        with self._turns.of(gpu, patience, _RESET_SECONDS) as turn:
-            if self._boards.mode(gpu) == (on, not on):
-                self._ask_for(turn, gpu, on)
-            self._switch(turn, gpu, on)
+        with self._locks.hold(gpu, patience, _RESET_SECONDS) as deadline:
+            if self._gpus.mode(gpu) == (on, not on):
+                self._ask_for(deadline, gpu, on)
+            self._switch(deadline, gpu, on)
 
-    def _switch(self, turn: GpuLock, gpu: GpuUuid, on: bool) -> None:
-        before = self._boards.mode(gpu)
+    def _switch(self, deadline: ChangeDeadline, gpu: GpuUuid, on: bool) -> None:
+        before = self._gpus.mode(gpu)
         if before is None:
-            raise NodeError(f"GPU {gpu} has no MIG mode: select a GPU that can be cut")
+            raise NodeError(f"GPU {gpu} has no MIG mode: select a GPU that can be partitioned")
         if before[0] == on:
             return
-        if (fixed := self._boards.fixed(gpu)) is not GuestRestriction.NOTHING:
+        if (fixed := self._gpus.fixed(gpu)) is not GuestRestriction.NOTHING:
             raise DeviceBusy(f"{_cannot(gpu, on)}: {guest_mode_problem(fixed, gpu, on)}")
-        if not on and (cut := self._boards.instances(gpu)):
-            names = ", ".join(map(str, cut))
+        if not on and (instances := self._gpus.instances(gpu)):
+            names = ", ".join(map(str, instances))
             raise DeviceBusy(f"{_cannot(gpu, on)}, since it has {names}")
-        while (said := self._ask_for(turn, gpu, on)) == IN_USE and turn.again():
+        while (answer := self._ask_for(deadline, gpu, on)) == IN_USE and deadline.retry():
             pass
-        now = self._boards.mode(gpu)
-        if now is not None and now[0] == on:
+        mode = self._gpus.mode(gpu)
+        if mode is not None and mode[0] == on:
             log.info("MIG mode switched", extra={"gpu": gpu, "on": on})
             return
-        held, more = self._boards.who(gpu), ""
-        if self._boards.persists(gpu):
-            more = f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
-        self._put_back(turn, gpu, before[1])
-        raise DeviceBusy(*(_why_not_switched(gpu, on, said, words + more) for words in held))
+        holders, remark = self._gpus.who(gpu), ""
+        if self._gpus.persists(gpu):
+            remark = f"; persistence mode is on, which can hold it too (nvidia-smi -i {gpu} -pm 0)"
+        self._put_back(deadline, gpu, before[1])
+        raise DeviceBusy(
+            *(_why_not_switched(gpu, on, answer, holder + remark) for holder in holders)
+        )
 
-    def _ask_for(self, turn: GpuLock, gpu: GpuUuid, on: bool) -> int:
+    def _ask_for(self, deadline: ChangeDeadline, gpu: GpuUuid, on: bool) -> int:
         """What NVML says about the change taking effect: 0, IN_USE, RESET_REQUIRED, …"""
 
         def call(functions: NvmlFunctions, handle: Any) -> int:
@@ -166,7 +167,7 @@ class MigModeSwitch:
 
         try:
             doing = f"turning MIG mode {'on' if on else 'off'}"
-            return self._nvml.on_gpu(gpu, doing, call, turn.seconds)
+            return self._nvml.on_gpu(gpu, doing, call, deadline.seconds)
         except TimedOut:
             raise
         except NodeError as error:
@@ -174,24 +175,24 @@ class MigModeSwitch:
                 raise
             return IN_USE
 
-    def _put_back(self, turn: GpuLock, gpu: GpuUuid, pending: bool) -> None:
+    def _put_back(self, deadline: ChangeDeadline, gpu: GpuUuid, pending: bool) -> None:
         """No reset that comes for another reason is to change the mode."""
         try:
-            found = self._boards.mode(gpu)
-            if found is not None and found[1] != pending:
-                self._ask_for(turn, gpu, pending)
+            mode = self._gpus.mode(gpu)
+            if mode is not None and mode[1] != pending:
+                self._ask_for(deadline, gpu, pending)
         except TimedOut:
             raise
         except NodeError as error:
             log.warning("a change of MIG mode stays pending: %s", error, extra={"gpu": gpu})
 
 
-def _why_not_switched(gpu: GpuUuid, on: bool, said: int, held: str) -> str:
-    wanted = _cannot(gpu, on)
-    if said == IN_USE:
-        return f"{wanted}: in use, {held}; end what uses it, monitoring agents such as DCGM too"
+def _why_not_switched(gpu: GpuUuid, on: bool, answer: int, holder: str) -> str:
+    problem = _cannot(gpu, on)
+    if answer == IN_USE:
+        return f"{problem}: in use, {holder}; end what uses it, monitoring agents such as DCGM too"
     return (
-        f"{wanted} without a reset, and it was not reset (NVML's code {said}), {held}; "
+        f"{problem} without a reset, and it was not reset (NVML's code {answer}), {holder}; "
         f"nvidia-smi -i {gpu} -mig {int(on)}, then: {reset_instructions(gpu)}"
     )
 

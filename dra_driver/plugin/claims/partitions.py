@@ -191,7 +191,7 @@ def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
     )
     mig = f"nvidia-smi mig -i {gpu.pci_bus_id}"
     return (
-        f"{gpu.name} has an instance of {key} that was not cut for a claim; remove it with "
+        f"{gpu.name} has an instance of {key} that was not created for a claim; remove it with "
         f"{mig} -dci {of} and {mig} -dgi {of}, or wait until whoever made it does"
     )
 

@@ -15,7 +15,7 @@ KUBELET_SECONDS = 45.0
 
 
 @pytest.fixture
-def turns():
+def locks():
     return GpuLocks(5.0)
 
 
@@ -25,45 +25,45 @@ def test_what_a_claim_takes_and_having_it_undone_leaves_the_kubelet_time():
     assert 2 * CHANGE_SECONDS < KUBELET_SECONDS - 10
 
 
-def test_whoever_finds_a_gpu_being_changed_is_told_so(turns):
+def test_whoever_finds_a_gpu_being_changed_is_told_so(locks):
     with (
-        turns.of(GPU, None),
+        locks.hold(GPU, None),
         pytest.raises(
             DeviceBusy, match="GPU-1 is being changed for another claim or by a layout"
         ) as e,
-        turns.of(GPU, 0.01),
+        locks.hold(GPU, 0.01),
     ):
         pass
     assert not isinstance(e.value, TimedOut)
 
 
-def test_other_gpus_do_not_wait(turns):
-    with turns.of(GPU, None), turns.of(OTHER, 0.0) as turn:
-        assert not turn.again()
+def test_other_gpus_do_not_wait(locks):
+    with locks.hold(GPU, None), locks.hold(OTHER, 0.0) as deadline:
+        assert not deadline.retry()
 
 
 def test_the_wait_for_a_turn_counts_as_patience():
-    turns, begun, tries = GpuLocks(0.3), threading.Event(), []
+    locks, begun, tries = GpuLocks(0.3), threading.Event(), []
 
     def first():
-        with turns.of(GPU, None):
+        with locks.hold(GPU, None):
             begun.set()
             time.sleep(0.9)
 
     thread = threading.Thread(target=first)
     thread.start()
     assert begun.wait(5)
-    with turns.of(GPU, None) as turn:
-        tries.append(turn.again())
+    with locks.hold(GPU, None) as deadline:
+        tries.append(deadline.retry())
     thread.join(5)
     assert tries == [False]
 
 
-def test_a_turn_that_is_late_has_a_moment_for_its_last_call(turns):
-    with turns.of(GPU, None, seconds=0.0) as turn:
-        assert turn.seconds == 1.0
-    with turns.of(GPU, None, seconds=15.0) as turn:
-        assert 1.0 < turn.seconds <= 15.0
+def test_a_turn_that_is_late_has_a_moment_for_its_last_call(locks):
+    with locks.hold(GPU, None, seconds=0.0) as deadline:
+        assert deadline.seconds == 1.0
+    with locks.hold(GPU, None, seconds=15.0) as deadline:
+        assert 1.0 < deadline.seconds <= 15.0
 
 
 def test_several_partitions_that_are_held_are_given_up_together(tmp_path):

@@ -45,7 +45,7 @@ def test_one_that_has_to_be_new_is_not_what_somebody_else_cut_there(node):
     foreign = node.partitions.create(node.gpu, node.key("2g.20gb", 2))
     with pytest.raises(
         PlacementTaken,
-        match=rf"{node.gpu}: profile 14 at 2 is cut already, as GPU instance 3, MIG-",
+        match=rf"{node.gpu}: profile 14 at 2 exists already, as GPU instance 3, MIG-",
     ):
         node.partitions.create(node.gpu, foreign.key, new=True)
     made = node.partitions.create(node.gpu, node.key("2g.20gb", 4), new=True)
@@ -196,7 +196,7 @@ def test_what_lies_in_the_way_is_named_and_nothing_is_said_of_whose_it_is(node):
     ours = node.partitions.create(node.gpu, node.key("1g.10gb"))
     with pytest.raises(PlacementTaken) as raised:
         node.partitions.create(node.gpu, node.key("3g.40gb"))
-    said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be cut once"
+    said = f"1g.10gb at 0 (GPU instance {ours.gi}, {ours.uuid}) lies there; it can be created once"
     assert said in str(raised.value)
 
 
@@ -259,7 +259,7 @@ def test_one_that_vanished_is_said(node):
 
 def test_who_may_not_cut_is_told_so(node):
     node.change(gpu=0, fails={"nvmlDeviceCreateGpuInstanceWithPlacement": "NO_PERMISSION"})
-    with pytest.raises(NodeError, match=r"cutting profile 19 at 0: NVML says .*run this as root"):
+    with pytest.raises(NodeError, match=r"creating profile 19 at 0: NVML says .*run this as root"):
         node.partitions.create(node.gpu, node.key("1g.10gb"))
 
 

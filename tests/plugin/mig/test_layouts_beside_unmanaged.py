@@ -146,7 +146,7 @@ def test_what_came_while_it_cut_is_left_and_counts_for_the_layout(tmp_path):
 
     outcome = state.outcomes[board.uuid]
     assert outcome.state is LayoutState.FAILED
-    assert outcome.reason == f"{board.uuid}: {ONES[1]} is cut already; the GPU is as it was before"
+    assert outcome.reason == f"{board.uuid}: {ONES[1]} exists already; the GPU is as it was before"
     assert (set(board.there), state.instances) == ({ONES[1]}, {})
     assert scene.look().keys == {board.uuid: (ONES[0],)}
     assert set(board.there) == set(ONES[:2])
