@@ -21,9 +21,9 @@ class Finding:
     """One line: what was looked at, what was found; and what to do, where something is to do."""
 
     level: Level
-    what: str
-    found: str
-    mend: str = ""
+    subject: str
+    message: str
+    remedy: str = ""
 
     def __str__(self) -> str:
         """
@@ -31,24 +31,24 @@ class Finding:
         [warn] CDI directory: /run/cdi is missing
                -> nothing yet
         """
-        line = f"{self.level.value:6} {self.what}: {self.found}"
-        return f"{line}\n       -> {self.mend}" if self.mend else line
+        line = f"{self.level.value:6} {self.subject}: {self.message}"
+        return f"{line}\n       -> {self.remedy}" if self.remedy else line
 
 
-def ok(what: str, found: str) -> Finding:
-    return Finding(Level.OK, what, found)
+def ok(subject: str, message: str) -> Finding:
+    return Finding(Level.OK, subject, message)
 
 
-def warn(what: str, found: str, mend: str) -> Finding:
-    return Finding(Level.WARN, what, found, mend)
+def warn(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(Level.WARN, subject, message, remedy)
 
 
-def fail(what: str, found: str, mend: str) -> Finding:
-    return Finding(Level.FAIL, what, found, mend)
+def fail(subject: str, message: str, remedy: str) -> Finding:
+    return Finding(Level.FAIL, subject, message, remedy)
 
 
-def skip(what: str, found: str) -> Finding:
-    return Finding(Level.SKIP, what, found)
+def skip(subject: str, message: str) -> Finding:
+    return Finding(Level.SKIP, subject, message)
 
 
 def abbreviated(names: Iterable[str]) -> str:
@@ -57,9 +57,9 @@ def abbreviated(names: Iterable[str]) -> str:
     >>> abbreviated("abcdefg")
     'a, b, c, d, e and 2 more'
     """
-    every = list(names)
-    more = len(every) - _MOST_NAMED
-    return ", ".join(every[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    all_names = list(names)
+    hidden = len(all_names) - _MOST_NAMED
+    return ", ".join(all_names[:_MOST_NAMED]) + (f" and {hidden} more" if hidden > 0 else "")
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -68,7 +68,7 @@ def summary(findings: Sequence[Finding]) -> str:
     >>> summary([ok("a", ""), fail("b", "", "")])
     '1 failed, 0 warnings, 1 in order, 0 skipped'
     """
-    number = {level: sum(one.level is level for one in findings) for level in Level}
+    number = {level: sum(finding.level is level for finding in findings) for level in Level}
     return (
         f"{number[Level.FAIL]} failed, {number[Level.WARN]} warnings, "
         f"{number[Level.OK]} in order, {number[Level.SKIP]} skipped"

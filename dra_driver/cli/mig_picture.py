@@ -25,11 +25,11 @@ from dra_driver.model.records import HoldingsByDevice
 
 @dataclass(frozen=True, slots=True)
 class AvailablePartitions:
-    """What a GPU could still be cut into."""
+    """The partitions that could still be created on a GPU."""
 
     partitions: tuple[tuple[str, int], ...] = ()  # (profile, the most of it), the smallest first
-    whole: bool = False  # or all of it could be given to one claim
-    offered: bool = False  # it is cut when a claim needs it
+    whole_gpu: bool = False  # or all of it could be given to one claim
+    offered: bool = False  # partitions are created when a claim needs one
 
 
 NO_AVAILABLE_PARTITIONS = AvailablePartitions()
@@ -39,46 +39,56 @@ def available_partitions(
     offered: Offer, gpu: Gpu, taken: Collection[Placement], held: Collection[DeviceName]
 ) -> AvailablePartitions:
     """*taken*: the placements of *gpu* where something is; *held*: the devices that claims hold."""
-    its = [device for device in offered.devices if device.gpu.uuid == gpu.uuid]
-    left = _remaining_counters(
-        offered, gpu, (d for d in its if d.name in held or d.instance is not None)
+    gpu_devices = [device for device in offered.devices if device.gpu.uuid == gpu.uuid]
+    remaining = _remaining_counters(
+        offered, gpu, (d for d in gpu_devices if d.name in held or d.instance is not None)
     )
     by_profile: dict[str, list[Device]] = {}
-    for device in its:
+    for device in gpu_devices:
         if device.partition is not None and device.created_for_claims:
             by_profile.setdefault(device.partition.profile.name, []).append(device)
     names = sorted(by_profile, key=lambda name: _size(by_profile[name][0]))
-    most = ((name, _most(by_profile[name], left, taken)) for name in names)
-    whole = any(d.takes and d.partition is None and _fits(d, left) for d in its) and not taken
+    most = ((name, _most(by_profile[name], remaining, taken)) for name in names)
+    whole = (
+        any(d.takes and d.partition is None and _fits(d, remaining) for d in gpu_devices)
+        and not taken
+    )
     fits = tuple((name, number) for name, number in most if number)
     return AvailablePartitions(fits, whole, offered=bool(by_profile))
 
 
 def _remaining_counters(offered: Offer, gpu: Gpu, used: Iterable[Device]) -> dict[str, int]:
     name = counter_set_name(gpu)
-    left = {k: v for one in offered.counter_sets if one.name == name for k, v in one.counters}
+    remaining = {
+        k: v
+        for counter_set in offered.counter_sets
+        if counter_set.name == name
+        for k, v in counter_set.counters
+    }
     for device in used:
-        _subtract_counters(device, left)
-    return left
+        _subtract_counters(device, remaining)
+    return remaining
 
 
-def _subtract_counters(device: Device, left: dict[str, int]) -> None:
+def _subtract_counters(device: Device, remaining: dict[str, int]) -> None:
     for name, amount in device.takes:
-        left[name] = left.get(name, 0) - amount
+        remaining[name] = remaining.get(name, 0) - amount
 
 
-def _fits(device: Device, left: Mapping[str, int]) -> bool:
-    return all(left.get(name, 0) >= amount for name, amount in device.takes)
+def _fits(device: Device, remaining: Mapping[str, int]) -> bool:
+    return all(remaining.get(name, 0) >= amount for name, amount in device.takes)
 
 
 def _most(
     devices: Sequence[Device], before: Mapping[str, int], taken: Collection[Placement]
 ) -> int:
     """Partitions of one profile are equally long: one after the other, from the left, is best."""
-    left, number = dict(before), 0
+    remaining, number = dict(before), 0
     for device in sorted(devices, key=_start):
-        if _fits(device, left) and not any(_placement(device).overlaps(one) for one in taken):
-            _subtract_counters(device, left)
+        if _fits(device, remaining) and not any(
+            _placement(device).overlaps(placement) for placement in taken
+        ):
+            _subtract_counters(device, remaining)
             number += 1
     return number
 
@@ -108,7 +118,7 @@ class GpuMigPicture:
 
     gpu: Gpu
     blocks: tuple[OccupiedPlacement, ...] = ()
-    room: AvailablePartitions = NO_AVAILABLE_PARTITIONS
+    available: AvailablePartitions = NO_AVAILABLE_PARTITIONS
 
     @property
     def units(self) -> int:
@@ -117,76 +127,82 @@ class GpuMigPicture:
     @property
     def free(self) -> int:
         """How many of its units are nobody's."""
-        every = {unit for one in self.blocks for unit in range(one.placement.start, _end(one))}
-        return self.units - len(every & set(range(self.units)))
+        taken_units = {
+            unit for block in self.blocks for unit in range(block.placement.start, _end(block))
+        }
+        return self.units - len(taken_units & set(range(self.units)))
 
 
 def gpu_mig_pictures(
     offered: Offer,
     gpus: Iterable[Gpu],
     held: HoldingsByDevice,
-    laid: Mapping[GpuUuid, Collection[LayoutInstance]],
+    layout_instances: Mapping[GpuUuid, Collection[LayoutInstance]],
 ) -> tuple[GpuMigPicture, ...]:
     """Those of *gpus* on which there is something to see: MIG mode is on, or partitions are
-    offered. *laid*: what layouts made."""
-    cut = {device.gpu.uuid for device in offered.devices if device.partition is not None}
-    found = []
+    offered. *layout_instances*: what layouts made."""
+    partitioned = {device.gpu.uuid for device in offered.devices if device.partition is not None}
+    pictures = []
     for gpu in gpus:
-        if gpu.mig is None or not gpu.mig.profiles or not (gpu.mig.on or gpu.uuid in cut):
+        if gpu.mig is None or not gpu.mig.profiles or not (gpu.mig.on or gpu.uuid in partitioned):
             continue
-        its = occupied_placements(gpu, holdings_of_gpu(gpu, held), laid.get(gpu.uuid, ()))
-        taken = [block.placement for block in its]
-        found.append(
-            GpuMigPicture(gpu, its, available_partitions(offered, gpu, taken, held.keys()))
+        placements = occupied_placements(
+            gpu, holdings_of_gpu(gpu, held), layout_instances.get(gpu.uuid, ())
         )
-    return tuple(found)
+        occupied = [block.placement for block in placements]
+        pictures.append(
+            GpuMigPicture(
+                gpu, placements, available_partitions(offered, gpu, occupied, held.keys())
+            )
+        )
+    return tuple(pictures)
 
 
-def mig_picture(shown: Sequence[GpuMigPicture], terminal: Terminal) -> str:
+def mig_picture(pictures: Sequence[GpuMigPicture], terminal: Terminal) -> str:
     """Every board with its blocks."""
-    hand = bar_style(terminal)
+    style = bar_style(terminal)
     lines = []
-    for board, head in zip(shown, _heads(shown, terminal, hand), strict=True):
+    for picture, head in zip(pictures, _heads(pictures, terminal, style), strict=True):
         lines.append(head)
-        titles = max((len(block.what) for block in board.blocks), default=0)
-        for place, block in enumerate(board.blocks):
-            mark = hand.coloured(place, placement_letter(place, block.claimed))
-            lines += _entry(mark, f"{block.what.ljust(titles)}{_GAP}{block.whose}", terminal)
-        if words := _available_text(board.room):
-            lines += _entry(hand.free, words, terminal)
-        elif board.free and board.room.offered:
-            lines += _entry(hand.free, "too little for any partition that is offered", terminal)
+        titles = max((len(block.title) for block in picture.blocks), default=0)
+        for index, block in enumerate(picture.blocks):
+            mark = style.coloured(index, placement_letter(index, block.claimed))
+            lines += _entry(mark, f"{block.title.ljust(titles)}{_GAP}{block.owner}", terminal)
+        if text := _available_text(picture.available):
+            lines += _entry(style.free, text, terminal)
+        elif picture.free and picture.available.offered:
+            lines += _entry(style.free, "too little for any partition that is offered", terminal)
     return "\n".join(lines)
 
 
-def placement_letter(place: int, claimed: bool) -> str:
-    """The mark of the block at *place* on its board.
+def placement_letter(index: int, claimed: bool) -> str:
+    """The mark of the block at *index* on its board.
 
-    >>> letter(0, claimed=True), letter(1, claimed=False)
+    >>> placement_letter(0, claimed=True), placement_letter(1, claimed=False)
     ('A', 'b')
     """
-    found = _LETTERS[place % len(_LETTERS)]
-    return found.upper() if claimed else found
+    letter = _LETTERS[index % len(_LETTERS)]
+    return letter.upper() if claimed else letter
 
 
 def memory_units(
-    blocks: Sequence[OccupiedPlacement], number: int, width: int, hand: BarStyle
+    blocks: Sequence[OccupiedPlacement], number: int, width: int, style: BarStyle
 ) -> str:
     """The *number* units of a board, each *width* characters wide, in brackets.
 
     What overlaps a block further left is drawn as far as it sticks out.
     """
-    cells, at = [], 0
-    for place, block in enumerate(blocks):
-        start, end = max(block.placement.start, at), min(_end(block), number)
+    cells, position = [], 0
+    for index, block in enumerate(blocks):
+        start, end = max(block.placement.start, position), min(_end(block), number)
         if start >= end:
             continue
-        cells += [hand.free * width] * (start - at)
+        cells += [style.free * width] * (start - position)
         length = (end - start) * (width + 1) - 1
-        cells.append(hand.coloured(place, placement_letter(place, block.claimed) * length))
-        at = end
-    cells += [hand.free * width] * (number - at)
-    return f"[{hand.edge.join(cells)}]"
+        cells.append(style.coloured(index, placement_letter(index, block.claimed) * length))
+        position = end
+    cells += [style.free * width] * (number - position)
+    return f"[{style.edge.join(cells)}]"
 
 
 def unit_width(number: int, room: int) -> int:
@@ -198,38 +214,40 @@ def _end(block: OccupiedPlacement) -> int:
     return block.placement.end
 
 
-def _heads(shown: Sequence[GpuMigPicture], terminal: Terminal, hand: BarStyle) -> list[str]:
+def _heads(pictures: Sequence[GpuMigPicture], terminal: Terminal, style: BarStyle) -> list[str]:
     """Where there is little room without the products, then without the words."""
-    names = _even([board.gpu.name for board in shown])
-    products = _even([board.gpu.product_name for board in shown])
-    both = [_GAP.join(each) for each in zip(names, products, strict=True)]
-    words = [f"{board.free} free of {board.units}" for board in shown]
-    nothing = [""] * len(shown)
-    most = max((board.units for board in shown), default=0)
-    for starts, tails in ((both, words), (names, words), (names, nothing)):
-        left = terminal.width - max(map(len, starts), default=0) - max(map(len, tails), default=0)
-        if (width := unit_width(most, left - 2 * len(_GAP))) > 0:
+    names = _even([picture.gpu.name for picture in pictures])
+    products = _even([picture.gpu.product_name for picture in pictures])
+    names_and_products = [_GAP.join(columns) for columns in zip(names, products, strict=True)]
+    summaries = [f"{picture.free} free of {picture.units}" for picture in pictures]
+    nothing = [""] * len(pictures)
+    most = max((picture.units for picture in pictures), default=0)
+    for titles, tails in ((names_and_products, summaries), (names, summaries), (names, nothing)):
+        space = terminal.width - max(map(len, titles), default=0) - max(map(len, tails), default=0)
+        if (width := unit_width(most, space - 2 * len(_GAP))) > 0:
             break
-    drawn = [memory_units(board.blocks, board.units, max(width, 1), hand) for board in shown]
-    lines = zip(starts, drawn, tails, strict=True)
-    return [_GAP.join(each).rstrip() for each in lines]
+    bars = [
+        memory_units(picture.blocks, picture.units, max(width, 1), style) for picture in pictures
+    ]
+    lines = zip(titles, bars, tails, strict=True)
+    return [_GAP.join(columns).rstrip() for columns in lines]
 
 
 def _entry(mark: str, text: str, terminal: Terminal) -> list[str]:
     """A line below a board, and further ones where the terminal is too narrow for it."""
     indent = len(_GAP) + 1 + len(_GAP)
-    first, *rest = textwrap.wrap(
+    first, *more_lines = textwrap.wrap(
         text, max(terminal.width - indent, 20), break_long_words=False, break_on_hyphens=False
     )
-    lines = [f"{_GAP}{mark}{_GAP}{first}", *(" " * indent + line for line in rest)]
+    lines = [f"{_GAP}{mark}{_GAP}{first}", *(" " * indent + line for line in more_lines)]
     return [line.replace(_FIRM, " ") for line in lines]
 
 
-def _available_text(found: AvailablePartitions) -> str:
-    each = [_FIRM.join((str(number), "x", name)) for name, number in found.partitions]
-    if found.whole:
-        each.append(_FIRM.join(("all", "of", "it")))
-    return f"room{_FIRM}for{_FIRM}{f' or{_FIRM}'.join(each)}" if each else ""
+def _available_text(available: AvailablePartitions) -> str:
+    texts = [_FIRM.join((str(number), "x", name)) for name, number in available.partitions]
+    if available.whole_gpu:
+        texts.append(_FIRM.join(("all", "of", "it")))
+    return f"room{_FIRM}for{_FIRM}{f' or{_FIRM}'.join(texts)}" if texts else ""
 
 
 def _even(texts: Sequence[str]) -> list[str]:

@@ -26,41 +26,47 @@ class OccupiedPlacement:
     """A row of memory units that belong together."""
 
     placement: Placement
-    what: str  # "3g.20gb", or WHOLE
-    whose: str  # in words, for people
+    title: str  # "3g.20gb", or WHOLE_GPU
+    owner: str  # in words, for people
     claimed: bool = False
     key: PartitionKey | None = None  # None: of no partition that can be used
 
 
 def occupied_placements(
-    gpu: Gpu, holdings: Iterable[Holding], laid: Collection[LayoutInstance] = ()
+    gpu: Gpu, holdings: Iterable[Holding], layout_instances: Collection[LayoutInstance] = ()
 ) -> tuple[OccupiedPlacement, ...]:
-    """What of *gpu* is taken, by placement. *holdings*: of this GPU; *laid*: instances that a
-    layout made. Empty for a GPU that cannot be cut."""
+    """What of *gpu* is taken, by placement. *holdings*: of this GPU; *layout_instances*: made by
+    layouts. Empty for a GPU without MIG."""
     if gpu.mig is None:
         return ()
     by_key: dict[PartitionKey | None, list[Holding]] = defaultdict(list)
     for holding in holdings:
         if not holding.admin:
             by_key[holding.partition].append(holding)
-    found = [_claimed_placement(gpu.mig, key, its) for key, its in by_key.items()]
-    found += [
-        _unclaimed_placement(gpu.mig, one, laid)
-        for one in gpu.mig.instances
-        if one.key not in by_key
+    occupied = [
+        _claimed_placement(gpu.mig, key, key_holdings) for key, key_holdings in by_key.items()
     ]
-    found += [_odd_placement(gpu.mig, one) for one in gpu.mig.unusable if one.key not in by_key]
-    return tuple(sorted(found, key=lambda block: (block.placement, block.what)))
+    occupied += [
+        _unclaimed_placement(gpu.mig, instance, layout_instances)
+        for instance in gpu.mig.instances
+        if instance.key not in by_key
+    ]
+    occupied += [
+        _unusable_placement(gpu.mig, instance)
+        for instance in gpu.mig.unusable
+        if instance.key not in by_key
+    ]
+    return tuple(sorted(occupied, key=lambda block: (block.placement, block.title)))
 
 
 def holdings_of_gpu(gpu: Gpu, held: HoldingsByDevice) -> Iterator[Holding]:
     """Everything that claims hold of *gpu*, however it was called when they got it."""
     for holdings in held.values():
-        yield from (one for one in holdings if one.of_gpu in (gpu.uuid, gpu.name))
+        yield from (holding for holding in holdings if holding.of_gpu in (gpu.uuid, gpu.name))
 
 
 def profile_name(mig: MigInfo | None, key: PartitionKey) -> str:
-    """As people call it; a board that does not know the profile leaves its number."""
+    """Its name, or its number where the GPU does not list the profile."""
     profile = mig.profile(key.profile_id) if mig else None
     return profile.name if profile else f"profile {key.profile_id}"
 
@@ -71,42 +77,47 @@ def _claimed_placement(
     claims = ", ".join(dict.fromkeys(str(holding.claim) for holding in holdings))
     if key is None:
         return OccupiedPlacement(Placement(0, mig.units), WHOLE_GPU, claims, claimed=True)
-    there = {one.key: one.uuid for one in mig.instances}.get(key)
-    known = next((one.instance.uuid for one in holdings if one.instance), None)
-    state = there if known in (None, there) else f"{known} vanished"
-    state = state or "not cut yet"
+    existing_uuid = {each.key: each.uuid for each in mig.instances}.get(key)
+    recorded_uuid = next((each.instance.uuid for each in holdings if each.instance), None)
+    state = existing_uuid if recorded_uuid in (None, existing_uuid) else f"{recorded_uuid} vanished"
+    state = state or "not created yet"
     return OccupiedPlacement(
         key.placement, profile_name(mig, key), f"{claims}  {state}", claimed=True, key=key
     )
 
 
 def _unclaimed_placement(
-    mig: MigInfo, one: MigInstance, laid: Collection[LayoutInstance]
+    mig: MigInfo, instance: MigInstance, layout_instances: Collection[LayoutInstance]
 ) -> OccupiedPlacement:
-    if not one.uuid:
-        return OccupiedPlacement(one.key.placement, profile_name(mig, one.key), "cut by its layout")
-    by_layout = any(made.key == one.key and made.uuid in ("", one.uuid) for made in laid)
+    if not instance.uuid:
+        return OccupiedPlacement(
+            instance.key.placement, profile_name(mig, instance.key), "to be created by its layout"
+        )
+    by_layout = any(
+        made.key == instance.key and made.uuid in ("", instance.uuid) for made in layout_instances
+    )
     maker = "made by a layout" if by_layout else "not made by this driver"
-    name = profile_name(mig, one.key)
-    return OccupiedPlacement(one.key.placement, name, f"{one.uuid}  {maker}", key=one.key)
-
-
-def _odd_placement(mig: MigInfo, one: UnusableGpuInstance) -> OccupiedPlacement:
+    name = profile_name(mig, instance.key)
     return OccupiedPlacement(
-        one.key.placement, profile_name(mig, one.key), odd_instance_message(one)
+        instance.key.placement, name, f"{instance.uuid}  {maker}", key=instance.key
     )
 
 
-def odd_instance_message(one: UnusableGpuInstance) -> str:
-    """What is wrong with it."""
-    match one.cis:
+def _unusable_placement(mig: MigInfo, instance: UnusableGpuInstance) -> OccupiedPlacement:
+    return OccupiedPlacement(
+        instance.key.placement, profile_name(mig, instance.key), unusable_instance_message(instance)
+    )
+
+
+def unusable_instance_message(instance: UnusableGpuInstance) -> str:
+    match instance.cis:
         case 0:
             inside = "without a compute instance"
         case 1:
             inside = "with a compute instance that does not fill it"
         case number:
             inside = f"with {number} compute instances"
-    return f"GPU instance {one.gi} {inside}: offered to nobody"
+    return f"GPU instance {instance.gi} {inside}: offered to nobody"
 
 
 LAYOUTS = "MIG layouts"
@@ -114,7 +125,7 @@ LAYOUTS = "MIG layouts"
 
 @dataclass(frozen=True, slots=True)
 class LayoutProgress:
-    """One layout on GPUs on which it is equally far, for the same reason."""
+    """One layout on the GPUs on which it has one state, for one reason."""
 
     layout: str
     state: LayoutState
@@ -126,56 +137,61 @@ class LayoutProgress:
         return f"{text}: {self.reason}" if self.reason else text
 
 
-def layout_progress(book: MigState, gpus: Iterable[Gpu]) -> Iterator[LayoutProgress]:
-    """Of the *gpus* that there are."""
-    found: dict[tuple[str, LayoutState, str], list[str]] = {}
+def layout_progress(mig_state: MigState, gpus: Iterable[Gpu]) -> Iterator[LayoutProgress]:
+    progress: dict[tuple[str, LayoutState, str], list[str]] = {}
     for gpu in gpus:
-        if (one := book.outcomes.get(gpu.uuid)) is not None:
-            found.setdefault((one.layout, one.state, one.reason), []).append(gpu.name)
-    for (layout, state, reason), names in found.items():
+        if (outcome := mig_state.outcomes.get(gpu.uuid)) is not None:
+            progress.setdefault((outcome.layout, outcome.state, outcome.reason), []).append(
+                gpu.name
+            )
+    for (layout, state, reason), names in progress.items():
         yield LayoutProgress(layout, state, reason, tuple(names))
 
 
-def pending_layouts(book: MigState, gpus: Iterable[Gpu]) -> dict[DeviceName, str]:
+def pending_layouts(mig_state: MigState, gpus: Iterable[Gpu]) -> dict[DeviceName, str]:
     """The layouts that are yet to come, by the names of their GPUs."""
-    found = ((gpu.name, book.outcomes.get(gpu.uuid)) for gpu in gpus)
-    return {name: one.layout for name, one in found if one and one.state is LayoutState.PENDING}
+    outcomes = ((gpu.name, mig_state.outcomes.get(gpu.uuid)) for gpu in gpus)
+    return {
+        name: outcome.layout
+        for name, outcome in outcomes
+        if outcome and outcome.state is LayoutState.PENDING
+    }
 
 
-def layout_lines(book: MigState, gpus: Iterable[Gpu]) -> Iterator[str]:
-    """What ``dra-driver devices`` says of it."""
-    listed = tuple(gpus)
-    yield from (f"layout {one}" for one in layout_progress(book, listed))
-    if book.problem:
-        yield f"layout: {book.problem}"
+def layout_lines(mig_state: MigState, gpus: Collection[Gpu]) -> Iterator[str]:
+    """What ``dra-driver devices`` says of layouts."""
+    yield from (f"layout {progress}" for progress in layout_progress(mig_state, gpus))
+    if mig_state.problem:
+        yield f"layout: {mig_state.problem}"
     yield from (
-        f"{g.name}: {book.mode_problems[g.uuid]}" for g in listed if g.uuid in book.mode_problems
+        f"{g.name}: {mig_state.mode_problems[g.uuid]}"
+        for g in gpus
+        if g.uuid in mig_state.mode_problems
     )
 
 
-def layout_findings(book: MigState, gpus: Iterable[Gpu]) -> Iterator[Finding]:
-    """What ``dra-driver doctor`` says of it; nothing, where no layout is wanted."""
-    listed = tuple(gpus)
-    if book.problem:
+def layout_findings(mig_state: MigState, gpus: Collection[Gpu]) -> Iterator[Finding]:
+    """What ``dra-driver doctor`` says of layouts; nothing, where there is none."""
+    if mig_state.problem:
         yield fail(
             LAYOUTS,
-            book.problem,
+            mig_state.problem,
             f"mend that: {MIG_CONFIG_LABEL} of the Node, else the profile's mig.layout, names it",
         )
-    for one in layout_progress(book, listed):
-        match one.state:
+    for progress in layout_progress(mig_state, gpus):
+        match progress.state:
             case LayoutState.SUCCESS:
-                yield ok(LAYOUTS, str(one))
+                yield ok(LAYOUTS, str(progress))
             case LayoutState.PENDING:
                 yield warn(
                     LAYOUTS,
-                    str(one),
+                    str(progress),
                     "nothing, or end what it waits for: it is done once nothing uses the GPU",
                 )
             case LayoutState.FAILED:
-                yield fail(LAYOUTS, str(one), "mend that, or choose another layout")
-    for gpu in listed:
-        if gpu.uuid in book.mode_problems:
+                yield fail(LAYOUTS, str(progress), "mend that, or choose another layout")
+    for gpu in gpus:
+        if gpu.uuid in mig_state.mode_problems:
             yield warn(
-                LAYOUTS, f"{gpu.name}: {book.mode_problems[gpu.uuid]}", ""
+                LAYOUTS, f"{gpu.name}: {mig_state.mode_problems[gpu.uuid]}", ""
             )  # it says what to do

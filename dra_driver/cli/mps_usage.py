@@ -42,28 +42,28 @@ _PROTOCOLS = (2, 3)
 def namespaces_of_device(
     record: ClaimRecord,
     holding: Holding,
-    there: Sequence[MpsNamespace],
+    candidates: Sequence[MpsNamespace],
     served: Mapping[MpsNamespaceName, ServedNamespace],
 ) -> Sequence[MpsNamespace]:
-    """Those of the namespaces *there* that the device can be in; one, where that can be told.
+    """Those of the namespaces *candidates* that the device can be in; one, where that can be told.
 
     *served*: as the agent serves them, where it was asked and does.
     """
     env = _environment(record, holding)
     directory = next((e.removeprefix(_PIPE) for e in env if e.startswith(_PIPE)), None)
     if directory is None:
-        return there
-    found = []
-    for namespace in there:
-        one = served.get(namespace.name)
-        is_it = one is None or one.pipe_directory == directory
-        protocols = _PROTOCOLS if one is None else (one.protocol,)
+        return candidates
+    matching = []
+    for namespace in candidates:
+        served_namespace = served.get(namespace.name)
+        is_it = served_namespace is None or served_namespace.pipe_directory == directory
+        protocols = _PROTOCOLS if served_namespace is None else (served_namespace.protocol,)
         edits = [
             mps_edits(ServedNamespace(namespace, protocol, directory)).env for protocol in protocols
         ]
-        if is_it and any(env >= set(each) for each in edits):
-            found.append(namespace)
-    return found or there
+        if is_it and any(env >= set(environment) for environment in edits):
+            matching.append(namespace)
+    return matching or candidates
 
 
 def _environment(record: ClaimRecord, holding: Holding) -> frozenset[str]:
@@ -74,12 +74,12 @@ def _environment(record: ClaimRecord, holding: Holding) -> frozenset[str]:
         return frozenset()
     names = {
         cdi.parse_name(text).device
-        for one in record.prepared or ()
-        if (one.device, one.share) == (holding.device, holding.share)
-        for text in one.cdi_ids
+        for prepared in record.prepared or ()
+        if (prepared.device, prepared.share) == (holding.device, holding.share)
+        for text in prepared.cdi_ids
     }
     edits = (device.container_edits for device in spec.devices if device.name in names)
-    return frozenset(entry for one in edits for entry in one.env)
+    return frozenset(entry for prepared in edits for entry in prepared.env)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _pods(pids: Collection[int]) -> Mapping[int, PodUid]:
     processes = ContainerProcesses()
     if not pids or not processes.sees_pods():
         return {}
-    return {pid: found.pod for pid in pids if (found := processes.find(pid)) is not None}
+    return {pid: process.pod for pid in pids if (process := processes.find(pid)) is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class ClaimsMpsUsage:
     """Every claim under MPS: *records* and what was *told* of them."""
 
     records: Sequence[ClaimRecord] = ()
-    told: MpsReport = MpsReport()
+    report: MpsReport = MpsReport()
 
     def of(self, record: ClaimRecord, holding: Holding) -> tuple[MpsNamespaceUse, ...]:
         """Empty: the claim does not use that device under MPS. Several: it has several namespaces
@@ -183,10 +183,18 @@ class ClaimsMpsUsage:
         gpu = holding.uuid
         if gpu is None or holding.admin:
             return ()
-        there = [namespace for namespace in record.namespaces if gpu in namespace.gpus]
-        served = {namespace.name: one for namespace in there if (one := self._served(namespace))}
-        its = there if len(there) < 2 else namespaces_of_device(record, holding, there, served)
-        return tuple(self._use(record, namespace, gpu) for namespace in its)
+        candidates = [namespace for namespace in record.namespaces if gpu in namespace.gpus]
+        served = {
+            namespace.name: served_namespace
+            for namespace in candidates
+            if (served_namespace := self._served(namespace))
+        }
+        device_namespaces = (
+            candidates
+            if len(candidates) < 2
+            else namespaces_of_device(record, holding, candidates, served)
+        )
+        return tuple(self._use(record, namespace, gpu) for namespace in device_namespaces)
 
     def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUse]:
         """Each of its namespaces, once for each GPU."""
@@ -204,7 +212,7 @@ class ClaimsMpsUsage:
 
     @property
     def servers(self) -> tuple[MpsServer, ...]:
-        return self.told.status.servers if self.told.status else ()
+        return self.report.status.servers if self.report.status else ()
 
     @property
     def gpus(self) -> frozenset[GpuUuid]:
@@ -217,13 +225,13 @@ class ClaimsMpsUsage:
         )
 
     def _use(self, record: ClaimRecord, namespace: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUse:
-        server, served = self.told.server(namespace), self._served(namespace)
+        server, served = self.report.server(namespace), self._served(namespace)
         if server is None or served is None:
             return MpsNamespaceUse(
-                namespace, gpu, lost=record.completed and self.told.status is not None
+                namespace, gpu, lost=record.completed and self.report.status is not None
             )
         pids = counted_clients(
-            {namespace.name}, client_owners(server, self._users(), self.told.pods)
+            {namespace.name}, client_owners(server, self._users(), self.report.pods)
         )
         clients = None if pids is None else tuple(sorted(pids))
         used = self._used(gpu, clients)
@@ -232,9 +240,9 @@ class ClaimsMpsUsage:
         )
 
     def _served(self, namespace: MpsNamespace) -> ServedNamespace | None:
-        server = self.told.server(namespace)
+        server = self.report.server(namespace)
         served = server.namespaces if server else ()
-        return next((one for one in served if one.namespace.name == namespace.name), None)
+        return next((each for each in served if each.namespace.name == namespace.name), None)
 
     def _users(self) -> Mapping[MpsNamespaceName, Collection[PodUid]]:
         return {
@@ -244,14 +252,14 @@ class ClaimsMpsUsage:
         }
 
     def _used(self, gpu: GpuUuid, clients: tuple[int, ...] | None) -> int | None:
-        used = self.told.used.get(gpu)
+        used = self.report.used.get(gpu)
         if used is None or clients is None:
             return None
         sizes = [used[pid] for pid in clients if pid in used]
         if clients and not sizes:
             return None  # what the GPU lists are other numbers
-        known = [size for size in sizes if size is not None]
-        return sum(known) if len(known) == len(sizes) else None
+        known_sizes = [size for size in sizes if size is not None]
+        return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
 
 def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
@@ -268,7 +276,7 @@ def server_message(server: MpsServer) -> str:
     """What is told of a server, for people."""
     again = "restarted once" if server.restarts == 1 else f"restarted {server.restarts} times"
     number = len(server.clients)
-    words = (
+    parts = (
         f"protocol {server.protocol}",
         "ready" if server.ready else f"not ready: {server.reason or 'it does not say why'}",
         f"of namespace {server.tenant}" if server.tenant and server.protocol == 2 else "",
@@ -276,7 +284,7 @@ def server_message(server: MpsServer) -> str:
         _counted(number),
         again if server.restarts else "",
     )
-    return f"MPS server {server.name}: {', '.join(filter(None, words))}"
+    return f"MPS server {server.name}: {', '.join(filter(None, parts))}"
 
 
 def _client_words(use: MpsNamespaceUse) -> str:

@@ -40,18 +40,20 @@ class Terminal:
 
 def terminal(stream: TextIO, environment: Mapping[str, str]) -> Terminal:
     """The terminal behind *stream*; COLUMNS, NO_COLOR and TERM count as everywhere."""
-    seen = stream.isatty()
+    is_terminal = stream.isatty()
     encoding = (stream.encoding or "").lower().replace("-", "")
     return Terminal(
         width=_width(stream, environment),
         unicode=encoding == "utf8",
-        colour=seen and not environment.get("NO_COLOR") and environment.get("TERM") != "dumb",
+        colour=is_terminal
+        and not environment.get("NO_COLOR")
+        and environment.get("TERM") != "dumb",
     )
 
 
 def _width(stream: TextIO, environment: Mapping[str, str]) -> int:
-    if (said := environment.get("COLUMNS", "")).isdecimal() and int(said):
-        return int(said)
+    if (columns := environment.get("COLUMNS", "")).isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(stream.fileno()).columns or _WIDTH
     except (OSError, ValueError):  # no terminal, or no file at all
@@ -68,7 +70,7 @@ class BarStyle:
 
     marks: str  # of the first claim, the second, …, and again from the start
     free: str
-    onlooker: str
+    admin_access: str
     edge: str  # between two blocks of memory units
     colour: bool = False
 

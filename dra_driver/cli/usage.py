@@ -20,7 +20,7 @@ class DeviceUse:
 
     @property
     def amount(self) -> Amount:
-        """What it takes away from others; who looks on takes nothing."""
+        """What it takes away from others; admin access takes nothing."""
         if self.holding.admin:
             return NO_AMOUNT
         return requested_amount(self.holding.consumed, self.holding.shape)
@@ -37,26 +37,26 @@ class GpuUsage:
     """One GPU, or one partition of it, and who uses it."""
 
     name: str
-    gpu: Gpu | None  # None: it was not looked at, or is not there any more
+    gpu: Gpu | None  # None: it was not read, or is gone
     uses: tuple[DeviceUse, ...] = ()  # of a GPU: of it as a whole
     key: PartitionKey | None = None  # None: it is a GPU
     parts: tuple["GpuUsage", ...] = ()  # of a GPU: those that a claim holds, or that are there
 
     @property
     def uuid(self) -> GpuUuid | None:
-        """Of the GPU or of the instance. None: not known, or not cut yet."""
+        """Of the GPU or of the instance. None: not known, or not created yet."""
         if self.key is not None:
             return self._instance
         if self.gpu is not None:
             return self.gpu.uuid
-        every = (*self.uses, *(use for part in self.parts for use in part.uses))
-        return next((use.holding.gpu for use in every if use.holding.gpu), None)
+        devices = (*self.uses, *(use for part in self.parts for use in part.uses))
+        return next((use.holding.gpu for use in devices if use.holding.gpu), None)
 
     @property
     def partition(self) -> Partition | None:
         """None: it is a GPU, or nobody knows what the profile is."""
-        known = self.gpu.mig if self.gpu else None
-        return known.partition(self.key) if known and self.key else None
+        mig = self.gpu.mig if self.gpu else None
+        return mig.partition(self.key) if mig and self.key else None
 
     @property
     def memory_bytes(self) -> int | None:
@@ -78,9 +78,9 @@ class GpuUsage:
         """None: all of it, and how much that is is not known."""
         held = self.held
         own = self.memory_bytes if held.whole else held.memory_bytes
-        of_parts = [part.held_bytes for part in self.parts]
-        known = [each for each in (own, *of_parts) if each is not None]
-        return sum(known) if len(known) == 1 + len(of_parts) else None
+        part_bytes = [part.held_bytes for part in self.parts]
+        known_bytes = [size for size in (own, *part_bytes) if size is not None]
+        return sum(known_bytes) if len(known_bytes) == 1 + len(part_bytes) else None
 
     @property
     def cut_bytes(self) -> int:
@@ -106,31 +106,33 @@ class GpuUsage:
 
     @property
     def _instance(self) -> GpuUuid | None:
-        there = self.gpu.mig.instances if self.gpu and self.gpu.mig else ()
+        existing = self.gpu.mig.instances if self.gpu and self.gpu.mig else ()
         recorded = (use.holding.instance for use in self.uses)
-        found = next((one for one in (*there, *recorded) if one and one.key == self.key), None)
-        return found.uuid if found else None
+        instance = next(
+            (each for each in (*existing, *recorded) if each and each.key == self.key), None
+        )
+        return instance.uuid if instance else None
 
 
 def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[GpuUsage, ...]:
     """The *gpus* of the node, and those that only *records* tell of; by minor number. On each,
-    claims by namespace and name, those that look on last."""
-    found = {str(gpu.name): gpu for gpu in gpus}
+    claims by namespace and name, those with admin access last."""
+    by_name = {str(gpu.name): gpu for gpu in gpus}
     uses: dict[str, dict[PartitionKey | None, list[DeviceUse]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for record in sorted(records, key=lambda record: record.claim):
         for holding in record.holdings:
-            uses[_name(holding, found)][holding.partition].append(DeviceUse(record, holding))
-    names = sorted(found.keys() | uses.keys(), key=_minor)
-    return tuple(_usage(name, found.get(name), uses[name]) for name in names)
+            uses[_name(holding, by_name)][holding.partition].append(DeviceUse(record, holding))
+    names = sorted(by_name.keys() | uses.keys(), key=_minor)
+    return tuple(_usage(name, by_name.get(name), uses[name]) for name in names)
 
 
 def _usage(
     name: str, gpu: Gpu | None, uses: Mapping[PartitionKey | None, list[DeviceUse]]
 ) -> GpuUsage:
-    there = [one.key for one in gpu.mig.instances] if gpu and gpu.mig else []
-    keys = sorted({key for key in (*uses, *there) if key is not None}, key=_by_placement)
+    existing = [instance.key for instance in gpu.mig.instances] if gpu and gpu.mig else []
+    keys = sorted({key for key in (*uses, *existing) if key is not None}, key=_by_placement)
     parts = tuple(_partition_usage(gpu, key, uses.get(key, [])) for key in keys)
     return GpuUsage(name, gpu, _admin_access_last(uses.get(None, [])), parts=parts)
 
@@ -152,12 +154,14 @@ def _by_placement(key: PartitionKey) -> tuple[int, PartitionKey]:
     return key.start, key
 
 
-def _name(holding: Holding, found: Mapping[str, Gpu]) -> str:
+def _name(holding: Holding, gpus: Mapping[str, Gpu]) -> str:
     """How the GPU of *holding* is called now. It can get another name within a boot, and its old
-    one can be another GPU's: one that is not *found* is then called by its UUID."""
-    now = next((name for name, gpu in found.items() if gpu.uuid == holding.gpu), None)
-    before = gpu_name_of(holding.device)
-    return now or (str(holding.gpu) if holding.gpu and before in found else before)
+    one can be another GPU's: one that is not *gpus* is then called by its UUID."""
+    current_name = next((name for name, gpu in gpus.items() if gpu.uuid == holding.gpu), None)
+    recorded_name = gpu_name_of(holding.device)
+    return current_name or (
+        str(holding.gpu) if holding.gpu and recorded_name in gpus else recorded_name
+    )
 
 
 def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:
@@ -170,9 +174,9 @@ def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:
 
 
 def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:
-    """Every claim once, who looks on included, also those on partitions."""
-    every = (*usage.uses, *(use for part in usage.parts for use in part.uses))
-    yield from {use.record.claim.uid: use.record for use in every}.values()
+    """Every claim once, admin access included, also those on partitions."""
+    devices = (*usage.uses, *(use for part in usage.parts for use in part.uses))
+    yield from {use.record.claim.uid: use.record for use in devices}.values()
 
 
 def _divided(holding: Holding) -> int:

@@ -90,7 +90,7 @@ def test_a_bar_is_as_wide_as_it_should_be_even_where_too_much_is_held(amounts, t
 def test_no_line_of_a_gpu_is_longer_than_the_terminal_while_its_words_fit(gibs, width):
     records = [part(f"claim-{index}", gib) for index, gib in enumerate(gibs)]
     (usage,) = gpu_usages(records, [GPU])
-    words = len(f"gpu-0  {usage_summary(usage, every=False)}")
+    words = len(f"gpu-0  {usage_summary(usage, detailed=False)}")
 
     first = usage_bars((usage,), Terminal(width=width)).splitlines()[0]
 
@@ -156,7 +156,7 @@ def test_who_looks_on_is_told_and_takes_nothing():
 
     assert set(bar_in(head)) == {"."}
     assert head.endswith("all 79.6 GiB free")
-    assert line == "  o team-a/dcgm  looks on  gpu-0-mon"
+    assert line == "  o team-a/dcgm  admin access  gpu-0-mon"
 
 
 def test_replicas_that_are_devices_of_their_own_share_the_bar_of_their_gpu():

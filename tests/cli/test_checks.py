@@ -66,13 +66,13 @@ class TestDriver:
         found = gpu_checks.driver_files_finding(FILES)
 
         assert found.level is Level.OK
-        assert "580.95.05 in /:" in found.found
+        assert "580.95.05 in /:" in found.message
 
     def test_an_incomplete_one_fails_with_what_is_missing(self):
         found = gpu_checks.driver_files_finding(NodeError("no libcuda.so"))
 
-        assert (found.level, found.found) == (Level.FAIL, "no libcuda.so")
-        assert "--driver-root" in found.mend
+        assert (found.level, found.message) == (Level.FAIL, "no libcuda.so")
+        assert "--driver-root" in found.remedy
 
     @pytest.mark.parametrize(
         ("loaded", "files", "level"),
@@ -92,7 +92,7 @@ class TestGpus:
     def test_those_of_one_product_are_counted_together(self):
         (found,) = gpu_checks.inventory_findings(Inventory((gpu(0), gpu(1))))
 
-        assert found.found == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
+        assert found.message == "2 NVIDIA H100 80GB HBM3: gpu-0, gpu-1"
 
     def test_an_unavailable_one_is_a_warning_beside_others_and_a_failure_alone(self):
         lost = UnavailableGpu("GPU 0000:1b:00.0", "it is lost")
@@ -101,7 +101,7 @@ class TestGpus:
         none = list(gpu_checks.inventory_findings(Inventory((), (lost,))))
 
         assert levels(some) == [Level.OK, Level.WARN]
-        assert some[1].found == "GPU 0000:1b:00.0 is not offered: it is lost"
+        assert some[1].message == "GPU 0000:1b:00.0 is not offered: it is lost"
         assert levels(none) == [Level.FAIL]
 
     def test_a_node_without_gpus_is_no_place_for_the_driver(self):
@@ -114,7 +114,7 @@ class TestGpus:
         found = gpu_checks.device_files_finding(DeviceFiles((control,), {0: first}))
 
         assert found.level is Level.OK
-        assert found.found.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
+        assert found.message.startswith("nvidia0, nvidiactl in /dev (without nvidia-modeset")
 
     def test_device_files_that_cannot_be_made_fail(self):
         assert gpu_checks.device_files_finding(NodeError("missing")).level is Level.FAIL
@@ -151,14 +151,14 @@ class TestDisk:
         found = host_checks.cdi_directory_finding(missing)
 
         assert found.level is Level.WARN
-        assert "enable_cdi" in found.mend
+        assert "enable_cdi" in found.remedy
 
     def test_prepared_claims_and_files_that_agree_are_in_order(self):
         found = host_checks.cdi_file_finding(
             {ClaimUid("uid-a")}, book(record("a"), record("b", completed=False))
         )
 
-        assert (found.level, found.found) == (
+        assert (found.level, found.message) == (
             Level.OK,
             "1 claims are prepared, each has its file",
         )
@@ -167,7 +167,7 @@ class TestDisk:
         found = host_checks.cdi_file_finding(set(), book(record("a")))
 
         assert found.level is Level.FAIL
-        assert "default/a" in found.found
+        assert "default/a" in found.message
 
     def test_a_file_of_no_claim_is_a_warning_unless_its_record_is_only_unreadable(self):
         assert host_checks.cdi_file_finding({ClaimUid("uid-x")}, book()).level is Level.WARN
@@ -189,23 +189,23 @@ class TestDisk:
         (any_,) = host_checks.ledger_findings(Path("/s"), unknown)
 
         assert one.level is any_.level is Level.FAIL
-        assert "/s/uid-x cannot be read: cut" in one.found
-        assert one.mend.startswith("gpu-3 takes no new claim")
-        assert any_.mend.startswith("every GPU takes no new claim")
+        assert "/s/uid-x cannot be read: cut" in one.message
+        assert one.remedy.startswith("gpu-3 takes no new claim")
+        assert any_.remedy.startswith("every GPU takes no new claim")
 
     def test_a_claim_that_was_only_begun_is_told(self):
         found = list(host_checks.ledger_findings(Path("/s"), book(record("a", completed=False))))
 
         assert levels(found) == [Level.WARN, Level.OK]
-        assert found[0].found.startswith("1 claims are begun, or half given back: ")
-        assert "an event of the pod" in found[0].mend
+        assert found[0].message.startswith("1 claims are begun, or half given back: ")
+        assert "an event of the pod" in found[0].remedy
 
 
 class TestPlugins:
     def test_one_process_that_answers_is_in_order(self):
         found = host_checks.plugin_process_findings({PluginProcess(1, "0b7e-1"): ""})
 
-        assert [(one.level, one.found) for one in found] == [
+        assert [(one.level, one.message) for one in found] == [
             (Level.OK, "pod 0b7e-1 answers over both its sockets")
         ]
 
@@ -228,8 +228,8 @@ class TestPlugins:
         peace = list(host_checks.other_plugin_findings([other], DRIVER))
 
         assert levels(rival) == [Level.FAIL]
-        assert "/r/gpu-reg.sock" in rival[0].found
-        assert [(one.level, one.found.rpartition(": ")[2]) for one in peace] == [
+        assert "/r/gpu-reg.sock" in rival[0].message
+        assert [(one.level, one.message.rpartition(": ")[2]) for one in peace] == [
             (Level.OK, "csi.example")
         ]
 
@@ -252,8 +252,8 @@ class TestCluster:
         (found,) = cluster_checks.permission_findings({missing: "no rule"})
 
         assert found.level is Level.FAIL
-        assert "may not watch resourceslices.resource.k8s.io (no rule)" in found.found
-        assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in found.mend
+        assert "may not watch resourceslices.resource.k8s.io (no rule)" in found.message
+        assert 'verb "watch" on "resourceslices" in API group "resource.k8s.io"' in found.remedy
 
     def test_all_rights_are_one_line(self):
         assert levels(cluster_checks.permission_findings({})) == [Level.OK]
@@ -272,11 +272,11 @@ class TestCluster:
         found, follows = cluster_checks.api_feature_findings(kept)
 
         assert found.level is follows.level is Level.OK
-        assert found.found == (
+        assert found.message == (
             "kept: device taints, shared counters, list attributes; "
             "off, by feature gate: consumable capacity (DRAConsumableCapacity)"
         )
-        assert follows.found.startswith("without consumable capacity GPUs are given out whole")
+        assert follows.message.startswith("without consumable capacity GPUs are given out whole")
 
     def test_without_taints_nobody_monitors_shared_gpus(self):
         kept = SliceFeatures(
@@ -290,7 +290,7 @@ class TestCluster:
 
         _, follows = cluster_checks.api_feature_findings(kept)
 
-        assert follows.found.startswith("without device taints there are no monitor devices")
+        assert follows.message.startswith("without device taints there are no monitor devices")
 
     def test_counters_of_older_servers_are_not_enough_to_cut_gpus(self):
         kept = SliceFeatures(
@@ -305,4 +305,4 @@ class TestCluster:
         _, follows = cluster_checks.api_feature_findings(kept)
 
         assert follows.level is Level.OK
-        assert "no GPU is cut into MIG partitions for claims" in follows.found
+        assert "no MIG partition is created for claims" in follows.message

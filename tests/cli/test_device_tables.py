@@ -34,7 +34,7 @@ def test_partitions_of_a_profile_that_are_alike_share_a_row():
     ]
     assert table[1] == [
         *("gpu-0-mig-1g5gb-19-{0,1,2,3,4,5,6}", "1g.5gb", "14", "4.8 GiB", "exclusive"),
-        *("-", "-", "-", "-", "-", "cut for claims"),
+        *("-", "-", "-", "-", "-", "created for claims"),
     ]
     assert [row[0] for row in table[2:6]] == [
         "gpu-0-mig-2g10gb-14-{0,2,4}",
@@ -54,8 +54,8 @@ def test_a_partition_that_exists_or_has_another_shape_has_its_own_row():
 
     assert [(row[0], row[-1]) for row in table[1:]] == [
         ("gpu-0-mig-1g5gb-19-2", made.uuid),
-        ("gpu-0-mig-1g5gb-19-0", "cut for claims"),
-        ("gpu-0-mig-1g5gb-19-1", "cut for claims"),
+        ("gpu-0-mig-1g5gb-19-0", "created for claims"),
+        ("gpu-0-mig-1g5gb-19-1", "created for claims"),
     ]
     assert table[3][4:10] == ["sliceable (also as GPU)", "4864Mi", "1024Mi", "1Mi", "48", "-"]
 

@@ -499,7 +499,7 @@ def test_a_partition_that_a_claim_holds_is_drawn_as_its_own(type_in, tmp_path):
         "not made by this driver",
         "made by a layout",
     ]
-    assert lines[at + 3] == "  C  3g.20gb  default/training  not cut yet"
+    assert lines[at + 3] == "  C  3g.20gb  default/training  not created yet"
     assert lines[at + 4] == "  ·  room for 2 x 1g.5gb"
     assert "layout all-1g.5gb on gpu-0: pending: claim default/training holds it" in lines
 

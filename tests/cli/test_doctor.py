@@ -320,8 +320,8 @@ def test_a_hung_check_is_given_up_and_the_next_goes_on():
     slow, following = run_checks(checks, deadline_seconds=0.05)
     release.set()
 
-    assert (slow.level, following.found) == (Level.FAIL, "made")
-    assert "no answer within" in slow.found
+    assert (slow.level, following.message) == (Level.FAIL, "made")
+    assert "no answer within" in slow.message
 
 
 def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
@@ -335,7 +335,7 @@ def test_a_check_that_breaks_does_not_take_the_others_with_it(caplog):
     found = list(run_checks([("a", broken), ("b", impossible), ("c", lambda: [ok("c", "")])]))
 
     assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.OK]
-    assert "the disk is gone" in found[1].found
+    assert "the disk is gone" in found[1].message
     assert "a check broke" in caplog.text
 
 
@@ -346,7 +346,9 @@ def test_a_place_that_this_user_may_not_read_is_named_and_no_fault_of_ours():
     (found,) = run_checks([("kernel module", hidden)])
 
     assert found.level == Level.FAIL
-    assert "cannot be looked at: [Errno 13] Permission denied: '/sys/module/nvidia'" in found.found
+    assert (
+        "cannot be looked at: [Errno 13] Permission denied: '/sys/module/nvidia'" in found.message
+    )
     assert "fault of ours" not in str(found)
 
 
@@ -360,20 +362,20 @@ def test_what_several_checks_run_into_is_told_once():
     found = list(run_checks([("a", locked), ("b", lost), ("c", locked)]))
 
     assert [one.level for one in found] == [Level.FAIL, Level.FAIL, Level.SKIP]
-    assert found[2].found == "cannot be looked at, for the same reason as a"
+    assert found[2].message == "cannot be looked at, for the same reason as a"
 
 
 def of(found, what):
-    return [one for one in found if one.what == what]
+    return [one for one in found if one.subject == what]
 
 
 def test_a_cluster_in_order_is_four_lines_and_one_for_features_claims_and_pods_each(client):
     found = examine(client)
 
     assert [one.level for one in found] == [Level.OK] * 7
-    assert found[0].found.endswith("serves resource.k8s.io/v1")
-    assert [one.what for one in found[-2:]] == ["pending claims", "pending pods"]
-    assert found[-3].found.startswith("kept: device taints, consumable capacity, shared counters")
+    assert found[0].message.endswith("serves resource.k8s.io/v1")
+    assert [one.subject for one in found[-2:]] == ["pending claims", "pending pods"]
+    assert found[-3].message.startswith("kept: device taints, consumable capacity, shared counters")
 
 
 def test_exactly_the_rights_that_are_missing_are_named(client):
@@ -386,8 +388,8 @@ def test_exactly_the_rights_that_are_missing_are_named(client):
     failed = [one for one in examine(client, missing) if one.level is Level.FAIL]
 
     assert len(failed) == 3
-    assert any('verb "list" on "resourceclaims"' in one.mend for one in failed)
-    assert all("ClusterRole" in one.mend for one in failed)
+    assert any('verb "list" on "resourceclaims"' in one.remedy for one in failed)
+    assert all("ClusterRole" in one.remedy for one in failed)
 
 
 def test_pods_need_to_be_read_only_where_there_is_mps(client):
@@ -395,10 +397,10 @@ def test_pods_need_to_be_read_only_where_there_is_mps(client):
 
     (failed,) = (one for one in examine(client, missing) if one.level is Level.FAIL)
 
-    assert "may not get pods" in failed.found
-    assert 'verb "get" on "pods" in API group ""' in failed.mend
+    assert "may not get pods" in failed.message
+    assert 'verb "get" on "pods" in API group ""' in failed.remedy
     (without,) = of(examine(client, missing, mps=False), "rights")
-    assert (without.level, without.found) == (Level.OK, "all 14 that the plugin uses")
+    assert (without.level, without.message) == (Level.OK, "all 14 that the plugin uses")
 
 
 def test_every_right_that_the_plugin_uses_is_in_the_charts_role():
@@ -430,13 +432,13 @@ def test_an_api_server_that_does_not_review_rights_skips_that_alone(server, clie
 def test_a_node_that_the_api_server_does_not_know_fails(server, client):
     server.remove("nodes", NODE)
 
-    assert [one.what for one in examine(client) if one.level is Level.FAIL] == ["Node object"]
+    assert [one.subject for one in examine(client) if one.level is Level.FAIL] == ["Node object"]
 
 
 def test_a_missing_device_class_is_a_warning(server, client):
     server.remove("deviceclasses", DRIVER)
 
-    assert [one.what for one in examine(client) if one.level is Level.WARN] == ["DeviceClass"]
+    assert [one.subject for one in examine(client) if one.level is Level.WARN] == ["DeviceClass"]
 
 
 def test_what_we_may_not_read_is_skipped(server, client):
@@ -444,7 +446,7 @@ def test_what_we_may_not_read_is_skipped(server, client):
         server.deny("get", resource)
     server.deny("create", "resourceslices")
 
-    skipped = [one.what for one in examine(client) if one.level is Level.SKIP]
+    skipped = [one.subject for one in examine(client) if one.level is Level.SKIP]
 
     assert skipped == ["Node object", "DeviceClass", "API features", "pending claims"]
 
@@ -454,7 +456,7 @@ def test_a_gate_that_is_off_is_told(server, client):
 
     assert (
         "consumable capacity (DRAConsumableCapacity)"
-        in of(examine(client), "API features")[0].found
+        in of(examine(client), "API features")[0].message
     )
 
 
@@ -464,13 +466,13 @@ def test_an_api_server_that_serves_no_dra_fails_and_is_asked_nothing_more(server
     found = examine(client)
 
     assert [one.level for one in found] == [Level.FAIL, Level.SKIP]
-    assert "DynamicResourceAllocation" in found[0].found
+    assert "DynamicResourceAllocation" in found[0].message
 
 
 def test_a_slice_that_is_refused_says_who_may_have_refused_it(server, client):
     server.fail(422, "POST", "resourceslices")
 
-    assert "validatingadmissionpolicies" in of(examine(client), "API features")[0].mend
+    assert "validatingadmissionpolicies" in of(examine(client), "API features")[0].remedy
 
 
 SELECTOR = "device.driver == '{0}' && device.attributes['{0}'].type == '{1}'"
@@ -528,11 +530,11 @@ def test_claims_that_can_never_be_placed_are_named_with_the_field(server, client
     warned, rest = of(examine(client), "pending claims")
 
     assert (warned.level, rest.level) == (Level.WARN, Level.OK)
-    assert warned.found.startswith(
+    assert warned.message.startswith(
         "team-a/large can never be served as it is: "
         "spec.devices.requests[0].exactly.capacity.requests[memory]: asks for 200Gi"
     )
-    assert rest.found.startswith("1 wait")
+    assert rest.message.startswith("1 wait")
 
 
 def test_claims_that_wait_where_nothing_is_published_are_counted(server, client):
@@ -541,7 +543,7 @@ def test_claims_that_wait_where_nothing_is_published_are_counted(server, client)
 
     (found,) = of(examine(client), "pending claims")
 
-    assert (found.level, found.found) == (
+    assert (found.level, found.message) == (
         Level.WARN,
         f"1 wait, and no node publishes a device of {DRIVER}",
     )
@@ -570,10 +572,10 @@ def test_pods_that_can_never_be_scheduled_are_named_with_the_resource(server, cl
     warned, rest = of(examine(client), "pending pods")
 
     assert warned.level is Level.WARN
-    assert warned.found.startswith(
+    assert warned.message.startswith(
         "team-a/old can never be scheduled: container main, nvidia.com/mig-1g.10gb: no DeviceClass"
     )
-    assert (rest.level, rest.found.partition(" wait ")[0]) == (Level.OK, "1")
+    assert (rest.level, rest.message.partition(" wait ")[0]) == (Level.OK, "1")
 
 
 @pytest.mark.parametrize(
@@ -618,7 +620,7 @@ def test_pods_that_may_not_be_listed_are_skipped(server, client):
     (found,) = of(examine(client), "pending pods")
 
     assert found.level is Level.SKIP
-    assert "--kubeconfig" in found.found
+    assert "--kubeconfig" in found.message
 
 
 def profiles(directory, **specs):
@@ -803,7 +805,7 @@ def test_a_board_that_is_cut_is_looked_at_with_its_instances_and_its_layout(worl
 
     assert [line for line in answer.out.splitlines() if "] " in line and " MIG " in line] == [
         "[ok]   MIG mode: on: gpu-0",
-        "[ok]   MIG instances: not cut for claims, offered and left as they are: "
+        "[ok]   MIG instances: not created for claims, offered and left as they are: "
         "gpu-0-mig-1g10gb-19-0",
         "[ok]   MIG device files: 2 that the instances need, 2 of them made when a claim does",
         "[FAIL] MIG layouts: there is no layout 'x'",

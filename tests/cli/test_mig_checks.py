@@ -63,25 +63,25 @@ def test_modes_are_one_line_while_none_waits_for_a_reset():
         [a100(0), a100(1, on=False, pending=False), gpu(2), a100(3)]
     )
 
-    assert (found.level, found.found) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
+    assert (found.level, found.message) == (Level.OK, "on: gpu-0, gpu-3; off: gpu-1")
 
 
 def test_a_mode_that_waits_for_a_reset_says_how_to_make_one():
     first, second = gpu_checks.check_mig_modes([a100(0, on=False), a100(1, pending=False)])
 
     assert first.level is second.level is Level.WARN
-    assert first.found == "gpu-0: it is off, and goes on with the next reset of the GPU"
-    assert second.found == "gpu-1: it is on, and goes off with the next reset of the GPU"
-    assert first.mend.endswith("nvidia-smi -i 0000:18:00.0 --gpu-reset")
-    assert "drain the node and reboot it" in first.mend
-    assert "this driver's plugin" in first.mend
-    assert "nvidia-smi -i 0000:18:00.0 -pm 0" in first.mend
+    assert first.message == "gpu-0: it is off, and goes on with the next reset of the GPU"
+    assert second.message == "gpu-1: it is on, and goes off with the next reset of the GPU"
+    assert first.remedy.endswith("nvidia-smi -i 0000:18:00.0 --gpu-reset")
+    assert "drain the node and reboot it" in first.remedy
+    assert "this driver's plugin" in first.remedy
+    assert "nvidia-smi -i 0000:18:00.0 -pm 0" in first.remedy
 
 
 def test_a_mode_that_waits_in_a_virtual_machine_waits_for_a_reboot():
     (found,) = gpu_checks.check_mig_modes([a100(0, on=False, fixed=GuestRestriction.MODE)])
 
-    assert (found.level, found.mend) == (Level.WARN, "drain and reboot the node")
+    assert (found.level, found.remedy) == (Level.WARN, "drain and reboot the node")
 
 
 def test_instances_are_told_apart_by_who_made_them():
@@ -90,8 +90,8 @@ def test_instances_are_told_apart_by_who_made_them():
     foreign, cut = seen(a100(0, ONE, THREE), before=[ours])
 
     assert foreign.level is cut.level is Level.OK
-    assert foreign.found.endswith("left as they are: gpu-0-mig-3g20gb-9-4")
-    assert cut.found == "cut for claims: 1"
+    assert foreign.message.endswith("left as they are: gpu-0-mig-3g20gb-9-4")
+    assert cut.message == "created for claims: 1"
 
 
 def test_an_instance_of_an_unknown_profile_is_named_all_the_same():
@@ -99,7 +99,7 @@ def test_an_instance_of_an_unknown_profile_is_named_all_the_same():
 
     (foreign,) = seen(bare)
 
-    assert foreign.found.endswith("gpu-0, profile 19 at 0")
+    assert foreign.message.endswith("gpu-0, profile 19 at 0")
 
 
 def test_an_instance_that_is_no_partition_says_how_to_mend_it():
@@ -108,9 +108,11 @@ def test_an_instance_that_is_no_partition_says_how_to_mend_it():
     )
 
     assert empty.level is full.level is Level.WARN
-    assert empty.found.startswith("gpu-0, 3g.20gb at 4: GPU instance 9 without a compute instance")
-    assert "-gi 9 -cci), or remove it: nvidia-smi mig" in empty.mend
-    assert full.mend == (
+    assert empty.message.startswith(
+        "gpu-0, 3g.20gb at 4: GPU instance 9 without a compute instance"
+    )
+    assert "-gi 9 -cci), or remove it: nvidia-smi mig" in empty.remedy
+    assert full.remedy == (
         "remove it: nvidia-smi mig -i 0000:18:00.0 -gi 3 -dci, then "
         "nvidia-smi mig -i 0000:18:00.0 -gi 3 -dgi"
     )
@@ -128,8 +130,8 @@ def test_a_partition_that_vanished_under_its_claim_fails():
     failed, _ = seen(a100(), before=[record("a", "1g.5gb", 0)])
 
     assert failed.level is Level.FAIL
-    assert failed.found.startswith("claim team-a/a has gpu-0-mig-1g5gb-19-0, which is not there")
-    assert "delete the pods" in failed.mend
+    assert failed.message.startswith("claim team-a/a has gpu-0-mig-1g5gb-19-0, which is not there")
+    assert "delete the pods" in failed.remedy
 
 
 def test_another_instance_in_the_place_of_a_claims_is_not_its_own():
@@ -148,9 +150,9 @@ def test_an_instance_made_anew_where_a_claims_was_given_up_is_a_warning():
     warned, foreign = seen(a100(0, ONE), before=[after])
 
     assert warned.level is Level.WARN
-    assert warned.found.startswith("claim team-a/a had gpu-0-mig-1g5gb-19-0, which was removed")
-    assert "delete the pods" in warned.mend
-    assert foreign.found.endswith("left as they are: gpu-0-mig-1g5gb-19-0")
+    assert warned.message.startswith("claim team-a/a had gpu-0-mig-1g5gb-19-0, which was removed")
+    assert "delete the pods" in warned.remedy
+    assert foreign.message.endswith("left as they are: gpu-0-mig-1g5gb-19-0")
     assert [one.level for one in seen(a100(), before=[after])] == [Level.FAIL]
     assert seen(gpu(0), before=[after]) == []
 
@@ -188,13 +190,13 @@ def test_every_instance_has_the_files_of_its_capabilities():
         lambda: Inventory((board,)), files(*its, "mig/monitor")
     )
 
-    assert (found.level, found.found) == (Level.OK, "2 that the instances need")
+    assert (found.level, found.message) == (Level.OK, "2 that the instances need")
 
 
 def test_a_driver_without_the_file_for_who_looks_on_is_no_fault():
     found, absent = gpu_checks.check_mig_device_files(lambda: Inventory((a100(),)), files())
 
-    assert (found.level, found.found) == (Level.OK, "none is needed now")
+    assert (found.level, found.message) == (Level.OK, "none is needed now")
     assert absent.level is Level.SKIP
 
 
@@ -202,8 +204,8 @@ def test_a_capability_without_its_file_fails_and_says_where_to_look():
     (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), files())
 
     assert found.level is Level.FAIL
-    assert found.found == "there is no capability gpu0/mig/gi1"
-    assert "/proc/driver/nvidia/capabilities" in found.mend
+    assert found.message == "there is no capability gpu0/mig/gi1"
+    assert "/proc/driver/nvidia/capabilities" in found.remedy
 
 
 def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
@@ -211,7 +213,7 @@ def test_a_file_that_is_made_when_a_claim_needs_it_is_no_fault():
     (found,) = gpu_checks.check_mig_device_files(lambda: Inventory((a100(0, ONE),)), of)
 
     assert found.level is Level.OK
-    assert found.found == "2 that the instances need, 1 of them made when a claim does"
+    assert found.message == "2 that the instances need, 1 of them made when a claim does"
 
 
 def test_an_instance_that_goes_while_its_files_are_looked_at_is_no_fault():

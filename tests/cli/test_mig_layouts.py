@@ -34,14 +34,14 @@ def test_a_layout_that_there_is_not_is_told_without_any_gpu():
     assert list(layout_lines(book, GPUS)) == ["layout: there is no layout 'x'"]
     (found,) = layout_findings(book, GPUS)
     assert found.level is Level.FAIL
-    assert "nvidia.com/mig.config" in found.mend
+    assert "nvidia.com/mig.config" in found.remedy
 
 
 def test_doctor_fails_where_a_layout_failed_and_warns_where_it_waits():
     found = list(layout_findings(BOOK, GPUS))
 
     assert [one.level for one in found] == [Level.OK, Level.WARN, Level.FAIL, Level.WARN]
-    assert all(one.mend for one in found[1:3])
+    assert all(one.remedy for one in found[1:3])
 
 
 def test_gpus_that_are_gone_are_not_told_of():

@@ -97,7 +97,7 @@ def test_a_partition_that_is_not_cut_yet_and_one_that_vanished_are_told_apart():
     for there in ([], [instance("2g.10gb", 4, 8)]):
         lines = shown(a100(0, *there), holdings=on_it)
 
-        assert lines[1] == "  A  1g.5gb   team-a/new  not cut yet"
+        assert lines[1] == "  A  1g.5gb   team-a/new  not created yet"
         assert lines[2] == f"  B  2g.10gb  team-a/old  {gone.uuid} vanished"
 
 
@@ -142,7 +142,7 @@ def test_a_profile_that_the_board_does_not_know_any_more_is_called_by_its_number
 
     (block,) = occupied_placements(bare, [holding("a", "1g.5gb")])
 
-    assert block.what == "profile 19"
+    assert block.title == "profile 19"
     assert occupied_placements(board, []) == ()
     assert occupied_placements(gpu(0), [holding("a")]) == ()
 

@@ -73,12 +73,12 @@ def test_what_a_layout_will_cut_is_listed_and_drawn_and_the_rest_is_as_it_is(sho
 
     (row,) = about(text, "gpu-0-mig-")
     assert row.startswith("gpu-0-mig-1g5gb-19-{0,1,2,3,4,5,6} ")
-    assert row.endswith(" cut by a layout")
-    assert text.count("1g.5gb  cut by its layout\n") == 7
+    assert row.endswith(" created by a layout")
+    assert text.count("1g.5gb  to be created by its layout\n") == 7
     assert about(text, "gpu-0 ") == [line for line in about(text, "gpu-0 ") if "free of 8" in line]
     assert about(text, "gpu-1 ") == [line for line in about(text, "gpu-1 ") if "sliceable" in line]
     assert about(text, "shown as", "layout") == [
-        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}"
+        f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}{RESET}"
     ]
 
 
@@ -99,13 +99,14 @@ def test_a_reset_is_spoken_of_only_where_the_mode_changes(show, node, tmp_path):
         plugin.mig.reset_mode(uuids(node, tmp_path)["gpu-0"], True)
 
     assert about(show("sevenths"), "shown as") == [
-        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}"
+        f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}"
     ]
 
 
 def test_gpus_with_one_layout_are_one_line(show):
     assert about(show("all-balanced"), "shown as") == [
-        f"shown as after layout all-balanced: gpu-0, gpu-1; the plugin cuts them so {WHEN}{RESET}"
+        "shown as after layout all-balanced: gpu-0, gpu-1; "
+        f"the plugin creates its partitions {WHEN}{RESET}"
     ]
 
 
@@ -131,7 +132,7 @@ def test_the_label_of_the_node_goes_before_the_layout_of_the_profile(show, tmp_p
 
     assert about(text, "label", "shown as", "layout") == [
         f"{LABEL}sevenths; it goes before the profile",
-        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}",
+        f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}{RESET}",
     ]
     assert names(show("all-balanced", "-o", "json")) == names(show("sevenths", "-o", "json"))
 
@@ -154,7 +155,7 @@ def test_where_no_label_is_known_the_profile_says(show, tmp_path, label):
     keep(tmp_path, MigState(label=label))
 
     assert about(show("sevenths"), "label", "shown as") == [
-        f"shown as after layout sevenths: gpu-0; the plugin cuts them so {WHEN}{RESET}"
+        f"shown as after layout sevenths: gpu-0; the plugin creates its partitions {WHEN}{RESET}"
     ]
 
 
@@ -191,7 +192,7 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
         "default/training (gpu-0)"
     ]
     assert about(text, "shown as") == [
-        f"shown as after layout all-balanced: gpu-1; the plugin cuts them so {WHEN}"
+        f"shown as after layout all-balanced: gpu-1; the plugin creates its partitions {WHEN}"
     ]
 
 
@@ -266,7 +267,7 @@ def test_a_layout_that_is_applied_changes_nothing(show, node, tmp_path):
     text = show("sevenths")
 
     assert all(one.uuid in text for one in cut)
-    assert "cut by a layout" not in text
+    assert "created by a layout" not in text
     assert about(text, "layout", "shown as") == ["layout sevenths on gpu-0: success"]
 
 

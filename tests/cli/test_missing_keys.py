@@ -60,7 +60,7 @@ def test_a_claim_that_asks_a_partition_without_a_uuid_for_it_is_told_how_to_writ
     )
     told, rest = [*of_verdict(found), None]
     assert told.level is Level.WARN
-    assert told.found == f"team-a/a may not be served although it could be: {why}"
+    assert told.message == f"team-a/a may not be served although it could be: {why}"
     assert rest is None
 
 

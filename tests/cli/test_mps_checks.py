@@ -53,7 +53,7 @@ class TestAgent:
 
         (found,) = mps_checks.check_mps_agent(scene)
 
-        assert (found.level, found.found) == (Level.OK, "answers at /run/a.sock")
+        assert (found.level, found.message) == (Level.OK, "answers at /run/a.sock")
 
     def test_a_node_without_mps_is_in_order_and_nothing_else_is_asked(self, tmp_path):
         def ask(socket):
@@ -63,7 +63,7 @@ class TestAgent:
 
         (found,) = mps_checks.check_mps_agent(scene)
         assert found.level is Level.OK
-        assert "switched off" in found.found
+        assert "switched off" in found.message
         for check in (
             mps_checks.check_mps_servers,
             mps_checks.check_unmanaged_daemons,
@@ -76,13 +76,13 @@ class TestAgent:
         found = mps_checks.no_mps_agent_finding([ref("a")])
 
         assert found.level is Level.FAIL
-        assert "1 claims are under it: default/a" in found.found
+        assert "1 claims are under it: default/a" in found.message
 
     def test_one_that_is_missing_fails_where_it_is_missed(self):
         assert mps_checks.silent_mps_agent_finding(DOWN, []).level is Level.WARN
         missed = mps_checks.silent_mps_agent_finding(DOWN, [ref("a")])
         assert missed.level is Level.FAIL
-        assert "Connection refused" in missed.found and "default/a" in missed.found
+        assert "Connection refused" in missed.message and "default/a" in missed.message
 
     @pytest.mark.parametrize("error", [TimedOut("waited 10 s"), NodeError("unknown version")])
     def test_one_that_is_there_and_does_not_tell_fails_always(self, error):
@@ -110,12 +110,12 @@ class TestServers:
         (found,) = mps_checks.mps_server_findings([server(claim("a"), clients=[7])], [])
 
         assert found.level is Level.OK
-        assert found.found == f"{SERVER}: protocol 3, ready, 1 client"
+        assert found.message == f"{SERVER}: protocol 3, ready, 1 client"
 
     def test_one_that_is_not_ready_fails_with_its_reason(self):
         (found,) = mps_checks.mps_server_findings([server(ready=False, reason="Fault")], [])
 
-        assert (found.level, "not ready: Fault" in found.found) == (Level.FAIL, True)
+        assert (found.level, "not ready: Fault" in found.message) == (Level.FAIL, True)
 
     def test_one_that_was_restarted_says_why_the_last_time_and_what_was_lost(self):
         incidents = [
@@ -126,14 +126,14 @@ class TestServers:
         (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=2)], incidents)
 
         assert found.level is Level.WARN
-        assert found.found.endswith(
+        assert found.message.endswith(
             "restarted 2 times; the last time: it did not answer twice, and 3 clients were lost"
         )
 
     def test_a_restart_of_which_the_reason_is_forgotten_is_told_all_the_same(self):
         (found,) = mps_checks.mps_server_findings([server(claim("a"), restarts=1)], [])
 
-        assert (found.level, found.found.endswith("restarted once")) == (Level.WARN, True)
+        assert (found.level, found.message.endswith("restarted once")) == (Level.WARN, True)
 
     def test_none_is_in_order(self):
         assert levels(mps_checks.mps_server_findings([], [])) == [Level.OK]
@@ -143,8 +143,8 @@ def test_other_daemons_are_named_with_what_they_mean():
     (found,) = mps_checks.unmanaged_daemon_findings(["nvidia-cuda-mps-control (process 4711)"])
 
     assert found.level is Level.WARN
-    assert "process 4711" in found.found and "left alone" in found.found
-    assert "EXCLUSIVE_PROCESS" in found.mend and "/tmp/nvidia-mps" in found.mend
+    assert "process 4711" in found.message and "left alone" in found.message
+    assert "EXCLUSIVE_PROCESS" in found.remedy and "/tmp/nvidia-mps" in found.remedy
     assert levels(mps_checks.unmanaged_daemon_findings([])) == [Level.OK]
 
 
@@ -156,13 +156,13 @@ class TestClaims:
         (found,) = mps_checks.mps_namespace_findings(seen(status, a, begun))
 
         assert found.level is Level.OK
-        assert found.found.startswith("1 are prepared")
+        assert found.message.startswith("1 are prepared")
 
     def test_a_prepared_claim_that_is_not_served_fails(self):
         (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus(), claim("a")))
 
         assert found.level is Level.FAIL
-        assert found.found.endswith("does not serve them: default/a")
+        assert found.message.endswith("does not serve them: default/a")
 
     @pytest.mark.parametrize(
         "later",
@@ -186,7 +186,7 @@ class TestClaims:
         (found,) = mps_checks.mps_namespace_findings(seen(status, claim("a")))
 
         assert found.level is Level.FAIL
-        assert found.found.endswith("other limits than the ledger has: default/a")
+        assert found.message.endswith("other limits than the ledger has: default/a")
 
     def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
         before = claim("a", most=MpsLimits(50, 10 * GIB))
@@ -201,7 +201,7 @@ class TestClaims:
         (found,) = mps_checks.mps_namespace_findings(seen(status))
 
         assert found.level is Level.WARN
-        assert "c_gone (claim UID uid-gone)" in found.found
+        assert "c_gone (claim UID uid-gone)" in found.message
         assert levels(mps_checks.mps_namespace_findings(seen(status, aside=["uid-gone"]))) == [
             Level.OK
         ]
@@ -235,7 +235,7 @@ def test_a_driver_without_the_programs_of_mps_is_a_warning():
     )
 
     assert (whole.level, part.level) == (Level.OK, Level.WARN)
-    assert part.found.startswith("the driver in / has no nvidia-cuda-mps-server")
+    assert part.message.startswith("the driver in / has no nvidia-cuda-mps-server")
 
 
 def test_a_driver_that_is_not_there_is_told_once(tmp_path):
@@ -244,7 +244,7 @@ def test_a_driver_that_is_not_there_is_told_once(tmp_path):
     (found,) = mps_checks.check_mps_programs(scene, DriverRoot("/none", tmp_path))
 
     assert found.level is Level.WARN
-    assert found.found.count("no complete NVIDIA driver") == 1
+    assert found.message.count("no complete NVIDIA driver") == 1
 
 
 def test_a_simulated_driver_has_the_programs(tmp_path):
@@ -259,7 +259,7 @@ class TestComputeModes:
 
         (found,) = gpu_checks.compute_mode_findings(modes, [])
 
-        assert (found.level, found.found) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
+        assert (found.level, found.message) == (Level.OK, "DEFAULT: gpu-0, gpu-1")
 
     @pytest.mark.parametrize(
         ("mode", "level"),
@@ -273,8 +273,8 @@ class TestComputeModes:
         (found,) = gpu_checks.compute_mode_findings({GPU: mode}, [claim("a")])
 
         assert found.level is level
-        assert f"gpu-0 is in {mode.name}, which no claim of this node set" in found.found
-        assert f"nvidia-smi -i {GPU.pci_bus_id} -c DEFAULT" in found.mend
+        assert f"gpu-0 is in {mode.name}, which no claim of this node set" in found.message
+        assert f"nvidia-smi -i {GPU.pci_bus_id} -c DEFAULT" in found.remedy
 
     def test_one_that_a_claim_set_is_in_order_on_that_gpu_alone(self):
         mode = ComputeMode.EXCLUSIVE_PROCESS
@@ -282,7 +282,7 @@ class TestComputeModes:
 
         found = gpu_checks.compute_mode_findings({GPU: mode, OTHER: mode}, [holder])
 
-        assert [(one.level, one.found.partition(",")[0]) for one in found] == [
+        assert [(one.level, one.message.partition(",")[0]) for one in found] == [
             (Level.OK, "gpu-0 is in EXCLUSIVE_PROCESS"),
             (Level.WARN, "gpu-1 is in EXCLUSIVE_PROCESS"),
         ]

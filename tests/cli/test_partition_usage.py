@@ -167,8 +167,8 @@ def test_as_json_a_device_says_which_partition_it_is_and_whether_it_goes_with_th
     claims = told(part("a", 5), record("new", "1g.5gb", 4))["claims"]
 
     assert [one["devices"][0]["partition"] for one in claims] == [
-        {"start": 0, "size": 4, "uuid": THREE.uuid, "cut": True},
-        {"start": 4, "size": 1, "uuid": None, "cut": True},
+        {"start": 0, "size": 4, "uuid": THREE.uuid, "created": True},
+        {"start": 4, "size": 1, "uuid": None, "created": True},
     ]
 
 
@@ -187,4 +187,4 @@ def test_a_monitor_is_told_of_on_the_gpu_and_takes_none_of_it():
     lines = report_text(report, Path("/ledger"), "bars", Terminal()).splitlines()
 
     assert lines[0].endswith("2 partitions with 24.2 of 40.0 GiB")
-    assert lines[1].split() == ["o", "team-a/watcher", "looks", "on"]
+    assert lines[1].split() == ["o", "team-a/watcher", "admin", "access"]

@@ -446,9 +446,9 @@ def test_findings_name_the_claim_and_are_no_fault_of_the_node():
     found = list(of_verdict(verdict))
 
     assert [one.level for one in found] == [Level.WARN] * 21 + [Level.OK]
-    assert found[0].found == "ns/00 can never be served as it is: spec.x: too much"
-    assert found[20].found == "2 more can never be served"
-    assert found[21].found.startswith("3 wait")
+    assert found[0].message == "ns/00 can never be served as it is: spec.x: too much"
+    assert found[20].message == "2 more can never be served"
+    assert found[21].message.startswith("3 wait")
 
 
 def test_no_claim_that_waits_is_in_order():

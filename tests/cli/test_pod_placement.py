@@ -213,8 +213,10 @@ def test_the_mend_names_what_there_is():
     (found,) = told(asking("nvidia.com/mig-1g.99gb"), a100())
 
     assert found.level is Level.WARN
-    assert found.found.startswith("team-a/a can never be scheduled: container main, nvidia.com/mig")
-    assert "what there is (nvidia.com/mig-1g.5gb, nvidia.com/mig-3g.20gb)" in found.mend
+    assert found.message.startswith(
+        "team-a/a can never be scheduled: container main, nvidia.com/mig"
+    )
+    assert "what there is (nvidia.com/mig-1g.5gb, nvidia.com/mig-3g.20gb)" in found.remedy
 
 
 def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
@@ -222,8 +224,8 @@ def test_where_no_class_names_a_resource_the_mend_says_what_that_takes():
 
     (found,) = told(asking("nvidia.com/gpu"), fair(classes=plain))
 
-    assert "no DeviceClass has it" in found.found
-    assert "DRAExtendedResource" in found.mend and "spec.resourceClaims" in found.mend
+    assert "no DeviceClass has it" in found.message
+    assert "DRAExtendedResource" in found.remedy and "spec.resourceClaims" in found.remedy
 
 
 def test_where_nothing_is_published_pods_are_counted():
@@ -231,7 +233,7 @@ def test_where_nothing_is_published_pods_are_counted():
 
     (found,) = told(asking("nvidia.com/gpu"), empty)
 
-    assert (found.level, found.found) == (
+    assert (found.level, found.message) == (
         Level.WARN,
         f"1 wait, and no node publishes a device of {DRIVER}",
     )
@@ -242,13 +244,13 @@ def test_reasons_are_told_as_far_as_people_read():
 
     *_, last = of_pods(PodVerdict(25, problems), fair())
 
-    assert last.found == "5 more reasons"
+    assert last.message == "5 more reasons"
 
 
 def test_pods_of_which_nothing_is_known_are_counted():
     (found,) = told(asking("nvidia.com/gpu"), fair())
 
-    assert (found.level, found.found) == (
+    assert (found.level, found.message) == (
         Level.OK,
         "1 wait for a GPU, and nothing is known that they could not get",
     )

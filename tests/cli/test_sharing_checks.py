@@ -27,7 +27,7 @@ def test_a_gpu_in_mig_mode_with_nothing_cut_of_it_is_said_and_what_to_do():
     (finding,) = checks.offer_findings(found, gpus)
 
     assert finding.level is Level.FAIL
-    assert "is not offered: MIG mode is on" in finding.found
+    assert "is not offered: MIG mode is on" in finding.message
     assert list(checks.offer_findings(offered(include=False), Inventory((gpu(0),)))) == []
 
 
@@ -62,7 +62,7 @@ def test_an_unusable_profile_fails_with_who_chose_it():
     )
 
     assert found.level is Level.FAIL
-    assert found.found == "--profile: profile 'mine': a.yaml: spec.x: unknown"
+    assert found.message == "--profile: profile 'mine': a.yaml: spec.x: unknown"
 
 
 def test_each_note_on_a_profile_is_a_warning():
@@ -84,7 +84,7 @@ def test_each_note_on_a_profile_is_a_warning():
 def test_gpus_are_told_by_shape_each_once(features, rules, expected):
     found = list(checks.offer_findings(offered(features, **rules)))
 
-    assert [one.found for one in found] == expected
+    assert [one.message for one in found] == expected
     assert all(one.level is Level.OK for one in found)
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_be_offered_as_the_profile_says_is_a_warning():
     found = list(checks.offer_findings(offered(replicas=2, memory_step=60 << 30)))
 
     assert [one.level for one in found] == [Level.OK, Level.WARN, Level.WARN]
-    assert "gpu-0 is not offered as the profile says, but exclusive: " in found[1].found
+    assert "gpu-0 is not offered as the profile says, but exclusive: " in found[1].message
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_limits_that_the_driver_lacks_fail_only_where_a_profile_insists(status, 
     found = checks.memory_limit_finding(status, strict)
 
     assert found.level is level
-    assert (status.reason or "dmem") in found.found
+    assert (status.reason or "dmem") in found.message
 
 
 def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
@@ -128,7 +128,7 @@ def test_a_profile_insists_where_a_gpu_in_parts_is_strict():
 def test_gpus_that_nobody_watches_are_named():
     assert list(checks.unenforced_gpu_findings(offered())) == []
     (found,) = checks.unenforced_gpu_findings(offered(limited=False))
-    assert found.found.endswith("gpu-0, gpu-1")
+    assert found.message.endswith("gpu-0, gpu-1")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_cgroup_hierarchy_is_told(is_there, unified, level, word):
     found = checks.cgroups_finding(Path("/sys/fs/cgroup"), is_there, unified, Path("/c/kubepods"))
 
     assert found.level is level
-    assert word in found.found
+    assert word in found.message
 
 
 def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
@@ -153,7 +153,7 @@ def test_a_cgroup_tree_is_looked_at_where_the_host_has_it(tmp_path):
 
     (found,) = checks.check_cgroups(tmp_path)
 
-    assert found.found == f"v2; pods are below {root / 'kubepods.slice'}"
+    assert found.message == f"v2; pods are below {root / 'kubepods.slice'}"
 
 
 def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_where(tmp_path):
@@ -163,22 +163,22 @@ def test_a_runtime_that_keeps_its_state_elsewhere_is_a_warning_until_it_is_said_
     (found,) = checks.check_container_runtime(tmp_path, "/own")
 
     assert lost.level is Level.WARN
-    assert "--runtime-dir" in lost.found
+    assert "--runtime-dir" in lost.message
     assert found.level is Level.OK
-    assert "/own/io.containerd" in found.found
+    assert "/own/io.containerd" in found.message
 
 
 def test_a_kubelet_that_does_not_answer_is_a_warning(tmp_path):
     (found,) = checks.check_pod_resources(tmp_path)
 
     assert found.level is Level.WARN
-    assert str(tmp_path / "pod-resources/kubelet.sock") in found.found
+    assert str(tmp_path / "pod-resources/kubelet.sock") in found.message
 
 
 def test_a_process_that_sees_no_other_pods_is_told_how_it_would():
     assert checks.pid_namespace_finding(sees_pods=True).level is Level.OK
     own = checks.pid_namespace_finding(sees_pods=False)
-    assert (own.level, "hostPID: true" in own.mend) == (Level.WARN, True)
+    assert (own.level, "hostPID: true" in own.remedy) == (Level.WARN, True)
 
 
 def test_the_doctor_judges_the_process_namespace_as_the_memory_guard_does():

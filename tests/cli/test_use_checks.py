@@ -62,7 +62,7 @@ def test_claims_that_pods_use_are_in_order(world):
 
     (found,) = world.found()
 
-    assert (found.level, found.found) == (Level.OK, "none that is nobody's any more")
+    assert (found.level, found.message) == (Level.OK, "none that is nobody's any more")
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_a_claim_that_a_process_keeps_is_named_with_pod_and_process(world, there
     (found,) = world.found()
 
     assert found.level is Level.WARN
-    assert found.found == (
+    assert found.message == (
         f"claim default/a {why} and holds gpu-0: pod default/train: process 7 still runs"
     )
-    assert "reboot the node" in found.mend
+    assert "reboot the node" in found.remedy
 
 
 def test_a_claim_that_is_gone_and_used_by_nobody_is_soon_given_back(world):

@@ -59,7 +59,7 @@ def test_without_counters_what_is_cut_is_offered_and_with_them_what_can_be_cut(
     told = driver.command(
         "doctor", f"--kubeconfig={cluster.kubeconfig}", f"--sim={driver.node_file}"
     )
-    assert "no GPU is cut into MIG" in told.stdout
+    assert "no MIG partition is created" in told.stdout
     before = driver.cuts()
     kube.apply(
         template("theirs", request(cel=on(kube.uuid(THEIRS)), deviceClassName="mig.gpu.nvidia.com"))

@@ -1,6 +1,6 @@
 """Usage of GPUs as text: a bar for each, below it a line for each claim and MPS server on it.
 
-A GPU that is cut shows its memory units instead, and below it each of its partitions like a GPU.
+A GPU with MIG shows its memory units instead, and below it each of its partitions like a GPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class _UsageRow:
 
     usage: GpuUsage
     mark: str = ""  # of a partition: which of the units of its GPU are its own
-    blocks: tuple[OccupiedPlacement, ...] = ()  # of a GPU that is cut
+    blocks: tuple[OccupiedPlacement, ...] = ()  # of a GPU with MIG
 
     @property
     def title(self) -> str:
@@ -49,19 +49,19 @@ def usage_bars(
 ) -> str:
     """Every GPU with its bar and its claims; *mps*: which of those are under MPS."""
     rows = [row for usage in usages for row in _rows(usage)]
-    hand = bar_style(terminal)
+    style = bar_style(terminal)
     heads = _heads(rows, terminal)
     names = _width([str(use.record.claim) for row in rows for use in row.usage.uses])
     amounts = _width([_amount(use) for row in rows for use in row.usage.uses])
     lines = []
-    for row, head in zip(rows, heads, strict=True):
+    for row, title in zip(rows, heads, strict=True):
         usage = row.usage
-        lines.append(head)
-        for place, use in enumerate(usage.uses):
-            mark = hand.onlooker if use.holding.admin else hand.mark(place)
+        lines.append(title)
+        for index, use in enumerate(usage.uses):
+            mark = style.admin_access if use.holding.admin else style.mark(index)
             name, amount = str(use.record.claim).ljust(names), _amount(use).rjust(amounts)
-            rest = ", ".join(filter(None, _use_text(use, mps.of(use.record, use.holding))))
-            text = _GAP.join((name, amount, rest)).rstrip()
+            details = ", ".join(filter(None, _use_text(use, mps.of(use.record, use.holding))))
+            text = _GAP.join((name, amount, details)).rstrip()
             lines.append(f"{row.indent}{_GAP}{mark} {text}")
         servers = [server for server in mps.servers if usage.uuid in server.gpus]
         lines += [f"{row.indent}{_GAP}{_GAP}{server_message(server)}" for server in servers]
@@ -69,21 +69,21 @@ def usage_bars(
 
 
 def _rows(usage: GpuUsage) -> Iterator[_UsageRow]:
-    held = [use.holding for one in (usage, *usage.parts) for use in one.uses]
-    drawn = occupied_placements(usage.gpu, held) if usage.gpu and usage.parts else ()
-    yield _UsageRow(usage, blocks=drawn)
+    held = [use.holding for each_usage in (usage, *usage.parts) for use in each_usage.uses]
+    blocks = occupied_placements(usage.gpu, held) if usage.gpu and usage.parts else ()
+    yield _UsageRow(usage, blocks=blocks)
     for part in usage.parts:
-        place = next((i for i, each in enumerate(drawn) if each.key == part.key), None)
+        place = next((i for i, block in enumerate(blocks) if block.key == part.key), None)
         yield _UsageRow(
-            part, "-" if place is None else placement_letter(place, drawn[place].claimed)
+            part, "-" if place is None else placement_letter(place, blocks[place].claimed)
         )
 
 
-def bar(amounts: Sequence[int], total: int, width: int, hand: BarStyle) -> str:
+def bar(amounts: Sequence[int], total: int, width: int, style: BarStyle) -> str:
     """*amounts* out of *total* as *width* cells, what is left over as free ones."""
     number = cells([*amounts, max(0, total - sum(amounts))], width)
-    taken = "".join(hand.mark(place, many) for place, many in enumerate(number[:-1]))
-    return taken + hand.free * number[-1]
+    taken = "".join(style.mark(index, count) for index, count in enumerate(number[:-1]))
+    return taken + style.free * number[-1]
 
 
 def cells(parts: Sequence[int], width: int) -> list[int]:
@@ -112,13 +112,13 @@ def _heads(rows: Sequence[_UsageRow], terminal: Terminal) -> list[str]:
     without cores and shares, then without the bars."""
     plain = [row.title for row in rows]
     names = _width([row.title for row in rows if not row.mark])
-    both = [row.title.ljust(names) + _GAP + row.product for row in rows]
-    for starts, every in ((both, True), (plain, True), (plain, False)):
-        tails = [usage_summary(row.usage, every) for row in rows]
+    names_and_products = [row.title.ljust(names) + _GAP + row.product for row in rows]
+    for starts, detailed in ((names_and_products, True), (plain, True), (plain, False)):
+        tails = [usage_summary(row.usage, detailed) for row in rows]
         room = terminal.width - _width(starts) - _width(tails) - 2 * len(_GAP) - len("[]")
         if room >= _NARROWEST:
-            hand = bar_style(terminal)
-            bars = [_bar_of(row, min(room, _WIDEST), hand) for row in rows]
+            style = bar_style(terminal)
+            bars = [_bar_of(row, min(room, _WIDEST), style) for row in rows]
             return _joined(_even(starts), bars, tails)
     return _joined(_even(plain), [usage_summary(row.usage, False) for row in rows])
 
@@ -135,26 +135,26 @@ def _width(texts: Sequence[str]) -> int:
     return max(map(len, texts), default=0)
 
 
-def _bar_of(row: _UsageRow, width: int, hand: BarStyle) -> str:
+def _bar_of(row: _UsageRow, width: int, style: BarStyle) -> str:
     usage = row.usage
     number = usage.gpu.mig.units if usage.gpu and usage.gpu.mig else 0
     if row.blocks and (wide := unit_width(number, width + len("[]"))) > 0:
-        rest = width + len("[]") - (number * (wide + 1) + 1)
-        return memory_units(row.blocks, number, wide, hand) + " " * rest
+        padding = width + len("[]") - (number * (wide + 1) + 1)
+        return memory_units(row.blocks, number, wide, style) + " " * padding
     if usage.parts:
         return " " * (width + len("[]"))
     amounts = [use.amount for use in usage.uses]
     if usage.held.whole:
-        shares = [int(each.whole) for each in amounts]
-        return f"[{bar(shares, sum(shares), width, hand)}]"
+        shares = [int(amount.whole) for amount in amounts]
+        return f"[{bar(shares, sum(shares), width, style)}]"
     if usage.memory_bytes is None:
         return f"[{'?'.center(width)}]"
-    taken = [each.memory_bytes for each in amounts]
-    return f"[{bar(taken, usage.memory_bytes, width, hand)}]"
+    taken = [amount.memory_bytes for amount in amounts]
+    return f"[{bar(taken, usage.memory_bytes, width, style)}]"
 
 
-def usage_summary(usage: GpuUsage, every: bool = True) -> str:
-    """How much of a GPU is held and free, in words; *every*: cores and shares, too."""
+def usage_summary(usage: GpuUsage, detailed: bool = True) -> str:
+    """How much of a GPU is held and free, in words; *detailed*: cores and shares, too."""
     held, total = usage.held, usage.memory_bytes
     if usage.parts:
         return _in_partitions_text(usage, total)
@@ -163,31 +163,31 @@ def usage_summary(usage: GpuUsage, every: bool = True) -> str:
     if held.shares == 0:
         return "all of it free" if total is None else f"all {format_gib(total)} free"
     if total is None:
-        words = [f"{format_gib(held.memory_bytes)} held"]
+        parts = [f"{format_gib(held.memory_bytes)} held"]
     else:
         free = (usage.free_bytes or 0) / GIB
-        words = [f"{held.memory_bytes / GIB:.1f} of {format_gib(total)} held, {free:.1f} free"]
-    if held.cores and every:
-        words.append(f"{held.cores} % of the cores")
-    if usage.shares is not None and every:
-        words.append(f"{held.shares} of {usage.shares} shares")
-    return ", ".join(words)
+        parts = [f"{held.memory_bytes / GIB:.1f} of {format_gib(total)} held, {free:.1f} free"]
+    if held.cores and detailed:
+        parts.append(f"{held.cores} % of the cores")
+    if usage.shares is not None and detailed:
+        parts.append(f"{held.shares} of {usage.shares} shares")
+    return ", ".join(parts)
 
 
 def _in_partitions_text(usage: GpuUsage, total: int | None) -> str:
     """How much of a GPU is in partitions, in words."""
     number = len(usage.parts)
-    words = "1 partition" if number == 1 else f"{number} partitions"
+    text = "1 partition" if number == 1 else f"{number} partitions"
     if total is not None and usage.cut_bytes:
-        words += f" with {usage.cut_bytes / GIB:.1f} of {format_gib(total)}"
-    return f"{words}, and all of it is held" if usage.held.whole else words
+        text += f" with {usage.cut_bytes / GIB:.1f} of {format_gib(total)}"
+    return f"{text}, and all of it is held" if usage.held.whole else text
 
 
 def _amount(use: DeviceUse) -> str:
     """How much memory a claim has, in words."""
     amount = use.amount
     if use.holding.admin:
-        return "looks on"
+        return "admin access"
     if amount.whole:
         return "all of it"
     return format_gib(amount.memory_bytes) if amount.memory_bytes else "one part"
@@ -198,11 +198,11 @@ def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]
     has the device."""
     amount, name = use.amount, use.holding.device
     part = not amount.whole and not use.holding.admin
-    told = any(one.namespace.percent == amount.cores for one in mps)
+    cores_shown = any(mps_use.namespace.percent == amount.cores for mps_use in mps)
     return (
         name if name != gpu_name_of(name) and use.holding.partition is None else "",
         _mps_text(mps),
-        f"{amount.cores} % of the cores" if part and amount.cores and not told else "",
+        f"{amount.cores} % of the cores" if part and amount.cores and not cores_shown else "",
         f"{amount.shares} shares" if part and amount.shares != 1 else "",
         f"interval {use.interval}" if use.interval is not None else "",
         _limit_text(use, mps),
@@ -212,19 +212,19 @@ def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]
 
 
 def _mps_text(mps: Sequence[MpsNamespaceUse]) -> str:
-    each = [", ".join(filter(None, use_messages(one))) for one in mps]
-    return f"MPS {' or '.join(each)}" if each else ""
+    texts = [", ".join(filter(None, use_messages(mps_use))) for mps_use in mps]
+    return f"MPS {' or '.join(texts)}" if texts else ""
 
 
 def _limit_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> str:
     limit: ClaimMemoryLimit | None = use.holding.limit
     if limit is None:
-        limited = any(one.memory_bytes is not None for one in mps)
+        limited = any(mps_use.memory_bytes is not None for mps_use in mps)
         return "" if use.holding.admin or use.amount.whole or limited else "no limit"
-    words = f"guard {limit.guard.policy}"
+    text = f"guard {limit.guard.policy}"
     if limit.guard.policy is GuardPolicy.KILL:
-        words += f" after {limit.guard.grace_seconds:g} s"
-    return f"{words}, strict" if limit.strict else words
+        text += f" after {limit.guard.grace_seconds:g} s"
+    return f"{text}, strict" if limit.strict else text
 
 
 def _pod_text(use: DeviceUse) -> str:

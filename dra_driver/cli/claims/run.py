@@ -15,7 +15,7 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                "sharesHeld", "shares",                claims at once; shares null: it is not divided
                "claims": ["namespace/name", ...],     also those on its partitions
                "partitions": [{"name", "uuid",        those that are there or held; uuid null: not
-                               "profile",             cut yet; profile null: not known
+                               "profile",             created yet; profile null: not known
                                "start", "size",       in memory units
                                ...}]}],               ...: from memoryBytes to claims, as above
      "claims": [{"namespace", "name", "uid",
@@ -25,8 +25,8 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                               "shape",                "exclusive", "sliceable", "4 replicas", ...
                               "whole",                true: no other claim can be on that GPU
                               "memoryBytes", "cores", "shares",  of a part; else null
-                              "partition",            null, or {"start", "size", "uuid", "cut"};
-                                                      cut: for claims, and goes with the last
+                              "partition",            null, or {"start", "size", "uuid", "created"};
+                                                      created: for claims, removed with the last
                               "interval",             "Long", ...; null: it asked for none
                               "limit",                null, or {"memoryBytes", "strict",
                                                       "guard", "graceSeconds"}
@@ -124,9 +124,9 @@ def mps_server_document(server: MpsServer, uses: ClaimsMpsUsage) -> dict[str, An
 
 def mps_agent_document(uses: ClaimsMpsUsage) -> dict[str, Any]:
     """Whether the agent told anything; ``answers`` is null where it was not asked."""
-    told = uses.told
-    asked = told.status is not None or bool(told.problem)
-    return {"answers": told.status is not None if asked else None, "problem": told.problem}
+    report = uses.report
+    asked = report.status is not None or bool(report.problem)
+    return {"answers": report.status is not None if asked else None, "problem": report.problem}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class ClaimsReport:
     """What there is to tell; claims by namespace and name."""
 
     records: tuple[ClaimRecord, ...]
-    aside: Mapping[ClaimUid, DamagedRecord]
+    unreadable: Mapping[ClaimUid, DamagedRecord]
     inventory: Inventory
     mps: ClaimsMpsUsage = field(default_factory=ClaimsMpsUsage)
 
@@ -173,15 +173,16 @@ def report_document(report: ClaimsReport) -> dict[str, Any]:
         "claims": [_claim(record, report.mps) for record in report.records],
         "unreadable": [
             {
-                "uid": found.uid,
-                "path": str(found.path),
-                "reason": found.reason,
-                "mayHold": sorted(found.mentions),
+                "uid": unavailable.uid,
+                "path": str(unavailable.path),
+                "reason": unavailable.reason,
+                "mayHold": sorted(unavailable.mentions),
             }
-            for found in report.aside.values()
+            for unavailable in report.unreadable.values()
         ],
         "notOffered": [
-            {"what": found.what, "reason": found.reason} for found in report.inventory.unavailable
+            {"what": unavailable.what, "reason": unavailable.reason}
+            for unavailable in report.inventory.unavailable
         ],
         "mpsServers": [mps_server_document(server, report.mps) for server in report.mps.servers],
         "mpsAgent": mps_agent_document(report.mps),
@@ -199,11 +200,11 @@ def _gpu(usage: GpuUsage) -> dict[str, Any]:
 
 
 def _partition(usage: GpuUsage, key: PartitionKey) -> dict[str, Any]:
-    known = usage.partition
+    partition = usage.partition
     return {
         "name": usage.name,
         "uuid": usage.uuid,
-        "profile": known.profile.name if known else None,
+        "profile": partition.profile.name if partition else None,
         "start": key.start,
         "size": key.size,
         **_held(usage),
@@ -256,7 +257,7 @@ def _device(use: DeviceUse, mps: ClaimsMpsUsage) -> dict[str, Any]:
 
 
 def _of_partition(holding: Holding, key: PartitionKey) -> dict[str, Any]:
-    return {"start": key.start, "size": key.size, "uuid": holding.memory_of, "cut": holding.cut}
+    return {"start": key.start, "size": key.size, "uuid": holding.memory_of, "created": holding.cut}
 
 
 def _limit(limit: ClaimMemoryLimit) -> dict[str, Any]:
@@ -271,22 +272,25 @@ def _limit(limit: ClaimMemoryLimit) -> dict[str, Any]:
 def report_text(report: ClaimsReport, ledger: Path, output: str, terminal: Terminal) -> str:
     """For people; *ledger* is where it was looked."""
     lines = []
-    shown = report.usages
-    if output == "bars" and shown:
-        lines.append(usage_bars(shown, terminal, report.mps))
+    usages = report.usages
+    if output == "bars" and usages:
+        lines.append(usage_bars(usages, terminal, report.mps))
     elif report.records:
         lines.append(_table(report.records, report.mps))
         lines += [server_message(server) for server in report.mps.servers]
     if not report.records:
         lines.append(f"no claim is prepared on this node (ledger: {ledger})")
     lines += [
-        f"unreadable: {found.path}: {found.reason}; its claim may hold "
-        f"{abbreviated(sorted(found.mentions)) or 'any GPU'}"
-        for found in report.aside.values()
+        f"unreadable: {damaged.path}: {damaged.reason}; its claim may hold "
+        f"{abbreviated(sorted(damaged.mentions)) or 'any GPU'}"
+        for damaged in report.unreadable.values()
     ]
-    lines += [f"not offered: {gone.what}: {gone.reason}" for gone in report.inventory.unavailable]
-    if report.mps.told.problem and report.mps.gpus:
-        lines.append(f"the clients of MPS are not known: {report.mps.told.problem}")
+    lines += [
+        f"not offered: {unavailable.what}: {unavailable.reason}"
+        for unavailable in report.inventory.unavailable
+    ]
+    if report.mps.report.problem and report.mps.gpus:
+        lines.append(f"the clients of MPS are not known: {report.mps.report.problem}")
     return "\n".join(lines)
 
 
@@ -315,11 +319,11 @@ def _row(record: ClaimRecord) -> tuple[str, ...]:
 
 def _mps_cell(record: ClaimRecord, mps: ClaimsMpsUsage) -> str:
     """Each namespace of the claim; what is the same for all GPUs of a namespace is told once."""
-    told = (
+    texts = (
         (use.namespace.name, ", ".join(filter(None, use_messages(use))))
         for use in mps.of_claim(record)
     )
-    return "; ".join(words for _, words in dict.fromkeys(told))
+    return "; ".join(text for _, text in dict.fromkeys(texts))
 
 
 def _state(record: ClaimRecord) -> str:

@@ -12,13 +12,13 @@ API server would get that lacks a feature is told with ``--without``.
 
 A board that needs a reset to be switched to MIG mode, and a GPU for which a layout is named, are
 told of as they are once the plugin has seen to that, unless it is known that it cannot or has to
-wait: then as they are now, with the reason. GPUs that are cut are drawn, too: whose each memory
+wait: then as they are now, with the reason. GPUs with MIG are drawn, too: whose each memory
 unit is, and what fits.
 
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
 first publication would create them. What is said beside them in a table (GPUs that are not offered,
-changes that wait, notes on the profile) has no place in it. A partition that a layout is yet to cut
-lacks the one attribute that nobody can know before: ``uuid``.
+changes that wait, notes on the profile) has no place in it. A partition that a layout is yet to
+create lacks the one attribute that nobody can know before: ``uuid``.
 """
 
 import json
@@ -88,16 +88,16 @@ _WIDE_PARTITIONS = ("SHARED BY", "COPY", "DEC", "ENC", "JPEG", "OFA", "TAKES")
 
 
 def device_tables(devices: Sequence[Device], wide: bool) -> list[str]:
-    """One table, two, or none. Partitions that are cut for claims and alike but for where they are
+    """One table, two, or none. Partitions created for claims that differ only in their placement
     share a row, unless it is to be *wide*."""
     gpus = [_row(device, wide) for device in devices if device.partition is None]
     parts = _partition_rows(devices, wide)
-    found = []
+    tables = []
     if gpus:
-        found.append(format_table((*_HEAD, *(_WIDE_HEAD if wide else ())), gpus))
+        tables.append(format_table((*_HEAD, *(_WIDE_HEAD if wide else ())), gpus))
     if parts:
-        found.append(format_table((*_PARTITIONS, *(_WIDE_PARTITIONS if wide else ())), parts))
-    return found
+        tables.append(format_table((*_PARTITIONS, *(_WIDE_PARTITIONS if wide else ())), parts))
+    return tables
 
 
 def _row(device: Device, wide: bool) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def _partition_rows(devices: Sequence[Device], wide: bool) -> list[tuple[str, ..
         if device.partition is not None:
             row = _partition_row(device, device.partition.profile, wide)
             alike.setdefault((device.name if wide else device.gpu.name, *row), []).append(device)
-    return [(_names(its), *row) for (_, *row), its in alike.items()]
+    return [(_names(group), *row) for (_, *row), group in alike.items()]
 
 
 def _partition_row(device: Device, profile: MigProfile, wide: bool) -> tuple[str, ...]:
@@ -131,7 +131,9 @@ def _partition_row(device: Device, profile: MigProfile, wide: bool) -> tuple[str
         _memory(device),
         f"{shape} (also as GPU)" if device.as_gpu else shape,
         *_amounts(device.shape),
-        (device.instance.uuid or "cut by a layout") if device.instance else "cut for claims",
+        (device.instance.uuid or "created by a layout")
+        if device.instance
+        else "created for claims",
     )
     return (*row, *_wide_partition(device, profile)) if wide else row
 
@@ -159,8 +161,10 @@ def _memory(device: Device) -> str:
 
 def _shared_by(rules: Rules) -> str:
     """The strategies that are possible, the default one first."""
-    others = [each for each in rules.strategies if each is not rules.default_strategy]
-    return ", ".join([rules.default_strategy, *others]) if rules.strategies else "-"
+    other_strategies = [
+        strategy for strategy in rules.strategies if strategy is not rules.default_strategy
+    ]
+    return ", ".join([rules.default_strategy, *other_strategies]) if rules.strategies else "-"
 
 
 def _shape(shape: Shape) -> str:
@@ -213,88 +217,103 @@ _RESET = "; whether a board can be reset for that is seen then"
 
 @dataclass(frozen=True, slots=True)
 class MigPreview:
-    """*profile*: as it counts for what is offered. GPUs that are neither *switched* nor *cut* are
-    shown as they are."""
+    """The node once the plugin has switched MIG modes and applied layouts. *profile*: as it counts
+    for what is offered. GPUs neither *switched* nor in *gpus_by_layout* are shown as they are."""
 
     inventory: Inventory
     profile: Profile
-    book: MigState  # with what is known of layouts besides
+    mig_state: MigState  # with what is known of layouts besides
     problem: str = ""  # why it cannot be told what GPUs should look like
     label: str = ""  # the layout that the Node's label names
     switched: tuple[DeviceName, ...] = ()
-    cut: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # by layout: the GPUs as they were before
+    gpus_by_layout: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # as they were before
 
 
-def preview_mig(basis: MigModeInputs, layouts: LayoutSource, book: MigState) -> MigPreview:
-    """*basis*: as it is now. What *book* says is wrong with a board, or with a layout, stays so:
-    it is from the plugin that tried it; and so is the label of the Node that it read."""
-    inventory, profile, held = basis.inventory, basis.profile, basis.holdings
-    label = _label(book, inventory)
-    wanted = desired_layouts(label, profile, layouts, inventory)
-    laid, outcomes = _after_layouts(basis, wanted, book)
-    uncut = without_dynamic_mig(profile, inventory.gpus, wanted.governed)  # nor switched for that
-    seen = replace(inventory, gpus=laid)
-    after = after_switch(seen, uncut, basis.features, held, stuck=book.mode_problems)
-    others = {uuid: one for uuid, one in book.outcomes.items() if uuid not in wanted.by_gpu}
+def preview_mig(inputs: MigModeInputs, layouts: LayoutSource, mig_state: MigState) -> MigPreview:
+    """*inputs*: as it is now. Problems of boards and layouts in *mig_state* stay: they are from the
+    plugin that tried it. The label of the Node is as that plugin read it, too."""
+    inventory, profile, held = inputs.inventory, inputs.profile, inputs.holdings
+    label = _label(mig_state, inventory)
+    desired = desired_layouts(label, profile, layouts, inventory)
+    gpus, outcomes = _after_layouts(inputs, desired, mig_state)
+    without_dynamic = without_dynamic_mig(
+        profile, inventory.gpus, desired.governed
+    )  # nor switched for that
+    after_layouts = replace(inventory, gpus=gpus)
+    after = after_switch(
+        after_layouts, without_dynamic, inputs.features, held, stuck=mig_state.mode_problems
+    )
+    other_outcomes = {
+        uuid: outcome for uuid, outcome in mig_state.outcomes.items() if uuid not in desired.by_gpu
+    }
     return MigPreview(
         after,
-        uncut,
-        replace(book, outcomes=others | outcomes),
-        wanted.problem,
+        without_dynamic,
+        replace(mig_state, outcomes=other_outcomes | outcomes),
+        desired.problem,
         label,
-        tuple(gpu.name for gpu in _other(after.gpus, laid)),
-        _by_layout(wanted, _other(inventory.gpus, laid)),
+        tuple(gpu.name for gpu in _other(after.gpus, gpus)),
+        _by_layout(desired, _other(inventory.gpus, gpus)),
     )
 
 
-def preview_lines(found: MigPreview) -> Iterator[str]:
-    """What is shown as it will be, and how far the rest is."""
-    if found.label:
+def preview_lines(preview: MigPreview) -> Iterator[str]:
+    """What is shown as it will be, and the state of the rest."""
+    if preview.label:
         yield (
-            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {found.label}; "
+            f"label {MIG_CONFIG_LABEL} of the Node, as its plugin read it last: {preview.label}; "
             "it goes before the profile"
         )
-    if found.switched:
+    if preview.switched:
         yield (
-            f"shown as after their switch to MIG mode: {', '.join(found.switched)}; the plugin "
+            f"shown as after their switch to MIG mode: {', '.join(preview.switched)}; the plugin "
             f"switches them {_WHEN}{_RESET}"
         )
-    later = {gpu.uuid: gpu for gpu in found.inventory.gpus}
-    for layout, gpus in found.cut:
+    gpus_after = {gpu.uuid: gpu for gpu in preview.inventory.gpus}
+    for layout, gpus in preview.gpus_by_layout:
         names = ", ".join(gpu.name for gpu in gpus)
-        reset = _RESET if any(_is_reset(gpu, later[gpu.uuid]) for gpu in gpus) else ""
-        yield (f"shown as after layout {layout}: {names}; the plugin cuts them so {_WHEN}{reset}")
-    if found.problem and found.problem != found.book.problem:
-        yield f"layout: {found.problem}"
-    yield from layout_lines(found.book, found.inventory.gpus)
+        reset = _RESET if any(_is_reset(gpu, gpus_after[gpu.uuid]) for gpu in gpus) else ""
+        yield (
+            f"shown as after layout {layout}: {names}; "
+            f"the plugin creates its partitions {_WHEN}{reset}"
+        )
+    if preview.problem and preview.problem != preview.mig_state.problem:
+        yield f"layout: {preview.problem}"
+    yield from layout_lines(preview.mig_state, preview.inventory.gpus)
 
 
-def _is_reset(gpu: Gpu, later: Gpu) -> bool:
-    """Whether it takes a reset to make *gpu* what it is *later*."""
-    if gpu.mig is None or later.mig is None:
+def _is_reset(gpu: Gpu, gpu_after: Gpu) -> bool:
+    """Whether it takes a reset to make *gpu* what it is *gpu_after*."""
+    if gpu.mig is None or gpu_after.mig is None:
         return False
-    return gpu.mig.on != later.mig.on and not gpu.mig.switches
+    return gpu.mig.on != gpu_after.mig.on and not gpu.mig.switches
 
 
-def _label(book: MigState, inventory: Inventory) -> str:
-    """Empty, too, where *book* is of another node: a simulated one is looked at from anywhere."""
-    known = {*book.outcomes, *book.instances, *book.before, *book.switched, *book.mode_problems}
-    if known and known.isdisjoint(gpu.uuid for gpu in inventory.gpus):
+def _label(mig_state: MigState, inventory: Inventory) -> str:
+    """Empty, too, where *mig_state* is of another node: a simulated one can be read anywhere."""
+    known_gpus = {
+        *mig_state.outcomes,
+        *mig_state.instances,
+        *mig_state.before,
+        *mig_state.switched,
+        *mig_state.mode_problems,
+    }
+    if known_gpus and known_gpus.isdisjoint(gpu.uuid for gpu in inventory.gpus):
         return ""
-    return book.label or ""
+    return mig_state.label or ""
 
 
 def _after_layouts(
-    basis: MigModeInputs, wanted: DesiredLayouts, book: MigState
+    inputs: MigModeInputs, desired: DesiredLayouts, mig_state: MigState
 ) -> tuple[tuple[Gpu, ...], dict[GpuUuid, LayoutOutcome]]:
-    claimed = created_partitions(basis.holdings)
+    claimed = created_partitions(inputs.holdings)
     gpus: list[Gpu] = []
     outcomes: dict[GpuUuid, LayoutOutcome] = {}
-    for gpu in basis.inventory.gpus:
+    for gpu in inputs.inventory.gpus:
         after, outcome = gpu, None
-        if (its := wanted.by_gpu.get(gpu.uuid)) is not None:
+        if (layout := desired.by_gpu.get(gpu.uuid)) is not None:
             after, outcome = preview_layout(
-                gpu, its, book, claimed, claims_holding(gpu, basis.holdings)
+                gpu, layout, mig_state, claimed, claims_holding(gpu, inputs.holdings)
             )
         gpus.append(after)
         outcomes |= {} if outcome is None else {gpu.uuid: outcome}
@@ -307,13 +326,13 @@ def _other(gpus: tuple[Gpu, ...], than: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
 
 
 def _by_layout(
-    wanted: DesiredLayouts, gpus: tuple[Gpu, ...]
+    desired: DesiredLayouts, gpus: tuple[Gpu, ...]
 ) -> tuple[tuple[str, tuple[Gpu, ...]], ...]:
-    found: dict[str, tuple[Gpu, ...]] = {}
+    by_layout: dict[str, tuple[Gpu, ...]] = {}
     for gpu in gpus:
-        layout = wanted.by_gpu[gpu.uuid].layout
-        found[layout] = (*found.get(layout, ()), gpu)
-    return tuple(sorted(found.items()))
+        layout = desired.by_gpu[gpu.uuid].layout
+        by_layout[layout] = (*by_layout.get(layout, ()), gpu)
+    return tuple(sorted(by_layout.items()))
 
 
 log = logging.getLogger(__name__)
@@ -329,12 +348,12 @@ _NO_TERMINAL = Terminal()
 
 @dataclass(frozen=True, slots=True)
 class _DevicesReport:
-    """What there is to tell people."""
+    """What the tables for people show."""
 
     offered: Offer
     profile: Profile
-    boards: tuple[GpuMigPicture, ...]
-    mig: tuple[str, ...] = ()  # what of it is shown as it will be, and how far the rest is
+    pictures: tuple[GpuMigPicture, ...]
+    mig: tuple[str, ...] = ()  # what is shown as it will be, and the state of the rest
     layouts: Mapping[DeviceName, str] = field(default_factory=dict)  # by GPU: what it waits for
 
 
@@ -347,23 +366,23 @@ def devices(
 ) -> str:
     """As a *table* or a *wide* one for people, or as *json* or *yaml*. *without*: FEATURES that the
     API server is taken to lack."""
-    profile = chosen_profile(settings)  # a wrong one is told before the GPUs are looked at
+    profile = chosen_profile(settings)  # a wrong one is refused before the GPUs are read
     with open_node() as node:
-        seen = node.refresh()
+        inventory = node.refresh()
     capacity, taints, counters = (name not in without for name in OPTIONAL_API_FEATURES)
     features = ApiFeatures(capacity, taints, counters)
     held = _held(settings)
-    basis = MigModeInputs(seen, profile, features, held)
-    found = preview_mig(basis, LayoutCatalog(settings.profiles), _mig_state(settings))
+    inputs = MigModeInputs(inventory, profile, features, held)
+    preview = preview_mig(inputs, LayoutCatalog(settings.profiles), _mig_state(settings))
     offered = build_offer(
-        found.inventory, found.profile, features, held, mps=bool(settings.mps_socket)
+        preview.inventory, preview.profile, features, held, mps=bool(settings.mps_socket)
     )
     if output in ("table", "wide"):
-        gpus, book = found.inventory.gpus, found.book
-        drawn = gpu_mig_pictures(offered, gpus, held, book.instances)
-        mig = tuple(preview_lines(found))
-        answer = _DevicesReport(offered, profile, drawn, mig, pending_layouts(book, gpus))
-        return "\n".join(_lines(answer, output == "wide", terminal))
+        gpus, mig_state = preview.inventory.gpus, preview.mig_state
+        pictures = gpu_mig_pictures(offered, gpus, held, mig_state.instances)
+        mig = tuple(preview_lines(preview))
+        report = _DevicesReport(offered, profile, pictures, mig, pending_layouts(mig_state, gpus))
+        return "\n".join(_lines(report, output == "wide", terminal))
     document = resource_slice_list(offered, settings)
     if output == "yaml":
         return yaml.safe_dump(document, sort_keys=True).rstrip()
@@ -406,15 +425,18 @@ def resource_slice_list(offered: Offer, settings: DevicesSettings) -> dict[str, 
     return {"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items}
 
 
-def _lines(answer: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[str]:
-    offered, profile = answer.offered, answer.profile
+def _lines(report: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[str]:
+    offered, profile = report.offered, report.profile
     tables = device_tables(offered.devices, wide)
     yield "\n\n".join(tables) if tables else "this node has no GPU to offer"
-    if answer.boards:
-        yield f"\n{mig_picture(answer.boards, terminal)}\n"
-    yield from answer.mig
-    yield from (f"not offered: {found.what}: {found.reason}" for found in offered.unavailable)
-    yield from (_pending(change, answer.layouts) for change in offered.pending)
+    if report.pictures:
+        yield f"\n{mig_picture(report.pictures, terminal)}\n"
+    yield from report.mig
+    yield from (
+        f"not offered: {unavailable.what}: {unavailable.reason}"
+        for unavailable in offered.unavailable
+    )
+    yield from (_pending(change, report.layouts) for change in offered.pending)
     yield from (f"profile {profile.name}: {note}" for note in profile.notes)
     yield from offered.notes[len(profile.notes) :]
     yield f"profile: {profile.name}"
@@ -425,5 +447,5 @@ def _pending(change: PendingChange, layouts: Mapping[DeviceName, str]) -> str:
     if change.reason:
         return f"not as the profile says: {change.device}: {change.change}: {change.reason}"
     layout = layouts.get(change.device)
-    then = f"as layout {layout} says" if layout else change.change
-    return f"pending: {change.device} keeps its shape while a claim holds it, then: {then}"
+    description = f"as layout {layout} says" if layout else change.change
+    return f"pending: {change.device} keeps its shape while a claim holds it, then: {description}"

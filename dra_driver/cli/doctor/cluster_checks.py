@@ -38,8 +38,8 @@ _WITHOUT_FEATURE: Mapping[str, str] = {
 }
 
 _WITHOUT_COUNTERS = (
-    "without shared counters as Kubernetes 1.35 and newer have them no GPU is cut into MIG "
-    "partitions for claims: instances that exist are offered"
+    "without shared counters as Kubernetes 1.35 and newer have them no MIG "
+    "partition is created for claims: instances that exist are offered"
 )
 
 
@@ -221,13 +221,13 @@ class ClaimUseChecker(Protocol):
 
 
 def check_claims_in_use(
-    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], users: ClaimUseChecker
+    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: ClaimUseChecker
 ) -> Iterator[Finding]:
     """Of claims that pods are to use nothing is said: there it is as it should be."""
     number = 0
     for record in records():
         try:
-            users.refuse_while_used(record)
+            in_use.refuse_while_used(record)
         except ClaimInUse as error:
             if (why := _unreserved_claims(cluster, record)) is not None:
                 number += 1

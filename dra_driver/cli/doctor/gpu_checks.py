@@ -12,7 +12,7 @@ from pathlib import Path
 from dra_driver.base.errors import DriverError, NodeError
 from dra_driver.cli.doctor.host_checks import LedgerSnapshot
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
-from dra_driver.cli.mig_status import odd_instance_message, profile_name
+from dra_driver.cli.mig_status import profile_name, unusable_instance_message
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles
 from dra_driver.model.gpus import (
     Gpu,
@@ -44,7 +44,7 @@ NEEDS_DRIVER = "needs the driver, which is to be mended first"
 
 @dataclass(frozen=True, slots=True)
 class CheckedNode:
-    """The node that is looked at."""
+    """The node that is checked."""
 
     node: GpuNode
     host_root: Path  # where this process sees the host's /
@@ -69,16 +69,16 @@ def check_gpus_without_driver(machine: CheckedNode) -> Iterator[Finding]:
 
 
 def check_device_files(machine: CheckedNode) -> Iterator[Finding]:
-    devices = machine.node.inventory().gpus
-    if not devices:
+    gpus = machine.node.inventory().gpus
+    if not gpus:
         yield skip(DEVICE_FILES, "no GPU is offered")
         return
-    minors = tuple(gpu.minor for gpu in devices)
+    minors = tuple(gpu.minor for gpu in gpus)
     try:
-        found: DeviceFiles | DriverError = machine.node.device_files(minors)
+        files: DeviceFiles | DriverError = machine.node.device_files(minors)
     except DriverError as e:
-        found = e
-    yield device_files_finding(found)
+        files = e
+    yield device_files_finding(files)
 
 
 def check_cdi_hook(machine: CheckedNode, path: str) -> Iterator[Finding]:
@@ -87,8 +87,8 @@ def check_cdi_hook(machine: CheckedNode, path: str) -> Iterator[Finding]:
         yield ok(CDI_HOOK, "not used: containers are edited without hooks")
         return
     fs = RootFs(str(machine.host_root))
-    found = fs.resolve(path) if path.startswith("/") else None
-    yield cdi_hook_finding(path, found is not None and os.access(fs.here(found), os.X_OK))
+    resolved = fs.resolve(path) if path.startswith("/") else None
+    yield cdi_hook_finding(path, resolved is not None and os.access(fs.here(resolved), os.X_OK))
 
 
 def driver_files_finding(files: DriverFiles | DriverError) -> Finding:
@@ -128,26 +128,28 @@ def kernel_module_finding(loaded: str | None, files: DriverFiles | DriverError) 
 
 
 def inventory_findings(inventory: Inventory) -> Iterator[Finding]:
-    """What is offered as one line, then one for each GPU that is not."""
+    """One line for the GPUs that are offered, then one for each that is not."""
     if inventory.gpus:
         products = Counter(gpu.product_name for gpu in inventory.gpus)
         kinds = ", ".join(f"{number} {product}" for product, number in sorted(products.items()))
         yield ok(GPUS, f"{kinds}: {', '.join(gpu.name for gpu in inventory.gpus)}")
     elif not inventory.unavailable:
         yield warn(GPUS, "this node has none", "run the driver on nodes with NVIDIA GPUs only")
-    found = warn if inventory.gpus else fail
-    for one in inventory.unavailable:
-        yield found(GPUS, f"{one.what} is not offered: {one.reason}", "")  # it says what to do
+    finding = warn if inventory.gpus else fail
+    for unavailable in inventory.unavailable:
+        yield finding(
+            GPUS, f"{unavailable.what} is not offered: {unavailable.reason}", ""
+        )  # it says what to do
 
 
-def device_files_finding(found: DeviceFiles | DriverError) -> Finding:
-    if isinstance(found, DriverError):
+def device_files_finding(files: DeviceFiles | DriverError) -> Finding:
+    if isinstance(files, DriverError):
         return fail(
-            DEVICE_FILES, str(found), "on the host: nvidia-modprobe -c 0 -u, and nvidia-smi -L"
+            DEVICE_FILES, str(files), "on the host: nvidia-modprobe -c 0 -u, and nvidia-smi -L"
         )
-    paths = [Path(file.host_path) for file in (*found.common, *found.gpus.values())]
-    absent = sorted(set(OPTIONAL_DEVICES) - {path.name for path in paths})
-    without = f" (without {', '.join(absent)}, which is optional)" if absent else ""
+    paths = [Path(file.host_path) for file in (*files.common, *files.gpus.values())]
+    missing = sorted(set(OPTIONAL_DEVICES) - {path.name for path in paths})
+    without = f" (without {', '.join(missing)}, which is optional)" if missing else ""
     names = ", ".join(sorted(path.name for path in paths))
     directories = ", ".join(sorted({str(path.parent) for path in paths}))
     return ok(DEVICE_FILES, f"{names} in {directories}{without}")
@@ -173,16 +175,16 @@ def _driver_files(node: GpuNode) -> DriverFiles | DriverError:
 COMPUTE_MODES = "compute modes"
 
 ReadComputeMode = Callable[[GpuUuid], ComputeMode | None]
-"""Reads the compute mode of a GPU. None, or NodeError: it does not tell."""
+"""Reads the compute mode of a GPU. None, or NodeError: it is not known."""
 
 
 def check_compute_modes(
-    book: Callable[[], LedgerSnapshot], gpus: Sequence[Gpu], read: ReadComputeMode
+    read_ledger: Callable[[], LedgerSnapshot], gpus: Sequence[Gpu], read: ReadComputeMode
 ) -> Iterator[Finding]:
-    """*book* reads the ledger, which is done before and after: claims come and go meanwhile."""
-    before = book()
+    """The ledger is read before and after: claims come and go meanwhile."""
+    before = read_ledger()
     modes = {gpu: _compute_mode(gpu, read) for gpu in gpus}
-    records = [*before.records.values(), *book().records.values()]
+    records = [*before.records.values(), *read_ledger().records.values()]
     yield from compute_mode_findings(modes, records)
 
 
@@ -190,35 +192,35 @@ def compute_mode_findings(
     modes: Mapping[Gpu, ComputeMode | None], records: Iterable[ClaimRecord]
 ) -> Iterator[Finding]:
     """*records*: of claims, which can have set a mode."""
-    ours = {
+    claims = {
         (step.gpu, step.mode): record.claim
         for record in records
         for step in record.steps
         if isinstance(step, SetComputeMode)
     }
-    plain: list[str] = []
+    default_mode: list[str] = []
     for gpu, mode in modes.items():
         if mode is None:
             yield skip(COMPUTE_MODES, f"{gpu.name} does not tell")
         elif mode is ComputeMode.DEFAULT:
-            plain.append(gpu.name)
-        elif (holder := ours.get((gpu.uuid, mode))) is not None:
+            default_mode.append(gpu.name)
+        elif (holder := claims.get((gpu.uuid, mode))) is not None:
             yield ok(COMPUTE_MODES, f"{gpu.name} is in {mode.name}, for claim {holder}")
         else:
             yield _unexpected_mode_finding(gpu, mode)
-    if plain:
-        yield ok(COMPUTE_MODES, f"DEFAULT: {abbreviated(plain)}")
+    if default_mode:
+        yield ok(COMPUTE_MODES, f"DEFAULT: {abbreviated(default_mode)}")
 
 
 def _unexpected_mode_finding(gpu: Gpu, mode: ComputeMode) -> Finding:
     text = f"{gpu.name} is in {mode.name}, which no claim of this node set"
-    mend = f"on the host: nvidia-smi -i {gpu.pci_bus_id} -c DEFAULT"
+    remedy = f"on the host: nvidia-smi -i {gpu.pci_bus_id} -c DEFAULT"
     if mode is ComputeMode.PROHIBITED:
-        return fail(COMPUTE_MODES, f"{text}: nothing can compute there", mend)
+        return fail(COMPUTE_MODES, f"{text}: nothing can compute there", remedy)
     return warn(
         COMPUTE_MODES,
         f"{text}: one process at a time can compute there, so claims cannot share it",
-        f"{mend}; another MPS daemon leaves it so, and so does NVIDIA's DRA driver",
+        f"{remedy}; another MPS daemon leaves it so, and so does NVIDIA's DRA driver",
     )
 
 
@@ -231,7 +233,7 @@ def _compute_mode(gpu: Gpu, read: ReadComputeMode) -> ComputeMode | None:
 
 MIG_MODES, MIG_INSTANCES, MIG_DEVICE_FILES = "MIG mode", "MIG instances", "MIG device files"
 
-_MONITOR_CAPABILITY = "mig/monitor"  # the optional one: for who looks at all instances
+_MONITOR_CAPABILITY = "mig/monitor"  # optional: to monitor all instances
 
 FindCapabilityFiles = Callable[[tuple[str, ...]], Mapping[str, DeviceFile | None]]
 """The device files of capabilities, as they are; None: not there yet. DriverError: there is no such
@@ -246,60 +248,60 @@ def check_mig_modes(gpus: Sequence[Gpu]) -> Iterator[Finding]:
             yield _pending_mode_finding(gpu, mig)
         else:
             (on if mig.on else off).append(gpu.name)
-    said = [f"{word}: {abbreviated(names)}" for word, names in (("on", on), ("off", off)) if names]
-    if said:
-        yield ok(MIG_MODES, "; ".join(said))
+    modes = [f"{word}: {abbreviated(names)}" for word, names in (("on", on), ("off", off)) if names]
+    if modes:
+        yield ok(MIG_MODES, "; ".join(modes))
 
 
 def check_mig_instances(
-    look: Callable[[], Inventory], book: Callable[[], LedgerSnapshot]
+    read_inventory: Callable[[], Inventory], read_ledger: Callable[[], LedgerSnapshot]
 ) -> Iterator[Finding]:
-    """*book* reads the ledger, before and after the *look* at the GPUs: claims come and go."""
-    before = book().records
-    gpus = look().gpus
-    after = book().records
-    both = [record for uid, record in after.items() if record == before.get(uid)]
-    yield from mig_instance_findings(gpus, both, [*before.values(), *after.values()])
+    """The ledger is read before and after the GPUs: claims come and go."""
+    before = read_ledger().records
+    gpus = read_inventory().gpus
+    after = read_ledger().records
+    steady = [record for uid, record in after.items() if record == before.get(uid)]
+    yield from mig_instance_findings(gpus, steady, [*before.values(), *after.values()])
 
 
 def mig_instance_findings(
-    gpus: Sequence[Gpu], steady: Sequence[ClaimRecord], known: Iterable[ClaimRecord]
+    gpus: Sequence[Gpu], steady: Sequence[ClaimRecord], records: Iterable[ClaimRecord]
 ) -> Iterator[Finding]:
-    """*steady*: records that were the same all the time; *known*: all that there were."""
-    ours = {(h.gpu, h.partition) for record in known for h in record.holdings if h.cut}
+    """*steady*: records that were the same all the time; *records*: all that there were."""
+    created = {(h.gpu, h.partition) for record in records for h in record.holdings if h.cut}
     for gpu, mig in _mig_capable(gpus):
-        for one in mig.unusable:
-            if (gpu.uuid, one.key) not in ours:
-                yield _odd_instance_finding(gpu, mig, one)
+        for instance in mig.unusable:
+            if (gpu.uuid, instance.key) not in created:
+                yield _unusable_instance_finding(gpu, mig, instance)
     yield from _vanished_instance_finding(gpus, steady)
     yield from _replaced_instance_finding(gpus, steady)
-    foreign = [
-        _name(gpu, mig, one.key)
+    unmanaged = [
+        _name(gpu, mig, instance.key)
         for gpu, mig in _mig_capable(gpus)
-        for one in mig.instances
-        if (gpu.uuid, one.key) not in ours
+        for instance in mig.instances
+        if (gpu.uuid, instance.key) not in created
     ]
-    if foreign:
+    if unmanaged:
         yield ok(
             MIG_INSTANCES,
-            f"not cut for claims, offered and left as they are: {abbreviated(foreign)}",
+            f"not created for claims, offered and left as they are: {abbreviated(unmanaged)}",
         )
-    if ours:
-        yield ok(MIG_INSTANCES, f"cut for claims: {len(ours)}")
+    if created:
+        yield ok(MIG_INSTANCES, f"created for claims: {len(created)}")
 
 
 def check_mig_device_files(
-    look: Callable[[], Inventory], files: FindCapabilityFiles
+    read_inventory: Callable[[], Inventory], find_files: FindCapabilityFiles
 ) -> Iterator[Finding]:
-    """What a container needs beside the file of its GPU, for every instance that there is. None is
-    made; where MIG mode is off everywhere, none is looked for."""
-    if not any(mig.on for _, mig in _mig_capable(look().gpus)):
+    """The device files that a container needs beside its GPU's, for every instance. None is made;
+    where MIG mode is off everywhere, none is looked for."""
+    if not any(mig.on for _, mig in _mig_capable(read_inventory().gpus)):
         return
     try:
         try:
-            yield from _mig_device_file_finding(look().gpus, files)
+            yield from _mig_device_file_finding(read_inventory().gpus, find_files)
         except DriverError:  # an instance can have gone since the look, with its claim
-            yield from _mig_device_file_finding(look().gpus, files)
+            yield from _mig_device_file_finding(read_inventory().gpus, find_files)
     except DriverError as e:
         yield fail(
             MIG_DEVICE_FILES,
@@ -308,27 +310,27 @@ def check_mig_device_files(
         )
 
 
-def _mig_device_file_finding(gpus: Sequence[Gpu], files: FindCapabilityFiles) -> list[Finding]:
-    found = list(_mig_capable(gpus))
+def _mig_device_file_finding(gpus: Sequence[Gpu], find_files: FindCapabilityFiles) -> list[Finding]:
+    gpus_with_mig = list(_mig_capable(gpus))
     names = tuple(
-        f"gpu{gpu.minor}/mig/gi{one.gi}{rest}"
-        for gpu, mig in found
+        f"gpu{gpu.minor}/mig/gi{one.gi}{suffix}"
+        for gpu, mig in gpus_with_mig
         for one in mig.instances
-        for rest in ("", f"/ci{one.ci}")
+        for suffix in ("", f"/ci{one.ci}")
     )
-    there = files((*names, _MONITOR_CAPABILITY))
-    absent = [name for name in names if there.get(name) is None]
-    later = f", {len(absent)} of them made when a claim does" if absent else ""
-    need = f"{len(names)} that the instances need{later}" if names else "none is needed now"
-    said = [ok(MIG_DEVICE_FILES, need)]
-    if _MONITOR_CAPABILITY not in there:
-        said.append(
+    found_files = find_files((*names, _MONITOR_CAPABILITY))
+    missing = [name for name in names if found_files.get(name) is None]
+    to_be_made = f", {len(missing)} of them made when a claim does" if missing else ""
+    message = f"{len(names)} that the instances need{to_be_made}" if names else "none is needed now"
+    findings = [ok(MIG_DEVICE_FILES, message)]
+    if _MONITOR_CAPABILITY not in found_files:
+        findings.append(
             skip(
                 MIG_DEVICE_FILES,
-                f"this driver has no {_MONITOR_CAPABILITY}: who looks on sees no instances",
+                f"this driver has no {_MONITOR_CAPABILITY}: admin access shows no instances",
             )
         )
-    return said
+    return findings
 
 
 def _mig_capable(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, MigInfo]]:
@@ -336,24 +338,25 @@ def _mig_capable(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, MigInfo]]:
 
 
 def _pending_mode_finding(gpu: Gpu, mig: MigInfo) -> Finding:
-    now, then = ("on", "off") if mig.on else ("off", "on")
+    current, pending = ("on", "off") if mig.on else ("off", "on")
     return warn(
         MIG_MODES,
-        f"{gpu.name}: it is {now}, and goes {then} with the next reset of the GPU",
+        f"{gpu.name}: it is {current}, and goes {pending} with the next reset of the GPU",
         reset_instructions(gpu.pci_bus_id)
         if mig.fixed is GuestRestriction.NOTHING
         else "drain and reboot the node",
     )
 
 
-def _odd_instance_finding(gpu: Gpu, mig: MigInfo, one: UnusableGpuInstance) -> Finding:
-    at = f"-i {gpu.pci_bus_id} -gi {one.gi}"
-    fill = "" if one.cis else f"give it one (nvidia-smi mig {at} -cci), or "
-    first = f"nvidia-smi mig {at} -dci, then " if one.cis else ""
+def _unusable_instance_finding(gpu: Gpu, mig: MigInfo, instance: UnusableGpuInstance) -> Finding:
+    options = f"-i {gpu.pci_bus_id} -gi {instance.gi}"
+    fill = "" if instance.cis else f"give it one (nvidia-smi mig {options} -cci), or "
+    first = f"nvidia-smi mig {options} -dci, then " if instance.cis else ""
     return warn(
         MIG_INSTANCES,
-        f"{gpu.name}, {profile_name(mig, one.key)} at {one.key.start}: {odd_instance_message(one)}",
-        f"{fill}remove it: {first}nvidia-smi mig {at} -dgi",
+        f"{gpu.name}, {profile_name(mig, instance.key)} at {instance.key.start}: "
+        f"{unusable_instance_message(instance)}",
+        f"{fill}remove it: {first}nvidia-smi mig {options} -dgi",
     )
 
 
@@ -374,12 +377,12 @@ def _vanished_instance_finding(
 def _replaced_instance_finding(
     gpus: Sequence[Gpu], steady: Iterable[ClaimRecord]
 ) -> Iterator[Finding]:
-    """What is there again, and is not what the claim had, though it is called the same."""
-    seen = {gpu.uuid for gpu, _ in _mig_capable(gpus)}
+    """Instances with the name of one that a claim had, and that are others."""
+    readable = {gpu.uuid for gpu, _ in _mig_capable(gpus)}
     for record in steady:
-        away = lost_instances(record, gpus)
+        lost = lost_instances(record, gpus)
         for holding in released_partitions(record):
-            if holding.gpu in seen and holding not in away:
+            if holding.gpu in readable and holding not in lost:
                 yield warn(
                     MIG_INSTANCES,
                     f"claim {record.claim} had {holding.device}, which was removed; somebody else "

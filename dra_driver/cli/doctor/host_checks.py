@@ -46,7 +46,9 @@ def inspect_directory(path: Path) -> DirectoryState:
     """*path*, or the nearest directory above it, which is where it would be made. NodeError: this
     process may not look."""
     try:
-        nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
+        nearest = next(
+            directory for directory in (path, *path.absolute().parents) if directory.exists()
+        )
     except OSError as e:
         raise NodeError(f"{path}: {e.strerror}; ask as root") from e
     return DirectoryState(
@@ -62,7 +64,7 @@ class LedgerSnapshot:
     """The ledger, as far as it can be read."""
 
     records: Mapping[ClaimUid, ClaimRecord]
-    aside: Mapping[ClaimUid, DamagedRecord]
+    unreadable: Mapping[ClaimUid, DamagedRecord]
 
 
 def check_cdi_directory(path: Path) -> Iterator[Finding]:
@@ -79,9 +81,9 @@ def check_cdi_files(directory: Path, vendor: str, ledger: Path) -> Iterator[Find
 
 def check_kubelet_directory(kubelet: Path, driver: str, pod_uid: str) -> Iterator[Finding]:
     registry = kubelet / "plugins_registry"
-    found = inspect_directory(registry)
-    if found.is_there:
-        yield directory_finding(KUBELET_DIRECTORY, found, "--kubelet-dir")
+    state = inspect_directory(registry)
+    if state.is_there:
+        yield directory_finding(KUBELET_DIRECTORY, state, "--kubelet-dir")
     else:
         yield fail(
             KUBELET_DIRECTORY,
@@ -109,36 +111,36 @@ def check_ledger(directory: Path) -> Iterator[Finding]:
         yield place
 
 
-def directory_finding(what: str, found: DirectoryState, flag: str) -> Finding:
-    if found.is_there and not found.is_directory:
-        return fail(what, f"{found.path} is no directory", f"remove it, or give another {flag}")
-    if not found.is_writable:
+def directory_finding(subject: str, state: DirectoryState, flag: str) -> Finding:
+    if state.is_there and not state.is_directory:
+        return fail(subject, f"{state.path} is no directory", f"remove it, or give another {flag}")
+    if not state.is_writable:
         return fail(
-            what,
-            f"{found.path} cannot be {'written' if found.is_there else 'made'}",
+            subject,
+            f"{state.path} cannot be {'written' if state.is_there else 'made'}",
             f"let this process write there (mount it, and not read-only), or give another {flag}",
         )
-    if found.is_there:
-        return ok(what, f"{found.path} can be written")
-    return ok(what, f"{found.path} does not exist; it is made when it is needed")
+    if state.is_there:
+        return ok(subject, f"{state.path} can be written")
+    return ok(subject, f"{state.path} does not exist; it is made when it is needed")
 
 
-def cdi_directory_finding(found: DirectoryState) -> Finding:
+def cdi_directory_finding(state: DirectoryState) -> Finding:
     """A container runtime that uses CDI makes it, so that it is not there tells something."""
-    finding = directory_finding(CDI_DIRECTORY, found, "--cdi-dir")
-    if found.is_there or finding.level is not Level.OK:
+    finding = directory_finding(CDI_DIRECTORY, state, "--cdi-dir")
+    if state.is_there or finding.level is not Level.OK:
         return finding
     return warn(
         CDI_DIRECTORY,
-        finding.found,
+        finding.message,
         "does the container runtime use CDI (containerd 2.0; 1.7 with enable_cdi = true; CRI-O), "
         "and does it look there?",
     )
 
 
-def cdi_file_finding(files: Collection[ClaimUid], book: LedgerSnapshot) -> Finding:
+def cdi_file_finding(files: Collection[ClaimUid], ledger: LedgerSnapshot) -> Finding:
     """Whether every prepared claim has its file, and every file its claim."""
-    prepared = {uid: record for uid, record in book.records.items() if record.completed}
+    prepared = {uid: record for uid, record in ledger.records.items() if record.completed}
     lost = sorted(str(record.claim) for uid, record in prepared.items() if uid not in files)
     if lost:
         return fail(
@@ -147,7 +149,7 @@ def cdi_file_finding(files: Collection[ClaimUid], book: LedgerSnapshot) -> Findi
             "start the plugin anew, which writes them again; until then their containers "
             "cannot be started",
         )
-    orphans = sorted(set(files) - book.records.keys() - book.aside.keys())
+    orphans = sorted(set(files) - ledger.records.keys() - ledger.unreadable.keys())
     if orphans:
         return warn(
             CDI_FILES,
@@ -159,35 +161,39 @@ def cdi_file_finding(files: Collection[ClaimUid], book: LedgerSnapshot) -> Findi
 
 def cdi_problem_findings(problems: Sequence[str], kind: str) -> Iterator[Finding]:
     """What a container runtime cannot use in the directory; ours are those of *kind*."""
-    ours = [problem for problem in problems if problem.startswith(f"{kind}=")]
-    others = [problem for problem in problems if problem not in ours]
-    for problem in ours:
+    our_problems = [problem for problem in problems if problem.startswith(f"{kind}=")]
+    other_problems = [problem for problem in problems if problem not in our_problems]
+    for problem in our_problems:
         yield fail(CDI_FILES, problem, "remove the file that is not ours: no runtime uses either")
-    if others:
+    if other_problems:
         yield warn(
-            CDI_FILES, abbreviated(others), "whoever wrote them has to mend them; ours still work"
+            CDI_FILES,
+            abbreviated(other_problems),
+            "whoever wrote them has to mend them; ours still work",
         )
 
 
-def ledger_findings(directory: Path, book: LedgerSnapshot) -> Iterator[Finding]:
-    for found in book.aside.values():
-        held = abbreviated(sorted(found.mentions)) or "every GPU"
+def ledger_findings(directory: Path, ledger: LedgerSnapshot) -> Iterator[Finding]:
+    for damaged in ledger.unreadable.values():
+        held = abbreviated(sorted(damaged.mentions)) or "every GPU"
         yield fail(
             LEDGER,
-            f"{found.path} cannot be read: {found.reason}",
+            f"{damaged.path} cannot be read: {damaged.reason}",
             f"{held} takes no new claim until the plugin has settled it with the API server; if "
             "it stays, and no pod uses that claim, remove the file",
         )
-    begun = sorted(str(record.claim) for record in book.records.values() if not record.completed)
-    if begun:
+    unfinished = sorted(
+        str(record.claim) for record in ledger.records.values() if not record.completed
+    )
+    if unfinished:
         yield warn(
             LEDGER,
-            f"{len(begun)} claims are begun, or half given back: {abbreviated(begun)}",
+            f"{len(unfinished)} claims are begun, or half given back: {abbreviated(unfinished)}",
             "nothing while the kubelet tries again; where that does not end, an event of the pod "
             "and the plugin's log say what is in the way",
         )
-    if not book.aside:
-        yield ok(LEDGER, f"{len(book.records)} claims in {directory}")
+    if not ledger.unreadable:
+        yield ok(LEDGER, f"{len(ledger.records)} claims in {directory}")
 
 
 PLUGIN, OTHER_DRIVERS = "plugin", "other drivers"
@@ -196,17 +202,23 @@ _ASK_SECONDS = 2.0
 
 def check_plugin(kubelet: Path, driver: str) -> Iterator[Finding]:
     """Every process of ours, asked over its two sockets as the kubelet would ask."""
-    alive = plugin_processes(_home(kubelet, driver) / "instances")
-    yield from plugin_process_findings({one: _ask(_paths(kubelet, driver, one)) for one in alive})
+    processes = plugin_processes(_home(kubelet, driver) / "instances")
+    yield from plugin_process_findings(
+        {process: _ask(_paths(kubelet, driver, process)) for process in processes}
+    )
 
 
 def check_other_drivers(kubelet: Path, driver: str, cdi_dir: Path) -> Iterator[Finding]:
     """Whoever else speaks for *driver* here: a driver of NVIDIA's that was not removed, say."""
-    alive = plugin_processes(_home(kubelet, driver) / "instances")
-    ours = {paths.registration for one in alive if (paths := _paths(kubelet, driver, one))}
+    processes = plugin_processes(_home(kubelet, driver) / "instances")
+    our_sockets = {
+        paths.registration for one in processes if (paths := _paths(kubelet, driver, one))
+    }
     registry = kubelet / "plugins_registry"
-    found = registered_plugins(registry, _ASK_SECONDS) if registry.is_dir() else ()
-    yield from other_plugin_findings([one for one in found if one.socket not in ours], driver)
+    plugins = registered_plugins(registry, _ASK_SECONDS) if registry.is_dir() else ()
+    yield from other_plugin_findings(
+        [one for one in plugins if one.socket not in our_sockets], driver
+    )
     # Ours end in .json, theirs in .yaml.
     foreign = sorted(path.name for path in cdi_dir.glob(f"k8s.{driver}-{CDI_CLASS}_*.yaml"))
     yield from unmanaged_cdi_file_findings(foreign, cdi_dir)
@@ -234,25 +246,26 @@ def plugin_process_findings(answers: Mapping[PluginProcess, str]) -> Iterator[Fi
         )
 
 
-def other_plugin_findings(others: Sequence[RegisteredPlugin], driver: str) -> Iterator[Finding]:
-    """*others*: what is in the registry and belongs to no live process of ours."""
-    rivals = [one for one in others if one.name == driver]
-    for one in rivals:
+def other_plugin_findings(plugins: Sequence[RegisteredPlugin], driver: str) -> Iterator[Finding]:
+    """*plugins*: what is in the registry and belongs to no live process of ours."""
+    rivals = [plugin for plugin in plugins if plugin.name == driver]
+    for plugin in rivals:
         yield fail(
             OTHER_DRIVERS,
-            f"{one.socket} speaks for {driver} too, at {one.endpoint}, and is no process of ours",
+            f"{plugin.socket} speaks for {driver} too, at {plugin.endpoint}, "
+            "and is no process of ours",
             "remove the other driver from this node (NVIDIA's: its DaemonSet), or give one of the "
             "two another --driver-name",
         )
-    silent = [one for one in others if one.error]
-    for one in silent:
+    silent = [plugin for plugin in plugins if plugin.error]
+    for plugin in silent:
         yield warn(
             OTHER_DRIVERS,
-            f"{one.socket} does not answer: {one.error}",
+            f"{plugin.socket} does not answer: {plugin.error}",
             "its process is gone or hangs; where it is gone, remove the socket",
         )
     if not rivals:
-        names = abbreviated(sorted(one.name for one in others if one.name)) or "none"
+        names = abbreviated(sorted(plugin.name for plugin in plugins if plugin.name)) or "none"
         yield ok(OTHER_DRIVERS, f"nobody else speaks for {driver}; other plugins here: {names}")
 
 

@@ -42,16 +42,19 @@ class MpsAgentSnapshot:
     after: LedgerSnapshot
 
     @property
-    def settled(self) -> Iterator[ClaimRecord]:
+    def steady_records(self) -> Iterator[ClaimRecord]:
         """Claims that were prepared all the time."""
         for uid, record in self.before.records.items():
-            later = self.after.records.get(uid)
-            if record.completed and later is not None and later.completed:
+            record_after = self.after.records.get(uid)
+            if record.completed and record_after is not None and record_after.completed:
                 yield record
 
     def may_have(self, uid: ClaimUid) -> bool:
         """Whether a claim can have something of MPS as far as the ledger tells."""
-        return any(uid in book.records or uid in book.aside for book in (self.before, self.after))
+        return any(
+            uid in ledger.records or uid in ledger.unreadable
+            for ledger in (self.before, self.after)
+        )
 
 
 class CheckedMpsAgent:
@@ -63,27 +66,27 @@ class CheckedMpsAgent:
         self._ledger = ledger
         self._ask = ask
 
-    def book(self) -> LedgerSnapshot:
+    def ledger_snapshot(self) -> LedgerSnapshot:
         return LedgerSnapshot(*read_ledger_directory(self._ledger()))
 
     def holders(self) -> tuple[ClaimRef, ...]:
         """The claims under MPS, by the ledger."""
-        records = self.book().records.values()
+        records = self.ledger_snapshot().records.values()
         return tuple(sorted(r.claim for r in records if r.namespaces))
 
     @functools.cached_property
-    def seen(self) -> MpsAgentSnapshot | NodeError:
+    def snapshot(self) -> MpsAgentSnapshot | NodeError:
         """NodeError: what the agent does not tell, and why."""
-        before = self.book()
+        before = self.ledger_snapshot()
         try:
             status = self._ask(Path(self.socket))
         except NodeError as e:
             return e
-        return MpsAgentSnapshot(status, before, self.book())
+        return MpsAgentSnapshot(status, before, self.ledger_snapshot())
 
 
-def check_mps_programs(scene: CheckedMpsAgent, driver: DriverRoot) -> Iterator[Finding]:
-    if not scene.socket:
+def check_mps_programs(agent: CheckedMpsAgent, driver: DriverRoot) -> Iterator[Finding]:
+    if not agent.socket:
         return
     missing: list[str] = []
     for name in PROGRAMS:
@@ -94,29 +97,29 @@ def check_mps_programs(scene: CheckedMpsAgent, driver: DriverRoot) -> Iterator[F
     yield mps_programs_finding(missing)
 
 
-def check_mps_agent(scene: CheckedMpsAgent) -> Iterator[Finding]:
-    holders = scene.holders()
-    if not scene.socket:
+def check_mps_agent(agent: CheckedMpsAgent) -> Iterator[Finding]:
+    holders = agent.holders()
+    if not agent.socket:
         yield no_mps_agent_finding(holders)
-    elif isinstance(scene.seen, MpsAgentSnapshot):
-        yield ok(AGENT, f"answers at {scene.socket}")
+    elif isinstance(agent.snapshot, MpsAgentSnapshot):
+        yield ok(AGENT, f"answers at {agent.socket}")
     else:
-        yield silent_mps_agent_finding(scene.seen, holders)
+        yield silent_mps_agent_finding(agent.snapshot, holders)
 
 
-def check_mps_servers(scene: CheckedMpsAgent) -> Iterator[Finding]:
-    if (seen := _told(scene)) is not None:
-        yield from mps_server_findings(seen.status.servers, seen.status.incidents)
+def check_mps_servers(agent: CheckedMpsAgent) -> Iterator[Finding]:
+    if (snapshot := _told(agent)) is not None:
+        yield from mps_server_findings(snapshot.status.servers, snapshot.status.incidents)
 
 
-def check_unmanaged_daemons(scene: CheckedMpsAgent) -> Iterator[Finding]:
-    if (seen := _told(scene)) is not None:
-        yield from unmanaged_daemon_findings(seen.status.foreign)
+def check_unmanaged_daemons(agent: CheckedMpsAgent) -> Iterator[Finding]:
+    if (snapshot := _told(agent)) is not None:
+        yield from unmanaged_daemon_findings(snapshot.status.foreign)
 
 
-def check_mps_claims(scene: CheckedMpsAgent) -> Iterator[Finding]:
-    if (seen := _told(scene)) is not None:
-        yield from mps_namespace_findings(seen)
+def check_mps_claims(agent: CheckedMpsAgent) -> Iterator[Finding]:
+    if (snapshot := _told(agent)) is not None:
+        yield from mps_namespace_findings(snapshot)
 
 
 def mps_programs_finding(problems: Sequence[str]) -> Finding:
@@ -142,16 +145,16 @@ def no_mps_agent_finding(holders: Sequence[ClaimRef]) -> Finding:
 
 def silent_mps_agent_finding(error: NodeError, holders: Sequence[ClaimRef]) -> Finding:
     """An agent that is missing is a fault where it is missed."""
-    mend = (
+    remedy = (
         "kubectl get pods -A -o wide: does the pod of the mps-agent DaemonSet run on this node, "
         "what does it log? Where nobody is to have MPS: --mps-socket ''"
     )
     if not isinstance(error, MpsAgentUnreachable):
         return fail(AGENT, str(error), "look at its log; delete its pod: the servers go on")
     if not holders:
-        return warn(AGENT, str(error), mend)
+        return warn(AGENT, str(error), remedy)
     held = f"{len(holders)} claims are under MPS: {abbreviated(map(str, holders))}"
-    return fail(AGENT, f"{error}; {held}, and nobody looks after their servers", mend)
+    return fail(AGENT, f"{error}; {held}, and nobody looks after their servers", remedy)
 
 
 def mps_server_findings(
@@ -196,12 +199,12 @@ def unmanaged_daemon_findings(daemons: Sequence[str]) -> Iterator[Finding]:
         yield ok(UNMANAGED_DAEMONS, "none")
 
 
-def mps_namespace_findings(seen: MpsAgentSnapshot) -> Iterator[Finding]:
+def mps_namespace_findings(snapshot: MpsAgentSnapshot) -> Iterator[Finding]:
     """What the ledger and the agent do not agree about."""
-    served = {one.namespace.name: one for one in seen.status.namespaces()}
-    records = list(seen.settled)
+    served = {one.namespace.name: one for one in snapshot.status.namespaces()}
+    records = list(snapshot.steady_records)
     lost = [r for r in records if any(s.name not in served for s in r.namespaces)]
-    other = [r for r in records if any(_differs(s, served) for s in r.namespaces)]
+    differing = [r for r in records if any(_differs(s, served) for s in r.namespaces)]
     if lost:
         yield fail(
             NAMESPACES,
@@ -210,42 +213,42 @@ def mps_namespace_findings(seen: MpsAgentSnapshot) -> Iterator[Finding]:
             "what runs in their pods has no limits of MPS, or does not start: delete those pods; "
             "the agent's log says what became of the servers",
         )
-    if other:
+    if differing:
         yield fail(
             NAMESPACES,
-            f"{len(other)} claims are served with other limits than the ledger has: "
-            f"{_named(other)}",
+            f"{len(differing)} claims are served with other limits than the ledger has: "
+            f"{_named(differing)}",
             "delete their pods; report this: it is a fault of ours",
         )
-    strays = sorted(
+    orphans = sorted(
         f"{name} (claim UID {one.namespace.claim})"
         for name, one in served.items()
-        if not seen.may_have(one.namespace.claim)
+        if not snapshot.may_have(one.namespace.claim)
     )
-    if strays:
+    if orphans:
         yield warn(
             NAMESPACES,
-            f"the agent serves {len(strays)} of which the ledger knows nothing: "
-            f"{abbreviated(strays)}",
+            f"the agent serves {len(orphans)} of which the ledger knows nothing: "
+            f"{abbreviated(orphans)}",
             "start the plugin anew, which ends them",
         )
-    if not (lost or other or strays):
+    if not (lost or differing or orphans):
         number = sum(1 for record in records if record.namespaces)
         yield ok(
             NAMESPACES, f"{number} are prepared, and the agent serves them as the ledger has them"
         )
 
 
-def _told(scene: CheckedMpsAgent) -> MpsAgentSnapshot | None:
+def _told(agent: CheckedMpsAgent) -> MpsAgentSnapshot | None:
     """What the agent told; the check of the agent says why it told nothing."""
-    seen = scene.seen if scene.socket else None
-    return seen if isinstance(seen, MpsAgentSnapshot) else None
+    snapshot = agent.snapshot if agent.socket else None
+    return snapshot if isinstance(snapshot, MpsAgentSnapshot) else None
 
 
 def _differs(namespace: MpsNamespace, served: Mapping[MpsNamespaceName, ServedNamespace]) -> bool:
     """But for ``most``: the node's rules may be others since, and the agent keeps to its first."""
-    found = served.get(namespace.name)
-    return found is not None and replace(found.namespace, most=namespace.most) != namespace
+    other = served.get(namespace.name)
+    return other is not None and replace(other.namespace, most=namespace.most) != namespace
 
 
 def _named(records: Iterable[ClaimRecord]) -> str:

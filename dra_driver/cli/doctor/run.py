@@ -49,7 +49,7 @@ from dra_driver.settings import DoctorSettings
 log = logging.getLogger(__name__)
 
 Check = tuple[str, Callable[[], Iterable[Finding]]]
-"""What is looked at, and how."""
+"""The subject of a check, and the check itself."""
 
 ClusterCheck = Callable[[cluster_checks.CheckedCluster], Iterable[Finding]]
 
@@ -64,14 +64,14 @@ _NEED_THE_DRIVER = (
     mps_checks.PROGRAM,
     gpu_checks.COMPUTE_MODES,
 )
-_NO_OTHERS: Mapping[str, ClusterCheck] = {}
+_NO_MORE_CHECKS: Mapping[str, ClusterCheck] = {}
 _SECONDS = 30.0  # for one check: what it waits for has shorter limits of its own
 _TIMEOUTS = ApiTimeouts(read=5.0, write=5.0)
 
 
 def doctor(settings: DoctorSettings, open_node: OpenNode, ask: AskAgent = ask_agent) -> int:
-    """Print each finding as soon as it is made. 0: nothing failed; 1: something did. *ask*: how the
-    MPS agent is asked."""
+    """Print each finding as soon as there is one. 0: nothing failed; 1: something did. *ask*: how
+    the MPS agent is asked."""
     findings: list[Finding] = []
     with ExitStack() as stack:
         for finding in _examine(settings, open_node, ask, stack):
@@ -82,22 +82,24 @@ def doctor(settings: DoctorSettings, open_node: OpenNode, ask: AskAgent = ask_ag
 
 
 def run_checks(checks: Iterable[Check], deadline_seconds: float = _SECONDS) -> Iterator[Finding]:
-    """All of them, whatever one of them runs into; each ends in time. What several run into is told
-    once."""
-    told: dict[str, str] = {}
-    for what, check in checks:
-        worker = CallThread(f"doctor: {what}")
+    """All of them, whatever errors there are; each ends in time. An error that several checks run
+    into is reported once."""
+    first_subjects: dict[str, str] = {}
+    for subject, check in checks:
+        worker = CallThread(f"doctor: {subject}")
         try:
-            yield from worker.submit(what, partial(_run_check, check), deadline_seconds).result()
+            yield from worker.submit(subject, partial(_run_check, check), deadline_seconds).result()
         except (DriverError, OSError) as e:  # a file that this user may not read, for instance
-            first = told.setdefault(str(e), what)
-            if first != what:
-                yield skip(what, f"cannot be looked at, for the same reason as {first}")
+            first = first_subjects.setdefault(str(e), subject)
+            if first != subject:
+                yield skip(subject, f"cannot be looked at, for the same reason as {first}")
                 continue
-            yield fail(what, f"cannot be looked at: {e}", "mend this first, then ask again")
+            yield fail(subject, f"cannot be looked at: {e}", "mend this first, then ask again")
         except Exception as e:
-            log.exception("a check broke", extra={"check": what})
-            yield fail(what, f"the check itself broke: {e!r}", "report this: it is a fault of ours")
+            log.exception("a check broke", extra={"check": subject})
+            yield fail(
+                subject, f"the check itself broke: {e!r}", "report this: it is a fault of ours"
+            )
         finally:
             worker.stop()
 
@@ -113,19 +115,21 @@ def _examine(
     machine = gpu_checks.CheckedNode(node, node.root)
     cluster = _cluster(settings, stack)
     yield from _user(os.geteuid())
-    of_driver = list(run_checks(_driver_checks(machine)))
-    yield from of_driver
-    rest = [
+    driver_findings = list(run_checks(_driver_checks(machine)))
+    yield from driver_findings
+    other_checks = [
         *_gpu_checks(settings, machine),
         *_disk_checks(settings),
         *_mig_checks(settings, machine),
         *_sharing_checks(settings, machine, cluster),
         *_mps_checks(settings, machine, node.driver, ask),
     ]
-    if any(finding.level is Level.FAIL for finding in of_driver):
+    if any(finding.level is Level.FAIL for finding in driver_findings):
         yield from _without_driver(machine)
-        rest = [(what, check) for what, check in rest if what not in _NEED_THE_DRIVER]
-    yield from run_checks(rest)
+        other_checks = [
+            (subject, check) for subject, check in other_checks if subject not in _NEED_THE_DRIVER
+        ]
+    yield from run_checks(other_checks)
     if isinstance(cluster, Finding):
         yield cluster
     else:
@@ -133,7 +137,7 @@ def _examine(
 
 
 def _user(uid: int) -> Iterator[Finding]:
-    """Who asks: the cause of much that others than root are told."""
+    """Without root much of what follows cannot be read or written."""
     if uid != 0:
         yield warn(
             "user",
@@ -144,13 +148,13 @@ def _user(uid: int) -> Iterator[Finding]:
 
 
 def _without_driver(machine: gpu_checks.CheckedNode) -> Iterator[Finding]:
-    """What is not looked at, since all that it would say is that the driver is missing."""
-    found = list(
+    """The checks that are left out, since all of them would report the missing driver."""
+    findings = list(
         run_checks([(gpu_checks.GPUS, partial(gpu_checks.check_gpus_without_driver, machine))])
     )
-    yield from found
-    told = {finding.what for finding in found}
-    names = [what for what in _NEED_THE_DRIVER if what not in told]
+    yield from findings
+    checked = {finding.subject for finding in findings}
+    names = [subject for subject in _NEED_THE_DRIVER if subject not in checked]
     yield skip(", ".join(names), gpu_checks.NEEDS_DRIVER)
 
 
@@ -195,8 +199,8 @@ def _mig_checks(settings: DoctorSettings, machine: gpu_checks.CheckedNode) -> li
 def _layouts(settings: DoctorSettings, node: GpuNode) -> Iterator[Finding]:
     gpus = [gpu for gpu in node.inventory().gpus if gpu.mig is not None]
     if gpus:
-        book = MigStateFile(settings.mig_state, boot_id(settings.host_root)).read()
-        yield from mig_status.layout_findings(book, gpus)
+        mig_state = MigStateFile(settings.mig_state, boot_id(settings.host_root)).read()
+        yield from mig_status.layout_findings(mig_state, gpus)
 
 
 def _read_ledger(settings: DoctorSettings) -> host_checks.LedgerSnapshot:
@@ -208,14 +212,14 @@ def _sharing_checks(
     machine: gpu_checks.CheckedNode,
     cluster: cluster_checks.CheckedCluster | Finding,
 ) -> list[Check]:
-    reached = None if isinstance(cluster, Finding) else cluster
+    checked_cluster = None if isinstance(cluster, Finding) else cluster
     node = machine.node
-    scene = sharing_checks.CheckedProfile(settings, node.inventory, reached)
+    profile = sharing_checks.CheckedProfile(settings, node.inventory, checked_cluster)
     return [
-        (sharing_checks.PROFILE, partial(sharing_checks.check_profile, scene)),
+        (sharing_checks.PROFILE, partial(sharing_checks.check_profile, profile)),
         (
             sharing_checks.LIMITS,
-            lambda: sharing_checks.check_memory_limits(scene, node.limits.status),
+            lambda: sharing_checks.check_memory_limits(profile, node.limits.status),
         ),
         (sharing_checks.CGROUPS, partial(sharing_checks.check_cgroups, machine.host_root)),
         (
@@ -239,24 +243,23 @@ def _mps_checks(
     settings: DoctorSettings, machine: gpu_checks.CheckedNode, driver: DriverRoot, ask: AskAgent
 ) -> list[Check]:
     node = machine.node
-    scene = mps_checks.CheckedMpsAgent(settings.mps_socket, partial(_ledger_of_boot, settings), ask)
+    agent = mps_checks.CheckedMpsAgent(settings.mps_socket, partial(_ledger_of_boot, settings), ask)
     return [
-        (mps_checks.PROGRAM, partial(mps_checks.check_mps_programs, scene, driver)),
-        (mps_checks.AGENT, partial(mps_checks.check_mps_agent, scene)),
-        (mps_checks.SERVERS, partial(mps_checks.check_mps_servers, scene)),
-        (mps_checks.UNMANAGED_DAEMONS, partial(mps_checks.check_unmanaged_daemons, scene)),
-        (mps_checks.NAMESPACES, partial(mps_checks.check_mps_claims, scene)),
+        (mps_checks.PROGRAM, partial(mps_checks.check_mps_programs, agent, driver)),
+        (mps_checks.AGENT, partial(mps_checks.check_mps_agent, agent)),
+        (mps_checks.SERVERS, partial(mps_checks.check_mps_servers, agent)),
+        (mps_checks.UNMANAGED_DAEMONS, partial(mps_checks.check_unmanaged_daemons, agent)),
+        (mps_checks.NAMESPACES, partial(mps_checks.check_mps_claims, agent)),
         (
             gpu_checks.COMPUTE_MODES,
             lambda: gpu_checks.check_compute_modes(
-                scene.book, node.inventory().gpus, node.compute_mode
+                agent.ledger_snapshot, node.inventory().gpus, node.compute_mode
             ),
         ),
     ]
 
 
 def _ledger_of_boot(settings: DoctorSettings) -> Path:
-    """Where the ledger of this boot is."""
     return settings.ledger_dir / boot_id(settings.host_root)
 
 
@@ -288,11 +291,13 @@ def _claims_in_use(settings: DoctorSettings, node: GpuNode) -> ClusterCheck:
         return tuple(_read_ledger(settings).records.values())
 
     def neighbours(uid: ClaimUid, gpus: Collection[str]) -> list[ClaimRecord]:
-        return [one for one in records() if one.claim.uid != uid and one.gpus & set(gpus)]
+        return [
+            record for record in records() if record.claim.uid != uid and record.gpus & set(gpus)
+        ]
 
     processes = open_pod_processes(settings.host_root, settings.runtime_dir)
-    users = InUseCheck(processes, node.processes, neighbours)
-    return partial(cluster_checks.check_claims_in_use, records=records, users=users)
+    in_use = InUseCheck(processes, node.processes, neighbours)
+    return partial(cluster_checks.check_claims_in_use, records=records, in_use=in_use)
 
 
 def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.CheckedCluster | Finding:
@@ -312,33 +317,36 @@ def _cluster(settings: DoctorSettings, stack: ExitStack) -> cluster_checks.Check
 
 
 def examine_cluster(
-    cluster: cluster_checks.CheckedCluster, others: Mapping[str, ClusterCheck] = _NO_OTHERS
+    cluster: cluster_checks.CheckedCluster,
+    more_checks: Mapping[str, ClusterCheck] = _NO_MORE_CHECKS,
 ) -> Iterator[Finding]:
-    """Every question to the API server, and *others*; after the first one fails, none."""
-    first = list(
+    """Every check against the API server, and *more_checks*; none, where it does not answer."""
+    server_findings = list(
         run_checks([(cluster_checks.SERVER, partial(cluster_checks.check_api_server, cluster))])
     )
-    yield from first
-    market = cache(
+    yield from server_findings
+    published = cache(
         partial(read_published_devices, cluster)
     )  # every slice there is: listed once for both
-    rest: dict[str, ClusterCheck] = {
+    checks: dict[str, ClusterCheck] = {
         cluster_checks.NODE: cluster_checks.check_node_object,
         cluster_checks.RIGHTS: cluster_checks.check_permissions,
         cluster_checks.CLASS: cluster_checks.check_device_class,
         cluster_checks.FEATURES: cluster_checks.check_api_features,
-        pending_claims.CLAIMS: partial(pending_claims.pending_claims, market=market),
-        pending_pods.PODS: partial(pending_pods.pending_pods, market=market),
-        **others,
+        pending_claims.CLAIMS: partial(pending_claims.pending_claims, market=published),
+        pending_pods.PODS: partial(pending_pods.pending_pods, market=published),
+        **more_checks,
     }
-    if any(finding.level is Level.FAIL for finding in first):
-        yield skip(", ".join(rest), "the API server has to answer first")
+    if any(finding.level is Level.FAIL for finding in server_findings):
+        yield skip(", ".join(checks), "the API server has to answer first")
     else:
-        yield from run_checks([(what, partial(check, cluster)) for what, check in rest.items()])
+        yield from run_checks(
+            [(subject, partial(check, cluster)) for subject, check in checks.items()]
+        )
 
 
 def _access(settings: DoctorSettings) -> ApiServerAccess | Finding:
-    """How to reach the API server; outside a pod, and told nothing, that is not looked at."""
+    """How to reach the API server; skipped outside a pod without --kubeconfig."""
     if settings.kubeconfig is None:
         try:
             return load_in_cluster()

@@ -41,16 +41,16 @@ class CheckedProfile:
     def __init__(
         self,
         settings: DoctorSettings,
-        look: Callable[[], Inventory],
+        read_inventory: Callable[[], Inventory],
         cluster: CheckedCluster | None,
     ) -> None:
         """*cluster*: None where no API server can be asked."""
         self._settings = settings
-        self._look = look
+        self._read_inventory = read_inventory
         self._cluster = cluster
 
     @functools.cached_property
-    def wanted(self) -> SelectedProfile:
+    def selected(self) -> SelectedProfile:
         """ClusterError: the labels of the Node cannot be read."""
         flag, node = self._settings.profile, self._settings.node_name
         if flag or self._cluster is None:
@@ -61,11 +61,11 @@ class CheckedProfile:
     @functools.cached_property
     def profile(self) -> Profile:
         """SettingsError: there is none of that name, or it is wrong."""
-        return ProfileCatalog(self._settings.profiles).named(self.wanted.name)
+        return ProfileCatalog(self._settings.profiles).named(self.selected.name)
 
     @functools.cached_property
     def inventory(self) -> Inventory:
-        return self._look()
+        return self._read_inventory()
 
     @functools.cached_property
     def offered(self) -> Offer:
@@ -85,29 +85,29 @@ class CheckedProfile:
         return ApiFeatures(*kept)
 
 
-def check_profile(scene: CheckedProfile) -> Iterator[Finding]:
+def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
     """Which one is wanted, whether it can be used, and what becomes of the GPUs by it."""
     try:
-        chosen = scene.wanted
+        chosen = checked.selected
     except ApiServerError as e:
         yield skip(PROFILE, f"which one the Node's labels choose cannot be read: {e}")
         return
     try:
-        found = scene.profile
+        profile = checked.profile
     except SettingsError as e:
         yield unusable_profile_finding(chosen, e)
         return
-    yield ok(PROFILE, f"{found.name} ({chosen.origin})")
-    yield from profile_warning_findings(scene.offered.notes)
-    yield from offer_findings(scene.offered, scene.inventory)
+    yield ok(PROFILE, f"{profile.name} ({chosen.origin})")
+    yield from profile_warning_findings(checked.offered.notes)
+    yield from offer_findings(checked.offered, checked.inventory)
 
 
 def check_memory_limits(
-    scene: CheckedProfile, status: Callable[[], MemoryLimitSupport]
+    checked: CheckedProfile, status: Callable[[], MemoryLimitSupport]
 ) -> Iterator[Finding]:
     try:
-        strict = requires_driver_limits(scene.offered)
-        yield from unenforced_gpu_findings(scene.offered)
+        strict = requires_driver_limits(checked.offered)
+        yield from unenforced_gpu_findings(checked.offered)
     except DriverError:  # the check of the profile says why
         strict = False
     yield memory_limit_finding(status(), strict)
@@ -166,22 +166,24 @@ def profile_warning_findings(notes: Iterable[str]) -> Iterator[Finding]:
         yield warn(PROFILE, note, "nothing, where that is what you want")
 
 
-def offer_findings(offered: Offer, found: Inventory = _NO_GPUS) -> Iterator[Finding]:
-    """What the GPUs become, and what cannot be offered as the profile says. *found*: the GPUs; what
-    they withhold themselves, and what the profile leaves out, is no matter of this check."""
+def offer_findings(offered: Offer, inventory: Inventory = _NO_GPUS) -> Iterator[Finding]:
+    """What the GPUs are offered as, and what cannot be offered as the profile says. GPUs that are
+    unavailable in *inventory*, or left out by the profile, are no matter of this check."""
     shapes: dict[str, list[str]] = {}
     for device in offered.devices:
         if device.partition is not None:
-            what = f"partitions {'cut for claims' if device.created_for_claims else 'that exist'}"
+            what = (
+                f"partitions {'created for claims' if device.created_for_claims else 'that exist'}"
+            )
         elif device.name in (device.gpu.name, f"{device.gpu.name}-0"):
             what = describe_shape(device.shape)
         else:
             continue
-        if device.gpu.name not in (its := shapes.setdefault(what, [])):
-            its.append(device.gpu.name)
+        if device.gpu.name not in (gpu_names := shapes.setdefault(what, [])):
+            gpu_names.append(device.gpu.name)
     for shape, gpus in sorted(shapes.items()):
         yield ok(OFFERED_GPUS, f"{shape}: {abbreviated(gpus)}")
-    yield from _unavailable_findings(offered, found)
+    yield from _unavailable_findings(offered, inventory)
     for change in offered.pending:
         yield warn(
             OFFERED_GPUS,
@@ -191,15 +193,19 @@ def offer_findings(offered: Offer, found: Inventory = _NO_GPUS) -> Iterator[Find
         )
 
 
-def _unavailable_findings(offered: Offer, found: Inventory) -> Iterator[Finding]:
+def _unavailable_findings(offered: Offer, inventory: Inventory) -> Iterator[Finding]:
     """GPUs of which nothing is offered because of their MIG mode."""
-    cut = {
-        describe_pci_gpu(gpu.pci_bus_id, gpu.uuid) for gpu in found.gpus if gpu.mig and gpu.mig.on
+    mig_gpus = {
+        describe_pci_gpu(gpu.pci_bus_id, gpu.uuid)
+        for gpu in inventory.gpus
+        if gpu.mig and gpu.mig.on
     }
-    judge = warn if offered.devices else fail
-    for one in offered.unavailable:
-        if one.what in cut:
-            yield judge(OFFERED_GPUS, f"{one.what} is not offered: {one.reason}", "")
+    finding = warn if offered.devices else fail
+    for unavailable in offered.unavailable:
+        if unavailable.what in mig_gpus:
+            yield finding(
+                OFFERED_GPUS, f"{unavailable.what} is not offered: {unavailable.reason}", ""
+            )
 
 
 def memory_limit_finding(offered: MemoryLimitSupport, strict: bool) -> Finding:
@@ -215,8 +221,10 @@ def memory_limit_finding(offered: MemoryLimitSupport, strict: bool) -> Finding:
             f"had: {offered.reason}",
             "mend that, or leave memoryLimit out: until then no fraction is prepared here",
         )
-    found = f"not by the GPU's driver, the memory guard alone sees to them: {offered.reason}"
-    return warn(LIMITS, found, "mend that, and ask again") if offered.fault else ok(LIMITS, found)
+    message = f"not by the GPU's driver, the memory guard alone sees to them: {offered.reason}"
+    return (
+        warn(LIMITS, message, "mend that, and ask again") if offered.fault else ok(LIMITS, message)
+    )
 
 
 def cgroups_finding(root: Path, is_there: bool, unified: bool, pods: Path | None) -> Finding:
