@@ -46,13 +46,13 @@ def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
         labels=("ready",),
     )
     for ready in (True, False):
-        number = sum(one.ready is ready for one in status.servers)
+        number = sum(server.ready is ready for server in status.servers)
         servers.add_metric([str(ready).lower()], number)
     yield servers
     yield GaugeMetricFamily(
         f"{_PREFIX}_clients",
         "Clients of all MPS servers of this node.",
-        value=sum(len(one.clients) for one in status.servers),
+        value=sum(len(server.clients) for server in status.servers),
     )
     yield CounterMetricFamily(
         f"{_PREFIX}_restarts",

@@ -56,8 +56,8 @@ class DriftRepair:
         self, state: ServerState, spare: MpsNamespace | None, look: DaemonStatus
     ) -> ServerDrift:
         """*spare*: with the limits that it has to have; None: they are not known."""
-        kept = {one.inside.name: one for one in state.namespaces if one.served is not None}
-        found = compare_namespaces([one.inside for one in kept.values()], look.namespaces)
+        kept = {entry.inside.name: entry for entry in state.namespaces if entry.served is not None}
+        found = compare_namespaces([entry.inside for entry in kept.values()], look.namespaces)
         named = state.spare.name if state.spare else None
         spoilt = named is not None and named not in look.namespaces
         if spare is not None and not spoilt:
@@ -83,7 +83,7 @@ class DriftRepair:
 
 def clients_in(clients: Collection[MpsClient], namespace: MpsNamespaceName) -> list[int]:
     """The clients of a namespace, as the daemon calls it."""
-    return [one.pid for one in clients if one.namespace == namespace]
+    return [client.pid for client in clients if client.namespace == namespace]
 
 
 TerminateClients = Callable[[Collection[int]], bool]
@@ -157,7 +157,7 @@ class ServerNamespaces:
     def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
         """What its daemon is started with, as that knows it: what is written, and a spare."""
         self._last = first or self._last
-        namespaces = tuple(one.inside for one in self._state.namespaces)
+        namespaces = tuple(entry.inside for entry in self._state.namespaces)
         self._ready = None
         if self._daemon.protocol > 2:
             self._ready = self._like_the_last(self._state.spare)
@@ -169,7 +169,7 @@ class ServerNamespaces:
         ready = self._ready
         self._failed = False
         namespaces = [
-            self._served(one, directories[one.inside.name]) for one in self._state.namespaces
+            self._served(entry, directories[entry.inside.name]) for entry in self._state.namespaces
         ]
         return replace(
             self._state,
@@ -270,5 +270,5 @@ def _can_become(ready: MpsNamespace | None, namespace: MpsNamespace) -> bool:
     return ready is not None and ready.allowance.memory_bytes is None
 
 
-def _same_limits(one: MpsNamespace, other: MpsNamespace) -> bool:
-    return (one.allowance, one.priority) == (other.allowance, other.priority)
+def _same_limits(spare: MpsNamespace, other: MpsNamespace) -> bool:
+    return (spare.allowance, spare.priority) == (other.allowance, other.priority)

@@ -86,11 +86,11 @@ class ManagedServer:
         return self._state.find(name)
 
     def serves(self, name: MpsNamespaceName) -> bool:
-        return any(one.namespace.name == name for one in self._state.served)
+        return any(served.namespace.name == name for served in self._state.served)
 
     def status(self) -> MpsServer:
         state, trouble = self._state, self._health.trouble
-        reason = "; ".join(dict.fromkeys(one for one in (state.condemned, trouble) if one))
+        reason = "; ".join(dict.fromkeys(filter(None, (state.condemned, trouble))))
         return MpsServer(
             self.name,
             state.daemon.gpus,
@@ -231,7 +231,7 @@ class ManagedServer:
 
     def _condemn(self, reason: str) -> None:
         """From here on it is going to be started again, whoever does it."""
-        namespaces = tuple(one.namespace.name for one in self._state.served)
+        namespaces = tuple(served.namespace.name for served in self._state.served)
         self._record(reason, namespaces, len(self._health.clients))
         self._book.note(replace(self._state, condemned=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
@@ -255,7 +255,7 @@ class ManagedServer:
             self._book.write(self._state.without_tenants())
             if not self._state.served:
                 return self._end()
-        namespaces = tuple(one.namespace for one in self._state.served)
+        namespaces = tuple(served.namespace for served in self._state.served)
         most = servers.default_limits((*namespaces, more) if more else namespaces)
         daemon = replace(
             old,
@@ -304,7 +304,7 @@ class ManagedServer:
         self._restart(namespace)
 
     def _served(self, name: MpsNamespaceName) -> ServedNamespace:
-        return next(one for one in self._state.served if one.namespace.name == name)
+        return next(served for served in self._state.served if served.namespace.name == name)
 
     def _undo(self, how: Callable[[], None]) -> None:
         try:

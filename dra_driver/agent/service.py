@@ -62,7 +62,7 @@ def _check(namespace: MpsNamespace) -> None:
     sizes = [size for size in namespace.memory_bytes if size is not None]
     for allowance in (
         MpsLimits(namespace.percent),
-        *(MpsLimits(memory_bytes=one) for one in sizes),
+        *(MpsLimits(memory_bytes=size) for size in sizes),
     ):
         wrong += _wrong(allowance)
     wrong += _wrong(namespace.most)

@@ -79,15 +79,15 @@ class ServerState:
 
     @property
     def served(self) -> tuple[ServedNamespace, ...]:
-        return tuple(one.served for one in self.namespaces if one.served is not None)
+        return tuple(entry.served for entry in self.namespaces if entry.served is not None)
 
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:
-        return next((one for one in self.namespaces if one.namespace.name == name), None)
+        return next((entry for entry in self.namespaces if entry.namespace.name == name), None)
 
     def keep(self, kept: NamespaceState) -> "ServerState":
         """With this namespace, in place of what it was."""
-        others = (one for one in self.namespaces if one.namespace.name != kept.namespace.name)
-        by_name = sorted((*others, kept), key=lambda one: one.namespace.name)
+        others = (entry for entry in self.namespaces if entry.namespace.name != kept.namespace.name)
+        by_name = sorted((*others, kept), key=lambda entry: entry.namespace.name)
         return replace(self, namespaces=tuple(by_name))
 
     @property
@@ -95,32 +95,42 @@ class ServerState:
         """The namespaces that nobody can use."""
         spare = self.spare
         unready = () if spare is None or spare.directory else (spare.name,)
-        return (*(one.inside.name for one in self.namespaces if one.served is None), *unready)
+        return (
+            *(entry.inside.name for entry in self.namespaces if entry.served is None),
+            *unready,
+        )
 
     def cleared(self) -> "ServerState":
         """Without them."""
-        namespaces = tuple(one for one in self.namespaces if one.served is not None)
+        namespaces = tuple(entry for entry in self.namespaces if entry.served is not None)
         spare = self.spare if self.spare and self.spare.directory else None
         return replace(self, namespaces=namespaces, spare=spare)
 
     @property
     def tenant(self) -> str:
         """Whose they all are; empty: several tenants have one."""
-        tenants = {one.namespace.tenant for one in self.namespaces}
+        tenants = {entry.namespace.tenant for entry in self.namespaces}
         return tenants.pop() if len(tenants) == 1 else ""
 
     def without_tenants(self) -> "ServerState":
         """Without the namespaces of those who share no server of protocol 2."""
         return replace(
-            self, namespaces=tuple(one for one in self.namespaces if not one.namespace.tenant)
+            self,
+            namespaces=tuple(entry for entry in self.namespaces if not entry.namespace.tenant),
         )
 
     def named(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
         """With the namespaces that they are in, in place of namespaces."""
-        names = {one.daemon_name: one.namespace.name for one in self.namespaces if one.daemon_name}
+        names = {
+            entry.daemon_name: entry.namespace.name
+            for entry in self.namespaces
+            if entry.daemon_name
+        }
         return tuple(
-            replace(one, namespace=names[one.namespace]) if one.namespace in names else one
-            for one in clients
+            replace(client, namespace=names[client.namespace])
+            if client.namespace in names
+            else client
+            for client in clients
         )
 
 
@@ -196,7 +206,7 @@ class ServerStateFiles:
         try:
             return _decoded(_INCIDENT_LOGS, text, path).incidents
         except NodeError as e:
-            numbers = [int(one) for one in _NUMBER.findall(text)]
+            numbers = [int(number) for number in _NUMBER.findall(text)]
             self._put_aside(path, str(e))
             reason = f"what was written of earlier incidents is lost: {e}"
             known = (MpsServerRestart(max(numbers, default=0) + 1, MpsServerName(""), 0.0, reason),)

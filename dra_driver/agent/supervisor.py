@@ -60,7 +60,7 @@ class OrphanedServers:
         """Look for them. *known*: of these something is written."""
         directory = Path(self._tools.directory)
         with disk_errors(f"look for what was left in {directory}"):
-            found = [one.name for one in directory.iterdir() if one.is_dir()]
+            found = [entry.name for entry in directory.iterdir() if entry.is_dir()]
         names = (MpsServerName(name) for name in found if _NAME.fullmatch(name))
         self._left = frozenset(names) - frozenset(known)
 
@@ -269,7 +269,7 @@ class MpsSupervisor:
         self._others.look()
         self._looked_at = self._tools.clock.passed()
         waits = [server.seconds_to_wait() for server in self._all()]
-        return min((one for one in waits if one is not None), default=None)
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def problem(self, within_seconds: float) -> str | None:
         """What is wrong with looking after the servers."""

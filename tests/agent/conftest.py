@@ -98,10 +98,10 @@ class Host:
 
     def left(self) -> list[str]:
         """What an MPS server leaves on a node."""
-        files = [one.name for one in (self.directory / "state").iterdir()]
-        directories = [one.name for one in self.directory.iterdir() if one.name != "state"]
-        processes = [one.daemon.name for one in self.daemons.running.values()]
-        return sorted([*directories, *processes, *(one for one in files if one[0] == "s")])
+        files = [entry.name for entry in (self.directory / "state").iterdir()]
+        directories = [entry.name for entry in self.directory.iterdir() if entry.name != "state"]
+        processes = [daemon.daemon.name for daemon in self.daemons.running.values()]
+        return sorted([*directories, *processes, *(file for file in files if file[0] == "s")])
 
 
 def namespace(

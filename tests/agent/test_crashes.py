@@ -15,7 +15,7 @@ from dra_driver.plan.mps.servers import exceeds_limits
 from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, namespace
 from tests.fakes.mps_daemons import KINDS, Killed
 
-SPACES = [
+NAMESPACES = [
     namespace("c_0", ONE, percent=30, mib=1024, most=most(80, 8192)),
     namespace("c_1", ONE, percent=70, mib=2048, most=most(80, 8192)),
     namespace("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
@@ -28,8 +28,10 @@ SPACES = [
     namespace("c_9", ONE, percent=10, mib=512, most=most(80, 8192), tenant="b"),
     namespace("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
 ]
-ANY = st.sampled_from(SPACES)
-SERVERS = sorted({mps_server_name(one.gpus, whose) for one in SPACES for whose in ("", one.tenant)})
+ANY = st.sampled_from(NAMESPACES)
+SERVERS = sorted(
+    {mps_server_name(one.gpus, whose) for one in NAMESPACES for whose in ("", one.tenant)}
+)
 DYING = st.none() | st.integers(0, 25)
 
 
@@ -111,30 +113,30 @@ class Node(RuleBasedStateMachine):
         self.pid += 1
         apart = self.newest == 2 or of.gpus == (INSTANCE,)
         name = mps_server_name(of.gpus, of.tenant if apart else "")
-        if any(one.daemon.name == name for one in self.host.daemons.running.values()):
+        if any(daemon.daemon.name == name for daemon in self.host.daemons.running.values()):
             namespace = self.host.daemon_names(self.agent).get(of.name, "default")
             self.host.daemons.connect(name, self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
     def trouble(self, name, how):
-        for one in list(self.host.daemons.running.values()):
-            if one.daemon.name == name and how == "dead":
+        for daemon in list(self.host.daemons.running.values()):
+            if daemon.daemon.name == name and how == "dead":
                 self.host.daemons.kill(name)
-            elif one.daemon.name == name:
-                setattr(one, how, True)
+            elif daemon.daemon.name == name:
+                setattr(daemon, how, True)
 
     @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
     def a_tenant_that_is_root(self, name, which):
         """Changes the limits of a namespace that is there; the last is a spare, if there is one."""
-        for one in self.host.daemons.running.values():
-            if one.daemon.name == name and one.namespaces:
-                one.namespaces[which(one.namespaces)] = most(100, None)
+        for daemon in self.host.daemons.running.values():
+            if daemon.daemon.name == name and daemon.namespaces:
+                daemon.namespaces[which(daemon.namespaces)] = most(100, None)
 
     @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
     def a_tenant_that_removes(self, name, which):
-        for one in self.host.daemons.running.values():
-            if one.daemon.name == name and one.namespaces:
-                del one.namespaces[which(one.namespaces)]
+        for daemon in self.host.daemons.running.values():
+            if daemon.daemon.name == name and daemon.namespaces:
+                del daemon.namespaces[which(daemon.namespaces)]
 
     @rule(here=st.booleans())
     def a_gpu_that_goes_and_comes(self, here):
@@ -142,25 +144,25 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def incidents_number_upward(self):
-        numbers = [one.number for one in self.agent.status().incidents]
+        numbers = [incident.number for incident in self.agent.status().incidents]
         assert numbers == sorted(set(numbers))
         assert max(self.numbers, default=0) <= max(numbers, default=0)
         self.numbers = numbers
 
     @invariant()
     def no_two_daemons_have_one_directory(self):
-        names = [one.daemon.name for one in self.host.daemons.running.values()]
+        names = [daemon.daemon.name for daemon in self.host.daemons.running.values()]
         assert len(names) == len(set(names))
 
     @invariant()
     def tenants_share_no_server_of_protocol_2(self):
         for server in self.agent.status().servers:
             if server.protocol == 2:
-                assert len({one.namespace.tenant for one in server.namespaces}) <= 1
+                assert len({namespace.namespace.tenant for namespace in server.namespaces}) <= 1
 
     @invariant()
     def what_was_promised_is_promised_still(self):
-        served = {one.namespace.name for one in self.agent.status().namespaces()}
+        served = {namespace.namespace.name for namespace in self.agent.status().namespaces()}
         assert self.wanted <= served
 
     def teardown(self):
@@ -173,14 +175,17 @@ class Node(RuleBasedStateMachine):
         self.host.daemons.absent = set()
         self.host.settle(self.agent)
         status = self.agent.status()
-        served = {one.namespace.name: one for one in status.namespaces()}
+        served = {namespace.namespace.name: namespace for namespace in status.namespaces()}
         assert self.wanted <= served.keys() <= self.wanted | self.unsure
-        assert all(one.ready for one in status.servers)
-        running = {one.daemon.name: one for one in self.host.daemons.running.values()}
-        assert sorted(running) == [one.name for one in status.servers]
+        assert all(server.ready for server in status.servers)
+        running = {daemon.daemon.name: daemon for daemon in self.host.daemons.running.values()}
+        assert sorted(running) == [server.name for server in status.servers]
         for server in status.servers:
             daemon = running[server.name]
-            asked = {one.namespace.name: one.namespace.allowance for one in server.namespaces}
+            asked = {
+                namespace.namespace.name: namespace.namespace.allowance
+                for namespace in server.namespaces
+            }
             assert daemon.daemon.protocol == server.protocol
             if server.protocol > 2:
                 granted = self.host.granted(self.agent, server.name)
@@ -190,7 +195,7 @@ class Node(RuleBasedStateMachine):
             else:
                 assert not any(exceeds_limits(one, daemon.daemon.most) for one in asked.values())
         assert status.foreign == ()
-        for name in [one.name for one in SPACES]:
+        for name in [one.name for one in NAMESPACES]:
             self.agent.release(name)
         assert self.host.left() == []
 
@@ -213,13 +218,13 @@ TestOlderNode.settings = QUICK
 
 def a_claims_life(host, agent):
     """And another's beside it."""
-    first, second = SPACES[:2]
+    first, second = NAMESPACES[:2]
     agent.serve(first)
     agent.serve(second)
     agent.make_spares()
-    agent.serve(SPACES[2])
+    agent.serve(NAMESPACES[2])
     agent.make_spares()
-    agent.release(SPACES[2].name)
+    agent.release(NAMESPACES[2].name)
     host.daemons.kill(mps_server_name(first.gpus))
     host.pass_time(agent, 5)
     agent.release(first.name)
@@ -236,21 +241,21 @@ def survives(host, dies_in):
     except Killed:
         killed, agent = True, host.agent()
     host.fate.dies_in = None
-    wanted = SPACES[:3]
-    assert [agent.serve(one).namespace for one in wanted] == wanted
+    wanted = NAMESPACES[:3]
+    assert [agent.serve(unused).namespace for unused in wanted] == wanted
     host.settle(agent)
-    assert [one.namespace for one in agent.status().namespaces()] == wanted
-    for one in wanted:
-        agent.release(one.name)
+    assert [served.namespace for served in agent.status().namespaces()] == wanted
+    for unused in wanted:
+        agent.release(unused.name)
     assert host.left() == []
     return killed
 
 
 def an_instance_that_is_cut_and_removed(host, agent):
     """While claims share it, and one beside them its GPU's neighbour."""
-    first, second = SPACES[6:8]
+    first, second = NAMESPACES[6:8]
     agent.serve(first)
-    agent.serve(SPACES[0])
+    agent.serve(NAMESPACES[0])
     agent.serve(second)
     agent.release(first.name)
     agent.release(second.name)
@@ -269,9 +274,11 @@ def test_killed_at_any_point_an_instance_is_free_once_its_namespaces_were_releas
             except Killed:
                 killed, agent = True, host.agent()
             host.fate.dies_in = None
-            for one in SPACES[6:8]:
+            for one in NAMESPACES[6:8]:
                 agent.release(one.name)
-            assert not any(one.daemon.gpus == (INSTANCE,) for one in host.daemons.running.values())
+            assert not any(
+                daemon.daemon.gpus == (INSTANCE,) for daemon in host.daemons.running.values()
+            )
             if not killed:
                 break
 

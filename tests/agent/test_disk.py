@@ -22,7 +22,7 @@ def host(disk):
 
 
 def names(agent):
-    return [one.namespace.name for one in agent.status().namespaces()]
+    return [namespace.namespace.name for namespace in agent.status().namespaces()]
 
 
 def file(host):
@@ -46,7 +46,7 @@ def test_on_a_full_disk_all_that_is_served_can_be_given_back(host, disk, restart
     agent.release("c_2")
 
     assert names(agent) == []
-    assert [one for one in host.left() if one != "ballast"] == []
+    assert [process for process in host.left() if process != "ballast"] == []
 
 
 def test_what_a_full_disk_did_not_take_is_written_once_there_is_room(host, disk):

@@ -41,8 +41,8 @@ def test_the_claims_of_an_instance_share_its_server(host, agent):
 
     (server,) = agent.status().servers
     assert (server.gpus, server.protocol, server.ready) == ((INSTANCE,), 2, True)
-    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
-    assert [one.pid for one in server.clients] == [71]
+    assert [namespace.namespace.name for namespace in server.namespaces] == ["c_1", "c_2"]
+    assert [client.pid for client in server.clients] == [71]
     assert daemon(host).most == most(60, 4096)
 
 
@@ -76,7 +76,7 @@ def test_a_release_says_so_while_a_server_holds_the_instance_and_ends_it_when_as
 
     with pytest.raises(TimedOut, match="do not end"):
         agent.release("c_1")
-    assert [one.ready for one in agent.status().servers] == [False]
+    assert [server.ready for server in agent.status().servers] == [False]
 
     host.daemons.stuck = set()
     agent.release("c_1")
@@ -88,7 +88,7 @@ def test_a_release_of_one_claim_leaves_the_server_to_the_others(host, agent):
     agent.serve(namespace("c_2", INSTANCE))
     agent.release("c_1")
 
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_2"]
     assert daemon(host).gpus == (INSTANCE,)
 
 
@@ -97,4 +97,4 @@ def test_an_instance_that_was_cut_anew_under_the_same_uuid_is_served_as_the_firs
     agent.release("c_1")
 
     assert agent.serve(namespace("c_2", INSTANCE)).protocol == 2
-    assert [one.restarts for one in agent.status().servers] == [0]
+    assert [server.restarts for server in agent.status().servers] == [0]

@@ -46,7 +46,7 @@ def test_a_second_namespace_joins_the_server_of_the_first(host, agent):
     agent.serve(namespace("c_2", percent=70))
 
     (server,) = agent.status().servers
-    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
+    assert [namespace.namespace.name for namespace in server.namespaces] == ["c_1", "c_2"]
     assert server.ready
     assert host.granted(agent) == {"c_1": most(30), "c_2": most(70)}
 
@@ -56,7 +56,7 @@ def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_sai
     agent.serve(namespace("c_2", TWO, ONE))
     agent.serve(namespace("c_3", ONE, TWO))
 
-    assert {one.gpus: len(one.namespaces) for one in agent.status().servers} == {
+    assert {server.gpus: len(server.namespaces) for server in agent.status().servers} == {
         (ONE,): 1,
         (TWO, ONE): 2,  # as the first has them
     }
@@ -88,7 +88,7 @@ def test_a_namespace_with_other_limits_under_the_same_name_is_refused(host, agen
     with pytest.raises(NodeError, match=r"c_1 of claim uid-c_1 exists already with other limits"):
         agent.serve(other)
 
-    assert [one.namespace for one in agent.status().namespaces()] == [namespace()]
+    assert [namespace.namespace for namespace in agent.status().namespaces()] == [namespace()]
 
 
 def test_the_last_namespace_takes_the_server_with_it(host, agent):
@@ -137,7 +137,7 @@ def test_a_namespace_that_cannot_be_added_leaves_nothing_at_once(host, agent):
         agent.serve(namespace("c_3"))
 
     assert host.granted(agent) == {"c_1": most(50), "c_2": most(50)}
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1", "c_2"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1", "c_2"]
 
 
 def test_clients_are_told_with_their_namespace_and_looked_up_once_a_second(host, agent):
@@ -348,7 +348,7 @@ def test_a_restart_that_hangs_does_not_delay_the_look_at_others(host):
     assert agent.problem(20) is None
     slow.go_on.set()
     deadline = time.monotonic() + 5
-    while not all(one.ready for one in agent.status().servers):
+    while not all(server.ready for server in agent.status().servers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -438,7 +438,7 @@ def test_somebody_who_waits_makes_it_try_at_once(host, agent):
 
     (server,) = agent.status().servers
     assert server.ready
-    assert [one.namespace.name for one in server.namespaces] == ["c_1", "c_2"]
+    assert [namespace.namespace.name for namespace in server.namespaces] == ["c_1", "c_2"]
 
 
 def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agent):
@@ -459,7 +459,7 @@ def test_a_namespace_that_a_wedged_server_does_not_give_back_is_gone_with_its_re
 
     with pytest.raises(TimedOut):
         agent.release("c_1")
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_2"]
     for _ in range(16):
         host.pass_time(agent, 1)
 
@@ -483,7 +483,7 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
         MpsClient(71, MpsNamespaceName("c_1")),
         MpsClient(72, MpsNamespaceName("c_2")),
     )  # as they were seen
-    assert {one.pid for one in host.daemons.of(NAME).clients} == {71}
+    assert {client.pid for client in host.daemons.of(NAME).clients} == {71}
     # Containers have its directory mounted: it is not made anew.
     assert f"remove {NAME}" not in host.daemons.calls[before:]
     (incident,) = agent.status().incidents
@@ -587,7 +587,7 @@ def test_a_claim_that_needs_more_restarts_a_server_without_clients(mps_dir):
     assert host.daemons.of(NAME).daemon.most == most(60, 2048)
     (incident,) = agent.status().incidents
     assert incident.namespaces == ("c_1",)
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1", "c_2"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1", "c_2"]
 
 
 def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
@@ -599,7 +599,7 @@ def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
     with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(1 now\)"):
         agent.serve(namespace("c_2", percent=60, most=most(60)))
 
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1"]
     assert agent.status().incidents == ()
 
 
@@ -620,17 +620,20 @@ def test_an_older_driver_keeps_the_tenants_apart_that_a_newer_one_served_togethe
         namespace("c_2", tenant="a"),
         namespace("c_3", tenant="b"),
     )
-    for one in (everybodys, mine, others):
-        agent.serve(one)
+    for everybody in (everybodys, mine, others):
+        agent.serve(everybody)
     host.daemons.kill(NAME)
     host.daemons.newest = 2
 
     host.pass_time(agent, 5)
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_1"]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1"]
     (incident,) = agent.status().incidents
     assert incident.namespaces == ("c_1", "c_2", "c_3"), "their pods are told"
 
-    assert len({agent.serve(one).pipe_directory for one in (everybodys, mine, others)}) == 3
+    assert (
+        len({agent.serve(everybody).pipe_directory for everybody in (everybodys, mine, others)})
+        == 3
+    )
 
 
 def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(host, agent):
@@ -640,7 +643,7 @@ def test_a_server_of_tenants_alone_ends_where_an_older_driver_would_join_them(ho
     host.daemons.newest = 2
 
     assert agent.serve(mine).protocol == 2
-    assert [one.name for one in agent.status().servers] == [mps_server_name([ONE], "a")]
+    assert [server.name for server in agent.status().servers] == [mps_server_name([ONE], "a")]
 
 
 def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_then(host, agent):
@@ -652,7 +655,7 @@ def test_a_tenant_does_not_join_a_server_that_comes_back_with_protocol_2_just_th
 
     assert served.pipe_directory == f"{host.directory}/{mps_server_name([ONE], 'a')}/pipe"
     host.pass_time(agent, 5)
-    assert {one.name: one.protocol for one in agent.status().servers} == {
+    assert {server.name: server.protocol for server in agent.status().servers} == {
         NAME: 2,
         mps_server_name([ONE], "a"): 2,
     }
@@ -675,17 +678,19 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
         for number, tenant in enumerate(["", "", "a", "a", "b"])
     ]
 
-    served = [agent.serve(one) for one in wanted]
+    served = [agent.serve(namespace) for namespace in wanted]
 
-    names = [mps_server_name([gpu], one.tenant) for one in wanted]
-    assert [one.pipe_directory for one in served] == [f"{mps_dir}/{one}/pipe" for one in names]
-    assert [one.shm_directory for one in served] == [f"{mps_dir}/{one}/shm" for one in names]
-    found = {one.name: (one.tenant, len(one.namespaces)) for one in agent.status().servers}
+    names = [mps_server_name([gpu], namespace.tenant) for namespace in wanted]
+    assert [one.pipe_directory for one in served] == [f"{mps_dir}/{name}/pipe" for name in names]
+    assert [one.shm_directory for one in served] == [f"{mps_dir}/{name}/shm" for name in names]
+    found = {
+        server.name: (server.tenant, len(server.namespaces)) for server in agent.status().servers
+    }
     assert found == {names[0]: ("", 2), names[2]: ("a", 2), names[4]: ("b", 1)}
 
     again = host.agent()
     again.look_after()
-    assert [again.serve(one) for one in wanted] == served
+    assert [again.serve(namespace) for namespace in wanted] == served
     for one in wanted:
         again.release(one.name)
     assert host.left() == []
@@ -700,7 +705,10 @@ def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
     agent.serve(namespace("c_2", percent=60, tenant="b", most=most(60)))
 
     host.seconds += 2
-    assert {one.tenant: len(one.clients) for one in agent.status().servers} == {"a": 1, "b": 0}
+    assert {server.tenant: len(server.clients) for server in agent.status().servers} == {
+        "a": 1,
+        "b": 0,
+    }
     assert agent.status().incidents == ()
 
 
@@ -714,7 +722,7 @@ def test_after_a_newer_driver_came_a_tenant_does_not_join_what_others_share_by_p
 
     assert mine.protocol == 3
     assert agent.serve(namespace("c_1")) == shared
-    assert {one.name for one in agent.status().servers} == {NAME, mps_server_name([ONE], "a")}
+    assert {server.name for server in agent.status().servers} == {NAME, mps_server_name([ONE], "a")}
 
 
 def test_who_is_told_that_a_client_does_not_end_is_not_told_whose(host, agent):
@@ -724,7 +732,9 @@ def test_who_is_told_that_a_client_does_not_end_is_not_told_whose(host, agent):
 
     agent.terminate(namespace().name, [71])
 
-    assert [one.reason for one in agent.status().incidents] == ["a client could not be ended"]
+    assert [incident.reason for incident in agent.status().incidents] == [
+        "a client could not be ended"
+    ]
 
 
 def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
@@ -748,7 +758,7 @@ def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(
         agent = host.agent()
         agent.look_after()
 
-    assert [one.number for one in agent.status().incidents] == list(range(9, 41))
+    assert [incident.number for incident in agent.status().incidents] == list(range(9, 41))
 
 
 def test_a_directory_that_nothing_is_written_of_is_removed(host):
@@ -770,8 +780,10 @@ def test_a_state_that_cannot_be_read_ends_its_server_and_no_other(host, agent, c
 
     agent = host.agent()
 
-    assert [one.namespace.name for one in agent.status().namespaces()] == ["c_2"]
-    assert [one.daemon.name for one in host.daemons.running.values()] == [mps_server_name([TWO])]
+    assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_2"]
+    assert [daemon.daemon.name for daemon in host.daemons.running.values()] == [
+        mps_server_name([TWO])
+    ]
     assert not (host.directory / NAME).exists()
     assert path.with_suffix(".unreadable").exists()
     (incident,) = agent.status().incidents
@@ -928,7 +940,11 @@ def test_servers_do_not_wait_for_each_other_but_namespaces_of_one_do(host, agent
         thread.join(5)
 
     assert sum(call.startswith("start") for call in host.daemons.calls) == 2
-    assert {one.namespace.name for one in agent.status().namespaces()} == {"c_1", "c_2", "c_3"}
+    assert {namespace.namespace.name for namespace in agent.status().namespaces()} == {
+        "c_1",
+        "c_2",
+        "c_3",
+    }
 
 
 def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host, agent):
@@ -947,7 +963,10 @@ def test_a_bug_in_looking_after_one_server_does_not_keep_it_from_the_others(host
     host.daemons.kill(other)
     host.pass_time(agent, 5)
 
-    assert {one.name: one.restarts for one in agent.status().servers} == {first: 0, other: 1}
+    assert {server.name: server.restarts for server in agent.status().servers} == {
+        first: 0,
+        other: 1,
+    }
 
 
 def test_a_server_has_its_gpus_in_the_order_in_which_containers_see_them():

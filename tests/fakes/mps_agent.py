@@ -59,8 +59,10 @@ class FakeMpsAgent:
     def release(self, name: MpsNamespaceName) -> None:
         self._answer()
         for server in tuple(self._servers.values()):
-            kept = tuple(one for one in server.namespaces if one.namespace.name != name)
-            clients = tuple(one for one in server.clients if one.namespace != name)
+            kept = tuple(
+                namespace for namespace in server.namespaces if namespace.namespace.name != name
+            )
+            clients = tuple(client for client in server.clients if client.namespace != name)
             self._servers[server.name] = replace(server, namespaces=kept, clients=clients)
             if not kept:
                 del self._servers[server.name]
@@ -69,10 +71,10 @@ class FakeMpsAgent:
         self._answer()
         self.ended.append((name, tuple(sorted(pids))))
         for server in tuple(self._servers.values()):
-            if any(one.namespace.name == name for one in server.namespaces):
+            if any(namespace.namespace.name == name for namespace in server.namespaces):
                 if self.wedged:
                     raise TimedOut("client terminate was still running after 5 s")
-                self._keep(server, {one.pid for one in server.clients} - set(pids))
+                self._keep(server, {client.pid for client in server.clients} - set(pids))
 
     def status(self) -> MpsStatus:
         self.asked += 1
@@ -87,13 +89,13 @@ class FakeMpsAgent:
         if server is None:
             raise NodeError(f"namespace {namespace.name} is not served")
         client = MpsClient(pid, namespace.name if server.protocol > 2 else None)
-        kept = (one for one in server.clients if one.pid != pid)
+        kept = (client for client in server.clients if client.pid != pid)
         self._servers[server.name] = replace(server, clients=(*kept, client))
 
     def leave(self, pid: int) -> None:
         """A process ends."""
         for server in tuple(self._servers.values()):
-            self._keep(server, {one.pid for one in server.clients} - {pid})
+            self._keep(server, {client.pid for client in server.clients} - {pid})
 
     def ready(self, gpu: GpuUuid, ready: bool) -> None:
         """The server over this GPU is, or is not."""
@@ -103,8 +105,8 @@ class FakeMpsAgent:
     def restart(self, *gpus: GpuUuid, reason: str = "it died") -> None:
         """A server comes again with everything but its clients."""
         server = self._servers[mps_server_name(gpus)]
-        number = max((one.number for one in self._incidents), default=0) + 1
-        namespaces = tuple(one.namespace.name for one in server.namespaces)
+        number = max((incident.number for incident in self._incidents), default=0) + 1
+        namespaces = tuple(namespace.namespace.name for namespace in server.namespaces)
         lost = len(server.clients)
         incident = MpsServerRestart(number, server.name, self.now, reason, namespaces, lost)
         self._incidents = (*self._incidents, incident)
@@ -115,7 +117,7 @@ class FakeMpsAgent:
         self._servers, self._incidents = {}, ()
 
     def _keep(self, server: MpsServer, pids: set[int]) -> None:
-        clients = tuple(one for one in server.clients if one.pid in pids)
+        clients = tuple(client for client in server.clients if client.pid in pids)
         self._servers[server.name] = replace(server, clients=clients)
 
     def _answer(self) -> None:

@@ -69,7 +69,7 @@ class FakeDaemons:
 
     def of(self, name: str) -> Running:
         """The one daemon of a server."""
-        (found,) = (one for one in self.running.values() if one.daemon.name == name)
+        (found,) = (daemon for daemon in self.running.values() if daemon.daemon.name == name)
         return found
 
     def connect(self, name: str, pid: int, namespace: str) -> None:
@@ -123,9 +123,9 @@ class FakeDaemons:
 
     def is_there(self, directory: str) -> bool:
         names = {
-            self._directory(one.daemon, name)
-            for one in self.running.values()
-            for name in one.namespaces
+            self._directory(daemon.daemon, name)
+            for daemon in self.running.values()
+            for name in daemon.namespaces
         }
         return directory in names
 
@@ -145,7 +145,7 @@ class FakeDaemons:
         running = self._answering("limit", daemon)
         if namespace.name not in running.namespaces:
             raise NodeError(f"namespace {namespace.name} does not exist")
-        if any(one.namespace == namespace.name for one in running.clients):
+        if any(client.namespace == namespace.name for client in running.clients):
             raise NodeError(f"namespace {namespace.name} has active clients")
         memory = namespace.allowance.memory_bytes or running.namespaces[namespace.name].memory_bytes
         running.namespaces[namespace.name] = replace(namespace.allowance, memory_bytes=memory)
@@ -156,16 +156,18 @@ class FakeDaemons:
             return
         running = self._answering("remove", daemon)
         if running.namespaces.pop(namespace, None) is not None:
-            running.clients = {one for one in running.clients if one.namespace != namespace}
+            running.clients = {
+                client for client in running.clients if client.namespace != namespace
+            }
         self.fate.point()
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         if daemon.token not in self.running:
             return
         running = self._answering("terminate", daemon)
-        if running.hanging and {one.pid for one in running.clients} & set(pids):
+        if running.hanging and {client.pid for client in running.clients} & set(pids):
             raise MpsClientStuck("client 71 did not end in 4 s")
-        running.clients = {one for one in running.clients if one.pid not in pids}
+        running.clients = {client for client in running.clients if client.pid not in pids}
 
     def end(self, daemon: ControlDaemon) -> None:
         self._begin("end", daemon)
@@ -201,7 +203,9 @@ class FakeDaemons:
 
     def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
         left = self.running.keys() - set(tokens)
-        return tuple(sorted((*self.others, *(self.running[one].daemon.name for one in left))))
+        return tuple(
+            sorted((*self.others, *(self.running[process].daemon.name for process in left)))
+        )
 
     def _begin(self, call: str, daemon: ControlDaemon) -> None:
         self.calls.append(f"{call} {daemon.name}")

@@ -239,7 +239,7 @@ class MpsDaemons:
         self._exposed.discard(daemon.token)
         self._words(daemon).forget(daemon)
         if left:
-            pids = ", ".join(str(one.pid) for one in left)
+            pids = ", ".join(str(process.pid) for process in left)
             raise TimedOut(
                 f"processes of MPS server {daemon.name} do not end, although they were killed "
                 f"({pids}): the GPU's driver holds them; see dmesg, and restart the node if it "

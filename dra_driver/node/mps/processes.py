@@ -39,7 +39,7 @@ class UnmanagedDaemon:
 def describe_unmanaged(found: Iterable[UnmanagedDaemon]) -> tuple[str, ...]:
     """A line for each on the host itself, as far as there are few, and the number of others."""
     everybody = sorted(found)
-    here = [one for one in everybody if not one.in_pod]
+    here = [container for container in everybody if not container.in_pod]
     said = [
         f"{PROGRAM} (process {one.pid}, pipe directory {printable(one.pipe_directory)})"
         for one in here[: MAX_UNMANAGED_LINES - _SUMS]
@@ -113,7 +113,9 @@ class DaemonProcesses:
 
     def control(self, processes: Iterable[DaemonProcess]) -> DaemonProcess | None:
         """The control daemon among *processes*."""
-        return next((one for one in processes if self._is_control(self._words(one.pid))), None)
+        return next(
+            (process for process in processes if self._is_control(self._words(process.pid))), None
+        )
 
     def exists(self, pid: int) -> bool:
         """Whether any process has that number."""
@@ -127,7 +129,7 @@ class DaemonProcesses:
         self, processes: Iterable[DaemonProcess], number: signal.Signals, seconds: float
     ) -> bool:
         """Send a signal to each and wait for their end. False: some are still there."""
-        left = [one for one in processes if self._signal(one, number)]
+        left = [process for process in processes if self._signal(process, number)]
         return self.wait(left, seconds)
 
     def end_all(
@@ -145,7 +147,7 @@ class DaemonProcesses:
         """Wait for their end. False: some are still there."""
         deadline = Deadline(seconds)
         left = list(processes)
-        while left := [one for one in left if self.is_alive(one)]:
+        while left := [process for process in left if self.is_alive(process)]:
             if deadline.expired:
                 return False
             time.sleep(_BETWEEN_LOOKS_SECONDS)
@@ -157,7 +159,7 @@ class DaemonProcesses:
             words = self._words(pid)
             if not self._is_control(words) or not any(map(_AS_DAEMON.fullmatch, words)):
                 continue
-            environ = (one.decode(errors="replace") for one in self._entries(pid, "environ"))
+            environ = (entry.decode(errors="replace") for entry in self._entries(pid, "environ"))
             variables = dict(entry.partition("=")[::2] for entry in environ)
             if variables.get(TOKEN_VARIABLE) not in tokens and self._stat(pid):
                 usual = _USUAL_PIPES[3 if "3" in words else 2]
@@ -170,7 +172,7 @@ class DaemonProcesses:
         return any(word.rpartition("/")[2] == PROGRAM for word in words[:3])
 
     def _words(self, pid: int) -> list[str]:
-        return [one.decode(errors="replace") for one in self._entries(pid, "cmdline")]
+        return [entry.decode(errors="replace") for entry in self._entries(pid, "cmdline")]
 
     def _signal(self, process: DaemonProcess, number: signal.Signals) -> bool:
         """False: it is gone."""

@@ -86,7 +86,7 @@ class Protocol3:
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each namespace; None: not yet. NodeError: it will never be."""
-        found = {one.name: one for one in self.namespace_rows(daemon, deadline)}
+        found = {row.name: row for row in self.namespace_rows(daemon, deadline)}
         if DEFAULT_NAMESPACE not in found:
             raise NodeError(f"it has no server: {_NO_SERVER}")
         state = found[DEFAULT_NAMESPACE].status
@@ -205,7 +205,7 @@ class Protocol3:
                 raise
 
     def _clients(self, daemon: ControlDaemon, deadline: Deadline) -> set[int]:
-        return {one.pid for one in parse_clients(self._listed(daemon, deadline, "client"))}
+        return {client.pid for client in parse_clients(self._listed(daemon, deadline, "client"))}
 
     def _directory(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
@@ -215,7 +215,7 @@ class Protocol3:
             sibling = os.path.join(os.path.dirname(default), namespace)
             if os.path.isdir(sibling):
                 return sibling
-        found = {one.name: one for one in self.namespace_rows(daemon, deadline)}
+        found = {row.name: row for row in self.namespace_rows(daemon, deadline)}
         if namespace not in found:
             raise NodeError(
                 f"MPS server {daemon.name} has lost namespace {namespace}, which was just made"

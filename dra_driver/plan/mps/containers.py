@@ -1,15 +1,11 @@
-"""Pods that join a claim under MPS after it was prepared: what of it their containers cannot use.
-
-The kubelet prepares a claim for its first pod and asks nothing for those that come later, so they
-cannot be refused. What a container is given follows from the claim's CDI file: a program reaches
-the one MPS server that its environment names, and sees the GPUs of that server and no others.
-
-What a container cannot have under MPS, and whose containers may be under it at all.
+"""Which containers MPS can serve.
 
 A program reaches the one MPS server that its environment names, and sees the GPUs of that server
-and no others. So all that a container has of GPUs is on one server, or nothing of it is.
+and no others. So the GPUs of a container are all on one server, or none is, also where they come
+from several claims; and the node's profile says whose containers may use MPS.
 
-Claims that a container cannot have together: on two MPS servers, or with and without one.
+``prepare`` refuses what cannot be served. The kubelet asks nothing for pods that join a prepared
+claim, so these cannot be refused: ``unusable_devices`` says what they cannot use.
 """
 
 from collections import Counter
@@ -39,10 +35,10 @@ class ContainerRequests:
 
     def requests(self, claim: ClaimRef, known: Collection[str]) -> set[str]:
         """Which of the *known* requests of *claim* it uses; one without a name may be any."""
-        its = {request for name, request in self.container.uses if name == claim.name}
-        if self.pod.namespace != claim.namespace or not its:
+        used = {request for name, request in self.container.uses if name == claim.name}
+        if self.pod.namespace != claim.namespace or not used:
             return set()
-        return {one for one in known if "" in its or one in ("", *its)}
+        return {name for name in known if "" in used or name in ("", *used)}
 
     def __str__(self) -> str:
         return f"pod {self.pod.namespace}/{self.pod.name}, container {self.container.name!r}"
@@ -57,11 +53,11 @@ def mixed_problems(
     claim: ClaimRef, used: Iterable[ContainerRequests], ours: set[str], everything: set[str]
 ) -> Iterator[str]:
     """Containers with requests of *claim* under MPS (*ours*) and others without."""
-    for one in used:
-        requests = one.requests(claim, everything)
+    for container in used:
+        requests = container.requests(claim, everything)
         if requests & ours and requests - ours:
             yield (
-                f"{one} uses request {_list(requests & ours)} under MPS and "
+                f"{container} uses request {_list(requests & ours)} under MPS and "
                 f"{_list(requests - ours)} without: a program under MPS sees no other GPU; use the "
                 "same strategy for both, or different containers"
             )
@@ -79,11 +75,11 @@ def split_problems(
     """
     for group in groups:
         everything = set().union(*(gpus[request] for request in group))
-        for one in used:
-            has = set().union(*(gpus[request] for request in one.requests(claim, group)))
+        for container in used:
+            has = set().union(*(gpus[request] for request in container.requests(claim, group)))
             if has and has != everything:
                 yield (
-                    f"{one} uses {_list(has)} under MPS, and another container "
+                    f"{container} uses {_list(has)} under MPS, and another container "
                     f"{_list(everything)}: a GPU of a claim is on one MPS server; let both use the "
                     "same requests, or write a claim for each"
                 )
@@ -97,21 +93,21 @@ def tenant_problems(
     A container that does not name the claim counts too, an init or ephemeral one as well: what one
     has of MPS it can hand to the others of its pod, in a volume or by a socket.
     """
-    everybody = container_requests([pod])
-    its = tuple(one for one in everybody if one.requests(claim, requests))
-    if not its or not pod.host_users or tenants is MpsTenants.ANY:
+    containers = container_requests([pod])
+    users = tuple(container for container in containers if container.requests(claim, requests))
+    if not users or not pod.host_users or tenants is MpsTenants.ANY:
         return []
     if tenants is MpsTenants.USER_NAMESPACES:
-        said = (
+        message = (
             ": this node's profile lets only pods with a user namespace share a GPU by MPS "
             "(mpsTenants: UserNamespaces); set spec.hostUsers: false"
         )
-        return [f"{one}{said}" for one in its]
-    said = (
+        return [f"{container}{message}" for container in users]
+    message = (
         " can run as root or become it, and this node's profile lets no pod with such a container "
         f"share a GPU by MPS (mpsTenants: NonRoot); set {_NOT_ROOT}, or spec.hostUsers: false"
     )
-    return [f"{one}{said}" for one in everybody if one.container.root]
+    return [f"{container}{message}" for container in containers if container.container.root]
 
 
 def strictest_tenants(tenants: Iterable[MpsTenants]) -> MpsTenants:
@@ -148,7 +144,9 @@ def separate_server_problems(
     """Containers that use *mine* and another claim, though no MPS server leads to both."""
     sides, more = _sides(mine), [_sides(other) for other in others if other.claim != mine.claim]
     return [
-        problem for one in container_requests(pods) for problem in _pair_problems(one, sides, more)
+        problem
+        for container in container_requests(pods)
+        for problem in _pair_problems(container, sides, more)
     ]
 
 
@@ -167,38 +165,38 @@ def _sides(record: ClaimRecord) -> _ServedRequests:
     taken = [holding for holding in record.holdings if not holding.admin]
     return _ServedRequests(
         record.claim,
-        frozenset(one.request for one in taken if one.uuid in served),
-        frozenset(one.request for one in taken if one.uuid not in served),
+        frozenset(holding.request for holding in taken if holding.uuid in served),
+        frozenset(holding.request for holding in taken if holding.uuid not in served),
     )
 
 
 def _pair_problems(
-    one: ContainerRequests, mine: _ServedRequests, others: Iterable[_ServedRequests]
+    container: ContainerRequests, mine: _ServedRequests, others: Iterable[_ServedRequests]
 ) -> Iterator[str]:
-    used = [its for its in others if one.requests(its.claim, its.under | its.without)]
-    under = _names(its for its in used if one.requests(its.claim, its.under))
-    without = _names(its for its in used if one.requests(its.claim, its.without))
-    if one.requests(mine.claim, mine.under):
+    used = [side for side in others if container.requests(side.claim, side.under | side.without)]
+    under = _names(side for side in used if container.requests(side.claim, side.under))
+    without = _names(side for side in used if container.requests(side.claim, side.without))
+    if container.requests(mine.claim, mine.under):
         if under:
             yield (
-                f"{one} uses claim {under} too: it is under MPS as well, and a program reaches "
-                "one MPS server; write both as requests of one claim, or use them in different "
-                "containers"
+                f"{container} uses claim {under} too: it is under MPS as well, and a program "
+                "reaches one MPS server; write both as requests of one claim, or use them in "
+                "different containers"
             )
         if without:
             yield (
-                f"{one} uses claim {without} too, which is not under MPS: a program under MPS sees "
-                f"no other GPU; {_HOW}"
+                f"{container} uses claim {without} too, which is not under MPS: a program under "
+                f"MPS sees no other GPU; {_HOW}"
             )
-    elif under and one.requests(mine.claim, mine.without):
+    elif under and container.requests(mine.claim, mine.without):
         yield (
-            f"{one} uses claim {under} too, which is under MPS: a program under MPS sees no other "
-            f"GPU; {_HOW}"
+            f"{container} uses claim {under} too, which is under MPS: a program under MPS sees no "
+            f"other GPU; {_HOW}"
         )
 
 
 def _names(sides: Iterable[_ServedRequests]) -> str:
-    return ", ".join(sorted(its.claim.name for its in sides))
+    return ", ".join(sorted(side.claim.name for side in sides))
 
 
 _OURS = "CUDA_MPS_"
@@ -237,7 +235,7 @@ def pods_to_check(records: Iterable[ClaimRecord]) -> tuple[JoinedPod, ...]:
         for pod in record.pods
         if uses[pod.uid] > 1
         or record.claim.namespace in unnoticed
-        or len({one.requests for one in record.prepared or ()}) > 1
+        or len({device.requests for device in record.prepared or ()}) > 1
         or mps_tenants_of(record) is not MpsTenants.ANY
     )
 
@@ -266,7 +264,7 @@ def unusable_devices(
 ) -> Sequence[str]:
     """What the pod's containers cannot use of the claim, in words. *given*: of the claim."""
     return (
-        *(f"{said}; its clients are ended" for said in tenant_violations(joined, spec)),
+        *(f"{problem}; its clients are ended" for problem in tenant_violations(joined, spec)),
         *separate_server_problems(joined.record, _others(joined, records), [spec]),
         *(
             f"pod {spec.namespace}/{spec.name}, container {container.name!r} {problem}"
@@ -279,9 +277,9 @@ def unusable_devices(
 def _others(joined: JoinedPod, records: Iterable[ClaimRecord]) -> Iterator[ClaimRecord]:
     """The prepared claims that the pod may use, but for those of which it is told of this one."""
     for record in records:
-        its = any(one.uid == joined.pod.uid for one in record.pods)
-        told = its and record.claim < joined.record.claim and record.namespaces
-        if record.completed and not told:
+        same_pod = any(pod.uid == joined.pod.uid for pod in record.pods)
+        reported = same_pod and record.claim < joined.record.claim and record.namespaces
+        if record.completed and not reported:
             yield record
 
 
@@ -296,39 +294,40 @@ def _given(record: ClaimRecord) -> Iterator[RequestedDevice]:
         spec = cdi.from_text(record.spec or "")
     except cdi.CdiError:  # it is written anew when the claim is prepared
         return
-    edits = {device.name: device.container_edits for device in spec.devices}
-    for one in record.prepared or ():
-        names = [cdi.parse_name(id_).device for id_ in one.cdi_ids]
+    edits = {entry.name: entry.container_edits for entry in spec.devices}
+    for device in record.prepared or ():
+        names = [cdi.parse_name(id_).device for id_ in device.cdi_ids]
         env = [entry for name in names if name in edits for entry in edits[name].env]
-        holding = holdings.get((DeviceName(one.device), one.share))
+        holding = holdings.get((DeviceName(device.device), device.share))
         if holding is None or not holding.admin:
             mps = tuple(sorted(entry for entry in env if entry.startswith(_OURS)))
             yield RequestedDevice(
-                one.requests, holding.unit if holding else gpu_name_of(one.device), mps
+                device.requests, holding.unit if holding else gpu_name_of(device.device), mps
             )
 
 
 def _problems(given: Sequence[RequestedDevice], requests: frozenset[str]) -> Iterator[str]:
-    mine = [one for one in given if "" in requests or requests & set(one.requests)]
-    under = [one for one in mine if one.mps]
+    mine = [device for device in given if "" in requests or requests & set(device.requests)]
+    under = [device for device in mine if device.mps]
     if not under:
         return
     if len(under) < len(mine):
+        without = [device for device in mine if not device.mps]
         yield (
-            f"uses {_gpus(under)} under MPS and {_gpus(one for one in mine if not one.mps)} "
+            f"uses {_gpus(under)} under MPS and {_gpus(without)} "
             "without: a program under MPS sees no other GPU; use them in different containers"
         )
-    if len({one.mps for one in under}) > 1:
+    if len({device.mps for device in under}) > 1:
         yield (
-            f"uses requests {_join_names(name for one in under for name in one.requests)} "
-            "together, "
-            "which were prepared for containers that use them apart, and a program reaches one "
-            "MPS server; use one of them in each container, or write a claim for each pod"
+            f"uses requests {_join_names(name for device in under for name in device.requests)} "
+            "together, which were prepared for containers that use them apart, and a program "
+            "reaches one MPS server; use one of them in each container, or write a claim for each "
+            "pod"
         )
         return
-    (mps,) = {one.mps for one in under}
-    everything = [one for one in given if one.mps == mps]
-    if {one.gpu for one in everything} != {one.gpu for one in under}:
+    (mps,) = {device.mps for device in under}
+    everything = [device for device in given if device.mps == mps]
+    if {device.gpu for device in everything} != {device.gpu for device in under}:
         yield (
             f"uses {_gpus(under)} under MPS, and its MPS server is over {_gpus(everything)}: let "
             "all pods of the claim use the same requests, or write a claim for each"
@@ -336,7 +335,7 @@ def _problems(given: Sequence[RequestedDevice], requests: frozenset[str]) -> Ite
 
 
 def _gpus(given: Iterable[RequestedDevice]) -> str:
-    return _join_names(one.gpu for one in given)
+    return _join_names(device.gpu for device in given)
 
 
 def _join_names(names: Iterable[str]) -> str:

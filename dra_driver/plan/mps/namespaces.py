@@ -66,11 +66,15 @@ def with_namespaces(
     if pods is None and (len(everything) > 1 or tenants is not MpsTenants.ANY):
         raise PodsNeeded("it is shared by MPS")
     used = container_requests(pods or ())
-    groups = _groups(ours, [one.requests(claim.ref, ours) for one in used])
+    groups = _groups(ours, [container.requests(claim.ref, ours) for container in used])
     problems = [
         *_unknown_problems(pods, ours, tenants),
         *_joinable_problems(claim, tenants),
-        *(said for pod in pods or () for said in tenant_problems(tenants, claim.ref, pod, ours)),
+        *(
+            problem
+            for pod in pods or ()
+            for problem in tenant_problems(tenants, claim.ref, pod, ours)
+        ),
         *mixed_problems(claim.ref, used, ours, everything),
         *split_problems(claim.ref, used, groups, _computed_on(parts)),
         *_partition_problems(groups, parts),
@@ -79,8 +83,9 @@ def with_namespaces(
         raise ClaimError(join_problems(f"claim {claim.ref}: ", problems))
     namespaces: dict[AllocationResult, MpsNamespace] = {}
     for group in groups:
-        its = [part for part in parts if part.request in group]
-        namespaces |= dict.fromkeys((part.grant.allocation for part in its), _namespace(claim, its))
+        members = [part for part in parts if part.request in group]
+        namespace = _namespace(claim, members)
+        namespaces |= dict.fromkeys((part.grant.allocation for part in members), namespace)
     return tuple(replace(g, namespace=namespaces.get(g.allocation)) for g in grants)
 
 
@@ -88,7 +93,8 @@ def mps_steps(grants: Iterable[DeviceGrant]) -> tuple[ServeMpsNamespace, ...]:
     """One step for each namespace, however many allocations share it."""
     namespaces = {grant.namespace for grant in grants if grant.namespace is not None}
     return tuple(
-        ServeMpsNamespace(namespace) for namespace in sorted(namespaces, key=lambda one: one.name)
+        ServeMpsNamespace(namespace)
+        for namespace in sorted(namespaces, key=lambda namespace: namespace.name)
     )
 
 
@@ -155,18 +161,18 @@ def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]
 def _namespace(claim: Claim, parts: Sequence[MpsPart]) -> MpsNamespace:
     """The limits are the claim's on each GPU: parts of one GPU that are used together add up."""
     by_gpu: dict[GpuUuid, list[MpsShared]] = {}
-    for part in sorted(parts, key=lambda one: one.device.gpu.minor):
+    for part in sorted(parts, key=lambda part: part.device.gpu.minor):
         by_gpu.setdefault(part.device.uuid, []).append(part.sharing)
     gpus = tuple(by_gpu)
     requests = sorted({part.request for part in parts})
     digest = hashlib.sha256(",".join((claim.ref.uid, *requests, *gpus)).encode()).hexdigest()
-    percents = [min(ALL_CORES, sum(one.percent for one in its)) for its in by_gpu.values()]
+    percents = [min(ALL_CORES, sum(part.percent for part in shared)) for shared in by_gpu.values()]
     return MpsNamespace(
         MpsNamespaceName(f"c_{digest[:24]}"),
         claim.ref.uid,
         gpus,
         min(percents),
-        tuple(_sum(its) for its in by_gpu.values()),
+        tuple(_sum(shared) for shared in by_gpu.values()),
         max(part.sharing.priority for part in parts),
         _most([part.grant.device for part in parts]),
         claim.ref.namespace if _has_servers_of_its_own(parts) else "",
@@ -178,8 +184,8 @@ def _has_servers_of_its_own(parts: Iterable[MpsPart]) -> bool:
     return any(part.device.rules.mps_servers is MpsServerScope.PER_NAMESPACE for part in parts)
 
 
-def _sum(its: Sequence[MpsShared]) -> int | None:
-    sizes = [one.memory_bytes for one in its]
+def _sum(parts: Sequence[MpsShared]) -> int | None:
+    sizes = [part.memory_bytes for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 

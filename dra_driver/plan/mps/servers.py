@@ -21,11 +21,16 @@ def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
 def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:
     """What a server of protocol 2 grants a client by default: the most that one of its namespaces
     has, or can have by the rules of the node."""
-    wanted = [one for namespace in namespaces for one in (least_limits(namespace), namespace.most)]
-    sizes = [one.memory_bytes for one in wanted if one.memory_bytes is not None]
+    wanted = [
+        least_limit
+        for namespace in namespaces
+        for least_limit in (least_limits(namespace), namespace.most)
+    ]
+    sizes = [namespace.memory_bytes for namespace in wanted if namespace.memory_bytes is not None]
     unlimited = len(sizes) < len(wanted)
     return MpsLimits(
-        max((one.percent for one in wanted), default=ALL_CORES), None if unlimited else max(sizes)
+        max((namespace.percent for namespace in wanted), default=ALL_CORES),
+        None if unlimited else max(sizes),
     )
 
 

@@ -66,7 +66,7 @@ def counted_clients(
 ) -> frozenset[int] | None:
     """The clients that these namespaces have together. None: one may be theirs or another's."""
     mine = {pid: its for pid, its in whose.items() if its & namespaces}
-    return frozenset(mine) if all(its <= namespaces for its in mine.values()) else None
+    return frozenset(mine) if all(device <= namespaces for device in mine.values()) else None
 
 
 RESTART_REPORT_SECONDS: Final = (
@@ -145,16 +145,16 @@ def _names(record: ClaimRecord, namespace: MpsNamespace) -> tuple[str, ...]:
 
 
 def _over(record: ClaimRecord, namespace: MpsNamespace) -> tuple[GpuUuid, MigInstance] | None:
-    held = ((one.gpu, one.instance) for one in record.holdings)
-    found = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
-    return next((one for one in found if one[1].uuid in namespace.gpus), None)
+    held = ((holding.gpu, holding.instance) for holding in record.holdings)
+    instances = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
+    return next((pair for pair in instances if pair[1].uuid in namespace.gpus), None)
 
 
 def unserved_claims(
     namespaces: Iterable[ClaimNamespace], status: MpsStatus
 ) -> tuple[ClaimUid, ...]:
     """The prepared claims of which the agent does not serve everything."""
-    served = {one.namespace.name for one in status.namespaces()}
+    served = {namespace.namespace.name for namespace in status.namespaces()}
     return tuple(
         sorted({s.claim.uid for s in namespaces if s.completed and s.namespace.name not in served})
     )
@@ -164,11 +164,11 @@ def orphaned_namespaces(
     namespaces: Iterable[ClaimNamespace], status: MpsStatus, unreadable: Collection[ClaimUid]
 ) -> tuple[MpsNamespace, ...]:
     """What the agent serves for nobody. Whose record is *unreadable* may well have it."""
-    recorded = {one.namespace.name for one in namespaces}
+    recorded = {namespace.namespace.name for namespace in namespaces}
     return tuple(
-        one.namespace
-        for one in status.namespaces()
-        if one.namespace.name not in recorded and one.namespace.claim not in unreadable
+        namespace.namespace
+        for namespace in status.namespaces()
+        if namespace.namespace.name not in recorded and namespace.namespace.claim not in unreadable
     )
 
 
@@ -180,13 +180,15 @@ def new_restarts(
     Where none was (None), or where the agent counts anew, it is those of the last minutes.
     """
     if last is None or last_restart(incidents) < last:
-        return tuple(one for one in incidents if now - one.at < RESTART_REPORT_SECONDS)
-    return tuple(one for one in incidents if one.number > last)
+        return tuple(
+            incident for incident in incidents if now - incident.at < RESTART_REPORT_SECONDS
+        )
+    return tuple(incident for incident in incidents if incident.number > last)
 
 
 def last_restart(incidents: Iterable[MpsServerRestart]) -> int:
     """The number of the last one; 0: there was none."""
-    return max((one.number for one in incidents), default=0)
+    return max((incident.number for incident in incidents), default=0)
 
 
 def server_for(namespace: MpsNamespaceName, status: MpsStatus) -> MpsServer | None:
@@ -206,7 +208,10 @@ def namespace_clients(
 ) -> Mapping[MpsNamespaceName, NamespaceClients]:
     """The possible clients of each namespace that is served. *pods*: the pod of each client of any
     server, where that is known."""
-    users = {one.namespace.name: frozenset(pod.uid for pod in one.pods) for one in namespaces}
+    users = {
+        namespace.namespace.name: frozenset(pod.uid for pod in namespace.pods)
+        for namespace in namespaces
+    }
     return {
         served.namespace.name: _clients(
             served.namespace.name, users, client_owners(server, users, pods), pods
@@ -239,7 +244,9 @@ def mps_memory_shares(
     records: Iterable[ClaimRecord], namespaces: Iterable[ClaimNamespace]
 ) -> Mapping[GpuUuid, tuple[MemoryShare, ...]]:
     """For each GPU that a prepared claim has under MPS, everybody who has anything of it."""
-    gpus = {gpu for one in namespaces if one.completed for gpu in one.namespace.gpus}
+    gpus = {
+        gpu for namespace in namespaces if namespace.completed for gpu in namespace.namespace.gpus
+    }
     held: dict[GpuUuid, list[MemoryShare]] = {gpu: [] for gpu in sorted(gpus)}
     for record in records:
         its: dict[GpuUuid, list[Holding]] = {}
@@ -269,12 +276,13 @@ def _strays_on(
 ) -> Iterable[BypassingProcess]:
     served: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
     refs: dict[ClaimUid, ClaimRef] = {}
-    for one in namespaces:
-        if one.completed and look.gpu in one.namespace.gpus:
-            refs[one.claim.uid] = one.claim
-            before = served.get(one.claim.uid, frozenset())
-            its = _may_be_clients(one.namespace.name, status)
-            served[one.claim.uid] = None if before is None or its is None else before | its
+    for used in namespaces:
+        if used.completed and look.gpu in used.namespace.gpus:
+            uid = used.claim.uid
+            refs[uid] = used.claim
+            known_pids = served.get(uid, frozenset())
+            pids = _may_be_clients(used.namespace.name, status)
+            served[uid] = None if known_pids is None or pids is None else known_pids | pids
     for use in look.usages:
         allowed = [served.get(uid) for uid in use.claims]
         known = [pids for pids in allowed if pids is not None]
@@ -290,14 +298,16 @@ def _may_be_clients(namespace: MpsNamespaceName, status: MpsStatus) -> frozenset
     server = server_for(namespace, status)
     if server is None or not server.ready:
         return None
-    return frozenset(one.pid for one in server.clients if one.namespace in (None, namespace))
+    return frozenset(
+        client.pid for client in server.clients if client.namespace in (None, namespace)
+    )
 
 
 def confirmed_bypasses(
     since: Mapping[BypassingProcess, float], now: float
 ) -> frozenset[BypassingProcess]:
     """Those that had the time to connect, and did not."""
-    return frozenset(one for one, at in since.items() if now - at >= CONNECTING_SECONDS)
+    return frozenset(bypass for bypass, at in since.items() if now - at >= CONNECTING_SECONDS)
 
 
 def mps_usages(
@@ -311,9 +321,9 @@ def mps_usages(
     one of them may be another claim's.
     """
     by_claim: dict[tuple[ClaimRef, GpuUuid], list[MpsNamespace]] = {}
-    for one in namespaces:
-        for gpu in one.namespace.gpus if one.completed else ():
-            by_claim.setdefault((one.claim, gpu), []).append(one.namespace)
+    for used in namespaces:
+        for gpu in used.namespace.gpus if used.completed else ():
+            by_claim.setdefault((used.claim, gpu), []).append(used.namespace)
     return tuple(
         ClaimMpsUsage(
             claim,
@@ -322,7 +332,7 @@ def mps_usages(
             None if found is None else _count(found, its),
             None
             if unserved is None
-            else sum(one.gpu == gpu and claim in one.claims for one in unserved),
+            else sum(bypass.gpu == gpu and claim in bypass.claims for bypass in unserved),
         )
         for (claim, gpu), its in by_claim.items()
     )
@@ -331,17 +341,17 @@ def mps_usages(
 def _count(
     found: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
 ) -> int | None:
-    names = {one.name for one in namespaces}
+    names = {namespace.name for namespace in namespaces}
     whose = {pid: its for name in names if name in found for pid, its in found[name].may_be.items()}
     pids = counted_clients(names, whose)
     return None if pids is None else len(pids)
 
 
-def server_restarted_message(incident: MpsServerRestart, one: ClaimNamespace) -> str:
+def server_restarted_message(incident: MpsServerRestart, used: ClaimNamespace) -> str:
     """The server of this namespace was restarted."""
     return (
-        f"the MPS server of {_gpus([one])} was restarted ({incident.reason}): what "
-        f"ran there for claim {one.claim} was ended, and a program that is still there fails at "
+        f"the MPS server of {_gpus([used])} was restarted ({incident.reason}): what "
+        f"ran there for claim {used.claim} was ended, and a program that is still there fails at "
         "its next call of CUDA; restart the container if it does not restart by itself"
     )
 
@@ -356,13 +366,13 @@ def bypass_message(stray: BypassingProcess, gpu: str) -> str:
     )
 
 
-def agent_down_message(one: ClaimNamespace, seconds: float, error: str) -> str:
+def agent_down_message(used: ClaimNamespace, seconds: float, error: str) -> str:
     """Nobody looks after the servers."""
     return (
-        f"the MPS agent of this node has not answered for {seconds:g} s: claim {one.claim} goes on "
-        f"with its limits on {_gpus([one])}, but nobody restarts its MPS server when that fails, "
-        "and new claims under MPS wait; look at the pod of the DaemonSet …-mps-agent on this node "
-        f"({error})"
+        f"the MPS agent of this node has not answered for {seconds:g} s: claim {used.claim} goes "
+        f"on with its limits on {_gpus([used])}, but nobody restarts its MPS server when that "
+        "fails, and new claims under MPS wait; look at the pod of the DaemonSet …-mps-agent on "
+        f"this node ({error})"
     )
 
 
@@ -380,7 +390,9 @@ def bypass_subject(stray: BypassingProcess) -> str:
 
 
 def _gpus(namespaces: Iterable[ClaimNamespace]) -> str:
-    return ", ".join(dict.fromkeys(name for one in namespaces for name in one.known_as.values()))
+    return ", ".join(
+        dict.fromkeys(name for namespace in namespaces for name in namespace.known_as.values())
+    )
 
 
 def _claims(stray: BypassingProcess) -> str:

@@ -105,12 +105,12 @@ class MpsDrain:
 
     def look(self, wanted: Sequence[PodMpsClients]) -> float | None:
         """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
-        known = self._follow({one.pod.uid for one in wanted})
+        known = self._follow({namespace.pod.uid for namespace in wanted})
         self._end_due(wanted, known)
         self._read_due(wanted, known)
         known = self._now_known()
         self._end_due(wanted, known)
-        return min((self._until(known[one.pod.uid]) for one in wanted), default=None)
+        return min((self._until(known[namespace.pod.uid]) for namespace in wanted), default=None)
 
     def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _DrainState]:
         """Begin with pods that are new; one without clients is forgotten when it would be due."""
@@ -139,7 +139,7 @@ class MpsDrain:
     def _read_due(
         self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
     ) -> None:
-        pods = {one.pod.uid: one for one in wanted}
+        pods = {namespace.pod.uid: namespace for namespace in wanted}
         glances = {uid: known[uid].glance for uid in sorted(pods)}
         due = most_urgent(glances, self._clock(), READS_A_SECOND)
         if due:
@@ -196,7 +196,7 @@ class MpsDrain:
     def _put_off(self, due: Sequence[PodMpsClients]) -> None:
         """These have to wait. That is no harm unless it is for too long."""
         now, known = self._clock(), self._now_known()
-        waiting = (known[one.pod.uid] for one in due if one.pod.uid in known)
+        waiting = (known[client.pod.uid] for client in due if client.pod.uid in known)
         late = sum(its.glance.is_late(now) for its in waiting)
         self._observer.mps_late_looks(late)
         if late and not self._late:
@@ -220,13 +220,13 @@ class MpsDrain:
         self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
     ) -> None:
         now = self._clock()
-        for one in wanted:
-            its = known[one.pod.uid]
+        for namespace in wanted:
+            its = known[namespace.pod.uid]
             if its.ending is None or now < its.ending.due_at:
                 continue
-            if pids := one.pids - its.ended:
-                name = f"drain {one.pod.name} of {one.claim} ({one.namespace})"
-                end = partial(self._end, one, pids)
+            if pids := namespace.pids - its.ended:
+                name = f"drain {namespace.pod.name} of {namespace.claim} ({namespace.namespace})"
+                end = partial(self._end, namespace, pids)
                 self._errands.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
 
     def _end(self, one: PodMpsClients, pids: frozenset[int]) -> None:
@@ -239,10 +239,10 @@ class MpsDrain:
 
     def end_now(self, wanted: Sequence[PodMpsClients]) -> None:
         """End these clients at once, though nobody deletes their pods: they may not be here."""
-        for one in wanted:
-            name = f"keep {one.pod.name} out of {one.claim} ({one.namespace})"
+        for namespace in wanted:
+            name = f"keep {namespace.pod.name} out of {namespace.claim} ({namespace.namespace})"
             self._errands.go(
-                name, [BackgroundTask(name, partial(self._keep_out, one), _AGAIN_SECONDS)]
+                name, [BackgroundTask(name, partial(self._keep_out, namespace), _AGAIN_SECONDS)]
             )
 
     def _keep_out(self, one: PodMpsClients) -> None:

@@ -85,7 +85,9 @@ class MpsBypassDetector:
         kept = {stray for stray in self._since if stray.gpu in looked.errors}
         self._since = {stray: self._since.get(stray, now) for stray in found | kept}
         sure = confirmed_bypasses(self._since, now)
-        known_as = {gpu: name for one in namespaces for gpu, name in one.known_as.items()}
+        known_as = {
+            gpu: name for namespace in namespaces for gpu, name in namespace.known_as.items()
+        }
         for stray in sorted(sure - self._told, key=lambda one: (one.process, one.gpu)):
             self._tell(stray, pods, known_as.get(stray.gpu, stray.gpu))
         self._told = sure
@@ -167,11 +169,13 @@ class UnservedPods:
             self._errands.go(name, [BackgroundTask(name, partial(self._read, new), _AGAIN_SECONDS)])
         told, out = set(), set()
         known = [one for one in joined if self._knows(one)]
-        for one in known:
-            if spec := self._specs[one.pod.uid]:
-                uid = one.record.claim.uid
-                told |= self._tell(one, unusable_devices(one, spec, self._given[uid], records))
-                out |= {(uid, spec.uid)} if tenant_violations(one, spec) else set()
+        for record in known:
+            if spec := self._specs[record.pod.uid]:
+                uid = record.record.claim.uid
+                told |= self._tell(
+                    record, unusable_devices(record, spec, self._given[uid], records)
+                )
+                out |= {(uid, spec.uid)} if tenant_violations(record, spec) else set()
         self._told, self._kept_out = frozenset(told), frozenset(out)
         self._settled = records if len(known) == len(joined) else None
 

@@ -75,7 +75,11 @@ class LostMpsInstances:
         self, namespaces: Iterable[ClaimNamespace], status: MpsStatus
     ) -> frozenset[MpsNamespaceName]:
         """End the namespaces of prepared claims whose instance is gone, and return all of these."""
-        gone = [one for one in namespaces if one.completed and self._is_gone(one)]
+        gone = [
+            namespace
+            for namespace in namespaces
+            if namespace.completed and self._is_gone(namespace)
+        ]
         self._gone = frozenset(one.namespace.name for one in gone)
         self._end([one for one in gone if server_for(one.namespace.name, status) is not None])
         return self._gone
@@ -299,7 +303,8 @@ class MpsWatch:
                 f"serve claim {uid} again", partial(preparer.serve_again, uid), _SERVE_AGAIN_SECONDS
             )
             for uid in unserved_claims(
-                (one for one in namespaces if one.namespace.name not in gone), status
+                (namespace for namespace in namespaces if namespace.namespace.name not in gone),
+                status,
             )
         ]
         errands += [
@@ -321,10 +326,10 @@ class MpsWatch:
                 self._its.observer.mps_restarted()
             facts = {"server": incident.server, "reason": incident.reason}
             log.warning("an MPS server was restarted", extra=facts)
-            for one in namespaces:
-                if one.namespace.name in incident.namespaces:
-                    message = server_restarted_message(incident, one)
-                    self._tell(one, "MPSServerRestarted", incident.server, message)
+            for namespace in namespaces:
+                if namespace.namespace.name in incident.namespaces:
+                    message = server_restarted_message(incident, namespace)
+                    self._tell(namespace, "MPSServerRestarted", incident.server, message)
         self._last = last_restart(incidents)
 
     def _tell(self, one: ClaimNamespace, reason: str, about: str, message: str) -> None:
@@ -352,9 +357,12 @@ class MpsWatch:
             self._outage = _AgentOutage(now)
         if now - self._outage.since >= _DOWN_SECONDS and not self._outage.told:
             self._outage.told = True
-            for one in namespaces:
+            for namespace in namespaces:
                 self._tell(
-                    one, "MPSAgentDown", "agent", agent_down_message(one, _DOWN_SECONDS, error)
+                    namespace,
+                    "MPSAgentDown",
+                    "agent",
+                    agent_down_message(namespace, _DOWN_SECONDS, error),
                 )
 
 
@@ -364,8 +372,8 @@ def _by_pod(
     """The clients whose pod is known, by claim and pod."""
     none = NamespaceClients()
     return [
-        PodMpsClients(one.claim, pod, one.namespace.name, pids)
-        for one in namespaces
-        for pod in one.pods
-        if (pids := found.get(one.namespace.name, none).of_pods.get(pod.uid))
+        PodMpsClients(namespace.claim, pod, namespace.namespace.name, pids)
+        for namespace in namespaces
+        for pod in namespace.pods
+        if (pids := found.get(namespace.namespace.name, none).of_pods.get(pod.uid))
     ]

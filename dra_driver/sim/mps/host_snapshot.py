@@ -35,16 +35,16 @@ class HostGpu:
         said = parse_mig_uuid(name)
         if said is None or said.minor != self.minor or not said.is_of(self.uuid):
             return None
-        for one in self.mig:
-            if one["number"] == said.number:
+        for profile in self.mig:
+            if profile["number"] == said.number:
                 return replace(
                     self,
                     uuid=name,
-                    name=f"{self.name} {one['name']}",
-                    memory_bytes=one["memory_bytes"],
-                    multiprocessors=one["multiprocessors"],
+                    name=f"{self.name} {profile['name']}",
+                    memory_bytes=profile["memory_bytes"],
+                    multiprocessors=profile["multiprocessors"],
                     mig=(),
-                    part=tuple(one["part"]),
+                    part=tuple(profile["part"]),
                     instance=(said.gi, said.ci),
                 )
         return None

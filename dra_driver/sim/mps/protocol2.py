@@ -102,7 +102,7 @@ class SimulatedProtocol2:
         lines = []
         for server in self._servers(arguments):
             for gpu in server.gpus:
-                clients = [one for one in self._clients(server) if gpu in one.gpus]
+                clients = [client for client in self._clients(server) if gpu in client.gpus]
                 lines.append(f"{gpu.uuid}: {' '.join(str(one.pid) for one in clients)}".rstrip())
         return "\n".join(lines)
 

@@ -43,7 +43,7 @@ class StaticPartitions:
         chunks = parse_number(words.option("chunks"), "number of chunks")
         parse_boolean(words.options.get("include-remainder", "false"))
         self._refuse(server.name, name, gpu)
-        used = sum(one.chunks for one in self._here() if one.gpu.uuid == gpu.uuid)
+        used = sum(partition.chunks for partition in self._here() if partition.gpu.uuid == gpu.uuid)
         free = gpu.multiprocessors // MULTIPROCESSORS - used
         if not 0 < chunks <= free:
             raise CommandRefused(
@@ -55,7 +55,11 @@ class StaticPartitions:
     def delete(self, words: ParsedCommand) -> str:
         words.allow(1, "server", "device")
         name, server = words.need(0, "name"), words.option("server")
-        found = [one for one in self._here() if (one.name, one.server) == (name, server)]
+        found = [
+            partition
+            for partition in self._here()
+            if (partition.name, partition.server) == (name, server)
+        ]
         if not found:
             raise CommandRefused(f"Partition '{name}' does not exist in server '{server}'")
         if self._control.on(found[0].gpu):
@@ -66,7 +70,8 @@ class StaticPartitions:
     def list(self, words: ParsedCommand) -> str:
         words.allow(0, "all", "format")
         rows = [
-            (one.name, one.server, one.gpu.uuid, str(one.chunks), "created") for one in self._here()
+            (partition.name, partition.server, partition.gpu.uuid, str(partition.chunks), "created")
+            for partition in self._here()
         ]
         return format_table(words, ("name", "server", "device", "chunks", "status"), rows)
 
@@ -77,7 +82,7 @@ class StaticPartitions:
             raise CommandRefused(f"Server '{server}' uses locality domains")
         if self._control.on(gpu):
             raise CommandRefused(f"{gpu.uuid} has active clients")
-        if any((one.name, one.server) == (name, server) for one in self._here()):
+        if any((partition.name, partition.server) == (name, server) for partition in self._here()):
             raise CommandRefused(f"Partition '{name}' exists already in server '{server}'")
 
     def _gpu(self, server: str, name: str) -> HostGpu:
@@ -87,4 +92,4 @@ class StaticPartitions:
         raise CommandRefused(f"Server '{server}' has no device '{name}'")
 
     def _here(self) -> "tuple[StaticPartition, ...]":
-        return tuple(one for one in self._all if one.server in self._control.servers)
+        return tuple(server for server in self._all if server.server in self._control.servers)

@@ -516,7 +516,7 @@ def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
     look = daemons.look(daemon)
 
     assert look.ready
-    assert {one.pid for one in look.clients} == {named.pid, other}
+    assert {client.pid for client in look.clients} == {named.pid, other}
     host.end_programs()
     daemons.stop(daemon)
 
@@ -535,7 +535,7 @@ def test_what_is_in_the_log_of_one_that_ran_before_is_for_the_administrator(othe
 
     assert "always fails" not in str(told.value)
     assert "the log of the MPS agent has its last lines" in str(told.value)
-    (logged,) = (one.lines for one in caplog.records if hasattr(one, "lines"))
+    (logged,) = (record.lines for record in caplog.records if hasattr(record, "lines"))
     assert any("always fails" in line for line in logged)
     daemons.stop(daemon)
 

@@ -254,7 +254,7 @@ def test_where_a_label_is_refused_the_server_starts_and_that_is_logged(host, cap
     daemons.start(daemon, [host.namespace()])
 
     assert mounts.is_mounted(daemon.pipe) and mounts.is_mounted(daemon.shm)
-    found = [one for one in caplog.records if "labelled for SELinux" in one.getMessage()]
+    found = [record for record in caplog.records if "labelled for SELinux" in record.getMessage()]
     assert [one.levelname for one in found if one.levelname == "WARNING"] == ["WARNING"]
     daemons.stop(daemon)
 

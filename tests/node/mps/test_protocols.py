@@ -184,7 +184,7 @@ def test_a_process_whose_name_has_line_feeds_forges_no_fault_of_its_server(forge
 @given(st.lists(st.text(max_size=20), min_size=1))
 def test_whatever_processes_are_called_a_list_of_clients_is_one(names):
     lines = [f"{pid},gpu,0,c_1,{name}" for pid, name in enumerate(names, 10**9)]
-    found = {one.pid for one in parse_clients("\n".join(lines))}
+    found = {client.pid for client in parse_clients("\n".join(lines))}
 
     assert {10**9 + place for place in range(len(names))} <= found
 

@@ -29,7 +29,8 @@ def server(namespaces=(A, B, C), clients=(7,), protocol=2):
         for name in namespaces
     )
     told = tuple(
-        MpsClient(one) if isinstance(one, int) else MpsClient(one[0], one[1]) for one in clients
+        MpsClient(client) if isinstance(client, int) else MpsClient(client[0], client[1])
+        for client in clients
     )
     return MpsServer(MpsServerName("s"), (GPU,), protocol, True, namespaces=served, clients=told)
 

@@ -60,7 +60,7 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
 
 def tenants(record):
     """The profile said NonRoot when it was prepared."""
-    held = (replace(one, tenants=MpsTenants.NON_ROOT) for one in record.holdings)
+    held = (replace(holding, tenants=MpsTenants.NON_ROOT) for holding in record.holdings)
     return replace(record, holdings=tuple(held))
 
 
@@ -248,7 +248,7 @@ def on_partitions(*devices):
 def test_partitions_of_one_gpu_are_told_apart_by_their_names():
     one = on_partitions(("one", 0, "/x"), ("two", 1, ""))
 
-    assert {each.gpu for each in requested_devices(one)} == {
+    assert {requested_device.gpu for requested_device in requested_devices(one)} == {
         "gpu-0-mig-1g5gb-19-0",
         "gpu-0-mig-1g5gb-19-1",
     }

@@ -383,8 +383,8 @@ def test_a_server_over_two_gpus_is_for_no_single_replica():
 def test_a_claims_namespace_has_a_server_of_its_own_unless_the_profile_joins_them():
     shared = offer(mps_servers=MpsServerScope.SHARED)
 
-    assert [one.tenant for one in namespaces(fraction())] == ["default"]
-    assert [one.tenant for one in namespaces(fraction(), at=shared)] == [""]
+    assert [namespace.tenant for namespace in namespaces(fraction())] == ["default"]
+    assert [namespace.tenant for namespace in namespaces(fraction(), at=shared)] == [""]
 
 
 def test_the_name_of_a_namespace_is_the_same_whenever_it_is_planned_and_another_for_another_claim():
@@ -450,8 +450,8 @@ def test_every_part_is_in_one_namespace_and_no_container_has_two(asked):
     assert set(found) == {grant.namespace for grant in plan.grants}
     for grant in plan.grants:
         assert grant.device.gpu.uuid in grant.namespace.gpus
-    for one in (each for pod in pods for each in pod.containers):
-        uses = {request for _, request in one.uses}
+    for spec in (spec for pod in pods for spec in pod.containers):
+        uses = {request for _, request in spec.uses}
         its = [g for g in plan.grants if "" in uses or g.allocation.base_request in uses]
         assert len({grant.namespace for grant in its}) <= 1
         for namespace in {grant.namespace for grant in its}:

@@ -53,7 +53,7 @@ def namespace(name="s-a", claim=A, gpus=(GPU,), percent=30):
 
 
 def record(claim=A, *namespaces, pods=(WEB,), completed=True, holdings=None):
-    held = {gpu for one in namespaces for gpu in one.gpus}
+    held = {gpu for namespace in namespaces for gpu in namespace.gpus}
     found = tuple(Holding(claim, DeviceName(f"gpu-{gpu[-1]}"), gpu=gpu) for gpu in sorted(held))
     return ClaimRecord(
         claim,
@@ -65,7 +65,7 @@ def record(claim=A, *namespaces, pods=(WEB,), completed=True, holdings=None):
 
 
 def server(*namespaces, clients=(), protocol=3, ready=True, name="s1"):
-    served = tuple(ServedNamespace(one, protocol, "/pipe") for one in namespaces)
+    served = tuple(ServedNamespace(namespace, protocol, "/pipe") for namespace in namespaces)
     return MpsServer(
         MpsServerName(name),
         namespaces[0].gpus,
@@ -141,8 +141,10 @@ def test_after_what_is_lacking_is_served_and_what_is_unknown_is_ended_all_is_rig
         number for number, one in enumerate(claims) if one.uid in unserved_claims(namespaces, now)
     }
     ended = {
-        made.index(one)
-        for one in orphaned_namespaces(namespaces, now, {claims[n].uid for n in unreadable})
+        made.index(orphaned_namespace)
+        for orphaned_namespace in orphaned_namespaces(
+            namespaces, now, {claims[n].uid for n in unreadable}
+        )
     }
 
     after = (served | again) - ended
@@ -283,7 +285,8 @@ def test_with_protocol_3_a_client_of_another_claims_namespace_goes_past_its_own(
     namespaces = on(record(A, first), record(B, second, pods=(DB,)))
 
     assert {
-        one.process.pid for one in bypassing_processes([look((1, A), (2, B))], namespaces, now)
+        bypassing_processe.process.pid
+        for bypassing_processe in bypassing_processes([look((1, A), (2, B))], namespaces, now)
     } == {1}
 
 
@@ -340,7 +343,10 @@ def test_a_claim_with_two_servers_on_a_gpu_may_use_either_and_both_have_to_be_we
     its = look((1, A), (2, A), (3, A))
     both = server(first, second, clients=[client(1, "s-1"), client(2, "s-2")])
 
-    assert {one.process.pid for one in bypassing_processes([its], namespaces, status(both))} == {3}
+    assert {
+        bypassing_processe.process.pid
+        for bypassing_processe in bypassing_processes([its], namespaces, status(both))
+    } == {3}
     assert bypassing_processes([its], namespaces, status(server(first))) == frozenset()
     assert bypassing_processes([its], namespaces, status(server(second))) == frozenset()
 

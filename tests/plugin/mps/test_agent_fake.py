@@ -65,7 +65,10 @@ def test_a_restart_loses_clients_and_keeps_namespaces(agent):
 
     assert pids(agent) == []
     assert [served.namespace for served in agent.status().namespaces()] == [FIRST]
-    assert [(one.number, one.clients) for one in agent.status().incidents] == [(1, 1), (2, 0)]
+    assert [(incident.number, incident.clients) for incident in agent.status().incidents] == [
+        (1, 1),
+        (2, 0),
+    ]
 
 
 def test_clients_are_ended_unless_the_server_is_wedged(agent):
@@ -86,7 +89,9 @@ def test_protocol_2_does_not_tell_of_which_namespace_a_client_is():
     agent.serve(FIRST)
     agent.connect(1, FIRST)
 
-    assert [one.namespace for server in agent.status().servers for one in server.clients] == [None]
+    assert [client.namespace for server in agent.status().servers for client in server.clients] == [
+        None
+    ]
 
 
 @pytest.mark.parametrize(("how", "error"), [("down", MpsAgentUnreachable), ("hangs", TimedOut)])

@@ -91,7 +91,7 @@ class World:
         self.preparer.recover()
 
     def run(self, *pods):
-        self.pods.pods |= {(one.namespace, one.name): one for one in pods}
+        self.pods.pods |= {(pod.namespace, pod.name): pod for pod in pods}
 
     def prepare(self, claim):
         self.claims[claim.ref] = claim
@@ -523,7 +523,7 @@ def test_a_namespace_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world
         MpsNamespace(MpsNamespaceName("c_gone"), ClaimUid("uid-gone"), (gpu(0).uuid,)),
         replace(known, name=MpsNamespaceName("c_before")),  # of the same claim, allocated otherwise
     )
-    world.node.namespaces |= {one.name: one for one in others}
+    world.node.namespaces |= {other.name: other for other in others}
 
     for namespace in (known, *others):
         world.preparer.upkeep.end_unknown(namespace)
@@ -556,7 +556,7 @@ def test_a_pod_that_joins_leaves_the_namespace_as_it_is(world):
     assert world.preparer.upkeep.note_pods(whole(pods="pq"))
 
     assert world.node.namespaces == before
-    assert [one.name for one in world.ledger.records()[0].pods] == ["p", "q"]
+    assert [pod.name for pod in world.ledger.records()[0].pods] == ["p", "q"]
     world.preparer.unprepare(ref())
     world.assert_nothing_is_left()
 

@@ -234,7 +234,7 @@ def test_what_was_known_of_a_pod_counts_while_the_api_server_is_away(world, capl
     world.go_on(30)
 
     assert world.agent.ended == [(made.name, (1,))]
-    said = [one for one in caplog.messages if "which pods" in one]
+    said = [message for message in caplog.messages if "which pods" in message]
     assert len(said) == 1
 
 
@@ -334,4 +334,4 @@ def test_a_missing_right_is_said_once(world, caplog):
     for _ in range(5):
         world.look()
 
-    assert [one.error for one in caplog.records] == ["pods may not be read"]
+    assert [record.error for record in caplog.records] == ["pods may not be read"]

@@ -141,7 +141,9 @@ def test_that_pods_cannot_be_looked_at_in_time_is_said_once_and_when_it_is_over(
     caplog.set_level("INFO")
     node = Node(*[15.0] * 60)
     node.go_on(300)
-    assert [(one.pods, one.reads_a_second) for one in caplog.records] == [(60, READS_A_SECOND)]
+    assert [(record.pods, record.reads_a_second) for record in caplog.records] == [
+        (60, READS_A_SECOND)
+    ]
     assert max(node.late) > 0
 
     for number in range(60 - left):

@@ -55,7 +55,7 @@ def test_what_the_agent_lost_over_an_instance_is_served_again(world):
     world.look()
 
     assert world.put_right == [A.uid]
-    assert [one.protocol for one in world.agent.status().namespaces()] == [2]
+    assert [namespace.protocol for namespace in world.agent.status().namespaces()] == [2]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_server_of_an_instance_that_is_gone_is_ended(world, now):
     world.instances[KEY] = now
     world.go_on(60)
 
-    assert [one.namespace.claim for one in world.agent.status().namespaces()] == [B.uid]
+    assert [namespace.namespace.claim for namespace in world.agent.status().namespaces()] == [B.uid]
     assert world.put_right == []  # nor is it served again
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_cannot_be_ended_is_tried_again(world, caplog):
     world.agent.release = release
     world.go_on(60)
     assert len(released) == 3  # every half a minute
-    assert [one.error for one in caplog.records if one.levelname == "WARNING"] == [
+    assert [record.error for record in caplog.records if record.levelname == "WARNING"] == [
         "processes do not end"
     ]
 

@@ -74,7 +74,7 @@ def test_a_pod_that_cannot_be_read_is_tried_again_later(world, caplog):
     for _ in range(5):
         world.look()
     assert world.pods.read_names == ["db"]
-    assert [one.error for one in caplog.records] == ["the API server does not answer"]
+    assert [record.error for record in caplog.records] == ["the API server does not answer"]
 
     world.pods.down = False
     world.go_on(30)

@@ -83,7 +83,7 @@ def test_what_no_claim_has_is_ended(world):
     world.look()
 
     assert world.put_right == ["c_b"]
-    assert [one.namespace for one in world.agent.status().namespaces()] == [made]
+    assert [namespace.namespace for namespace in world.agent.status().namespaces()] == [made]
 
 
 def test_what_a_claim_may_have_whose_record_cannot_be_read_is_left_alone(world):
@@ -120,7 +120,7 @@ def test_one_claim_that_cannot_be_served_again_does_not_keep_others_from_it(worl
     del world.refuses[A.uid]
     world.look()
     assert world.put_right == [B.uid, A.uid]
-    assert [one.error for one in caplog.records] == ["the server does not start"]
+    assert [record.error for record in caplog.records] == ["the server does not start"]
 
 
 # Restarts
