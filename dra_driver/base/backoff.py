@@ -60,9 +60,9 @@ class FailedAttempts:
 
     def failed(self, key: str, inputs: Hashable, reason: str) -> None:
         """It failed with *inputs*; with others it may succeed."""
-        before = self._attempts.get(key)
-        known = before is not None and before.inputs == inputs
-        backoff = before.backoff if before is not None and known else Backoff(*self._waits)
+        previous = self._attempts.get(key)
+        is_same = previous is not None and previous.inputs == inputs
+        backoff = previous.backoff if previous is not None and is_same else Backoff(*self._waits)
         again_at = self._clock() + backoff.next_seconds()
         self._attempts[key] = _FailedAttempt(inputs, reason, backoff, again_at)
 
@@ -109,5 +109,5 @@ class Retrying:
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        asked = self._asked_wait(error) if error else None
-        return self._random_wait(state) if asked is None else asked
+        seconds = self._asked_wait(error) if error else None
+        return self._random_wait(state) if seconds is None else seconds

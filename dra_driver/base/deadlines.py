@@ -1,7 +1,7 @@
 """How long something may take, and how much of that is left.
 
-Somebody waits for a request, and no longer than so long. Whatever is done for it, one thing after
-the other, shares that time, and the message of what failed is an answer that is still heard.
+Whoever sends a request waits for a limited time. All steps that serve it share that time, so that
+the error of one that takes too long still arrives as the answer.
 """
 
 import time
@@ -14,7 +14,7 @@ from dra_driver.base.errors import TimedOut
 
 
 class Deadline:
-    """The moment when *seconds* from now are over."""
+    """A moment, so many *seconds* from now."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class Deadline:
         within: "Deadline | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*doing*: what TimedOut says took too long. *within*: it is over with that one too, which
-        may run by another clock."""
+        """*doing*: what took too long, for TimedOut. *within*: another deadline, maybe of another
+        clock; when that one expires, this one has expired too."""
         self.seconds: Final = seconds if within is None else min(seconds, within.remaining)
         self.end: Final = clock() + self.seconds
         self._doing = doing
@@ -54,8 +54,8 @@ _REQUEST: Final = ContextVar[tuple[Deadline, Deadline] | None]("request", defaul
 
 @contextmanager
 def request_deadline(seconds: float, undoing: float = 0.0) -> Iterator[None]:
-    """What this thread does in here is done in so many *seconds*; the last of them, *undoing*, are
-    for what has to be undone."""
+    """A request of this thread that has to be served in so many *seconds*. The last of them,
+    *undoing*, are reserved for undoing what failed."""
     before = _REQUEST.set((Deadline(seconds - undoing), Deadline(seconds)))
     try:
         yield
@@ -64,11 +64,11 @@ def request_deadline(seconds: float, undoing: float = 0.0) -> Iterator[None]:
 
 
 def within_request(seconds: float, doing: str = "", undoing: bool = False) -> Deadline:
-    """In so many *seconds*, or with the request of this thread, if that ends earlier."""
+    """The deadline after *seconds*, or that of this thread's request if it is earlier."""
     of_request = _REQUEST.get()
     return Deadline(seconds, doing, of_request and of_request[undoing])
 
 
 def seconds_within_request(seconds: float, undoing: bool = False) -> float:
-    """So many *seconds*, or what is left for the request of this thread, if that is less."""
+    """*seconds*, or what remains for this thread's request if that is less."""
     return within_request(seconds, undoing=undoing).seconds

@@ -1,29 +1,29 @@
-"""What can go wrong, in the words of the person who has to mend it.
+"""All errors of the project, named and worded for the person who has to act on them.
 
 ::
 
     DriverError
-    ├── ClaimError         it cannot be served as it is written or allocated; asking again is no use
-    │   ├── UnknownDevice  it was allocated a device that this node does not have
-    │   └── DeviceHeld     another claim holds its device; once that one is gone, it can be served
-    ├── NodeError          this machine (NVML, driver files, disk) failed; asking again can help
-    │   ├── Vanished       a MIG instance is not there any more
-    │   ├── LostRecord     what was recorded of a prepared claim is gone or damaged
-    │   ├── InUse          a process still uses what is to be given back
-    │   ├── Taken          a partition was not cut: somebody else's instance is there
-    │   ├── ProgramFailed  a program ended with an error
-    │   ├── NotAsked       a program of the driver could not be run: nothing is known by that
-    │   ├── TimedOut       an outside call or a wait did not end in time
-    │   │   └── Wedged     an MPS server does not end a client
-    │   └── AgentDown      nobody answers at the socket of the node's MPS agent
-    ├── ClusterError       the API server refused or could not be reached; asking again can help
-    │   ├── NotFound       404
-    │   ├── Conflict       409: somebody else wrote first
-    │   ├── Gone           410: the resource version is too old, list again
-    │   ├── Forbidden      401 or 403: the rights are missing
-    │   ├── Refused        400, 405 or 422: the API server will not take this
-    │   └── Unreachable    no answer, 429 or 5xx
-    └── SettingsError      a flag, a variable or a file given to us is wrong; stop and say so
+    ├── ClaimError               it cannot be served as it is; asking again is no use
+    │   ├── UnknownDevice        it was allocated a device that this node does not have
+    │   └── DeviceHeldByClaim    another claim holds its device; it can be served after that one
+    ├── NodeError                this machine (NVML, files, disk) failed; asking again can help
+    │   ├── MigInstanceNotFound  a MIG instance does not exist, or not yet
+    │   ├── ClaimRecordLost      the record of a prepared claim is gone or damaged
+    │   ├── ClaimInUse           a process still uses the claim that is to be unprepared
+    │   ├── PlacementTaken       a partition was not created: another instance is in its place
+    │   ├── CommandFailed        a program ended with an error
+    │   ├── MpsStateUnknown      a program or process could not be asked, which says nothing of it
+    │   ├── TimedOut             an outside call or a wait did not end in time
+    │   │   └── MpsClientStuck   an MPS server does not end a client
+    │   └── MpsAgentUnreachable  nothing answers at the socket of the node's MPS agent
+    ├── ApiServerError           the API server refused or is away; asking again can help
+    │   ├── NotFound             404
+    │   ├── Conflict             409: somebody else wrote first
+    │   ├── Gone                 410: the resource version is too old, list again
+    │   ├── Forbidden            401 or 403: the rights are missing
+    │   ├── Refused              400, 405 or 422: the API server will not take this
+    │   └── Unreachable          no answer, 429 or 5xx
+    └── SettingsError            a flag, a variable or a file given to us is wrong; stop and say so
 
 Every message names the thing and what to change. Errors of foreign libraries become these at the
 one door of that library, with the cause kept (``raise ... from``).
@@ -31,16 +31,16 @@ one door of that library, with the cause kept (``raise ... from``).
 
 from collections.abc import Iterable
 
-MAX_PROBLEMS = 16  # that a claim is told of at once
+MAX_PROBLEMS = 16  # in one message
 _MAX_BYTES = 1024  # bytes; the kubelet cuts the messages of its events there
 _MORE = "… and more"
 
 
 class DriverError(Exception):
-    """The root: everything this project raises on purpose.
+    """The root of all errors that this project raises on purpose.
 
-    *public*: the same for a pod's events, which its tenant reads, without what is another tenant's;
-    the node's log has all of it.
+    *public*: the message for a pod's events, which its tenant reads; it says nothing of other
+    tenants. The node's log has the whole message.
     """
 
     def __init__(self, message: str = "", public: str = "") -> None:
@@ -65,33 +65,32 @@ class NodeError(DriverError):
 
 
 class MigInstanceNotFound(NodeError):
-    """A MIG instance is not there any more, or not yet; the GPU itself answers."""
+    """A MIG instance does not exist, or not yet; the GPU itself answers."""
 
 
 class ClaimRecordLost(NodeError):
-    """What was recorded of a prepared claim is gone, or damaged."""
+    """The record of a prepared claim is gone or damaged."""
 
 
 class ClaimInUse(NodeError):
-    """A claim is not given back, since a process of its pods still uses it; once that has ended, it
-    can be."""
+    """A claim cannot be unprepared yet: a process of its pods still uses it."""
 
 
 class PlacementTaken(NodeError):
-    """A partition was not cut, since somebody else's MIG instance is in its place."""
+    """A partition was not created: a MIG instance of another owner is in its place."""
 
 
 class CommandFailed(NodeError):
-    """A program ended with an error. *said*: its own last words, and nothing else."""
+    """A program ended with an error. *output*: the end of what it wrote."""
 
-    def __init__(self, message: str, said: str = "") -> None:
+    def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
-        self.said = said
+        self.output = output
 
 
 class MpsStateUnknown(NodeError):
-    """A program of the driver could not be run, or a process not be looked at. That says nothing of
-    whom it would have asked."""
+    """A program of the driver could not be run, or a process not be inspected; that says nothing
+    about the MPS server."""
 
 
 class TimedOut(NodeError):
@@ -103,7 +102,7 @@ class MpsClientStuck(TimedOut):
 
 
 class MpsAgentUnreachable(NodeError):
-    """Nobody answers at the socket of the node's MPS agent."""
+    """Nothing answers at the socket of the node's MPS agent."""
 
 
 class ApiServerError(DriverError):

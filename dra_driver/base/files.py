@@ -1,17 +1,4 @@
-"""File locks, waited for within bounds.
-
-flock(2): the kernel frees a lock when its process dies, however it died.
-
-Whether directories of the host are still those that this process sees.
-
-A container goes on seeing a directory that was removed on the host and made anew: what it writes
-there, nobody reads.
-
-Calls to the disk that are under way: one that hangs holds whatever its thread holds.
-
-Nothing can end such a call, so a process with one has to be started again. Everything else that may
-take long has a timeout of its own.
-"""
+"""Files that are written whole, locked within a time, and watched for a disk that hangs."""
 
 import contextlib
 import errno
@@ -28,8 +15,12 @@ from dra_driver.base.errors import NodeError, TimedOut
 
 
 def removed_directory(directories: Iterable[Path]) -> str | None:
-    """Which of them was removed while this process sees it; None: none of them. One that is not
-    there is not made yet."""
+    """Which of *directories* was removed on the host; None: none. One that is missing is not made
+    yet.
+
+    A container goes on seeing a directory that was removed on the host and made anew: nobody reads
+    what it writes there.
+    """
     for directory in directories:
         try:
             links = os.stat(directory).st_nlink
@@ -52,7 +43,11 @@ _running_calls: Final[dict[object, tuple[float, str]]] = {}  # of all threads
 
 @contextmanager
 def disk_call(doing: str) -> Iterator[None]:
-    """Something is done that waits for the disk, and for nothing else that takes long."""
+    """Around what waits for the disk and for nothing else that takes long.
+
+    Nothing can end a call that hangs, and it keeps whatever its thread holds: the process has to be
+    started again.
+    """
     key = object()
     _running_calls[key] = (time.monotonic(), doing)
     try:
@@ -62,11 +57,11 @@ def disk_call(doing: str) -> Iterator[None]:
 
 
 def hanging_disk_calls(seconds: float = HANGING_AFTER_SECONDS) -> str | None:
-    """What has been waiting for the disk for longer than *seconds*; None: nothing."""
+    """Which calls have waited for the disk for longer than *seconds*; None: none."""
     now = time.monotonic()
-    late = [(now - since, doing) for since, doing in list(_running_calls.values())]
-    said = [f"{doing} ({passed:.0f} s)" for passed, doing in late if passed > seconds]
-    return f"the disk does not answer: {', '.join(said)}" if said else None
+    running = [(now - since, doing) for since, doing in list(_running_calls.values())]
+    hanging = [f"{doing} ({passed:.0f} s)" for passed, doing in running if passed > seconds]
+    return f"the disk does not answer: {', '.join(hanging)}" if hanging else None
 
 
 def write_atomically(
@@ -121,7 +116,10 @@ def open_lock_file(path: Path) -> int:
 
 
 def try_flock(file: int, kind: int) -> bool:
-    """Lock *file* (LOCK_EX or LOCK_SH) unless that means waiting; whether it is locked now."""
+    """Lock *file* (LOCK_EX or LOCK_SH) unless that means waiting; whether it is locked now.
+
+    flock(2): the kernel frees a lock when its process dies, however it died.
+    """
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
@@ -143,7 +141,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def lock_within(path: Path, seconds: float, what: str) -> int:
-    """The open file, locked. TimedOut: not within *seconds*, while waiting until *what*."""
+    """The open file, locked. TimedOut: it was not free within *seconds*; *what* was waited for."""
     deadline = Deadline(seconds)
     while (file := try_lock(path)) is None:
         if deadline.expired:
@@ -170,7 +168,7 @@ def closing_file(file: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """What the disk refuses becomes a NodeError that says what we were *doing*."""
+    """An OSError becomes a NodeError that says what the process was *doing*."""
     try:
         with disk_call(doing):
             yield

@@ -1,4 +1,4 @@
-"""``/metrics``, ``/livez`` and ``/readyz``: what Prometheus and the kubelet's probes ask."""
+"""The HTTP server of ``/metrics``, ``/livez`` and ``/readyz``, for Prometheus and the kubelet."""
 
 import logging
 import re
@@ -23,10 +23,11 @@ _LAST_PORT = 65535
 
 
 class HttpServer:
-    """Serves until ``stop``. *address* is ``host:port``; an empty host means every interface."""
+    """Serves until ``stop``. *address*: ``host:port``; an empty host means every interface."""
 
     def __init__(self, address: str, registry: CollectorRegistry) -> None:
-        """Take the address. It is answered from ``start`` on. SettingsError: it cannot be had."""
+        """Bind the address; requests are answered from ``start`` on. SettingsError: it is invalid
+        or in use."""
         host, separator, port = address.rpartition(":")
         if not separator or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > _LAST_PORT:
             raise SettingsError(
@@ -56,11 +57,11 @@ class HttpServer:
         if not self._thread.is_alive():
             self._server.server_close()
             return
-        asked = threading.Thread(target=self._server.shutdown, daemon=True)
-        asked.start()
+        stopping = threading.Thread(target=self._server.shutdown, daemon=True)
+        stopping.start()
         with suppress(OSError):  # the server looks for the end only when something happens
             socket.create_connection((self._host or "localhost", self.port), timeout=1).close()
-        asked.join(2)
+        stopping.join(2)
         self._server.server_close()
 
 
@@ -96,12 +97,12 @@ def _handler(
                 self._answer(404, b"try /metrics, /livez or /readyz\n")
 
         def _check(self, checks: HealthChecks) -> None:
-            found = {name: check() for name, check in checks.items()}
+            problems = {name: check() for name, check in checks.items()}
             lines = [
-                f"[{'-' if wrong else '+'}] {name}: {wrong or 'ok'}\n"
-                for name, wrong in found.items()
+                f"[{'-' if problem else '+'}] {name}: {problem or 'ok'}\n"
+                for name, problem in problems.items()
             ]
-            self._answer(503 if any(found.values()) else 200, "".join(lines).encode())
+            self._answer(503 if any(problems.values()) else 200, "".join(lines).encode())
 
         def _answer(
             self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8"

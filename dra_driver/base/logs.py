@@ -1,4 +1,4 @@
-"""One line per event: a constant message, then the facts; as text or as JSON."""
+"""Log lines as text or JSON: a constant message, then the extra fields."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; the facts are fields of it."""
+    """One JSON object per line; the extra fields are fields of it."""
 
     def format(self, record: logging.LogRecord) -> str:
         document = {
@@ -55,7 +55,7 @@ def set_up_logging(level: str, form: str, stream: TextIO = sys.stderr) -> None:
 def _line(record: logging.LogRecord) -> str:
     """The message, in one line: parts of it may be what a tenant wrote."""
     text = record.getMessage()
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _quoted(value: Any) -> str:

@@ -1,7 +1,6 @@
-"""When a process ends: a signal asks it to, or an error leaves it no choice.
+"""The end of a process, by a signal or a fatal error: within 5 s, whatever its threads do.
 
-It then ends within 5 s whatever its threads do: one may hang in a call of the kernel, or in writing
-a log that nobody reads.
+A thread may hang in a call of the kernel, or in writing a log that nobody reads.
 """
 
 import logging
@@ -40,7 +39,7 @@ class Shutdown:
         self.failed = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
-        threading.Thread(target=self._see_to_it, name="ending", daemon=True).start()
+        threading.Thread(target=self._wait_and_leave, name="shutdown", daemon=True).start()
         # The kernel's signal comes through the pipe: the main thread may hang.
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _SIGNALS:
@@ -52,9 +51,9 @@ class Shutdown:
         log.critical(self._broken, extra={"error": str(error)})
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """It is in the pipe."""
+        """Nothing to do: the number of the signal is in the pipe."""
 
-    def _see_to_it(self) -> None:
+    def _wait_and_leave(self) -> None:
         while os.read(self._reader, 1)[0] not in (_FATAL_ERROR, *_SIGNALS):
             pass
         self.event.set()

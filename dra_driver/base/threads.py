@@ -1,13 +1,4 @@
-"""Something done again and again on a thread of its own, which no error ends.
-
-Locks by name, for what one thread at a time may work on: a claim, a device.
-
-The kubelet may ask again while its earlier call runs; claims on different devices go side by side.
-
-Things done for several GPUs at once: each may take seconds, and a call has few of them.
-
-Calls that may take long, done beside a loop so that it goes on with what is urgent.
-"""
+"""Threads and what keeps them apart: locks by name, parallel calls, background tasks, loops."""
 
 import logging
 import threading
@@ -23,28 +14,33 @@ from dra_driver.base.errors import DriverError, TimedOut
 
 
 class NamedLocks:
-    """A lock for every name, which exists only while somebody wants it."""
+    """A lock for each name: a claim, a device, a GPU. It exists while a thread holds it or waits.
 
-    def __init__(self, busy: str) -> None:
-        """*busy*: what TimedOut says, with ``{name}`` and ``{seconds}``."""
+    The kubelet may ask again while its earlier call runs; claims on different devices are served in
+    parallel.
+    """
+
+    def __init__(self, busy: str, error: type[DriverError] = TimedOut) -> None:
+        """*busy*: the message of *error*, with ``{name}`` and ``{seconds}``."""
         self._busy = busy
+        self._error = error
         self._guard = threading.Lock()
-        self._locks: dict[str, tuple[threading.Lock, int]] = {}  # with how many want it
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}  # and how many hold it or wait
 
     @contextmanager
     def hold(self, names: Iterable[str], timeout_seconds: float) -> Iterator[None]:
-        """Hold all of *names*, taken in a fixed order. TimedOut: one was not free in time."""
+        """Hold all of *names*, taken in a fixed order; the *error* if one was not free in time."""
         deadline = Deadline(timeout_seconds)
-        taken: list[str] = []
+        held: list[str] = []
         try:
             for name in sorted(set(names)):
                 if not self._join(name).acquire(timeout=deadline.remaining):
                     self._leave(name)
-                    raise TimedOut(self._busy.format(name=name, seconds=f"{timeout_seconds:g}"))
-                taken.append(name)
+                    raise self._error(self._busy.format(name=name, seconds=f"{timeout_seconds:g}"))
+                held.append(name)
             yield
         finally:
-            for name in reversed(taken):
+            for name in reversed(held):
                 self._locks[name][0].release()
                 self._leave(name)
 
@@ -53,51 +49,47 @@ class NamedLocks:
 
     def _join(self, name: str) -> threading.Lock:
         with self._guard:
-            lock, wanted = self._locks.get(name) or (threading.Lock(), 0)
-            self._locks[name] = (lock, wanted + 1)
+            lock, waiting = self._locks.get(name) or (threading.Lock(), 0)
+            self._locks[name] = (lock, waiting + 1)
             return lock
 
     def _leave(self, name: str) -> None:
         with self._guard:
-            lock, wanted = self._locks.pop(name)
-            if wanted > 1:
-                self._locks[name] = (lock, wanted - 1)
-
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-
-_MAX_THREADS = 8
-
-
-def in_parallel(act: Callable[[_T], _R], things: Sequence[_T]) -> list[_R]:
-    """What *act* answers for each of *things*, in their order; all are begun, whatever fails.
-
-    Raises what the first of them raised that failed, once all have ended.
-    """
-    if len(things) < 2:
-        return [act(thing) for thing in things]
-    with ThreadPoolExecutor(_MAX_THREADS) as threads:
-        answers = [threads.submit(act, thing) for thing in things]
-    return [answer.result() for answer in answers]
+            lock, waiting = self._locks.pop(name)
+            if waiting > 1:
+                self._locks[name] = (lock, waiting - 1)
 
 
 log = logging.getLogger(__name__)
 
-_FAILURE_REMEMBERED_SECONDS: Final = (
-    600.0  # what was last wrong, so that it is not logged again and again
-)
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def in_parallel(act: Callable[[_T], _R], arguments: Sequence[_T], max_threads: int = 8) -> list[_R]:
+    """The results of *act* for *arguments*, in their order; each is called, whatever fails.
+
+    Once all have ended, the error of the first that failed is raised.
+    """
+    if len(arguments) < 2:
+        return [act(argument) for argument in arguments]
+    with ThreadPoolExecutor(max_threads) as threads:
+        results = [threads.submit(act, argument) for argument in arguments]
+    return [result.result() for result in results]
+
+
+_FAILURE_REMEMBERED_SECONDS: Final = 600.0  # so that the same error is not logged again
 
 StartThread = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class BackgroundTask:
-    """One such call. Its name says what fails, and the same name is not tried again too soon."""
+    """A call that may take long. Its name says in logs what fails."""
 
     name: str
     act: Callable[[], object]
-    again_seconds: float  # after it failed
+    again_seconds: float  # until it may be tried again after it failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +101,14 @@ class _FailedTask:
 
 def start_thread(work: Callable[[], None]) -> None:
     """On a thread that does not keep the process from ending."""
-    threading.Thread(target=work, name="errand", daemon=True).start()
+    threading.Thread(target=work, name="background-task", daemon=True).start()
 
 
 class BackgroundTasks:
-    """Lanes of errands: those of one lane go one after another, lanes go side by side."""
+    """Carries tasks out beside a loop, which goes on with what is urgent.
+
+    Tasks of one lane are carried out one after another, lanes in parallel.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, start: StartThread = start_thread
@@ -124,16 +119,16 @@ class BackgroundTasks:
         self._failures: dict[str, _FailedTask] = {}
         self._lock = threading.Lock()
 
-    def go(self, lane: str, errands: Sequence[BackgroundTask]) -> bool:
-        """Begin with them. False: the lane is busy, or none of them is to be tried now."""
+    def go(self, lane: str, tasks: Sequence[BackgroundTask]) -> bool:
+        """Begin with *tasks*. False: the lane is busy, or none of them may be tried now."""
         now = self._clock()
         with self._lock:
             self._failures = {
-                name: one
-                for name, one in self._failures.items()
-                if now - one.at < _FAILURE_REMEMBERED_SECONDS
+                name: failure
+                for name, failure in self._failures.items()
+                if now - failure.at < _FAILURE_REMEMBERED_SECONDS
             }
-            due = [one for one in errands if self._is_due(one.name, now)]
+            due = [task for task in tasks if self._is_due(task.name, now)]
             if lane in self._busy or not due:
                 return False
             self._busy.add(lane)
@@ -143,37 +138,37 @@ class BackgroundTasks:
     def _is_due(self, name: str, now: float) -> bool:
         return name not in self._failures or now >= self._failures[name].again_at
 
-    def _do(self, lane: str, errands: Sequence[BackgroundTask]) -> None:
+    def _do(self, lane: str, tasks: Sequence[BackgroundTask]) -> None:
         try:
-            for errand in errands:
-                self._try(errand)
+            for task in tasks:
+                self._try(task)
         finally:
             with self._lock:
                 self._busy.discard(lane)
 
-    def _try(self, errand: BackgroundTask) -> None:
+    def _try(self, task: BackgroundTask) -> None:
         try:
-            errand.act()
+            task.act()
         except DriverError as error:
-            self._failed(errand, str(error))
+            self._failed(task, str(error))
             return
         with self._lock:
-            self._failures.pop(errand.name, None)
+            self._failures.pop(task.name, None)
 
-    def _failed(self, errand: BackgroundTask, error: str) -> None:
+    def _failed(self, task: BackgroundTask, error: str) -> None:
         now = self._clock()
         with self._lock:
-            before = self._failures.get(errand.name)
-            self._failures[errand.name] = _FailedTask(now, error, now + errand.again_seconds)
-        if before is None or before.error != error:
-            facts = {"errand": errand.name, "error": error, "seconds": errand.again_seconds}
+            previous = self._failures.get(task.name)
+            self._failures[task.name] = _FailedTask(now, error, now + task.again_seconds)
+        if previous is None or previous.error != error:
+            facts = {"task": task.name, "error": error, "seconds": task.again_seconds}
             log.warning("will try again", extra=facts)
 
 
 class Loop:
-    """Does *step* every so many *seconds*, and at once when asked to.
+    """Does *step* every so many *seconds* on a thread of its own, which no error ends.
 
-    A step that answers with a number of seconds is done again sooner than usual.
+    A step that returns a number of seconds is done again after these, if that is sooner.
     """
 
     def __init__(self, name: str, step: Callable[[], float | None], seconds: float) -> None:
@@ -184,20 +179,20 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """The first time at once."""
+        """Do the step for the first time, at once."""
         self._thread.start()
 
     def soon(self) -> None:
-        """Do it without waiting for the time to be over."""
+        """Do the step again without waiting for the time to be over."""
         self._wake.set()
 
     def stop(self) -> None:
-        """Not once more; what runs is not waited for."""
+        """Do no further step; one that runs is not waited for."""
         self._stopping = True
         self._wake.set()
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the end of what runs."""
+        """Wait for the end of a step that runs."""
         self._thread.join(timeout_seconds)
 
     @property
@@ -212,11 +207,11 @@ class Loop:
                 self._wake.wait(seconds)
 
     def _do(self) -> float:
-        """One time; the seconds until the next."""
+        """One step; the seconds until the next."""
         try:
             return min(self._seconds, self._step() or self._seconds)
         except DriverError as e:
             log.warning("will try again", extra={"error": str(e), "seconds": self._seconds})
         except Exception:  # the next time may go better; the process must not lose its loops
-            log.exception("a regular look failed")
+            log.exception("a step of a loop failed", extra={"loop": self._thread.name})
         return self._seconds

@@ -38,13 +38,13 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen:
+            if key.value in keys:
                 raise _yaml_error(f"{key.value!r} is there twice", key)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -67,7 +67,7 @@ def load_documents(content: str | bytes) -> list[Any]:
 
 def load_document(content: str | bytes) -> Any:
     """The one document in *content*; None: it is empty. ValueError: as ``load_documents``."""
-    found = load_documents(content)
-    if len(found) > 1:
-        raise ValueError(f"has {len(found)} documents; write one")
-    return found[0] if found else None
+    documents = load_documents(content)
+    if len(documents) > 1:
+        raise ValueError(f"has {len(documents)} documents; write one")
+    return documents[0] if documents else None

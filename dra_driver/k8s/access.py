@@ -34,10 +34,10 @@ def load_kubeconfig(path: pathlib.Path) -> ApiServerAccess:
     program to run (``exec``, ``auth-provider``), which no image of a service carries.
     """
     document = _load(path)
-    wanted = document.get("current-context")
-    if not wanted:
+    context_name = document.get("current-context")
+    if not context_name:
         raise SettingsError(f"kubeconfig {path} has no current-context: kubectl config use-context")
-    context = _named(document, "context", wanted, path)
+    context = _named(document, "context", context_name, path)
     cluster = _named(document, "cluster", context.get("cluster"), path)
     user = dict(_named(document, "user", context["user"], path)) if context.get("user") else {}
     if not cluster.get("server"):

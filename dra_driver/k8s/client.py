@@ -151,8 +151,8 @@ class ApiClient:
         whole ones. None: no answer said it."""
         date, asked_at = self._date
         with contextlib.suppress(ValueError):
-            said = email.utils.parsedate_to_datetime(date).timestamp()
-            return said + time.monotonic() - asked_at
+            shown = email.utils.parsedate_to_datetime(date).timestamp()
+            return shown + time.monotonic() - asked_at
         return None
 
     def get(self, path: str, query: Query = _NO_QUERY, deadline_seconds: float = 8.0) -> Document:
@@ -224,12 +224,12 @@ class ApiClient:
         It ends after *seconds*. Opening it raises like a write.
         """
         query = {**query, "watch": "true", "timeoutSeconds": str(seconds)}
-        its = self._timeouts
-        call = _ApiCall("GET", path, query, its.connect, its.watch, watch=True)
+        timeouts = self._timeouts
+        call = _ApiCall("GET", path, query, timeouts.connect, timeouts.watch, watch=True)
         response, _ = self._retrying.call(
-            lambda: self._exchange(call), is_throttled, its.connect + its.watch
+            lambda: self._exchange(call), is_throttled, timeouts.connect + timeouts.watch
         )
-        _be_patient(response, seconds + its.watch)
+        _be_patient(response, seconds + timeouts.watch)
         chunks = self._chunks(call.request, response)
         watch = WatchStream(call.request, chunks, response.shutdown, response.close)
         with self._lock:
@@ -255,9 +255,10 @@ class ApiClient:
         body: Document,
         content_type: str = "application/json",
     ) -> Document:
-        its = self._timeouts
-        call = _ApiCall(method, path, query, its.connect, its.write, body, content_type)
-        seconds = its.connect + its.write  # waits and all, no longer than one try may take
+        timeouts = self._timeouts
+        call = _ApiCall(method, path, query, timeouts.connect, timeouts.write, body, content_type)
+        # All attempts together, with the waits, take no longer than one may.
+        seconds = timeouts.connect + timeouts.write
         deadline = Deadline(seconds)
         return self._retrying.call(
             lambda: self._document(_within(deadline, call)), is_throttled, seconds

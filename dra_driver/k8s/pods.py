@@ -120,18 +120,18 @@ def parse_pod(document: Mapping[str, Any], now: float | None = None) -> PodSpec:
     claims = _claim_names(document)
     extended = _extended_uses(document)
     pod_context = spec.get("securityContext") or {}
-    containers = [one for kind in _CONTAINER_LISTS for one in spec.get(kind) or ()]
+    containers = [container for kind in _CONTAINER_LISTS for container in spec.get(kind) or ()]
     return PodSpec(
         metadata["namespace"],
         metadata["name"],
         PodUid(metadata["uid"]),
         tuple(
             ContainerSpec(
-                one["name"],
-                frozenset((*_uses(one, claims), *extended.get(one["name"], ()))),
-                _may_be_root(one.get("securityContext") or {}, pod_context),
+                container["name"],
+                frozenset((*_uses(container, claims), *extended.get(container["name"], ()))),
+                _may_be_root(container.get("securityContext") or {}, pod_context),
             )
-            for one in containers
+            for container in containers
         ),
         host_users=spec.get("hostUsers") is not False,
         deletion=_deletion(metadata, now),
@@ -146,8 +146,10 @@ def _deletion(metadata: Mapping[str, Any], now: float | None) -> PodDeletion | N
     if not (written := metadata.get("deletionTimestamp")):
         return None
     ends_at = _epoch(written)
-    left = None if now is None else max(0.0, ends_at - now - _WHOLE_SECONDS)
-    return PodDeletion(ends_at, float(metadata.get("deletionGracePeriodSeconds") or 0), left)
+    remaining_seconds = None if now is None else max(0.0, ends_at - now - _WHOLE_SECONDS)
+    return PodDeletion(
+        ends_at, float(metadata.get("deletionGracePeriodSeconds") or 0), remaining_seconds
+    )
 
 
 def _claim_names(document: Mapping[str, Any]) -> Mapping[str, str]:
@@ -156,32 +158,34 @@ def _claim_names(document: Mapping[str, Any]) -> Mapping[str, str]:
     One that is made from a template is missing as long as it is not made.
     """
     status = document.get("status") or {}
-    made = {
-        one["name"]: one["resourceClaimName"]
-        for one in status.get("resourceClaimStatuses") or ()
-        if one.get("resourceClaimName")
+    generated = {
+        entry["name"]: entry["resourceClaimName"]
+        for entry in status.get("resourceClaimStatuses") or ()
+        if entry.get("resourceClaimName")
     }
-    asked = document["spec"].get("resourceClaims") or ()
-    return made | {
-        one["name"]: one["resourceClaimName"] for one in asked if one.get("resourceClaimName")
+    entries = document["spec"].get("resourceClaims") or ()
+    return generated | {
+        entry["name"]: entry["resourceClaimName"]
+        for entry in entries
+        if entry.get("resourceClaimName")
     }
 
 
 def _uses(container: Mapping[str, Any], claims: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    asked: Iterable[Mapping[str, str]] = (container.get("resources") or {}).get("claims") or ()
-    for one in asked:
-        if one["name"] in claims:
-            yield claims[one["name"]], one.get("request") or ""
+    entries: Iterable[Mapping[str, str]] = (container.get("resources") or {}).get("claims") or ()
+    for entry in entries:
+        if entry["name"] in claims:
+            yield claims[entry["name"]], entry.get("request") or ""
 
 
 def _extended_uses(document: Mapping[str, Any]) -> Mapping[str, list[tuple[str, str]]]:
     """By container, what the scheduler claimed for resources like ``nvidia.com/gpu: 1``."""
-    claimed = (document.get("status") or {}).get("extendedResourceClaimStatus") or {}
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one in claimed.get("requestMappings") or ():
-        use = (claimed["resourceClaimName"], one["requestName"])
-        found[one["containerName"]].append(use)
-    return found
+    extended = (document.get("status") or {}).get("extendedResourceClaimStatus") or {}
+    uses: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for mapping in extended.get("requestMappings") or ():
+        use = (extended["resourceClaimName"], mapping["requestName"])
+        uses[mapping["containerName"]].append(use)
+    return uses
 
 
 def _may_be_root(container: Mapping[str, Any], pod: Mapping[str, Any]) -> bool:

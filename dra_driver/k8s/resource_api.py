@@ -46,9 +46,9 @@ class ResourceApi:
     def slices(self, driver: str, node: str) -> tuple[list[Document], str]:
         """The slices of *driver* on *node*, and the resource version to watch from."""
         query = {"fieldSelector": _selector(driver, node)}
-        found = self._call(lambda base: self._api.list(f"{base}/resourceslices", query))
-        items = [convert_slice_to_v1(each) for each in found.get("items") or ()]
-        return items, str(found.get("metadata", {}).get("resourceVersion", ""))
+        slices = self._call(lambda base: self._api.list(f"{base}/resourceslices", query))
+        items = [convert_slice_to_v1(document) for document in slices.get("items") or ()]
+        return items, str(slices.get("metadata", {}).get("resourceVersion", ""))
 
     def watch_slices(self, driver: str, node: str, since: str, seconds: int) -> Watch:
         """What happens to the slices of *driver* on *node* after version *since*. Gone: list."""
@@ -80,12 +80,12 @@ class ResourceApi:
 
     def delete_slice(self, document: Mapping[str, Any]) -> None:
         """Delete exactly this slice, as it was seen. Conflict: it was changed since."""
-        seen = document["metadata"]
+        metadata = document["metadata"]
         self._call(
             lambda base: self._api.delete(
-                f"{base}/resourceslices/{seen['name']}",
-                uid=seen["uid"],
-                resource_version=seen["resourceVersion"],
+                f"{base}/resourceslices/{metadata['name']}",
+                uid=metadata["uid"],
+                resource_version=metadata["resourceVersion"],
             )
         )
 
@@ -109,8 +109,8 @@ class ResourceApi:
             items = (item for page in pages for item in page.get("items") or ())
             return next((item for item in items if item["metadata"]["uid"] == uid), None)
 
-        found = self._call(find)
-        return convert_claim_to_v1(found) if found else None
+        document = self._call(find)
+        return convert_claim_to_v1(document) if document else None
 
     def claims(self) -> list[Document]:
         """Every claim of the cluster; needs the right to list them."""
@@ -138,7 +138,7 @@ class ResourceApi:
             served = self._api.get(f"/apis/{RESOURCE_GROUP}").get("versions") or ()
         except NotFound:
             served = ()
-        version = choose_version(each["version"] for each in served)
+        version = choose_version(version_info["version"] for version_info in served)
         if version != self._version:
             log.info("API version chosen", extra={"group": RESOURCE_GROUP, "version": version})
         self._version = version

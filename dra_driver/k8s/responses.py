@@ -125,14 +125,14 @@ def request_info(method: str, path: str, watch: bool = False) -> RequestInfo:
     """
     verb = _VERBS[method]
     parts = path.strip("/").split("/")
-    group, rest = ("", parts[2:]) if parts[0] == "api" else ("".join(parts[1:2]), parts[3:])
-    if not rest:
+    group, segments = ("", parts[2:]) if parts[0] == "api" else ("".join(parts[1:2]), parts[3:])
+    if not segments:
         return RequestInfo(verb, path)
     namespace = ""
-    if rest[0] == "namespaces" and len(rest) > 2:
-        namespace, rest = rest[1], rest[2:]
-    resource = "/".join((rest[0], *rest[2:]))
-    name = "".join(rest[1:2])
+    if segments[0] == "namespaces" and len(segments) > 2:
+        namespace, segments = segments[1], segments[2:]
+    resource = "/".join((segments[0], *segments[2:]))
+    name = "".join(segments[1:2])
     if verb == "get" and not name:
         verb = "watch" if watch else "list"
     return RequestInfo(verb, path, group, resource, namespace, name)
@@ -142,8 +142,8 @@ def response_error(request: RequestInfo, status: int, body: bytes) -> ApiServerE
     """The error for an answer with *status* (4xx, 5xx) and the ``Status`` or text in *body*."""
     kind = _ERRORS.get(status, Unreachable if status >= 500 else Refused)
     reason, message = _status(body)
-    said = " ".join(part for part in (str(status), reason) if part)
-    text = f"{request}: the API server answered {said}"
+    answer = " ".join(part for part in (str(status), reason) if part)
+    text = f"{request}: the API server answered {answer}"
     if message:
         text += f": {message}"
     mend = _remedy(request, status, message)

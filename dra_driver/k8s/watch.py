@@ -200,9 +200,9 @@ class WatchStream(Iterator[dict[str, Any]]):
 
 def _lines(chunks: Iterator[bytes], request: RequestInfo) -> Iterator[bytes]:
     """The lines in *chunks*, each as soon as it is whole."""
-    rest = b""
+    incomplete = b""
     for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, incomplete = (incomplete + chunk).split(b"\n")
         yield from (line for line in lines if line)
-        if len(rest) > MAX_RESPONSE_BYTES:
+        if len(incomplete) > MAX_RESPONSE_BYTES:
             raise Unreachable(f"{request}: an event has more than {MAX_RESPONSE_BYTES >> 20} MiB")

@@ -67,9 +67,9 @@ def render_metadata_documents(
             request,
             f"{directory}/{metadata_file_name(claim.ref.uid, request)}",
             container_path(claim, request, driver),
-            _text(claim, [one for one in devices if _base(one) == request], driver),
+            _text(claim, [device for device in devices if _base(device) == request], driver),
         )
-        for request in sorted({_base(one) for one in devices})
+        for request in sorted({_base(device) for device in devices})
     )
 
 
@@ -89,8 +89,8 @@ def claim_uid_of_file(name: str) -> ClaimUid | None:
     '0b7e'
     >>> claim_uid_of_file("gpu.json")
     """
-    uid, mark, rest = name.partition("_")
-    return ClaimUid(uid) if uid and mark and rest.endswith(".json") else None
+    uid, separator, request_part = name.partition("_")
+    return ClaimUid(uid) if uid and separator and request_part.endswith(".json") else None
 
 
 def container_path(claim: Claim, request: str, driver: str) -> str:
@@ -124,7 +124,7 @@ def _text(claim: Claim, devices: Sequence[MetadataDevice], driver: str) -> str:
 def _object(
     claim: Claim, devices: Sequence[MetadataDevice], driver: str, version: str
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "kind": "DeviceMetadata",
         "apiVersion": f"{METADATA_GROUP}/{version}",
         "metadata": {
@@ -135,20 +135,22 @@ def _object(
         },
     }
     if claim.pod_claim_name:
-        found["podClaimName"] = claim.pod_claim_name
+        document["podClaimName"] = claim.pod_claim_name
     names = dict.fromkeys(device.request for device in devices)
-    found["requests"] = [
+    document["requests"] = [
         {
             "name": name,
-            "devices": [_device(one, driver) for one in devices if one.request == name],
+            "devices": [_device(device, driver) for device in devices if device.request == name],
         }
         for name in names
     ]
-    return found
+    return document
 
 
-def _device(one: MetadataDevice, driver: str) -> dict[str, Any]:
-    device: dict[str, Any] = {"driver": driver, "pool": one.pool, "name": one.device}
-    if one.attributes:
-        device["attributes"] = {name: dict(one.attributes[name]) for name in sorted(one.attributes)}
-    return device
+def _device(device: MetadataDevice, driver: str) -> dict[str, Any]:
+    document: dict[str, Any] = {"driver": driver, "pool": device.pool, "name": device.device}
+    if device.attributes:
+        document["attributes"] = {
+            name: dict(device.attributes[name]) for name in sorted(device.attributes)
+        }
+    return document

@@ -82,7 +82,7 @@ def test_the_same_error_is_logged_once_and_another_one_again(clock, caplog):
         errands.go("lane", [errand("it", [], NodeError(error), again=0.0)])
 
     assert [one.error for one in caplog.records] == ["one", "two"]
-    assert {one.errand for one in caplog.records} == {"it"}
+    assert {one.task for one in caplog.records} == {"it"}
 
 
 def test_an_error_after_a_success_is_logged_anew(clock, caplog):
@@ -119,6 +119,6 @@ def test_lanes_do_not_wait_for_each_other_and_a_busy_one_takes_nothing():
     finally:
         end.set()
     for thread in threading.enumerate():
-        if thread.name == "errand":
+        if thread.name == "background-task":
             thread.join(SECONDS)
     assert errands.go("slow", [errand("more", [])])

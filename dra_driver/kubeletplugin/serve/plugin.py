@@ -87,10 +87,10 @@ class SocketListener:
     async def heal(self, grace_seconds: float) -> None:
         """Serve anew at the path; calls over the lost socket get *grace_seconds* to end."""
         log.warning("somebody deleted our socket: serving anew", extra={"path": str(self._path)})
-        before = self._server
+        previous = self._server
         await self.open()
-        if before is not None:
-            await before.stop(grace_seconds)
+        if previous is not None:
+            await previous.stop(grace_seconds)
 
     def hide(self) -> None:
         """Remove the path, once; calls go on.
@@ -193,13 +193,13 @@ class KubeletPlugin:
             raise NodeError(
                 f"{self._paths.driver} is not served to the kubelet: not started, or stopped"
             )
-        asked = asyncio.run_coroutine_threadsafe(
+        answer = asyncio.run_coroutine_threadsafe(
             probes.check_plugin_sockets(self._paths, timeout_seconds), self._started.result()
         )
         try:
-            asked.result(timeout_seconds)
+            answer.result(timeout_seconds)
         except TimeoutError as error:
-            asked.cancel()
+            answer.cancel()
             raise TimedOut(f"our own sockets did not answer in {timeout_seconds:g} s") from error
 
     def _run(self) -> None:
@@ -233,6 +233,6 @@ class KubeletPlugin:
             try:
                 self._on_round()
             except Exception:  # the next round may go better, and the sockets must go on
-                log.exception("the regular look failed")
+                log.exception("a regular check failed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), self._times.watch_seconds)

@@ -53,8 +53,8 @@ def _pod(pod: pod_resources_v1_pb2.PodResources) -> KubeletPod:
         pod.name,
         {
             container.name: frozenset(
-                ClaimName(one.claim_namespace, one.claim_name)
-                for one in container.dynamic_resources
+                ClaimName(resource.claim_namespace, resource.claim_name)
+                for resource in container.dynamic_resources
             )
             for container in pod.containers
         },

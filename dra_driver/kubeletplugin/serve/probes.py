@@ -69,12 +69,12 @@ def plugin_processes(directory: Path) -> tuple[PluginProcess, ...]:
     """The live ones of those that are noted in *directory* (see ``instances``), oldest first."""
     with disk_errors(f"read {directory}"):
         names = sorted(os.listdir(directory)) if directory.is_dir() else []
-        found = []
+        processes = []
         for name in names:
             number, _, owner = name.partition("-")
             if number.isdecimal() and _is_locked(directory / name):
-                found.append(PluginProcess(int(number), owner))
-        return tuple(sorted(found, key=lambda process: process.number))
+                processes.append(PluginProcess(int(number), owner))
+        return tuple(sorted(processes, key=lambda process: process.number))
 
 
 def _is_shown_socket(path: Path) -> bool:
@@ -109,8 +109,8 @@ def _answer(path: Path, call: "_Pending") -> RegisteredPlugin:
     try:
         info = call.result()
     except grpc.RpcError as error:
-        said = error.details() if isinstance(error, grpc.Call) else error
-        return RegisteredPlugin(path, error=str(said))
+        details = error.details() if isinstance(error, grpc.Call) else error
+        return RegisteredPlugin(path, error=str(details))
     return RegisteredPlugin(path, info.name, info.endpoint)
 
 

@@ -293,8 +293,8 @@ def _since(begun: float) -> float:
     return round(time.monotonic() - begun, 6)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, hear: Callable[[Any], None], news: Any) -> None:
+def _tell(loop: asyncio.AbstractEventLoop, callback: Callable[[Any], None], result: Any) -> None:
     try:
-        loop.call_soon_threadsafe(hear, news)
+        loop.call_soon_threadsafe(callback, result)
     except RuntimeError:  # the loop was closed: we stopped without waiting for this claim
         log.warning("a claim ended after the plugin stopped")

@@ -39,8 +39,8 @@ class PoolWriter:
 
     def look(self) -> SliceOwner:
         """See which slices are there, and whose they are: a Node may have come back as another."""
-        seen, self._since = self._resources.slices(self._driver, self._node)
-        self._seen = {each["metadata"]["name"]: _slim(each) for each in seen}
+        documents, self._since = self._resources.slices(self._driver, self._node)
+        self._seen = {document["metadata"]["name"]: _slim(document) for document in documents}
         self._echoes.clear()
         self._home = SliceOwner(self._driver, self._node, self._resources.node_uid(self._node))
         return self._home
@@ -51,17 +51,17 @@ class PoolWriter:
         Refused: it never would, or the scheduler could use nothing of *pool*.
         """
         self._refuse_invalid(pool)
-        home = self._home or self.look()
-        writes = plan_writes(pool, tuple(self._seen.values()), home, self._kept)
-        lost: set[str] = set()
+        owner = self._home or self.look()
+        writes = plan_writes(pool, tuple(self._seen.values()), owner, self._kept)
+        dropped: set[str] = set()
         for document in writes.delete:
             self._delete(document)
         for document in writes.update:
-            lost.update(self._stored(document, self._resources.update_slice(dict(document))))
+            dropped.update(self._stored(document, self._resources.update_slice(dict(document))))
         for document in writes.create:
-            lost.update(self._stored(document, self._resources.create_slice(dict(document))))
+            dropped.update(self._stored(document, self._resources.create_slice(dict(document))))
         if writes.update or writes.create:
-            self._note_dropped(tuple(sorted(lost)))
+            self._note_dropped(tuple(sorted(dropped)))
         return len(writes)
 
     def watch(self, seconds: int) -> Watch:
@@ -102,16 +102,16 @@ class PoolWriter:
         if version != sent["metadata"].get("resourceVersion"):  # the same: nothing was written
             self._echoes.add(version)
         self._seen[name] = _slim(stored)
-        wanted, is_there = comparable_spec(sent["spec"]), comparable_spec(stored["spec"])
-        if wanted == is_there:
+        sent_spec, stored_spec = comparable_spec(sent["spec"]), comparable_spec(stored["spec"])
+        if sent_spec == stored_spec:
             return ()
-        self._kept[wanted] = is_there
+        self._kept[sent_spec] = stored_spec
         return dropped_fields(sent["spec"], stored["spec"])
 
     def _note_dropped(self, fields: tuple[str, ...]) -> None:
         if self._kept:
-            there = {comparable_spec(each["spec"]) for each in self._seen.values()}
-            self._kept = {sent: kept for sent, kept in self._kept.items() if kept in there}
+            specs = {comparable_spec(document["spec"]) for document in self._seen.values()}
+            self._kept = {sent: kept for sent, kept in self._kept.items() if kept in specs}
         if fields == self.dropped:
             return
         self.dropped = fields

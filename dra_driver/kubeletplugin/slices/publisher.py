@@ -121,13 +121,13 @@ class Publisher:
             self._slices.forget()
             self._set_status(published=False, standby=True, error=None)
             return self._intervals.standby
-        wanted = self._wanted
-        if wanted is None:
+        pool = self._wanted
+        if pool is None:
             self._set_status(standby=False)
             return math.inf
         before = self._slices.dropped
-        writes = self._slices.write(wanted)
-        self._succeeded(wanted, writes)
+        writes = self._slices.write(pool)
+        self._succeeded(pool, writes)
         if self._observer and self._slices.dropped != before:
             self._observer.dropped(self._slices.dropped)
         return self._slices.watch(seconds)
@@ -143,17 +143,17 @@ class Publisher:
         self._foreign_at = now
         return self._settle.next_seconds()
 
-    def _succeeded(self, wanted: Pool, writes: int) -> None:
+    def _succeeded(self, pool: Pool, writes: int) -> None:
         with self._lock:
-            published = self._wanted is wanted
+            published = self._wanted is pool
             self._status = PublishStatus(published=published, last_success=time.time())
         if writes:
             log.info(
                 "slices published",
-                extra={"pool": wanted.name, "devices": len(wanted.devices), "writes": writes},
+                extra={"pool": pool.name, "devices": len(pool.devices), "writes": writes},
             )
         if self._observer:
-            self._observer.published(len(wanted.devices), writes)
+            self._observer.published(len(pool.devices), writes)
 
     def _failed(self, error: DriverError) -> None:
         self._slices.forget(error)

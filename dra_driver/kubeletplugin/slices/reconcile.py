@@ -117,9 +117,9 @@ def is_advanced(device: Document) -> bool:
 
 
 def plan_writes(
-    wanted: Pool,
-    seen: Sequence[Document],
-    home: SliceOwner,
+    pool: Pool,
+    existing: Sequence[Document],
+    owner: SliceOwner,
     kept: Mapping[str, str] = _NOTHING_KEPT,
 ) -> SliceWrites:
     """The writes that turn the *seen* slices of *home* into *wanted*; none if they are that.
@@ -128,29 +128,29 @@ def plan_writes(
     what the API server is known to make of a content (``slice_content.content``), where that is
     something else, because a feature is off there; a slice that is that is as wanted.
     """
-    ours = sorted((each for each in seen if _is_at(each, home)), key=_name)
-    pool = [each for each in ours if _pool(each).get("name") == wanted.name]
-    generation = max((_generation(each) for each in pool), default=0)
-    times = taint_times(each["spec"] for each in pool)
-    specs = [with_taint_times(spec, times) for spec in _specs(wanted, home)]
-    standing = _reusable_slices(pool, generation, len(specs))
-    differs = [
+    own = sorted((document for document in existing if _is_at(document, owner)), key=_name)
+    in_pool = [document for document in own if _pool(document).get("name") == pool.name]
+    generation = max((_generation(document) for document in in_pool), default=0)
+    times = taint_times(document["spec"] for document in in_pool)
+    specs = [with_taint_times(spec, times) for spec in _specs(pool, owner)]
+    reusable = _reusable_slices(in_pool, generation, len(specs))
+    changed = [
         index
         for index, spec in enumerate(specs)
-        if index not in standing
-        or not (_same(spec, standing[index], home, kept) and same_taint_times(spec, times))
+        if index not in reusable
+        or not (_same(spec, reusable[index], owner, kept) and same_taint_times(spec, times))
     ]
-    if len(differs) > 1 or any(index not in standing for index in differs):
-        generation, differs = generation + 1, list(range(len(specs)))
+    if len(changed) > 1 or any(index not in reusable for index in changed):
+        generation, changed = generation + 1, list(range(len(specs)))
     documents = {
-        index: _document(index, _numbered(specs[index], generation), home, standing.get(index))
-        for index in differs
+        index: _document(index, _numbered(specs[index], generation), owner, reusable.get(index))
+        for index in changed
     }
-    stay = {_name(each) for each in standing.values()}
+    kept_names = {_name(document) for document in reusable.values()}
     return SliceWrites(
-        delete=tuple(each for each in ours if _name(each) not in stay),
-        update=tuple(document for index, document in documents.items() if index in standing),
-        create=tuple(document for index, document in documents.items() if index not in standing),
+        delete=tuple(document for document in own if _name(document) not in kept_names),
+        update=tuple(document for index, document in documents.items() if index in reusable),
+        create=tuple(document for index, document in documents.items() if index not in reusable),
     )
 
 
@@ -165,60 +165,60 @@ def _by_counter_set(devices: Sequence[Document], most: int) -> list[tuple[Docume
     becomes of one does not move those behind it.
     """
     groups = _groups(devices)
-    number = Counter(_counter_sets(group[0]) for group in groups)
+    sizes = Counter(_counter_sets(group[0]) for group in groups)
     largest = max(map(len, groups), default=0)
-    least = _parts(devices, most)
+    fewest = _parts(devices, most)
     if largest > most:
-        return least
-    found: list[list[Document]] = []
-    left = 0
+        return fewest
+    slices: list[list[Document]] = []
+    room = 0
     for group in groups:
         # A device apart from the rest of its counter sets, or of none, comes in between.
         sets = _counter_sets(group[0])
-        between = len(group) == 1 and not (sets and number[sets] == 1)
+        between = len(group) == 1 and not (sets and sizes[sets] == 1)
         needed = 1 if between else largest
-        if needed > left:
-            found.append([])
-            left = most
-        found[-1].extend(group)
-        left -= needed
-    too_many = len(found) > len(least) + max(1, len(least) // 3)
-    return least if too_many else [tuple(part) for part in found]
+        if needed > room:
+            slices.append([])
+            room = most
+        slices[-1].extend(group)
+        room -= needed
+    too_many = len(slices) > len(fewest) + max(1, len(fewest) // 3)
+    return fewest if too_many else [tuple(part) for part in slices]
 
 
 def _groups(devices: Iterable[Document]) -> list[list[Document]]:
     """Devices side by side that take of the same counter sets, with those in between that take of
     none; each other one of these alone."""
-    found: list[list[Document]] = []
-    of_none: list[Document] = []
+    groups: list[list[Document]] = []
+    without_counters: list[Document] = []
     for device in devices:
         sets = _counter_sets(device)
         if not sets:
-            of_none.append(device)
-        elif found and _counter_sets(found[-1][0]) == sets:
-            found[-1] += [*of_none, device]
-            of_none = []
+            without_counters.append(device)
+        elif groups and _counter_sets(groups[-1][0]) == sets:
+            groups[-1] += [*without_counters, device]
+            without_counters = []
         else:
-            found += [*([one] for one in of_none), [device]]
-            of_none = []
-    return [*found, *([one] for one in of_none)]
+            groups += [*([device] for device in without_counters), [device]]
+            without_counters = []
+    return [*groups, *([device] for device in without_counters)]
 
 
 def _counter_sets(device: Document) -> tuple[str, ...]:
-    return tuple(each["counterSet"] for each in device.get("consumesCounters") or ())
+    return tuple(consumed["counterSet"] for consumed in device.get("consumesCounters") or ())
 
 
-def _specs(wanted: Pool, home: SliceOwner) -> list[dict[str, Any]]:
-    slices = wanted.slices or (SliceContent(),)
+def _specs(pool: Pool, owner: SliceOwner) -> list[dict[str, Any]]:
+    slices = pool.slices or (SliceContent(),)
     return [
         {
-            "driver": home.driver,
-            "nodeName": home.node,
-            "pool": {"name": wanted.name, "resourceSliceCount": len(slices)},
-            "devices": list(each.devices),
-            "sharedCounters": list(each.shared_counters),
+            "driver": owner.driver,
+            "nodeName": owner.node,
+            "pool": {"name": pool.name, "resourceSliceCount": len(slices)},
+            "devices": list(part.devices),
+            "sharedCounters": list(part.shared_counters),
         }
-        for each in slices
+        for part in slices
     ]
 
 
@@ -229,34 +229,34 @@ def _numbered(spec: Document, generation: int) -> dict[str, Any]:
 
 def _reusable_slices(pool: Sequence[Document], generation: int, count: int) -> dict[int, Document]:
     """The slices that can stay, by index; the others are of older generations or superfluous."""
-    found: dict[int, Document] = {}
-    for each in pool:
-        index = _index(each)
-        if index is not None and index < count and _generation(each) == generation:
-            found.setdefault(index, each)
-    return found
+    reusable: dict[int, Document] = {}
+    for document in pool:
+        index = _index(document)
+        if index is not None and index < count and _generation(document) == generation:
+            reusable.setdefault(index, document)
+    return reusable
 
 
-def _same(spec: Document, seen: Document, home: SliceOwner, kept: Mapping[str, str]) -> bool:
-    wanted = comparable_spec(spec)
+def _same(spec: Document, existing: Document, owner: SliceOwner, kept: Mapping[str, str]) -> bool:
+    wanted_spec = comparable_spec(spec)
     return (
-        comparable_spec(seen["spec"]) in (wanted, kept.get(wanted))
-        and _pool(seen).get("resourceSliceCount") == spec["pool"]["resourceSliceCount"]
-        and home.owner in (seen["metadata"].get("ownerReferences") or ())
+        comparable_spec(existing["spec"]) in (wanted_spec, kept.get(wanted_spec))
+        and _pool(existing).get("resourceSliceCount") == spec["pool"]["resourceSliceCount"]
+        and owner.owner in (existing["metadata"].get("ownerReferences") or ())
     )
 
 
 def _document(
-    index: int, spec: Document, home: SliceOwner, seen: Document | None
+    index: int, spec: Document, owner: SliceOwner, existing: Document | None
 ) -> dict[str, Any]:
     """A new slice, or the *seen* one with our owner and *spec*; labels of others stay on it."""
     metadata: dict[str, Any]
-    if seen is None:
+    if existing is None:
         # The API server cuts the prefix of generated names at 58 characters: the index comes first.
-        metadata = {"generateName": f"{index:05x}-{home.driver}-{home.node}-"[:_MAX_NAME_PREFIX]}
+        metadata = {"generateName": f"{index:05x}-{owner.driver}-{owner.node}-"[:_MAX_NAME_PREFIX]}
     else:
-        metadata = {k: v for k, v in seen["metadata"].items() if k != "managedFields"}
-    metadata["ownerReferences"] = [home.owner]
+        metadata = {k: v for k, v in existing["metadata"].items() if k != "managedFields"}
+    metadata["ownerReferences"] = [owner.owner]
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -265,9 +265,9 @@ def _document(
     }
 
 
-def _is_at(document: Document, home: SliceOwner) -> bool:
+def _is_at(document: Document, owner: SliceOwner) -> bool:
     spec = document.get("spec") or {}
-    return (spec.get("driver"), spec.get("nodeName")) == (home.driver, home.node)
+    return (spec.get("driver"), spec.get("nodeName")) == (owner.driver, owner.node)
 
 
 def _index(document: Document) -> int | None:

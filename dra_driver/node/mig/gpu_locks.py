@@ -5,7 +5,6 @@ have them undone. So the wait for the lock counts as well, and all of them wait 
 for what is in use.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import NodeError
+from dra_driver.base.threads import NamedLocks
 from dra_driver.model.gpus import GpuUuid
 
 RETRY_SECONDS: Final = 8.0
@@ -51,8 +51,11 @@ class GpuLocks:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._locks: dict[GpuUuid, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._locks = NamedLocks(
+            "GPU {name} is being changed for another claim or by a layout, for longer than "
+            "{seconds} s: it is tried again",
+            DeviceBusy,
+        )
 
     @contextmanager
     def hold(
@@ -61,15 +64,5 @@ class GpuLocks:
         """While the lock is the caller's. DeviceBusy: others change the GPU for longer.
         *patience*: 0 is for callers for whom nobody waits, and who do not wait for others."""
         deadline = ChangeDeadline(self._patience if patience is None else patience, seconds)
-        with self._lock:
-            lock = self._locks.setdefault(gpu, threading.Lock())
-        wait = seconds if patience is None else patience
-        if not lock.acquire(timeout=wait):
-            raise DeviceBusy(
-                f"GPU {gpu} is being changed for another claim or by a layout, for longer than "
-                f"{wait:g} s: it is tried again"
-            )
-        try:
+        with self._locks.hold([gpu], seconds if patience is None else patience):
             yield deadline
-        finally:
-            lock.release()

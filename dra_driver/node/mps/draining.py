@@ -4,13 +4,12 @@ A server lets a client finish what it has in work before it ends it, and may do 
 after the other. So one that is slow says nothing as long as others come to an end.
 """
 
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.errors import MpsClientStuck, NodeError, TimedOut
+from dra_driver.base.threads import in_parallel
 
 AT_ONCE: Final = 4  # programs that run
 
@@ -25,14 +24,7 @@ def drain_clients(ends: Mapping[int, EndClient], seconds: float, until: Deadline
     else failed, or not all have ended until then, and it is of use to ask again.
     """
     draining = _Drain(ends, seconds, until)
-    number = min(AT_ONCE, len(ends))
-    threads = [
-        threading.Thread(target=draining.work, name="mps-drain", daemon=True) for _ in range(number)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_parallel(draining.end, sorted(ends), AT_ONCE)
     draining.judge()
 
 
@@ -41,19 +33,10 @@ class _Drain:
         self._ends = ends
         self._seconds = seconds
         self._until = until
-        self._waiting = deque(sorted(ends))
         self._ended = 0
         self._stuck: list[int] = []
         self._late: list[int] = []
         self._problems: list[NodeError] = []
-
-    def work(self) -> None:
-        while True:
-            try:
-                pid = self._waiting.popleft()
-            except IndexError:
-                return
-            self._end(pid)
 
     def judge(self) -> None:
         if self._stuck:
@@ -63,7 +46,7 @@ class _Drain:
         if self._late:
             raise NodeError(f"{_said(self._late)} did not end yet, others did: ask again")
 
-    def _end(self, pid: int) -> None:
+    def end(self, pid: int) -> None:
         before = self._ended
         enough = False
         try:

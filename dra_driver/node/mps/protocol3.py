@@ -330,4 +330,4 @@ def says_unknown(error: NodeError) -> bool:
 
     Only its own count: the command names the server, too.
     """
-    return isinstance(error, CommandFailed) and bool(_UNKNOWN.search(error.said))
+    return isinstance(error, CommandFailed) and bool(_UNKNOWN.search(error.output))

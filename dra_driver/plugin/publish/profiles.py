@@ -21,6 +21,7 @@ import yaml
 from api.mig_parted import is_mig_parted
 from api.strict import ConfigError
 from dra_driver.base.errors import ApiServerError, DriverError, SettingsError
+from dra_driver.base.threads import Loop
 from dra_driver.k8s.node_labels import NodeLabels
 from dra_driver.model.gpus import Gpu, GpuUuid
 from dra_driver.model.profiles import Profile
@@ -229,28 +230,26 @@ class ActiveProfile:
         self._profiles = profiles
         self._chooser = chooser
         self.on_change = on_change
-        self._look_seconds = look_seconds
         self._lock = threading.Lock()
         self._last = last
         before = last.read() if last else None
         self._state = _ActiveProfileState(before, SettingsError("no profile was looked for yet"))
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch_files, name="profiles", daemon=True)
+        self._loop = Loop("profiles", self._update, look_seconds)
 
     def start(self, wait_seconds: float = 5.0) -> None:
         """Begin; what chooses is known on return, unless that takes longer than *wait_seconds*."""
         if not isinstance(self._chooser, str):
             self._chooser.start(self._update, wait_seconds)
         self._update()
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """End; the profile stays as it is."""
-        self._stopping.set()
+        self._loop.stop()
         if not isinstance(self._chooser, str):
             self._chooser.stop()
-        if self._thread.is_alive():
-            self._thread.join(1.0)
+        if self._loop.alive:
+            self._loop.join(1.0)
 
     def current(self) -> Profile:
         """The profile in force, the same object until it changes.
@@ -308,10 +307,3 @@ class ActiveProfile:
                 log.warning("profile: %s", note, extra={"profile": after.profile.name})
         if after.problem is not None:
             log.warning("profile cannot be used: %s", self.error)
-
-    def _watch_files(self) -> None:
-        while not self._stopping.wait(self._look_seconds):
-            try:
-                self._update()
-            except Exception:  # the next time may go better; the loop must not end
-                log.exception("looking for the profile failed")

@@ -358,7 +358,7 @@ def test_the_regular_look_is_taken_and_may_fail(
     with run:
         assert looked.wait(5)
         run.plugin.check()
-    assert "the regular look failed" in caplog.text
+    assert "a regular check failed" in caplog.text
 
 
 def test_a_registry_that_cannot_be_made_is_said_at_start(short: Path) -> None:

@@ -158,7 +158,7 @@ def test_what_a_program_is_told_reaches_it() -> None:
 def test_what_failed_keeps_the_words_of_the_program_apart_from_ours() -> None:
     with pytest.raises(CommandFailed) as e:
         run_command(shell("echo no such device; exit 9"), 10)
-    assert e.value.said == "no such device"
+    assert e.value.output == "no such device"
 
 
 @pytest.mark.parametrize("stream", ["1", "2"])

@@ -419,7 +419,7 @@ def test_a_fault_of_whoever_listens_ends_nothing(server, label, run, caplog):
     assert running.wait(lambda choice: choice.current().entries[0].rules.replicas == 10)
 
     messages = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
-    assert messages == {"a watch failed unexpectedly", "looking for the profile failed"}
+    assert messages == {"a watch failed unexpectedly", "a step of a loop failed"}
 
 
 def test_stopping_takes_no_time_and_may_come_before_the_start(server, label, run):
