@@ -62,7 +62,7 @@ def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     yield GaugeMetricFamily(
         f"{_PREFIX}_unmanaged_daemons",
         "MPS daemons on this node that somebody else started.",
-        value=len(status.foreign),
+        value=len(status.unmanaged),
     )
     yield GaugeMetricFamily(
         f"{_PREFIX}_servers_in_agent_container",

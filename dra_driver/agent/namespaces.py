@@ -40,8 +40,8 @@ _TRIES: Final = 3  # to change limits before the next client is there
 class ServerDrift:
     """Found in one server."""
 
-    strangers: tuple[MpsNamespaceName, ...] = ()  # namespaces that nobody wrote of
-    spoilt_spare: bool = False
+    unmanaged: tuple[MpsNamespaceName, ...] = ()  # namespaces that nobody wrote of
+    spare_changed: bool = False
     namespaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
     missing: frozenset[MpsNamespaceName] = frozenset()  # those of them that are gone altogether
 
@@ -52,12 +52,14 @@ class DriftRepair:
     def __init__(self) -> None:
         self._times: Counter[MpsNamespaceName] = Counter()
 
-    def damage(
+    def drift(
         self, state: ServerState, spare: MpsNamespace | None, look: DaemonStatus
     ) -> ServerDrift:
         """*spare*: with the limits that it has to have; None: they are not known."""
-        kept = {entry.inside.name: entry for entry in state.namespaces if entry.served is not None}
-        found = compare_namespaces([entry.inside for entry in kept.values()], look.namespaces)
+        kept = {
+            entry.in_daemon.name: entry for entry in state.namespaces if entry.served is not None
+        }
+        found = compare_namespaces([entry.in_daemon for entry in kept.values()], look.namespaces)
         named = state.spare.name if state.spare else None
         spoilt = named is not None and named not in look.namespaces
         if spare is not None and not spoilt:
@@ -65,7 +67,7 @@ class DriftRepair:
             spoilt = bool(loose) and self._again(_ANY_SPARE)
         why = {namespace.name: "it was removed" for namespace in found.missing}
         for namespace, there in found.loose:
-            wanted = describe_limits(namespace.allowance)
+            wanted = describe_limits(namespace.limits)
             why[namespace.name] = (
                 f"its limits were changed: {describe_limits(there)} instead of {wanted}"
             )
@@ -107,7 +109,7 @@ def restore_limits(
         except NodeError as e:
             if isinstance(e, TimedOut) or not tries_left:
                 raise
-        pids = clients_in(daemons.look(daemon).clients, namespace.name)
+        pids = clients_in(daemons.check(daemon).clients, namespace.name)
 
 
 log = logging.getLogger(__name__)
@@ -120,18 +122,20 @@ class ServerNamespaces:
     """Of a server that runs, where nothing else is said. NodeError: something could not be done;
     what is written then is for ``clear``."""
 
-    def __init__(self, book: ServerStateFile, daemons: DaemonManager, health: ServerHealth) -> None:
-        self._book = book
+    def __init__(
+        self, state_file: ServerStateFile, daemons: DaemonManager, health: ServerHealth
+    ) -> None:
+        self._file = state_file
         self._daemons = daemons
         self._health = health
-        self._mending = DriftRepair()
+        self._repair = DriftRepair()
         self._ready: MpsNamespace | None = None  # the spare, if its limits were set here
         self._last: MpsNamespace | None = None  # that was served
         self._failed = False  # the last try to make a spare
 
     @property
     def _state(self) -> ServerState:
-        return self._book.state
+        return self._file.state
 
     @property
     def _daemon(self) -> ControlDaemon:
@@ -141,23 +145,23 @@ class ServerNamespaces:
         """Have it served."""
         if not self._give_spare(namespace):
             if self._daemon.protocol > 2:  # with protocol 2 nothing is made
-                self._book.write(self._state.keep(NamespaceState(namespace)))
+                self._file.write(self._state.with_namespace(NamespaceState(namespace)))
             self._add(NamespaceState(namespace))
         self._last, self._failed = namespace, False
 
-    def clear(self) -> None:
+    def remove_unusable(self) -> None:
         """Take out what is written and nobody can use."""
-        left = self._state.left
-        with self._health.counting():
+        left = self._state.unusable
+        with self._health.counting_timeouts():
             for name in left:
                 self._daemons.remove(self._daemon, name)
         if left:
-            self._book.note(self._state.cleared())
+            self._file.write_or_retry(self._state.without_unusable())
 
     def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
         """What its daemon is started with, as that knows it: what is written, and a spare."""
         self._last = first or self._last
-        namespaces = tuple(entry.inside for entry in self._state.namespaces)
+        namespaces = tuple(entry.in_daemon for entry in self._state.namespaces)
         self._ready = None
         if self._daemon.protocol > 2:
             self._ready = self._like_the_last(self._state.spare)
@@ -169,7 +173,8 @@ class ServerNamespaces:
         ready = self._ready
         self._failed = False
         namespaces = [
-            self._served(entry, directories[entry.inside.name]) for entry in self._state.namespaces
+            self._served(entry, directories[entry.in_daemon.name])
+            for entry in self._state.namespaces
         ]
         return replace(
             self._state,
@@ -190,38 +195,38 @@ class ServerNamespaces:
         self._failed = True
         if self._state.spare:
             self._spoil(self._state.spare)
-            self.clear()
+            self.remove_unusable()
         namespace = self._like_the_last(None)
-        self._book.write(replace(self._state, spare=SpareNamespace(namespace.name)))
-        with self._health.counting():
+        self._file.write(replace(self._state, spare=SpareNamespace(namespace.name)))
+        with self._health.counting_timeouts():
             directory = self._daemons.add(self._daemon, namespace)
-        self._book.write(replace(self._state, spare=SpareNamespace(namespace.name, directory)))
+        self._file.write(replace(self._state, spare=SpareNamespace(namespace.name, directory)))
         self._ready, self._failed = namespace, False
 
-    def mend(self, look: DaemonStatus, record: Record, end: TerminateClients) -> None:
+    def repair(self, look: DaemonStatus, record: Record, end: TerminateClients) -> None:
         """A tenant that is root can change what its server grants."""
-        damage = self._mending.damage(self._state, self._ready, look)
-        for name in damage.strangers:
+        drift = self._repair.drift(self._state, self._ready, look)
+        for name in drift.unmanaged:
             self._daemons.remove(self._daemon, name)
-        if damage.spoilt_spare and self._state.spare:
+        if drift.spare_changed and self._state.spare:
             self._spoil(self._state.spare)
-            self.clear()
-        for kept, reason in damage.namespaces:
-            namespace, inside = kept.namespace.name, kept.inside
+            self.remove_unusable()
+        for kept, reason in drift.namespaces:
+            namespace, inside = kept.namespace.name, kept.in_daemon
             log.error(
                 "somebody changed an MPS namespace", extra={"namespace": namespace, "why": reason}
             )
             clients = clients_in(look.clients, inside.name)
             record(reason, (namespace,), len(clients))
-            if inside.name in damage.missing:
+            if inside.name in drift.missing:
                 self._add(kept)
             else:
                 restore_limits(self._daemons, self._daemon, inside, clients, end)
 
     def _add(self, kept: NamespaceState) -> None:
-        with self._health.counting():
-            directory = self._daemons.add(self._daemon, kept.inside)
-        self._book.write(self._state.keep(self._served(kept, directory)))
+        with self._health.counting_timeouts():
+            directory = self._daemons.add(self._daemon, kept.in_daemon)
+        self._file.write(self._state.with_namespace(self._served(kept, directory)))
 
     def _give_spare(self, namespace: MpsNamespace) -> bool:
         """Serve *namespace* with what is ready, at the price of one run of the program at most."""
@@ -234,22 +239,22 @@ class ServerNamespaces:
         kept = self._served(NamespaceState(namespace, daemon_name=spare.name), spare.directory)
         if ready is None or not _same_limits(ready, namespace):
             try:
-                with self._health.counting():
-                    self._daemons.limit(self._daemon, kept.inside)
+                with self._health.counting_timeouts():
+                    self._daemons.limit(self._daemon, kept.in_daemon)
             except NodeError as e:
                 self._spoil(spare)
                 if isinstance(e, TimedOut):
                     raise
                 log.warning("a spare MPS namespace is of no use", extra={"error": str(e)})
-                self.clear()
+                self.remove_unusable()
                 return False
-        self._book.write(replace(self._state.keep(kept), spare=None))
+        self._file.write(replace(self._state.with_namespace(kept), spare=None))
         return True
 
     def _spoil(self, spare: SpareNamespace) -> None:
         """From here on nobody gets it."""
         self._ready = None
-        self._book.note(replace(self._state, spare=replace(spare, directory="")))
+        self._file.write_or_retry(replace(self._state, spare=replace(spare, directory="")))
 
     def _like_the_last(self, spare: SpareNamespace | None) -> MpsNamespace:
         last = self._last or self._state.served[-1].namespace
@@ -265,10 +270,10 @@ class ServerNamespaces:
 
 def _can_become(ready: MpsNamespace | None, namespace: MpsNamespace) -> bool:
     """A limit of memory can be changed, and not be taken away."""
-    if namespace.allowance.memory_bytes is not None:
+    if namespace.limits.memory_bytes is not None:
         return True
-    return ready is not None and ready.allowance.memory_bytes is None
+    return ready is not None and ready.limits.memory_bytes is None
 
 
 def _same_limits(spare: MpsNamespace, other: MpsNamespace) -> bool:
-    return (spare.allowance, spare.priority) == (other.allowance, other.priority)
+    return (spare.limits, spare.priority) == (other.limits, other.priority)

@@ -54,11 +54,11 @@ def _start(
     shelter = DaemonCgroup(cgroup_root(settings.host_root))
     daemons = MpsDaemons(driver.root, driver.run, driver.placed, shelter)
     files = ServerStateFiles(directory / "state")
-    tools = AgentDependencies(daemons, files, IncidentLog(files), str(directory))
-    supervisor = MpsSupervisor(tools, run_concurrently)
+    dependencies = AgentDependencies(daemons, files, IncidentLog(files), str(directory))
+    supervisor = MpsSupervisor(dependencies, run_concurrently)
     supervisor.recover()
-    loop = Loop("mps-health", supervisor.look_after, settings.health_interval)
-    supervisor.on_trouble = loop.soon
+    loop = Loop("mps-health", supervisor.maintain, settings.health_interval)
+    supervisor.on_problem = loop.soon
     service = AgentService(supervisor, directory)
     _serve_http(settings, supervisor, service, loop, stack)
     service.start()
@@ -94,7 +94,8 @@ def _serve_http(
     from dra_driver.base.http import HttpServer
 
     server = HttpServer(
-        settings.http_address, metrics_registry(supervisor.status, lambda: supervisor.unsheltered)
+        settings.http_address,
+        metrics_registry(supervisor.status, lambda: supervisor.servers_in_container),
     )
     stack.callback(server.stop)
     patience = 3 * settings.health_interval + _SLOWEST_STATUS_SECONDS

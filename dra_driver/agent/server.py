@@ -36,18 +36,18 @@ _TRIM_SECONDS: Final = 60.0  # between two looks at its logs
 class ManagedServer:
     """Whoever calls holds the lock of this server; ``status`` and ``served`` need none."""
 
-    def __init__(self, state: ServerState, tools: AgentDependencies) -> None:
-        self._book = ServerStateFile(state, tools.files)
-        self._tools = tools
-        self._daemons = tools.daemons
-        self._health = ServerHealth(tools.clock)
-        self._namespaces = ServerNamespaces(self._book, tools.daemons, self._health)
+    def __init__(self, state: ServerState, dependencies: AgentDependencies) -> None:
+        self._file = ServerStateFile(state, dependencies.files)
+        self._dependencies = dependencies
+        self._daemons = dependencies.daemons
+        self._health = ServerHealth(dependencies.clock)
+        self._namespaces = ServerNamespaces(self._file, dependencies.daemons, self._health)
         self._trimmed_at = float("-inf")
         self.gone = False  # ended, and nothing is written of it any more
 
     @property
     def _state(self) -> ServerState:
-        return self._book.state
+        return self._file.state
 
     @property
     def name(self) -> MpsServerName:
@@ -63,7 +63,7 @@ class ManagedServer:
 
     @property
     def is_well(self) -> bool:
-        return not self._state.condemned and not self._health.trouble
+        return not self._state.restart_reason and not self._health.problem
 
     @property
     def lacks_spare(self) -> bool:
@@ -74,13 +74,13 @@ class ManagedServer:
         return self._state.daemon.token
 
     @property
-    def is_sheltered(self) -> bool:
+    def is_detached(self) -> bool:
         """False: its daemon ends with this container."""
-        return self._daemons.is_sheltered(self._state.daemon)
+        return self._daemons.is_detached(self._state.daemon)
 
     def adopt(self) -> None:
         """Another agent started it."""
-        self._daemons.shelter(self._state.daemon)
+        self._daemons.detach(self._state.daemon)
 
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:
         return self._state.find(name)
@@ -89,8 +89,8 @@ class ManagedServer:
         return any(served.namespace.name == name for served in self._state.served)
 
     def status(self) -> MpsServer:
-        state, trouble = self._state, self._health.trouble
-        reason = "; ".join(dict.fromkeys(filter(None, (state.condemned, trouble))))
+        state, trouble = self._state, self._health.problem
+        reason = "; ".join(dict.fromkeys(filter(None, (state.restart_reason, trouble))))
         return MpsServer(
             self.name,
             state.daemon.gpus,
@@ -107,13 +107,13 @@ class ManagedServer:
         """Until it wants to be tended before its time; None: it does not."""
         if self.is_well:
             return None
-        return max(1.0, self._health.again_at - self._tools.clock.passed())
+        return max(1.0, self._health.retry_at - self._dependencies.clock.passed())
 
     # What is asked of it
 
     def start(self, namespace: MpsNamespace) -> ServedNamespace:
         """The first namespace of a server that was not there. If it fails, everything is undone."""
-        self._book.write(self._state.keep(NamespaceState(namespace)))
+        self._file.write(self._state.with_namespace(NamespaceState(namespace)))
         try:
             self._start(namespace)
         except Exception:
@@ -129,20 +129,20 @@ class ManagedServer:
         try:
             self._namespaces.put(namespace)
         except Exception:
-            self._undo(self._namespaces.clear)
+            self._undo(self._namespaces.remove_unusable)
             raise
         return self._served(namespace.name)
 
     def release(self, name: MpsNamespaceName) -> None:
         if (known := self._state.find(name)) is None:
             return
-        self._book.note(self._state.keep(replace(known, served=None)))
+        self._file.write_or_retry(self._state.with_namespace(replace(known, served=None)))
         if not self._state.served:
             self._end()
         elif self._is_up():
-            self._namespaces.clear()
+            self._namespaces.remove_unusable()
         else:
-            self._book.note(self._state.cleared())  # it is started again without
+            self._file.write_or_retry(self._state.without_unusable())  # it is started again without
 
     def terminate(self, pids: Collection[int]) -> bool:
         """End clients. False: one cannot be ended. Then the server is condemned, and they end with
@@ -150,12 +150,14 @@ class ManagedServer:
         if not self._is_up():
             return False
         try:
-            with self._health.counting():
+            with self._health.counting_timeouts():
                 self._daemons.terminate(self._state.daemon, pids)
         except MpsClientStuck as e:
-            self.look(0)  # how many are lost
+            self.check(0)  # how many are lost
             log.warning("clients do not end", extra={"server": self.name, "error": str(e)})
-            self._condemn("a client could not be ended")  # whose, is no business of the others
+            self._require_restart(
+                "a client could not be ended"
+            )  # whose, is no business of the others
             return False
         return True
 
@@ -168,31 +170,31 @@ class ManagedServer:
         try:
             self._namespaces.make_spare()
         except Exception:
-            self._undo(self._namespaces.clear)
+            self._undo(self._namespaces.remove_unusable)
             raise
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Mend what is wrong, now and then looking for it."""
-        self._book.catch_up()
+        self._file.retry_write()
         self._trim()
         if not self._health.is_due:
             return
         try:
-            self._tend()
+            self._maintain()
         except MpsStateUnknown as e:
             self._health.could_not_ask(str(e))
             raise
 
-    def _tend(self) -> None:
-        look = self.look() if self._state.served and self._is_up() else None
-        if self._health.failed and not self._state.condemned:
-            self._condemn(self._health.trouble)
-        self.put_right()
+    def _maintain(self) -> None:
+        look = self.check() if self._state.served and self._is_up() else None
+        if self._health.failed and not self._state.restart_reason:
+            self._require_restart(self._health.problem)
+        self.complete()
         if look is not None and look.ready and self._state.daemon.protocol > 2:
-            self._namespaces.mend(look, self._record, self.terminate)
+            self._namespaces.repair(look, self._record, self.terminate)
             self.make_spare()
 
-    def put_right(self) -> None:
+    def complete(self) -> None:
         """As ``tend``, for somebody who waits for it: at once, and without a look."""
         try:
             if not self._state.served:
@@ -200,45 +202,47 @@ class ManagedServer:
             elif not self._is_up():
                 self._restart()
             else:
-                self._namespaces.clear()
+                self._namespaces.remove_unusable()
         except NodeError as e:
-            self._health.pause(str(e))
+            self._health.back_off(str(e))
             raise
 
-    def look(self, older_than: float = STATUS_SECONDS) -> DaemonStatus | None:
+    def check(self, older_than: float = STATUS_SECONDS) -> DaemonStatus | None:
         """See how it is; None: the last look is not that old, or it does not say."""
-        if self._state.condemned or not self._health.needs_look(older_than):
+        if self._state.restart_reason or not self._health.needs_check(older_than):
             return None
-        asked_at = self._tools.clock.passed()
+        asked_at = self._dependencies.clock.passed()
         try:
-            look = self._daemons.look(self._state.daemon)
+            look = self._daemons.check(self._state.daemon)
         except TimedOut as e:
-            self._health.saw_nothing(f"it does not answer: {e}", asked_at)
+            self._health.did_not_answer(f"it does not answer: {e}", asked_at)
             return None
         except MpsStateUnknown as e:
             self._health.could_not_ask(str(e))
             return None
         except NodeError as e:
-            self._health.saw_wrong(f"it answers with an error: {e}")
+            self._health.answered_wrong(f"it answers with an error: {e}")
             return None
-        self._health.saw(replace(look, clients=self._state.named(look.clients)))
+        self._health.answered(replace(look, clients=self._state.with_claim_names(look.clients)))
         return look
 
     def _is_up(self) -> bool:
-        if not self._state.condemned and not self._daemons.is_running(self._state.daemon):
-            self._condemn("its daemon was gone")
-        return not self._state.condemned
+        if not self._state.restart_reason and not self._daemons.is_running(self._state.daemon):
+            self._require_restart("its daemon was gone")
+        return not self._state.restart_reason
 
-    def _condemn(self, reason: str) -> None:
+    def _require_restart(self, reason: str) -> None:
         """From here on it is going to be started again, whoever does it."""
         namespaces = tuple(served.namespace.name for served in self._state.served)
         self._record(reason, namespaces, len(self._health.clients))
-        self._book.note(replace(self._state, condemned=reason))
+        self._file.write_or_retry(replace(self._state, restart_reason=reason))
         log.warning("an MPS server is started again", extra={"server": self.name, "why": reason})
 
     def _record(self, reason: str, namespaces: tuple[MpsNamespaceName, ...], lost: int) -> None:
-        now = self._tools.clock.since_epoch()
-        self._tools.incidents.record(MpsServerRestart(0, self.name, now, reason, namespaces, lost))
+        now = self._dependencies.clock.since_epoch()
+        self._dependencies.incidents.record(
+            MpsServerRestart(0, self.name, now, reason, namespaces, lost)
+        )
 
     def _restart(self, more: MpsNamespace | None = None) -> None:
         """End what is left of it and start it with what was served, in the same directory:
@@ -252,7 +256,7 @@ class ManagedServer:
         protocol = min(old.protocol, self._daemons.protocol())  # without a driver nothing is ended
         self._daemons.end(old)
         if protocol < old.protocol:
-            self._book.write(self._state.without_tenants())
+            self._file.write(self._state.without_tenants())
             if not self._state.served:
                 return self._end()
         namespaces = tuple(served.namespace for served in self._state.served)
@@ -263,26 +267,26 @@ class ManagedServer:
             most=most,
             protocol=protocol,
         )
-        self._book.write(replace(self._state.cleared(), daemon=daemon))
+        self._file.write(replace(self._state.without_unusable(), daemon=daemon))
         self._start()
 
     def _start(self, first: MpsNamespace | None = None) -> None:
         wanted = self._namespaces.to_start(first)
         directories = self._daemons.start(self._state.daemon, wanted)
         state = self._namespaces.started(directories)
-        again = state.restarts + (1 if state.condemned else 0)
-        self._book.write(replace(state, condemned="", restarts=again))
-        self._health.fresh()
+        again = state.restarts + (1 if state.restart_reason else 0)
+        self._file.write(replace(state, restart_reason="", restarts=again))
+        self._health.restarted()
 
     def _trim(self) -> None:
-        now = self._tools.clock.passed()
+        now = self._dependencies.clock.passed()
         if now - self._trimmed_at >= _TRIM_SECONDS:
             self._trimmed_at = now
-            self._daemons.trim(self._state.daemon)
+            self._daemons.trim_logs(self._state.daemon)
 
     def _end(self) -> None:
         self._daemons.stop(self._state.daemon)
-        self._book.close()
+        self._file.close()
         self.gone = True
 
     def _make_room(self, namespace: MpsNamespace) -> None:
@@ -290,17 +294,17 @@ class ManagedServer:
         most, needed = self._state.daemon.most, servers.least_limits(namespace)
         if self._state.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
             return
-        self.look(0)
-        if self._health.clients or self._health.trouble:
+        self.check(0)
+        if self._health.clients or self._health.problem:
             number = len(self._health.clients)
-            busy = f"{number} now" if number else self._health.trouble
+            busy = f"{number} now" if number else self._health.problem
             raise NodeError(
                 f"the MPS server over {', '.join(namespace.gpus)} gives a client at most "
                 f"{servers.describe_limits(most)}, and claim {namespace.claim} wants "
                 f"{servers.describe_limits(needed)}: it can give more once its clients have "
                 f"ended ({busy})"
             )
-        self._condemn("it has to give more than it was started with")
+        self._require_restart("it has to give more than it was started with")
         self._restart(namespace)
 
     def _served(self, name: MpsNamespaceName) -> ServedNamespace:
@@ -310,5 +314,5 @@ class ManagedServer:
         try:
             how()
         except DriverError as e:
-            self._health.pause(str(e))
+            self._health.back_off(str(e))
             log.warning("it will be undone later", extra={"server": self.name, "error": str(e)})

@@ -60,11 +60,11 @@ def _check(namespace: MpsNamespace) -> None:
     if namespace.memory_bytes and len(namespace.memory_bytes) != len(namespace.gpus):
         wrong.append(f"{len(namespace.memory_bytes)} memory limits for {len(namespace.gpus)} GPUs")
     sizes = [size for size in namespace.memory_bytes if size is not None]
-    for allowance in (
+    for limits in (
         MpsLimits(namespace.percent),
         *(MpsLimits(memory_bytes=size) for size in sizes),
     ):
-        wrong += _wrong(allowance)
+        wrong += _wrong(limits)
     wrong += _wrong(namespace.most)
     if wrong:
         raise ClaimError(
@@ -72,11 +72,11 @@ def _check(namespace: MpsNamespace) -> None:
         )
 
 
-def _wrong(allowance: MpsLimits) -> list[str]:
+def _wrong(limits: MpsLimits) -> list[str]:
     wrong = []
-    if not 1 <= allowance.percent <= ALL_CORES:
-        wrong.append(f"{allowance.percent} % of the multiprocessors is not 1 to {ALL_CORES}")
-    size = allowance.memory_bytes
+    if not 1 <= limits.percent <= ALL_CORES:
+        wrong.append(f"{limits.percent} % of the multiprocessors is not 1 to {ALL_CORES}")
+    size = limits.memory_bytes
     if size is not None and (size < _MIB or size % _MIB):
         wrong.append(f"a memory limit of {size} bytes is not 1 or more whole MiB")
     return wrong

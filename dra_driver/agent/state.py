@@ -51,7 +51,7 @@ class NamespaceState:
     daemon_name: MpsNamespaceName | None = None  # what its daemon calls it; None: as the namespace
 
     @property
-    def inside(self) -> MpsNamespace:
+    def in_daemon(self) -> MpsNamespace:
         """As its daemon knows it."""
         return (
             replace(self.namespace, name=self.daemon_name) if self.daemon_name else self.namespace
@@ -73,7 +73,7 @@ class ServerState:
 
     daemon: ControlDaemon
     namespaces: tuple[NamespaceState, ...] = ()
-    condemned: str = ""  # why it has to be started again; its incident is recorded
+    restart_reason: str = ""  # why it has to be started again; its incident is recorded
     restarts: int = 0
     spare: SpareNamespace | None = None
 
@@ -84,23 +84,23 @@ class ServerState:
     def find(self, name: MpsNamespaceName) -> NamespaceState | None:
         return next((entry for entry in self.namespaces if entry.namespace.name == name), None)
 
-    def keep(self, kept: NamespaceState) -> "ServerState":
+    def with_namespace(self, kept: NamespaceState) -> "ServerState":
         """With this namespace, in place of what it was."""
         others = (entry for entry in self.namespaces if entry.namespace.name != kept.namespace.name)
         by_name = sorted((*others, kept), key=lambda entry: entry.namespace.name)
         return replace(self, namespaces=tuple(by_name))
 
     @property
-    def left(self) -> tuple[MpsNamespaceName, ...]:
+    def unusable(self) -> tuple[MpsNamespaceName, ...]:
         """The namespaces that nobody can use."""
         spare = self.spare
         unready = () if spare is None or spare.directory else (spare.name,)
         return (
-            *(entry.inside.name for entry in self.namespaces if entry.served is None),
+            *(entry.in_daemon.name for entry in self.namespaces if entry.served is None),
             *unready,
         )
 
-    def cleared(self) -> "ServerState":
+    def without_unusable(self) -> "ServerState":
         """Without them."""
         namespaces = tuple(entry for entry in self.namespaces if entry.served is not None)
         spare = self.spare if self.spare and self.spare.directory else None
@@ -119,7 +119,7 @@ class ServerState:
             namespaces=tuple(entry for entry in self.namespaces if not entry.namespace.tenant),
         )
 
-    def named(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
+    def with_claim_names(self, clients: Iterable[MpsClient]) -> tuple[MpsClient, ...]:
         """With the namespaces that they are in, in place of namespaces."""
         names = {
             entry.daemon_name: entry.namespace.name
@@ -246,22 +246,22 @@ class ServerStateFile:
     def __init__(self, state: ServerState, files: ServerStateFiles) -> None:
         self.state = state
         self._files = files
-        self._is_kept = True
+        self._is_written = True
 
     def write(self, state: ServerState) -> None:
         """Before something is done that the next agent has to know. NodeError: it cannot be."""
         self._files.write(state)
-        self.state, self._is_kept = state, True
+        self.state, self._is_written = state, True
 
-    def note(self, state: ServerState) -> None:
+    def write_or_retry(self, state: ServerState) -> None:
         """Before something is taken back: if it cannot be written now, it is later."""
-        self.state, self._is_kept = state, False
-        self.catch_up()
+        self.state, self._is_written = state, False
+        self.retry_write()
 
-    def catch_up(self) -> None:
+    def retry_write(self) -> None:
         """Write what could not be written yet."""
-        if not self._is_kept:
-            self._is_kept = _unless_full(lambda: self._files.write(self.state))
+        if not self._is_written:
+            self._is_written = _unless_full(lambda: self._files.write(self.state))
 
     def close(self) -> None:
         """Nothing is wanted of it any more."""

@@ -47,36 +47,38 @@ _NAME: Final = re.compile(r"s[0-9a-f]{12}")
 class OrphanedServers:
     """Whoever takes one away holds the lock of that server."""
 
-    def __init__(self, tools: AgentDependencies) -> None:
-        self._tools = tools
-        self._left: frozenset[MpsServerName] = frozenset()
+    def __init__(self, dependencies: AgentDependencies) -> None:
+        self._dependencies = dependencies
+        self._names: frozenset[MpsServerName] = frozenset()
 
     @property
     def names(self) -> tuple[MpsServerName, ...]:
         """Those that are still there."""
-        return tuple(sorted(self._left))
+        return tuple(sorted(self._names))
 
     def find(self, known: Collection[MpsServerName]) -> None:
         """Look for them. *known*: of these something is written."""
-        directory = Path(self._tools.directory)
+        directory = Path(self._dependencies.directory)
         with disk_errors(f"look for what was left in {directory}"):
             found = [entry.name for entry in directory.iterdir() if entry.is_dir()]
         names = (MpsServerName(name) for name in found if _NAME.fullmatch(name))
-        self._left = frozenset(names) - frozenset(known)
+        self._names = frozenset(names) - frozenset(known)
 
-    def take_away(self, name: MpsServerName) -> None:
+    def remove(self, name: MpsServerName) -> None:
         """One of them, if it is one. NodeError: it cannot be done."""
-        if name not in self._left:
+        if name not in self._names:
             return
         log.warning("removing what nobody wrote of", extra={"server": name})
-        directory = f"{self._tools.directory}/{name}"
-        self._tools.daemons.clear(ControlDaemon(name, (), 2, directory, new_daemon_token()))
-        self._left -= {name}
+        directory = f"{self._dependencies.directory}/{name}"
+        self._dependencies.daemons.remove_orphan(
+            ControlDaemon(name, (), 2, directory, new_daemon_token())
+        )
+        self._names -= {name}
 
-    def try_to(self, name: MpsServerName) -> None:
+    def try_to_remove(self, name: MpsServerName) -> None:
         """As ``take_away``; if it fails, it is done later."""
         try:
-            self.take_away(name)
+            self.remove(name)
         except DriverError as e:
             extra = {"server": name, "error": str(e)}
             log.warning("what an MPS server left cannot be removed, will try again", extra=extra)
@@ -88,20 +90,20 @@ _UNMANAGED_SECONDS: Final = 60.0  # between two looks
 class UnmanagedDaemonWatch:
     """*tokens*: what marks our own, as of now."""
 
-    def __init__(self, tools: AgentDependencies, tokens: Callable[[], list[str]]) -> None:
-        self._tools = tools
+    def __init__(self, dependencies: AgentDependencies, tokens: Callable[[], list[str]]) -> None:
+        self._dependencies = dependencies
         self._tokens = tokens
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
         self.found: tuple[str, ...] = ()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Unless that was just done. What cannot be seen now is looked for the next time."""
-        now = self._tools.clock.passed()
-        if now - self._looked_at < _UNMANAGED_SECONDS:
+        now = self._dependencies.clock.passed()
+        if now - self._checked_at < _UNMANAGED_SECONDS:
             return
         ours = self._tokens()
         try:
-            found = self._tools.daemons.foreign(ours)
+            found = self._dependencies.daemons.unmanaged(ours)
         except DriverError as e:
             log.info("MPS daemons of others cannot be looked for", extra={"error": str(e)})
             return
@@ -109,7 +111,7 @@ class UnmanagedDaemonWatch:
             return  # one of ours was started meanwhile, and may be in there
         if found != self.found:
             log.warning("MPS daemons that are not ours", extra={"daemons": list(found)})
-        self.found, self._looked_at = found, now
+        self.found, self._checked_at = found, now
 
 
 _SERVE_SECONDS: Final = 8.0  # to wait for others; a daemon that is started takes about as much
@@ -130,23 +132,27 @@ def sequentially(things: Iterable[Callable[[], None]]) -> None:
 class MpsSupervisor:
     """Thread safe. ``recover`` comes first."""
 
-    def __init__(self, tools: AgentDependencies, each: ForEachServer = sequentially) -> None:
-        self._tools = tools
-        self._each = each
-        self._guard = threading.Lock()
+    def __init__(
+        self, dependencies: AgentDependencies, for_each: ForEachServer = sequentially
+    ) -> None:
+        self._dependencies = dependencies
+        self._for_each = for_each
+        self._lock = threading.Lock()
         self._servers: dict[MpsServerName, ManagedServer] = {}
-        self._of_namespace = NamedLocks(
+        self._namespace_locks = NamedLocks(
             "waited {seconds} s: the MPS namespace {name} is being changed"
         )
-        self._of_server = NamedLocks(
+        self._server_locks = NamedLocks(
             "waited {seconds} s: the MPS server {name} is being started, ended or looked at"
         )
-        self._others = UnmanagedDaemonWatch(tools, lambda: [server.token for server in self._all()])
-        self._leftovers = OrphanedServers(tools)
-        self._tended: set[MpsServerName] = set()  # by somebody, now
-        self._looked_at: float | None = None
-        self._round_at = tools.clock.passed()
-        self.on_trouble: Callable[[], None] = lambda: None  # have ``look_after`` done soon
+        self._unmanaged = UnmanagedDaemonWatch(
+            dependencies, lambda: [server.token for server in self._all()]
+        )
+        self._orphans = OrphanedServers(dependencies)
+        self._maintained: set[MpsServerName] = set()  # by somebody, now
+        self._checked_at: float | None = None
+        self._began_at = dependencies.clock.passed()
+        self.on_problem: Callable[[], None] = lambda: None  # have ``look_after`` done soon
 
     def recover(self) -> None:
         """Take up what another agent left. What it needs, ``look_after`` does.
@@ -154,23 +160,25 @@ class MpsSupervisor:
         What cannot be read is set aside, and what it was of is ended. NodeError: the directory
         cannot be used at all.
         """
-        for state in self._tools.files.load():
+        for state in self._dependencies.files.load():
             log.info("an MPS server is known", extra={"server": state.daemon.name})
-            server = self._servers[state.daemon.name] = ManagedServer(state, self._tools)
+            server = self._servers[state.daemon.name] = ManagedServer(state, self._dependencies)
             self._adopt(server)
-        for name, why in self._tools.files.set_aside.items():
-            now = self._tools.clock.since_epoch()
-            self._tools.incidents.record(MpsServerRestart(0, name, now, f"it was ended: {why}"))
-        self._leftovers.find(self._servers)
-        for name in self._leftovers.names:
-            self._leftovers.try_to(name)
+        for name, why in self._dependencies.files.set_aside.items():
+            now = self._dependencies.clock.since_epoch()
+            self._dependencies.incidents.record(
+                MpsServerRestart(0, name, now, f"it was ended: {why}")
+            )
+        self._orphans.find(self._servers)
+        for name in self._orphans.names:
+            self._orphans.try_to_remove(name)
 
     def serve(self, namespace: MpsNamespace) -> ServedNamespace:
         """Serve *namespace*. Repeating it gives the same answer; a failure is undone."""
-        limits = self._tools.limits
+        timeouts = self._dependencies.timeouts
         with (
-            request_deadline(limits.serve, limits.undoing),
-            self._of_namespace.hold([namespace.name], seconds_within_request(_SERVE_SECONDS)),
+            request_deadline(timeouts.serve, timeouts.undoing),
+            self._namespace_locks.hold([namespace.name], seconds_within_request(_SERVE_SECONDS)),
         ):
             served = None
             while served is None:  # at most once for each server of these GPUs
@@ -186,17 +194,18 @@ class MpsSupervisor:
             _refuse_other(holder, namespace)
         server = self._servers.get(name)
         if server is not None:
-            self._put_right(server)
+            self._complete(server)
             if self._server_of(namespace) != name:  # it speaks an older protocol by now
                 return None
         if server is not None and not server.gone:
             return server.serve(namespace)
-        protocol = protocol_over(namespace.gpus, self._tools.daemons.protocol())
-        self._leftovers.take_away(name)
+        protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
+        self._orphans.remove(name)
         server = ManagedServer(
-            new_server_state(name, namespace, protocol, self._tools.directory), self._tools
+            new_server_state(name, namespace, protocol, self._dependencies.directory),
+            self._dependencies,
         )
-        with self._guard:
+        with self._lock:
             self._servers[name] = server
         return server.start(namespace)
 
@@ -210,7 +219,7 @@ class MpsSupervisor:
         if not namespace.tenant:
             return name
         everybodys = self._servers.get(name)
-        protocol = protocol_over(namespace.gpus, self._tools.daemons.protocol())
+        protocol = protocol_over(namespace.gpus, self._dependencies.daemons.protocol())
         if everybodys is not None:
             protocol = min(protocol, everybodys.protocol)
         return mps_server_name(namespace.gpus, namespace.tenant) if protocol == 2 else name
@@ -218,8 +227,8 @@ class MpsSupervisor:
     def release(self, name: MpsNamespaceName) -> None:
         """Serve it no longer. An unknown one is fine; a server without any other ends."""
         with (
-            request_deadline(self._tools.limits.release),
-            self._of_namespace.hold([name], seconds_within_request(_SECONDS)),
+            request_deadline(self._dependencies.timeouts.release),
+            self._namespace_locks.hold([name], seconds_within_request(_SECONDS)),
         ):
             if (server := self._holder(name)) is not None:
                 with self._changing(server.name, _SECONDS):
@@ -232,7 +241,10 @@ class MpsSupervisor:
         """
         if (server := self._holder(name)) is None:
             return
-        with request_deadline(self._tools.limits.terminate), self._changing(server.name, _SECONDS):
+        with (
+            request_deadline(self._dependencies.timeouts.terminate),
+            self._changing(server.name, _SECONDS),
+        ):
             if not server.gone:
                 server.terminate(pids)
 
@@ -247,42 +259,42 @@ class MpsSupervisor:
 
     def status(self) -> MpsStatus:
         """Everything that is known. Nobody waits long for it, whatever happens to servers."""
-        enough = self._tools.clock.passed() + _STATUS_SECONDS
+        enough = self._dependencies.clock.passed() + _STATUS_SECONDS
         for server in self._all():
-            if self._tools.clock.passed() < enough:
-                self._glance(server)
+            if self._dependencies.clock.passed() < enough:
+                self._check_quickly(server)
         servers = tuple(server.status() for server in self._all())
-        return MpsStatus(servers, self._tools.incidents.known(), self._others.found)
+        return MpsStatus(servers, self._dependencies.incidents.known(), self._unmanaged.found)
 
     @property
-    def unsheltered(self) -> int:
+    def servers_in_container(self) -> int:
         """How many servers end with the container of this agent."""
-        return sum(not server.is_sheltered for server in self._all())
+        return sum(not server.is_detached for server in self._all())
 
-    def look_after(self) -> float | None:
+    def maintain(self) -> float | None:
         """See how all servers are, mend what can be; in how many seconds to come back before the
         usual time."""
-        self._round_at = self._tools.clock.passed()
-        self._each([partial(self._tend_alone, server) for server in self._all()])
-        for name in self._leftovers.names:
+        self._began_at = self._dependencies.clock.passed()
+        self._for_each([partial(self._maintain_once, server) for server in self._all()])
+        for name in self._orphans.names:
             self._remove(name)
-        self._others.look()
-        self._looked_at = self._tools.clock.passed()
+        self._unmanaged.check()
+        self._checked_at = self._dependencies.clock.passed()
         waits = [server.seconds_to_wait() for server in self._all()]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def problem(self, within_seconds: float) -> str | None:
         """What is wrong with looking after the servers."""
-        if self._looked_at is None:
+        if self._checked_at is None:
             return "nobody has looked at the MPS servers yet"
-        passed = self._tools.clock.passed() - self._looked_at
+        passed = self._dependencies.clock.passed() - self._checked_at
         if passed > within_seconds:
             return f"the last look at the MPS servers ended {passed:.0f} s ago"
         return None
 
     def stuck(self, seconds: float) -> str | None:
         """Whether nobody has begun to look after the servers for so long."""
-        passed = self._tools.clock.passed() - self._round_at
+        passed = self._dependencies.clock.passed() - self._began_at
         return None if passed <= seconds else f"the last round began {passed:.0f} s ago"
 
     def _adopt(self, server: ManagedServer) -> None:
@@ -293,8 +305,8 @@ class MpsSupervisor:
             log.warning("it is not known whether an MPS server is sheltered", extra=extra)
 
     def _remove(self, name: MpsServerName) -> None:
-        with suppress(TimedOut), self._held(name, _QUICK_STATUS_SECONDS):
-            self._leftovers.try_to(name)
+        with suppress(TimedOut), self._locked(name, _QUICK_STATUS_SECONDS):
+            self._orphans.try_to_remove(name)
 
     def _make_spare(self, server: ManagedServer) -> None:
         try:
@@ -307,50 +319,50 @@ class MpsSupervisor:
             extra = {"server": server.name, "error": str(e)}
             log.info("no MPS namespace is ready for the next claim", extra=extra)
 
-    def _tend_alone(self, server: ManagedServer) -> None:
+    def _maintain_once(self, server: ManagedServer) -> None:
         """Unless the last time is not over: no more and more wait for what hangs."""
-        with self._guard:
-            if server.name in self._tended:
+        with self._lock:
+            if server.name in self._maintained:
                 return
-            self._tended.add(server.name)
+            self._maintained.add(server.name)
         try:
-            self._tend(server)
+            self._maintain(server)
         finally:
-            with self._guard:
-                self._tended.discard(server.name)
+            with self._lock:
+                self._maintained.discard(server.name)
 
-    def _tend(self, server: ManagedServer) -> None:
+    def _maintain(self, server: ManagedServer) -> None:
         try:
-            with self._held(server.name, _SECONDS):
-                self._tend_held(server)
+            with self._locked(server.name, _SECONDS):
+                self._maintain_locked(server)
         except TimedOut:
             log.debug("an MPS server is busy", extra={"server": server.name})
 
-    def _tend_held(self, server: ManagedServer) -> None:
+    def _maintain_locked(self, server: ManagedServer) -> None:
         try:
             if not server.gone:
-                server.tend()
+                server.maintain()
         except DriverError as e:
             extra = {"server": server.name, "error": str(e)}
             log.warning("an MPS server is not well, will try again", extra=extra)
         except Exception:  # another server may fare better
             log.exception("looking after an MPS server failed", extra={"server": server.name})
 
-    def _glance(self, server: ManagedServer) -> None:
+    def _check_quickly(self, server: ManagedServer) -> None:
         was_well = server.is_well
         try:
-            with self._held(server.name, _QUICK_STATUS_SECONDS):
+            with self._locked(server.name, _QUICK_STATUS_SECONDS):
                 if not server.gone:
-                    server.look(_CLIENTS_SECONDS)
+                    server.check(_CLIENTS_SECONDS)
         except TimedOut:
             log.debug("an MPS server is busy", extra={"server": server.name})
         if was_well and not server.is_well:
-            self.on_trouble()
+            self.on_problem()
 
-    def _put_right(self, server: ManagedServer) -> None:
+    def _complete(self, server: ManagedServer) -> None:
         """Before something is put into it."""
         try:
-            server.put_right()
+            server.complete()
         except NodeError as e:
             raise type(e)(
                 f"the MPS server over {', '.join(server.gpus)} does not come back: {e}"
@@ -360,21 +372,21 @@ class MpsSupervisor:
     def _changing(self, name: MpsServerName, seconds: float) -> Iterator[None]:
         """As ``_held``; what is wrong afterwards is looked after soon."""
         try:
-            with self._held(name, seconds):
+            with self._locked(name, seconds):
                 yield
         finally:
             server = self._servers.get(name)
             if server is not None and not server.is_well:
-                self.on_trouble()
+                self.on_problem()
 
     @contextmanager
-    def _held(self, name: MpsServerName, seconds: float) -> Iterator[None]:
+    def _locked(self, name: MpsServerName, seconds: float) -> Iterator[None]:
         """Nobody else touches this server. One that is gone in the end is forgotten."""
-        with self._of_server.hold([name], seconds_within_request(seconds)):
+        with self._server_locks.hold([name], seconds_within_request(seconds)):
             try:
                 yield
             finally:
-                with self._guard:
+                with self._lock:
                     if (server := self._servers.get(name)) is not None and server.gone:
                         del self._servers[name]
 
@@ -385,7 +397,7 @@ class MpsSupervisor:
         return found[0][0] if found else None
 
     def _all(self) -> list[ManagedServer]:
-        with self._guard:
+        with self._lock:
             return [self._servers[name] for name in sorted(self._servers)]
 
 

@@ -165,7 +165,7 @@ class MpsNamespaceUse:
         """The most that a client can have of this GPU; None: no limit. A server of protocol 3 has
         one value for all of its GPUs."""
         if self.served is not None and self.served.protocol > 2:
-            return self.namespace.allowance.memory_bytes
+            return self.namespace.limits.memory_bytes
         limits = dict(zip(self.namespace.gpus, self.namespace.memory_bytes, strict=False))
         return limits.get(self.gpu)
 

@@ -73,7 +73,7 @@ class MpsNamespace:
     tenant: str = ""
 
     @property
-    def allowance(self) -> MpsLimits:
+    def limits(self) -> MpsLimits:
         """What a server that has one value for all GPUs lets a client have of each."""
         limits = (size for size in self.memory_bytes if size is not None)
         return MpsLimits(self.percent, min(limits, default=None))
@@ -130,7 +130,7 @@ class MpsStatus:
 
     servers: tuple[MpsServer, ...] = ()
     incidents: tuple[MpsServerRestart, ...] = ()  # the last ones, oldest first
-    foreign: tuple[str, ...] = ()
+    unmanaged: tuple[str, ...] = ()
 
     def namespaces(self) -> Iterable[ServedNamespace]:
         return (served for server in self.servers for served in server.namespaces)

@@ -73,7 +73,7 @@ class Host:
     def pass_time(self, agent: MpsSupervisor, seconds: float) -> None:
         """As the loop does it."""
         self.seconds += seconds
-        agent.look_after()
+        agent.maintain()
 
     def settle(self, agent: MpsSupervisor) -> None:
         """Long enough for everything that has to be tried again."""
@@ -85,7 +85,7 @@ class Host:
         daemon_names = self.daemon_names(agent)
         namespaces = {daemon_name: one for one, daemon_name in daemon_names.items()}
         found = self.daemons.of(name).namespaces
-        return {namespaces.get(one, "a spare"): allowance for one, allowance in found.items()}
+        return {namespaces.get(one, "a spare"): limits for one, limits in found.items()}
 
     def daemon_names(self, agent: MpsSupervisor) -> dict[str, str]:
         """What its daemon calls a namespace."""

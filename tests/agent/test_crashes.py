@@ -87,7 +87,7 @@ class Node(RuleBasedStateMachine):
         self.do(dies_in, self.agent.terminate, of.name, range(100, 1000))
 
     @rule(seconds=st.sampled_from([1, 5, 13, 70]), dies_in=DYING)
-    def look_after(self, seconds, dies_in):
+    def maintain(self, seconds, dies_in):
         self.do(dies_in, self.host.pass_time, self.agent, seconds)
 
     @rule(dies_in=DYING)
@@ -118,7 +118,7 @@ class Node(RuleBasedStateMachine):
             self.host.daemons.connect(name, self.pid, namespace)
 
     @rule(name=st.sampled_from(SERVERS), how=st.sampled_from(["dead", *KINDS]))
-    def trouble(self, name, how):
+    def problem(self, name, how):
         for daemon in list(self.host.daemons.running.values()):
             if daemon.daemon.name == name and how == "dead":
                 self.host.daemons.kill(name)
@@ -183,7 +183,7 @@ class Node(RuleBasedStateMachine):
         for server in status.servers:
             daemon = running[server.name]
             asked = {
-                namespace.namespace.name: namespace.namespace.allowance
+                namespace.namespace.name: namespace.namespace.limits
                 for namespace in server.namespaces
             }
             assert daemon.daemon.protocol == server.protocol
@@ -194,7 +194,7 @@ class Node(RuleBasedStateMachine):
                 assert len(daemon.namespaces) == len(asked) + (spare is not None)
             else:
                 assert not any(exceeds_limits(one, daemon.daemon.most) for one in asked.values())
-        assert status.foreign == ()
+        assert status.unmanaged == ()
         for name in [one.name for one in NAMESPACES]:
             self.agent.release(name)
         assert self.host.left() == []

@@ -56,7 +56,7 @@ def test_a_namespace_with_other_limits_takes_one(host, agent, other):
     agent.serve(namespace("c_2", **other))
 
     assert runs(host) == ["limit"]
-    assert host.granted(agent)["c_2"] == namespace("c_2", **other).allowance
+    assert host.granted(agent)["c_2"] == namespace("c_2", **other).limits
 
 
 def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):

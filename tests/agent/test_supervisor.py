@@ -190,7 +190,7 @@ def test_a_server_that_is_not_well_twice_in_a_row_is_started_again(host, agent):
     (server,) = agent.status().servers
     assert (server.ready, server.restarts) == (False, 0)
     assert server.reason
-    again = agent.look_after()
+    again = agent.maintain()
     assert again is not None
     host.pass_time(agent, again)
 
@@ -306,7 +306,7 @@ def test_a_daemon_that_does_not_answer_whom_to_end_is_not_started_again_for_that
 
     with pytest.raises(TimedOut):
         agent.terminate("c_1", [71])
-    agent.look_after()
+    agent.maintain()
 
     assert not agent.status().servers[0].ready
     assert agent.status().incidents == ()
@@ -322,7 +322,7 @@ def test_clients_that_need_more_time_are_no_reason_to_start_a_server_again(host,
     host.daemons.terminate = slow
     with pytest.raises(NodeError, match="ask again"):
         agent.terminate("c_1", [71])
-    agent.look_after()
+    agent.maintain()
 
     assert agent.status().servers[0].ready
     assert agent.status().incidents == ()
@@ -388,7 +388,7 @@ def test_a_server_that_is_well_is_not_asked_at_every_look(host, agent):
 
 def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_told(host, agent):
     woken = []
-    agent.on_trouble = lambda: woken.append(True)
+    agent.on_problem = lambda: woken.append(True)
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))
     host.connect(agent, 71, "c_1")
@@ -397,7 +397,7 @@ def test_a_client_that_cannot_be_ended_goes_with_its_server_and_the_others_are_t
     agent.terminate("c_1", [71])
     assert woken
     assert not agent.status().servers[0].ready
-    agent.look_after()
+    agent.maintain()
 
     assert agent.status().servers[0].ready
     (incident,) = agent.status().incidents
@@ -689,7 +689,7 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
     assert found == {names[0]: ("", 2), names[2]: ("a", 2), names[4]: ("b", 1)}
 
     again = host.agent()
-    again.look_after()
+    again.maintain()
     assert [again.serve(namespace) for namespace in wanted] == served
     for one in wanted:
         again.release(one.name)
@@ -743,7 +743,7 @@ def test_a_new_agent_finds_what_runs_and_touches_nothing(host, agent):
     running = dict(host.daemons.running)
 
     again = host.agent()
-    again.look_after()
+    again.maintain()
 
     assert host.daemons.running == running
     assert tuple(again.status().namespaces()) == (before,)
@@ -756,7 +756,7 @@ def test_incidents_number_on_after_a_restart_of_the_agent_and_the_last_are_kept(
     for _ in range(40):
         host.daemons.kill(NAME)
         agent = host.agent()
-        agent.look_after()
+        agent.maintain()
 
     assert [incident.number for incident in agent.status().incidents] == list(range(9, 41))
 
@@ -822,19 +822,19 @@ def test_who_lives_in_a_directory_that_nothing_is_written_of_is_ended(host, agen
 def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(host, agent):
     agent.serve(namespace())
     (host.directory / "state" / f"{NAME}.json").unlink()
-    clear = host.daemons.clear
+    clear = host.daemons.remove_orphan
 
     def stays(daemon):
         raise TimedOut("processes do not end, although they were killed")
 
-    host.daemons.clear = stays
+    host.daemons.remove_orphan = stays
     agent = host.agent()
     with pytest.raises(TimedOut, match="do not end"):
         agent.serve(namespace())
-    agent.look_after()
+    agent.maintain()
     assert (host.directory / NAME).exists()
-    host.daemons.clear = clear
-    agent.look_after()
+    host.daemons.remove_orphan = clear
+    agent.maintain()
 
     assert host.left() == []
     assert agent.serve(namespace()).namespace == namespace()
@@ -843,10 +843,10 @@ def test_what_cannot_be_removed_keeps_no_agent_from_starting_and_is_tried_again(
 def test_a_server_that_was_not_sheltered_is_when_the_next_agent_can(host, agent):
     host.daemons.sheltered = False
     agent.serve(namespace())
-    assert agent.unsheltered == 1
-    assert host.agent().unsheltered == 1
+    assert agent.servers_in_container == 1
+    assert host.agent().servers_in_container == 1
     host.daemons.sheltered = True
-    assert host.agent().unsheltered == 0
+    assert host.agent().servers_in_container == 0
 
 
 def test_a_write_that_a_crash_cut_short_is_cleared_up(host, agent):
@@ -861,34 +861,34 @@ def test_daemons_of_others_are_told_and_left_alone(host, agent):
     host.daemons.others = ("nvidia-cuda-mps-control (process 4711)",)
     agent.serve(namespace())
 
-    agent.look_after()
+    agent.maintain()
 
-    assert agent.status().foreign == ("nvidia-cuda-mps-control (process 4711)",)
+    assert agent.status().unmanaged == ("nvidia-cuda-mps-control (process 4711)",)
 
 
 def test_one_that_was_started_during_the_search_is_nobody_elses(host, agent):
-    foreign = host.daemons.foreign
+    foreign = host.daemons.unmanaged
 
     def meanwhile(tokens):
         agent.serve(namespace())
         return foreign(tokens)
 
-    host.daemons.foreign = meanwhile
-    agent.look_after()
+    host.daemons.unmanaged = meanwhile
+    agent.maintain()
 
-    assert agent.status().foreign == ()
-    host.daemons.foreign = foreign
+    assert agent.status().unmanaged == ()
+    host.daemons.unmanaged = foreign
     host.daemons.others = ("another",)
-    agent.look_after()  # without waiting for a minute
-    assert agent.status().foreign == ("another",)
+    agent.maintain()  # without waiting for a minute
+    assert agent.status().unmanaged == ("another",)
 
 
 def test_a_search_for_others_that_fails_harms_nobody(host, agent):
     def blind(tokens):
         raise MpsStateUnknown("no file is free")
 
-    host.daemons.foreign = blind
-    agent.look_after()
+    host.daemons.unmanaged = blind
+    agent.maintain()
 
     assert agent.problem(20) is None
 
@@ -897,13 +897,13 @@ def test_it_says_when_nobody_looks_after_the_servers_any_more(host, agent):
     assert agent.stuck(300) is None
     host.seconds += 301
     assert agent.stuck(300) == "the last round began 301 s ago"
-    agent.look_after()
+    agent.maintain()
     assert agent.stuck(300) is None
 
 
 def test_it_says_whether_the_servers_are_looked_after(host, agent):
     assert "nobody has looked" in agent.problem(20)
-    agent.look_after()
+    agent.maintain()
     assert agent.problem(20) is None
     host.seconds += 21
     assert agent.problem(20) == "the last look at the MPS servers ended 21 s ago"

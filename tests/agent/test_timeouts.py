@@ -25,14 +25,14 @@ SLACK = 1.5 + KILLING  # of a machine that does other things, too
 
 
 def test_what_the_agent_takes_is_less_than_who_asks_waits():
-    limits, patience = MpsRequestTimeouts(), DaemonTimeouts()
+    timeouts, patience = MpsRequestTimeouts(), DaemonTimeouts()
 
-    assert limits.serve + KILLING < SERVE_SECONDS
-    assert max(limits.release, limits.terminate) + KILLING < SECONDS
-    assert limits.undoing > patience.kill
+    assert timeouts.serve + KILLING < SERVE_SECONDS
+    assert max(timeouts.release, timeouts.terminate) + KILLING < SECONDS
+    assert timeouts.undoing > patience.kill
     # One that starts as slowly as it may can be served, and one client be found wedged.
-    assert patience.start + limits.undoing < limits.serve
-    assert 2.0 + patience.drain < limits.terminate <= patience.drain_all
+    assert patience.start + timeouts.undoing < timeouts.serve
+    assert 2.0 + patience.drain < timeouts.terminate <= patience.drain_all
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def agent(node):
     Path(node.mps_dir).mkdir()
     files = ServerStateFiles(Path(node.mps_dir, "state"))
     daemons = node.daemons(DaemonTimeouts())
-    tools = AgentDependencies(daemons, files, IncidentLog(files), node.mps_dir, limits=BRIEF)
+    tools = AgentDependencies(daemons, files, IncidentLog(files), node.mps_dir, timeouts=BRIEF)
     made = MpsSupervisor(tools)
     made.recover()
     yield made
@@ -107,7 +107,7 @@ def test_the_last_one_of_a_wedged_server_ends_by_and_by(node, agent):
         agent.release(node.namespace(1).name)
     except NodeError:
         assert time.monotonic() - began < BRIEF.release + SLACK
-        agent.look_after()
+        agent.maintain()
 
     assert agent.status().servers == ()
     assert node.processes() == []
@@ -120,7 +120,7 @@ def test_who_waits_for_others_waits_no_longer_than_for_all_of_it(host):
         files,
         IncidentLog(files),
         str(host.directory),
-        limits=MpsRequestTimeouts(serve=0.2),
+        timeouts=MpsRequestTimeouts(serve=0.2),
     )
     agent = MpsSupervisor(tools)
     agent.recover()

@@ -720,7 +720,7 @@ def test_what_the_agent_tells_is_told(world, capsys):
 
     def ask(where):
         asked.append(where)
-        return MpsStatus((server_of(),), foreign=("nvidia-cuda-mps-control (process 7)",))
+        return MpsStatus((server_of(),), unmanaged=("nvidia-cuda-mps-control (process 7)",))
 
     doctor(settings, node_opener(settings, copy=True), ask)
     said = capsys.readouterr().out

@@ -212,7 +212,7 @@ def test_the_agent_is_asked_once_however_many_checks_there_are(tmp_path):
 
     def ask(socket):
         asked.append(socket)
-        return MpsStatus((server(ready=False),), foreign=("x",))
+        return MpsStatus((server(ready=False),), unmanaged=("x",))
 
     scene = CheckedMpsAgent("/run/a.sock", lambda: tmp_path, ask)
     checks = (

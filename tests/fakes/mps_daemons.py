@@ -108,14 +108,14 @@ class FakeDaemons:
         running = self.running[daemon.token] = Running(daemon, sheltered=self.sheltered)
         self.fate.point()
         if daemon.protocol > 2:
-            running.namespaces = {namespace.name: namespace.allowance for namespace in namespaces}
+            running.namespaces = {namespace.name: namespace.limits for namespace in namespaces}
         self.fate.point()
         return {namespace.name: self._directory(daemon, namespace.name) for namespace in namespaces}
 
     def is_running(self, daemon: ControlDaemon) -> bool:
         return daemon.token in self.running
 
-    def look(self, daemon: ControlDaemon) -> DaemonStatus:
+    def check(self, daemon: ControlDaemon) -> DaemonStatus:
         running = self._answering("look", daemon)
         state = "Fault" if running.faulty else "Ready"
         clients = tuple(sorted(running.clients))
@@ -133,11 +133,11 @@ class FakeDaemons:
         running = self._answering("add", daemon)
         if daemon.protocol > 2:
             there = running.namespaces.get(namespace.name)
-            if there not in (None, MpsLimits(), namespace.allowance):
+            if there not in (None, MpsLimits(), namespace.limits):
                 raise NodeError(f"namespace {namespace.name} has other limits")
             running.namespaces.setdefault(namespace.name, MpsLimits())
             self.fate.point()
-            running.namespaces[namespace.name] = namespace.allowance
+            running.namespaces[namespace.name] = namespace.limits
         self.fate.point()
         return self._directory(daemon, namespace.name)
 
@@ -147,8 +147,8 @@ class FakeDaemons:
             raise NodeError(f"namespace {namespace.name} does not exist")
         if any(client.namespace == namespace.name for client in running.clients):
             raise NodeError(f"namespace {namespace.name} has active clients")
-        memory = namespace.allowance.memory_bytes or running.namespaces[namespace.name].memory_bytes
-        running.namespaces[namespace.name] = replace(namespace.allowance, memory_bytes=memory)
+        memory = namespace.limits.memory_bytes or running.namespaces[namespace.name].memory_bytes
+        running.namespaces[namespace.name] = replace(namespace.limits, memory_bytes=memory)
         self.fate.point()
 
     def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
@@ -181,7 +181,7 @@ class FakeDaemons:
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
-    def clear(self, daemon: ControlDaemon) -> None:
+    def remove_orphan(self, daemon: ControlDaemon) -> None:
         self._begin("clear", daemon)
         for token, one in list(self.running.items()):
             if one.daemon.directory == daemon.directory:
@@ -190,18 +190,18 @@ class FakeDaemons:
         shutil.rmtree(daemon.directory, ignore_errors=True)
         self.fate.point()
 
-    def trim(self, daemon: ControlDaemon) -> None:
+    def trim_logs(self, daemon: ControlDaemon) -> None:
         self.trimmed.append(daemon.name)
 
-    def shelter(self, daemon: ControlDaemon) -> bool:
+    def detach(self, daemon: ControlDaemon) -> bool:
         if daemon.token in self.running:
             self.running[daemon.token].sheltered = self.sheltered
         return self.sheltered
 
-    def is_sheltered(self, daemon: ControlDaemon) -> bool:
+    def is_detached(self, daemon: ControlDaemon) -> bool:
         return daemon.token not in self.running or self.running[daemon.token].sheltered
 
-    def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
+    def unmanaged(self, tokens: Collection[str]) -> tuple[str, ...]:
         left = self.running.keys() - set(tokens)
         return tuple(
             sorted((*self.others, *(self.running[process].daemon.name for process in left)))

@@ -80,7 +80,7 @@ def newest(driver, gpu, program):
         found = MpsDaemons(driver).protocol()
     except NodeError as e:
         pytest.skip(str(e))
-    if others := MpsDaemons(driver).foreign(()):
+    if others := MpsDaemons(driver).unmanaged(()):
         pytest.skip(f"MPS is in use here: {', '.join(others)}")
     if why := why_not(find_driver(NodeConfig()), gpu.uuid, program):
         pytest.skip(f"MPS does not work on this machine: {why}")

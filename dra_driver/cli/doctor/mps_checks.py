@@ -114,7 +114,7 @@ def check_mps_servers(agent: CheckedMpsAgent) -> Iterator[Finding]:
 
 def check_unmanaged_daemons(agent: CheckedMpsAgent) -> Iterator[Finding]:
     if (snapshot := _told(agent)) is not None:
-        yield from unmanaged_daemon_findings(snapshot.status.foreign)
+        yield from unmanaged_daemon_findings(snapshot.status.unmanaged)
 
 
 def check_mps_claims(agent: CheckedMpsAgent) -> Iterator[Finding]:

@@ -98,10 +98,10 @@ class MpsDaemons:
             return True
         return self._find(daemon) is not None
 
-    def look(self, daemon: ControlDaemon) -> DaemonStatus:
+    def check(self, daemon: ControlDaemon) -> DaemonStatus:
         """NodeError: it answers with an error, or nobody is there. NotAsked: it could not be asked.
         TimedOut: it does not answer."""
-        return self._words(daemon).look(daemon, _within(daemon, self._patience.ask))
+        return self._words(daemon).check(daemon, _within(daemon, self._patience.ask))
 
     def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
         """The pipe directory of *namespace*, which is made unless it is there with the same limits.
@@ -155,11 +155,11 @@ class MpsDaemons:
             self._quit(daemon, processes)
         self._take_down(daemon, partial(self._processes.of, daemon.token))
 
-    def clear(self, daemon: ControlDaemon) -> None:
+    def remove_orphan(self, daemon: ControlDaemon) -> None:
         """As ``stop``, for one of which only the directory is known: whatever lives in there."""
         self._take_down(daemon, partial(self._processes.living_in, daemon.directory))
 
-    def shelter(self, daemon: ControlDaemon) -> bool:
+    def detach(self, daemon: ControlDaemon) -> bool:
         """Have it outlive this container, unless it does. False: it does not, which is logged."""
         if not self._shelter.in_container:
             return True
@@ -167,15 +167,15 @@ class MpsDaemons:
         (self._exposed.discard if safe else self._exposed.add)(daemon.token)
         return safe
 
-    def is_sheltered(self, daemon: ControlDaemon) -> bool:
+    def is_detached(self, daemon: ControlDaemon) -> bool:
         """Whether it was, when that was last tried. No program is run."""
         return daemon.token not in self._exposed
 
-    def foreign(self, tokens: Collection[str]) -> tuple[str, ...]:
+    def unmanaged(self, tokens: Collection[str]) -> tuple[str, ...]:
         """Control daemons with none of *tokens*, in words."""
-        return describe_unmanaged(self._processes.foreign(frozenset(tokens)))
+        return describe_unmanaged(self._processes.unmanaged(frozenset(tokens)))
 
-    def trim(self, daemon: ControlDaemon) -> None:
+    def trim_logs(self, daemon: ControlDaemon) -> None:
         """Keep its logs small, which would fill the host's memory. A failure is logged."""
         directories.trim_logs(daemon.log)
 
@@ -197,9 +197,9 @@ class MpsDaemons:
         self._launch(daemon, replace(command, variables=own).with_neighbours(), deadline)
         if self._find(daemon) is None:
             raise NodeError("its control daemon ended at once")
-        self.shelter(daemon)
+        self.detach(daemon)
         ready = self._wait(daemon, namespaces, deadline)
-        self.shelter(daemon)  # its server is there by now
+        self.detach(daemon)  # its server is there by now
         self._directories.began(daemon)
         time.sleep(self._patience.settle)
         if not self.is_running(daemon):

@@ -105,18 +105,18 @@ def daemon_config(daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]) -> 
         *_namespace(DEFAULT_NAMESPACE, _DEFAULT_ALLOWANCE, MpsPriority.NORMAL),
     ]
     for namespace in sorted(namespaces, key=lambda namespace: namespace.name):
-        lines += _namespace(namespace.name, namespace.allowance, namespace.priority)
+        lines += _namespace(namespace.name, namespace.limits, namespace.priority)
     # Clients that share a context are not told apart where their memory is counted.
     lines += ["", "[features.context-share]", "enabled = false"]
     return "\n".join(lines) + "\n"
 
 
-def _namespace(name: str, allowance: MpsLimits, priority: MpsPriority) -> Iterator[str]:
+def _namespace(name: str, limits: MpsLimits, priority: MpsPriority) -> Iterator[str]:
     yield ""
     yield f"[servers.{SERVER}.namespaces.{name if _BARE.fullmatch(name) else _string(name)}]"
-    yield f"active_thread_percentage = {_string(str(allowance.percent))}"
-    if allowance.memory_bytes is not None:
-        yield f"pinned_memory_limit = {_string(format_size(allowance.memory_bytes))}"
+    yield f"active_thread_percentage = {_string(str(limits.percent))}"
+    if limits.memory_bytes is not None:
+        yield f"pinned_memory_limit = {_string(format_size(limits.memory_bytes))}"
     yield f"client_priority = {_string(str(int(priority)))}"
 
 

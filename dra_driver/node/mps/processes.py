@@ -153,7 +153,7 @@ class DaemonProcesses:
             time.sleep(_BETWEEN_LOOKS_SECONDS)
         return True
 
-    def foreign(self, tokens: frozenset[str]) -> Iterator[UnmanagedDaemon]:
+    def unmanaged(self, tokens: frozenset[str]) -> Iterator[UnmanagedDaemon]:
         """Control daemons with none of these tokens."""
         for pid in self._pids():
             words = self._words(pid)

@@ -51,7 +51,7 @@ class Protocol2:
     def forget(self, daemon: ControlDaemon) -> None:
         """Nothing is remembered of it."""
 
-    def look(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
+    def check(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         servers = self._numbers(daemon, _SERVERS, deadline)
         clients = {
             client for server in servers for client in self._clients(daemon, server, deadline)
@@ -61,10 +61,10 @@ class Protocol2:
 
     def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
         """There is nothing to be made: the limits are in the environment of its containers."""
-        if not _is_within(namespace.allowance, daemon.most):
+        if not _is_within(namespace.limits, daemon.most):
             raise NodeError(
                 f"MPS server {daemon.name} has other limits already: it gives a client at most "
-                f"{daemon.most}, and {namespace.name} is to have {namespace.allowance}; that "
+                f"{daemon.most}, and {namespace.name} is to have {namespace.limits}; that "
                 "changes when no claim uses this GPU's MPS any more: delete their pods"
             )
         return daemon.pipe

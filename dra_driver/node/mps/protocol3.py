@@ -63,7 +63,7 @@ class NamespaceRow:
 
     name: str
     status: str  # of its server
-    allowance: MpsLimits
+    limits: MpsLimits
     pipe_directory: str
 
 
@@ -97,10 +97,10 @@ class Protocol3:
         if not {DEFAULT_NAMESPACE, *(namespace.name for namespace in namespaces)} <= found.keys():
             return None
         for namespace in namespaces:
-            if not limits_match(found[namespace.name].allowance, namespace.allowance):
+            if not limits_match(found[namespace.name].limits, namespace.limits):
                 raise NodeError(
                     f"namespace {namespace.name} of {daemon.name} was started with "
-                    f"{namespace.allowance}, and the daemon says {found[namespace.name].allowance}"
+                    f"{namespace.limits}, and the daemon says {found[namespace.name].limits}"
                 )
         self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
         return {namespace.name: found[namespace.name].pipe_directory for namespace in namespaces}
@@ -113,7 +113,7 @@ class Protocol3:
         """All of the server; none: there is no server."""
         return parse_namespaces(self._listed(daemon, deadline, "namespace"))
 
-    def look(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
+    def check(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         # First, as the server can go in between: then it has no namespaces.
         clients = parse_clients(self._listed(daemon, deadline, "client"))
         found = self.namespace_rows(daemon, deadline)
@@ -124,7 +124,7 @@ class Protocol3:
             state=found[0].status,
             clients=clients,
             namespaces={
-                MpsNamespaceName(one.name): one.allowance
+                MpsNamespaceName(one.name): one.limits
                 for one in found
                 if one.name != DEFAULT_NAMESPACE
             },
@@ -140,12 +140,12 @@ class Protocol3:
             there = self._find(daemon, namespace.name, deadline)
             if there is None:
                 raise
-            if limits_match(there.allowance, namespace.allowance):
+            if limits_match(there.limits, namespace.limits):
                 return there.pipe_directory
-            if there.allowance != MpsLimits():
+            if there.limits != MpsLimits():
                 raise NodeError(
                     f"namespace {namespace.name} of MPS server {daemon.name} has other limits "
-                    f"already ({there.allowance}, not {namespace.allowance}): delete the pods of "
+                    f"already ({there.limits}, not {namespace.limits}): delete the pods of "
                     "its claim"
                 ) from None
             # What is left of a crash between making it and limiting it: nobody was let in.
@@ -161,7 +161,7 @@ class Protocol3:
 
     def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
         """It is refused while a client is in there."""
-        wanted = namespace.allowance
+        wanted = namespace.limits
         memory = wanted.memory_bytes
         self._control.ask(
             daemon,
@@ -270,7 +270,7 @@ def parse_namespaces(text: str) -> list[NamespaceRow]:
             NamespaceRow(
                 name=row["name"],
                 status=row["server-status"],
-                allowance=MpsLimits(
+                limits=MpsLimits(
                     _percent_or_all(row["active-thread-percentage"]),
                     parse_size(row["pinned-memory-limit"]),
                 ),

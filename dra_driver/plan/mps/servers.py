@@ -51,19 +51,19 @@ def exceeds_limits(one: MpsLimits, other: MpsLimits) -> bool:
     return one.memory_bytes > other.memory_bytes
 
 
-def _rounded(allowance: MpsLimits) -> MpsLimits:
+def _rounded(limits: MpsLimits) -> MpsLimits:
     """As a daemon may write it: 4.89G for 5000M."""
-    size = allowance.memory_bytes
-    return MpsLimits(allowance.percent, None if size is None else size + size // 100)
+    size = limits.memory_bytes
+    return MpsLimits(limits.percent, None if size is None else size + size // 100)
 
 
-def describe_limits(allowance: MpsLimits) -> str:
+def describe_limits(limits: MpsLimits) -> str:
     """
     >>> said(Allowance(30, 5 << 30))
     '30 % and 5120 MiB'
     """
-    size = allowance.memory_bytes
-    return f"{allowance.percent} % and {'all memory' if size is None else f'{size // _MIB} MiB'}"
+    size = limits.memory_bytes
+    return f"{limits.percent} % and {'all memory' if size is None else f'{size // _MIB} MiB'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,6 @@ def compare_namespaces(
         tuple(
             (by_name[name], there[name])
             for name in sorted(by_name.keys() & there.keys())
-            if exceeds_limits(there[name], _rounded(by_name[name].allowance))
+            if exceeds_limits(there[name], _rounded(by_name[name].limits))
         ),
     )

@@ -118,9 +118,9 @@ def test_other_calls_have_no_answer_but_that_it_is_done(path, answering, ask, as
 
 
 def test_the_status_is_what_the_agent_knows(path, answering):
-    answering(line(MpsStatus(foreign=("other",))))
+    answering(line(MpsStatus(unmanaged=("other",))))
 
-    assert MpsAgentClient(path).status() == MpsStatus(foreign=("other",))
+    assert MpsAgentClient(path).status() == MpsStatus(unmanaged=("other",))
 
 
 def test_an_error_of_the_agent_is_raised_here(path, answering):

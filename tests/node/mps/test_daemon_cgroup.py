@@ -32,7 +32,7 @@ class Host:
         return root
 
     @property
-    def shelter(self) -> DaemonCgroup:
+    def detach(self) -> DaemonCgroup:
         return DaemonCgroup(self.cgroups, self.proc)
 
 
@@ -40,7 +40,7 @@ def test_on_a_plain_host_nothing_is_moved(tmp_path):
     host = Host(tmp_path, "0::/system.slice/kubelet.service\n")
     root = host.hierarchy()
 
-    assert host.shelter.take_in([7])
+    assert host.detach.take_in([7])
     assert not (root / CGROUP_NAME).exists()
 
 
@@ -49,7 +49,7 @@ def test_with_cgroup_v2_there_is_one_place_at_the_root(tmp_path):
     root = host.hierarchy(cgroup_controllers="memory\n")
     host.process("7", f"0::/{CGROUP_NAME}\n")  # as it is once the kernel has moved it
 
-    assert host.shelter.take_in([7])
+    assert host.detach.take_in([7])
     assert (root / CGROUP_NAME / "cgroup.procs").read_text() == "7"
 
 
@@ -60,7 +60,7 @@ def test_with_cgroup_v1_there_is_one_for_each_hierarchy_and_links_are_not_follow
     (host.cgroups / "cpu").symlink_to("cpu,cpuacct")
     host.process("7", f"3:memory:/{CGROUP_NAME}\n2:cpu,cpuacct:/{CGROUP_NAME}\n")
 
-    assert host.shelter.take_in([7])
+    assert host.detach.take_in([7])
     for name in ("memory", "cpu,cpuacct", "unified"):
         assert (host.cgroups / name / CGROUP_NAME / "cgroup.procs").read_text() == "7"
 
@@ -73,7 +73,7 @@ def test_a_cpuset_of_cgroup_v1_gets_the_processors_of_its_parent_first(tmp_path)
         (root / CGROUP_NAME / file).write_text("\n")
     host.process("7", f"3:cpuset:/{CGROUP_NAME}\n")
 
-    assert host.shelter.take_in([7])
+    assert host.detach.take_in([7])
     assert (root / CGROUP_NAME / "cpuset.cpus").read_text() == "0-7\n"
     assert (root / CGROUP_NAME / "cpuset.mems").read_text() == "0\n"
 
@@ -88,7 +88,7 @@ def test_a_process_that_stays_in_the_container_is_warned_of(tmp_path, caplog, in
     # What is taken for the host's cgroups is the container's own part of them.
     host.process("7", f"0::/{CGROUP_NAME}\n" if in_namespace else f"0::{CONTAINER}/{CGROUP_NAME}\n")
 
-    assert not host.shelter.take_in([7])
+    assert not host.detach.take_in([7])
     assert "MPS daemons end with this container" in caplog.text
 
 
@@ -97,15 +97,15 @@ def test_a_process_outside_the_cgroup_namespace_of_this_one_is_out(tmp_path):
     host.hierarchy()
     host.process("7", f"0::/../../../../{CGROUP_NAME}\n")
 
-    assert host.shelter.in_container
-    assert host.shelter.take_in([7])
+    assert host.detach.in_container
+    assert host.detach.take_in([7])
 
 
 def test_a_process_that_has_ended_needs_no_shelter(tmp_path):
     host = Host(tmp_path, f"0::{CONTAINER}\n")
     host.hierarchy()
 
-    assert host.shelter.take_in([7])
+    assert host.detach.take_in([7])
 
 
 def test_cgroups_that_are_not_there_are_warned_of(tmp_path, caplog):
@@ -113,7 +113,7 @@ def test_cgroups_that_are_not_there_are_warned_of(tmp_path, caplog):
     host.cgroups.rmdir()
     host.process("7", f"0::{CONTAINER}\n")
 
-    assert not host.shelter.take_in([7])
+    assert not host.detach.take_in([7])
     assert "cannot be moved out of its cgroup" in caplog.text
 
 
@@ -125,7 +125,7 @@ def test_the_place_is_taken_away_unless_somebody_is_in_it(tmp_path):
     (used / "cgroup.procs").write_text("7")  # the kernel refuses to remove it then
 
     for _ in range(2):
-        host.shelter.close()
+        host.detach.close()
 
     assert not empty.exists()
     assert used.exists()
@@ -136,7 +136,7 @@ def test_on_a_plain_host_no_place_is_taken_away(tmp_path):
     place = host.hierarchy() / CGROUP_NAME
     place.mkdir()
 
-    host.shelter.close()
+    host.detach.close()
 
     assert place.exists()
 
@@ -146,7 +146,7 @@ def test_that_nothing_can_be_moved_is_said_once_until_it_changes(tmp_path, caplo
     host = Host(tmp_path, f"0::{CONTAINER}\n")
     host.hierarchy()
     host.process("7", f"0::{CONTAINER}\n")
-    shelter = host.shelter
+    shelter = host.detach
 
     for _ in range(3):
         assert not shelter.take_in([7])

@@ -84,7 +84,7 @@ class Shared:
         return self.host.namespace(next(self.numbers), memory, percent)
 
     def limits(self, namespace):
-        return self.daemons.look(self.daemon).namespaces.get(namespace.name)
+        return self.daemons.check(self.daemon).namespaces.get(namespace.name)
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +166,9 @@ def test_what_could_not_be_asked_is_told_apart_from_what_answers_wrongly(shared)
         raise CommandFailed("it refuses", "it refuses")
 
     with pytest.raises(MpsStateUnknown, match="too many open files"):
-        shared.host.daemons(run=cannot).look(shared.daemon)
+        shared.host.daemons(run=cannot).check(shared.daemon)
     with pytest.raises(CommandFailed):
-        shared.host.daemons(run=wrong).look(shared.daemon)
+        shared.host.daemons(run=wrong).check(shared.daemon)
 
 
 @both
@@ -209,7 +209,7 @@ def test_what_is_started_runs_is_ready_and_is_stopped_without_a_trace(host, daem
     assert found.keys() == {host.namespace(0).name, host.namespace(1).name}
     assert all(os.path.exists(f"{directory}/control") for directory in found.values())
     assert daemons.is_running(daemon)
-    assert daemons.look(daemon).ready
+    assert daemons.check(daemon).ready
     daemons.stop(daemon)
     assert not daemons.is_running(daemon)
     assert host.left() == []
@@ -223,7 +223,7 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
     found = daemons.start(daemon, [limited, free])
 
     assert found[limited.name] == f"{daemon.pipe}/gpu/{limited.name}"
-    assert daemons.look(daemon).namespaces == {
+    assert daemons.check(daemon).namespaces == {
         limited.name: MpsLimits(70, 5 * GIB),
         free.name: MpsLimits(100),
     }
@@ -241,7 +241,7 @@ def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
     questions = "get_default_device_pinned_mem_limit 1\nget_default_active_thread_percentage\n"
     limits = host.ask(daemon, stdin=questions)
     assert limits.split() == ["5G", "50.0"]
-    assert daemons.look(daemon).clients == (MpsClient(pid),)
+    assert daemons.check(daemon).clients == (MpsClient(pid),)
 
 
 @pytest.mark.parametrize("protocol", [2])
@@ -367,9 +367,9 @@ def test_a_namespace_is_removed_with_its_clients_and_what_is_unknown_is_fine(
         daemons.remove(daemon, namespace.name)
     daemons.remove(daemon, MpsNamespaceName("c_never"))
 
-    assert daemons.look(daemon).namespaces == {}
+    assert daemons.check(daemon).namespaces == {}
     if protocol == 3:
-        assert daemons.look(daemon).clients == ()
+        assert daemons.check(daemon).clients == ()
     daemons.stop(daemon)
     daemons.remove(daemon, namespace.name)
 
@@ -386,11 +386,11 @@ def test_clients_are_seen_and_taken_off_and_those_that_are_gone_are_fine(shared,
     pids = sorted(host.attach(daemon, directory) for _ in range(2))
     stranger = host.program(daemon, directory)
     name = namespace.name if protocol == 3 else None
-    assert daemons.look(daemon).clients == tuple(MpsClient(pid, name) for pid in pids)
+    assert daemons.check(daemon).clients == tuple(MpsClient(pid, name) for pid in pids)
 
     daemons.terminate(daemon, [*pids, stranger, GONE])
 
-    assert daemons.look(daemon).clients == ()
+    assert daemons.check(daemon).clients == ()
 
 
 @both
@@ -412,7 +412,7 @@ def test_a_daemon_that_does_not_answer_is_timed_out_and_stopped_all_the_same(hos
     brief = host.daemons(BRIEF)
 
     with pytest.raises(TimedOut):
-        brief.look(daemon)
+        brief.check(daemon)
     assert brief.is_running(daemon)
     brief.stop(daemon)
     assert host.left() == []
@@ -427,7 +427,7 @@ def test_another_process_finds_what_runs_and_goes_on_with_it(host, daemons, prot
     assert successor.is_running(daemon)
     directory = successor.add(daemon, host.namespace(1))
     assert os.path.exists(f"{directory}/control")
-    assert len(successor.look(daemon).namespaces) == (2 if protocol == 3 else 0)
+    assert len(successor.check(daemon).namespaces) == (2 if protocol == 3 else 0)
     successor.stop(daemon)
     assert not daemons.is_running(daemon)
     assert host.left() == []
@@ -442,7 +442,7 @@ def test_a_daemon_that_was_killed_is_seen_to_be_and_what_it_left_is_cleaned_up(h
     assert eventually(lambda: not daemons.is_running(daemon))
     brief = host.daemons(BRIEF)
     with pytest.raises(NodeError):
-        brief.look(daemon)
+        brief.check(daemon)
     brief.stop(daemon)
     assert host.left() == []
 
@@ -464,7 +464,7 @@ def test_one_that_is_started_again_is_where_containers_have_it(host, daemons, pr
     again += [os.stat(daemon.shm).st_ino, os.stat(daemon.shm).st_dev] if protocol == 2 else []
     assert mounted == again
     assert control(daemon) != before
-    assert daemons.look(daemon).ready
+    assert daemons.check(daemon).ready
     host.attach(daemon, directory)
     host.end_programs()  # for whom it would wait a second
     daemons.stop(daemon)
@@ -513,7 +513,7 @@ def test_clients_are_told_whatever_one_of_them_calls_itself(other_host):
     other = host.attach(daemon, directory)
     assert "\nforged\n" in host.ask(daemon, "client", "list", "--format=csv,noheader")
 
-    look = daemons.look(daemon)
+    look = daemons.check(daemon)
 
     assert look.ready
     assert {client.pid for client in look.clients} == {named.pid, other}
@@ -578,15 +578,15 @@ def test_a_server_whose_gpu_goes_is_not_ready(other_host):
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
 
-    assert eventually(lambda: "is its GPU there" in daemons.look(daemon).state)
-    assert not daemons.look(daemon).ready
+    assert eventually(lambda: "is its GPU there" in daemons.check(daemon).state)
+    assert not daemons.check(daemon).ready
 
 
 def test_a_daemon_of_somebody_else_is_told_of_and_left_alone(host, daemons):
     ours, other = host.daemon(), host.daemon(gpus=2)
     for daemon in (ours, other):
         daemons.start(daemon, [])
-    found = [one for one in daemons.foreign([ours.token]) if host.mps_dir in one]
+    found = [one for one in daemons.unmanaged([ours.token]) if host.mps_dir in one]
 
     assert found == [
         f"nvidia-cuda-mps-control (process {control(other)}, pipe directory {other.pipe})"

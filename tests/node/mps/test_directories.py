@@ -266,7 +266,7 @@ def test_logs_of_a_daemon_are_kept_small(host, daemons):
     with open(f"{daemon.log}/control.log", "ab") as log:
         log.write(b"something happened\n" * (MAX_LOG_BYTES // 10))
 
-    daemons.trim(daemon)
+    daemons.trim_logs(daemon)
 
     assert os.path.getsize(f"{daemon.log}/control.log") <= KEPT_LOG_BYTES
-    assert daemons.look(daemon).ready
+    assert daemons.check(daemon).ready

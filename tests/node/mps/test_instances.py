@@ -47,7 +47,7 @@ def test_its_clients_are_served_and_once_it_is_stopped_nothing_holds_the_instanc
         served = daemons.start(daemon, [namespace])
         pid = host.attach(daemon, served[namespace.name])
 
-        assert daemons.look(daemon).clients == (MpsClient(pid),)
+        assert daemons.check(daemon).clients == (MpsClient(pid),)
         server = host.ask(daemon, stdin="get_server_list\n").strip()
         said = host.ask(daemon, stdin=f"get_device_pinned_mem_limit {server} 0\n")
         assert said.strip() in ("2G", "2048M", "2.00G")
@@ -70,7 +70,7 @@ def test_two_instances_of_a_gpu_have_a_daemon_each_that_stay_when_the_other_goes
         daemons.stop(one)
 
         assert not daemons.is_running(one)
-        assert daemons.look(other).clients == (MpsClient(pid),)
+        assert daemons.check(other).clients == (MpsClient(pid),)
     finally:
         daemons.stop(one)
         daemons.stop(other)

@@ -149,16 +149,16 @@ def test_a_control_daemon_without_our_token_is_foreign(started, directory):
         one.stdout.readline()
     processes = DaemonProcesses()
 
-    found = {one.pid: one.pipe_directory for one in processes.foreign(frozenset())}
+    found = {one.pid: one.pipe_directory for one in processes.unmanaged(frozenset())}
     assert (found[child.pid], found[usual.pid]) == ("/tmp/somebody", "/tmp/nvidia-mps")
-    assert child.pid not in {one.pid for one in processes.foreign(frozenset({TOKEN}))}
+    assert child.pid not in {one.pid for one in processes.unmanaged(frozenset({TOKEN}))}
 
 
 def test_somebody_who_asks_a_daemon_is_no_daemon(started, directory):
     child = started(named(directory), "namespace", "list", token="")
     child.stdout.readline()
 
-    assert child.pid not in {one.pid for one in DaemonProcesses().foreign(frozenset())}
+    assert child.pid not in {one.pid for one in DaemonProcesses().unmanaged(frozenset())}
 
 
 def test_who_lives_in_a_directory_has_any_token_and_its_pipe_directory_in_there(started):

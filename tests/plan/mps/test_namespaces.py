@@ -310,7 +310,7 @@ def test_of_several_gpus_the_smallest_percentage_holds_and_each_has_its_memory()
     (namespace,) = namespaces(*parts, configs=())
 
     assert (namespace.percent, namespace.memory_bytes) == (30, (20 * GIB, 8 * GIB))
-    assert namespace.allowance == MpsLimits(30, 8 * GIB)
+    assert namespace.limits == MpsLimits(30, 8 * GIB)
 
 
 def test_a_part_without_a_limit_leaves_its_gpu_without_one():
@@ -320,7 +320,7 @@ def test_a_part_without_a_limit_leaves_its_gpu_without_one():
     (namespace,) = namespaces(*both, configs=(limits(defaultPerDevicePinnedMemoryLimit=own),))
 
     assert namespace.memory_bytes == (GIB, None)
-    assert namespace.allowance == MpsLimits(100, GIB)
+    assert namespace.limits == MpsLimits(100, GIB)
 
 
 def test_two_parts_of_one_gpu_of_which_one_is_only_booked_have_no_limit_together():
