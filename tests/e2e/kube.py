@@ -180,7 +180,7 @@ class Kube:
         """Until all *pods* are *phase*, for pods whose preparation failed on the way.
 
         After a failure the kubelet itself tries again after 60 to 90 s, or at once when the pod is
-        changed: so it is, every few seconds.
+        changed: so it is, twice a second.
         """
         waiting = set(pods)
         patience = self._patience()
@@ -193,7 +193,7 @@ class Kube:
             return not waiting
 
         try:
-            wait(f"pods to be {phase}", reached, seconds, 2.0)
+            wait(f"pods to be {phase}", reached, seconds, 0.5)
         except AssertionError as e:
             raise AssertionError(f"{e}\n{[self.explain(p) for p in sorted(waiting)]}") from e
 

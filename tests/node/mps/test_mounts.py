@@ -39,7 +39,7 @@ def info(tmp_path):
 
 @pytest.fixture
 def place():
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:  # never in shared memory itself
         yield made
         directories.unmount_shared_memory(made)
 
