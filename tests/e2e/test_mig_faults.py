@@ -147,7 +147,7 @@ def test_a_place_that_somebody_else_took_meanwhile_is_said_by_name(kube, driver,
     driver.start()
 
     name = f"mig-1g10gb-{SMALL}-{start}"
-    refused(kube, "chosen", "FailedPrepareDynamicResources", name, "was not cut for a claim")
+    refused(kube, "chosen", "FailedPrepareDynamicResources", name, "was not created for a claim")
     ((profile, _, _),) = driver.cuts()[first]
     assert profile == SMALL
     assert driver.specs() == []

@@ -3,12 +3,11 @@
 Nothing is changed, but for device files of the driver that are missing: a GPU without its own
 cannot be offered, so looking at the GPUs makes them.
 
-That is what its GPUs, the profile (``--profile``, else ``default``) and the ledger make of it: a
-GPU that a claim holds keeps its shape. A ledger that cannot be read is no reason to say nothing
-(anyone may ask about a simulated node): a warning says so, and every GPU counts as free. No API
-server is asked: a label of the Node that chooses a profile is not looked at, and the one that names
-a layout is what a plugin of these GPUs read last, which goes before the profile here, too. What an
-API server would get that lacks a feature is told with ``--without``.
+That follows from its GPUs, the profile (``--profile``, else ``default``) and the ledger: a GPU that
+a claim holds keeps its shape. If the ledger cannot be read, a warning says so, and every GPU counts
+as free. No API server is asked. A Node label that chooses a profile is not read; one that names a
+layout counts as the plugin of these GPUs read it last, before the profile. ``--without`` prints
+what an API server without a feature would get.
 
 A board that needs a reset to be switched to MIG mode, and a GPU for which a layout is named, are
 told of as they are once the plugin has seen to that, unless it is known that it cannot or has to

@@ -147,7 +147,7 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Dev
         elif device is None and (there := unmanaged_at(allocation.device, offer)):
             problems.append(
                 f"{allocation.device!r}, but {', '.join(there)} is in its place now, which "
-                "was not cut for a claim"
+                "was not created for a claim"
             )
         elif device is None:
             problems.append(f"{allocation.device!r}, but this node has: {_names(offer)}")
