@@ -372,13 +372,9 @@ def _processes(gpu: SimulatedGpu, mig: MigDevice | None, kind: str) -> list[Any]
 
 
 def _pci_info(bus_id: str) -> pynvml.nvmlPciInfo_t:
-    domain, bus, device_and_function = bus_id.split(":")
+    domain, bus, device = re.split("[:.]", bus_id)[:3]
     place = pynvml.nvmlPciInfo_t()
-    place.domain, place.bus, place.device = (
-        int(domain, 16),
-        int(bus, 16),
-        int(device_and_function[:2], 16),
-    )
+    place.domain, place.bus, place.device = int(domain, 16), int(bus, 16), int(device, 16)
     place.busId = f"{place.domain:08X}:{place.bus:02X}:{place.device:02X}.0"
     place.busIdLegacy = f"{place.domain:04X}:{place.bus:02X}:{place.device:02X}.0"
     return place

@@ -104,7 +104,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
                 features,
                 mps,
                 (*held_shapes.get(gpu.uuid, ()), *held_shapes.get(gpu.name, ())),
-                frozenset(gpu_offer for gpu_offer in claimed if gpu_offer[0] == gpu.uuid),
+                frozenset(key for key in claimed if key[0] == gpu.uuid),
             )
         )
         for gpu in inventory.gpus

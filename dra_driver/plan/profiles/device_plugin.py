@@ -110,8 +110,8 @@ def _with_partitions(
         alone = _time_slicing(section, 1) if section else Rules()
         entries = (ProfileEntry(GpuSelector(), alone, parts[0][0] if parts else _STRATEGY),)
     return tuple(
-        replace(resource, rules=replace(resource.rules, mig=rules), elsewhere=elsewhere)
-        for resource in entries
+        replace(entry, rules=replace(entry.rules, mig=rules), elsewhere=elsewhere)
+        for entry in entries
     )
 
 
