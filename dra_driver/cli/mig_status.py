@@ -62,7 +62,7 @@ def occupied_placements(
 def holdings_of_gpu(gpu: Gpu, held: HoldingsByDevice) -> Iterator[Holding]:
     """Everything that claims hold of *gpu*, however it was called when they got it."""
     for holdings in held.values():
-        yield from (holding for holding in holdings if holding.of_gpu in (gpu.uuid, gpu.name))
+        yield from (holding for holding in holdings if holding.gpu == gpu.uuid)
 
 
 def profile_name(mig: MigInfo | None, key: PartitionKey) -> str:

@@ -159,9 +159,7 @@ def _name(holding: Holding, gpus: Mapping[str, Gpu]) -> str:
     one can be another GPU's: one that is not *gpus* is then called by its UUID."""
     current_name = next((name for name, gpu in gpus.items() if gpu.uuid == holding.gpu), None)
     recorded_name = gpu_name_of(holding.device)
-    return current_name or (
-        str(holding.gpu) if holding.gpu and recorded_name in gpus else recorded_name
-    )
+    return current_name or (str(holding.gpu) if recorded_name in gpus else recorded_name)
 
 
 def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:

@@ -30,24 +30,18 @@ class Holding:
 
     claim: ClaimRef
     device: DeviceName
+    gpu: GpuUuid
     share: ShareId | None = None
     consumed: tuple[tuple[str, str], ...] = ()  # (capacity, quantity); empty: all of it
-    admin: bool = False  # looks on, takes nothing away
-    gpu: GpuUuid | None = None  # None: a release that gave out whole GPUs only wrote it
+    admin: bool = False  # admin access: it takes nothing away
     shape: Shape = EXCLUSIVE  # as the device was offered when it was prepared
     limit: ClaimMemoryLimit | None = None  # None: all of the GPU, or nobody limits it
-    request: str = ""  # without its subrequest; empty: an earlier release did not write it
+    request: str = ""  # without its subrequest
     tenants: MpsTenants = MpsTenants.ANY  # whose pods may use it, under MPS
     partition: PartitionKey | None = None  # of the GPU; None: it is of the GPU as a whole
     cut: bool = False  # the partition was cut for claims, and goes with the last of them
     instance: MigInstance | None = None  # the partition as it was found or cut, once that was done
     offered: tuple[str, ...] = ()  # the profiles of which the GPU offers partitions to be cut
-
-    @property
-    def of_gpu(self) -> str:
-        """Of which GPU it is, however that is called now: its UUID, or its name where that is all
-        that is known."""
-        return self.gpu or gpu_name_of(self.device)
 
     @property
     def memory_of(self) -> GpuUuid | None:
@@ -59,7 +53,7 @@ class Holding:
     @property
     def uuid(self) -> GpuUuid | None:
         """What programs compute on: as ``Device.uuid``, also in the namespaces of MPS."""
-        if self.partition is None or self.gpu is None or self.instance is not None:
+        if self.partition is None or self.instance is not None:
             return self.memory_of
         return placeholder_uuid(self.gpu, self.partition)
 
@@ -105,7 +99,7 @@ class ClaimRecord:
         return frozenset(
             (holding.gpu, holding.partition)
             for holding in self.holdings
-            if holding.cut and holding.gpu is not None and holding.partition is not None
+            if holding.cut and holding.partition is not None
         )
 
     @property
@@ -120,6 +114,7 @@ class ClaimRecord:
 
     @property
     def gpus(self) -> frozenset[str]:
-        """The GPUs that it holds anything of, each by its name and, where known, by its UUID."""
+        """The GPUs that it holds anything of, each by its name and by its UUID: a GPU can get
+        another name within a boot."""
         names = {gpu_name_of(holding.device) for holding in self.holdings}
-        return frozenset(names | {holding.of_gpu for holding in self.holdings})
+        return frozenset(names | {holding.gpu for holding in self.holdings})

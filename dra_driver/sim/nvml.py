@@ -8,6 +8,7 @@ Simulated boards in virtual machines: as what a machine has one, and what it doe
 """
 
 import os
+import re
 
 # ruff: noqa: N802, N815 - the functions keep NVML's names
 import threading

@@ -31,7 +31,7 @@ def part(name, gib=10, pods=(), steps=(), limit=None, completed=True, **fields):
     """A claim with some of gpu-0."""
     consumed = (("cores", fields.pop("cores", "0")), ("memory", f"{gib}Gi"), ("shares", "1"))
     values = {"device": DeviceName("gpu-0"), "consumed": consumed, "shape": SLICEABLE}
-    return record(name, completed, pods, steps, gpu=GPU.uuid, limit=limit, **values | fields)
+    return record(name, completed, pods, steps, limit=limit, **values | fields)
 
 
 def record(name, completed=True, pods=(), steps=(), **fields):
@@ -39,7 +39,7 @@ def record(name, completed=True, pods=(), steps=(), **fields):
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
     return ClaimRecord(
         claim,
-        (Holding(claim, **fields),),
+        (Holding(claim, **{"gpu": GPU.uuid} | fields),),
         steps=tuple(steps),
         pods=tuple(Pod(pod, PodUid(pod)) for pod in pods),
         prepared=prepared,
@@ -139,7 +139,7 @@ def test_a_policy_that_ends_nobody_has_no_grace_period():
 
 
 def test_a_whole_gpu_is_one_full_bar_however_it_was_offered():
-    exclusive = record("a", device=DeviceName("gpu-0"), gpu=GPU.uuid)
+    exclusive = record("a", device=DeviceName("gpu-0"))
     all_of_it = part("a", consumed=(("memory", "81559Mi"),))
 
     for one in (exclusive, all_of_it):

@@ -18,7 +18,7 @@ from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, 
 from dra_driver.model.gpus import DeviceName, Inventory, UnavailableGpu
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.ledger_files import DamagedRecord
-from tests.builders import gpu, ref
+from tests.builders import gpu, gpu_uuid, ref
 
 DRIVER = "gpu.nvidia.com"
 FILES = DriverFiles(
@@ -33,7 +33,7 @@ FILES = DriverFiles(
 def record(name, completed=True):
     claim = ref(name)
     prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),), prepared=prepared)
+    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),), prepared=prepared)
 
 
 def book(*records, aside=()):

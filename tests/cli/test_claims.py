@@ -14,6 +14,7 @@ from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.model.steps import SetTimeSlice, TimeSliceInterval
 from dra_driver.node.cgroups.procfs import boot_id
 from dra_driver.node.state.ledger import Ledger
+from dra_driver.sim.node_spec import node_file, read_node
 from tests.builders import POOL, ref
 from tests.fakes.simulated import h100
 from tests.fakes.user import locked_out
@@ -21,13 +22,16 @@ from tests.fakes.user import locked_out
 BOOT = boot_id(Path("/"))
 GIB = 1024**3
 TOTAL = 81559 * 1024**2
-UUID = GpuUuid("GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4")  # of gpu-0 of h100x8
+UUIDS = [GpuUuid(str(gpu.uuid)) for gpu in read_node(node_file("h100x8")).gpus]
+UUID = UUIDS[0]
 SLICEABLE = Fractional(TOTAL, GIB, 1024**2, shares=48)
 
 
 def record(name: str, *devices: str, completed: bool = True, **fields) -> ClaimRecord:
     claim = ref(name)
-    holdings = tuple(Holding(claim, DeviceName(device), **fields) for device in devices)
+    holdings = tuple(
+        Holding(claim, DeviceName(device), UUIDS[int(device[4])], **fields) for device in devices
+    )
     cdi_ids = tuple(f"k8s.gpu.nvidia.com/claim={claim.uid}-{device}" for device in devices)
     prepared = (PreparedDevice(("gpu",), POOL, devices[0], cdi_ids),)
     return ClaimRecord(
@@ -229,7 +233,7 @@ def test_from_the_ledger_alone_json_says_what_it_does_not_know(claims, ledger):
 
     assert gpu == {
         "name": "gpu-3",
-        "uuid": None,
+        "uuid": UUIDS[3],
         "product": None,
         "memoryBytes": None,
         "heldBytes": None,

@@ -30,6 +30,8 @@ BUNDLED = sorted(
     for path in resources.files("dra_driver.sim").joinpath("nodes").iterdir()
 )
 
+GPU_0 = GpuUuid("GPU-fc71e4ef-1f50-516d-843d-47ce7eaf2cf4")  # of h100x8
+
 
 def test_there_are_bundled_nodes():
     assert {"h100x8", "none", "mixed"} <= set(BUNDLED)
@@ -307,7 +309,7 @@ def test_a_wrong_profile_is_answered_with_the_field(type_in, tmp_path):
 
 def test_a_held_gpu_keeps_its_shape_and_the_change_that_waits_is_told(type_in, tmp_path):
     claim = ref("training")
-    holding = Holding(claim, DeviceName("gpu-0"), shape=Exclusive())
+    holding = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=Exclusive())
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
 
     found, below = shapes(type_in("devices", "--sim", "h100x8", "--state-dir", tmp_path))
@@ -379,7 +381,7 @@ def test_a_ledger_that_may_not_be_read_counts_as_empty_and_a_warning_says_so(pub
 def test_a_change_of_the_name_alone_is_told_as_one(type_in, tmp_path):
     claim = ref("training")
     shape = Fractional(20 * 1024**3, 1024**3, 1024**2, shares=4, replicas=4)
-    holding = Holding(claim, DeviceName("gpu-0"), shape=shape)
+    holding = Holding(claim, DeviceName("gpu-0"), GPU_0, shape=shape)
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
     where = profiles(tmp_path, mine=[{"replicas": 4, "rename": True}]) / "mine.yaml"
     words = ("--profiles", where, "--profile", "mine", "--state-dir", tmp_path)

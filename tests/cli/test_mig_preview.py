@@ -180,9 +180,9 @@ def test_a_layout_that_there_is_not_names_those_that_there_are(show):
     assert about(text, "shown as") == []
 
 
-def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, tmp_path):
+def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show, node, tmp_path):
     claim = ref("training")
-    holding = Holding(claim, DeviceName("gpu-0"))
+    holding = Holding(claim, DeviceName("gpu-0"), uuids(node, tmp_path)["gpu-0"])
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(ClaimRecord(claim, (holding,)))
 
     text = show("all-balanced")
@@ -210,7 +210,7 @@ def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
 ):
     claim = ref("training")
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-1")),))
+        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-1"), uuids(node, tmp_path)["gpu-1"]),))
     )
     keep(tmp_path, book)
     where = ("--sim", node, "--state-dir", tmp_path, "--profiles", tmp_path / "profiles")
@@ -225,7 +225,7 @@ def test_what_becomes_of_a_held_gpu_is_said_by_its_layout_else_by_the_profile(
 def test_a_layout_that_failed_says_nothing_of_what_becomes_of_a_held_gpu(show, node, tmp_path):
     claim = ref("training")
     Ledger(tmp_path / "claims", boot_id(Path("/"))).write(
-        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),))
+        ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), uuids(node, tmp_path)["gpu-0"]),))
     )
     failed = LayoutOutcome("sevenths", LayoutState.FAILED, "MIG mode cannot be turned on: no reset")
     keep(tmp_path, MigState(outcomes={uuids(node, tmp_path)["gpu-0"]: failed}))

@@ -33,9 +33,9 @@ def holding(share, namespaces=(BIG, SMALL)):
     return Holding(
         ref("a"),
         DeviceName(GPU.name),
+        GPU.uuid,
         ShareId(share),
         consumed=consumed,
-        gpu=GPU.uuid,
         shape=SLICEABLE,
     )
 

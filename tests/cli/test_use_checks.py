@@ -8,9 +8,7 @@ from dra_driver.cli.findings import Level
 from dra_driver.k8s.access import load_kubeconfig
 from dra_driver.k8s.client import ApiClient
 from dra_driver.k8s.resource_api import ResourceApi
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.records import ClaimRecord, Holding
-from tests.builders import pod, ref
+from tests.builders import pod, record, ref
 from tests.fakes import api_server
 from tests.fakes.users import FakeUsers
 
@@ -25,7 +23,7 @@ class World:
         self.users = FakeUsers()
         self.cluster = CheckedCluster(client, ResourceApi(client), "gpu.nvidia.com", "node-a")
         self.records = [
-            ClaimRecord(claim, (Holding(claim, DeviceName(f"gpu-{number}")),), pods=(pod("train"),))
+            record(claim, f"gpu-{number}", pods=(pod("train"),))
             for number, claim in enumerate((A, B))
         ]
 

@@ -17,18 +17,15 @@ def test_a_record_with_an_answer_is_completed() -> None:
 
 
 def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
-    holding = Holding(ref(), DeviceName("gpu-0-mon"), gpu=GpuUuid("GPU-a"))
-    of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
+    holding = Holding(ref(), DeviceName("gpu-0-mon"), GpuUuid("GPU-a"))
 
-    assert (holding.of_gpu, of_an_older_release.of_gpu) == ("GPU-a", "gpu-1")
-    assert ClaimRecord(ref(), (holding, of_an_older_release)).gpus == {"gpu-0", "GPU-a", "gpu-1"}
+    assert ClaimRecord(ref(), (holding,)).gpus == {"gpu-0", "GPU-a"}
 
 
 def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
-    whole = Holding(ref(), DeviceName("gpu-0"))
-    part = Holding(
-        ref(), DeviceName("gpu-1"), limit=ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN))
-    )
+    whole = Holding(ref(), DeviceName("gpu-0"), GpuUuid("GPU-a"))
+    limit = ClaimMemoryLimit(1, GuardRules(GuardPolicy.WARN))
+    part = replace(whole, limit=limit)
 
     assert ClaimRecord(ref(), (whole, part)).limited
     assert not ClaimRecord(ref(), (whole,)).limited
@@ -36,10 +33,8 @@ def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:
 
 def test_a_part_of_a_gpu_is_computed_on_by_the_gpus_uuid() -> None:
     holding = Holding(ref(), DeviceName("gpu-0-2"), gpu=GpuUuid("GPU-a"))
-    of_an_older_release = Holding(ref(), DeviceName("gpu-1"))
 
     assert (holding.uuid, holding.memory_of, holding.unit) == ("GPU-a", "GPU-a", "gpu-0")
-    assert (of_an_older_release.uuid, of_an_older_release.unit) == (None, "gpu-1")
 
 
 def test_a_partition_has_a_word_for_its_instance_until_it_is_cut() -> None:

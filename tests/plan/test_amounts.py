@@ -15,7 +15,7 @@ from dra_driver.plan.prepare.amounts import (
     shortage,
     total_amount,
 )
-from tests.builders import MIB, SLICEABLE, gpu, ref
+from tests.builders import MIB, SLICEABLE, gpu, gpu_uuid, ref
 
 GIB = 1024 * MIB
 
@@ -52,9 +52,9 @@ def test_an_allocation_is_an_amount(asked, shape, expected):
 def test_who_looks_on_takes_nothing():
     name = DeviceName("gpu-0")
     holdings = [
-        Holding(ref("a"), name, consumed=consumed("20Gi"), shape=SLICEABLE),
-        Holding(ref("b"), name, consumed=consumed("10Gi", "5"), shape=SLICEABLE),
-        Holding(ref("c"), name, admin=True),
+        Holding(ref("a"), name, gpu_uuid(), consumed=consumed("20Gi"), shape=SLICEABLE),
+        Holding(ref("b"), name, gpu_uuid(), consumed=consumed("10Gi", "5"), shape=SLICEABLE),
+        Holding(ref("c"), name, gpu_uuid(), admin=True),
     ]
 
     assert total_amount(holdings) == part(30, 5, 2)

@@ -5,11 +5,11 @@ from dra_driver.k8s.pods import Container
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plan.prepare.claim_users import records_with_pods
-from tests.builders import pod, ref
+from tests.builders import gpu_uuid, pod, ref
 
 
 def record(name, *pods):
-    holding = Holding(ref(name), DeviceName("gpu-0"))
+    holding = Holding(ref(name), DeviceName("gpu-0"), gpu_uuid())
     return ClaimRecord(ref(name), (holding,), pods=tuple(pod(each) for each in pods))
 
 

@@ -68,5 +68,3 @@ def test_who_counts_already_because_it_lives_is_not_looked_for():
 
 def test_of_a_claim_that_holds_no_gpu_that_is_known_no_gpu_is_asked():
     assert outside_gpu_processes(ClaimRecord(A, ()), (), (processes(4),)) == {}
-    nameless = ClaimRecord(A, (Holding(A, DeviceName("gpu-0")),))
-    assert outside_gpu_processes(nameless, (), (processes(4),)) == {}

@@ -6,10 +6,10 @@ import pytest
 
 from dra_driver.base.errors import ClaimError, DeviceHeldByClaim, UnknownDevice
 from dra_driver.k8s.claims import Claim, ShareId
-from dra_driver.model.gpus import DeviceName, UnavailableGpu
+from dra_driver.model.gpus import UnavailableGpu
 from dra_driver.model.offer import AdminAccess, Device, Exclusive, Fractional, Offer, Replica
 from dra_driver.model.profiles import GuardPolicy, GuardRules, SharingStrategy
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord
 from dra_driver.model.steps import (
     ComputeMode,
     CreateDeviceNodes,
@@ -32,6 +32,7 @@ from tests.builders import (
     config,
     fraction,
     gpu,
+    holding,
     offer,
     pod,
     ref,
@@ -45,7 +46,7 @@ ANY = offer(fractions_set_interval=True)
 
 
 def held_by(other, device="gpu-0", **fields):
-    return (ClaimRecord(ref(other), (Holding(ref(other), DeviceName(device), **fields),)),)
+    return (ClaimRecord(ref(other), (holding(other, device, **fields),)),)
 
 
 def prepared(*allocations, name="other", at=None, **fields):

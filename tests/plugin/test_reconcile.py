@@ -10,7 +10,7 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plugin.claims.reconciler import ClaimReconciler
-from tests.builders import POOL, allocation, ref
+from tests.builders import POOL, allocation, gpu_uuid, ref
 
 
 class Api:
@@ -63,7 +63,7 @@ def record(name):
     claim = ref(name)
     return ClaimRecord(
         claim,
-        (Holding(claim, DeviceName("gpu-0")),),
+        (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),),
         prepared=(PreparedDevice(("gpu",), "node-1", "gpu-0", ()),),
         spec="",
     )

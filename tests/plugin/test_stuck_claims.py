@@ -11,7 +11,7 @@ from dra_driver.k8s.events import Event, NodeRef, PodRef
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.plugin.claims.in_use import InUseListeners, StuckClaims
-from tests.builders import ref
+from tests.builders import gpu_uuid, ref
 
 A, B = ref("a"), ref("b")
 WEB, DB = Pod("web", PodUid("uid-web")), Pod("db", PodUid("uid-db"))
@@ -22,7 +22,7 @@ DEVICE = PreparedDevice(("gpu",), "node-a", "gpu-0", ("vendor/class=x",))
 
 
 def record(claim: ClaimRef, *pods: Pod) -> ClaimRecord:
-    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0")),), pods=pods)
+    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),), pods=pods)
 
 
 class World:

@@ -247,7 +247,7 @@ class Ledger:
                 holding.claim.uid
                 for device, holdings in self._held.items()
                 for holding in holdings
-                if holding.of_gpu in gpus or gpu_name_of(device) in gpus
+                if holding.gpu in gpus or gpu_name_of(device) in gpus
             }
             known = {**self._leftovers, **self._index}
             return tuple(known[one] for one in sorted(uids - {uid}))

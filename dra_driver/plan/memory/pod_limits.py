@@ -82,7 +82,7 @@ def _by_gpu(record: ClaimRecord) -> Mapping[GpuUuid, list[Holding]]:
     """The holdings of each GPU that are of the GPU itself, not of a partition."""
     holdings: dict[GpuUuid, list[Holding]] = {}
     for holding in record.holdings:
-        if holding.gpu is not None and holding.partition is None and not holding.admin:
+        if holding.partition is None and not holding.admin:
             holdings.setdefault(holding.gpu, []).append(holding)
     return holdings
 

@@ -151,13 +151,11 @@ def gpus_to_switch(
     Those too of which the mode is pending: whoever set it did not have the reset that it takes.
     """
     rules, _ = rules_by_gpu(profile, inventory.gpus)
-    used = {
-        holding.of_gpu for holdings in held.values() for holding in holdings if not holding.admin
-    }
+    used = {holding.gpu for holdings in held.values() for holding in holdings if not holding.admin}
     return tuple(
         gpu.uuid
         for gpu in inventory.gpus
-        if not used & {gpu.uuid, gpu.name} and _waits(gpu, rules[gpu.uuid], features)
+        if gpu.uuid not in used and _waits(gpu, rules[gpu.uuid], features)
     )
 
 

@@ -157,7 +157,7 @@ def created_partitions(held: HoldingsByDevice) -> CreatedPartitions:
         (holding.gpu, holding.partition)
         for holdings in held.values()
         for holding in holdings
-        if holding.cut and holding.gpu is not None and holding.partition is not None
+        if holding.cut and holding.partition is not None
     )
 
 

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from dra_driver.model.gpus import Gpu, Inventory, UnavailableGpu
+from dra_driver.model.gpus import Gpu, GpuUuid, Inventory, UnavailableGpu
 from dra_driver.model.offer import (
     EXCLUSIVE,
     AdminAccess,
@@ -103,7 +103,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
                 _where(profile, rules[gpu.uuid]),
                 features,
                 mps,
-                (*held_shapes.get(gpu.uuid, ()), *held_shapes.get(gpu.name, ())),
+                tuple(held_shapes.get(gpu.uuid, ())),
                 frozenset(key for key in claimed if key[0] == gpu.uuid),
             )
         )
@@ -134,14 +134,14 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
     )
 
 
-def _by_gpu(held: HoldingsByDevice) -> dict[str, dict[HeldShape, None]]:
+def _by_gpu(held: HoldingsByDevice) -> dict[GpuUuid, dict[HeldShape, None]]:
     """What is held by claims that do more than look on, each once."""
-    shapes: dict[str, dict[HeldShape, None]] = {}
+    shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
     for holding in (
         holding for holdings in held.values() for holding in holdings if not holding.admin
     ):
         shape = HeldShape(holding.shape, holding.partition, holding.cut, holding.offered)
-        shapes.setdefault(holding.of_gpu, {})[shape] = None
+        shapes.setdefault(holding.gpu, {})[shape] = None
     return shapes
 
 

@@ -331,16 +331,16 @@ def refuse_conflicts(
     intervals: Mapping[GpuUuid, SetTimeSlice],
 ) -> None:
     """ClaimError: *claim* was allocated more than there is. DeviceHeld: others hold it."""
-    holdings = defaultdict(list)
+    holdings: dict[GpuUuid, list[Holding]] = defaultdict(list)
     for holding in (h for record in others for h in record.holdings if not h.admin):
-        holdings[holding.of_gpu].append(holding)
+        holdings[holding.gpu].append(holding)
     mine: dict[DeviceName, Amount] = defaultdict(lambda: NO_AMOUNT)
     problems: list[_Conflict] = []
     taking = [grant for grant in grants if not grant.allocation.admin]
     _refuse_overlaps(claim, [grant.device for grant in taking])
     for grant in taking:
         device = grant.device
-        its = [*holdings[device.gpu.uuid], *holdings[device.gpu.name]]
+        its = holdings[device.gpu.uuid]
         unit = device.unit
         if lack := shortage(grant.amount, mine[unit], device.memory_bytes, device.shape):
             what = f"{unit} twice" if mine[unit] != NO_AMOUNT else f"too much of {unit}"

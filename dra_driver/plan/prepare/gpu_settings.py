@@ -80,8 +80,7 @@ def _mode(gpu: GpuUuid, record: ClaimRecord) -> ComputeMode | None:
 
 
 def _computes(gpu: Gpu, record: ClaimRecord) -> bool:
-    here = (gpu.uuid, gpu.name)
-    return any(holding.of_gpu in here and not holding.admin for holding in record.holdings)
+    return any(holding.gpu == gpu.uuid and not holding.admin for holding in record.holdings)
 
 
 def _servers(gpu: Gpu, namespaces: Iterable[MpsNamespace]) -> set[_ServerKey]:

@@ -174,7 +174,7 @@ class ClaimPartitions:
         return False
 
     def _is_lost(self, holding: Holding) -> bool:
-        if holding.gpu is None or holding.partition is None or holding.instance is None:
+        if holding.partition is None or holding.instance is None:
             return False
         try:
             return instance_at(self._node, holding.gpu, holding.partition) != holding.instance

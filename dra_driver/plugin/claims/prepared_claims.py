@@ -8,7 +8,6 @@ from dra_driver.base.deadlines import Deadline
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import Claim, ClaimUid
 from dra_driver.model.mps import MpsNamespace
-from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import RemoveMpsNamespace
 from dra_driver.plan.memory.pod_limits import memory_limit_steps
@@ -125,7 +124,7 @@ class PreparedClaims:
         deadline = Deadline(self._waits.all)
         with self._turn(deadline.remaining), self._locks.gpus.hold(gpus, deadline.remaining):
             holdings = (h for record in self._ledger.records() for h in record.holdings)
-            if any(not h.admin and {h.of_gpu, gpu_name_of(h.device)} & set(gpus) for h in holdings):
+            if any(not h.admin and h.gpu in gpus for h in holdings):
                 return False
             if any(aside.may_hold(gpu) for aside in self._ledger.set_aside() for gpu in gpus):
                 return False

@@ -186,8 +186,7 @@ def claims_holding(gpu: Gpu, holdings_by_device: HoldingsByDevice) -> str:
             f"{holding.claim} ({holding.device})"
             for holdings in holdings_by_device.values()
             for holding in holdings
-            if not holding.admin
-            and {holding.of_gpu, gpu_name_of(holding.device)} & {gpu.name, gpu.uuid}
+            if not holding.admin and holding.gpu == gpu.uuid
         }
     )
     if not claims:

@@ -112,14 +112,14 @@ class LostInstances:
         return gone
 
     def _is_gone(self, holding: Holding) -> bool:
-        if holding.gpu is None or holding.instance is None:
+        if holding.instance is None:
             return False
         current = instance_at(self._node, holding.gpu, holding.instance.key)
         return current is None or current.uuid != holding.instance.uuid
 
     def _is_completely_gone(self, holding: Holding) -> bool:
         """Of one that is gone: no half of it is left, which would have to be removed."""
-        if holding.gpu is None or holding.instance is None:
+        if holding.instance is None:
             return False
         keys = self._node.partitions(holding.gpu)
         current = instance_at(self._node, holding.gpu, holding.instance.key)

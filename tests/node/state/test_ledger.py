@@ -22,7 +22,7 @@ from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import CreateDeviceNodes, ServeMpsNamespace
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import encode_record, read_ledger_directory
-from tests.builders import ref
+from tests.builders import gpu_uuid, ref
 from tests.fakes.user import locked_out
 
 BOOT = "boot-1"
@@ -31,7 +31,7 @@ GPU = GpuUuid("GPU-0")
 
 def started(name="claim", *devices):
     names = [DeviceName(device) for device in devices or ("gpu-0",)]
-    holdings = tuple(Holding(ref(name), device) for device in names)
+    holdings = tuple(Holding(ref(name), device, gpu_uuid(int(device[4]))) for device in names)
     return ClaimRecord(ref(name), holdings, (CreateDeviceNodes((0,)),))
 
 

@@ -23,6 +23,7 @@ from dra_driver.kubeletplugin.device_metadata import (
 from dra_driver.model.gpus import DeviceName
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.claim_files import CdiSpecFiles, ClaimFiles, MetadataFiles
+from tests.builders import gpu_uuid
 
 DRIVER = "gpu.nvidia.com"
 VENDOR = f"k8s.{DRIVER}"
@@ -57,7 +58,7 @@ class World:
         """The record of a claim with its files."""
         ref = ClaimRef("ml", "train", UID)
         holdings = tuple(
-            Holding(ref, DeviceName(one.device), request=one.request.partition("/")[0])
+            Holding(ref, DeviceName(one.device), gpu_uuid(), request=one.request.partition("/")[0])
             for one in DEVICES
         )
         spec, shown = self.write(), self.documents()

@@ -9,7 +9,7 @@ from dra_driver.model.gpus import DeviceName, GpuUuid, MigInstance, PartitionKey
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import CreateDeviceNodes, CreatePartition, SetMigMode
 from dra_driver.node.state.ledger import Ledger
-from tests.builders import ref
+from tests.builders import gpu_uuid, ref
 
 GPU = GpuUuid("GPU-0")
 KEY, OTHER = PartitionKey(19, 0, 1, 1), PartitionKey(19, 1, 1, 1)
@@ -61,7 +61,7 @@ def test_what_was_cut_for_an_unreadable_record_is_known_with_its_steps(tmp_path,
 
 
 def test_a_claim_of_whole_gpus_leaves_nothing_behind(tmp_path, ledger):
-    ledger.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+    ledger.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0"), gpu_uuid()),)))
     assert files(tmp_path) == ["uid-claim.json"]
     damage(tmp_path)
 
@@ -98,7 +98,7 @@ def test_a_claim_that_is_written_or_forgotten_leaves_nothing_of_it(tmp_path, led
     again = opened(tmp_path)
 
     if written:
-        again.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0")),)))
+        again.write(ClaimRecord(ref(), (Holding(ref(), DeviceName("gpu-0"), gpu_uuid()),)))
     else:
         again.forget(ref().uid)
 

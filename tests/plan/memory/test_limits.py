@@ -75,13 +75,6 @@ def test_a_claim_that_looks_on_gives_no_limit_and_takes_none_away():
     assert pod_memory_shares((monitor,)) == ()
 
 
-def test_what_does_not_say_of_which_gpu_it_is_is_passed_over():
-    old = ClaimRecord(
-        ref("old"), (Holding(ref("old"), DeviceName("gpu-0")),), pods=(Pod("a", PodUid("a")),)
-    )
-    assert memory_limit_steps(old, ()) == ()
-
-
 def test_a_step_is_strict_as_its_own_claim_is_and_its_undoing_never():
     one, two = record("one", held(10, strict=True)), record("two", held(5))
     assert memory_limit_steps(one, (two,)) == (limits(strict=True, a=15),)

@@ -13,7 +13,7 @@ from dra_driver.plan.mps.containers import (
     separate_server_problems,
     served_requests,
 )
-from tests.builders import ref
+from tests.builders import holding, ref
 from tests.fakes.pods import container, pod_spec
 
 
@@ -24,9 +24,9 @@ def record(name, *held, namespace="default"):
         Holding(
             claim,
             DeviceName(f"gpu-{minor}"),
+            GpuUuid(f"GPU-{minor}"),
             ShareId(f"share-{number}"),
-            admin=how == "looks on",
-            gpu=GpuUuid(f"GPU-{minor}"),
+            admin=how == "admin access",
             request=request,
         )
         for number, (request, minor, how) in enumerate(held)
@@ -99,8 +99,8 @@ def test_a_container_with_all_kinds_of_claims_is_told_of_all():
     ("mine", "other"),
     [
         pytest.param(turns("a"), turns("b"), id="neither is under MPS"),
-        pytest.param(mps("a"), record("b", ("gpu", 1, "looks on")), id="the other looks on"),
-        pytest.param(record("a", ("gpu", 1, "looks on")), mps("b"), id="it looks on"),
+        pytest.param(mps("a"), record("b", ("gpu", 1, "admin access")), id="the other looks on"),
+        pytest.param(record("a", ("gpu", 1, "admin access")), mps("b"), id="it looks on"),
         pytest.param(mps("a"), turns("b", namespace="else"), id="another claim of this name"),
     ],
 )
@@ -110,7 +110,7 @@ def test_these_go_together(mine, other):
 
 
 def test_of_a_claim_only_the_requests_count_that_the_container_uses():
-    both = record("a", ("gpu", 0, "mps"), ("rest", 1, "turns"), ("look", 2, "looks on"))
+    both = record("a", ("gpu", 0, "mps"), ("rest", 1, "turns"), ("look", 2, "admin access"))
 
     assert said(both, [turns("b")], ("a", "rest"), ("b", "")) == []
     assert said(both, [turns("b")], ("a", "look"), ("b", "")) == []
@@ -129,12 +129,12 @@ def test_what_an_earlier_release_recorded_without_its_request_may_be_any():
 
 def test_who_only_looks_on_has_no_gpus():
     assert turns("a").computes
-    assert not record("a", ("gpu", 0, "looks on")).computes
+    assert not record("a", ("gpu", 0, "admin access")).computes
 
 
 def test_the_strictest_rule_of_what_is_held_is_the_claims():
     rules = (MpsTenants.NON_ROOT, MpsTenants.USER_NAMESPACES, MpsTenants.ANY)
-    held = tuple(Holding(ref(), DeviceName(f"gpu-{n}"), tenants=one) for n, one in enumerate(rules))
+    held = tuple(holding(device=f"gpu-{n}", tenants=rule) for n, rule in enumerate(rules))
 
     assert mps_tenants_of(ClaimRecord(ref(), held)) is MpsTenants.USER_NAMESPACES
     assert mps_tenants_of(ClaimRecord(ref(), ())) is MpsTenants.ANY

@@ -37,9 +37,9 @@ def record(name, *devices, pods=(FIRST, LATER), **fields):
             Holding(
                 claim,
                 DeviceName(device),
+                GpuUuid(f"GPU-{minor}"),
                 share,
                 admin=bool(admin),
-                gpu=GpuUuid(f"GPU-{minor}"),
                 request=request,
             )
         )

@@ -58,7 +58,7 @@ def one(**fields):
 
 def holding(shape, device="gpu-0", **fields):
     name = DeviceName(device)
-    return {name: (Holding(ref("holder"), name, shape=shape, **fields),)}
+    return {name: (Holding(ref("holder"), name, gpu(0).uuid, shape=shape, **fields),)}
 
 
 def test_without_a_profile_every_gpu_is_sliceable_and_can_be_watched():
@@ -297,7 +297,7 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
     ],
 )
 def test_a_held_gpu_that_mps_leaves_reserves_no_cores_for_the_next_claim(shape, kept, features):
-    held = holding(shape, gpu=gpu(0).uuid)
+    held = holding(shape)
 
     with_mps = build_offer(one(), profile(replicas=4, **BY_MPS), features, held)
     without = build_offer(one(), profile(replicas=4, **BY_MPS), features, held, mps=False)
@@ -400,7 +400,7 @@ def test_a_held_gpu_keeps_its_shape_until_nobody_holds_it(rules, change):
 
 def test_a_held_gpu_keeps_its_shape_under_another_name():
     renamed = Inventory((gpu(1, uuid=gpu(0).uuid),))
-    held = holding(SLICEABLE, gpu=gpu(0).uuid)
+    held = holding(SLICEABLE)
 
     offer = build_offer(renamed, profile(fractions=False), EVERYTHING, held)
 

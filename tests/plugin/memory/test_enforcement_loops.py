@@ -14,7 +14,7 @@ from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.plugin.memory.start import MemoryIntervals, start
-from tests.builders import fraction, ref
+from tests.builders import fraction, gpu_uuid, ref
 from tests.plugin.memory.parts import plugin_parts
 
 GPU = GpuUuid("GPU-0")
@@ -219,7 +219,7 @@ def test_a_claim_without_a_limit_wakes_nobody(stack):
     changed = begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    changed(ClaimRecord(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0")),)))
+    changed(ClaimRecord(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0"), gpu_uuid()),)))
     time.sleep(0.1)
 
     assert plugin.done.count(SETTLED) == 1

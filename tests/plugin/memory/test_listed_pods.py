@@ -9,14 +9,14 @@ from dra_driver.model.gpus import DeviceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules
 from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
 from dra_driver.plugin.memory.pod_limits import KubeletPods
-from tests.builders import pod, ref
+from tests.builders import gpu_uuid, pod, ref
 from tests.fakes.pods import FakePods, pod_spec
 
 LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
 def record(name, *pods, limit=LIMIT):
-    holding = Holding(ref(name), DeviceName("gpu-0"), limit=limit)
+    holding = Holding(ref(name), DeviceName("gpu-0"), gpu_uuid(), limit=limit)
     return ClaimRecord(ref(name), (holding,), prepared=(), spec="", pods=tuple(map(pod, pods)))
 
 
