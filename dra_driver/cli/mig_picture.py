@@ -126,7 +126,7 @@ class GpuMigPicture:
 
     @property
     def free(self) -> int:
-        """How many of its units are nobody's."""
+        """How many of its units are free."""
         taken_units = {
             unit for block in self.blocks for unit in range(block.placement.start, _end(block))
         }

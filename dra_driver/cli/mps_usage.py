@@ -45,7 +45,7 @@ def namespaces_of_device(
     candidates: Sequence[MpsNamespace],
     served: Mapping[MpsNamespaceName, ServedNamespace],
 ) -> Sequence[MpsNamespace]:
-    """Those of the namespaces *candidates* that the device can be in; one, where that can be told.
+    """Those of the namespaces *candidates* that the device can be in; one, where that is known.
 
     *served*: as the agent serves them, where it was asked and does.
     """
@@ -172,7 +172,7 @@ class MpsNamespaceUse:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsMpsUsage:
-    """Every claim under MPS: *records* and what was *told* of them."""
+    """Every claim under MPS: *records*, and the *report* of the agent and the GPUs."""
 
     records: Sequence[ClaimRecord] = ()
     report: MpsReport = MpsReport()
@@ -263,7 +263,7 @@ class ClaimsMpsUsage:
 
 
 def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
-    """What is told of a claim in one of its namespaces, for people; empty: not of this one."""
+    """What people read of a claim in one of its namespaces; empty: does not apply."""
     limit = use.memory_bytes
     return (
         f"{use.namespace.percent} %",
@@ -273,7 +273,7 @@ def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
 
 
 def server_message(server: MpsServer) -> str:
-    """What is told of a server, for people."""
+    """What people read of a server."""
     again = "restarted once" if server.restarts == 1 else f"restarted {server.restarts} times"
     number = len(server.clients)
     parts = (

@@ -26,7 +26,7 @@ def format_gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
 
 
-_WIDTH = 100  # where nobody says
+_WIDTH = 100  # where it is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class GpuUsage:
 
     @property
     def partition(self) -> Partition | None:
-        """None: it is a GPU, or nobody knows what the profile is."""
+        """None: it is a GPU, or its profile is not known."""
         mig = self.gpu.mig if self.gpu else None
         return mig.partition(self.key) if mig and self.key else None
 
@@ -97,7 +97,7 @@ class GpuUsage:
 
     @property
     def shares(self) -> int | None:
-        """How many claims can be on it at once; None: nobody has a share of it."""
+        """How many claims can be on it at once; None: it is not shared."""
         for use in self.uses:
             match use.holding.shape:
                 case Fractional(shares=most) | Replica(of=most):
@@ -115,7 +115,7 @@ class GpuUsage:
 
 
 def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[GpuUsage, ...]:
-    """The *gpus* of the node, and those that only *records* tell of; by minor number. On each,
+    """The *gpus* of the node, and those that only *records* name; by minor number. On each,
     claims by namespace and name, those with admin access last."""
     by_name = {str(gpu.name): gpu for gpu in gpus}
     uses: dict[str, dict[PartitionKey | None, list[DeviceUse]]] = defaultdict(

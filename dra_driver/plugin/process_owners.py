@@ -44,7 +44,7 @@ _HIDDEN: Final = (
     "namespace (hostPID: true)"
 )
 _ProcessMemory = Sequence[tuple[ContainerProcess, int | None]]
-"""Processes, and the bytes that each uses; None: NVML does not tell."""
+"""Processes, and the bytes that each uses; None: not known."""
 
 
 class ProcessOwners:

@@ -60,7 +60,7 @@ def test_claims_that_pods_use_are_in_order(world):
 
     (found,) = world.found()
 
-    assert (found.level, found.message) == (Level.OK, "none that is nobody's any more")
+    assert (found.level, found.message) == (Level.OK, "none that no pod is to use any more")
 
 
 @pytest.mark.parametrize(

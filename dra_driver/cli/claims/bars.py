@@ -194,7 +194,7 @@ def _amount(use: DeviceUse) -> str:
 
 
 def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]:
-    """What else is told of a claim; empty: not of this one. *mps*: the namespaces of which it
+    """The other facts of a claim; empty: does not apply. *mps*: the namespaces of which it
     has the device."""
     amount, name = use.amount, use.holding.device
     part = not amount.whole and not use.holding.admin

@@ -1,8 +1,8 @@
 """``dra-driver claims``: who holds how much of what on this node, and what is free.
 
-What is held is what the ledger says; how much there is, a look at the GPUs; who runs under MPS, the
-node's MPS agent. Where one of them does not answer it is said so, and the rest is answered all the
-same. No API server is asked. Nothing is changed, but for device files of the driver that are
+The ledger says what is held, the GPUs how much there is, and the node's MPS agent who runs under
+MPS. Where one of them does not answer, the output says so and shows the rest. No API server is
+asked. Nothing is changed, but for device files of the driver that are
 missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do not look, and
 ``--ledger-only`` asks no agent).
 
@@ -123,7 +123,7 @@ def mps_server_document(server: MpsServer, uses: ClaimsMpsUsage) -> dict[str, An
 
 
 def mps_agent_document(uses: ClaimsMpsUsage) -> dict[str, Any]:
-    """Whether the agent told anything; ``answers`` is null where it was not asked."""
+    """Whether the agent answered; ``answers`` is null where it was not asked."""
     report = uses.report
     asked = report.status is not None or bool(report.problem)
     return {"answers": report.status is not None if asked else None, "problem": report.problem}
@@ -131,7 +131,7 @@ def mps_agent_document(uses: ClaimsMpsUsage) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ClaimsReport:
-    """What there is to tell; claims by namespace and name."""
+    """What the command reports; claims by namespace and name."""
 
     records: tuple[ClaimRecord, ...]
     unreadable: Mapping[ClaimUid, DamagedRecord]
@@ -318,7 +318,7 @@ def _row(record: ClaimRecord) -> tuple[str, ...]:
 
 
 def _mps_cell(record: ClaimRecord, mps: ClaimsMpsUsage) -> str:
-    """Each namespace of the claim; what is the same for all GPUs of a namespace is told once."""
+    """Each namespace of the claim; what is the same for all its GPUs stands there once."""
     texts = (
         (use.namespace.name, ", ".join(filter(None, use_messages(use))))
         for use in mps.of_claim(record)

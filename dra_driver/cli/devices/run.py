@@ -9,9 +9,9 @@ as free. No API server is asked. A Node label that chooses a profile is not read
 layout counts as the plugin of these GPUs read it last, before the profile. ``--without`` prints
 what an API server without a feature would get.
 
-A board that needs a reset to be switched to MIG mode, and a GPU for which a layout is named, are
-told of as they are once the plugin has seen to that, unless it is known that it cannot or has to
-wait: then as they are now, with the reason. GPUs with MIG are drawn, too: whose each memory
+A GPU that needs a reset to be switched to MIG mode, and a GPU with a layout, are shown as they are
+once the plugin has done that, unless it is known that it cannot or has to wait: then as they are
+now, with the reason. GPUs with MIG are drawn, too: whose each memory
 unit is, and what fits.
 
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
@@ -222,7 +222,7 @@ class MigPreview:
     inventory: Inventory
     profile: Profile
     mig_state: MigState  # with what is known of layouts besides
-    problem: str = ""  # why it cannot be told what GPUs should look like
+    problem: str = ""  # why it is not known what GPUs should look like
     label: str = ""  # the layout that the Node's label names
     switched: tuple[DeviceName, ...] = ()
     gpus_by_layout: tuple[tuple[str, tuple[Gpu, ...]], ...] = ()  # as they were before

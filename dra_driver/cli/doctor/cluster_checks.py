@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dra_driver.base.errors import ClaimInUse, Forbidden, NotFound, Refused
 from dra_driver.cli.findings import Finding, abbreviated, fail, ok, skip, warn
@@ -11,6 +11,7 @@ from dra_driver.k8s.resource_api import ResourceApi
 from dra_driver.k8s.resource_versions import RESOURCE_GROUP
 from dra_driver.kubeletplugin.slices.features import SliceFeatures, probe_slice_features
 from dra_driver.model.records import ClaimRecord
+from dra_driver.plugin.claims.dependencies import InUseChecker
 
 SERVER, NODE, RIGHTS, CLASS, FEATURES = (
     "API server",
@@ -118,7 +119,7 @@ def check_permissions(cluster: CheckedCluster) -> Iterator[Finding]:
     try:
         denied = {right: why for right in needed if (why := _denied(cluster.server, right))}
     except (NotFound, Forbidden, Refused) as e:
-        yield skip(RIGHTS, f"the API server does not tell: {e}")
+        yield skip(RIGHTS, f"the API server does not say: {e}")
         return
     yield from permission_findings(denied, len(needed))
 
@@ -214,14 +215,8 @@ _END_PROCESS = (
 )
 
 
-class ClaimUseChecker(Protocol):
-    """Who still uses claims; ``dra_driver.plugin.claims.in_use``."""
-
-    def refuse_while_used(self, record: ClaimRecord) -> None: ...
-
-
 def check_claims_in_use(
-    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: ClaimUseChecker
+    cluster: CheckedCluster, records: Callable[[], Iterable[ClaimRecord]], in_use: InUseChecker
 ) -> Iterator[Finding]:
     """Of claims that pods are to use nothing is said: there it is as it should be."""
     number = 0
@@ -236,7 +231,7 @@ def check_claims_in_use(
                     IN_USE, f"claim {record.claim} {why} and holds {devices}: {error}", _END_PROCESS
                 )
     if not number:
-        yield ok(IN_USE, "none that is nobody's any more")
+        yield ok(IN_USE, "none that no pod is to use any more")
 
 
 def _unreserved_claims(cluster: CheckedCluster, record: ClaimRecord) -> str | None:

@@ -201,7 +201,7 @@ def compute_mode_findings(
     default_mode: list[str] = []
     for gpu, mode in modes.items():
         if mode is None:
-            yield skip(COMPUTE_MODES, f"{gpu.name} does not tell")
+            yield skip(COMPUTE_MODES, f"{gpu.name} does not report it")
         elif mode is ComputeMode.DEFAULT:
             default_mode.append(gpu.name)
         elif (holder := claims.get((gpu.uuid, mode))) is not None:

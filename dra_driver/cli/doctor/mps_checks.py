@@ -35,7 +35,7 @@ _OFF = "switched off (--mps-socket is empty): this node offers no MPS"
 
 @dataclass(frozen=True, slots=True)
 class MpsAgentSnapshot:
-    """What the agent told, and the ledger before and after it: claims come and go meanwhile."""
+    """The agent's status, and the ledger before and after it: claims come and go meanwhile."""
 
     status: MpsStatus
     before: LedgerSnapshot
@@ -76,7 +76,7 @@ class CheckedMpsAgent:
 
     @functools.cached_property
     def snapshot(self) -> MpsAgentSnapshot | NodeError:
-        """NodeError: what the agent does not tell, and why."""
+        """NodeError: why the agent does not answer."""
         before = self.ledger_snapshot()
         try:
             status = self._ask(Path(self.socket))
@@ -108,17 +108,17 @@ def check_mps_agent(agent: CheckedMpsAgent) -> Iterator[Finding]:
 
 
 def check_mps_servers(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _told(agent)) is not None:
+    if (snapshot := _answer(agent)) is not None:
         yield from mps_server_findings(snapshot.status.servers, snapshot.status.incidents)
 
 
 def check_unmanaged_daemons(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _told(agent)) is not None:
+    if (snapshot := _answer(agent)) is not None:
         yield from unmanaged_daemon_findings(snapshot.status.unmanaged)
 
 
 def check_mps_claims(agent: CheckedMpsAgent) -> Iterator[Finding]:
-    if (snapshot := _told(agent)) is not None:
+    if (snapshot := _answer(agent)) is not None:
         yield from mps_namespace_findings(snapshot)
 
 
@@ -239,8 +239,8 @@ def mps_namespace_findings(snapshot: MpsAgentSnapshot) -> Iterator[Finding]:
         )
 
 
-def _told(agent: CheckedMpsAgent) -> MpsAgentSnapshot | None:
-    """What the agent told; the check of the agent says why it told nothing."""
+def _answer(agent: CheckedMpsAgent) -> MpsAgentSnapshot | None:
+    """None: the agent does not answer; its own check says why."""
     snapshot = agent.snapshot if agent.socket else None
     return snapshot if isinstance(snapshot, MpsAgentSnapshot) else None
 

@@ -86,7 +86,7 @@ class CheckedProfile:
 
 
 def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
-    """Which one is wanted, whether it can be used, and what becomes of the GPUs by it."""
+    """Which profile is selected, whether it can be used, and what it makes of the GPUs."""
     try:
         chosen = checked.selected
     except ApiServerError as e:
@@ -269,7 +269,7 @@ def requires_driver_limits(offered: Offer) -> bool:
 
 
 def unenforced_gpu_findings(offered: Offer) -> Iterator[Finding]:
-    """GPUs in parts on which nobody enforces anything: that is to be known, not mended."""
+    """Shared GPUs on which nothing is enforced: to be known, not to be mended."""
     names = [
         device.gpu.name
         for device in offered.devices

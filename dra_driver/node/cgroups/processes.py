@@ -52,7 +52,7 @@ class ContainerProcesses:
     def find(self, pid: int) -> ContainerProcess | None:
         """The process with that number, if it is in a container of a pod and not this process.
 
-        NodeError: it cannot be told now.
+        NodeError: it cannot be read now.
         """
         if pid <= 1 or pid == self._own_pid():
             return None
@@ -66,7 +66,7 @@ class ContainerProcesses:
     def lives(self, pid: int) -> bool:
         """Whether that process has not ended. A zombie has, unless some thread of it goes on.
 
-        NodeError: it cannot be told now.
+        NodeError: it cannot be read now.
         """
         if not (stat := self._read(pid, "stat")):
             return False
@@ -225,7 +225,7 @@ def _processes_in(cgroup: Path, excluded: Collection[Path] = ()) -> tuple[int, .
         seen_directories += 1
         if max(seen_directories, len(pids)) > _MAX_PROCESSES:
             raise NodeError(
-                f"who runs in {cgroup} cannot be told: "
+                f"the processes in {cgroup} cannot be listed: "
                 f"more than {_MAX_PROCESSES} processes or cgroups"
             )
     return tuple(sorted(pids))
@@ -239,5 +239,5 @@ def _listed(cgroup: Path) -> list[int]:
         if error.errno in _NOTHING_LISTED:
             return []
         raise NodeError(
-            f"who runs in {cgroup} cannot be told now: {error.strerror}; it is tried again"
+            f"the processes in {cgroup} cannot be listed now: {error.strerror}; it is tried again"
         ) from error

@@ -55,7 +55,7 @@ def container_of_process(text_of_proc_cgroup: str) -> ContainerRef | None:
 
     The outermost pod counts: a container can make cgroups with any name, but only inside its own.
     On cgroup v1 a container that may can leave one tree but not all of them: when two controllers
-    do not agree, nobody is named.
+    do not agree, the answer is None.
     """
     # At line feeds alone: the kernel lets no cgroup have one in its name, anything else it does.
     lines = text_of_proc_cgroup.split("\n")

@@ -46,7 +46,7 @@ class DirectoryWatcher:
         self._failed: set[int] = set()
 
     def watch(self, directory: Path) -> bool:
-        """Tell of what appears in *directory* from now on; doing it again changes nothing.
+        """Report what appears in *directory* from now on; a second call changes nothing.
 
         False: it is gone, or the kernel has no more watches.
         """
@@ -67,7 +67,7 @@ class DirectoryWatcher:
             return True
 
     def unwatch(self, directory: Path) -> None:
-        """No longer tell of *directory*."""
+        """Watch *directory* no longer."""
         with self._lock:
             if (watch := self._watches.pop(directory, None)) is not None:
                 self._directories.pop(watch, None)
@@ -157,7 +157,7 @@ OnNewPod = Callable[[], None]
 
 
 class NewPodWatcher:
-    """Watches where the cgroups of pods appear, while somebody wants them reported."""
+    """Watches where the cgroups of pods appear, while they are to be reported."""
 
     def __init__(self, cgroups: Cgroups) -> None:
         self._cgroups = cgroups
@@ -209,11 +209,11 @@ class PodCgroupWatcher:
 
     @property
     def complete(self) -> bool:
-        """Whether all that appears is told of, since the last ``find``."""
+        """Whether everything that appeared since the last ``find`` was reported."""
         return not self._missed
 
     def find(self) -> Mapping[PodUid, Path]:
-        """The directories of all pods; what appears in them, and which other pods, is told."""
+        """The directories of all pods. What appears in them, and other pods, is reported."""
         levels = self._cgroups.levels()
         self._missed = not levels
         for level in levels:  # before they are looked for: between look and watch, none is missed
@@ -225,13 +225,13 @@ class PodCgroupWatcher:
         return pods
 
     def watch(self, directory: Path, pod: PodUid) -> None:
-        """Tell of what appears in *directory* of *pod* from now on."""
+        """Report what appears in *directory* of *pod* from now on."""
         with self._lock:
             self._pods[directory] = pod
         self._watch(directory)
 
     def forget(self) -> None:
-        """Tell of nothing any more."""
+        """Report nothing any more."""
         self._missed = False
         with self._lock:
             self._pods = {}

@@ -74,7 +74,7 @@ class NodeMemoryLimits:
         self._gpu_locks = NamedLocks(_BUSY)
         self._lock = threading.Lock()  # of what follows
         self._gpus: dict[GpuUuid, GpuMemoryLimits] = {}
-        self._changes = 0  # how often something happened that ``settle`` has to look at
+        self._changes = 0  # how often something happened that ``settle`` has to act on
         self._settled: _SettledState | None = None
         self._read: ReadPodShares = lambda containers: ()
         self.on_unsettled: Callable[[], None] = lambda: None  # it would be good to settle now

@@ -224,7 +224,7 @@ class MemoryLimitProbe:
 
     def _remove_stale_trials(self) -> None:
         for trial in self._cgroups.root.glob(f"{_TRIAL}*"):
-            with contextlib.suppress(OSError):  # another process was first, or nobody may
+            with contextlib.suppress(OSError):  # another process was first, or it is forbidden
                 if time.time() - trial.stat().st_mtime > _STALE_TRIAL_SECONDS:
                     self._cgroups.remove(trial)
 

@@ -11,7 +11,7 @@ a process that was asked to end and did not is forgiven. The overuse is over at 
 process is gone and that was enough: the processes after it are not to blame.
 
 A GPU that could not be read has no sample. Its state stays until the next one, if that does not
-come so late that nobody knows what was in between.
+come so late that too much can have happened in between.
 
 A process of a container that uses several claims of a GPU may be of any of them. So claims are
 *certainly* above their shares when the processes that can be of no other claim use more than their
@@ -131,7 +131,7 @@ def _group(sample: GpuMemorySample, claims: _Claims) -> ClaimGroup:
 
 KILL_AFTER_SECONDS: Final = 5.0  # what a process has to end by itself, once it was asked to
 REPEAT_WARNING_SECONDS: Final = 300.0  # while a group stays above
-LONGEST_GAP_SECONDS: Final = 30.0  # between two looks at a GPU
+LONGEST_GAP_SECONDS: Final = 30.0  # between two samples of a GPU
 _NEW_WARNING_SECONDS: Final = 60.0  # when it goes above again soon after it was below
 
 

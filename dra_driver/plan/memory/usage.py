@@ -24,9 +24,9 @@ class MemoryShare:
 
     claim: ClaimRef
     pods: frozenset[PodUid]
-    memory_bytes: int | None  # None: nobody limits it
+    memory_bytes: int | None  # None: no limit
     guard: GuardRules = _NOBODY
-    admin: bool = False  # it looks on, and is never judged
+    admin: bool = False  # never judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class PodClaims:
 
 @dataclass(frozen=True, slots=True)
 class ContainerClaims:
-    """The claims that a container uses, and those of its pod of which that cannot be told."""
+    """The claims that a container uses, and those of its pod that it may use."""
 
     known: frozenset[ClaimUid] = frozenset()
     possible: frozenset[ClaimUid] = frozenset()
@@ -99,7 +99,7 @@ def pod_claims(records: Iterable[ClaimRecord]) -> Mapping[PodUid, PodClaims]:
 def container_claims(container: Container | None, holder: PodClaims | None) -> ContainerClaims:
     """What a container uses. *holder*: its pod, where it is recorded with claims.
 
-    Where nobody knows the container, each claim of its pod may be the one that it uses.
+    Where the container is not known, each claim of its pod may be the one that it uses.
     """
     if container is not None:
         return ContainerClaims(known=container.claims, namespace=container.namespace)
@@ -111,9 +111,9 @@ def container_claims(container: Container | None, holder: PodClaims | None) -> C
 def possible_owners(
     gpu_shares: Iterable[MemoryShare], process: ContainerProcess, container_claims: ContainerClaims
 ) -> frozenset[ClaimUid]:
-    """The claims for which *process* may use the GPU. None: it is nobody's business here.
+    """The claims for which *process* may use the GPU. Empty: it is not judged.
 
-    A process that may be a monitor's is left alone, unless its container surely uses a share.
+    A process that may have admin access is left alone, unless its container surely uses a share.
     """
     known_shares = [
         share
@@ -138,7 +138,7 @@ def _share(claim: ClaimRef, pods: frozenset[PodUid], holdings: Sequence[Holding]
         return MemoryShare(claim, pods, None, admin=True)
     limits = [holding.limit for holding in holdings if holding.limit and not holding.admin]
     if len(limits) < len(holdings):
-        # One holding is all of the GPU, or looks on: which one a process uses cannot be told.
+        # One holding is all of the GPU, or admin access: which one a process uses is not known.
         return MemoryShare(claim, pods, None)
     memory_bytes = sum(limit.memory_bytes for limit in limits)
     return MemoryShare(claim, pods, memory_bytes, mildest_guard(limit.guard for limit in limits))
@@ -153,7 +153,7 @@ class ProcessUsage:
     """What a process uses of a GPU's memory, and the claims for which that may be."""
 
     process: ContainerProcess
-    memory_bytes: int | None  # None: NVML does not tell; it is neither counted nor ended
+    memory_bytes: int | None  # None: not known; then it is neither counted nor ended
     claims: frozenset[ClaimUid]
 
 
@@ -178,7 +178,7 @@ class ClaimMemoryUsage:
 
 def claim_usages(sample: GpuMemorySample) -> tuple[ClaimMemoryUsage, ...]:
     """What every limited claim uses. What may be of several claims is theirs in proportion to their
-    shares; what may be of one that nobody limits is nobody's."""
+    shares; what may be of a claim without a limit counts for none."""
     limits = {
         share.claim.uid: share.memory_bytes
         for share in sample.shares

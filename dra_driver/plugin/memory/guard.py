@@ -184,7 +184,7 @@ class MemoryEnforcer:
             f"which used {_gib(usage.memory_bytes)} of it, {_SIGNALLED[number]}: "
             f"{_above(group, guarded)}"
         )
-        # Each signal is an event of its own: the same one told again so soon would only count.
+        # Each signal is an event of its own: the same one again so soon would only be counted.
         about = f"{_about(group)} {number.name}"
         pod = _ref(usage.process.pod, self._pods)
         self._dependencies.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))

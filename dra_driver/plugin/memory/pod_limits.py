@@ -1,6 +1,6 @@
 """Keeps limits on the pods of prepared claims, also on pods that join a claim later.
 
-The kubelet prepares a claim for its first pod. More can use it, and nobody says so. Any pod can
+The kubelet prepares a claim for its first pod. More can use it without another call. Any pod can
 join any claim that limits memory, and is limited as soon as one of its containers shows that it was
 given the claim (`dra_driver.plan.prepare.claim_users`). Claims that are meant for several pods are
 read again besides, whenever a pod comes to this node, and from time to time, in case that was
@@ -190,7 +190,7 @@ class PodLimits:
             if claim.pods != record.pods:  # what is a moment old may lack one that is recorded
                 claim = self._claims.read(record.claim)
         except DriverError as e:
-            log.info("cannot tell which pods use a claim now", extra=facts | {"error": str(e)})
+            log.info("which pods use a claim is not known now", extra=facts | {"error": str(e)})
             return
         try:
             if self._prepared_claims.note_pods(claim):

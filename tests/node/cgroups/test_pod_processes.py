@@ -156,7 +156,7 @@ def test_a_cgroup_that_cannot_be_read_is_an_error_and_not_nobody(machine):
     machine.put(MAIN, 11)
     (machine.pod / MAIN / "cgroup.procs").unlink()
     (machine.pod / MAIN / "cgroup.procs").mkdir()  # reading it is an error
-    with pytest.raises(NodeError, match="cannot be told now"):
+    with pytest.raises(NodeError, match="cannot be listed now"):
         machine.of()
 
 

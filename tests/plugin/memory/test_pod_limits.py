@@ -182,7 +182,7 @@ def test_an_api_server_that_is_away_does_not_keep_limits_from_being_looked_after
     assert world.noted == []
     assert world.settled
     said = [(one.levelname, one.message) for one in caplog.records]
-    assert said == [("INFO", "cannot tell which pods use a claim now")]
+    assert said == [("INFO", "which pods use a claim is not known now")]
 
 
 def test_a_limit_that_fails_for_a_later_pod_is_a_warning_of_its_own(caplog):
