@@ -176,7 +176,7 @@ class Offer:
     devices: tuple[Device, ...] = ()
     unavailable: tuple[UnavailableGpu, ...] = ()
     pending: tuple[PendingChange, ...] = ()
-    notes: tuple[str, ...] = ()  # what of the profile has no effect here
+    warnings: tuple[str, ...] = ()  # what of the profile has no effect here
     counter_sets: tuple[CounterSet, ...] = ()  # of the GPUs whose devices take of counters
     by_name: Mapping[DeviceName, Device] = field(init=False, repr=False, compare=False)
 

@@ -118,12 +118,12 @@ class ProfileEntry:
 class Profile:
     """One named profile. A GPU that no entry selects follows the default ``Rules``.
 
-    *notes*: what in its document has no meaning here, one line each, with the field path.
+    *warnings*: what in its document has no meaning here, one line each, with the field path.
     """
 
     name: str
     entries: tuple[ProfileEntry, ...] = ()
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 DEFAULT_PROFILE = Profile("default")

@@ -67,7 +67,7 @@ def test_its_profiles_are_ones_that_the_driver_reads() -> None:
         "training": 1,
         "old-nodes": 1,
     }
-    assert not any(profile.notes for profile in read.values())
+    assert not any(profile.warnings for profile in read.values())
 
 
 @pytest.mark.cluster

@@ -16,8 +16,8 @@ unit is, and what fits.
 
 ``-o json`` and ``-o yaml`` print a Kubernetes ``List`` of ResourceSlices in API version v1, as a
 first publication would create them. What is said beside them in a table (GPUs that are not offered,
-changes that wait, notes on the profile) has no place in it. A partition that a layout is yet to
-create lacks the one attribute that nobody can know before: ``uuid``.
+changes that wait, warnings about the profile) has no place in it. A partition that a layout is yet
+to create lacks the one attribute that nobody can know before: ``uuid``.
 """
 
 import json
@@ -436,8 +436,8 @@ def _lines(report: _DevicesReport, wide: bool, terminal: Terminal) -> Iterable[s
         for unavailable in offered.unavailable
     )
     yield from (_pending(change, report.layouts) for change in offered.pending)
-    yield from (f"profile {profile.name}: {note}" for note in profile.notes)
-    yield from offered.notes[len(profile.notes) :]
+    yield from (f"profile {profile.name}: {warning}" for warning in profile.warnings)
+    yield from offered.warnings[len(profile.warnings) :]
     yield f"profile: {profile.name}"
 
 

@@ -98,7 +98,7 @@ def check_profile(checked: CheckedProfile) -> Iterator[Finding]:
         yield unusable_profile_finding(chosen, e)
         return
     yield ok(PROFILE, f"{profile.name} ({chosen.origin})")
-    yield from profile_warning_findings(checked.offered.notes)
+    yield from profile_warning_findings(checked.offered.warnings)
     yield from offer_findings(checked.offered, checked.inventory)
 
 
@@ -161,9 +161,9 @@ def unusable_profile_finding(chosen: SelectedProfile, error: SettingsError) -> F
     )
 
 
-def profile_warning_findings(notes: Iterable[str]) -> Iterator[Finding]:
-    for note in notes:
-        yield warn(PROFILE, note, "nothing, where that is what you want")
+def profile_warning_findings(warnings: Iterable[str]) -> Iterator[Finding]:
+    for warning in warnings:
+        yield warn(PROFILE, warning, "nothing, where that is what you want")
 
 
 def offer_findings(offered: Offer, inventory: Inventory = _NO_GPUS) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ What is offered:
 * ``order``: in which order they are tried;
 * ``capacity``: what each has beside its memory;
 * ``blocks``, ``engines``: the counters that keep them apart;
-* ``notes``: what of the rules has no effect, and what is not offered;
+* ``warnings``: what of the rules has no effect, and what is not offered;
 * ``switches``: the boards that are switched to MIG mode beforehand.
 
 What claims do:

@@ -44,8 +44,8 @@ from dra_driver.plan.offer.shapes import (
     possible_rules,
     same_shape,
     shape_of,
+    strategy_warnings,
 )
-from dra_driver.plan.offer.shapes import strategy_warnings as strategy_notes
 from dra_driver.plan.profiles.rules import rules_by_gpu
 
 
@@ -125,9 +125,9 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
         ),
         tuple(item for gpu_offer in gpu_offers for item in gpu_offer.pending),
         (
-            *profile.notes,
+            *profile.warnings,
             *idle,
-            *strategy_notes(profile, inventory.gpus, rules, mps),
+            *strategy_warnings(profile, inventory.gpus, rules, mps),
             *mig_warnings(profile, inventory.gpus, rules, partitions),
         ),
         tuple(item for gpu_offer in gpu_offers for item in gpu_offer.counter_sets),
@@ -135,7 +135,7 @@ def build_offer(  # noqa: PLR0913 - the node in four parts, and what one of them
 
 
 def _by_gpu(held: HoldingsByDevice) -> dict[GpuUuid, dict[HeldShape, None]]:
-    """What is held by claims that do more than look on, each once."""
+    """What is held by claims without admin access, each once."""
     shapes: dict[GpuUuid, dict[HeldShape, None]] = {}
     for holding in (
         holding for holdings in held.values() for holding in holdings if not holding.admin
@@ -214,7 +214,7 @@ def _whole(
 def _monitors(
     board: GpuContext, shapes: _GpuShapes, partitions: PartitionDevices
 ) -> tuple[Device, ...]:
-    """One, where its other devices would refuse who only looks on: they can be used up."""
+    """A device for admin access, where the other devices can be used up and would refuse it."""
     shared = shapes.cutting.whole and isinstance(shapes.shape, Fractional)
     if not board.features.taints or not (shared or partitions.devices):
         return ()

@@ -45,13 +45,13 @@ def from_device_plugin(document: dict[str, Any], name: str) -> Profile:
     problems += _resource_problems(sharing.mps, _MPS)
     if problems:
         raise ConfigError(problems)
-    notes = [f"{path}: has no meaning here: {why}" for path, why in unused(config)]
-    notes += _partition_notes(config)
+    warnings = [f"{path}: has no meaning here: {why}" for path, why in unused(config)]
+    warnings += _partition_warnings(config)
     entries = (
         *_entries(sharing.time_slicing, _TIME_SLICING, _time_slicing),
         *_entries(sharing.mps, _MPS, _mps),
     )
-    return Profile(name, _with_partitions(entries, config), tuple(notes))
+    return Profile(name, _with_partitions(entries, config), tuple(warnings))
 
 
 def _time_slicing(section: ReplicatedResources, replicas: int) -> Rules:
@@ -134,17 +134,22 @@ def _resource_problems(section: ReplicatedResources | None, path: str) -> list[s
     return problems
 
 
-def _partition_notes(config: DevicePluginConfig) -> list[str]:
+def _partition_warnings(config: DevicePluginConfig) -> list[str]:
     """What of partitions is not as with the plugin. That nobody gets more than one share of those
     that take turns (failRequestsGreaterThanOne) is."""
     strategy, sharing = config.flags.mig_strategy, config.sharing
-    notes = [*_name_notes(sharing.time_slicing, strategy), *_mps_notes(sharing.mps, strategy)]
+    warnings = [
+        *_name_warnings(sharing.time_slicing, strategy),
+        *_mps_warnings(sharing.mps, strategy),
+    ]
     if strategy == "none":
-        notes.append(f"{_STRATEGY}: has no meaning here: partitions that exist are always offered")
-    return notes
+        warnings.append(
+            f"{_STRATEGY}: has no meaning here: partitions that exist are always offered"
+        )
+    return warnings
 
 
-def _name_notes(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+def _name_warnings(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
     names = {_full_name(resource) for _, resource in _resources(section, _TIME_SLICING)}
     of_partitions = sorted(name for name in names if name != _GPU or strategy == "single")
     if section and section.rename_by_default and of_partitions:
@@ -154,7 +159,7 @@ def _name_notes(section: ReplicatedResources | None, strategy: str | None) -> It
         )
 
 
-def _mps_notes(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
+def _mps_warnings(section: ReplicatedResources | None, strategy: str | None) -> Iterator[str]:
     why = (
         "as with NVIDIA's plugin, no partition is divided for MPS; claims share one by MPS as they "
         "ask for it"

@@ -303,7 +303,7 @@ class ActiveProfile:
     def _log(self, before: _ActiveProfileState, after: _ActiveProfileState) -> None:
         if after.profile is not None and after.profile is not before.profile:
             log.info("profile in force", extra={"profile": after.profile.name})
-            for note in after.profile.notes:
-                log.warning("profile: %s", note, extra={"profile": after.profile.name})
+            for warning in after.profile.warnings:
+                log.warning("profile: %s", warning, extra={"profile": after.profile.name})
         if after.problem is not None:
             log.warning("profile cannot be used: %s", self.error)

@@ -81,9 +81,9 @@ class DeviceScanner:
         for pending in offer.pending:
             if self._last is None or pending not in self._last.pending:
                 log.warning("GPU is not offered as its profile says", extra=_facts(pending))
-        for note in offer.notes:
-            if self._last is None or note not in self._last.notes:
-                log.warning("part of the profile has no effect", extra={"note": note})
+        for warning in offer.warnings:
+            if self._last is None or warning not in self._last.warnings:
+                log.warning("part of the profile has no effect", extra={"warning": warning})
         self._metrics.withheld_devices.set(len(offer.unavailable))
         self._metrics.pending_devices.set(len(offer.pending))
         self._publish(

@@ -39,7 +39,7 @@ PROFILES = st.builds(
     Profile,
     name=st.text(max_size=9),
     entries=st.lists(ENTRIES, max_size=2).map(tuple),
-    notes=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+    warnings=st.lists(st.text(max_size=5), max_size=2).map(tuple),
 )
 
 

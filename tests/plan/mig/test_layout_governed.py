@@ -33,8 +33,8 @@ PROFILE = Profile(
 
 
 def dynamic(profile):
-    rules, notes = rules_by_gpu(profile, GPUS)
-    return [rules[one.uuid].mig.dynamic for one in GPUS], notes
+    rules, warnings = rules_by_gpu(profile, GPUS)
+    return [rules[one.uuid].mig.dynamic for one in GPUS], warnings
 
 
 def test_only_what_is_governed_is_not_cut():
@@ -115,7 +115,7 @@ def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():
     rules, _ = rules_by_gpu(found, GPUS)
     assert rules[GPUS[0].uuid] == replace(CUT, mig=replace(CUT.mig, dynamic=False))
     assert found.entries[0] == PROFILE.entries[0]
-    (note,) = found.notes
+    (note,) = found.warnings
     assert note.startswith("profile 'p': GPUs are cut for claims once it is known whether the node")
 
 

@@ -102,14 +102,16 @@ def test_a_profile_without_a_place_is_not_offered():
 def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is():
     node = (cut("a100-40", 0), cut("a100-80", 1), gpu(2))
 
-    notes = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).notes
+    warnings = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
 
-    assert notes[0] == "profile 'p', spec.gpus[0].mig: has no effect on gpu-2, which cannot be cut"
-    assert notes[1].startswith(
+    assert (
+        warnings[0] == "profile 'p', spec.gpus[0].mig: has no effect on gpu-2, which cannot be cut"
+    )
+    assert warnings[1].startswith(
         "profile 'p', spec.gpus[0].mig.profiles: '9g.*' matches no profile of NVIDIA a100-40, "
         "NVIDIA a100-80; there are: 1g.5gb, "
     )
-    assert len(notes) == 2
+    assert len(warnings) == 2
 
 
 def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
@@ -118,7 +120,7 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
     offered = found(gpu(0), *old, gpu(2), its=dynamic("1g.5gb"))
 
     where = "profile 'p', spec.gpus[0].mig: has no effect on"
-    assert offered.notes == (
+    assert offered.warnings == (
         f"{where} gpu-0, gpu-2, which cannot be cut",
         f"{where} gpu-1, gpu-3, which cannot be cut: the library is old",
     )
@@ -129,7 +131,7 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
 
 
 def test_where_no_gpu_can_be_cut_patterns_are_not_told():
-    (note,) = found(gpu(0), its=dynamic("9g.*")).notes
+    (note,) = found(gpu(0), its=dynamic("9g.*")).warnings
 
     assert "cannot be cut" in note
 
@@ -436,7 +438,7 @@ def test_a_partition_takes_as_many_claims_as_mps_takes_clients_on_its_compute_sl
         for device in offered.devices
         if device.partition
     } == expected
-    assert offered.notes == ()
+    assert offered.warnings == ()
 
 
 def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_note_says_so():
@@ -445,7 +447,7 @@ def test_where_the_profile_wants_more_claims_on_a_partition_than_mps_takes_a_not
     assert of(offered, "1g.10gb", 0).shape.shares == 6
     assert of(offered, "4g.40gb", 0).shape.shares == 16
     assert {device.shape.shares for device in offered.devices[:2]} == {16}
-    assert offered.notes[1:] == (
+    assert offered.warnings[1:] == (
         "profile 'p', spec.gpus[0].shares: MPS takes fewer clients in a partition, so at most so "
         "many claims share one: 6 in 1g.10gb",
     )
@@ -467,7 +469,7 @@ def test_where_mps_takes_as_many_clients_shares_of_partitions_are_as_the_profile
     offered = found(cut(**HOPPER), its=dynamic("1g.10gb", **fields))
 
     assert of(offered, "1g.10gb", 0).shape.shares == shares
-    assert offered.notes == ()
+    assert offered.warnings == ()
 
 
 def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which():
@@ -477,7 +479,7 @@ def test_more_replicas_than_mps_takes_clients_take_turns_and_a_note_says_which()
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
     assert offered.pending == ()
-    assert offered.notes == (
+    assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig.replicas: 7 replicas of 1g.10gb can take turns, and MPS, "
         "which claims may ask for, takes 6 clients there; lower them to 6, or leave MPS out of "
         "strategies",
@@ -493,7 +495,7 @@ def test_where_nobody_may_use_mps_as_many_take_turns_as_the_profile_says():
     offered = found(cut(**HOPPER), its=its)
 
     assert of(offered, "1g.10gb", 0).shape.shares == 7
-    assert offered.notes == ()
+    assert offered.warnings == ()
 
 
 def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_says_why():
@@ -503,7 +505,7 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
     assert partitions == {Exclusive}
     assert isinstance(offered.devices[0].shape, Fractional)
     assert offered.pending == ()
-    assert offered.notes == (
+    assert offered.warnings == (
         "profile 'p', spec.gpus[0].memoryLimit: Strict has each partition given out whole, since "
         "the GPU's driver limits no part of one; to share partitions, write BestEffort",
     )
@@ -520,20 +522,20 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
 def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, told):
     its = profile(strict=True, mig=MigRules(**fields))
 
-    assert any("given out whole" in note for note in found(node, its=its).notes) is told
+    assert any("given out whole" in note for note in found(node, its=its).warnings) is told
 
 
 def test_where_all_is_given_out_whole_a_limit_by_the_driver_makes_no_difference():
-    assert found(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).notes == ()
+    assert found(cut(**HOPPER), its=dynamic(strict=True, fractions=False)).warnings == ()
 
 
 def test_replicas_of_what_is_not_cut_are_told():
     its = dynamic(replicas=(("1g.10gb", 2), ("1g.20gb", 2), ("9g.90gb", 2)))
 
-    notes = found(cut(**HOPPER), its=its).notes
+    warnings = found(cut(**HOPPER), its=its).warnings
 
-    assert notes[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
-    assert notes[1:] == (
+    assert warnings[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
+    assert warnings[1:] == (
         "profile 'p', spec.gpus[0].mig.replicas: '1g.20gb' is divided nowhere, since no such "
         "partitions are cut; add it to mig.profiles, which names what is cut, or remove it here",
     )
@@ -546,7 +548,7 @@ def test_replicas_of_what_somebody_has_cut_divide_that():
     offered = found(cut(**HOPPER, **ON, instances=(there,)), its=its)
 
     assert of(offered, "1g.20gb", 0).shape.shares == 2
-    assert offered.notes == ()
+    assert offered.warnings == ()
 
 
 def test_replicas_of_partitions_are_said_by_profile_and_not_those_of_gpus():
@@ -782,7 +784,7 @@ def test_partitions_of_one_kind_that_exist_serve_claims_for_a_gpu_where_the_prof
 
     assert [device.as_gpu for device in offered.devices if device.partition] == [True] * 3
     assert {device.as_gpu for device in offered.devices if not device.partition} == {False}
-    assert offered.notes == ()
+    assert offered.warnings == ()
 
 
 def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
@@ -791,7 +793,7 @@ def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
     offered = found(*node, its=SINGLE)
 
     assert not any(device.as_gpu for device in offered.devices)
-    assert offered.notes == (
+    assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since there are partitions "
         "of several kinds: 1g.5gb on gpu-0, 3g.20gb on gpu-0, gpu-1; have GPUs cut into one kind "
         "only, by mig.layout or the node's label nvidia.com/mig.config: for example all-1g.5gb",
@@ -806,7 +808,7 @@ def test_where_the_layout_of_the_profile_makes_several_kinds_it_is_named_in_each
     )
     node = (in_instances(0, ("1g.5gb+me", 0)), in_instances(1, ("3g.20gb", 4)), cut(minor=2))
 
-    first, second = found(*node, its=Profile("p", entries)).notes
+    first, second = found(*node, its=Profile("p", entries)).warnings
 
     assert first.startswith("profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since")
     assert "by mig.layout (now 'all-balanced') or the node's label" in first
@@ -824,7 +826,7 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     serving = [device for device in offered.devices if device.as_gpu]
     assert [one.instance for one in serving] == [*mine.mig.instances]
     assert len([device for device in offered.devices if device.created_for_claims]) == 3
-    assert offered.notes == (
+    assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are cut "
         "for claims; only those that exist serve claims for a GPU: have them cut by a layout",
@@ -832,7 +834,7 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
 
 
 def test_where_no_gpu_can_be_cut_single_is_not_told():
-    (note,) = found(gpu(0), its=dynamic(single=True)).notes
+    (note,) = found(gpu(0), its=dynamic(single=True)).warnings
 
     assert "cannot be cut" in note
 
@@ -875,7 +877,7 @@ def test_keys_find_their_partition_again():
 def test_a_strategy_that_nothing_is_there_for_is_told():
     offered = found(cut(minor=0), gpu(1), its=SINGLE)
 
-    assert offered.notes == (
+    assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect while no partitions exist; "
         "have them cut by a layout (mig.layout, or the node's label nvidia.com/mig.config)",
@@ -885,7 +887,7 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
 def test_replicas_of_partitions_that_there_cannot_be_are_told():
     its = profile(mig=MigRules(replicas=(("1g.10gb", 4), ("9g.90gb", 2))))
 
-    (note,) = found(cut(), its=its).notes
+    (note,) = found(cut(), its=its).warnings
 
     assert note.startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no profile")
 
@@ -895,7 +897,7 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     resources = [{"name": f"nvidia.com/{name}", "replicas": 2} for name in names_of]
     its = decode_profile({"sharing": {"timeSlicing": {"resources": resources}}}, "p")
 
-    solid, unknown = found(cut(), gpu(1), its=its).notes
+    solid, unknown = found(cut(), gpu(1), its=its).warnings
 
     where = "profile 'p', sharing.timeSlicing.resources"
     assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")

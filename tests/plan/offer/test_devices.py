@@ -204,7 +204,7 @@ def test_where_mps_cannot_work_no_device_allows_it(fields, mps):
     shape = offer.by_name[DeviceName("gpu-0")].shape
     assert isinstance(shape, Fractional)
     assert not shape.cores
-    assert offer.notes == ()
+    assert offer.warnings == ()
 
 
 def test_a_board_from_compute_capability_7_0_on_can_be_shared_by_mps():
@@ -235,7 +235,7 @@ def test_a_gpu_that_is_for_mps_only_and_cannot_is_exclusive_and_says_why(fields,
         f"profile 'p', spec.gpus[0]: only MPS is allowed, and {reason}"
     )
     assert pending.reason.endswith("; add TimeSlicing to strategies")
-    assert offer.notes == ()
+    assert offer.warnings == ()
 
 
 def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_entry_says_so_once():
@@ -262,7 +262,7 @@ def test_where_the_default_strategy_cannot_be_mps_it_is_time_slicing_and_each_en
         "gpu-3": (SharingStrategy.MPS, 33),
         "gpu-4": (SharingStrategy.TIME_SLICING, 0),
     }
-    assert offer.notes == tuple(
+    assert offer.warnings == tuple(
         f"profile 'p', spec.gpus[{number}]: the default strategy is MPS, and on {where} processes "
         "take turns instead: MPS takes compute capability 7.0 and newer"
         for number, where in ((2, "gpu-0, gpu-2"), (4, "gpu-4"))
@@ -274,11 +274,11 @@ def test_boards_and_an_agent_that_is_not_there_are_told_apart():
 
     offer = build_offer(node, profile(**BY_MPS), EVERYTHING, {}, mps=False)
 
-    assert [note.partition("on ")[2].partition(" processes")[0] for note in offer.notes] == [
+    assert [note.partition("on ")[2].partition(" processes")[0] for note in offer.warnings] == [
         "gpu-0",
         "gpu-1",
     ]
-    assert offer.notes[1].endswith("this node runs no MPS agent (--mps-socket is empty)")
+    assert offer.warnings[1].endswith("this node runs no MPS agent (--mps-socket is empty)")
 
 
 @pytest.mark.parametrize(

@@ -447,7 +447,7 @@ def test_an_mps_file_gives_each_its_share_of_the_memory_and_nobody_two():
 
     (entry,) = decoded.entries
     assert entry.rules == Rules(replicas=10, one_share=True, default_strategy=SharingStrategy.MPS)
-    assert decoded.notes == ()
+    assert decoded.warnings == ()
 
 
 def test_an_mps_file_may_let_a_pod_have_shares_of_several_gpus():
@@ -462,7 +462,7 @@ def test_partitions_in_a_file_are_divided_as_it_says():
     (entry,) = decoded.entries
     mig = MigRules(replicas=(("1g.10gb", 3), ("2g.20gb", 5)))
     assert entry.rules == Rules(replicas=2, mig=mig, **WITHOUT_LIMIT)
-    assert decoded.notes == ()
+    assert decoded.warnings == ()
 
 
 def test_a_file_about_partitions_alone_limits_nothing_either():
@@ -508,16 +508,16 @@ def test_no_partition_is_divided_for_mps():
 
     decoded = decode_profile(content, "p")
     assert decoded.entries == ()
-    (note,) = decoded.notes
+    (note,) = decoded.warnings
     assert note.startswith("sharing.mps.resources[0].name: 'nvidia.com/mig-1g.10gb' has no meaning")
 
 
 def test_what_else_a_file_says_of_partitions_beside_mps_is_told_field_by_field():
     fields = {"renameByDefault": True, "failRequestsGreaterThanOne": False}
 
-    _, *notes = decode_profile(shared("mps", resource("mig-1g.10gb"), **fields), "p").notes
+    _, *warnings = decode_profile(shared("mps", resource("mig-1g.10gb"), **fields), "p").warnings
 
-    assert notes == [
+    assert warnings == [
         "sharing.mps.renameByDefault: has no meaning here: nothing that the file names is divided",
         "sharing.mps.failRequestsGreaterThanOne: has no meaning here: nothing that the file names "
         "is divided",
@@ -531,13 +531,15 @@ def test_beside_gpus_the_same_words_have_their_meaning_for_those():
 
     (entry,) = decoded.entries
     assert (entry.rules.rename, entry.rules.one_share) == (True, False)
-    assert [note.partition(":")[0] for note in decoded.notes] == ["sharing.mps.resources[1].name"]
+    assert [note.partition(":")[0] for note in decoded.warnings] == [
+        "sharing.mps.resources[1].name"
+    ]
 
 
 def test_that_single_divides_no_partition_for_mps_is_told():
     (note,) = decode_profile(
         shared("mps", resource()) | {"flags": {"migStrategy": "single"}}, "p"
-    ).notes
+    ).warnings
 
     assert note.startswith("flags.migStrategy: single has no effect on sharing.mps: ")
 
@@ -557,7 +559,7 @@ def test_that_single_divides_no_partition_for_mps_is_told():
 def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources, strategy, names):
     content = shared("timeSlicing", *resources, renameByDefault=True)
 
-    (note,) = decode_profile(content | {"flags": {"migStrategy": strategy}}, "p").notes
+    (note,) = decode_profile(content | {"flags": {"migStrategy": strategy}}, "p").warnings
 
     assert note == (
         "sharing.timeSlicing.renameByDefault: has no meaning here for partitions, each kind of "
@@ -566,7 +568,9 @@ def test_partitions_are_not_renamed_and_a_note_says_what_pods_ask_for(resources,
 
 
 def test_that_gpus_are_renamed_needs_no_note():
-    assert decode_profile(shared("timeSlicing", resource(), renameByDefault=True), "p").notes == ()
+    assert (
+        decode_profile(shared("timeSlicing", resource(), renameByDefault=True), "p").warnings == ()
+    )
 
 
 def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
@@ -576,7 +580,7 @@ def test_nobody_gets_two_shares_of_a_partition_where_a_file_says_so():
 
     (entry,) = decoded.entries
     assert entry.rules.one_share
-    assert decoded.notes == ()
+    assert decoded.warnings == ()
 
 
 def test_a_file_says_each_field_of_partitions_in_a_place_of_its_own():
@@ -597,7 +601,7 @@ def test_a_file_that_shares_nothing_changes_nothing():
     decoded = device_plugin("no-sharing")
 
     assert decoded.entries == ()
-    assert len(decoded.notes) == 2
+    assert len(decoded.warnings) == 2
 
 
 def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
@@ -606,9 +610,9 @@ def test_a_file_with_every_field_is_accepted_and_each_without_meaning_is_told():
     (entry,) = decoded.entries
     mig = MigRules(single=True, replicas=(("*", 4),))
     assert entry.rules == Rules(replicas=4, mig=mig, **WITHOUT_LIMIT)
-    paths = [note.partition(":")[0] for note in decoded.notes]
+    paths = [note.partition(":")[0] for note in decoded.warnings]
     assert len(paths) == len(set(paths)) == 33
-    assert all(": has no meaning here: " in note for note in decoded.notes)
+    assert all(": has no meaning here: " in note for note in decoded.warnings)
 
 
 @pytest.mark.parametrize(

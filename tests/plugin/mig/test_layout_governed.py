@@ -76,7 +76,7 @@ def test_a_label_that_was_never_read_may_name_a_layout(scene):
 
     assert not is_cut_for_claims(scene)
     assert "once it is known whether the node's label nvidia.com/mig.config names a layout" in str(
-        offered(scene).notes
+        offered(scene).warnings
     )
     scene.label = ""
     assert is_cut_for_claims(scene)
@@ -154,7 +154,7 @@ def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path
         boards.refresh()
         scene.look()
         assert cut() == {"gpu-1"}
-        assert offered(scene).notes == ()
+        assert offered(scene).warnings == ()
 
 
 def test_where_no_layout_is_wanted_gpus_that_come_are_cut_at_once(scene, board):

@@ -104,7 +104,7 @@ def test_a_part_of_a_profile_without_effect_is_said_once(caplog):
     scene.scanner.scan()
     scene.scanner.scan()
 
-    assert [record.note for record in caplog.records if "no effect" in record.message]
+    assert [record.warning for record in caplog.records if "no effect" in record.message]
 
 
 def test_what_a_gpu_is_offered_as_instead_is_said_with_the_reason(caplog):

@@ -57,12 +57,12 @@ def profile_until_layouts_known(profile: Profile) -> Profile:
     where it has nothing cut."""
     if not any(entry.rules.mig.dynamic for entry in profile.entries):
         return profile
-    note = (
+    warning = (
         f"profile {profile.name!r}: GPUs are cut for claims once it is known whether the node's "
         f"label {MIG_CONFIG_LABEL} names a layout, which goes before it"
     )
     entries = (replace(entry, rules=_not_cut(entry.rules)) for entry in profile.entries)
-    return replace(profile, entries=tuple(entries), notes=(*profile.notes, note))
+    return replace(profile, entries=tuple(entries), warnings=(*profile.warnings, warning))
 
 
 def _split(entry: ProfileEntry, its: set[GpuUuid], cut: set[GpuUuid]) -> Iterator[ProfileEntry]:
