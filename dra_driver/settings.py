@@ -1,9 +1,9 @@
-"""Every path, port and choice of a process: from flags, else the environment, else a default.
+"""The settings of each command: from flags, else the environment, else a default.
 
 A field is a flag (``--node-name``) and an environment variable (``NODE_NAME``); its description is
-the help text. Read once, in ``__main__``; nothing below asks the environment. Each command has a
-class with the fields that it uses, and no others: another's flag is refused, and another's variable
-is not looked at.
+the help text. Settings are read once, in ``__main__``; nothing below reads the environment. Each
+command has a class with the fields that it uses: it refuses flags of other commands and ignores
+their variables.
 """
 
 import argparse
@@ -64,7 +64,7 @@ class _Settings(BaseModel):
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
         """One flag per field, with its variable and its default in the help."""
         for name, field in cls.model_fields.items():
-            shown = (
+            default = (
                 ""
                 if field.default in (None, "", PydanticUndefined)
                 else f", default {field.default}"
@@ -73,7 +73,7 @@ class _Settings(BaseModel):
                 f"--{name.replace('_', '-')}",
                 dest=name,
                 metavar=_metavar(name, field),
-                help=f"{field.description} (${name.upper()}{shown})",
+                help=f"{field.description} (${name.upper()}{default})",
             )
 
     @classmethod
@@ -81,10 +81,10 @@ class _Settings(BaseModel):
         cls, arguments: argparse.Namespace, environment: Mapping[str, str] = os.environ
     ) -> Self:
         """The settings, or a SettingsError that names every flag that is wrong."""
-        given = {name: _given(name, arguments, environment) for name in cls.model_fields}
+        values = {name: _given(name, arguments, environment) for name in cls.model_fields}
         try:
             return cls.model_validate(
-                {name: value for name, value in given.items() if value is not None}
+                {name: value for name, value in values.items() if value is not None}
             )
         except pydantic.ValidationError as e:
             raise SettingsError("; ".join(_problem(error) for error in e.errors())) from e

@@ -1,8 +1,10 @@
-"""The API server: how to reach it, and one door to it. It knows nothing of GPUs or the kubelet.
+"""The API server: one client for it, and its objects as values. Nothing here knows GPUs.
 
 * ``access``: a kubeconfig, or the pod's service account, as a value.
-* ``client``: ``ApiServer(access)``; the only module that imports the Kubernetes client.
-* ``attempts``: which requests are tried again, and when.
-* ``watch``: the events of a watch, which another thread may end.
-* ``refusals``: what an answer that is no success means, and what mends it.
+* ``client``: the only module that imports the Kubernetes client; ``api``: what others use of it.
+* ``responses``: what responses and errors of the API server mean.
+* ``watch``: one watch, and the Watcher that follows objects whatever happens.
+* ``events``, ``node_labels``, ``pods``, ``claims``: what the driver reads and writes.
+* ``resource_api``, ``resource_versions``: ``resource.k8s.io`` in the served version, v1 inside.
+* ``quantity``: quantities like ``1.5Gi``.
 """

@@ -1,9 +1,7 @@
-"""Claims, read from the API server: live, or as it has them in memory where that will do.
+"""ResourceClaims: our own allocation results and their configuration, as values, and their reader.
 
-A copy kept here might be older than the allocation, and so may be what the API server has in
-memory: nothing is prepared or taken back by that.
-
-What we read from a ResourceClaim: our own results and their configuration, as values.
+No copy is kept: it might be older than the allocation. What the API server has in memory may be a
+moment old too, so nothing is prepared or unprepared by that alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +55,7 @@ class AllocationResult:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueConfig:
-    """One opaque configuration for our driver, as somebody wrote it."""
+    """One opaque configuration for our driver, as the user wrote it."""
 
     source: str  # "FromClass" or "FromClaim"
     requests: tuple[str, ...]  # empty: all
@@ -83,7 +81,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """An allocated claim: what of it is ours."""
+    """An allocated claim, as far as it concerns this driver."""
 
     ref: ClaimRef
     allocations: tuple[AllocationResult, ...]
@@ -150,9 +148,9 @@ def _is_pod(owner: Mapping[str, Any]) -> bool:
 def _pods(consumers: Sequence[Mapping[str, Any]]) -> tuple[Pod, ...]:
     return tuple(
         sorted(
-            Pod(one["name"], PodUid(one["uid"]))
-            for one in consumers
-            if one.get("resource") == "pods" and not one.get("apiGroup")
+            Pod(consumer["name"], PodUid(consumer["uid"]))
+            for consumer in consumers
+            if consumer.get("resource") == "pods" and not consumer.get("apiGroup")
         )
     )
 
@@ -170,7 +168,7 @@ def _allocation(result: Mapping[str, Any]) -> AllocationResult:
 
 
 def _configs(entries: Sequence[Mapping[str, Any]], driver: str) -> tuple[OpaqueConfig, ...]:
-    found = [
+    configs = [
         OpaqueConfig(
             source=entry.get("source", "FromClaim"),
             requests=tuple(entry.get("requests") or ()),
@@ -182,11 +180,11 @@ def _configs(entries: Sequence[Mapping[str, Any]], driver: str) -> tuple[OpaqueC
     ]
     # The API lists class entries first already; a stable sort keeps the promise whatever we are
     # given.
-    return tuple(sorted(found, key=lambda config: config.source != "FromClass"))
+    return tuple(sorted(configs, key=lambda config: config.source != "FromClass"))
 
 
 class ClaimReader:
-    """Reads what claims say to one driver. All methods raise ClusterError where they cannot."""
+    """Reads claims for one driver. All methods may raise ApiServerError."""
 
     def __init__(self, resources: ResourceApi, driver: str, pool: str) -> None:
         """*pool*: the name of this node's pool."""
@@ -195,19 +193,19 @@ class ClaimReader:
         self._pool = pool
 
     def read(self, ref: ClaimRef) -> Claim:
-        """The claim that *ref* means, as it is at this moment.
+        """The claim *ref* as it is at this moment.
 
         ClaimError: it does not exist, got replaced, is not allocated, or nothing in it is ours.
         """
         return self._read(ref, self._resources.claim)
 
-    def glance(self, ref: ClaimRef) -> Claim:
-        """The claim as the API server has it in memory, for those who look at it again and again.
+    def read_cached(self, ref: ClaimRef) -> Claim:
+        """The claim as the API server has it in memory, for callers that ask often.
 
-        It may be a moment old. A ClaimError is as sure as that of ``read``: it is asked for then.
+        It may be a moment old. A ClaimError is not: the claim is read again before.
         """
         try:
-            return self._read(ref, self._resources.claim_in_memory)
+            return self._read(ref, self._resources.cached_claim)
         except ClaimError:
             return self.read(ref)
 
@@ -224,12 +222,11 @@ class ClaimReader:
     def exists(self, ref: ClaimRef) -> bool:
         """Whether that very claim still holds devices of this node.
 
-        True may be a moment old. False is sure: it is gone, replaced, deallocated, or allocated
-        elsewhere. Where it cannot be known a ClusterError says why; nothing may be taken from the
-        claim's pod then.
+        True may be a moment old. False is certain: it is gone, replaced, deallocated, or allocated
+        elsewhere. ApiServerError: it is not known, so the claim must not be unprepared.
         """
         try:
-            return self._is_here(self.glance(ref)) or self._is_here(self.read(ref))
+            return self._is_here(self.read_cached(ref)) or self._is_here(self.read(ref))
         except ClaimError:
             return False
 
@@ -247,17 +244,19 @@ class ClaimReader:
     def find_by_uid(self, uid: ClaimUid) -> Claim | None:
         """The claim with *uid*, looked for among all claims of the cluster; None: there is none.
 
-        For a record whose name is lost. ClaimError: it is there, but holds nothing of ours.
+        For a record whose claim's name is lost. ClaimError: the claim holds nothing of ours.
         """
         document = self._resources.claim_with_uid(uid)
         if document is None:
             return None
-        found = document["metadata"]
-        return parse_claim(document, ClaimRef(found["namespace"], found["name"], uid), self._driver)
+        metadata = document["metadata"]
+        return parse_claim(
+            document, ClaimRef(metadata["namespace"], metadata["name"], uid), self._driver
+        )
 
     def allocated(self) -> frozenset[str]:
-        """The devices of this node that claims were allocated, whether they were prepared or not;
-        without those that only look on. Looked for among all claims of the cluster."""
+        """The devices of this node that are allocated to claims of the cluster, prepared or not;
+        without those with admin access."""
         return frozenset(
             result["device"]
             for claim in self._resources.claims()

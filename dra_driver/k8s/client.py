@@ -1,10 +1,8 @@
-"""The one door to the API server: JSON documents in and out, errors in our words, reads retried.
+"""The one client of the API server: JSON documents in and out, our own errors, repeated reads.
 
 Documents are plain dicts, never typed models: those lag behind the API and lose the fields they do
-not know. Of the official client we use what it is best at, kubeconfig, TLS and proxies; the
-connection pool that it sets up carries our requests.
-
-Which requests are tried again, when, and how often.
+not know. Of the official client the driver uses kubeconfig, TLS and proxies; the connection pool
+that it sets up carries the requests.
 """
 
 import contextlib
@@ -40,21 +38,24 @@ from dra_driver.k8s.watch import WatchStream
 
 
 class RetryAfter(Unreachable):
-    """An answer that says how long to wait."""
+    """The API server says how long to wait before the next attempt."""
 
     def __init__(self, message: str, status: int, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
-        self.is_turned_away = status in (429, 503)  # nothing was done; of a 504 that is not known
+        self.is_turned_away = status in (
+            429,
+            503,
+        )  # nothing was done; with a 504 something may have been
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """What a read is tried again after."""
+    """Whether a read may be repeated after *error*."""
     return isinstance(error, Unreachable)
 
 
 def is_throttled(error: BaseException) -> bool:
-    """What anything may be tried again after: nothing was done, and it was said when to come."""
+    """Whether any request may be repeated: nothing was done, and the API server says when."""
     return isinstance(error, RetryAfter) and error.is_turned_away
 
 

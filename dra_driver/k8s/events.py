@@ -1,9 +1,9 @@
 """Events on pods and nodes: what ``kubectl describe`` shows of what happened to them.
 
-They are told at best: whoever tells one goes on at once. What the API server refuses is lost; what
-it does not answer to waits, up to 1024 different things, and is lost with this process; of more the
-oldest are lost. The same thing told again of the same object is counted in one Event, as the
-kubelet and other components do it.
+They are written at best effort, and no caller waits. Events that the API server refuses are lost.
+While it does not answer, up to 1024 different events wait; they end with this process, and of more
+the oldest are lost. The same event of the same object is counted in one Event object, as other
+components do it.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from dra_driver.k8s.api import Document, KubernetesApi
 
 log = logging.getLogger(__name__)
 
-_MAX_QUEUED: Final = 256  # what is told at once of a node and all its pods
+_MAX_QUEUED: Final = 256  # events of a node and all its pods at one moment
 _COUNTED_FOR_SECONDS: Final = 3600.0  # the API server forgets events after an hour
 _MIN_UPDATE_SECONDS: Final = 10.0
 _MAX_REMEMBERED: Final = 1024  # different things, whether they wait or are written
@@ -47,7 +47,7 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that somebody should know of a pod or a node."""
+    """Something that users should know of a pod or a node."""
 
     regarding: PodRef | NodeRef
     reason: str  # in one word, for programs: "GPUMemoryAboveShare"
@@ -65,7 +65,7 @@ class Events(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _WrittenEvent:
-    """An Event, and what was told since it was written."""
+    """An Event object, and what is not written of it yet."""
 
     path: str = ""  # on the API server; empty: it is not there yet
     count: int = 0
@@ -85,15 +85,15 @@ class EventRecorder:
         component: str,
         node: str,
         clock: Callable[[], float] = time.monotonic,
-        apart_seconds: float = _MIN_UPDATE_SECONDS,
+        min_update_seconds: float = _MIN_UPDATE_SECONDS,
     ) -> None:
-        """*component*: who says it, such as the driver's name. *apart_seconds*: between two writes
-        about the same thing; those in between count, and the last words are written."""
+        """*component*: the source, such as the driver's name. *min_update_seconds*: between two
+        writes of the same event; those in between are counted, and the last message is written."""
         self._api = api
         self._component = component
         self._node = node
         self._clock = clock
-        self._apart_seconds = apart_seconds
+        self._min_update_seconds = min_update_seconds
         self._known: dict[_EventKey, _WrittenEvent] = {}  # of the thread alone, like the next
         self._is_away = False
         self._is_losing = False
@@ -122,10 +122,12 @@ class EventRecorder:
 
     def _run(self) -> None:
         while True:
-            late = any(known.unwritten for known in self._known.values())
+            has_unwritten = any(written_event.unwritten for written_event in self._known.values())
             event = None
             with contextlib.suppress(queue.Empty):
-                event = self._waiting.get(timeout=self._apart_seconds if late else None)
+                event = self._waiting.get(
+                    timeout=self._min_update_seconds if has_unwritten else None
+                )
             if event is not None:
                 self._note(event)
             self._write_due()
@@ -134,63 +136,63 @@ class EventRecorder:
 
     def _note(self, event: Event) -> None:
         self._forget(self._clock())
-        same = (event.regarding, event.reason, event.about)
-        if same not in self._known:
+        key = (event.regarding, event.reason, event.about)
+        if key not in self._known:
             self._make_room()
-        known = self._known.get(same, _WrittenEvent())
-        self._known[same] = replace(known, count=known.count + 1, unwritten=event)
+        written_event = self._known.get(key, _WrittenEvent())
+        self._known[key] = replace(written_event, count=written_event.count + 1, unwritten=event)
 
     def _write_due(self) -> None:
-        """What was told and not written, where the last time is long enough ago."""
+        """Write the events whose last write is long enough ago."""
         now = self._clock()
-        for same, known in tuple(self._known.items()):
-            event = known.unwritten
-            if event is None or now - known.written < self._apart_seconds:
+        for key, written_event in tuple(self._known.items()):
+            event = written_event.unwritten
+            if event is None or now - written_event.written < self._min_update_seconds:
                 continue
             if self._stopping.is_set():
                 return
             try:
-                self._known[same] = self._written(event, known, now)
+                self._known[key] = self._written(event, written_event, now)
             except Unreachable as error:
-                del self._known[same]  # others come first the next time
-                self._known[same] = replace(known, written=now)
+                del self._known[key]  # others come first the next time
+                self._known[key] = replace(written_event, written=now)
                 self._wait(error)
                 return
             except DriverError as error:
-                self._lose(same, event, error)
+                self._lose(key, event, error)
             self._is_away = self._is_losing = False
 
-    def _written(self, event: Event, known: _WrittenEvent, now: float) -> _WrittenEvent:
-        if not known.path:
-            return _WrittenEvent(self._create(event, known.count), known.count, now)
+    def _written(self, event: Event, written_event: _WrittenEvent, now: float) -> _WrittenEvent:
+        if not written_event.path:
+            return _WrittenEvent(self._create(event, written_event.count), written_event.count, now)
         try:
-            self._api.patch(known.path, self._again(event, known.count))
+            self._api.patch(written_event.path, self._again(event, written_event.count))
         except NotFound:
             return _WrittenEvent(self._create(event, 1), 1, now)
-        return replace(known, written=now, unwritten=None)
+        return replace(written_event, written=now, unwritten=None)
 
     def _wait(self, error: DriverError) -> None:
         if not self._is_away:
             log.warning("events wait for the API server", extra={"error": str(error)})
         self._is_away = True
 
-    def _lose(self, same: _EventKey, event: Event, error: DriverError) -> None:
+    def _lose(self, key: _EventKey, event: Event, error: DriverError) -> None:
         log.warning("an event is lost", extra=_facts(event) | {"error": str(error)})
-        del self._known[same]
+        del self._known[key]
 
     def _create(self, event: Event, count: int) -> str:
         """Create it: the path that it has on the API server."""
         collection = f"/api/v1/namespaces/{_namespace(event.regarding)}/events"
-        made = self._api.create(collection, self._document(event, count))
-        return f"{collection}/{made['metadata']['name']}"
+        document = self._api.create(collection, self._document(event, count))
+        return f"{collection}/{document['metadata']['name']}"
 
     def _document(self, event: Event, count: int) -> Document:
-        one = event.regarding
+        regarding = event.regarding
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{one.name}.", "namespace": _namespace(one)},
-            "involvedObject": _reference(one),
+            "metadata": {"generateName": f"{regarding.name}.", "namespace": _namespace(regarding)},
+            "involvedObject": _reference(regarding),
             "reason": event.reason,
             "type": "Warning" if event.is_warning else "Normal",
             "source": {"component": self._component, "host": self._node},
@@ -204,33 +206,38 @@ class EventRecorder:
         return {"count": count, "message": event.message, "lastTimestamp": _timestamp()}
 
     def _forget(self, now: float) -> None:
-        """What the API server has forgotten."""
+        """Forget the events that the API server has removed by now."""
         self._known = {
-            same: known
-            for same, known in self._known.items()
-            if known.unwritten or now - known.written < _COUNTED_FOR_SECONDS
+            key: written_event
+            for key, written_event in self._known.items()
+            if written_event.unwritten or now - written_event.written < _COUNTED_FOR_SECONDS
         }
 
     def _make_room(self) -> None:
-        """For one more: of very many the first goes that is written, else the first."""
+        """Of too many events, forget the first that is written, or else the first."""
         if len(self._known) < _MAX_REMEMBERED:
             return
-        written = (same for same, known in self._known.items() if not known.unwritten)
-        lost = self._known.pop(next(written, next(iter(self._known)))).unwritten
-        if lost is not None and not self._is_losing:  # told once: thousands may follow
-            log.warning("an event is lost: too many wait to be written", extra=_facts(lost))
+        written = (key for key, written_event in self._known.items() if not written_event.unwritten)
+        lost_event = self._known.pop(next(written, next(iter(self._known)))).unwritten
+        if lost_event is not None and not self._is_losing:  # logged once: thousands may follow
+            log.warning("an event is lost: too many wait to be written", extra=_facts(lost_event))
             self._is_losing = True
 
 
-def _namespace(one: PodRef | NodeRef) -> str:
-    """Events of what has no namespace are in this one: the API server takes them in no other."""
-    return one.namespace if isinstance(one, PodRef) else "default"
+def _namespace(regarding: PodRef | NodeRef) -> str:
+    """Events of objects without a namespace have to be in ``default``."""
+    return regarding.namespace if isinstance(regarding, PodRef) else "default"
 
 
-def _reference(one: PodRef | NodeRef) -> Document:
-    if isinstance(one, NodeRef):
-        return {"apiVersion": "v1", "kind": "Node", "name": one.name, "uid": one.uid or one.name}
-    pod = {"namespace": one.namespace, "name": one.name, "uid": one.uid}
+def _reference(regarding: PodRef | NodeRef) -> Document:
+    if isinstance(regarding, NodeRef):
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": regarding.name,
+            "uid": regarding.uid or regarding.name,
+        }
+    pod = {"namespace": regarding.namespace, "name": regarding.name, "uid": regarding.uid}
     return {"apiVersion": "v1", "kind": "Pod"} | pod
 
 
@@ -239,6 +246,10 @@ def _timestamp() -> str:
 
 
 def _facts(event: Event) -> dict[str, str]:
-    one = event.regarding
-    name = f"{one.namespace}/{one.name}" if isinstance(one, PodRef) else one.name
-    return {"pod" if isinstance(one, PodRef) else "node": name, "reason": event.reason}
+    regarding = event.regarding
+    name = (
+        f"{regarding.namespace}/{regarding.name}"
+        if isinstance(regarding, PodRef)
+        else regarding.name
+    )
+    return {"pod" if isinstance(regarding, PodRef) else "node": name, "reason": event.reason}

@@ -1,7 +1,4 @@
-"""Pods, read from the API server: what each container asks for, and when the pod ends.
-
-Pods: which container uses which claims, as its runtime, the kubelet and its spec say it.
-"""
+"""Pods as their runtime, the kubelet and the API server show them, and the reader of one pod."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,7 +56,7 @@ class PodDeletion:
 
     ends_at: float  # the grace period is over, by the API server's clock: seconds of the epoch
     grace_seconds: float  # from the deletion to that
-    left_seconds: float | None = None  # at least, when it was read; None: nobody could say
+    left_seconds: float | None = None  # at least, when it was read; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +69,13 @@ class PodSpec:
     containers: tuple[ContainerSpec, ...]
     host_users: bool = True  # False: user 0 in there is nobody on the node (hostUsers: false)
     deletion: PodDeletion | None = None
-    grace_seconds: float = (
-        DEFAULT_GRACE_SECONDS  # that it has once it is deleted, unless that says otherwise
-    )
+    grace_seconds: float = DEFAULT_GRACE_SECONDS  # after its deletion, unless that says otherwise
 
 
 _CONTAINER_LISTS: Final = ("initContainers", "containers", "ephemeralContainers")
 _GRACE_FIELD: Final = "terminationGracePeriodSeconds"
 _ROOT_UID: Final = 0
-_WHOLE_SECONDS: Final = 1.0  # both moments are told in these: so much less may be left
+_WHOLE_SECONDS: Final = 1.0  # the precision of both moments: so much less may remain
 _HARMLESS_CAPABILITIES: Final = ("NET_BIND_SERVICE",)  # capabilities with which nobody becomes root
 
 
@@ -97,10 +92,10 @@ class PodReader:
         """
         return self._read(namespace, name, MOST_RECENT)
 
-    def glance(self, namespace: str, name: str) -> PodSpec:
-        """The pod as the API server has it in memory, for those who ask again and again.
+    def read_cached(self, namespace: str, name: str) -> PodSpec:
+        """The pod as the API server has it in memory, for callers that ask often.
 
-        It may be a moment old: a pod that has just come can be NotFound.
+        It may be a moment old: a new pod can be NotFound.
         """
         return self._read(namespace, name, FROM_WATCH_CACHE)
 

@@ -32,7 +32,7 @@ class ResourceApi:
 
     @property
     def version(self) -> str:
-        """The version in use. ClusterError: the API server cannot be asked, or serves none."""
+        """The version in use. ApiServerError: the API server cannot be asked, or serves none."""
         return self._version or self._discover()
 
     def node_uid(self, node: str) -> str:
@@ -93,7 +93,7 @@ class ResourceApi:
         """The claim as it is at this moment. NotFound: there is none."""
         return self._claim(namespace, name, MOST_RECENT)
 
-    def claim_in_memory(self, namespace: str, name: str) -> Document:
+    def cached_claim(self, namespace: str, name: str) -> Document:
         """The claim as the API server has it in memory, which may be a moment old."""
         return self._claim(namespace, name, FROM_WATCH_CACHE)
 

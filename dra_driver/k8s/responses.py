@@ -1,11 +1,8 @@
-"""What the API server's answers mean: a request in RBAC's words, and the error that an answer is.
+"""Responses of the API server: requests in RBAC's words, errors, and JSON of any depth.
 
-Pure: neither the network nor a client library is known here, so every message is a value to test.
-
-JSON as the API server sends it, with what users wrote into their objects.
-
-An opaque configuration may be nested 5,000 levels deep: the API server takes it. It must not keep
-anybody from reading a list of everybody's objects.
+Neither the network nor a client library is known here, so every message is a value to test. An
+opaque configuration may be nested 5,000 levels deep: the API server takes it. It must not keep the
+driver from reading a list of all claims.
 """
 
 import gc
@@ -33,11 +30,11 @@ _STEPS = tuple({ord(c): 1 for c in "[{"}.get(b, -1 if chr(b) in "]}" else 0) for
 
 
 class ResponseTooLarge(ApiServerError):
-    """An answer that is not read to its end."""
+    """A response that is too large to be read to its end."""
 
 
 def parse_json(text: bytes) -> Any:
-    """What *text* says; null for what is nested too deeply to be read.
+    """The value of *text*, with null for parts that are nested too deeply.
 
     ValueError: it is no JSON, or has integers of thousands of digits.
     """
@@ -48,7 +45,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _load(text: bytes) -> Any:
-    """What is read has no cycles: of a hundred thousand lists, looking for some took most time."""
+    """JSON has no cycles: with a hundred thousand lists, the search for some took most time."""
     gc.disable()
     try:
         return json.loads(text)
@@ -64,9 +61,9 @@ def _parse_shallow(text: bytes) -> Any:
 
 
 def _without_deep_values(text: bytes) -> bytes:
-    no_strings = _STRING.sub(lambda found: b" " * len(found[0]), text)
+    no_strings = _STRING.sub(lambda string: b" " * len(string[0]), text)
     parts: list[bytes] = []
-    depth = begin = 0
+    depth = kept_from = 0
     for start in range(0, len(text), _CHUNK):
         chunk = no_strings[start : start + _CHUNK]
         opened = chunk.count(b"[") + chunk.count(b"{")
@@ -74,15 +71,15 @@ def _without_deep_values(text: bytes) -> bytes:
         if depth + opened < _MAX_DEPTH or depth - closed >= _MAX_DEPTH:  # all shallow, or all deep
             depth += opened - closed
             continue
-        for place, byte in enumerate(chunk, start):
-            before, depth = depth, depth + _STEPS[byte]
-            if before < depth == _MAX_DEPTH:
-                parts += (text[begin:place], b"null")
-            elif before == _MAX_DEPTH > depth:
-                begin = place + 1
+        for index, byte in enumerate(chunk, start):
+            previous_depth, depth = depth, depth + _STEPS[byte]
+            if previous_depth < depth == _MAX_DEPTH:
+                parts += (text[kept_from:index], b"null")
+            elif previous_depth == _MAX_DEPTH > depth:
+                kept_from = index + 1
     if depth >= _MAX_DEPTH:
         raise ValueError("its brackets are left open")
-    return b"".join((*parts, text[begin:]))
+    return b"".join((*parts, text[kept_from:]))
 
 
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -146,8 +143,8 @@ def response_error(request: RequestInfo, status: int, body: bytes) -> ApiServerE
     text = f"{request}: the API server answered {answer}"
     if message:
         text += f": {message}"
-    mend = _remedy(request, status, message)
-    return kind(f"{text}; {mend}" if mend else text)
+    remedy = _remedy(request, status, message)
+    return kind(f"{text}; {remedy}" if remedy else text)
 
 
 def watch_error(request: RequestInfo, status: Mapping[str, Any]) -> ApiServerError:

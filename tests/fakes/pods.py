@@ -23,7 +23,7 @@ class FakePods:
             raise NotFound(f"there is no pod {namespace}/{name}")
         return self.pods[namespace, name]
 
-    def glance(self, namespace: str, name: str) -> PodSpec:
+    def read_cached(self, namespace: str, name: str) -> PodSpec:
         return self.read(namespace, name)
 
 

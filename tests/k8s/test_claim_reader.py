@@ -116,7 +116,7 @@ def test_a_claim_that_is_there_is_looked_at_without_asking_etcd(server, reader):
     server.put(claim())
 
     assert reader.exists(REF)
-    assert reader.glance(REF).allocations == (AllocationResult("gpu", POOL, "gpu-0"),)
+    assert reader.read_cached(REF).allocations == (AllocationResult("gpu", POOL, "gpu-0"),)
 
     assert reads(server) == ["memory", "memory"]
 
@@ -150,7 +150,7 @@ def test_a_claim_is_read_for_its_pod_as_it_is_now(server, reader):
     server.hold_memory()
     server.put(claim(device="gpu-1"))
 
-    assert reader.glance(REF).allocations[0].device == "gpu-0"
+    assert reader.read_cached(REF).allocations[0].device == "gpu-0"
     assert reader.read(REF).allocations[0].device == "gpu-1"
     assert reads(server) == ["memory", "live"]
 

@@ -1,4 +1,4 @@
-"""What the API server may answer: whatever it is, it is a document or a ClusterError."""
+"""What the API server may answer: whatever it is, it is a document or an ApiServerError."""
 
 import contextlib
 import http.server

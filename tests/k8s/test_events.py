@@ -149,7 +149,7 @@ def test_the_last_words_are_written_though_they_came_soon_after_others(events, d
 
 
 def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
     for words in ("first", "second", "last"):
         events.tell(event(words))
 
@@ -253,7 +253,7 @@ def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
 
 
 def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(desk, api, caplog):
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
     desk.error = Unreachable("create events: it is away")
     for words in ("first", "second"):
         events.tell(event(words))
@@ -277,7 +277,7 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
             return super().create(path, document)
 
     desk: Any = Picky(api)
-    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", apart_seconds=0.02)
+    events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
     events.tell(event("bad"))
     for about in "bcd":
         events.tell(event(about, about=about))

@@ -289,8 +289,7 @@ def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
         live = etcd_reads(cluster, lambda: resources.claim("default", name))
         # Others may read claims, too, while we count.
         in_memory = min(
-            etcd_reads(cluster, lambda: resources.claim_in_memory("default", name))
-            for _ in range(3)
+            etcd_reads(cluster, lambda: resources.cached_claim("default", name)) for _ in range(3)
         )
     finally:
         api.delete(f"{CLAIMS}/{name}")
@@ -301,7 +300,7 @@ def test_claims_in_the_memory_of_the_api_server_cost_etcd_nothing(api, cluster):
 
 def is_in_memory(resources, name):
     try:
-        return resources.claim_in_memory("default", name)
+        return resources.cached_claim("default", name)
     except NotFound:
         return None
 

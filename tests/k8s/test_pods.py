@@ -72,7 +72,7 @@ def test_a_pod_is_read_as_it_is_at_this_moment(server, reader):
 def test_a_glance_is_answered_from_what_the_api_server_has_in_memory(server, reader):
     server.put(pod(container()))
 
-    assert reader.glance("ns", "p") == reader.read("ns", "p")
+    assert reader.read_cached("ns", "p") == reader.read("ns", "p")
     asked = [one.query.get("resourceVersion") for one in server.requests]
     assert asked == ["0", None]
 
@@ -299,7 +299,7 @@ def test_a_pod_that_is_read_from_the_api_server_says_what_it_has_left(server, re
     metadata = {"deletionTimestamp": far.isoformat(), "deletionGracePeriodSeconds": 3600}
     server.put(pod(container(), metadata=metadata))
 
-    found = reader.glance("ns", "p").deletion
+    found = reader.read_cached("ns", "p").deletion
     assert found and found.left_seconds == pytest.approx(3600, abs=300)
 
 

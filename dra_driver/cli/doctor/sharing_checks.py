@@ -51,7 +51,7 @@ class CheckedProfile:
 
     @functools.cached_property
     def selected(self) -> SelectedProfile:
-        """ClusterError: the labels of the Node cannot be read."""
+        """ApiServerError: the labels of the Node cannot be read."""
         flag, node = self._settings.profile, self._settings.node_name
         if flag or self._cluster is None:
             return select_profile(flag, node, {})

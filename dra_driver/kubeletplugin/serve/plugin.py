@@ -1,9 +1,7 @@
-"""A driver's presence on its node: both sockets served, watched and taken away in the right order.
+"""A driver's presence on its node: both sockets served, watched and removed in the right order.
 
 The kubelet's rules (registration and rolling update, kubernetes/pkg/kubelet/pluginmanager): the DRA
 service answers before the registration socket appears, and the registration socket goes first.
-
-One gRPC server on one unix socket, put back when somebody deletes the socket's path.
 
 It is asyncio's server and not the threaded one: idle, that one wakes up five times a second (0.04 %
 of a core), this one never (measured with grpcio 1.85).
@@ -43,7 +41,7 @@ _POLL_SECONDS = 0.1
 
 
 class SocketListener:
-    """Serves *handlers* at *path*. All methods belong to one event loop."""
+    """One gRPC server at *path*, made anew when somebody deletes the socket. For one event loop."""
 
     def __init__(
         self,
@@ -74,14 +72,14 @@ class SocketListener:
             raise NodeError(f"gRPC cannot serve in {self._path.parent}: {error}") from error
         await server.start()
         try:
-            self._file = await self._reveal(hidden)
+            self._file = await self._rename_when_free(hidden)
         except BaseException:
             await server.stop(0)
             raise
         self._server = server
 
     def in_place(self) -> bool:
-        """Whether who dials the path gets us."""
+        """Whether the path still leads to this server."""
         return self._file is not None and self._file.in_place()
 
     async def heal(self, grace_seconds: float) -> None:
@@ -108,7 +106,7 @@ class SocketListener:
             await self._server.stop(grace_seconds)
         self.hide()
 
-    async def _reveal(self, hidden: Path) -> SocketFile:
+    async def _rename_when_free(self, hidden: Path) -> SocketFile:
         deadline = Deadline(self._patience_seconds)
         while (file := rename_into_place(hidden, self._path)) is None:
             if deadline.expired:

@@ -1,9 +1,7 @@
-"""Whether the kubelet could reach us: GetInfo and an empty NodePrepareResources to ourselves.
+"""Probes of plugins: whether the kubelet could reach this one, and which others serve the node.
 
-Which plugins serve this node, seen from outside; nothing is changed.
-
-Every socket in the kubelet's registry is asked who answers there, and the lock files of
-``instances`` say which processes of our own are alive.
+Nothing is changed. Every socket in the kubelet's registry is asked who answers there, and the lock
+files of ``rolling_update`` say which processes of our own are alive.
 """
 
 import fcntl
@@ -26,6 +24,7 @@ from dra_driver.kubeletplugin.serve.sockets import SocketPaths
 if TYPE_CHECKING:
     _Pending = grpc.Future[messages.PluginInfo]  # generic in the type stubs alone
 
+# A channel must not share the connection of an earlier check: the path may lead nowhere by now.
 _CHANNEL_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
@@ -66,7 +65,7 @@ def registered_plugins(registry: Path, timeout_seconds: float) -> tuple[Register
 
 
 def plugin_processes(directory: Path) -> tuple[PluginProcess, ...]:
-    """The live ones of those that are noted in *directory* (see ``instances``), oldest first."""
+    """The live processes with files in *directory* (see ``rolling_update``), oldest first."""
     with disk_errors(f"read {directory}"):
         names = sorted(os.listdir(directory)) if directory.is_dir() else []
         processes = []
@@ -114,10 +113,6 @@ def _answer(path: Path, call: "_Pending") -> RegisteredPlugin:
     return RegisteredPlugin(path, info.name, info.endpoint)
 
 
-# A channel must not share the connection of an earlier check: the path may lead nowhere by now.
-_OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
-
-
 async def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> None:
     """Ask as the kubelet does, over both sockets. NodeError: what does not answer as it should."""
     info = registration_v1_pb2.PluginInfo.FromString(
@@ -137,7 +132,7 @@ async def check_plugin_sockets(paths: SocketPaths, timeout_seconds: float) -> No
 
 
 async def _ask(path: Path, method: str, timeout_seconds: float) -> bytes:
-    async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS) as channel:
         try:
             call = channel.unary_unary(
                 method, request_serializer=bytes, response_deserializer=bytes

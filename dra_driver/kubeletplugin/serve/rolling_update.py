@@ -1,9 +1,7 @@
-"""Whose turn it is when two plugin processes serve one node during a rolling update.
+"""Two plugin processes on one node during a rolling update: which is newest, and which may act.
 
-Whichever process the kubelet asks prepares, but never two at a time: the ledger and the devices
-belong to the process that has the turn.
-
-The plugin processes of one node during a rolling update, and which of them is the newest.
+The kubelet may ask either process to prepare, but never two at a time do: the ledger and the
+devices belong to the process that holds the lease.
 """
 
 import contextlib
@@ -108,11 +106,11 @@ LEASE_WAIT_SECONDS = 20.0  # the claim's own work has to fit into the kubelet's 
 
 
 class PluginLease:
-    """One process at a time, all its threads together: it has the turn while any of them is inside.
+    """One process at a time holds the lease, for all its threads together.
 
-    A process that waits says so, and the one inside then admits nobody new until it is out: neither
-    can starve the other. *on_change* is called before the first thread enters if another process
-    had the turn since this one: what it remembers of the ledger is stale. A call that fails there
+    A process that waits says so, and the holder then admits no further thread until it has let go:
+    neither can starve the other. *on_change* is called before the first thread enters if another
+    process held the lease since: what this one remembers of the ledger is stale. If that fails, it
     is called again for the next thread.
     """
 
@@ -127,13 +125,13 @@ class PluginLease:
         self._owner = {"owner": owner, "pid": os.getpid(), "token": secrets.token_hex(8)}
         self._on_change = on_change
         self._changed = threading.Condition()
-        self._file: int | None = None  # locked while we have the turn
+        self._file: int | None = None  # locked while we hold the lease
         self._inside = 0
-        self._taking = False  # one thread takes the turn for all
+        self._taking = False  # one thread takes the lease for all
 
     @contextlib.contextmanager
     def held(self, wait_seconds: float = LEASE_WAIT_SECONDS) -> Iterator[None]:
-        """Be inside. TimedOut: another process did not get out in time."""
+        """Hold the lease. TimedOut: another process did not let go in time."""
         deadline = Deadline(wait_seconds)
         if not self._join(deadline):
             self._take(deadline)
@@ -143,7 +141,7 @@ class PluginLease:
             self._leave()
 
     def _join(self, deadline: Deadline) -> bool:
-        """Enter if this process has the turn; False: the caller has to take it for the process."""
+        """Enter if this process holds the lease; False: the caller has to take it."""
         with self._changed:
             while self._taking or self._file is not None:
                 if self._file is not None and not self._is_wanted():
@@ -166,7 +164,7 @@ class PluginLease:
                 self._changed.notify_all()
 
     def _locked(self, deadline: Deadline) -> int:
-        """The locked file, our name in it. Who waits holds the mark, which only one can."""
+        """The locked file, our name in it. Only one process can wait, and holds the other lock."""
         with disk_errors(f"lock {self._lock}"), closing_file(self._poll(self._wanted, deadline)):
             file = self._poll(self._lock, deadline)
         try:
@@ -174,8 +172,8 @@ class PluginLease:
                 self._on_change()
                 with disk_errors(f"write {self._lock}"):
                     os.ftruncate(file, 0)
-                # The lock is the turn. A disk that is full leaves the file empty, and whoever comes
-                # next takes it that another one had the turn.
+                # The lock is the lease. A full disk leaves the file empty, which the next process
+                # takes for another holder.
                 with contextlib.suppress(OSError):
                     os.pwrite(file, json.dumps(self._owner, sort_keys=True).encode(), 0)
         except BaseException:
@@ -193,15 +191,15 @@ class PluginLease:
         if not deadline.expired:
             return
         with disk_errors(f"read {self._lock}"), closing_file(open_lock_file(self._lock)) as file:
-            last = _read_owner(file)
+            owner = _read_owner(file)
         raise TimedOut(
             "waited for the plugin process of "
-            f"{last.get('owner', 'nobody known')} (pid {last.get('pid', '?')}), which has not "
+            f"{owner.get('owner', 'nobody known')} (pid {owner.get('pid', '?')}), which has not "
             f"finished its calls: {self._lock} is locked"
         )
 
     def _is_wanted(self) -> bool:
-        """Whether another process waits. Shared, so that looking never looks like waiting."""
+        """Whether another process waits. A shared lock, so that asking never looks like waiting."""
         with (
             disk_errors(f"lock {self._wanted}"),
             closing_file(open_lock_file(self._wanted)) as file,
@@ -221,8 +219,8 @@ def _read_owner(file: int) -> dict[str, object]:
     """What the last owner wrote; empty where nobody did, it died while writing, or the disk had no
     room."""
     try:
-        with disk_errors("read whose turn it was"):
-            found = json.loads(os.pread(file, 4096, 0))
+        with disk_errors("read who held the lease"):
+            owner = json.loads(os.pread(file, 4096, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return owner if isinstance(owner, dict) else {}

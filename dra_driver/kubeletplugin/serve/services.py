@@ -1,14 +1,12 @@
-"""The kubelet's DRA service: gRPC calls in, one answer per claim out.
+"""The gRPC services for the kubelet: registration, and DRA with one answer per claim.
 
-One implementation serves v1 (Kubernetes 1.34 and newer) and v1beta1 (1.32 and newer). Every claim
-of a call is served in a thread of its own, in its own ``try``, because a bad claim must not fail
-its neighbours and one that waits for its device must not hold up others. The calls themselves only
-wait for those threads, so an empty call (the liveness check) is answered whatever else goes on.
-
-How the kubelet gets to know us: the service behind the registration socket.
-
-The kubelet watches its registry directory; behind a new socket it asks GetInfo, and tells us with
+The kubelet watches its registry directory; behind a new socket it asks GetInfo, and says with
 NotifyRegistrationStatus what came of it. It does so again after each of its own restarts.
+
+One implementation of the DRA service serves v1 (Kubernetes 1.34 and newer) and v1beta1 (1.32 and
+newer). Every claim of a call is served in a thread of its own, in its own ``try``: a bad claim must
+not fail its neighbours, and one that waits for its device must not hold up others. The calls only
+wait for those threads, so an empty call (the liveness check) is always answered.
 """
 
 import asyncio
@@ -37,7 +35,7 @@ REGISTRATION_SERVICE = str(messages.DESCRIPTOR.services_by_name["Registration"].
 
 
 class RegistrationService:
-    """Tells the kubelet who we are and keeps what it said last."""
+    """Tells the kubelet which plugin this is, and keeps its last answer."""
 
     def __init__(self, driver: str, endpoint: str, versions: tuple[str, ...]) -> None:
         self._plugin = messages.PluginInfo(
@@ -89,13 +87,13 @@ class RegistrationService:
 
 # The kubelet gives up after 45 s and may ask again while its first call still runs here.
 CALL_TIMEOUT_SECONDS = 40.0
-MAX_CONCURRENT_CLAIMS = 64  # claims prepared side by side; the others queue
+MAX_CONCURRENT_CLAIMS = 64  # prepared in parallel; the others queue
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")  # it becomes part of file names
 
 
 class ClaimHandler(Protocol):
-    """What a driver does with one claim; asked again after a failure, a restart, a lost answer."""
+    """Prepares and unprepares one claim; called again after a failure, a restart, a lost answer."""
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable and say which; asked again, the same answer."""
@@ -105,7 +103,7 @@ class ClaimHandler(Protocol):
 
 
 class CallObserver(Protocol):
-    """Who counts what was served."""
+    """Counts the claims that were served, for metrics."""
 
     def observe(self, operation: str, outcome: str, seconds: float) -> None:
         """One claim served.
@@ -138,7 +136,7 @@ DRA_SERVICE_VERSIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ClaimResponse:
-    """What the kubelet is told about one claim; with an error text, that it was not served."""
+    """The answer for one claim; with an error it was not served."""
 
     devices: tuple[PreparedDevice, ...] = ()
     error: str = ""
@@ -152,7 +150,7 @@ class DraService:
         driver: ClaimHandler,
         observer: CallObserver,
         patience_seconds: float = CALL_TIMEOUT_SECONDS,
-        at_once: int = MAX_CONCURRENT_CLAIMS,
+        max_concurrent: int = MAX_CONCURRENT_CLAIMS,
     ) -> None:
         self._driver = driver
         self._observer = observer
@@ -161,7 +159,7 @@ class DraService:
             "claim {name} is still being served for an earlier call, {seconds} s "
             "later; the kubelet will ask again"
         )
-        self._places = asyncio.Semaphore(at_once)
+        self._places = asyncio.Semaphore(max_concurrent)
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         """The gRPC services, one per version; gRPC answers any other with UNIMPLEMENTED."""

@@ -186,10 +186,10 @@ def _clear(path: Path) -> bool:
     """Remove what lies at *path* if nobody alive answers there; whether the path is free now."""
     if path.is_dir() and not path.is_symlink():
         raise SettingsError(f"{path} is a directory, but a socket has to be there: remove it")
-    found = _identity(path)
+    identity = _identity(path)
     if _answers(path):
         return False
-    if _identity(path) == found:  # not yet replaced by somebody who just started
+    if _identity(path) == identity:  # not yet replaced by somebody who just started
         log.warning("removed what another process left", extra={"path": str(path)})
         path.unlink(missing_ok=True)
     return True
@@ -228,7 +228,7 @@ def _age_seconds(path: Path) -> float:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
+    return (status.st_dev, status.st_ino) if stat.S_ISSOCK(status.st_mode) else None

@@ -37,20 +37,20 @@ class SliceFeatures:
 def probe_slice_features(api: KubernetesApi, version: str, driver: str, node: str) -> SliceFeatures:
     """What the API server keeps of slices of *driver* on *node*, in *version* of its group.
 
-    Five to seven requests; nothing is stored. ClusterError: it takes not even a plain slice from
-    us, so nothing can be told.
+    Five to seven requests; nothing is stored. ApiServerError: it refuses even a plain
+    slice, so nothing is known.
     """
 
-    def made(spec: Document) -> tuple[str, ...]:
+    def dropped(spec: Document) -> tuple[str, ...]:
         return dropped_fields(*_dry_run(api, version, _document(spec, driver, node)))
 
     def features(spec: Document) -> bool:
         try:
-            return not made(spec)
+            return not dropped(spec)
         except Refused:  # what is left of it without the field is no slice
             return False
 
-    made(_devices())  # anything refused from here on is refused for what it has in addition
+    dropped(_devices())  # anything refused from here on is refused for what it has in addition
     counters = features(_counter_sets())
     return SliceFeatures(
         device_taints=features(
@@ -72,8 +72,8 @@ def probe_device_features(
     """Whether consumable capacity, taints, and devices that use counters of another slice, are
     kept: what a plugin has to know before it publishes.
 
-    One request, or two where such devices are refused (1.33 and 1.34). ClusterError: nothing can be
-    told.
+    One request, or two where such devices are refused (1.33 and 1.34). ApiServerError: nothing is
+    known.
     """
     taints = [{"key": f"{driver}/probe", "effect": "NoSchedule"}]
     plain = _devices(taints=taints, allowMultipleAllocations=True, capacity=_consumable())

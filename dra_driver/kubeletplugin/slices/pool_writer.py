@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class PoolWriter:
-    """The slices of one driver on one node. For one thread; every method may raise ClusterError.
+    """The slices of one driver on one node. For one thread; every method may raise ApiServerError.
 
     After an error nothing is known any more: ``forget``, and look again.
     """

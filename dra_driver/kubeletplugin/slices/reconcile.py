@@ -1,4 +1,4 @@
-"""Which writes bring the ResourceSlices of a node from what they are to what we want.
+"""Which writes turn the existing ResourceSlices of a node into the pool that is wanted.
 
 A pool is all slices of one driver with one pool name. The scheduler uses the newest generation of
 a pool, once it has as many slices as each of them says; it sees slices one by one as they are
@@ -122,11 +122,11 @@ def plan_writes(
     owner: SliceOwner,
     kept: Mapping[str, str] = _NOTHING_KEPT,
 ) -> SliceWrites:
-    """The writes that turn the *seen* slices of *home* into *wanted*; none if they are that.
+    """The writes that turn the *existing* slices of *owner* into *pool*; none if they are that.
 
-    Slices of other drivers and nodes are left alone, those of other pools of *home* go. *kept*:
-    what the API server is known to make of a content (``slice_content.content``), where that is
-    something else, because a feature is off there; a slice that is that is as wanted.
+    Slices of other drivers and nodes are left alone, those of other pools of *owner* are deleted.
+    *kept*: what the API server is known to make of a spec (``comparable_spec``) where a feature is
+    off; a slice with that is as wanted.
     """
     own = sorted((document for document in existing if _is_at(document, owner)), key=_name)
     in_pool = [document for document in own if _pool(document).get("name") == pool.name]
@@ -249,7 +249,7 @@ def _same(spec: Document, existing: Document, owner: SliceOwner, kept: Mapping[s
 def _document(
     index: int, spec: Document, owner: SliceOwner, existing: Document | None
 ) -> dict[str, Any]:
-    """A new slice, or the *seen* one with our owner and *spec*; labels of others stay on it."""
+    """A new slice, or the *existing* one with our owner and *spec*; labels of others stay on it."""
     metadata: dict[str, Any]
     if existing is None:
         # The API server cuts the prefix of generated names at 58 characters: the index comes first.

@@ -30,7 +30,7 @@ _UNKNOWN = _ClaimUnknown()
 
 
 class ClaimLookup(Protocol):
-    """What the API server knows of claims. Every call may raise ClusterError: not known now."""
+    """What the API server knows of claims. Every call may raise ApiServerError."""
 
     def exists(self, ref: ClaimRef) -> bool: ...
     def is_deleted(self, ref: ClaimRef) -> bool: ...

@@ -186,7 +186,7 @@ class PodLimits:
     def _update_pods_of(self, record: ClaimRecord) -> None:
         facts = {"claim": str(record.claim)}
         try:
-            claim = self._claims.glance(record.claim)
+            claim = self._claims.read_cached(record.claim)
             if claim.pods != record.pods:  # what is a moment old may lack one that is recorded
                 claim = self._claims.read(record.claim)
         except DriverError as e:

@@ -39,7 +39,7 @@ _AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, o
 class DrainPodSource(Protocol):
     """Where pods are read from; ``dra_driver.k8s.pods``."""
 
-    def glance(self, namespace: str, name: str) -> PodSpec: ...
+    def read_cached(self, namespace: str, name: str) -> PodSpec: ...
 
 
 class MpsClientTerminator(Protocol):
@@ -167,7 +167,7 @@ class MpsDrain:
     def _read(self, one: PodMpsClients) -> None:
         now = self._clock()
         try:
-            spec = self._pods.glance(one.claim.namespace, one.pod.name)
+            spec = self._pods.read_cached(one.claim.namespace, one.pod.name)
         except ApiServerError as error:
             self._change(one.pod.uid, lambda its: replace(its, glance=replace(its.glance, at=now)))
             if not isinstance(error, NotFound):

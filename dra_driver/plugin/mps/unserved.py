@@ -121,7 +121,7 @@ class JoinedPodSource(Protocol):
     """Where pods are read from; ``dra_driver.k8s.pods``."""
 
     def read(self, namespace: str, name: str) -> PodSpec: ...
-    def glance(self, namespace: str, name: str) -> PodSpec: ...
+    def read_cached(self, namespace: str, name: str) -> PodSpec: ...
 
 
 class ClaimRecordReader(Protocol):
@@ -236,7 +236,7 @@ class UnservedPods:
 
     def _read_pod(self, one: JoinedPod) -> PodSpec | None:
         """One that has just come may not be in the API server's memory yet."""
-        for read in (self._pods.glance, self._pods.read):
+        for read in (self._pods.read_cached, self._pods.read):
             with contextlib.suppress(NotFound):
                 spec = read(one.record.claim.namespace, one.pod.name)
                 if spec.uid == one.pod.uid:

@@ -221,7 +221,7 @@ def test_registration_and_liveness_are_answered_while_all_places_are_taken(
     short: Path, kubelet: FakeKubelet
 ) -> None:
     go = threading.Event()
-    service = DraService(Desk(waiting_for(go)), Counted(), at_once=2)
+    service = DraService(Desk(waiting_for(go)), Counted(), max_concurrent=2)
     with Running(short, service) as run, ThreadPoolExecutor(6) as pool:
         kubelet.wait_for_plugin(DRIVER)
         waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(6)]
@@ -241,7 +241,7 @@ def test_an_unprepare_gets_in_while_prepares_that_wait_for_it_take_all_places(
         else:
             assert gone.wait(5)
 
-    service = DraService(Desk(hand_over), Counted(), at_once=1)
+    service = DraService(Desk(hand_over), Counted(), max_concurrent=1)
     with Running(short, service), ThreadPoolExecutor(2) as pool:
         kubelet.wait_for_plugin(DRIVER)
         waiting = [pool.submit(kubelet.ask, "prepare", [ref(f"claim-{n}")]) for n in range(2)]

@@ -48,7 +48,7 @@ class World:
         self.limits = PodLimits(lambda: self.records, me, me, me)
         self.limits.wake(lambda: self.woken.append("look"), lambda: self.woken.append("settle"))
 
-    def glance(self, wanted):
+    def read_cached(self, wanted):
         self.asked.append(wanted.name)
         if self.away:
             raise Unreachable("no answer")

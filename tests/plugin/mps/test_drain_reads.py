@@ -33,7 +33,7 @@ class Node:
     def clock(self):
         return self.now
 
-    def glance(self, namespace, name):
+    def read_cached(self, namespace, name):
         self.reads.append((self.now, name))
         grace = self.graces[name]
         return PodSpec(namespace, name, PodUid(f"uid-{name}"), (), grace_seconds=grace)
