@@ -206,7 +206,7 @@ def cdi_device_id(
 ) -> str:
     """The CDI name in full, which the kubelet hands on to the container runtime.
 
-    >>> device_id(ClaimUid("0b7e"), DeviceName("gpu-0"))
+    >>> cdi_device_id(ClaimUid("0b7e"), DeviceName("gpu-0"))
     'k8s.gpu.nvidia.com/claim=0b7e-gpu-0'
     """
     return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
