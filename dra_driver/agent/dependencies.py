@@ -44,7 +44,7 @@ class AgentClock:
 @dataclass(frozen=True, slots=True)
 class MpsRequestTimeouts:
     """How long a request may take from when it comes in, in seconds: somewhat less than who asks
-    waits (``node.mps.agent_client``), for then it is told what went wrong."""
+    waits (``node.mps.agent_client``), so that it learns what went wrong."""
 
     serve: float = 18.0
     undoing: float = 3.5  # of these, for what could not be served

@@ -40,7 +40,7 @@ _TRIES: Final = 3  # to change limits before the next client is there
 class ServerDrift:
     """Found in one server."""
 
-    unmanaged: tuple[MpsNamespaceName, ...] = ()  # namespaces that nobody wrote of
+    unmanaged: tuple[MpsNamespaceName, ...] = ()  # namespaces that are not recorded
     spare_changed: bool = False
     namespaces: tuple[tuple[NamespaceState, str], ...] = ()  # and why
     missing: frozenset[MpsNamespaceName] = frozenset()  # those of them that are gone altogether
@@ -61,10 +61,10 @@ class DriftRepair:
         }
         found = compare_namespaces([entry.in_daemon for entry in kept.values()], look.namespaces)
         named = state.spare.name if state.spare else None
-        spoilt = named is not None and named not in look.namespaces
-        if spare is not None and not spoilt:
+        spare_changed = named is not None and named not in look.namespaces
+        if spare is not None and not spare_changed:
             loose = compare_namespaces([spare], {spare.name: look.namespaces[spare.name]}).loose
-            spoilt = bool(loose) and self._again(_ANY_SPARE)
+            spare_changed = bool(loose) and self._again(_ANY_SPARE)
         why = {namespace.name: "it was removed" for namespace in found.missing}
         for namespace, there in found.loose:
             wanted = describe_limits(namespace.limits)
@@ -73,7 +73,7 @@ class DriftRepair:
             )
         return ServerDrift(
             tuple(name for name in found.unwanted if name != named),
-            spoilt,
+            spare_changed,
             tuple((kept[name], reason) for name, reason in why.items() if self._again(name)),
             frozenset(namespace.name for namespace in found.missing),
         )

@@ -51,8 +51,8 @@ def _start(
     check_directory(str(directory))
     stack.callback(os.close, lock_directory(directory))
     driver = open_driver()
-    shelter = DaemonCgroup(cgroup_root(settings.host_root))
-    daemons = MpsDaemons(driver.root, driver.run, driver.placed, shelter)
+    cgroup = DaemonCgroup(cgroup_root(settings.host_root))
+    daemons = MpsDaemons(driver.root, driver.run, driver.placed, cgroup)
     files = ServerStateFiles(directory / "state")
     dependencies = AgentDependencies(daemons, files, IncidentLog(files), str(directory))
     supervisor = MpsSupervisor(dependencies, run_concurrently)
@@ -98,7 +98,7 @@ def _serve_http(
         metrics_registry(supervisor.status, lambda: supervisor.servers_in_container),
     )
     stack.callback(server.stop)
-    patience = 3 * settings.health_interval + _SLOWEST_STATUS_SECONDS
+    timeouts = 3 * settings.health_interval + _SLOWEST_STATUS_SECONDS
     directories = (settings.mps_dir, settings.mps_dir / "state")
     live = {
         "disk": hanging_disk_calls,
@@ -108,6 +108,6 @@ def _serve_http(
     ready = {
         "directories": lambda: removed_directory(directories),
         "socket": service.problem,
-        "servers": lambda: supervisor.problem(patience),
+        "servers": lambda: supervisor.problem(timeouts),
     }
     server.start(live, ready)

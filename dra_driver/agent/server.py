@@ -2,8 +2,8 @@
 
 Every change is recorded before it is made (``agent.state``), so that ``tend`` completes whatever an
 agent that was killed left unfinished. A namespace that was recorded and never served is removed; a
-server without served namespaces is stopped; one that is condemned is started again with everything
-that it served.
+server without served namespaces is stopped; one with a ``restart_reason`` is started again with
+everything that it served.
 """
 
 import logging
@@ -145,7 +145,7 @@ class ManagedServer:
             self._file.write_or_retry(self._state.without_unusable())  # it is started again without
 
     def terminate(self, pids: Collection[int]) -> bool:
-        """End clients. False: one cannot be ended. Then the server is condemned, and they end with
+        """End clients. False: one cannot be ended, so the server is restarted, and they end with
         it."""
         if not self._is_up():
             return False
@@ -155,9 +155,8 @@ class ManagedServer:
         except MpsClientStuck as e:
             self.check(0)  # how many are lost
             log.warning("clients do not end", extra={"server": self.name, "error": str(e)})
-            self._require_restart(
-                "a client could not be ended"
-            )  # whose, is no business of the others
+            # Tenants of the server read this: it does not say whose client.
+            self._require_restart("a client could not be ended")
             return False
         return True
 

@@ -215,7 +215,7 @@ class AgentService:
         except DriverError as e:
             log.warning("a request was refused", extra={"error": str(e)})
             answer = AgentError.of(e)
-        except Exception as e:  # whoever asks has to be told something
+        except Exception as e:  # the caller gets an answer in any case
             log.exception("a request failed")
             answer = AgentError.of(NodeError(f"the MPS agent failed: {e}; see its log"))
         return agent_protocol.ANSWERS.encode(answer) + b"\n"

@@ -1,13 +1,11 @@
-"""All MPS servers of the node: what is asked, what was found, who waits for whom.
+"""All MPS servers of the node, and who waits for whom.
 
-What touches a server holds its lock, so that things come one after the other there; servers do not
-wait for each other. No wait is longer than a caller's patience.
+A change of a server holds that server's lock; servers do not wait for each other, and no wait is
+longer than its caller's timeout.
 
-Directories of servers of which nothing is written, and who lives in them: both are taken away.
-
-An agent leaves none. They are there when a file of its state was lost, or cannot be read.
-
-MPS daemons on the node that this agent did not start, and leaves alone.
+``OrphanedServers`` removes directories of servers of which nothing is recorded, with the processes
+that live in them: they are there when a state file was lost or cannot be read.
+``UnmanagedDaemonWatch`` looks for MPS daemons that somebody else started, and leaves them alone.
 """
 
 import logging
@@ -45,7 +43,7 @@ _NAME: Final = re.compile(r"s[0-9a-f]{12}")
 
 
 class OrphanedServers:
-    """Whoever takes one away holds the lock of that server."""
+    """Whoever removes one holds the lock of that server."""
 
     def __init__(self, dependencies: AgentDependencies) -> None:
         self._dependencies = dependencies
@@ -105,7 +103,7 @@ class UnmanagedDaemonWatch:
         try:
             found = self._dependencies.daemons.unmanaged(ours)
         except DriverError as e:
-            log.info("MPS daemons of others cannot be looked for", extra={"error": str(e)})
+            log.info("unmanaged MPS daemons cannot be looked for", extra={"error": str(e)})
             return
         if self._tokens() != ours:
             return  # one of ours was started meanwhile, and may be in there
@@ -152,10 +150,10 @@ class MpsSupervisor:
         self._maintained: set[MpsServerName] = set()  # by somebody, now
         self._checked_at: float | None = None
         self._began_at = dependencies.clock.passed()
-        self.on_problem: Callable[[], None] = lambda: None  # have ``look_after`` done soon
+        self.on_problem: Callable[[], None] = lambda: None  # have ``maintain`` called soon
 
     def recover(self) -> None:
-        """Take up what another agent left. What it needs, ``look_after`` does.
+        """Take over what another agent left. ``maintain`` does what that needs.
 
         What cannot be read is set aside, and what it was of is ended. NodeError: the directory
         cannot be used at all.
@@ -302,7 +300,9 @@ class MpsSupervisor:
             server.adopt()
         except DriverError as e:
             extra = {"server": server.name, "error": str(e)}
-            log.warning("it is not known whether an MPS server is sheltered", extra=extra)
+            log.warning(
+                "it is not known whether an MPS server outlives this container", extra=extra
+            )
 
     def _remove(self, name: MpsServerName) -> None:
         with suppress(TimedOut), self._locked(name, _QUICK_STATUS_SECONDS):

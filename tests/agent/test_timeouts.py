@@ -25,14 +25,14 @@ SLACK = 1.5 + KILLING  # of a machine that does other things, too
 
 
 def test_what_the_agent_takes_is_less_than_who_asks_waits():
-    timeouts, patience = MpsRequestTimeouts(), DaemonTimeouts()
+    timeouts, daemon = MpsRequestTimeouts(), DaemonTimeouts()
 
     assert timeouts.serve + KILLING < SERVE_SECONDS
     assert max(timeouts.release, timeouts.terminate) + KILLING < SECONDS
-    assert timeouts.undoing > patience.kill
+    assert timeouts.undoing > daemon.kill
     # One that starts as slowly as it may can be served, and one client be found wedged.
-    assert patience.start + timeouts.undoing < timeouts.serve
-    assert 2.0 + patience.drain < timeouts.terminate <= patience.drain_all
+    assert daemon.start + timeouts.undoing < timeouts.serve
+    assert 2.0 + daemon.drain < timeouts.terminate <= daemon.drain_all
 
 
 @pytest.fixture

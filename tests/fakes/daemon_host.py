@@ -28,7 +28,7 @@ GIB = 1 << 30
 NO_LIMIT = MpsLimits()
 PATIENT = DaemonTimeouts(start=5.0, settle=0.0)
 BRIEF = DaemonTimeouts(
-    start=1.0, settle=0.0, unseen=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0
+    start=1.0, settle=0.0, appearance=0.5, ask=0.3, drain=0.3, quit=0.3, term=0.3, kill=3.0
 )
 DRIVERS = {2: ("580.95.05", "13.0"), 3: ("615.71.09", "13.4")}
 
@@ -61,10 +61,10 @@ class DaemonHost:
         return DriverRoot(root, Path("/"), proc=f"{root}/proc")
 
     def daemons(
-        self, patience: DaemonTimeouts = PATIENT, run: RunCommand = run_command
+        self, timeouts: DaemonTimeouts = PATIENT, run: RunCommand = run_command
     ) -> MpsDaemons:
         """As a process that knows nothing from before has them."""
-        return MpsDaemons(self.driver, run, program_path, patience=patience)
+        return MpsDaemons(self.driver, run, program_path, timeouts=timeouts)
 
     def daemon(self, gpus: int = 1, most: MpsLimits = NO_LIMIT) -> ControlDaemon:
         mine = self.gpus[:gpus]

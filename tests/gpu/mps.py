@@ -67,8 +67,8 @@ class Host:
         kind = MpsDaemons if protocol > 2 else OnlyProtocol2
         (empty := Path(self.directory, "proc")).mkdir()
         # Without a look at its cgroup nothing is moved out of this one.
-        shelter = DaemonCgroup(Path("/sys/fs/cgroup"), empty)
-        self.daemons = kind(driver.root, driver.run, driver.placed, shelter)
+        cgroup = DaemonCgroup(Path("/sys/fs/cgroup"), empty)
+        self.daemons = kind(driver.root, driver.run, driver.placed, cgroup)
         self.agent = self.another_agent()
 
     def another_agent(self) -> MpsSupervisor:

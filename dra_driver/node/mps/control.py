@@ -26,7 +26,7 @@ class DaemonTimeouts:
 
     start: float = 7.0  # which leaves some for undoing it
     settle: float = 0.2  # in which one that cannot live has died, once it was up
-    unseen: float = 2.0  # in which a server appears in the list, or never will
+    appearance: float = 2.0  # in which a server appears in the list, or never will
     ask: float = 3.0
     drain: float = 4.0  # in which a client finishes what it has in work
     drain_all: float = 8.0  # in which all do
@@ -39,10 +39,10 @@ class DaemonTimeouts:
 class ControlProgram:
     """Runs the driver's MPS program. Safe to use from several threads."""
 
-    def __init__(self, driver: DriverRoot, run: RunCommand, placed: LocateProgram) -> None:
+    def __init__(self, driver: DriverRoot, run: RunCommand, locate: LocateProgram) -> None:
         self._driver = driver
         self._run = run
-        self._placed = placed
+        self._locate = locate
         self._last: tuple[DriverFiles, Command] | None = None
 
     @property
@@ -54,7 +54,7 @@ class ControlProgram:
         """NodeError: the driver has no such program."""
         files, last = self.driver, self._last
         if last is None or last[0] is not files:
-            last = files, self._placed(self._driver.command(PROGRAM))
+            last = files, self._locate(self._driver.command(PROGRAM))
             self._last = last
         return replace(last[1], args=args, stdin=stdin)
 

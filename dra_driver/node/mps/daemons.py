@@ -30,7 +30,7 @@ from dra_driver.node.nvml.values import driver_version
 log = logging.getLogger(__name__)
 
 _BETWEEN_LOOKS_SECONDS: Final = 0.01
-_PATIENCE: Final = DaemonTimeouts()
+_TIMEOUTS: Final = DaemonTimeouts()
 
 
 class MpsDaemons:
@@ -41,15 +41,15 @@ class MpsDaemons:
         self,
         driver: DriverRoot,
         run: RunCommand = run_command,
-        placed: LocateProgram = lambda command: command,
-        shelter: DaemonCgroup | None = None,
-        patience: DaemonTimeouts = _PATIENCE,
+        locate: LocateProgram = lambda command: command,
+        cgroup: DaemonCgroup | None = None,
+        timeouts: DaemonTimeouts = _TIMEOUTS,
     ) -> None:
         """*placed*: where a command of the driver really is (a simulated host's is elsewhere)."""
-        self._control = ControlProgram(driver, run, placed)
+        self._control = ControlProgram(driver, run, locate)
         self._processes = DaemonProcesses()
-        self._patience = patience
-        self._shelter = shelter or DaemonCgroup(Path("/sys/fs/cgroup"))
+        self._timeouts = timeouts
+        self._shelter = cgroup or DaemonCgroup(Path("/sys/fs/cgroup"))
         labels = SelinuxLabels(Path(driver.here("/sys/fs/selinux/enforce")))
         self._directories = DaemonDirectories(self._control, labels, self._shelter.in_container)
         self._protocols: Mapping[int, Protocol2 | Protocol3] = {
@@ -101,14 +101,14 @@ class MpsDaemons:
     def check(self, daemon: ControlDaemon) -> DaemonStatus:
         """NodeError: it answers with an error, or nobody is there. NotAsked: it could not be asked.
         TimedOut: it does not answer."""
-        return self._words(daemon).check(daemon, _within(daemon, self._patience.ask))
+        return self._protocol(daemon).check(daemon, _within(daemon, self._timeouts.ask))
 
     def add(self, daemon: ControlDaemon, namespace: MpsNamespace) -> str:
         """The pipe directory of *namespace*, which is made unless it is there with the same limits.
 
         NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
         """
-        made = self._words(daemon).add(daemon, namespace, _within(daemon, self._patience.ask))
+        made = self._protocol(daemon).add(daemon, namespace, _within(daemon, self._timeouts.ask))
         return self._directories.added(daemon, made)
 
     def is_there(self, directory: str) -> bool:
@@ -121,12 +121,12 @@ class MpsDaemons:
 
         NodeError: clients are in it, or it is not there. TimedOut: no answer.
         """
-        self._words(daemon).limit(daemon, namespace, _within(daemon, self._patience.ask))
+        self._protocol(daemon).limit(daemon, namespace, _within(daemon, self._timeouts.ask))
 
     def remove(self, daemon: ControlDaemon, namespace: MpsNamespaceName) -> None:
         """Whoever is in it is thrown out. Unknown: fine."""
         if self.is_running(daemon):
-            self._words(daemon).remove(daemon, namespace, _within(daemon, self._patience.ask))
+            self._protocol(daemon).remove(daemon, namespace, _within(daemon, self._timeouts.ask))
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
         """Have these clients finish what they have in work, and take them off. Gone: fine.
@@ -134,19 +134,19 @@ class MpsDaemons:
         Wedged: one does not end. TimedOut: the daemon does not answer. NodeError: some have not
         ended yet; ask again.
         """
-        until = _within(daemon, self._patience.drain_all)
+        until = _within(daemon, self._timeouts.drain_all)
         there = [pid for pid in pids if self._processes.exists(pid)]
         if there and self.is_running(daemon):
-            asking = _within(daemon, self._patience.ask)
+            asking = _within(daemon, self._timeouts.ask)
             drain_clients(
-                self._words(daemon).ends(daemon, there, asking), self._patience.drain, until
+                self._protocol(daemon).ends(daemon, there, asking), self._timeouts.drain, until
             )
 
     def end(self, daemon: ControlDaemon) -> None:
         """End its processes without a word, and keep its directory, which containers have mounted:
         a daemon that ends in order would take away what it made in there."""
         find = partial(self._processes.of, daemon.token)
-        self._forget(daemon, self._ended(find, SIGKILL, self._patience.kill))
+        self._forget(daemon, self._ended(find, SIGKILL, self._timeouts.kill))
 
     def stop(self, daemon: ControlDaemon) -> None:
         """End its processes, and take away its mounts and its directory. Nothing there: fine."""
@@ -183,14 +183,14 @@ class MpsDaemons:
         if driver_version(driver.version).major < PROTOCOL_3_DRIVER_VERSION:
             return 2
         return (
-            3 if speaks_protocol3(self._control, within_request(self._patience.ask, PROGRAM)) else 2
+            3 if speaks_protocol3(self._control, within_request(self._timeouts.ask, PROGRAM)) else 2
         )
 
     def _bring_up(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace]
     ) -> Mapping[MpsNamespaceName, str]:
-        deadline = within_request(self._patience.start, f"starting MPS server {daemon.name}")
-        words = self._words(daemon)
+        deadline = within_request(self._timeouts.start, f"starting MPS server {daemon.name}")
+        words = self._protocol(daemon)
         self._directories.make(daemon, [namespace.name for namespace in namespaces])
         command = self._control.to(daemon, words.command(daemon, namespaces))
         own = (*command.variables, (TOKEN_VARIABLE, daemon.token))
@@ -201,7 +201,7 @@ class MpsDaemons:
         ready = self._wait(daemon, namespaces, deadline)
         self.detach(daemon)  # its server is there by now
         self._directories.began(daemon)
-        time.sleep(self._patience.settle)
+        time.sleep(self._timeouts.settle)
         if not self.is_running(daemon):
             raise NodeError("its control daemon ended as soon as it was up")
         return ready
@@ -220,9 +220,9 @@ class MpsDaemons:
         self, daemon: ControlDaemon, find: Callable[[], tuple[DaemonProcess, ...]]
     ) -> None:
         """End what *find* finds, and take away everything else of it."""
-        left = self._ended(find, SIGTERM, self._patience.term)
+        left = self._ended(find, SIGTERM, self._timeouts.term)
         if left:
-            left = self._ended(find, SIGKILL, self._patience.kill)
+            left = self._ended(find, SIGKILL, self._timeouts.kill)
         self._forget(daemon, left)
         self._directories.remove(daemon)
         self._shelter.close()
@@ -237,7 +237,7 @@ class MpsDaemons:
         """TimedOut: there is something of it still."""
         self._known.pop(daemon.token, None)
         self._exposed.discard(daemon.token)
-        self._words(daemon).forget(daemon)
+        self._protocol(daemon).forget(daemon)
         if left:
             pids = ", ".join(str(process.pid) for process in left)
             raise TimedOut(
@@ -260,15 +260,15 @@ class MpsDaemons:
     def _wait(
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str]:
-        words = self._words(daemon)
-        unseen = within_request(self._patience.unseen)
+        words = self._protocol(daemon)
+        appearance = within_request(self._timeouts.appearance)
         while True:
             try:
                 ready = words.when_ready(daemon, namespaces, deadline)
             except TimedOut:
                 raise
             except NodeError:
-                if unseen.expired or not self.is_running(daemon):
+                if appearance.expired or not self.is_running(daemon):
                     raise
                 ready = None  # it is not yet there to be asked
             if ready is not None:
@@ -278,7 +278,7 @@ class MpsDaemons:
             deadline.check()
             time.sleep(_BETWEEN_LOOKS_SECONDS)
 
-    def _words(self, daemon: ControlDaemon) -> Protocol2 | Protocol3:
+    def _protocol(self, daemon: ControlDaemon) -> Protocol2 | Protocol3:
         return self._protocols[daemon.protocol]
 
     def _find(self, daemon: ControlDaemon) -> DaemonProcess | None:
@@ -292,17 +292,17 @@ class MpsDaemons:
     def _quit(self, daemon: ControlDaemon, processes: tuple[DaemonProcess, ...]) -> None:
         """Ask it to. One that goes may not stay long enough to say so."""
         try:
-            deadline = within_request(self._patience.quit, f"ending {daemon.name}", undoing=True)
-            self._words(daemon).quit(daemon, deadline)
+            deadline = within_request(self._timeouts.quit, f"ending {daemon.name}", undoing=True)
+            self._protocol(daemon).quit(daemon, deadline)
         except NodeError as e:
             going = not isinstance(e, TimedOut)
-            seconds = seconds_within_request(self._patience.going, undoing=True)
+            seconds = seconds_within_request(self._timeouts.going, undoing=True)
             if not (going and self._processes.wait(processes, seconds)):
                 extra = {"server": daemon.name, "error": str(e)}
                 log.info("an MPS daemon does not quit", extra=extra)
         else:
             self._processes.wait(
-                processes, seconds_within_request(self._patience.term, undoing=True)
+                processes, seconds_within_request(self._timeouts.term, undoing=True)
             )
 
 

@@ -122,16 +122,16 @@ def never_read(now: float) -> PodRead:
     return PodRead(now - PodRead(now).patience, seen=False)
 
 
-def most_urgent(glances: Mapping[K, PodRead], now: float, a_second: float) -> tuple[K, ...]:
+def most_urgent(reads: Mapping[K, PodRead], now: float, a_second: float) -> tuple[K, ...]:
     """Those that are due: first who used up the largest part of its patience.
 
     Those whose grace period is too short for the budget do not take the turns of those for whom it
     is enough: they share what these leave.
     """
-    least = _least_patience([glance.patience for glance in glances.values()], a_second)
-    due = [key for key, glance in glances.items() if glance.is_due(now)]
+    least = _least_patience([read.patience for read in reads.values()], a_second)
+    due = [key for key, read in reads.items() if read.is_due(now)]
     return tuple(
-        sorted(due, key=lambda key: (glances[key].at - now) / max(glances[key].patience, least))
+        sorted(due, key=lambda key: (reads[key].at - now) / max(reads[key].patience, least))
     )
 
 

@@ -84,12 +84,12 @@ class ClaimNamespace:
     namespace: MpsNamespace
     completed: bool
     names: tuple[str, ...]  # of the GPUs or MIG partitions of the namespace, in its order: "gpu-0"
-    over: tuple[GpuUuid, MigInstance] | None = (
+    instance: tuple[GpuUuid, MigInstance] | None = (
         None  # the MIG instance that it is over, of which GPU
     )
 
     @property
-    def known_as(self) -> Mapping[GpuUuid, str]:
+    def display_names(self) -> Mapping[GpuUuid, str]:
         """The GPUs of the namespace, each as people know it."""
         both = zip(self.namespace.gpus, self.names, strict=True)
         return {gpu: f"{name} ({gpu})" for gpu, name in both}
@@ -99,8 +99,8 @@ class ClaimNamespace:
 class NamespaceClients:
     """The possible clients of a namespace. *of_pods*: those whose pod is known."""
 
-    may_be: ClientOwners = field(default_factory=dict)
-    of_pods: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
+    candidates: ClientOwners = field(default_factory=dict)
+    by_pod: Mapping[PodUid, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def claim_namespaces(records: Iterable[ClaimRecord]) -> tuple[ClaimNamespace, ..
             namespace,
             record.completed,
             _names(record, namespace),
-            _over(record, namespace),
+            _mig_instance_of(record, namespace),
         )
         for record in records
         for namespace in record.namespaces
@@ -144,7 +144,9 @@ def _names(record: ClaimRecord, namespace: MpsNamespace) -> tuple[str, ...]:
     return tuple(names.get(gpu, "a GPU") for gpu in namespace.gpus)
 
 
-def _over(record: ClaimRecord, namespace: MpsNamespace) -> tuple[GpuUuid, MigInstance] | None:
+def _mig_instance_of(
+    record: ClaimRecord, namespace: MpsNamespace
+) -> tuple[GpuUuid, MigInstance] | None:
     held = ((holding.gpu, holding.instance) for holding in record.holdings)
     instances = ((gpu, its) for gpu, its in held if gpu is not None and its is not None)
     return next((pair for pair in instances if pair[1].uuid in namespace.gpus), None)
@@ -231,13 +233,13 @@ def _clients(
     """Where a pod has the namespace for itself, its clients are the pod's, seen or not."""
     its = users[namespace]
     alone = next(iter(its)) if len(its) == 1 else None
-    of_pods: dict[PodUid, set[int]] = {}
-    may_be = {pid: names for pid, names in whose.items() if namespace in names}
-    for pid, names in may_be.items():
+    by_pod: dict[PodUid, set[int]] = {}
+    candidates = {pid: names for pid, names in whose.items() if namespace in names}
+    for pid, names in candidates.items():
         pod = pods.get(pid) or (alone if names == {namespace} else None)
         if pod is not None and pod in its:
-            of_pods.setdefault(pod, set()).add(pid)
-    return NamespaceClients(may_be, {pod: frozenset(pids) for pod, pids in of_pods.items()})
+            by_pod.setdefault(pod, set()).add(pid)
+    return NamespaceClients(candidates, {pod: frozenset(pids) for pod, pids in by_pod.items()})
 
 
 def mps_memory_shares(
@@ -268,10 +270,10 @@ def bypassing_processes(
     Where a server is not ready, or a namespace not served, its clients are unknown. A process that
     may use the GPU for a claim without MPS does not count.
     """
-    return frozenset(stray for look in looks for stray in _strays_on(look, namespaces, status))
+    return frozenset(bypass for look in looks for bypass in _bypasses_on(look, namespaces, status))
 
 
-def _strays_on(
+def _bypasses_on(
     look: GpuMemorySample, namespaces: Iterable[ClaimNamespace], status: MpsStatus
 ) -> Iterable[BypassingProcess]:
     served: dict[ClaimUid, frozenset[int] | None] = {}  # None: nobody can tell
@@ -342,7 +344,9 @@ def _count(
     found: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
 ) -> int | None:
     names = {namespace.name for namespace in namespaces}
-    whose = {pid: its for name in names if name in found for pid, its in found[name].may_be.items()}
+    whose = {
+        pid: its for name in names if name in found for pid, its in found[name].candidates.items()
+    }
     pids = counted_clients(names, whose)
     return None if pids is None else len(pids)
 
@@ -356,10 +360,10 @@ def server_restarted_message(incident: MpsServerRestart, used: ClaimNamespace) -
     )
 
 
-def bypass_message(stray: BypassingProcess, gpu: str) -> str:
+def bypass_message(bypass: BypassingProcess, gpu: str) -> str:
     """A process goes past its server. *gpu*: as people know it."""
     return (
-        f"process {stray.process.pid} of the host uses {gpu} for {_claims(stray)} and is no "
+        f"process {bypass.process.pid} of the host uses {gpu} for {_claims(bypass)} and is no "
         "client of the claim's MPS server: it runs without the limits of MPS. Either it unset or "
         "changed CUDA_MPS_PIPE_DIRECTORY, or it is from before a restart of the server, or the "
         "server does not serve its user; restart the container with the variable as it was given"
@@ -384,19 +388,19 @@ def pod_not_served_message(namespaces: Sequence[ClaimNamespace], problems: Itera
     )
 
 
-def bypass_subject(stray: BypassingProcess) -> str:
+def bypass_subject(bypass: BypassingProcess) -> str:
     """What the processes that go past MPS in the same way have in common."""
-    return f"{stray.gpu} {_claims(stray)}"
+    return f"{bypass.gpu} {_claims(bypass)}"
 
 
 def _gpus(namespaces: Iterable[ClaimNamespace]) -> str:
     return ", ".join(
-        dict.fromkeys(name for namespace in namespaces for name in namespace.known_as.values())
+        dict.fromkeys(name for namespace in namespaces for name in namespace.display_names.values())
     )
 
 
-def _claims(stray: BypassingProcess) -> str:
-    return _list("claim", map(str, stray.claims))
+def _claims(bypass: BypassingProcess) -> str:
+    return _list("claim", map(str, bypass.claims))
 
 
 def _list(word: str, names: Iterable[str]) -> str:

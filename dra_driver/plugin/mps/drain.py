@@ -17,7 +17,7 @@ from dra_driver.base.errors import ApiServerError, NotFound
 from dra_driver.base.threads import BackgroundTask, BackgroundTasks
 from dra_driver.k8s.claims import ClaimRef, Pod, PodUid
 from dra_driver.k8s.pods import PodSpec
-from dra_driver.model.mps import MpsNamespaceName
+from dra_driver.model.mps import MpsNamespaceName, MpsStatus
 from dra_driver.plan.mps.drain import (
     PodRead,
     ReadBudget,
@@ -36,20 +36,23 @@ _LEFT_SECONDS: Final = 5.0  # between two tries at what does not end, though its
 _AGAIN_SECONDS: Final = 1.0  # until it is seen whether a pod has new clients, or a try is repeated
 
 
-class DrainPodSource(Protocol):
-    """Where pods are read from; ``dra_driver.k8s.pods``."""
+class PodSource(Protocol):
+    """Reads pods; ``dra_driver.k8s.pods``."""
 
+    def read(self, namespace: str, name: str) -> PodSpec: ...
     def read_cached(self, namespace: str, name: str) -> PodSpec: ...
 
 
-class MpsClientTerminator(Protocol):
-    """Who ends clients; ``dra_driver.node.mps.agent_client``."""
+class MpsAgent(Protocol):
+    """The MPS agent of this node; ``dra_driver.node.mps.agent_client``."""
 
+    def status(self) -> MpsStatus: ...
+    def release(self, name: MpsNamespaceName) -> None: ...
     def terminate(self, name: MpsNamespaceName, pids: Collection[int]) -> None: ...
 
 
 class MpsDrainMetrics(Protocol):
-    """Who counts; ``dra_driver.plugin.metrics``."""
+    """The part of ``dra_driver.plugin.metrics`` that the drain uses."""
 
     def mps_drained(self, clients: int) -> None: ...
     def mps_late_looks(self, pods: int) -> None: ...
@@ -83,19 +86,19 @@ class MpsDrain:
 
     def __init__(
         self,
-        pods: DrainPodSource,
-        agent: MpsClientTerminator,
-        errands: BackgroundTasks,
+        pods: PodSource,
+        agent: MpsAgent,
+        tasks: BackgroundTasks,
         observer: MpsDrainMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pods = pods
         self._agent = agent
-        self._errands = errands
+        self._tasks = tasks
         self._observer = observer
         self._clock = clock
         self._known: dict[PodUid, _DrainState] = {}
-        self._lock = threading.Lock()  # of what is known: threads of errands write it
+        self._lock = threading.Lock()  # of what is known: threads of tasks write it
         now = self._clock()
         self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, now)  # of the reads
         self._late = False
@@ -144,7 +147,7 @@ class MpsDrain:
         due = most_urgent(glances, self._clock(), READS_A_SECOND)
         if due:
             read = partial(self._read_pods, [pods[uid] for uid in due])
-            self._errands.go("pods", [BackgroundTask("pods of MPS clients", read, _AGAIN_SECONDS)])
+            self._tasks.go("pods", [BackgroundTask("pods of MPS clients", read, _AGAIN_SECONDS)])
         elif not pods and self._late:
             self._in_time()
 
@@ -227,7 +230,7 @@ class MpsDrain:
             if pids := namespace.pids - its.ended:
                 name = f"drain {namespace.pod.name} of {namespace.claim} ({namespace.namespace})"
                 end = partial(self._end, namespace, pids)
-                self._errands.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
+                self._tasks.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
 
     def _end(self, one: PodMpsClients, pids: frozenset[int]) -> None:
         """On a thread of its own: a server waits for what its clients have in flight."""
@@ -241,7 +244,7 @@ class MpsDrain:
         """End these clients at once, though nobody deletes their pods: they may not be here."""
         for namespace in wanted:
             name = f"keep {namespace.pod.name} out of {namespace.claim} ({namespace.namespace})"
-            self._errands.go(
+            self._tasks.go(
                 name, [BackgroundTask(name, partial(self._keep_out, namespace), _AGAIN_SECONDS)]
             )
 

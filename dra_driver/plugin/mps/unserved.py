@@ -25,6 +25,7 @@ from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsStatus
 from dra_driver.model.records import ClaimRecord
+from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.memory.usage import PodClaims, pod_claims
 from dra_driver.plan.mps.containers import (
     JoinedPod,
@@ -46,6 +47,7 @@ from dra_driver.plan.mps.usage import (
     mps_memory_shares,
     pod_not_served_message,
 )
+from dra_driver.plugin.mps.drain import PodSource
 from dra_driver.plugin.process_owners import ProcessOwners, ProcessReport
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class MpsBypassDetector:
         self._events = events
         self._clock = clock
         self._since: Mapping[BypassingProcess, float] = {}
-        self._told: frozenset[BypassingProcess] = frozenset()
+        self._reported: frozenset[BypassingProcess] = frozenset()
         self._failed: Mapping[GpuUuid, str] = {}
 
     def look(
@@ -76,33 +78,35 @@ class MpsBypassDetector:
         """Those that had the time to connect and did not. One that is new is told of."""
         shares = mps_memory_shares(records, namespaces)
         pods = pod_claims(records)
-        looked = self._users.scan(shares, pods) if shares else ProcessReport()
-        pods = {**pods, **looked.joined}
-        self._warn(looked.errors)
+        report = self._users.scan(shares, pods) if shares else ProcessReport()
+        pods = {**pods, **report.joined}
+        self._warn(report.errors)
         now = self._clock()
-        found = bypassing_processes(looked.samples, namespaces, status)
+        found = bypassing_processes(report.samples, namespaces, status)
         # Of a GPU that does not answer this time, what was seen the last time stands.
-        kept = {stray for stray in self._since if stray.gpu in looked.errors}
-        self._since = {stray: self._since.get(stray, now) for stray in found | kept}
-        sure = confirmed_bypasses(self._since, now)
-        known_as = {
-            gpu: name for namespace in namespaces for gpu, name in namespace.known_as.items()
+        kept = {bypass for bypass in self._since if bypass.gpu in report.errors}
+        self._since = {bypass: self._since.get(bypass, now) for bypass in found | kept}
+        confirmed = confirmed_bypasses(self._since, now)
+        display_names = {
+            gpu: name for namespace in namespaces for gpu, name in namespace.display_names.items()
         }
-        for stray in sorted(sure - self._told, key=lambda one: (one.process, one.gpu)):
-            self._tell(stray, pods, known_as.get(stray.gpu, stray.gpu))
-        self._told = sure
-        return sure
+        for bypass in sorted(confirmed - self._reported, key=lambda one: (one.process, one.gpu)):
+            self._send_event(bypass, pods, display_names.get(bypass.gpu, bypass.gpu))
+        self._reported = confirmed
+        return confirmed
 
-    def _tell(self, stray: BypassingProcess, pods: Mapping[PodUid, PodClaims], gpu: str) -> None:
-        holder = pods.get(stray.process.pod)
+    def _send_event(
+        self, bypass: BypassingProcess, pods: Mapping[PodUid, PodClaims], gpu: str
+    ) -> None:
+        holder = pods.get(bypass.process.pod)
         if holder is None:  # its claims are gone since; so will it be
             return
-        claims = ", ".join(map(str, stray.claims))
-        facts = {"pid": stray.process.pid, "gpu": stray.gpu, "claim": claims}
+        claims = ", ".join(map(str, bypass.claims))
+        facts = {"pid": bypass.process.pid, "gpu": bypass.gpu, "claim": claims}
         log.warning("a process of a claim under MPS goes past it", extra=facts)
-        pod = PodRef(holder.namespace, holder.name, stray.process.pod)
+        pod = PodRef(holder.namespace, holder.name, bypass.process.pod)
         self._events.tell(
-            Event(pod, "MPSNotUsed", bypass_subject(stray), bypass_message(stray, gpu))
+            Event(pod, "MPSNotUsed", bypass_subject(bypass), bypass_message(bypass, gpu))
         )
 
     def _warn(self, failed: Mapping[GpuUuid, str]) -> None:
@@ -117,17 +121,12 @@ READS_A_SECOND, READS_AT_ONCE = 0.5, 4.0  # of pods; every node of a cluster doe
 _AGAIN_SECONDS: Final = 30.0  # after one could not be read
 
 
-class JoinedPodSource(Protocol):
-    """Where pods are read from; ``dra_driver.k8s.pods``."""
-
-    def read(self, namespace: str, name: str) -> PodSpec: ...
-    def read_cached(self, namespace: str, name: str) -> PodSpec: ...
-
-
-class ClaimRecordReader(Protocol):
-    """What claims were given; ``dra_driver.node.state.ledger``."""
+class MpsLedger(Protocol):
+    """What claims hold; ``dra_driver.node.state.ledger``."""
 
     def record(self, uid: ClaimUid) -> ClaimRecord | None: ...
+    def records(self) -> tuple[ClaimRecord, ...]: ...
+    def set_aside(self) -> tuple[DamagedRecord, ...]: ...
 
 
 class UnservedPods:
@@ -136,23 +135,23 @@ class UnservedPods:
 
     def __init__(
         self,
-        ledger: ClaimRecordReader,
-        pods: JoinedPodSource,
+        ledger: MpsLedger,
+        pods: PodSource,
         events: Events,
-        errands: BackgroundTasks,
+        tasks: BackgroundTasks,
         clock: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._pods = pods
         self._events = events
-        self._errands = errands
+        self._tasks = tasks
         self._clock = clock
         self._budget = ReadBudget(READS_A_SECOND, READS_AT_ONCE, READS_AT_ONCE, clock())
         self._specs: Mapping[PodUid, PodSpec | None] = {}  # None: it is gone
         self._given: Mapping[ClaimUid, Sequence[RequestedDevice]] = {}
         self._changed = False  # what is known of a pod, since the last look
-        self._lock = threading.Lock()  # of these three: the threads of errands write them
-        self._told: frozenset[tuple[PodUid, str]] = frozenset()
+        self._lock = threading.Lock()  # of these three: the threads of tasks write them
+        self._reported: frozenset[tuple[PodUid, str]] = frozenset()
         self._settled: Sequence[ClaimRecord] | None = None  # the records of which all is told
         self._kept_out: frozenset[tuple[ClaimUid, PodUid]] = frozenset()
 
@@ -166,17 +165,17 @@ class UnservedPods:
         self._forget_all_but(joined)
         if new := [one for one in joined if not self._knows(one)]:
             name = "pods that joined claims under MPS"
-            self._errands.go(name, [BackgroundTask(name, partial(self._read, new), _AGAIN_SECONDS)])
+            self._tasks.go(name, [BackgroundTask(name, partial(self._read, new), _AGAIN_SECONDS)])
         told, out = set(), set()
         known = [one for one in joined if self._knows(one)]
         for record in known:
             if spec := self._specs[record.pod.uid]:
                 uid = record.record.claim.uid
-                told |= self._tell(
+                told |= self._send_event(
                     record, unusable_devices(record, spec, self._given[uid], records)
                 )
                 out |= {(uid, spec.uid)} if tenant_violations(record, spec) else set()
-        self._told, self._kept_out = frozenset(told), frozenset(out)
+        self._reported, self._kept_out = frozenset(told), frozenset(out)
         self._settled = records if len(known) == len(joined) else None
 
     def saw(self, spec: PodSpec) -> None:
@@ -201,13 +200,13 @@ class UnservedPods:
             self._specs = {uid: spec for uid, spec in self._specs.items() if uid in pods}
             self._given = {uid: its for uid, its in self._given.items() if uid in claims}
 
-    def _tell(self, one: JoinedPod, problems: Sequence[str]) -> set[tuple[PodUid, str]]:
+    def _send_event(self, one: JoinedPod, problems: Sequence[str]) -> set[tuple[PodUid, str]]:
         """Once for each pod and claim, as long as it is the same."""
         if not problems:
             return set()
         claim = one.record.claim
         message = pod_not_served_message(claim_namespaces([one.record]), problems)
-        if (one.pod.uid, message) not in self._told:
+        if (one.pod.uid, message) not in self._reported:
             facts = {"claim": str(claim), "pod": one.pod.name, "problems": list(problems)}
             log.warning("a pod that joined a claim is not served by its MPS server", extra=facts)
             pod = PodRef(claim.namespace, one.pod.name, one.pod.uid)

@@ -1,12 +1,11 @@
-"""Looks after MPS while claims use it: who is not served, not limited, cut off, or about to end.
+"""Watches MPS while claims use it, and repairs what is not served.
 
-The MPS agent keeps servers alive; here is what only the plugin knows: which claims there are, whose
-pods they have, and what runs on the GPUs.
+The MPS agent keeps servers running; what only the plugin knows is here: which claims exist, whose
+pods use them, and what runs on the GPUs.
 
-Finds MPS servers over MIG instances that are not there any more, and ends them.
-
-A daemon of protocol 2 does not notice: it goes on, and every program that comes to it fails. The
-pods are told by ``plugin.mig.lost_instances``.
+``LostMpsInstances`` ends servers over MIG instances that are gone. A daemon of protocol 2 does not
+notice that, and every program that connects to it fails. ``plugin.mig.lost_instances`` informs the
+pods.
 """
 
 import logging
@@ -27,9 +26,7 @@ from dra_driver.model.processes import GpuProcess
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.cgroups.containers import ContainerBundles
 from dra_driver.node.cgroups.processes import ContainerProcesses
-from dra_driver.node.state.ledger_files import DamagedRecord
 from dra_driver.plan.mps.usage import (
-    ClaimMpsUsage,
     ClaimNamespace,
     NamespaceClients,
     agent_down_message,
@@ -46,9 +43,9 @@ from dra_driver.plan.mps.usage import (
 from dra_driver.plugin.claims import partitions
 from dra_driver.plugin.claims.dependencies import ClaimChanged
 from dra_driver.plugin.claims.partitions import InstanceReader, instance_at
-from dra_driver.plugin.mps import drain, unserved
-from dra_driver.plugin.mps.drain import MpsDrain, PodMpsClients
-from dra_driver.plugin.mps.unserved import MpsBypassDetector, UnservedPods
+from dra_driver.plugin.metrics import MpsMetrics
+from dra_driver.plugin.mps.drain import MpsAgent, MpsDrain, PodMpsClients, PodSource
+from dra_driver.plugin.mps.unserved import MpsBypassDetector, MpsLedger, UnservedPods
 from dra_driver.plugin.process_owners import ProcessOwners
 
 log = logging.getLogger(__name__)
@@ -56,19 +53,13 @@ log = logging.getLogger(__name__)
 _RELEASE_AGAIN_SECONDS: Final = 30.0  # after a namespace could not be ended
 
 
-class MpsReleaser(Protocol):
-    """Who serves; ``dra_driver.node.mps.agent_client``."""
-
-    def release(self, name: MpsNamespaceName) -> None: ...
-
-
 class LostMpsInstances:
     """Remembers whose instance is gone. One thread at a time may ``look``."""
 
-    def __init__(self, node: InstanceReader, agent: MpsReleaser, errands: BackgroundTasks) -> None:
+    def __init__(self, node: InstanceReader, agent: MpsAgent, tasks: BackgroundTasks) -> None:
         self._node = node
         self._agent = agent
-        self._errands = errands
+        self._tasks = tasks
         self._gone: frozenset[MpsNamespaceName] = frozenset()
 
     def look(
@@ -86,9 +77,9 @@ class LostMpsInstances:
 
     def _is_gone(self, one: ClaimNamespace) -> bool:
         """Of a GPU that does not answer, what was seen the last time stands."""
-        if one.over is None:
+        if one.instance is None:
             return False
-        gpu, instance = one.over
+        gpu, instance = one.instance
         try:
             found = instance_at(self._node, gpu, instance.key)
         except NodeError as e:
@@ -98,8 +89,8 @@ class LostMpsInstances:
 
     def _end(self, served: Sequence[ClaimNamespace]) -> None:
         if served:
-            errands = [self._ending(one.namespace.name) for one in served]
-            self._errands.go("instances that are gone", errands)
+            tasks = [self._ending(one.namespace.name) for one in served]
+            self._tasks.go("instances that are gone", tasks)
 
     def _ending(self, name: MpsNamespaceName) -> BackgroundTask:
         release = partial(self._agent.release, name)
@@ -113,30 +104,12 @@ _SERVE_AGAIN_SECONDS: Final = 30.0  # before a claim that could not be served ag
 _DOWN_SECONDS: Final = 60.0  # an agent that is replaced is back sooner
 
 
-class WatchedMpsAgent(drain.MpsClientTerminator, MpsReleaser, Protocol):
-    """Who serves; ``dra_driver.node.mps.agent_client``."""
-
-    def status(self) -> MpsStatus: ...
-
-
-class MpsLedger(unserved.ClaimRecordReader, Protocol):
-    """What claims hold; ``dra_driver.node.state.ledger``."""
-
-    def records(self) -> tuple[ClaimRecord, ...]: ...
-    def set_aside(self) -> tuple[DamagedRecord, ...]: ...
-
-
 class MpsPreparedClaims(Protocol):
-    """Who puts right what is served; ``dra_driver.plugin.claims.preparer``. Both look at the
-    ledger again,
-    where nobody else can act on the claim."""
+    """Repairs what is served; ``dra_driver.plugin.claims.prepared_claims``. Both read the ledger
+    again, under the lock of the claim."""
 
     def serve_again(self, uid: ClaimUid) -> None: ...
     def end_unknown(self, namespace: MpsNamespace) -> None: ...
-
-
-class MpsPodSource(drain.DrainPodSource, unserved.JoinedPodSource, Protocol):
-    """Where pods are read from; ``dra_driver.k8s.pods``."""
 
 
 class MpsNode(partitions.InstanceReader, Protocol):
@@ -145,25 +118,17 @@ class MpsNode(partitions.InstanceReader, Protocol):
     def processes(self, gpu: GpuUuid) -> Sequence[GpuProcess]: ...
 
 
-class MpsWatchMetrics(drain.MpsDrainMetrics, Protocol):
-    """Who counts; ``dra_driver.plugin.metrics``."""
-
-    def mps_agent(self, up: bool) -> None: ...
-    def mps_uses(self, uses: Sequence[ClaimMpsUsage]) -> None: ...
-    def mps_restarted(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class MpsDependencies:
     """What is looked after. *in_charge*: whether no newer process of this plugin runs."""
 
-    agent: WatchedMpsAgent
+    agent: MpsAgent
     ledger: MpsLedger
     preparer: MpsPreparedClaims
     node: MpsNode
-    pods: MpsPodSource
+    pods: PodSource
     events: Events
-    observer: MpsWatchMetrics
+    observer: MpsMetrics
     in_charge: Callable[[], bool]
 
 
@@ -180,11 +145,11 @@ class MpsChecks:
     """What a look works with."""
 
     processes: ContainerProcesses
-    strays: MpsBypassDetector
+    bypasses: MpsBypassDetector
     drain: MpsDrain
     joined: UnservedPods
     instances: LostMpsInstances
-    errands: BackgroundTasks
+    tasks: BackgroundTasks
     clock: MpsClocks
 
 
@@ -193,11 +158,11 @@ class _AgentOutage:
     """The agent does not answer."""
 
     since: float
-    told: bool = False
+    reported: bool = False
 
 
 def watch_mps(
-    its: MpsDependencies,
+    dependencies: MpsDependencies,
     containers: ContainerBundles,
     stack: ExitStack,
     seconds: float = _LOOK_SECONDS,
@@ -206,21 +171,23 @@ def watch_mps(
 
     The answer is to be called after a claim changed. *seconds*: from one look to the next.
     """
-    processes, clock, errands = ContainerProcesses(), MpsClocks(), BackgroundTasks()
-    users = ProcessOwners(its.node.processes, processes, containers.find)
-    tools = MpsChecks(
+    processes, clock, tasks = ContainerProcesses(), MpsClocks(), BackgroundTasks()
+    users = ProcessOwners(dependencies.node.processes, processes, containers.find)
+    checks = MpsChecks(
         processes,
-        MpsBypassDetector(users, its.events),
-        MpsDrain(its.pods, its.agent, errands, its.observer, clock.steady),
-        UnservedPods(its.ledger, its.pods, its.events, errands, clock.steady),
-        LostMpsInstances(its.node, its.agent, errands),
-        errands,
+        MpsBypassDetector(users, dependencies.events),
+        MpsDrain(dependencies.pods, dependencies.agent, tasks, dependencies.observer, clock.steady),
+        UnservedPods(
+            dependencies.ledger, dependencies.pods, dependencies.events, tasks, clock.steady
+        ),
+        LostMpsInstances(dependencies.node, dependencies.agent, tasks),
+        tasks,
         clock,
     )
-    watch = MpsWatch(its, tools)
+    watch = MpsWatch(dependencies, checks)
     loop = Loop("mps-watch", watch.look, seconds)
-    tools.drain.on_ending = loop.soon
-    tools.drain.on_read = tools.joined.saw
+    checks.drain.on_ending = loop.soon
+    checks.drain.on_read = checks.joined.saw
     loop.start()
     stack.callback(loop.stop)
 
@@ -234,13 +201,13 @@ def watch_mps(
 class MpsWatch:
     """One thread at a time may ``look``."""
 
-    def __init__(self, its: MpsDependencies, tools: MpsChecks) -> None:
-        self._its = its
-        self._tools = tools
+    def __init__(self, dependencies: MpsDependencies, checks: MpsChecks) -> None:
+        self._dependencies = dependencies
+        self._checks = checks
         self._seen: tuple[ClaimRecord, ...] = ()  # when it was last looked whether any is under MPS
-        self._wanted = False
+        self._any_under_mps = False
         self._serves = True  # as far as we know: what it served before we came, too
-        self._last: int | None = None
+        self._last_restart: int | None = None
         self._outage: _AgentOutage | None = None
         self._sees_pods = False
 
@@ -249,40 +216,40 @@ class MpsWatch:
 
         Without claims under MPS, and with an agent that serves nothing, it does nothing.
         """
-        if not self._has_work() or not self._its.in_charge():
+        if not self._has_work() or not self._dependencies.in_charge():
             return None
         try:
-            status = self._its.agent.status()
+            status = self._dependencies.agent.status()
         except NodeError as error:
-            self._down(str(error))
+            self._agent_down(str(error))
             return None
-        self._up()
-        records = self._its.ledger.records()  # not before the agent: see plan.mps_watch
+        self._agent_answered()
+        records = self._dependencies.ledger.records()  # not before the agent: see plan.mps_watch
         namespaces = claim_namespaces(records)
         self._serves = any(status.namespaces())
         found = namespace_clients(namespaces, status, self._pods(status))
-        by_pod = _by_pod(namespaces, found)
-        soon = self._tools.drain.look(by_pod)
-        gone = self._tools.instances.look(namespaces, status)
-        self._put_right(namespaces, gone, status)
-        self._tell_of_restarts(namespaces, status.incidents)
-        joined = self._tools.joined
+        by_pod = _clients_by_pod(namespaces, found)
+        soon = self._checks.drain.look(by_pod)
+        gone = self._checks.instances.look(namespaces, status)
+        self._repair_served(namespaces, gone, status)
+        self._report_restarts(namespaces, status.incidents)
+        joined = self._checks.joined
         joined.look(records)
-        self._tools.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
-        unserved = self._tools.strays.look(records, namespaces, status)
-        self._its.observer.mps_uses(mps_usages(namespaces, found, unserved))
+        self._checks.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
+        unserved = self._checks.bypasses.look(records, namespaces, status)
+        self._dependencies.observer.mps_uses(mps_usages(namespaces, found, unserved))
         return soon
 
     def _has_work(self) -> bool:
         """The ledger gives the same object again where nothing changed."""
-        if (records := self._its.ledger.records()) is not self._seen:
+        if (records := self._dependencies.ledger.records()) is not self._seen:
             self._seen = records
-            self._wanted = any(record.namespaces for record in records)
-        return self._wanted or self._serves
+            self._any_under_mps = any(record.namespaces for record in records)
+        return self._any_under_mps or self._serves
 
     def _pods(self, status: MpsStatus) -> Mapping[int, PodUid]:
         """Of which pod each client is, as far as that can be seen from here."""
-        processes = self._tools.processes
+        processes = self._checks.processes
         self._sees_pods = self._sees_pods or processes.sees_pods()
         if not self._sees_pods:
             return {}
@@ -290,15 +257,15 @@ class MpsWatch:
         found = ((pid, processes.find(pid)) for pid in sorted(pids))
         return {pid: process.pod for pid, process in found if process is not None}
 
-    def _put_right(
+    def _repair_served(
         self,
         namespaces: Sequence[ClaimNamespace],
         gone: Collection[MpsNamespaceName],
         status: MpsStatus,
     ) -> None:
-        preparer = self._its.preparer
-        unreadable = {aside.uid for aside in self._its.ledger.set_aside()}
-        errands = [
+        preparer = self._dependencies.preparer
+        unreadable = {aside.uid for aside in self._dependencies.ledger.set_aside()}
+        tasks = [
             BackgroundTask(
                 f"serve claim {uid} again", partial(preparer.serve_again, uid), _SERVE_AGAIN_SECONDS
             )
@@ -307,7 +274,7 @@ class MpsWatch:
                 status,
             )
         ]
-        errands += [
+        tasks += [
             BackgroundTask(
                 f"end namespace {namespace.name}",
                 partial(preparer.end_unknown, namespace),
@@ -315,50 +282,50 @@ class MpsWatch:
             )
             for namespace in orphaned_namespaces(namespaces, status, unreadable)
         ]
-        if errands:
-            self._tools.errands.go("what is served", errands)
+        if tasks:
+            self._checks.tasks.go("what is served", tasks)
 
-    def _tell_of_restarts(
+    def _report_restarts(
         self, namespaces: Sequence[ClaimNamespace], incidents: Sequence[MpsServerRestart]
     ) -> None:
-        for incident in new_restarts(incidents, self._last, self._tools.clock.epoch()):
-            if self._last is not None:  # one that an earlier process counted is no new one
-                self._its.observer.mps_restarted()
+        for incident in new_restarts(incidents, self._last_restart, self._checks.clock.epoch()):
+            if self._last_restart is not None:  # one that an earlier process counted is no new one
+                self._dependencies.observer.mps_restarted()
             facts = {"server": incident.server, "reason": incident.reason}
             log.warning("an MPS server was restarted", extra=facts)
             for namespace in namespaces:
                 if namespace.namespace.name in incident.namespaces:
                     message = server_restarted_message(incident, namespace)
-                    self._tell(namespace, "MPSServerRestarted", incident.server, message)
-        self._last = last_restart(incidents)
+                    self._send_event(namespace, "MPSServerRestarted", incident.server, message)
+        self._last_restart = last_restart(incidents)
 
-    def _tell(self, one: ClaimNamespace, reason: str, about: str, message: str) -> None:
+    def _send_event(self, one: ClaimNamespace, reason: str, about: str, message: str) -> None:
         for pod in one.pods:
             ref = PodRef(one.claim.namespace, pod.name, pod.uid)
-            self._its.events.tell(Event(ref, reason, f"{about} {one.claim}", message))
+            self._dependencies.events.tell(Event(ref, reason, f"{about} {one.claim}", message))
 
-    def _up(self) -> None:
+    def _agent_answered(self) -> None:
         if self._outage is not None:
             log.info("the MPS agent answers again")
         self._outage = None
-        self._its.observer.mps_agent(True)
+        self._dependencies.observer.mps_agent(True)
 
-    def _down(self, error: str) -> None:
+    def _agent_down(self, error: str) -> None:
         """Claims go on as they are. That the agent is replaced is no news for their pods."""
         namespaces = claim_namespaces(self._seen)
-        self._its.observer.mps_agent(False)
-        self._its.observer.mps_uses(mps_usages(namespaces, None, None))
-        if not namespaces and self._last is None:
+        self._dependencies.observer.mps_agent(False)
+        self._dependencies.observer.mps_uses(mps_usages(namespaces, None, None))
+        if not namespaces and self._last_restart is None:
             self._serves = False  # it never answered, and nobody needs it
             return
-        now = self._tools.clock.steady()
+        now = self._checks.clock.steady()
         if self._outage is None:
             log.warning("the MPS agent of this node does not answer", extra={"error": error})
             self._outage = _AgentOutage(now)
-        if now - self._outage.since >= _DOWN_SECONDS and not self._outage.told:
-            self._outage.told = True
+        if now - self._outage.since >= _DOWN_SECONDS and not self._outage.reported:
+            self._outage.reported = True
             for namespace in namespaces:
-                self._tell(
+                self._send_event(
                     namespace,
                     "MPSAgentDown",
                     "agent",
@@ -366,7 +333,7 @@ class MpsWatch:
                 )
 
 
-def _by_pod(
+def _clients_by_pod(
     namespaces: Sequence[ClaimNamespace], found: Mapping[MpsNamespaceName, NamespaceClients]
 ) -> Sequence[PodMpsClients]:
     """The clients whose pod is known, by claim and pod."""
@@ -375,5 +342,5 @@ def _by_pod(
         PodMpsClients(namespace.claim, pod, namespace.namespace.name, pids)
         for namespace in namespaces
         for pod in namespace.pods
-        if (pids := found.get(namespace.namespace.name, none).of_pods.get(pod.uid))
+        if (pids := found.get(namespace.namespace.name, none).by_pod.get(pod.uid))
     ]

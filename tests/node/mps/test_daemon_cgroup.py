@@ -146,13 +146,13 @@ def test_that_nothing_can_be_moved_is_said_once_until_it_changes(tmp_path, caplo
     host = Host(tmp_path, f"0::{CONTAINER}\n")
     host.hierarchy()
     host.process("7", f"0::{CONTAINER}\n")
-    shelter = host.detach
+    cgroup = host.detach
 
     for _ in range(3):
-        assert not shelter.take_in([7])
+        assert not cgroup.take_in([7])
     assert len(caplog.messages) == 1
     host.process("7", f"0::/{CGROUP_NAME}\n")
     for _ in range(2):
-        assert shelter.take_in([7])
+        assert cgroup.take_in([7])
 
     assert caplog.messages[1:] == ["MPS daemons can be moved out of this container again"]

@@ -178,7 +178,7 @@ def test_whoever_lives_in_a_directory_is_ended_without_knowing_its_token(host, d
     unknown = replace(daemon, token="f" * 32, gpus=(), protocol=2)
 
     for _ in range(2):
-        host.daemons().clear(unknown)
+        host.daemons().remove_orphan(unknown)
 
     assert host.left() == []
 
@@ -563,7 +563,7 @@ def test_a_server_over_a_gpu_that_is_gone_is_said_to_be(other_host):
     host.change(gpu=0, present=False)
 
     with pytest.raises(NodeError, match=r"it has no server: is its GPU there(.|\n)*no such device"):
-        host.daemons(replace(BRIEF, start=5.0, ask=3.0, unseen=0.3)).start(
+        host.daemons(replace(BRIEF, start=5.0, ask=3.0, appearance=0.3)).start(
             daemon, [host.namespace(0)]
         )
     assert host.left() == []

@@ -224,7 +224,7 @@ def with_selinux(host) -> MpsDaemons:
     enforce.parent.mkdir(parents=True)
     enforce.write_text("1")
     driver = DriverRoot("/", host.node.root)
-    return MpsDaemons(driver, placed=program_path, patience=PATIENT)
+    return MpsDaemons(driver, locate=program_path, timeouts=PATIENT)
 
 
 def labelled(*paths: str) -> bool:

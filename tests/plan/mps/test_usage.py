@@ -193,11 +193,11 @@ def one_namespace(claim=A, made=None, pods=(WEB,)):
     return found
 
 
-def may_be(whose, of_pods=None):
+def candidates(whose, by_pod=None):
     """Clients by number with the namespaces of which they may be, and those of pods."""
     return NamespaceClients(
         {pid: frozenset(map(MpsNamespaceName, names)) for pid, names in whose.items()},
-        {pod: frozenset(pids) for pod, pids in (of_pods or {}).items()},
+        {pod: frozenset(pids) for pod, pids in (by_pod or {}).items()},
     )
 
 
@@ -214,7 +214,7 @@ def test_protocol_3_tells_of_which_namespace_a_client_is():
 
     found = of_a(now, {1: WEB.uid, 2: WEB.uid}, others=[one_namespace(B, second)])
 
-    assert found == may_be({1: {"s-a"}}, {WEB.uid: {1}})
+    assert found == candidates({1: {"s-a"}}, {WEB.uid: {1}})
 
 
 def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
@@ -224,7 +224,9 @@ def test_with_protocol_2_the_pods_tell_which_of_several_claims_has_a_client():
 
     found = of_a(now, {1: WEB.uid, 2: DB.uid}, others=others)
 
-    assert found == may_be({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), "3 may be anybody's"
+    assert found == candidates({1: {"s-a"}, 3: {"s-a", "s-b"}}, {WEB.uid: {1}}), (
+        "3 may be anybody's"
+    )
 
 
 def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_ends_with_the_pod():
@@ -234,7 +236,7 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
 
     found = namespace_clients(both, now, {1: WEB.uid})
 
-    either = may_be({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
+    either = candidates({1: {"s-a", "s-b"}}, {WEB.uid: {1}})
     assert found == {"s-a": either, "s-b": either}
 
 
@@ -248,14 +250,14 @@ def test_with_protocol_2_a_client_of_a_pod_with_two_claims_may_be_of_either_and_
     ],
 )
 def test_a_client_whose_process_cannot_be_seen_is_of_the_only_pod(now):
-    assert of_a(now, {}).of_pods == {WEB.uid: {1}}
-    assert of_a(now, {}, users=(WEB, DB)) == may_be({1: {"s-a"}})
+    assert of_a(now, {}).by_pod == {WEB.uid: {1}}
+    assert of_a(now, {}, users=(WEB, DB)) == candidates({1: {"s-a"}})
 
 
 def test_a_client_of_a_pod_that_does_not_have_the_claim_is_counted_and_is_no_pods():
     now = status(server(namespace(), clients=[client(1, "s-a")]))
 
-    assert of_a(now, {1: DB.uid}) == may_be({1: {"s-a"}})
+    assert of_a(now, {1: DB.uid}) == candidates({1: {"s-a"}})
 
 
 def test_what_is_not_served_has_no_clients_and_what_nobody_has_is_not_told():
@@ -432,10 +434,10 @@ def test_a_namespace_knows_which_instance_it_is_over_once_that_is_cut():
     after = record(A, namespace(gpus=(INSTANCE.uuid,)), holdings=(partition(),))
     (first, second) = claim_namespaces([before, after])
 
-    assert (first.names, first.over) == (("gpu-0-mig-1g5gb-19-2",), None)
-    assert (second.names, second.over) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
-    assert second.known_as == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
-    assert [one.over for one in on(record(A, namespace()))] == [None]
+    assert (first.names, first.instance) == (("gpu-0-mig-1g5gb-19-2",), None)
+    assert (second.names, second.instance) == (("gpu-0-mig-1g5gb-19-2",), (GPU, INSTANCE))
+    assert second.display_names == {"MIG-0": "gpu-0-mig-1g5gb-19-2 (MIG-0)"}
+    assert [one.instance for one in on(record(A, namespace()))] == [None]
 
 
 # What is counted

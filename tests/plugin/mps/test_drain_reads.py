@@ -33,6 +33,9 @@ class Node:
     def clock(self):
         return self.now
 
+    def read(self, namespace, name):
+        return self.read_cached(namespace, name)
+
     def read_cached(self, namespace, name):
         self.reads.append((self.now, name))
         grace = self.graces[name]
