@@ -113,8 +113,6 @@ class ClaimRecord:
         return any(holding.limit is not None for holding in self.holdings)
 
     @property
-    def gpus(self) -> frozenset[str]:
-        """The GPUs that it holds anything of, each by its name and by its UUID: a GPU can get
-        another name within a boot."""
-        names = {gpu_name_of(holding.device) for holding in self.holdings}
-        return frozenset(names | {holding.gpu for holding in self.holdings})
+    def gpus(self) -> frozenset[GpuUuid]:
+        """The GPUs that it holds anything of."""
+        return frozenset(holding.gpu for holding in self.holdings)

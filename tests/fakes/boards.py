@@ -1,7 +1,7 @@
 """GPUs in memory that layouts can cut; they refuse what hardware refuses, and fail or die where a
 test says so."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dra_driver.base.errors import NodeError, PlacementTaken
@@ -216,12 +216,12 @@ class Claims:
     """Which GPUs claims hold: what ``Upkeep.while_free`` knows."""
 
     def __init__(self) -> None:
-        self.holding: set[str] = set()
-        self.asked: list[frozenset[str]] = []
+        self.holding: set[GpuUuid] = set()
+        self.asked: list[GpuUuid] = []
 
-    def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
-        self.asked.append(frozenset(gpus))
-        if self.holding & set(gpus):
+    def while_free(self, gpu: Gpu, act: Callable[[], None]) -> bool:
+        self.asked.append(gpu.uuid)
+        if gpu.uuid in self.holding:
             return False
         act()
         return True

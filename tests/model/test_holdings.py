@@ -16,10 +16,10 @@ def test_a_record_with_an_answer_is_completed() -> None:
     assert ClaimRecord(ref(), (), prepared=(), spec="").completed
 
 
-def test_a_gpu_is_known_by_its_name_and_by_its_uuid() -> None:
+def test_the_gpus_of_a_claim_are_known_by_their_uuids() -> None:
     holding = Holding(ref(), DeviceName("gpu-0-mon"), GpuUuid("GPU-a"))
 
-    assert ClaimRecord(ref(), (holding,)).gpus == {"gpu-0", "GPU-a"}
+    assert ClaimRecord(ref(), (holding,)).gpus == {"GPU-a"}
 
 
 def test_a_claim_is_limited_where_any_of_what_it_holds_is() -> None:

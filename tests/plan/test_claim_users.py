@@ -66,5 +66,5 @@ def test_who_counts_already_because_it_lives_is_not_looked_for():
     assert outside_gpu_processes(record(A, 0), (), there) == {}
 
 
-def test_of_a_claim_that_holds_no_gpu_that_is_known_no_gpu_is_asked():
+def test_of_a_claim_that_holds_no_gpu_no_gpu_is_asked():
     assert outside_gpu_processes(ClaimRecord(A, ()), (), (processes(4),)) == {}

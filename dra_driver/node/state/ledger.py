@@ -30,7 +30,6 @@ from dra_driver.base.errors import ClaimError, ClaimRecordLost
 from dra_driver.base.files import write_atomically
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import DeviceName, GpuUuid, PartitionKey
-from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.records import ClaimRecord, Holding, HoldingsByDevice
 from dra_driver.model.steps import CreatePartition, SetMigMode
 from dra_driver.node.state.ledger_files import (
@@ -238,16 +237,15 @@ class Ledger:
         records = (*self._index.values(), *self._leftovers.values())
         return frozenset(one for record in records for one in record.cut)
 
-    def neighbours(self, uid: ClaimUid, gpus: Collection[str]) -> tuple[ClaimRecord, ...]:
-        """The records of other claims that hold any part of *gpus*, each said by its UUID, by its
-        name (``gpu-0``), or by both: a GPU can get another name within a boot. Of those that cannot
-        be read, what was cut for them."""
+    def neighbours(self, uid: ClaimUid, gpus: Collection[GpuUuid]) -> tuple[ClaimRecord, ...]:
+        """The records of other claims that hold any part of *gpus*. Of those that cannot be read,
+        the partitions that were created for them."""
         with self._lock:
             uids = {
                 holding.claim.uid
-                for device, holdings in self._held.items()
+                for holdings in self._held.values()
                 for holding in holdings
-                if holding.gpu in gpus or gpu_name_of(device) in gpus
+                if holding.gpu in gpus
             }
             known = {**self._leftovers, **self._index}
             return tuple(known[one] for one in sorted(uids - {uid}))

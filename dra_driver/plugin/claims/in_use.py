@@ -34,7 +34,7 @@ class PodProcessSource(Protocol):
     def lives(self, pid: int) -> bool: ...
 
 
-ClaimsOnGpus = Callable[[ClaimUid, Collection[str]], Sequence[ClaimRecord]]
+ClaimsOnGpus = Callable[[ClaimUid, Collection[GpuUuid]], Sequence[ClaimRecord]]
 """The records of the other claims that hold any part of these GPUs; ``Ledger.neighbours``."""
 
 

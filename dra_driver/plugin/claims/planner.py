@@ -21,8 +21,8 @@ from dra_driver.base.errors import (
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, Pod
 from dra_driver.k8s.pods import PodSpec
-from dra_driver.model.gpus import DeviceName
-from dra_driver.model.offer import Offer, gpu_name_of
+from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.offer import Offer
 from dra_driver.model.records import ClaimRecord
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
@@ -112,6 +112,10 @@ class ClaimPods:
         return spec if spec.uid == pod.uid else None
 
 
+class GpusChanged(Exception):
+    """The devices of a claim are of other GPUs now than when these were locked."""
+
+
 class Planner:
     """Plans claims for the node whose pool is *pool*."""
 
@@ -122,15 +126,15 @@ class Planner:
         self._pool = pool
         self._partitions = partitions
 
-    def wanted(self, claim: Claim) -> set[str]:
-        """The GPUs of *claim*, by name and by UUID: a GPU can be called otherwise than it was."""
-        names = {gpu_name_of(allocation.device) for allocation in claim.allocations}
+    def gpus(self, claim: Claim) -> frozenset[GpuUuid]:
+        """The GPUs of *claim*, as far as they are offered. From here on nothing goes by the names
+        of devices: a GPU can be called otherwise than it was."""
         try:
             offered = self._offers.now().by_name
         except DriverError:  # what was prepared before is answered all the same
-            return names
+            return frozenset()
         devices = (offered.get(DeviceName(a.device)) for a in claim.allocations)
-        return names | {device.gpu.uuid for device in devices if device is not None}
+        return frozenset(device.gpu.uuid for device in devices if device is not None)
 
     def offer(self, claim: Claim) -> Offer:
         """What is offered now. NodeError: the node's profile cannot be used."""
@@ -142,12 +146,12 @@ class Planner:
             ) from e
 
     def plan(
-        self, claim: Claim, offer: Offer, wanted: Collection[str], pods: ClaimPodSpecs | None
+        self, claim: Claim, offer: Offer, gpus: Collection[GpuUuid], pods: ClaimPodSpecs | None
     ) -> ClaimPlan:
-        """While nobody else acts on *wanted*: the GPUs of *claim*. Errors as ``plan_claim`` says,
-        and NodeError where somebody else has changed a GPU."""
+        """While nobody else acts on *gpus*. Errors as ``plan_claim`` says, NodeError where somebody
+        else has changed a GPU, and GpusChanged where the claim turns out to be for others."""
         refuse_unreadable(claim, self._ledger.set_aside())
-        neighbours = self._ledger.neighbours(claim.ref.uid, wanted)
+        neighbours = self._ledger.neighbours(claim.ref.uid, gpus)
         left = self._ledger.leftover(claim.ref.uid)
         others = (*neighbours, *partitions_left_behind(left))
         try:
@@ -155,9 +159,13 @@ class Planner:
         except UnknownDevice:
             # It may have appeared since the last look: the scheduler saw another process's slice.
             plan = plan_claim(claim, self._offers.refresh(), others, self._pool, pods)
+        if not plan.record.gpus <= set(gpus):
+            raise GpusChanged
         if self._partitions.are_taken(plan, others):
             # By somebody else, since the last look: what is there now may do, or says who it is.
             plan = plan_claim(claim, self._offers.refresh(), others, self._pool, pods)
+            if not plan.record.gpus <= set(gpus):
+                raise GpusChanged
             self._partitions.refuse_taken(plan, others)
         self._partitions.drop(left, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)

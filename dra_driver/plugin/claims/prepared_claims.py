@@ -1,12 +1,13 @@
 """What changes about claims while they are prepared: their pods, and what serves them."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dra_driver.base.deadlines import Deadline
 from dra_driver.base.threads import NamedLocks
 from dra_driver.k8s.claims import Claim, ClaimUid
+from dra_driver.model.gpus import Gpu
 from dra_driver.model.mps import MpsNamespace
 from dra_driver.model.records import ClaimRecord
 from dra_driver.model.steps import RemoveMpsNamespace
@@ -114,19 +115,18 @@ class PreparedClaims:
                 if (after := act(record)) != record:
                     self._ledger.write(after)
 
-    def while_free(self, gpus: Collection[str], act: Callable[[], None]) -> bool:
-        """Have *act* done to these GPUs, each said by its name and its UUID, while no claim can
-        come to them. False: nothing was done, because a claim holds one, or may by a record that
-        cannot be read.
+    def while_free(self, gpu: Gpu, act: Callable[[], None]) -> bool:
+        """Have *act* done to this GPU while no claim can come to it. False: nothing was done,
+        because a claim holds it, or may by a record that cannot be read.
 
-        Who only looks on is no reason to wait.
+        Admin access is no reason to wait.
         """
         deadline = Deadline(self._waits.all)
-        with self._turn(deadline.remaining), self._locks.gpus.hold(gpus, deadline.remaining):
+        with self._turn(deadline.remaining), self._locks.gpus.hold([gpu.uuid], deadline.remaining):
             holdings = (h for record in self._ledger.records() for h in record.holdings)
-            if any(not h.admin and h.gpu in gpus for h in holdings):
+            if any(holding.gpu == gpu.uuid and not holding.admin for holding in holdings):
                 return False
-            if any(aside.may_hold(gpu) for aside in self._ledger.set_aside() for gpu in gpus):
+            if any(damaged.may_hold(gpu.name) for damaged in self._ledger.set_aside()):
                 return False
             act()
         return True

@@ -23,6 +23,7 @@ from dra_driver.base.files import disk_call
 from dra_driver.base.threads import in_parallel
 from dra_driver.k8s.claims import Claim, ClaimRef, PreparedDevice
 from dra_driver.kubeletplugin.device_metadata import MetadataDocument
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespaceName, ServedNamespace
 from dra_driver.model.offer import Offer
 from dra_driver.model.records import ClaimRecord
@@ -35,7 +36,7 @@ from dra_driver.plan.prepare.results import container_devices, metadata_document
 from dra_driver.plan.prepare.sharing import with_decoded_configs
 from dra_driver.plugin.claims.dependencies import DriverIdentity, PrepareDependencies
 from dra_driver.plugin.claims.partitions import ClaimPartitions
-from dra_driver.plugin.claims.planner import ClaimPods, Planner
+from dra_driver.plugin.claims.planner import ClaimPods, GpusChanged, Planner
 from dra_driver.plugin.claims.prepared_claims import CallTimeouts, ClaimLocks, PreparedClaims
 
 log = logging.getLogger(__name__)
@@ -180,16 +181,18 @@ class Preparer:
         self, claim: Claim, deadline: Deadline, hand_over: Deadline
     ) -> Sequence[PreparedDevice]:
         """Until *hand_over* the holder of a device is waited for."""
-        wanted = self._planner.wanted(claim)
+        gpus = self._planner.gpus(claim)
         pods: ClaimPodSpecs | None = None
         while True:
             try:
                 with self._turn(deadline.remaining):
                     known = self._known(claim.ref)
-                    with self._locks.gpus.hold(wanted | _gpus(known), deadline.remaining):
-                        return self._prepare(claim, wanted, pods)
+                    with self._locks.gpus.hold(gpus | _gpus(known), deadline.remaining):
+                        return self._prepare(claim, gpus, pods)
             except PodsNeeded as e:
                 pods = self._pods.read(claim, why=str(e))  # the turn and the locks are free
+            except GpusChanged:
+                gpus = self._planner.gpus(claim)
             except DeviceHeldByClaim:
                 # The turn and the locks are free meanwhile: the holder's unprepare needs them.
                 if hand_over.expired:
@@ -197,7 +200,7 @@ class Preparer:
                 self._ledger.wait_for_change(_POLL_SECONDS)
 
     def _prepare(
-        self, claim: Claim, wanted: Collection[str], pods: ClaimPodSpecs | None
+        self, claim: Claim, gpus: Collection[GpuUuid], pods: ClaimPodSpecs | None
     ) -> Sequence[PreparedDevice]:
         known = self._ledger.known(claim.ref.uid)
         if known is not None and _is_of(known, claim) and self._partitions.are_there(known):
@@ -209,7 +212,7 @@ class Preparer:
         )  # while the claim holds its GPU, that is offered as it was
         if known is not None:
             self._take_back(known)  # begun and not completed, or allocated anew since
-        plan = self._planned(claim, offer, wanted, pods)
+        plan = self._planned(claim, offer, gpus, pods)
         documents = self._documents(plan)  # they may be refused: before anything is done
         self._ledger.write(plan.record)
         begun: set[CreatePartition] = set()
@@ -233,9 +236,9 @@ class Preparer:
         return prepared
 
     def _planned(
-        self, claim: Claim, offer: Offer, wanted: Collection[str], pods: ClaimPodSpecs | None
+        self, claim: Claim, offer: Offer, gpus: Collection[GpuUuid], pods: ClaimPodSpecs | None
     ) -> ClaimPlan:
-        plan = self._planner.plan(claim, offer, wanted, pods)
+        plan = self._planner.plan(claim, offer, gpus, pods)
         self._pods.refuse_two_servers(plan.record, pods)
         return plan
 
@@ -292,7 +295,7 @@ class Preparer:
             log.warning("cannot bring a claim into order yet", extra=_facts(record, e))
 
 
-def _gpus(record: ClaimRecord | None) -> frozenset[str]:
+def _gpus(record: ClaimRecord | None) -> frozenset[GpuUuid]:
     return record.gpus if record else frozenset()
 
 

@@ -15,8 +15,8 @@ from dra_driver.model.records import HoldingsByDevice
 from dra_driver.node.mig.gpu_holders import GpuHolder, name_holders
 from dra_driver.plugin.mig.repartition import PartitionEditor
 
-WhileUnclaimed = Callable[[Collection[str], Callable[[], None]], bool]
-"""Has something done to GPUs while no claim can come to them;
+WhileUnclaimed = Callable[[Gpu, Callable[[], None]], bool]
+"""Has something done to a GPU while no claim can come to it;
 ``plugin.claims.prepared_claims.PreparedClaims.while_free``."""
 
 AllocatedDevices = Callable[[], Collection[str]]
@@ -106,7 +106,7 @@ class IdleGpus:
                 act(now)
 
         try:
-            self._while_free({gpu.name, gpu.uuid}, read_and_act)
+            self._while_free(gpu, read_and_act)
         except TimedOut as e:
             if is_free:
                 raise

@@ -232,10 +232,10 @@ def test_a_peek_where_nothing_was_ever_recorded_finds_nothing(tmp_path):
 
 
 def test_neighbours_hold_any_part_of_the_same_gpu(ledger):
-    for name, device in (("a", "gpu-0"), ("b", "gpu-0-1"), ("c", "gpu-1"), ("d", "gpu-10")):
+    for name, device in (("a", "gpu-0"), ("b", "gpu-0-1"), ("c", "gpu-1")):
         ledger.write(completed(name, device))
 
-    found = ledger.neighbours(ClaimUid("uid-a"), {"gpu-0"})
+    found = ledger.neighbours(ClaimUid("uid-a"), {gpu_uuid(0)})
 
     assert [record.claim.name for record in found] == ["b"]
 

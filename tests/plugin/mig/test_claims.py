@@ -385,10 +385,10 @@ def test_while_a_gpu_is_free_something_else_can_be_done_to_it(world):
     done = []
     upkeep = world.preparer.upkeep
 
-    assert upkeep.while_free({GPU, "gpu-0"}, lambda: done.append("free"))
+    assert upkeep.while_free(mig_gpu(), lambda: done.append("free"))
     world.prepare(FIRST)
-    assert not upkeep.while_free({GPU, "gpu-0"}, lambda: done.append("held"))
-    assert upkeep.while_free({"gpu-1"}, lambda: done.append("another"))
+    assert not upkeep.while_free(mig_gpu(), lambda: done.append("held"))
+    assert upkeep.while_free(mig_gpu(1), lambda: done.append("another"))
 
     assert done == ["free", "another"]
 
@@ -396,10 +396,10 @@ def test_while_a_gpu_is_free_something_else_can_be_done_to_it(world):
 def test_a_record_that_cannot_be_read_keeps_its_gpu_from_being_changed(world):
     world.prepare(FIRST)
     (record,) = (world.directory / "claims").rglob("*.json")
-    record.write_text(record.read_text().replace('"version":4', '"version":'))
+    record.write_text(record.read_text().replace('"version":1', '"version":'))
     world.restart()
 
-    assert not world.preparer.upkeep.while_free({GPU, "gpu-0"}, lambda: None)
+    assert not world.preparer.upkeep.while_free(mig_gpu(), lambda: None)
 
 
 def test_who_looks_on_keeps_nobody_from_a_gpu(world):
@@ -407,7 +407,7 @@ def test_who_looks_on_keeps_nobody_from_a_gpu(world):
     world.restart()
     world.prepare_claim(Claim(ref(), (allocation("gpu-0-mon", admin=True),)))
 
-    assert world.preparer.upkeep.while_free({GPU, "gpu-0"}, lambda: None)
+    assert world.preparer.upkeep.while_free(mig_gpu(), lambda: None)
 
 
 def test_a_claim_for_an_unknown_config_touches_no_gpu(world):

@@ -296,6 +296,6 @@ def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it
 
     with locks.claims.hold([A.uid], 1.0), pytest.raises(NodeError, match="worked on"):
         prepared_claims.while_prepared(A.uid, see)
-    with locks.gpus.hold(["gpu-0"], 1.0), pytest.raises(NodeError, match="gpu-0"):
+    with locks.gpus.hold(record().gpus, 1.0), pytest.raises(NodeError, match="GPU-"):
         prepared_claims.while_prepared(A.uid, see)
     assert len(seen) == 1
