@@ -148,7 +148,7 @@ def _pods(pids: Collection[int]) -> Mapping[int, PodUid]:
 
 
 @dataclass(frozen=True, slots=True)
-class MpsNamespaceUse:
+class MpsNamespaceUsage:
     """What one claim has on one GPU, or MIG instance, in one of its namespaces. It has
     several there where its containers use different requests."""
 
@@ -177,7 +177,7 @@ class ClaimsMpsUsage:
     records: Sequence[ClaimRecord] = ()
     report: MpsReport = MpsReport()
 
-    def of(self, record: ClaimRecord, holding: Holding) -> tuple[MpsNamespaceUse, ...]:
+    def of(self, record: ClaimRecord, holding: Holding) -> tuple[MpsNamespaceUsage, ...]:
         """Empty: the claim does not use that device under MPS. Several: it has several namespaces
         on the device's GPU, and it is not known in which the device is."""
         gpu = holding.uuid
@@ -196,7 +196,7 @@ class ClaimsMpsUsage:
         )
         return tuple(self._use(record, namespace, gpu) for namespace in device_namespaces)
 
-    def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUse]:
+    def of_claim(self, record: ClaimRecord) -> Iterator[MpsNamespaceUsage]:
         """Each of its namespaces, once for each GPU."""
         for namespace in record.namespaces:
             yield from (self._use(record, namespace, gpu) for gpu in namespace.gpus)
@@ -224,10 +224,10 @@ class ClaimsMpsUsage:
             for gpu in namespace.gpus
         )
 
-    def _use(self, record: ClaimRecord, namespace: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUse:
+    def _use(self, record: ClaimRecord, namespace: MpsNamespace, gpu: GpuUuid) -> MpsNamespaceUsage:
         server, served = self.report.server(namespace), self._served(namespace)
         if server is None or served is None:
-            return MpsNamespaceUse(
+            return MpsNamespaceUsage(
                 namespace, gpu, lost=record.completed and self.report.status is not None
             )
         pids = counted_clients(
@@ -235,7 +235,7 @@ class ClaimsMpsUsage:
         )
         clients = None if pids is None else tuple(sorted(pids))
         used = self._used(gpu, clients)
-        return MpsNamespaceUse(
+        return MpsNamespaceUsage(
             namespace, gpu, served, server.name, clients=clients, used_bytes=used
         )
 
@@ -262,7 +262,7 @@ class ClaimsMpsUsage:
         return sum(known_sizes) if len(known_sizes) == len(sizes) else None
 
 
-def use_messages(use: MpsNamespaceUse) -> tuple[str, ...]:
+def usage_messages(use: MpsNamespaceUsage) -> tuple[str, ...]:
     """What people read of a claim in one of its namespaces; empty: does not apply."""
     limit = use.memory_bytes
     return (
@@ -287,7 +287,7 @@ def server_message(server: MpsServer) -> str:
     return f"MPS server {server.name}: {', '.join(filter(None, parts))}"
 
 
-def _client_words(use: MpsNamespaceUse) -> str:
+def _client_words(use: MpsNamespaceUsage) -> str:
     if use.clients is None:
         return ""
     number = len(use.clients)

@@ -12,7 +12,7 @@ from dra_driver.plan.prepare.amounts import NO_AMOUNT, Amount, requested_amount
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
+class HeldDevice:
     """One device of a GPU that one claim has. A claim can have several of one GPU."""
 
     record: ClaimRecord
@@ -38,7 +38,7 @@ class GpuUsage:
 
     name: str
     gpu: Gpu | None  # None: it was not read, or is gone
-    uses: tuple[DeviceUse, ...] = ()  # of a GPU: of it as a whole
+    held_devices: tuple[HeldDevice, ...] = ()  # of a GPU: of it as a whole
     key: PartitionKey | None = None  # None: it is a GPU
     parts: tuple["GpuUsage", ...] = ()  # of a GPU: those that a claim holds, or that are there
 
@@ -49,8 +49,11 @@ class GpuUsage:
             return self._instance
         if self.gpu is not None:
             return self.gpu.uuid
-        devices = (*self.uses, *(use for part in self.parts for use in part.uses))
-        return next((use.holding.gpu for use in devices if use.holding.gpu), None)
+        devices = (
+            *self.held_devices,
+            *(device for part in self.parts for device in part.held_devices),
+        )
+        return next((device.holding.gpu for device in devices if device.holding.gpu), None)
 
     @property
     def partition(self) -> Partition | None:
@@ -66,12 +69,14 @@ class GpuUsage:
             return self.partition.profile.memory_bytes
         if self.gpu is not None and self.key is None:
             return self.gpu.memory_bytes
-        return next((parts for use in self.uses if (parts := _divided(use.holding))), None)
+        return next(
+            (parts for device in self.held_devices if (parts := _divided(device.holding))), None
+        )
 
     @property
     def held(self) -> Amount:
         """Without what is held of its partitions."""
-        return sum((use.amount for use in self.uses), NO_AMOUNT)
+        return sum((device.amount for device in self.held_devices), NO_AMOUNT)
 
     @property
     def held_bytes(self) -> int | None:
@@ -98,8 +103,8 @@ class GpuUsage:
     @property
     def shares(self) -> int | None:
         """How many claims can be on it at once; None: it is not shared."""
-        for use in self.uses:
-            match use.holding.shape:
+        for device in self.held_devices:
+            match device.holding.shape:
                 case Fractional(shares=most) | Replica(of=most):
                     return most
         return None
@@ -107,7 +112,7 @@ class GpuUsage:
     @property
     def _instance(self) -> GpuUuid | None:
         existing = self.gpu.mig.instances if self.gpu and self.gpu.mig else ()
-        recorded = (use.holding.instance for use in self.uses)
+        recorded = (device.holding.instance for device in self.held_devices)
         instance = next(
             (each for each in (*existing, *recorded) if each and each.key == self.key), None
         )
@@ -118,36 +123,40 @@ def gpu_usages(records: Iterable[ClaimRecord], gpus: Iterable[Gpu]) -> tuple[Gpu
     """The *gpus* of the node, and those that only *records* name; by minor number. On each,
     claims by namespace and name, those with admin access last."""
     by_name = {str(gpu.name): gpu for gpu in gpus}
-    uses: dict[str, dict[PartitionKey | None, list[DeviceUse]]] = defaultdict(
+    held_devices: dict[str, dict[PartitionKey | None, list[HeldDevice]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for record in sorted(records, key=lambda record: record.claim):
         for holding in record.holdings:
-            uses[_name(holding, by_name)][holding.partition].append(DeviceUse(record, holding))
-    names = sorted(by_name.keys() | uses.keys(), key=_minor)
-    return tuple(_usage(name, by_name.get(name), uses[name]) for name in names)
+            held_devices[_name(holding, by_name)][holding.partition].append(
+                HeldDevice(record, holding)
+            )
+    names = sorted(by_name.keys() | held_devices.keys(), key=_minor)
+    return tuple(_usage(name, by_name.get(name), held_devices[name]) for name in names)
 
 
 def _usage(
-    name: str, gpu: Gpu | None, uses: Mapping[PartitionKey | None, list[DeviceUse]]
+    name: str, gpu: Gpu | None, held_devices: Mapping[PartitionKey | None, list[HeldDevice]]
 ) -> GpuUsage:
     existing = [instance.key for instance in gpu.mig.instances] if gpu and gpu.mig else []
-    keys = sorted({key for key in (*uses, *existing) if key is not None}, key=_by_placement)
-    parts = tuple(_partition_usage(gpu, key, uses.get(key, [])) for key in keys)
-    return GpuUsage(name, gpu, _admin_access_last(uses.get(None, [])), parts=parts)
+    keys = sorted({key for key in (*held_devices, *existing) if key is not None}, key=_by_placement)
+    parts = tuple(_partition_usage(gpu, key, held_devices.get(key, [])) for key in keys)
+    return GpuUsage(name, gpu, _admin_access_last(held_devices.get(None, [])), parts=parts)
 
 
-def _partition_usage(gpu: Gpu | None, key: PartitionKey, uses: list[DeviceUse]) -> GpuUsage:
+def _partition_usage(
+    gpu: Gpu | None, key: PartitionKey, held_devices: list[HeldDevice]
+) -> GpuUsage:
     partition = gpu.mig.partition(key) if gpu and gpu.mig else None
     if gpu and partition:
         name = str(partition_name(gpu, partition))
     else:
-        name = uses[0].holding.device if uses else str(key)
-    return GpuUsage(name, gpu, _admin_access_last(uses), key)
+        name = held_devices[0].holding.device if held_devices else str(key)
+    return GpuUsage(name, gpu, _admin_access_last(held_devices), key)
 
 
-def _admin_access_last(uses: Iterable[DeviceUse]) -> tuple[DeviceUse, ...]:
-    return tuple(sorted(uses, key=lambda use: use.holding.admin))
+def _admin_access_last(held_devices: Iterable[HeldDevice]) -> tuple[HeldDevice, ...]:
+    return tuple(sorted(held_devices, key=lambda device: device.holding.admin))
 
 
 def _by_placement(key: PartitionKey) -> tuple[int, PartitionKey]:
@@ -173,8 +182,11 @@ def holdings_by_device(records: Iterable[ClaimRecord]) -> HoldingsByDevice:
 
 def claims_on(usage: GpuUsage) -> Iterator[ClaimRecord]:
     """Every claim once, admin access included, also those on partitions."""
-    devices = (*usage.uses, *(use for part in usage.parts for use in part.uses))
-    yield from {use.record.claim.uid: use.record for use in devices}.values()
+    devices = (
+        *usage.held_devices,
+        *(device for part in usage.parts for device in part.held_devices),
+    )
+    yield from {device.record.claim.uid: device.record for device in devices}.values()
 
 
 def _divided(holding: Holding) -> int:

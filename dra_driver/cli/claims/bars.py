@@ -8,9 +8,14 @@ from dataclasses import dataclass
 
 from dra_driver.cli.mig_picture import memory_units, placement_letter, unit_width
 from dra_driver.cli.mig_status import OccupiedPlacement, occupied_placements
-from dra_driver.cli.mps_usage import ClaimsMpsUsage, MpsNamespaceUse, server_message, use_messages
+from dra_driver.cli.mps_usage import (
+    ClaimsMpsUsage,
+    MpsNamespaceUsage,
+    server_message,
+    usage_messages,
+)
 from dra_driver.cli.terminal import GIB, BarStyle, Terminal, bar_style, format_gib
-from dra_driver.cli.usage import DeviceUse, GpuUsage
+from dra_driver.cli.usage import GpuUsage, HeldDevice
 from dra_driver.model.offer import gpu_name_of
 from dra_driver.model.profiles import GuardPolicy
 from dra_driver.model.records import ClaimMemoryLimit
@@ -51,13 +56,13 @@ def usage_bars(
     rows = [row for usage in usages for row in _rows(usage)]
     style = bar_style(terminal)
     heads = _heads(rows, terminal)
-    names = _width([str(use.record.claim) for row in rows for use in row.usage.uses])
-    amounts = _width([_amount(use) for row in rows for use in row.usage.uses])
+    names = _width([str(use.record.claim) for row in rows for use in row.usage.held_devices])
+    amounts = _width([_amount(use) for row in rows for use in row.usage.held_devices])
     lines = []
     for row, title in zip(rows, heads, strict=True):
         usage = row.usage
         lines.append(title)
-        for index, use in enumerate(usage.uses):
+        for index, use in enumerate(usage.held_devices):
             mark = style.admin_access if use.holding.admin else style.mark(index)
             name, amount = str(use.record.claim).ljust(names), _amount(use).rjust(amounts)
             details = ", ".join(filter(None, _use_text(use, mps.of(use.record, use.holding))))
@@ -69,7 +74,7 @@ def usage_bars(
 
 
 def _rows(usage: GpuUsage) -> Iterator[_UsageRow]:
-    held = [use.holding for each_usage in (usage, *usage.parts) for use in each_usage.uses]
+    held = [use.holding for each_usage in (usage, *usage.parts) for use in each_usage.held_devices]
     blocks = occupied_placements(usage.gpu, held) if usage.gpu and usage.parts else ()
     yield _UsageRow(usage, blocks=blocks)
     for part in usage.parts:
@@ -143,7 +148,7 @@ def _bar_of(row: _UsageRow, width: int, style: BarStyle) -> str:
         return memory_units(row.blocks, number, wide, style) + " " * padding
     if usage.parts:
         return " " * (width + len("[]"))
-    amounts = [use.amount for use in usage.uses]
+    amounts = [use.amount for use in usage.held_devices]
     if usage.held.whole:
         shares = [int(amount.whole) for amount in amounts]
         return f"[{bar(shares, sum(shares), width, style)}]"
@@ -183,7 +188,7 @@ def _in_partitions_text(usage: GpuUsage, total: int | None) -> str:
     return f"{text}, and all of it is held" if usage.held.whole else text
 
 
-def _amount(use: DeviceUse) -> str:
+def _amount(use: HeldDevice) -> str:
     """How much memory a claim has, in words."""
     amount = use.amount
     if use.holding.admin:
@@ -193,7 +198,7 @@ def _amount(use: DeviceUse) -> str:
     return format_gib(amount.memory_bytes) if amount.memory_bytes else "one part"
 
 
-def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]:
+def _use_text(use: HeldDevice, mps: Sequence[MpsNamespaceUsage]) -> tuple[str, ...]:
     """The other facts of a claim; empty: does not apply. *mps*: the namespaces of which it
     has the device."""
     amount, name = use.amount, use.holding.device
@@ -211,12 +216,12 @@ def _use_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> tuple[str, ...]
     )
 
 
-def _mps_text(mps: Sequence[MpsNamespaceUse]) -> str:
-    texts = [", ".join(filter(None, use_messages(mps_use))) for mps_use in mps]
+def _mps_text(mps: Sequence[MpsNamespaceUsage]) -> str:
+    texts = [", ".join(filter(None, usage_messages(mps_use))) for mps_use in mps]
     return f"MPS {' or '.join(texts)}" if texts else ""
 
 
-def _limit_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> str:
+def _limit_text(use: HeldDevice, mps: Sequence[MpsNamespaceUsage]) -> str:
     limit: ClaimMemoryLimit | None = use.holding.limit
     if limit is None:
         limited = any(mps_use.memory_bytes is not None for mps_use in mps)
@@ -227,6 +232,6 @@ def _limit_text(use: DeviceUse, mps: Sequence[MpsNamespaceUse]) -> str:
     return f"{text}, strict" if limit.strict else text
 
 
-def _pod_text(use: DeviceUse) -> str:
+def _pod_text(use: HeldDevice) -> str:
     names = [pod.name for pod in use.record.pods]
     return f"pod{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""

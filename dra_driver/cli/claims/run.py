@@ -63,17 +63,17 @@ from dra_driver.cli.findings import abbreviated
 from dra_driver.cli.mps_usage import (
     AskAgent,
     ClaimsMpsUsage,
-    MpsNamespaceUse,
+    MpsNamespaceUsage,
     MpsReport,
     NodeSnapshot,
     ask_agent,
     read_mps_report,
     server_message,
     take_node_snapshot,
-    use_messages,
+    usage_messages,
 )
 from dra_driver.cli.terminal import Terminal, format_table
-from dra_driver.cli.usage import DeviceUse, GpuUsage, claims_on, gpu_usages
+from dra_driver.cli.usage import GpuUsage, HeldDevice, claims_on, gpu_usages
 from dra_driver.k8s.claims import ClaimUid
 from dra_driver.model.gpus import Inventory, PartitionKey
 from dra_driver.model.mps import MpsServer
@@ -85,17 +85,17 @@ from dra_driver.plan.offer.shapes import describe_shape
 from dra_driver.settings import ClaimsSettings
 
 
-def mps_device_document(uses: Sequence[MpsNamespaceUse]) -> dict[str, Any] | None:
+def mps_device_document(uses: Sequence[MpsNamespaceUsage]) -> dict[str, Any] | None:
     """Of one device; None: it is not under MPS, or it is not known in which namespace it is."""
     return mps_use_document(uses[0]) if len(uses) == 1 else None
 
 
-def mps_namespace_document(use: MpsNamespaceUse) -> dict[str, Any]:
+def mps_namespace_document(use: MpsNamespaceUsage) -> dict[str, Any]:
     """Of one namespace of a claim on one GPU."""
     return {"namespace": use.namespace.name, "gpu": use.gpu, **mps_use_document(use)}
 
 
-def mps_use_document(use: MpsNamespaceUse) -> dict[str, Any]:
+def mps_use_document(use: MpsNamespaceUsage) -> dict[str, Any]:
     served = use.served
     return {
         "percent": use.namespace.percent,
@@ -230,13 +230,13 @@ def _claim(record: ClaimRecord, mps: ClaimsMpsUsage) -> dict[str, Any]:
         "uid": record.claim.uid,
         "state": _state(record),
         "pods": [pod.name for pod in record.pods],
-        "devices": [_device(DeviceUse(record, holding), mps) for holding in record.holdings],
+        "devices": [_device(HeldDevice(record, holding), mps) for holding in record.holdings],
         "mpsNamespaces": [mps_namespace_document(use) for use in mps.of_claim(record)],
         "cdiDevices": [i for device in record.prepared or () for i in device.cdi_ids],
     }
 
 
-def _device(use: DeviceUse, mps: ClaimsMpsUsage) -> dict[str, Any]:
+def _device(use: HeldDevice, mps: ClaimsMpsUsage) -> dict[str, Any]:
     holding, amount = use.holding, use.amount
     part = not amount.whole and not holding.admin
     return {
@@ -320,7 +320,7 @@ def _row(record: ClaimRecord) -> tuple[str, ...]:
 def _mps_cell(record: ClaimRecord, mps: ClaimsMpsUsage) -> str:
     """Each namespace of the claim; what is the same for all its GPUs stands there once."""
     texts = (
-        (use.namespace.name, ", ".join(filter(None, use_messages(use))))
+        (use.namespace.name, ", ".join(filter(None, usage_messages(use))))
         for use in mps.of_claim(record)
     )
     return "; ".join(text for _, text in dict.fromkeys(texts))

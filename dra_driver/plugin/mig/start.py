@@ -20,12 +20,7 @@ from dra_driver.node.state.mig_state import MigStateFile
 from dra_driver.plan.mig.manager.state import MigEvent
 from dra_driver.plugin.mig.desired_layouts import LayoutCatalog
 from dra_driver.plugin.mig.lost_instances import LostInstances
-from dra_driver.plugin.mig.reconciler import (
-    MigCallbacks,
-    MigInputs,
-    MigLocks,
-    MigReconciler,
-)
+from dra_driver.plugin.mig.reconciler import MigCallbacks, MigInputs, MigLocks, MigReconciler
 from dra_driver.plugin.mig.state_label import MigStateLabel
 from dra_driver.plugin.parts import PluginParts
 from dra_driver.plugin.publish.profiles import is_layout_expected
