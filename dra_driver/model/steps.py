@@ -116,6 +116,7 @@ class SetMigMode:
     before: bool | None = None  # what was found; None: the GPU did not say
 
 
+SettingValue = TimeSliceInterval | ComputeMode | bool
 GpuSetting = SetTimeSlice | SetComputeMode | SetMigMode
 """What a GPU has one of, and gets back what it was before."""
 

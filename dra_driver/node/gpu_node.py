@@ -24,6 +24,7 @@ from dra_driver.model.steps import (
     SetMemoryLimits,
     SetMigMode,
     SetTimeSlice,
+    SettingValue,
     Step,
     TimeSliceInterval,
 )
@@ -69,9 +70,9 @@ class GpuNode:
         self._time_slices = parts.time_slices
         self._nvml = parts.nvml
         self._modes = parts.modes
-        self._looking = threading.Lock()
+        self._scan_lock = threading.Lock()
         self._inventory: Inventory | None = None
-        self._owed: Mapping[GpuUuid, TimeSliceInterval] = {}
+        self._unrestored: Mapping[GpuUuid, TimeSliceInterval] = {}
         self.root: Final = parts.root
         self.driver: Final = parts.driver
         self.mig: Final = parts.partitions
@@ -79,28 +80,29 @@ class GpuNode:
         self.mps: Final = parts.mps  # None: this node serves nothing by MPS
 
     def inventory(self) -> Inventory:
-        """What the last look found; the first call looks."""
+        """The inventory of the last scan; the first call scans."""
         return self._inventory if self._inventory is not None else self.refresh()
 
     def refresh(self) -> Inventory:
-        """Look again; the same value where nothing changed. Bounded, also where a GPU hangs (see
-        ``GpuDiscovery.look``)."""
-        with self._looking:
-            inventory = without_unrestored_time_slices(self._gpus.look(), self._still_owed())
+        """Scan the GPUs again; the same value where nothing changed. Bounded, also where a GPU
+        hangs (see ``GpuDiscovery.scan``)."""
+        with self._scan_lock:
+            inventory = without_unrestored_time_slices(self._gpus.scan(), self._read_unrestored())
             if inventory != self._inventory:
                 self._inventory = inventory
             return self._inventory or inventory
 
-    def _still_owed(self) -> Mapping[GpuUuid, TimeSliceInterval]:
+    def _read_unrestored(self) -> Mapping[GpuUuid, TimeSliceInterval]:
         try:
-            self._owed = self._time_slices.owed()
+            self._unrestored = self._time_slices.unrestored()
         except NodeError as e:
             log.info("GPUs are unavailable as before: %s", e)
-        return self._owed
+        return self._unrestored
 
-    def put_back(self) -> bool:
-        """Try to put back what could not be when its claim was given back. Whether some was."""
-        return self._time_slices.put_back()
+    def retry_restores(self) -> bool:
+        """Try again to restore time slices that could not be when their claims were unprepared.
+        Whether some were."""
+        return self._time_slices.retry_restores()
 
     def driver_files(self) -> DriverFiles:
         return self.driver.files()
@@ -114,7 +116,7 @@ class GpuNode:
 
     def capability_files(self, names: tuple[str, ...]) -> Mapping[str, DeviceFile | None]:
         """What is there of the device files of these capabilities of MIG; nothing is made."""
-        return self._nodes.seen(names)
+        return self._nodes.existing(names)
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:
         """Where *gpu* is cut now, half made instances included."""
@@ -124,8 +126,8 @@ class GpuNode:
         """What this partition of *gpu* is now. Vanished: it is not there."""
         return self.mig.find(gpu, key)
 
-    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None:
-        """What the GPU has now of what is to be set; None: it does not say."""
+    def current_setting(self, setting: GpuSetting) -> SettingValue | None:
+        """What the GPU has now of what *setting* sets; None: it does not say."""
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self._time_slices.read(gpu)

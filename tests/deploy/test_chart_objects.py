@@ -156,7 +156,7 @@ def takes(name: str, kind: str, **attributes: Any) -> bool:
 
 def published_kinds(product: str, directory: Path) -> set[str]:
     """The values of the attribute `profile` where every partition of such a GPU is offered."""
-    inventory = Node(directory, {"gpus": [h100("1b", product=product)]}).gpus().look()
+    inventory = Node(directory, {"gpus": [h100("1b", product=product)]}).gpus().scan()
     everything = Rules(mig=MigRules(dynamic=True, profiles=("*",)))
     profile = Profile("p", (ProfileEntry(GpuSelector(), everything, "spec.gpus[0]"),))
     ready = after_switch(inventory, profile, ApiFeatures(), {})

@@ -21,6 +21,7 @@ from dra_driver.model.steps import (
     SetMemoryLimits,
     SetMigMode,
     SetTimeSlice,
+    SettingValue,
     Step,
     TimeSliceInterval,
 )
@@ -64,7 +65,7 @@ class FakeNode:
         self.looked = self.now
         return self.looked
 
-    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None:
+    def current_setting(self, setting: GpuSetting) -> SettingValue | None:
         match setting:
             case SetTimeSlice(gpu=gpu):
                 return self.intervals.get(gpu)
@@ -94,7 +95,7 @@ class FakeNode:
             self._do(step)
         self.undone.append(step)
 
-    def put_back(self) -> bool:
+    def retry_restores(self) -> bool:
         return False
 
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]:

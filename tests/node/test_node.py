@@ -40,6 +40,10 @@ def opened(tmp_path):
     return open_it
 
 
+def interval(node, gpu):
+    return node.current_setting(SetTimeSlice(gpu, TimeSliceInterval.LONG))
+
+
 def gpu_of(node):
     return node.inventory().gpus[0].uuid
 
@@ -47,13 +51,13 @@ def gpu_of(node):
 def test_an_interval_is_set_and_restored(opened):
     with opened() as node:
         gpu = gpu_of(node)
-        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.DEFAULT
+        assert interval(node, gpu) is TimeSliceInterval.DEFAULT
 
         node.carry_out(SetTimeSlice(gpu, TimeSliceInterval.LONG))
-        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.LONG
+        assert interval(node, gpu) is TimeSliceInterval.LONG
 
         node.restore(SetTimeSlice(gpu, TimeSliceInterval.DEFAULT))
-        assert node.found(SetTimeSlice(gpu, TimeSliceInterval.LONG)) is TimeSliceInterval.DEFAULT
+        assert interval(node, gpu) is TimeSliceInterval.DEFAULT
 
 
 def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(opened, tmp_path):
@@ -74,16 +78,16 @@ def test_a_gpu_whose_interval_is_to_be_put_back_is_unavailable_until_it_was(open
         assert node.refresh() == inventory
         note.with_name("GPU-other.to-put-back").rmdir()
 
-        assert node.put_back()
+        assert node.retry_restores()
         assert node.refresh().gpus == (gpu,)
-        assert node.found(SetTimeSlice(gpu.uuid, TimeSliceInterval.LONG)) is TimeSliceInterval.SHORT
-        assert not node.put_back()
+        assert interval(node, gpu.uuid) is TimeSliceInterval.SHORT
+        assert not node.retry_restores()
 
 
 def test_an_interval_of_a_gpu_that_is_gone_is_refused_but_needs_no_restoring(opened):
     with opened() as node:
         absent = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
-        assert node.found(SetTimeSlice(absent, TimeSliceInterval.LONG)) is None
+        assert interval(node, absent) is None
         with pytest.raises((ClaimError, NodeError)):
             node.carry_out(SetTimeSlice(absent, TimeSliceInterval.LONG))
 
@@ -144,7 +148,7 @@ def first_partition(node):
 def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
     with opened() as node:
         gpu, key = gpu_of(node), first_partition(node)
-        assert node.found(SetMigMode(gpu, True)) is False
+        assert node.current_setting(SetMigMode(gpu, True)) is False
         for step in (SetMigMode(gpu, True), CreatePartition(gpu, key)) * 2:
             node.carry_out(step)
         made = node.instance(gpu, key)
@@ -155,7 +159,7 @@ def test_a_partition_is_cut_with_its_device_files_and_removed_again(opened):
 
         for undone in (RemovePartition(gpu, key), SetMigMode(gpu, False)) * 2:
             node.restore(undone)
-        assert node.found(SetMigMode(gpu, True)) is False
+        assert node.current_setting(SetMigMode(gpu, True)) is False
         with pytest.raises(MigInstanceNotFound):
             node.instance(gpu, key)
         with pytest.raises(NodeError, match="vanished"):

@@ -103,10 +103,10 @@ class DeviceNodes:
         """The device file of this capability of MIG exists. NodeError: it could not be made."""
         self._capabilities.files(self._root(), (name,))
 
-    def seen(self, capabilities: Iterable[str]) -> Mapping[str, DeviceFile | None]:
+    def existing(self, capabilities: Iterable[str]) -> Mapping[str, DeviceFile | None]:
         """What is there of the files of these capabilities of MIG, while nothing is made; None: it
         is not. NodeError: the driver has no such capability."""
-        return self._capabilities.seen(self._root(), sorted(set(capabilities)))
+        return self._capabilities.existing(self._root(), sorted(set(capabilities)))
 
     def _root(self) -> str:
         """The root, a directory of the host, whose ``/dev`` counts."""

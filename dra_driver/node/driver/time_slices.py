@@ -58,7 +58,7 @@ class TimeSlices:
     def read(self, gpu: GpuUuid) -> TimeSliceInterval | None:
         """The interval of *gpu* now; None: it does not say. TimedOut: it did not answer. NodeError:
         it is not the one that the GPU is to have."""
-        self._refuse_owed(gpu)
+        self._refuse_unrestored(gpu)
         try:
             text = self._ask(gpu, "-l")
         except TimedOut:
@@ -76,7 +76,7 @@ class TimeSlices:
 
         ClaimError: this GPU has no other interval than the default one. NodeError: it failed.
         """
-        self._refuse_owed(gpu)
+        self._refuse_unrestored(gpu)
         self._set(gpu, interval)
 
     def _set(self, gpu: GpuUuid, interval: TimeSliceInterval) -> None:
@@ -104,7 +104,7 @@ class TimeSlices:
 
         A GPU that is gone, one that never had an interval and a driver that is not loaded any more
         have nothing left that could be restored: giving the claim back must not fail for ever.
-        Where nvidia-smi does not end, the interval is ``owed`` from now on.
+        Where nvidia-smi does not end, the interval is ``unrestored`` from now on.
         """
         try:
             self._set(gpu, interval)
@@ -123,8 +123,8 @@ class TimeSlices:
             if (note := self._note_of(gpu)).exists():
                 note.unlink()
 
-    def owed(self) -> Mapping[GpuUuid, TimeSliceInterval]:
-        """What is still to be put back. NodeError: that cannot be told."""
+    def unrestored(self) -> Mapping[GpuUuid, TimeSliceInterval]:
+        """The intervals that are still to be restored. NodeError: they cannot be read."""
         with disk_errors(f"read what is to be put back from {self._directory}"):
             try:
                 names = sorted(os.listdir(self._directory))
@@ -135,27 +135,27 @@ class TimeSlices:
                 for name in names
                 if name.endswith(_RESTORE_SUFFIX)
             ]
-            noted = {gpu: self._noted(gpu) for gpu in gpus}
+            noted = {gpu: self._noted_interval(gpu) for gpu in gpus}
             return {gpu: interval for gpu, interval in noted.items() if interval is not None}
 
-    def put_back(self) -> bool:
-        """Try to put back what is ``owed``, where nvidia-smi does not run. Whether some was."""
-        before = self.owed()
+    def retry_restores(self) -> bool:
+        """Try to restore what is ``unrestored``, where no nvidia-smi runs. Whether some was."""
+        before = self.unrestored()
         for gpu in before:
             try:
-                self._put_back(gpu)
+                self._retry_restore(gpu)
             except NodeError as e:
                 log.info("an interval is not put back yet", extra={"gpu": gpu, "error": str(e)})
-        return self.owed().keys() != before.keys()
+        return self.unrestored().keys() != before.keys()
 
-    def _put_back(self, gpu: GpuUuid) -> None:
+    def _retry_restore(self, gpu: GpuUuid) -> None:
         """Other GPUs may have taken long: what was put back meanwhile may be another claim's."""
-        if not self._is_asked(gpu) and (interval := self.owed().get(gpu)) is not None:
+        if not self._is_in_use(gpu) and (interval := self.unrestored().get(gpu)) is not None:
             self.restore(gpu, interval)
 
-    def _refuse_owed(self, gpu: GpuUuid) -> None:
+    def _refuse_unrestored(self, gpu: GpuUuid) -> None:
         with disk_errors(f"read whether the interval of {gpu} is to be put back"):
-            interval = self._noted(gpu)
+            interval = self._noted_interval(gpu)
         if interval is not None:
             raise NodeError(
                 f"the time-slice interval of {gpu} is still to be put back to what it was before "
@@ -167,7 +167,7 @@ class TimeSlices:
         with disk_errors(f"write down that the interval of {gpu} is to be put back"):
             write_atomically(self._note_of(gpu), f"{interval.value} {self._boot}".encode())
 
-    def _noted(self, gpu: GpuUuid) -> TimeSliceInterval | None:
+    def _noted_interval(self, gpu: GpuUuid) -> TimeSliceInterval | None:
         """None: no note of this boot."""
         try:
             value, _, boot = self._note_of(gpu).read_text(errors="replace").partition(" ")
@@ -181,7 +181,7 @@ class TimeSlices:
     def _lock_of(self, gpu: GpuUuid) -> Path:
         return self._directory / f"{gpu}.lock"
 
-    def _is_asked(self, gpu: GpuUuid) -> bool:
+    def _is_in_use(self, gpu: GpuUuid) -> bool:
         with disk_errors(f"lock {self._lock_of(gpu)}"):
             file = try_lock(self._lock_of(gpu))
         if file is not None:

@@ -80,7 +80,7 @@ class GpuDiscovery:
         self._links_until = 0.0
         self._last: Inventory | None = None  # what NVML, as a whole in time, told at the last look
 
-    def look(self) -> Inventory:
+    def scan(self) -> Inventory:
         """What there is now; devices by minor number.
 
         Never raises for one GPU's fault, and a GPU that hangs costs its deadline once. One that is
@@ -103,10 +103,10 @@ class GpuDiscovery:
                 return replace(last, stale=frozenset(gpu.uuid for gpu in last.gpus))
             self._bound = None
             return _inventory((), waiting_for_nvml(self._pci.gpus().values(), str(error)))
-        self._last = self._look_at(system, pci)
+        self._last = self._scan_gpus(system, pci)
         return self._last
 
-    def _look_at(self, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Inventory:
+    def _scan_gpus(self, system: NvmlSystem, pci: Mapping[str, PciGpu]) -> Inventory:
         if system.session != self._session:
             self._session, self._links_until = system.session, 0.0
             self._known, self._failed = {}, {}

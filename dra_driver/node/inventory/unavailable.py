@@ -55,26 +55,26 @@ def unreadable_reason(error: NodeError) -> str:
 
 
 def without_unrestored_time_slices(
-    inventory: Inventory, owed: Mapping[GpuUuid, TimeSliceInterval]
+    inventory: Inventory, unrestored: Mapping[GpuUuid, TimeSliceInterval]
 ) -> Inventory:
     """*inventory*, without the GPUs whose interval is still to be put back."""
-    restored = tuple(gpu for gpu in inventory.gpus if gpu.uuid not in owed)
+    restored = tuple(gpu for gpu in inventory.gpus if gpu.uuid not in unrestored)
     if restored == inventory.gpus:
         return inventory
     unavailable = [
         UnavailableGpu(
             describe_pci_gpu(gpu.pci_bus_id, gpu.uuid),
-            f"its time-slice interval is still to be put back to {owed[gpu.uuid]} after a claim, "
-            "since nvidia-smi did not end in time; that is tried again. If it stays so, look for "
-            "Xid and NVRM in the kernel log, drain and reboot the node",
+            f"its time-slice interval is still to be put back to {unrestored[gpu.uuid]} after a "
+            "claim, since nvidia-smi did not end in time; that is tried again. If it stays so, "
+            "look for Xid and NVRM in the kernel log, drain and reboot the node",
         )
         for gpu in inventory.gpus
-        if gpu.uuid in owed
+        if gpu.uuid in unrestored
     ]
     everything = sorted(
         (*inventory.unavailable, *unavailable), key=lambda gpu: (gpu.what, gpu.reason)
     )
-    return Inventory(restored, tuple(everything), inventory.stale - owed.keys())
+    return Inventory(restored, tuple(everything), inventory.stale - unrestored.keys())
 
 
 def not_listed_by_nvml(gpus: Iterable[PciGpu]) -> tuple[UnavailableGpu, ...]:

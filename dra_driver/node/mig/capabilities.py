@@ -91,7 +91,7 @@ class MigCapabilities:
             ) from failure
         return {name: file for name, file in files.items() if file}
 
-    def seen(self, root: str, names: Iterable[str]) -> Mapping[str, DeviceFile | None]:
+    def existing(self, root: str, names: Iterable[str]) -> Mapping[str, DeviceFile | None]:
         """The device file of each capability, below /dev of *root*; None: it is not there yet. An
         optional capability that the driver has not is missing.
 

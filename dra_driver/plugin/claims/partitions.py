@@ -9,12 +9,11 @@ from dra_driver.base.threads import in_parallel
 from dra_driver.model.gpus import Gpu, GpuUuid, MigInstance, PartitionKey, UnusableGpuInstance
 from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.model.steps import (
-    ComputeMode,
     CreatePartition,
     GpuSetting,
     SetMigMode,
+    SettingValue,
     Step,
-    TimeSliceInterval,
 )
 from dra_driver.plan.mig.claims import (
     InstancesByDevice,
@@ -48,7 +47,7 @@ class PartitionNode(Protocol):
 
     def carry_out(self, step: Step) -> None: ...
     def restore(self, step: Step) -> None: ...
-    def found(self, setting: GpuSetting) -> TimeSliceInterval | ComputeMode | bool | None: ...
+    def current_setting(self, setting: GpuSetting) -> SettingValue | None: ...
     def partitions(self, gpu: GpuUuid) -> tuple[PartitionKey, ...]: ...
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
 
@@ -110,7 +109,7 @@ class ClaimPartitions:
     def _mode(self, gpu: GpuUuid) -> bool:
         """A GPU that does not answer is a matter of who computes on it."""
         try:
-            return bool(self._node.found(SetMigMode(gpu, on=False)))
+            return bool(self._node.current_setting(SetMigMode(gpu, on=False)))
         except NodeError:
             return False
 

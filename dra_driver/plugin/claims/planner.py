@@ -169,5 +169,5 @@ class Planner:
             self._partitions.refuse_taken(plan, others)
         self._partitions.drop(left, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)
-        found = dict(zip(settings, in_parallel(self._node.found, settings), strict=True))
+        found = dict(zip(settings, in_parallel(self._node.current_setting, settings), strict=True))
         return replace(plan, steps=with_previous_values(plan.steps, found))

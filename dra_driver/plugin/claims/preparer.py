@@ -126,10 +126,10 @@ class Preparer:
         for record in lacking:
             self._quietly(record, partial(self._restore, record.claim))
 
-    def put_back(self) -> bool:
+    def retry_restores(self) -> bool:
         """Try to put back settings of GPUs of claims that were let go without. Whether some were:
         their GPUs can be offered again."""
-        return self._node.put_back()
+        return self._node.retry_restores()
 
     def _restore(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""

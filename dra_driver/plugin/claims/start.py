@@ -77,13 +77,13 @@ def _start_repairs(
     )
     parts.readiness["ledger"] = lambda: repair.error
 
-    def put_back() -> None:
-        if parts.is_newest() and preparer.put_back():
+    def retry_restores() -> None:
+        if parts.is_newest() and preparer.retry_restores():
             parts.scan_soon()
 
     for loop in (
         Loop("reconciler", repair.look, settings.reconcile_interval),
-        Loop("settings", put_back, settings.look_interval),
+        Loop("settings", retry_restores, settings.look_interval),
     ):
         parts.after_publishing.append(loop.start)
         stack.callback(loop.stop)

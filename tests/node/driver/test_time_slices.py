@@ -226,7 +226,7 @@ def test_a_program_that_does_not_end_is_an_error_when_a_claim_comes(tmp_path):
         slices.set(GPU, TimeSliceInterval.SHORT)
     with pytest.raises(TimedOut):
         slices.read(GPU)
-    assert slices.owed() == {}
+    assert slices.unrestored() == {}
 
 
 def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_restart(tmp_path):
@@ -234,14 +234,14 @@ def test_what_cannot_be_put_back_in_time_is_owed_until_it_was_also_after_a_resta
 
     smi = Smi(LATE)
     restarted = late(tmp_path, smi)
-    assert restarted.owed() == {GPU: TimeSliceInterval.SHORT}
-    assert not restarted.put_back()
-    assert restarted.owed() == {GPU: TimeSliceInterval.SHORT}
+    assert restarted.unrestored() == {GPU: TimeSliceInterval.SHORT}
+    assert not restarted.retry_restores()
+    assert restarted.unrestored() == {GPU: TimeSliceInterval.SHORT}
     smi.answer = "done"
-    assert restarted.put_back()
+    assert restarted.retry_restores()
     assert smi.runs[-1].args[1] == "--set-timeslice=1"
-    assert restarted.owed() == {}
-    assert not restarted.put_back()
+    assert restarted.unrestored() == {}
+    assert not restarted.retry_restores()
 
 
 def test_no_claim_gets_an_interval_on_a_gpu_that_is_owed_one(tmp_path):
@@ -264,7 +264,7 @@ def test_a_program_that_fails_in_time_owes_nothing_and_fails_the_claim(tmp_path)
 
     with pytest.raises(NodeError, match="Unknown Error"):
         slices.restore(GPU, TimeSliceInterval.DEFAULT)
-    assert slices.owed() == {}
+    assert slices.unrestored() == {}
 
 
 def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
@@ -273,8 +273,8 @@ def test_an_owed_interval_of_a_gpu_that_is_gone_is_owed_no_more(tmp_path):
     slices.restore(GPU, TimeSliceInterval.LONG)
     smi.answer = NodeError("No devices were found")
 
-    assert slices.put_back()
-    assert slices.owed() == {}
+    assert slices.retry_restores()
+    assert slices.unrestored() == {}
 
 
 def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
@@ -289,8 +289,8 @@ def test_one_that_fails_does_not_keep_others_from_being_put_back(tmp_path):
         return ""
 
     slices = TimeSlices(DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer)
-    assert slices.put_back()
-    assert slices.owed() == {GPU: TimeSliceInterval.LONG}
+    assert slices.retry_restores()
+    assert slices.unrestored() == {GPU: TimeSliceInterval.LONG}
 
 
 def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
@@ -298,8 +298,8 @@ def test_nothing_is_owed_that_an_earlier_boot_noted(tmp_path):
     smi = Smi("GPU 0: Timeslice: Short")
     slices = late(tmp_path, smi)
 
-    assert slices.owed() == {}
-    assert not slices.put_back()
+    assert slices.unrestored() == {}
+    assert not slices.retry_restores()
     assert slices.read(GPU) is TimeSliceInterval.SHORT
     assert [run.args[1] for run in smi.runs] == ["-l"], "an administrator may have set it since"
 
@@ -310,7 +310,7 @@ def test_a_note_that_a_power_cut_left_empty_owes_nothing(tmp_path):
     (note,) = (path for path in (tmp_path / "kept").iterdir() if path.suffix != ".lock")
     note.write_text("")
 
-    assert slices.owed() == {}
+    assert slices.unrestored() == {}
 
 
 def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path):
@@ -327,7 +327,7 @@ def test_what_was_put_back_while_others_took_long_is_not_put_back_again(tmp_path
 
     assert TimeSlices(
         DriverRoot(None, tmp_path / "host"), tmp_path / "kept", "boot", answer
-    ).put_back()
+    ).retry_restores()
     assert ran == [GPU]
 
 
@@ -375,14 +375,14 @@ def test_no_second_one_is_started_for_a_gpu_while_the_first_lives(tmp_path, stuc
     pid = int((tmp_path / "pid").read_text())
 
     stuck.restore(GPU, TimeSliceInterval.SHORT)
-    assert not stuck.put_back()
+    assert not stuck.retry_restores()
     assert (tmp_path / "started").read_text() == started, "not even once more"
-    assert stuck.owed() == {GPU: TimeSliceInterval.SHORT}
+    assert stuck.unrestored() == {GPU: TimeSliceInterval.SHORT}
 
     (tmp_path / "well").touch()
     os.kill(pid, signal.SIGKILL)
-    assert wait_for(stuck.put_back)
-    assert stuck.owed() == {}
+    assert wait_for(stuck.retry_restores)
+    assert stuck.unrestored() == {}
 
 
 def test_other_gpus_go_on_while_the_program_hangs_for_one(tmp_path, stuck):

@@ -27,11 +27,11 @@ def node(tmp_path):
 
 
 def unavailable(node: Node) -> dict[str, str]:
-    return {missing.what: missing.reason for missing in node.gpus().look().unavailable}
+    return {missing.what: missing.reason for missing in node.gpus().scan().unavailable}
 
 
 def minors(gpus: GpuDiscovery) -> list[int]:
-    return [device.minor for device in gpus.look().gpus]
+    return [device.minor for device in gpus.scan().gpus]
 
 
 @pytest.mark.parametrize("name", bundled_nodes())
@@ -40,12 +40,12 @@ def test_every_bundled_node_gives_the_inventory_that_a_reviewer_read(name, tmp_p
     SimulatedHost(live, tmp_path)
     nvml = Nvml(lambda: SimulatedNvml(live), GeometryCache)
     gpus = GpuDiscovery(nvml, PciBus(tmp_path / "sys"), tmp_path / "dev", no_nvidia_modprobe)
-    golden(f"inventories/{name}.yaml", as_yaml(gpus.look()))
+    golden(f"inventories/{name}.yaml", as_yaml(gpus.scan()))
 
 
 def test_an_odd_node_offers_what_is_sound_and_says_why_the_rest_is_not(tmp_path):
     node = Node(tmp_path, yaml.safe_load((ODD / "faulty.yaml").read_text()), deadline_seconds=0.3)
-    inventory = node.gpus().look()
+    inventory = node.gpus().scan()
     assert [f"{missing.what}: {missing.reason}" for missing in inventory.unavailable] == [
         "GPU 0000:1b:00.0: reading its state: NVML says GPU is lost; it fell off the bus: drain "
         "and reboot the node",
@@ -66,7 +66,7 @@ def test_devices_come_by_minor_number_not_by_bus_id(tmp_path):
 
 def test_two_looks_at_an_unchanged_node_are_equal(node):
     gpus = node.gpus()
-    assert gpus.look() == gpus.look()
+    assert gpus.scan() == gpus.scan()
 
 
 @pytest.mark.parametrize("driver", ["not-loaded", "no-library"])
@@ -74,17 +74,17 @@ def test_while_the_driver_is_not_ready_all_gpus_wait(node, driver):
     gpus = node.gpus()
     node.change(driver=driver)
     node.live.current()
-    inventory = gpus.look()
+    inventory = gpus.scan()
     assert inventory.gpus == ()
     assert [missing.what for missing in inventory.unavailable] == ["all GPUs"]
     node.change(driver="ready")
-    gpus.look()
+    gpus.scan()
     assert minors(gpus) == [0, 1]
 
 
 def test_a_node_without_nvidia_gpus_is_empty_whatever_nvml_says(tmp_path):
     node = Node(tmp_path, {"driver": "not-loaded", "gpus": []})
-    inventory = node.gpus().look()
+    inventory = node.gpus().scan()
     assert (inventory.gpus, inventory.unavailable) == ((), ())
 
 
@@ -112,7 +112,7 @@ def test_gpus_of_virtual_machines_are_named_even_when_nvml_cannot_start(tmp_path
 )
 def test_a_fault_of_one_gpu_makes_that_one_alone_unavailable(node, fault, reason):
     node.change(gpu=0, **fault)
-    inventory = node.gpus().look()
+    inventory = node.gpus().scan()
     assert [device.minor for device in inventory.gpus] == [1]
     (missing,) = inventory.unavailable
     assert missing.what.startswith("GPU 0000:1b:00.0")
@@ -128,7 +128,7 @@ def test_a_fault_of_one_gpu_makes_that_one_alone_unavailable(node, fault, reason
 )
 def test_gpus_that_cannot_be_told_apart_are_all_unavailable(tmp_path, same, reason):
     node = Node(tmp_path, {"gpus": [h100("1b", **same), h100("43", **same), h100("9d")]})
-    inventory = node.gpus().look()
+    inventory = node.gpus().scan()
     assert [device.pci_bus_id for device in inventory.gpus] == ["0000:9d:00.0"]
     assert [reason in missing.reason for missing in inventory.unavailable] == [True, True]
 
@@ -145,20 +145,20 @@ def test_a_gpu_that_the_driver_has_and_nvml_does_not_list_is_named(node):
 
 def test_links_that_cannot_be_read_are_no_reason_not_to_offer_a_gpu(node):
     node.change(gpu=0, fails={"nvmlDeviceGetNvLinkState": "UNKNOWN"})
-    first, second = node.gpus().look().gpus
+    first, second = node.gpus().scan().gpus
     assert (first.topology.nvlink_clique, second.topology.nvlink_clique) == (None, None)
 
 
 def test_what_a_faulty_gpu_is_linked_to_does_not_change_for_its_neighbours(node):
     gpus = node.gpus()
-    before = gpus.look().gpus[1]
+    before = gpus.scan().gpus[1]
     node.change(gpu=0, fails="GPU_IS_LOST")
-    assert gpus.look().gpus == (before,)
+    assert gpus.scan().gpus == (before,)
 
 
 def test_a_board_whose_memory_is_not_reported_is_offered_without_it(node):
     node.change(gpu=0, fails={"nvmlDeviceGetMemoryInfo": "NOT_SUPPORTED"})
-    assert node.gpus().look().gpus[0].memory_bytes is None
+    assert node.gpus().scan().gpus[0].memory_bytes is None
 
 
 def test_missing_device_nodes_are_made_before_a_gpu_is_unavailable(node):
@@ -181,8 +181,8 @@ def test_an_attempt_to_make_nodes_that_failed_is_told_and_not_repeated_at_every_
         raise NodeError("nvidia-modprobe is missing")
 
     gpus = node.gpus(make)
-    gpus.look()
-    (missing,) = gpus.look().unavailable
+    gpus.scan()
+    (missing,) = gpus.scan().unavailable
     assert missing.reason.endswith("none could be made: nvidia-modprobe is missing")
     assert tries == [(1,)]
 
@@ -215,4 +215,4 @@ def test_a_pci_bus_that_cannot_be_read_is_an_error(node, tmp_path):
     (tmp_path / "bus/pci").mkdir(parents=True)
     (tmp_path / "bus/pci/devices").write_text("")
     with pytest.raises(NodeError, match="cannot read PCI devices"):
-        GpuDiscovery(node.nvml, PciBus(tmp_path), tmp_path, lambda minors: None).look()
+        GpuDiscovery(node.nvml, PciBus(tmp_path), tmp_path, lambda minors: None).scan()

@@ -75,26 +75,26 @@ def late(node, question):
 def looked(node, gpus, question):
     """What a look finds while that is answered late: minors, and what is unavailable."""
     with late(node, question):
-        inventory = gpus.look()
+        inventory = gpus.scan()
     return [gpu.minor for gpu in inventory.gpus], len(inventory.unavailable)
 
 
 def test_one_whose_properties_come_late_is_unavailable_from_the_second_time_on(node):
     gpus = node.gpus(lambda minors: None)
-    (gpu, _) = gpus.look().gpus
+    (gpu, _) = gpus.scan().gpus
     node.nvml.on_gpu(gpu.uuid, "turning it on", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 1))
 
     assert looked(node, gpus, "brand") == ([0, 1], 0)
     for _ in range(2):
         assert looked(node, gpus, "brand") == ([1], 1)
 
-    (gpu, _) = gpus.look().gpus
+    (gpu, _) = gpus.scan().gpus
     assert gpu.mig.on
 
 
 def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node):
     gpus = node.gpus(lambda minors: None)
-    before = gpus.look().gpus[0]
+    before = gpus.scan().gpus[0]
     node.document["gpus"].append(h100("9d"))
     node.write()
 
@@ -102,7 +102,7 @@ def test_one_whose_links_come_late_is_unavailable_from_the_second_time_on(node):
     for _ in range(2):
         assert looked(node, gpus, "links") == ([1, 2], 1)
 
-    again = gpus.look().gpus[0]
+    again = gpus.scan().gpus[0]
     assert (again.uuid, again.topology.nvlink_peers) == (before.uuid, 2)
 
 
@@ -123,7 +123,7 @@ def in_time(node, gpus):
     node.functions.question = ""
     node.functions.may.set()
     give_up = time.monotonic() + 30
-    while not (inventory := gpus.look()).gpus or inventory.stale:
+    while not (inventory := gpus.scan()).gpus or inventory.stale:
         assert time.monotonic() < give_up, inventory
         time.sleep(0.005)
     return inventory
@@ -138,16 +138,16 @@ def test_one_late_answer_of_nvml_itself_empties_no_slice_and_a_second_one_does(
     assert [gpu.minor for gpu in before.gpus] == [0, 1]
 
     system_late(question)
-    once = gpus.look()
+    once = gpus.scan()
     assert (once.gpus, once.unavailable) == (before.gpus, before.unavailable)
     assert once.stale == {gpu.uuid for gpu in before.gpus}
-    again = gpus.look()
+    again = gpus.scan()
     assert again.gpus == ()
     assert "reading the driver" in again.unavailable[0].reason
 
     assert in_time(node, gpus).gpus == before.gpus
     system_late(question)
-    assert gpus.look().gpus == before.gpus, "it was in time in between"
+    assert gpus.scan().gpus == before.gpus, "it was in time in between"
 
 
 def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
@@ -156,8 +156,8 @@ def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
     restarted(node)
 
     system_late("start")
-    assert gpus.look().gpus == before
-    assert gpus.look().gpus == ()
+    assert gpus.scan().gpus == before
+    assert gpus.scan().gpus == ()
 
     assert in_time(node, gpus).gpus == before
 
@@ -165,7 +165,7 @@ def test_a_late_restart_of_nvml_is_excused_once_too(node, system_late):
 def test_a_first_look_that_is_late_has_nothing_to_keep(node, system_late):
     system_late("start")
 
-    assert node.gpus(lambda minors: None).look().gpus == ()
+    assert node.gpus(lambda minors: None).scan().gpus == ()
 
 
 def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(tmp_path):
@@ -176,7 +176,7 @@ def test_a_driver_that_says_in_time_that_it_is_gone_is_not_late(tmp_path):
     node.change(driver="not-loaded")
     restarted(node)
 
-    assert gpus.look().gpus == ()
+    assert gpus.scan().gpus == ()
 
 
 def restarted(node):

@@ -29,58 +29,58 @@ def names(inventory: Inventory) -> list[str]:
 
 def test_a_gpu_that_comes_is_offered_at_the_next_look(node):
     gpus = node.gpus()
-    assert names(gpus.look()) == ["gpu-0", "gpu-1"]
+    assert names(gpus.scan()) == ["gpu-0", "gpu-1"]
     node.document["gpus"].append(h100("9d"))
     node.write()
-    assert names(gpus.look()) == ["gpu-0", "gpu-1", "gpu-2"]
-    assert gpus.look().gpus[2].topology.nvlink_peers == 2
+    assert names(gpus.scan()) == ["gpu-0", "gpu-1", "gpu-2"]
+    assert gpus.scan().gpus[2].topology.nvlink_peers == 2
 
 
 def test_a_gpu_that_is_pulled_out_is_gone_and_comes_back_as_it_was(node):
     gpus = node.gpus()
-    before = gpus.look()
+    before = gpus.scan()
     node.change(gpu=0, present=False)
-    without = gpus.look()
+    without = gpus.scan()
     assert (names(without), without.unavailable) == (["gpu-1"], ())
     assert without.gpus[0].topology.nvlink_clique is None
     node.change(gpu=0, present=True)
-    assert gpus.look() == before
+    assert gpus.scan() == before
 
 
 def test_a_gpu_given_to_a_virtual_machine_is_unavailable_and_comes_back(node):
     gpus = node.gpus()
-    before = gpus.look()
+    before = gpus.scan()
     node.change(gpu=0, driver="vfio-pci")
-    given = gpus.look()
+    given = gpus.scan()
     assert (names(given), [missing.what for missing in given.unavailable]) == (
         ["gpu-1"],
         ["GPU 0000:1b:00.0"],
     )
     node.change(gpu=0, driver="nvidia")
-    assert gpus.look() == before
+    assert gpus.scan() == before
 
 
 def test_a_fault_that_passes_leaves_no_trace(node):
     gpus = node.gpus()
-    before = gpus.look()
+    before = gpus.scan()
     node.change(gpu=0, fails="GPU_IS_LOST")
-    faulty = gpus.look()
+    faulty = gpus.scan()
     assert names(faulty) == ["gpu-1"]
     assert faulty.unavailable[0].what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
     node.change(gpu=0, fails={})
-    assert gpus.look() == before
+    assert gpus.scan() == before
 
 
 def test_mig_mode_and_what_is_cut_are_seen_as_they_come_and_go(node):
     gpus = node.gpus()
-    before = gpus.look().gpus[0].mig
+    before = gpus.scan().gpus[0].mig
     assert (before.on, before.switches, before.units, before.instances) == (False, True, 8, ())
     node.change(gpu=0, mig=True, instances=[{"profile": "3g.40gb", "start": 4}])
-    mig = gpus.look().gpus[0].mig
+    mig = gpus.scan().gpus[0].mig
     assert (mig.on, mig.pending, mig.profiles) == (True, True, before.profiles)
     assert [(instance.key.start, instance.key.slices) for instance in mig.instances] == [(4, 3)]
     node.change(gpu=0, mig=False)
-    assert gpus.look().gpus[0].mig == before
+    assert gpus.scan().gpus[0].mig == before
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_a_virtual_machine_cannot_change_of_a_gpu_is_seen(
     tmp_path, product, virtualization, fixed, switches
 ):
     document = h100("1b", product=product, virtualization=virtualization)
-    (gpu,) = Node(tmp_path, {"gpus": [document]}).gpus(lambda minors: None).look().gpus
+    (gpu,) = Node(tmp_path, {"gpus": [document]}).gpus(lambda minors: None).scan().gpus
     assert gpu.mig is not None
     assert (gpu.mig.fixed, gpu.mig.switches) == (fixed, switches)
 
@@ -121,10 +121,10 @@ def test_what_was_read_while_the_mode_changed_is_read_again(tmp_path):
     node = Node(tmp_path, {"gpus": [h100("1b")]})
     node.functions = Overtaken(node.live, mig=node.mig)
     gpus = node.gpus(lambda minors: None)
-    (gpu,) = gpus.look().gpus
+    (gpu,) = gpus.scan().gpus
     assert node.functions.done
     node.nvml.on_gpu(gpu.uuid, "turning it off", lambda nvml, it: nvml.nvmlDeviceSetMigMode(it, 0))
-    (again,) = gpus.look().gpus
+    (again,) = gpus.scan().gpus
     assert (gpu.minor, again.minor) == (5, 0)
 
 
@@ -132,41 +132,41 @@ def test_a_gpu_in_mig_mode_is_never_taken_for_one_that_cannot_be_cut(node):
     node.change(gpu=0, mig=True)
     for gpu in (0, 1):
         node.change(gpu=gpu, fails={"nvmlDeviceGetGpuInstancePossiblePlacements": "UNKNOWN"})
-    first, second = node.gpus().look().gpus
+    first, second = node.gpus().scan().gpus
     assert (first.mig.on, first.mig.profiles) == (True, ())
     assert second.mig is None
 
 
 def test_what_a_change_of_mig_mode_did_to_a_gpu_is_read_again(node):
     gpus = node.gpus()
-    gpus.look()
+    gpus.scan()
     node.change(gpu=0, mig=True, minor=7)
-    assert [gpu.minor for gpu in gpus.look().gpus] == [1, 7]
+    assert [gpu.minor for gpu in gpus.scan().gpus] == [1, 7]
 
 
 def test_a_new_driver_is_told_of_every_gpu(node):
     gpus = node.gpus()
-    gpus.look()
+    gpus.scan()
     node.change(driver_version="590.48.01", cuda_version="13.1")
-    waiting = gpus.look()
+    waiting = gpus.scan()
     assert [missing.what for missing in waiting.unavailable] == ["all GPUs"]
-    assert {str(device.driver_version) for device in gpus.look().gpus} == {"590.48.1"}
+    assert {str(device.driver_version) for device in gpus.scan().gpus} == {"590.48.1"}
 
 
 def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_path):
     node = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
     gpus = node.gpus()
-    before = gpus.look()
+    before = gpus.scan()
     node.change(gpu=0, hangs=True)
     # Late for the first time: it may only be slow.
-    assert gpus.look() == replace(before, stale=frozenset({before.gpus[0].uuid}))
+    assert gpus.scan() == replace(before, stale=frozenset({before.gpus[0].uuid}))
     for _ in range(5):
-        (missing,) = gpus.look().unavailable
+        (missing,) = gpus.scan().unavailable
         assert missing.what == f"GPU 0000:1b:00.0 ({before.gpus[0].uuid})"
         assert "has not returned since" in missing.reason
     node.change(gpu=0, hangs=False)
     give_up = time.monotonic() + 30
-    while (inventory := gpus.look()) != before and time.monotonic() < give_up:
+    while (inventory := gpus.scan()) != before and time.monotonic() < give_up:
         time.sleep(0.005)
     assert inventory == before
 
@@ -174,31 +174,31 @@ def test_a_gpu_that_hangs_costs_its_deadline_once_and_recovers_by_itself(tmp_pat
 def test_a_gpu_that_was_slow_once_and_is_slow_again_later_is_offered_all_the_time(tmp_path):
     node = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
     gpus = node.gpus()
-    before = gpus.look()
+    before = gpus.scan()
     for _ in range(2):
         node.change(gpu=0, hangs=True)
-        assert gpus.look().gpus == before.gpus
+        assert gpus.scan().gpus == before.gpus
         node.change(gpu=0, hangs=False)
         give_up = time.monotonic() + 30
         while (
             isinstance(node.nvml.dynamic_states([0])[0], NodeError) and time.monotonic() < give_up
         ):
             time.sleep(0.005)
-        assert gpus.look() == before
+        assert gpus.scan() == before
 
 
 def test_a_gpu_that_comes_while_another_hangs_is_offered_once_that_recovers(tmp_path):
     node = Node(tmp_path, two_gpus(), deadline_seconds=0.3)
     gpus = node.gpus()
-    gpus.look()
+    gpus.scan()
     node.change(gpu=0, hangs=True)
-    gpus.look()
+    gpus.scan()
     node.document["gpus"].append(h100("9d"))
     node.write()
-    assert names(gpus.look()) == ["gpu-1"]
+    assert names(gpus.scan()) == ["gpu-1"]
     node.change(gpu=0, hangs=False)
     give_up = time.monotonic() + 30
-    while len((inventory := gpus.look()).gpus) < 3 and time.monotonic() < give_up:
+    while len((inventory := gpus.scan()).gpus) < 3 and time.monotonic() < give_up:
         time.sleep(0.005)
     assert names(inventory) == ["gpu-0", "gpu-1", "gpu-2"]
 
@@ -225,9 +225,9 @@ def test_a_routine_look_asks_only_for_what_can_change(node):
     counting = Counting(node.functions)
     sysfs, devices = PciBus(node.root / "sys"), node.root / "dev"
     gpus = GpuDiscovery(Nvml(lambda: counting, GeometryCache), sysfs, devices, no_nvidia_modprobe)
-    gpus.look()
+    gpus.scan()
     counting.calls.clear()
-    gpus.look()
+    gpus.scan()
     assert counting.calls == {
         "nvmlSystemGetDriverVersion": 1,
         "nvmlSystemGetCudaDriverVersion_v2": 1,

@@ -131,14 +131,14 @@ def test_those_that_are_there_are_not_made_again(kernel):
 def test_who_only_looks_makes_none(kernel):
     nodes = kernel.nodes()
 
-    assert nodes.seen([GI, "mig/monitor"]) == {GI: None, "mig/monitor": None}
+    assert nodes.existing([GI, "mig/monitor"]) == {GI: None, "mig/monitor": None}
     assert kernel.runs == []
     nodes.files([], [GI])
-    assert nodes.seen([GI, CI]) == {GI: cap(66), CI: None}
+    assert nodes.existing([GI, CI]) == {GI: cap(66), CI: None}
     with pytest.raises(NodeError, match="no capability gpu0/mig/gi8"):
-        nodes.seen(["gpu0/mig/gi8"])
+        nodes.existing(["gpu0/mig/gi8"])
     (kernel.host / "proc/driver/nvidia/capabilities/mig/monitor").unlink()
-    assert nodes.seen(["mig/monitor"]) == {}
+    assert nodes.existing(["mig/monitor"]) == {}
 
 
 def test_a_driver_that_has_no_monitoring_of_instances_needs_none(kernel):

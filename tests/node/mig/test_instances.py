@@ -97,7 +97,7 @@ def test_what_is_cut_is_told_to_root_alone_and_others_are_told_of_none(tmp_path,
     node.mig.is_root = lambda: False
     gpus = node.gpus(lambda minors: None)
     with caplog.at_level(logging.WARNING):
-        looks = [gpus.look() for _ in range(3)]
+        looks = [gpus.scan() for _ in range(3)]
     (gpu,) = looks[0].gpus
     assert (gpu.mig.on, gpu.mig.profiles, gpu.mig.instances, gpu.mig.unusable) == (True, (), (), ())
     assert looks == [looks[0]] * 3

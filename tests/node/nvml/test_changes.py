@@ -69,38 +69,38 @@ class Change:
 
 def test_a_look_while_a_gpu_is_changed_sees_what_was_known_and_is_short(node):
     gpus = node.gpus(lambda minors: None)
-    before = gpus.look()
+    before = gpus.scan()
     with Change(node, 0):
         began = time.monotonic()
-        inventory = gpus.look()
+        inventory = gpus.scan()
         assert time.monotonic() - began < 25
         assert (inventory.gpus, inventory.unavailable) == (before.gpus, before.unavailable)
         assert inventory.stale == {gpu.uuid for gpu in before.gpus}  # and nothing else is said
-    assert gpus.look() == before
+    assert gpus.scan() == before
     node.change(gpu=0, mig=True)
-    assert gpus.look().gpus[0].mig.on
+    assert gpus.scan().gpus[0].mig.on
 
 
 def test_a_gpu_that_could_not_be_read_is_no_better_for_the_change_of_another(node):
     gpus = node.gpus(lambda minors: None)
-    gpus.look()
+    gpus.scan()
     node.change(gpu=1, fails="GPU_IS_LOST")
-    before = gpus.look()
+    before = gpus.scan()
     assert [gpu.minor for gpu in before.gpus] == [0]
     node.change(gpu=1, fails={})
     with Change(node, 0):
-        assert gpus.look() == replace(before, stale=frozenset({before.gpus[0].uuid}))
-    assert len(gpus.look().gpus) == 2
+        assert gpus.scan() == replace(before, stale=frozenset({before.gpus[0].uuid}))
+    assert len(gpus.scan().gpus) == 2
 
 
 def test_a_gpu_that_hangs_is_not_waited_for_longer_because_another_is_changed(node):
     gpus = node.gpus(lambda minors: None)
-    gpus.look()
+    gpus.scan()
     node.change(gpu=1, hangs=True)
-    gpus.look()
-    assert [gpu.minor for gpu in gpus.look().gpus] == [0]
+    gpus.scan()
+    assert [gpu.minor for gpu in gpus.scan().gpus] == [0]
     with Change(node, 0):
-        (missing,) = gpus.look().unavailable
+        (missing,) = gpus.scan().unavailable
         assert "has not returned since" in missing.reason
     node.change(gpu=1, hangs=False)
 

@@ -197,7 +197,7 @@ def test_the_api_server_takes_sixteen_gpus_that_are_cut(board, profiles):
 @pytest.mark.parametrize("name", bundled_nodes())
 def test_the_api_server_takes_the_slices_of_every_bundled_node(name, its, tmp_path):
     node = Node(tmp_path, yaml.safe_load(node_file(name).read_text()))
-    looked = after_switch(node.gpus().look(), its, ApiFeatures(), {})
+    looked = after_switch(node.gpus().scan(), its, ApiFeatures(), {})
 
     pool = pool_of(build_offer(looked, its, ApiFeatures(), {}))
 

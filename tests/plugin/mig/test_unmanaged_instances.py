@@ -554,7 +554,7 @@ def test_a_gpu_that_does_not_say_its_mode_is_prepared(world):
     def silent(setting):
         raise NodeError("the GPU does not answer")
 
-    world.node.found = silent
+    world.node.current_setting = silent
 
     assert world.prepare("gpu-0")
 

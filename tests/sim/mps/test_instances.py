@@ -142,7 +142,7 @@ def test_a_real_process_gets_what_the_instance_has(capsys):
 @pytest.mark.parametrize("product", ["A30", "A100-40-SXM", "H100-80-SXM", "RTX-PRO-6000"])
 def test_as_many_clients_are_taken_in_an_instance_as_a_node_offers_shares_of_it(product, tmp_path):
     node = Node(tmp_path, {"gpus": [h100("1b") | {"product": product}]})
-    (gpu,) = node.gpus().look().gpus
+    (gpu,) = node.gpus().scan().gpus
     assert gpu.mig
     for profile in gpu.mig.profiles:
         start = profile.placements[0].start
