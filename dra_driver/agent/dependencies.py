@@ -1,4 +1,4 @@
-"""What servers are kept with: the door to daemons, the files, a clock."""
+"""What all servers of the agent share: daemons, files, clock and timeouts."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How well a server is, as far as was seen, and when it is tried again."""
+"""The health of one server, from what its daemon answered, and when to retry a repair."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

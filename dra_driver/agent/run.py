@@ -1,6 +1,6 @@
-"""The MPS agent as a process: picks the parts, connects them, serves until SIGTERM.
+"""The MPS agent as a process: creates its parts, connects them, and serves until SIGTERM.
 
-Stopping touches no daemon: clients compute on, and the next agent finds everything as it was.
+Stopping it touches no daemon: clients go on, and the next agent takes all servers over.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""The socket of the agent: one request a connection, one thread for each, not too many at once.
+"""The agent's socket: one request a connection, a thread for each, and a limit of both.
 
 Only root can connect (mode 0600). A lock beside the socket says whether an agent lives: while it is
-held no other agent serves this directory, and whatever socket lies there without it is stale.
+held no other agent serves this directory, and a socket without it is stale.
 """
 
 import logging

@@ -1,12 +1,12 @@
-"""What the agent wrote down: a file for each server, and one of what happened to them.
+"""The agent's state on disk: a file for each server, and one of restarts.
 
 Layout: ``<mps-dir>/state/<server name>.json`` and ``<mps-dir>/state/incidents.json``. A file is
-written before each effect, and replaced whole. So whatever an agent leaves when it is killed, the
-next one knows of it: every process of a daemon carries the token that the file says. Only what is
-taken back is done also where the disk has no room for it, so that pods can end: an agent that is
-killed before there is room leaves a namespace that the plugin has ended again.
+replaced as a whole, before each effect. So the next agent knows what a killed one left: every
+process of a daemon carries the token that the file names. Only a removal goes on where the disk has
+no room for its record, so that pods can end: an agent that is killed before there is room leaves a
+namespace that the plugin ends again.
 
-Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon outlives a power cut.
+Nothing is fsynced: a killed agent loses nothing that it wrote, and no daemon survives a power cut.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The one door to ``nvidia-cuda-mps-control``: how it is run for which daemon."""
+"""Runs ``nvidia-cuda-mps-control`` for a daemon; nothing else does."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ class ControlProgram:
         return replace(last[1], args=args, stdin=stdin)
 
     def available(self) -> None:
-        """NotAsked: there is no such program, as while a driver is replaced."""
+        """MpsStateUnknown: there is no such program, as while a driver is replaced."""
         with _asking():
             command = self.command()
             path = command.root.rstrip("/") + command.program
@@ -67,13 +67,13 @@ class ControlProgram:
                 raise MpsStateUnknown(f"{path} is gone: is the driver being replaced?")
 
     def run(self, command: Command, deadline: Deadline) -> str:
-        """ProgramFailed: it failed. NotAsked: it could not be run. TimedOut: it did not end."""
+        """CommandFailed: it failed. MpsStateUnknown: it was not run. TimedOut: it did not end."""
         with _asking():
             return self._run(command, deadline.check())
 
     def ask(self, daemon: ControlDaemon, deadline: Deadline, *args: str, stdin: str = "") -> str:
-        """What *daemon* says. ProgramFailed: it refused, or is not there. NotAsked: it could not be
-        asked. TimedOut: no answer."""
+        """The answer of *daemon*. CommandFailed: it refused, or is not there. MpsStateUnknown: it
+        was not asked. TimedOut: no answer."""
         with _asking():
             command = self.to(daemon, self.command(*args, stdin=stdin))
         return self.run(command, deadline)

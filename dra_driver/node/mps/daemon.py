@@ -1,4 +1,4 @@
-"""One control daemon: who it is, where it keeps things, what it says of itself."""
+"""One control daemon as a value: its name, token, directories and status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

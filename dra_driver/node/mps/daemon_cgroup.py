@@ -1,7 +1,7 @@
-"""Where daemons are safe from the end of the container that started them: a cgroup of their own.
+"""The daemon cgroup: MPS daemons run in it, outside the container that started them.
 
 A container runtime ends every process in the cgroup of a container that ends. The daemons of a
-node must outlive the container of the agent, or each of its updates would end all MPS clients.
+node must outlive the agent's container, or each update of the agent would end all MPS clients.
 """
 
 import logging

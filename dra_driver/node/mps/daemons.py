@@ -99,7 +99,7 @@ class MpsDaemons:
         return self._find(daemon) is not None
 
     def check(self, daemon: ControlDaemon) -> DaemonStatus:
-        """NodeError: it answers with an error, or nobody is there. NotAsked: it could not be asked.
+        """NodeError: it answers with an error, or is not there. MpsStateUnknown: it was not asked.
         TimedOut: it does not answer."""
         return self._protocol(daemon).check(daemon, _within(daemon, self._timeouts.ask))
 
@@ -129,10 +129,10 @@ class MpsDaemons:
             self._protocol(daemon).remove(daemon, namespace, _within(daemon, self._timeouts.ask))
 
     def terminate(self, daemon: ControlDaemon, pids: Collection[int]) -> None:
-        """Have these clients finish what they have in work, and take them off. Gone: fine.
+        """End these clients once their work in flight is done. Those that are gone are ignored.
 
-        Wedged: one does not end. TimedOut: the daemon does not answer. NodeError: some have not
-        ended yet; ask again.
+        MpsClientStuck: one does not end. TimedOut: the daemon does not answer. NodeError: some have
+        not ended yet; ask again.
         """
         until = _within(daemon, self._timeouts.drain_all)
         there = [pid for pid in pids if self._processes.exists(pid)]

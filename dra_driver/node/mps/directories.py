@@ -1,29 +1,20 @@
-"""What a daemon has on disk: made before it starts, labelled when it is up, removed behind it.
+"""What a daemon has on disk: created before it starts, labelled once it runs, removed after it.
 
 ::
 
-    <mps-dir>/<server>/            nobody but the host's root writes here
-        pipe/                      protocol 2: a small tmpfs that containers have mounted, to write
-        pipe/gpu/<namespace>/      protocol 3: each in the containers of one claim, to read
+    <mps-dir>/<server>/            only the host's root writes here
+        pipe/                      protocol 2: a small tmpfs, writable in containers
+        pipe/gpu/<namespace>/      protocol 3: each read-only in the containers of one claim
         shm/                       protocol 2: a tmpfs, /dev/shm of the daemon and its clients
-        log/
+        log/                       ``control.log`` and ``<server>/server.log``
         config.toml                protocol 3
 
-A daemon that is started again finds the directories that containers have mounted, and nothing else.
+A daemon that is started again keeps the directories that containers have mounted, and nothing else.
 
-What SELinux calls files that containers may use: without it no client reaches its server.
+SELinux: without a label that containers may use, no client reaches its server. Rules for containers
+do not allow the label of the host's ``/run``; what is created in a directory gets its label.
 
-The host's ``/run`` has a label of its own, which the rules for containers do not let them use.
-What is made in a directory gets the directory's label.
-
-What a daemon of protocol 2 and its clients write together: each a tmpfs of its own.
-
-Their shared memory, which both have as /dev/shm, and the pipe directory. A daemon of protocol 3
-needs neither.
-
-What daemons have written: for the error that says why one does not start, and cut when it grows.
-
-Nothing here goes deeper than a log is: ``control.log`` and ``<server>/server.log``.
+Logs are read for the error that says why a daemon does not start, and cut when they grow.
 """
 
 import logging

@@ -1,7 +1,7 @@
-"""Clients are taken off a server: some at once, and each with time of its own.
+"""Ends clients of a server, several at once, each within its own time.
 
-A server lets a client finish what it has in work before it ends it, and may do so for one client
-after the other. So one that is slow says nothing as long as others come to an end.
+A server lets a client finish its work in flight first, and may do so for one client after the
+other. So a slow client is no sign of trouble as long as others end.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,10 +18,10 @@ EndClient = Callable[[Deadline], None]
 
 
 def drain_clients(ends: Mapping[int, EndClient], seconds: float, until: Deadline) -> None:
-    """End all clients, by the numbers of their processes.
+    """End all clients, by PID.
 
-    Wedged: one did not end in so many *seconds*, nor did any other meanwhile. NodeError: something
-    else failed, or not all have ended until then, and it is of use to ask again.
+    MpsClientStuck: one did not end within *seconds*, nor did any other meanwhile. NodeError:
+    something else failed, or some clients have not ended yet; ask again.
     """
     draining = _Drain(ends, seconds, until)
     in_parallel(draining.end, sorted(ends), AT_ONCE)
@@ -40,11 +40,11 @@ class _Drain:
 
     def judge(self) -> None:
         if self._stuck:
-            raise MpsClientStuck(f"{_said(self._stuck)} did not end in {self._seconds:g} s")
+            raise MpsClientStuck(f"{_pids(self._stuck)} did not end in {self._seconds:g} s")
         if self._problems:
             raise self._problems[0]
         if self._late:
-            raise NodeError(f"{_said(self._late)} did not end yet, others did: ask again")
+            raise NodeError(f"{_pids(self._late)} did not end yet, others did: ask again")
 
     def end(self, pid: int) -> None:
         before = self._ended
@@ -62,5 +62,5 @@ class _Drain:
             self._ended += 1
 
 
-def _said(pids: list[int]) -> str:
+def _pids(pids: list[int]) -> str:
     return f"MPS client{'s' if len(pids) > 1 else ''} {', '.join(map(str, sorted(pids)))}"

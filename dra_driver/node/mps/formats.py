@@ -1,6 +1,5 @@
-"""The file that a daemon of protocol 3 is started with: TOML, read once.
-
-How the driver's MPS program writes lists, sizes and percentages.
+"""The text formats of MPS: the configuration file of a protocol 3 daemon (TOML), and the tables,
+sizes and percentages that the driver's MPS program prints.
 """
 
 import csv

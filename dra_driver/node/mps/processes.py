@@ -1,9 +1,8 @@
-"""The processes of control daemons, told apart from all others by a token in their environment.
+"""The processes of control daemons, recognised by a token in their environment.
 
-A process is known by its number and when it started, and signalled through a handle of the
-kernel's, as in :mod:`dra_driver.node.cgroups.tree.processes`.
-
-Control daemons that somebody else started, in words that a tenant cannot fill a page with.
+A process is identified by its PID and start time, and signalled through a pidfd, as in
+:mod:`dra_driver.node.cgroups.tree.processes`. Daemons without a token of ours are unmanaged: they
+are described in as few lines as a tenant cannot multiply.
 """
 
 import errno

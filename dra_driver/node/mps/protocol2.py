@@ -1,8 +1,8 @@
-"""Protocol 2 of MPS: what a daemon is asked, and what its answers mean.
+"""Protocol 2 of MPS: the commands of a daemon, and how its answers are parsed.
 
-Commands are lines on standard input. All clients share one place; what the daemon sets are defaults
-for all of them, and a client's own environment can only ask for less. A server is started for the
-first client, so a daemon without one is well.
+Commands are lines on standard input. All clients share one pipe directory; what the daemon sets are
+defaults for all of them, and the environment of a client can only lower these. A server is started
+for the first client, so a daemon without a server is well.
 """
 
 from collections.abc import Collection, Mapping, Sequence

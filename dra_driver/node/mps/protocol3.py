@@ -1,7 +1,7 @@
-"""Protocol 3 of MPS: what a daemon is asked, and what its answers mean.
+"""Protocol 3 of MPS: the commands of a daemon, and how its answers are parsed.
 
-A daemon has one server here, whose namespaces are the namespaces of claims. Nothing that is set
-survives the daemon, besides what is in its configuration.
+A daemon has one server here, with a namespace for each claim. What is set by command is lost when
+the daemon ends; only its configuration file stays.
 """
 
 import logging
@@ -245,7 +245,7 @@ class Protocol3:
 def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
     """Whether the driver's program knows this protocol, with everything that is needed of it.
 
-    NotAsked, TimedOut: it does not say.
+    MpsStateUnknown, TimedOut: it does not say.
     """
     try:
         said = control.run(control.command("-p", "3", "namespace", "--help"), deadline)

@@ -1,4 +1,4 @@
-"""What an MPS server has to grant, and what is wrong with what it grants."""
+"""The limits that an MPS server has to enforce, compared with those that it has."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ def _rounded(limits: MpsLimits) -> MpsLimits:
 
 def describe_limits(limits: MpsLimits) -> str:
     """
-    >>> said(Allowance(30, 5 << 30))
+    >>> describe_limits(MpsLimits(30, 5 << 30))
     '30 % and 5120 MiB'
     """
     size = limits.memory_bytes

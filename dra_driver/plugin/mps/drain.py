@@ -1,8 +1,7 @@
-"""Ends the clients of pods that are being deleted, in time and in order.
+"""Ends the MPS clients of pods that are being deleted, shortly before the kubelet kills them.
 
-A server ends a client when its work in flight is done. The kubelet does not wait for that, and what
-it kills on the GPU takes its neighbours along. So this is done shortly before the kubelet does it,
-to those who are still there.
+A server ends a client once its work in flight is done. The kubelet does not wait for that, and a
+process that is killed with work on the GPU takes the other clients of its server along.
 """
 
 import logging

@@ -1,12 +1,10 @@
-"""Tells pods that joined a prepared claim under MPS of containers that it does not serve.
+"""Finds pods and processes that MPS does not serve, and sends their pods an event.
 
-The kubelet asks nothing about such pods, so nothing can be refused: their containers run, beside
-their MPS server or on another one than they think. Whom the profile keeps out of MPS is said here
-too, to have its clients ended.
+``UnservedPods``: the kubelet asks nothing for a pod that joins a prepared claim, so such a pod
+cannot be refused. Its containers run, without their MPS server or on another one than they think.
+It also says whom the profile keeps out of MPS, to have its clients ended.
 
-Finds processes of claims under MPS that go past it, and tells their pods.
-
-Such a process runs without an error and without a limit, so nobody else would notice.
+``MpsBypassDetector``: a process that bypasses MPS runs without an error and without limits.
 """
 
 import contextlib

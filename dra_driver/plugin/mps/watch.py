@@ -224,7 +224,7 @@ class MpsWatch:
             self._agent_down(str(error))
             return None
         self._agent_answered()
-        records = self._dependencies.ledger.records()  # not before the agent: see plan.mps_watch
+        records = self._dependencies.ledger.records()  # not before the agent: see plan.mps.usage
         namespaces = claim_namespaces(records)
         self._serves = any(status.namespaces())
         found = namespace_clients(namespaces, status, self._pods(status))

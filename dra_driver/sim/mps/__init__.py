@@ -1,17 +1,15 @@
-"""Stand-ins of MPS's control daemon and its server, for hosts of simulated nodes.
+"""Simulated MPS control daemon and server processes, for hosts of simulated nodes.
 
-The program ``nvidia-cuda-mps-control`` (``tools/``) is a shell script, quick because it is run
-several times for each claim. It talks through named pipes with the daemon, which is in here:
+The program ``nvidia-cuda-mps-control`` (``sim/host/tools``) is a shell script, because it runs
+several times for each claim and has to be quick. Through named pipes it talks to the daemon:
 
 * ``start``: from the program's options to a running daemon.
-* ``control``: the daemon: what it keeps and what it refuses; ``loop`` is what wakes it.
-* ``admission``: who is let in; ``limits``: what a client can have.
-* ``protocol2``, ``protocol3`` (with ``options``, ``tables``, ``partitions``, ``features``): the two
-  sets of words in which it is asked; ``config``: its file.
-* ``places``: its directories, sockets and log; ``processes``: those of its servers.
-* ``programs``, ``users``: processes that use CUDA, and as whom they come.
-* ``servers``: a server and what is in it; ``facts``: the GPUs of the simulated host.
+* ``control_daemon``: the daemon's servers; ``loop``: what wakes it; ``servers``: its values.
+* ``admission``: which clients are admitted; ``limits``: what a client can have.
+* ``protocol2``, ``protocol3``, ``command_line``, ``static_partitions``: its commands.
+* ``paths``: its directories, sockets and log; ``processes``: its server processes.
+* ``client``: processes that use CUDA; ``host_snapshot``: the GPUs of the simulated host.
 
-Only the standard library is imported, so that a daemon starts quickly. What is known of the real
-ones is kept; where something is not known, the harsher behaviour was chosen.
+Only the standard library is imported, so that a daemon starts quickly. It does what is known of the
+real one; where something is not known, it does the harsher of what is possible.
 """

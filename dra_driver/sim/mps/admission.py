@@ -1,4 +1,4 @@
-"""Who is let in: what a process that wants to be a client is answered."""
+"""Admission of clients: what the daemon answers a process that wants to connect."""
 
 from collections.abc import Mapping
 from typing import Any

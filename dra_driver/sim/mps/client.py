@@ -83,7 +83,7 @@ class CudaProgram:
         """To the daemon in *pipe*, through its mounts and as its user: of another process with
         those, which the daemon sees as the one that connected.
 
-        NoMps; OSError: it cannot be entered; TimeoutError.
+        DaemonUnreachable; OSError: it cannot be entered; TimeoutError.
         """
         ours, theirs = socket.socketpair()
         with ours, theirs:
@@ -188,7 +188,7 @@ def ask_daemon(made: socket.socket, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connect_to_daemon(options: argparse.Namespace, seen: CudaProgram | None) -> socket.socket:
-    """To the daemon that is meant. NoMps, OSError, TimeoutError."""
+    """To the daemon that is meant. DaemonUnreachable, OSError, TimeoutError."""
     if seen is not None:
         return seen.connect(options.pipe_directory or seen.pipe, _SECONDS)
     try:

@@ -1,9 +1,4 @@
-"""What commands print: tables, comma-separated values and single fields.
-
-What the daemon refuses.
-
-The words of a command: what stands by itself, and what begins with dashes.
-"""
+"""The command line of the simulated program: options, errors, and the tables that it prints."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +17,7 @@ class ParsedCommand:
     options: dict[str, str]  # --key=value; --flag has the value ""
 
     def allow(self, most_plain: int, *options: str) -> None:
-        """Refused: there is more than that."""
+        """CommandRefused: there is more than that."""
         if len(self.plain) > most_plain:
             raise CommandRefused(f"Unexpected argument '{self.plain[most_plain]}'")
         for name in self.options:

@@ -1,4 +1,4 @@
-"""The control daemon: the servers it keeps, and what it refuses."""
+"""The simulated control daemon: its servers, and the requests that it refuses."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What the daemon finds on the simulated host: its GPUs and their compute modes."""
+"""The GPUs of the simulated host and their compute modes, as the daemon sees them."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""What wakes the daemon: commands, clients, servers that end, signals.
-
-The daemon's file (``--apply``): servers and namespaces that it starts with.
-"""
+"""The event loop of the simulated daemon, and the file (``--apply``) that it starts from."""
 
 import contextlib
 import json
@@ -45,7 +42,7 @@ _FEATURES: Final[Mapping[str, Mapping[str, type]]] = {
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """The file. Refused: every reason why it is none."""
+    """The file. CommandRefused: every reason why it is none."""
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -120,7 +117,7 @@ class DaemonLoop:
         self._answered = threading.Event()  # whoever had it finish
 
     def open(self, config: Path | None) -> None:
-        """Be found by clients and commands. Refused: *config* is no good."""
+        """Be found by clients and commands. CommandRefused: *config* is no good."""
         document = read_config(config) if config else {}
         self.listen(self._places.pipe, None)
         where = f"{self._places.pipe}/control"
@@ -226,7 +223,7 @@ class DaemonLoop:
             os.unlink(path)
         except OSError:
             return
-        text, code = self._said(words, uid)
+        text, code = self._answer_and_code(words, uid)
         mark = "!" if code else "="
         lines = "".join(f"{mark}{line}\n" for line in text.splitlines())
         try:
@@ -237,7 +234,7 @@ class DaemonLoop:
         if self.finished:
             os._exit(0)
 
-    def _said(self, words: list[str], uid: int) -> tuple[str, int]:
+    def _answer_and_code(self, words: list[str], uid: int) -> tuple[str, int]:
         with self.control.changed:
             if self.control.wedged:
                 self.hang()

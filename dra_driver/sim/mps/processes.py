@@ -1,7 +1,4 @@
-"""Processes of the stand-in: each is called as the real one is called.
-
-Who a process is for the kernel.
-"""
+"""The simulated server processes, which have the names of the real ones, and users of processes."""
 
 import contextlib
 import os

@@ -43,7 +43,7 @@ class SimulatedProtocol2:
         }
 
     def answer(self, words: list[str], uid: int) -> str:
-        """What the lines of standard input are answered. Refused: with why, at the first one."""
+        """Answer the lines of standard input. CommandRefused: the first that is wrong, and why."""
         if words[:1] != ["stdin"]:
             raise CommandRefused(
                 f"Unknown option '{' '.join(words[1:])}': commands come on standard input"

@@ -1,7 +1,4 @@
-"""Protocol 3: modules and verbs, as arguments of the program.
-
-What a daemon of protocol 3 can switch: memory accounting and the sharing of contexts.
-"""
+"""Protocol 3: modules and verbs, as arguments of the program, and features that these switch."""
 
 import os
 from collections.abc import Callable
@@ -109,7 +106,7 @@ class SimulatedProtocol3:
         }
 
     def answer(self, words: list[str], uid: int) -> str:
-        """What the command *words* of user *uid* is answered. Refused: with why."""
+        """What the command *words* of user *uid* is answered. CommandRefused: with why."""
         if words[:1] == ["stdin"]:
             raise CommandRefused("This daemon speaks protocol 3: say <module> <verb> as arguments")
         said = _without_protocol(words[1:])
@@ -274,7 +271,7 @@ class SimulatedProtocol3:
 
 
 def limit_changes(options: dict[str, str]) -> Callable[[ServerLimits], None]:
-    """What these options do to limits. Refused: one is no good, and nothing is changed."""
+    """What these options do to limits. CommandRefused: one is no good, and nothing is changed."""
     memory = options.get("pinned-memory-limit")
     percent = options.get("active-thread-percentage")
     priority = options.get("client-priority")

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options(words: Sequence[str], newest: int) -> StartOptions:
-    """What *words* ask for. Refused: the program does not know one of them."""
+    """What *words* ask for. CommandRefused: the program does not know one of them."""
     asked, rest = StartOptions(), list(words)
     while rest:
         word = rest.pop(0)
