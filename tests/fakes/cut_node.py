@@ -151,7 +151,7 @@ class CutNode:
             is_newest=lambda: True,
         )
         callbacks = MigCallbacks(lambda state: None, governed.set_governed, lambda: None)
-        locks = MigLocks(self._preparer.upkeep.while_free, at_once)
+        locks = MigLocks(self._preparer.prepared_claims.while_free, at_once)
         return MigReconciler(node, inputs, locks, self._state_file, callbacks)
 
     def _parts(self, functions: Mortal) -> NodeParts:

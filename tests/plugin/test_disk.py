@@ -19,8 +19,8 @@ from dra_driver.plugin.claims.dependencies import DriverIdentity
 from dra_driver.plugin.claims.preparer import Preparer
 from tests.builders import POOL, claim, config, ref
 from tests.fakes.disk import Disk, FailingCalls, small_disk
-from tests.plugin.test_prepare import World as Preparing
-from tests.plugin.test_prepare import metadata_in
+from tests.plugin.claims.test_prepare import World as Preparing
+from tests.plugin.claims.test_prepare import metadata_in
 
 LONG = config(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}})
 

@@ -1,11 +1,11 @@
 """What a Preparer works with, and as whom."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid, Pod
+from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid, Pod, PreparedDevice
 from dra_driver.k8s.pods import PodSpec
 from dra_driver.model.driver_files import DeviceFiles, DriverFiles
 from dra_driver.model.gpus import GpuUuid, MigInstance, PartitionKey
@@ -59,6 +59,13 @@ class InUseChecker(Protocol):
     def still_using(self, claim: ClaimUid, pods: Iterable[Pod]) -> tuple[Pod, ...]: ...
 
 
+class ClaimPreparer(Protocol):
+    """Who prepares claims, and unprepares those that are gone; ``plugin.claims.preparer``."""
+
+    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]: ...
+    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
+
+
 class NoInUseCheck:
     """Containers end before their claims are given back."""
 
@@ -87,7 +94,7 @@ class PrepareDependencies:
     pods: PodSpecSource
     ledger: Ledger
     files: ClaimFiles
-    turn: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
+    lease: Callable[[float], AbstractContextManager[None]]  # within seconds (rolling update)
     changed: ClaimChanged = _nobody  # told of every claim that was prepared or given back
     users: InUseChecker = field(default_factory=NoInUseCheck)
 

@@ -21,6 +21,7 @@ from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.processes import CgroupProcesses
 from dra_driver.model.records import ClaimRecord
 from dra_driver.plan.prepare.claim_users import cgroups_given_claim, outside_gpu_processes
+from dra_driver.plugin.claims.dependencies import ClaimPreparer
 from dra_driver.plugin.process_owners import ListGpuProcesses
 
 
@@ -108,24 +109,6 @@ _ASK_SECONDS: Final = 2.0  # between two questions to the API server about one c
 _MOST_ASKED: Final = 30  # by then the kubelet has asked again; else it is the reconciler's
 
 
-class DeletedClaimReleaser(Protocol):
-    """Who gives back."""
-
-    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
-
-
-class InUseSource(Protocol):
-    """Who still uses claims; ``dra_driver.plugin.claims.in_use``."""
-
-    def refuse_while_used(self, record: ClaimRecord) -> None: ...
-
-
-class ClaimDeletionSource(Protocol):
-    """What the API server knows of claims; ``dra_driver.k8s.claims``."""
-
-    def is_deleted(self, ref: ClaimRef) -> bool: ...
-
-
 @dataclass(slots=True)
 class _DeferredClaim:
     ref: ClaimRef
@@ -138,16 +121,16 @@ class DeferredUnprepare:
 
     def __init__(
         self,
-        preparer: DeletedClaimReleaser,
-        users: InUseSource,
-        claims: ClaimDeletionSource,
+        take_back_if: Callable[[ClaimRef, Callable[[], bool]], bool],
+        refuse_while_used: Callable[[ClaimRecord], None],
+        is_deleted: Callable[[ClaimRef], bool],
         known: Callable[[ClaimUid], ClaimRecord | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """*known*: what is recorded of a claim; None: it holds nothing here."""
-        self._preparer = preparer
-        self._users = users
-        self._claims = claims
+        self._take_back_if = take_back_if
+        self._refuse_while_used = refuse_while_used
+        self._is_deleted = is_deleted
         self._known = known
         self._clock = clock
         self._waiting: dict[ClaimUid, _DeferredClaim] = {}  # who was looked at last comes last
@@ -178,14 +161,14 @@ class DeferredUnprepare:
         if (record := self._known(ref.uid)) is None:
             return True
         try:
-            self._users.refuse_while_used(record)
+            self._refuse_while_used(record)
             if now < waiting.ask_at:
                 return False
             waiting.asked, waiting.ask_at = waiting.asked + 1, now + _ASK_SECONDS
-            if not self._claims.is_deleted(ref):
+            if not self._is_deleted(ref):
                 return waiting.asked >= _MOST_ASKED
             # A deleted claim does not come back.
-            self._preparer.take_back_if(ref, lambda: True)
+            self._take_back_if(ref, lambda: True)
         except DriverError:
             return False  # it is used, that cannot be told, or something cannot be undone yet
         log.info("gave back a claim that is deleted", extra={"claim": str(ref), "uid": ref.uid})
@@ -195,14 +178,6 @@ class DeferredUnprepare:
 _REASON = "ClaimNotGivenBack"
 
 
-class ClaimDriver(Protocol):
-    """Who prepares claims; ``dra_driver.plugin.claims.preparer``."""
-
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]: ...
-    def unprepare(self, ref: ClaimRef) -> None: ...
-    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class InUseListeners:
     """Who is told: *in_use* of each claim that a process still uses."""
@@ -210,6 +185,12 @@ class InUseListeners:
     events: Events
     node: Callable[[], NodeRef]
     in_use: Callable[[ClaimRef], None]
+
+
+class ClaimDriver(ClaimPreparer, Protocol):
+    """Who prepares and unprepares claims; ``plugin.claims.preparer``."""
+
+    def unprepare(self, ref: ClaimRef) -> None: ...
 
 
 class StuckClaims:

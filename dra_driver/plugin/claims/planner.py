@@ -119,10 +119,12 @@ class GpusChanged(Exception):
 class Planner:
     """Plans claims for the node whose pool is *pool*."""
 
-    def __init__(self, tools: PrepareDependencies, pool: str, partitions: ClaimPartitions) -> None:
-        self._node = tools.node
-        self._offers = tools.offers
-        self._ledger = tools.ledger
+    def __init__(
+        self, dependencies: PrepareDependencies, pool: str, partitions: ClaimPartitions
+    ) -> None:
+        self._node = dependencies.node
+        self._offers = dependencies.offers
+        self._ledger = dependencies.ledger
         self._pool = pool
         self._partitions = partitions
 

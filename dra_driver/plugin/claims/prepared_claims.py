@@ -46,13 +46,15 @@ class ClaimLocks:
 class PreparedClaims:
     """Keeps prepared claims as they should be; never beside a prepare of the same claim."""
 
-    def __init__(self, tools: PrepareDependencies, locks: ClaimLocks, waits: CallTimeouts) -> None:
-        self._node = tools.node
-        self._ledger = tools.ledger
-        self._turn = tools.turn
-        self._users = tools.users
+    def __init__(
+        self, dependencies: PrepareDependencies, locks: ClaimLocks, timeouts: CallTimeouts
+    ) -> None:
+        self._node = dependencies.node
+        self._ledger = dependencies.ledger
+        self._lease = dependencies.lease
+        self._users = dependencies.users
         self._locks = locks
-        self._waits = waits
+        self._timeouts = timeouts
 
     def note_pods(self, claim: Claim) -> bool:
         """Pods joined the prepared *claim* or left it: what holds for pods holds for these now.
@@ -62,10 +64,10 @@ class PreparedClaims:
         known = self._ledger.known(claim.ref.uid)
         if known is None or not known.completed or known.pods == claim.pods:
             return False
-        deadline = Deadline(self._waits.all)
+        deadline = Deadline(self._timeouts.all)
         with (
             self._locks.claims.hold([claim.ref.uid], deadline.remaining),
-            self._turn(deadline.remaining),
+            self._lease(deadline.remaining),
         ):
             record = self._ledger.record(claim.ref.uid)
             if record is None or not record.completed:
@@ -76,8 +78,8 @@ class PreparedClaims:
 
     def serve_again(self, uid: ClaimUid) -> None:
         """Have the MPS agent serve what it does not know any more of a prepared claim."""
-        deadline = Deadline(self._waits.all)
-        with self._locks.claims.hold([uid], deadline.remaining), self._turn(deadline.remaining):
+        deadline = Deadline(self._timeouts.all)
+        with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
@@ -94,10 +96,10 @@ class PreparedClaims:
     def end_unknown(self, namespace: MpsNamespace) -> None:
         """Have the MPS agent end *namespace*, which no record is of; not beside a prepare of its
         claim."""
-        deadline = Deadline(self._waits.all)
+        deadline = Deadline(self._timeouts.all)
         with (
             self._locks.claims.hold([namespace.claim], deadline.remaining),
-            self._turn(deadline.remaining),
+            self._lease(deadline.remaining),
         ):
             record = self._ledger.known(namespace.claim)
             if record is None or namespace.name not in {one.name for one in record.namespaces}:
@@ -106,8 +108,8 @@ class PreparedClaims:
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
         """Have *act* done with the record of a claim while nobody else can act on it or its GPUs,
         and what it answers recorded; not at all, where it is not prepared any more."""
-        deadline = Deadline(self._waits.all)
-        with self._locks.claims.hold([uid], deadline.remaining), self._turn(deadline.remaining):
+        deadline = Deadline(self._timeouts.all)
+        with self._locks.claims.hold([uid], deadline.remaining), self._lease(deadline.remaining):
             record = self._ledger.record(uid)
             if record is None or not record.completed:
                 return
@@ -121,8 +123,8 @@ class PreparedClaims:
 
         Admin access is no reason to wait.
         """
-        deadline = Deadline(self._waits.all)
-        with self._turn(deadline.remaining), self._locks.gpus.hold([gpu.uuid], deadline.remaining):
+        deadline = Deadline(self._timeouts.all)
+        with self._lease(deadline.remaining), self._locks.gpus.hold([gpu.uuid], deadline.remaining):
             holdings = (h for record in self._ledger.records() for h in record.holdings)
             if any(holding.gpu == gpu.uuid and not holding.admin for holding in holdings):
                 return False

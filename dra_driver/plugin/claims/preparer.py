@@ -48,32 +48,35 @@ class Preparer:
     """Makes claims usable on this node, and unusable again; one call at a time for each claim."""
 
     def __init__(
-        self, names: DriverIdentity, tools: PrepareDependencies, waits: CallTimeouts | None = None
+        self,
+        names: DriverIdentity,
+        dependencies: PrepareDependencies,
+        timeouts: CallTimeouts | None = None,
     ) -> None:
         self._names = names
-        self._node = tools.node
-        self._claims = tools.claims
-        self._ledger = tools.ledger
-        self._files = tools.files
-        self._turn = tools.turn
-        self._changed = tools.changed
-        self._users = tools.users
-        self._pods = ClaimPods(tools.pods, tools.ledger)
-        self._partitions = ClaimPartitions(tools.node)
-        self._planner = Planner(tools, names.pool, self._partitions)
-        self._waits = waits or CallTimeouts()
+        self._node = dependencies.node
+        self._claims = dependencies.claims
+        self._ledger = dependencies.ledger
+        self._files = dependencies.files
+        self._lease = dependencies.lease
+        self._changed = dependencies.changed
+        self._users = dependencies.users
+        self._pods = ClaimPods(dependencies.pods, dependencies.ledger)
+        self._partitions = ClaimPartitions(dependencies.node)
+        self._planner = Planner(dependencies, names.pool, self._partitions)
+        self._timeouts = timeouts or CallTimeouts()
         self._locks = ClaimLocks()
-        self.upkeep: Final = PreparedClaims(tools, self._locks, self._waits)
+        self.prepared_claims: Final = PreparedClaims(dependencies, self._locks, self._timeouts)
 
     def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]:
         """Make the claim's devices usable on this node. Asking again changes nothing."""
-        deadline = Deadline(self._waits.all)
-        hand_over = Deadline(self._waits.hand_over, within=deadline)
+        deadline = Deadline(self._timeouts.all)
+        hand_over = Deadline(self._timeouts.hand_over, within=deadline)
         with self._locks.claims.hold([ref.uid], deadline.remaining):
             try:
                 claim = self._claims.read(ref)
             except ApiServerError:
-                with self._turn(deadline.remaining):
+                with self._lease(deadline.remaining):
                     if (done := self._completed(ref)) is not None:
                         return done
                 raise
@@ -88,8 +91,11 @@ class Preparer:
 
     def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool:
         """Take back what *ref* was given if it is *gone* at the moment when nobody else can act."""
-        deadline = Deadline(self._waits.all)
-        with self._locks.claims.hold([ref.uid], deadline.remaining), self._turn(deadline.remaining):
+        deadline = Deadline(self._timeouts.all)
+        with (
+            self._locks.claims.hold([ref.uid], deadline.remaining),
+            self._lease(deadline.remaining),
+        ):
             record = self._known(ref)
             with self._locks.gpus.hold(_gpus(record), deadline.remaining):
                 if not gone():
@@ -121,7 +127,7 @@ class Preparer:
 
     def restore(self) -> None:
         """Give completed claims their files again, where somebody removed them."""
-        with self._turn(self._waits.all):
+        with self._lease(self._timeouts.all):
             lacking = [record for record in self._ledger.records() if self._lacks_files(record)]
         for record in lacking:
             self._quietly(record, partial(self._restore, record.claim))
@@ -133,8 +139,11 @@ class Preparer:
 
     def _restore(self, ref: ClaimRef) -> None:
         """Not beside its unprepare: that removes files before it forgets the claim."""
-        deadline = Deadline(self._waits.all)
-        with self._locks.claims.hold([ref.uid], deadline.remaining), self._turn(deadline.remaining):
+        deadline = Deadline(self._timeouts.all)
+        with (
+            self._locks.claims.hold([ref.uid], deadline.remaining),
+            self._lease(deadline.remaining),
+        ):
             record = self._ledger.known(ref.uid)
             if record is not None and self._lacks_files(record):
                 self._completed(ref)
@@ -185,7 +194,7 @@ class Preparer:
         pods: ClaimPodSpecs | None = None
         while True:
             try:
-                with self._turn(deadline.remaining):
+                with self._lease(deadline.remaining):
                     known = self._known(claim.ref)
                     with self._locks.gpus.hold(gpus | _gpus(known), deadline.remaining):
                         return self._prepare(claim, gpus, pods)

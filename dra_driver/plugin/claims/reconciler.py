@@ -7,14 +7,15 @@ once a minute, has its chance.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from dra_driver.base.errors import ClaimError, DriverError
-from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid, PreparedDevice
+from dra_driver.k8s.claims import Claim, ClaimRef, ClaimUid
 from dra_driver.model.gpus import DeviceName
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.node.state.ledger_files import DamagedRecord
+from dra_driver.plugin.claims.dependencies import ClaimPreparer
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +36,6 @@ class ClaimLookup(Protocol):
     def exists(self, ref: ClaimRef) -> bool: ...
     def is_deleted(self, ref: ClaimRef) -> bool: ...
     def find_by_uid(self, uid: ClaimUid) -> Claim | None: ...
-
-
-class ReconcilePreparer(Protocol):
-    """Who undoes, and does again."""
-
-    def prepare(self, ref: ClaimRef) -> Sequence[PreparedDevice]: ...
-    def take_back_if(self, ref: ClaimRef, gone: Callable[[], bool]) -> bool: ...
 
 
 class FileRepair(Protocol):
@@ -83,7 +77,7 @@ class ClaimReconciler:
     """Holds the ledger against the API server, a few claims at a look."""
 
     def __init__(
-        self, ledger: Ledger, claims: ClaimLookup, preparer: ReconcilePreparer, pool: str
+        self, ledger: Ledger, claims: ClaimLookup, preparer: ClaimPreparer, pool: str
     ) -> None:
         self._ledger = ledger
         self._claims = claims

@@ -20,7 +20,7 @@ _DEFERRED_SECONDS = 60.0  # between looks at nothing: it is woken
 
 def start(parts: PluginParts, stack: ExitStack) -> None:
     preparer = _preparer(parts)
-    parts.prepared_claims = preparer.upkeep
+    parts.prepared_claims = preparer.prepared_claims
     handler = _claim_handler(parts, preparer, stack)
     parts.claim_handler = handler
     _start_repairs(parts, preparer, handler, stack)
@@ -54,7 +54,12 @@ def _preparer(parts: PluginParts) -> Preparer:
 
 def _claim_handler(parts: PluginParts, preparer: Preparer, stack: ExitStack) -> StuckClaims:
     """What gives claims back, tells of those that are still used, and sees to their end."""
-    deferred = DeferredUnprepare(preparer, parts.in_use, parts.claims, parts.ledger.known)
+    deferred = DeferredUnprepare(
+        preparer.take_back_if,
+        parts.in_use.refuse_while_used,
+        parts.claims.is_deleted,
+        parts.ledger.known,
+    )
     loop = Loop("ended-claims", deferred.look, _DEFERRED_SECONDS)
     deferred.look_soon = loop.soon
     loop.start()

@@ -383,12 +383,12 @@ def test_a_foreign_instance_survives_every_claim(world):
 
 def test_while_a_gpu_is_free_something_else_can_be_done_to_it(world):
     done = []
-    upkeep = world.preparer.upkeep
+    prepared_claims = world.preparer.prepared_claims
 
-    assert upkeep.while_free(mig_gpu(), lambda: done.append("free"))
+    assert prepared_claims.while_free(mig_gpu(), lambda: done.append("free"))
     world.prepare(FIRST)
-    assert not upkeep.while_free(mig_gpu(), lambda: done.append("held"))
-    assert upkeep.while_free(mig_gpu(1), lambda: done.append("another"))
+    assert not prepared_claims.while_free(mig_gpu(), lambda: done.append("held"))
+    assert prepared_claims.while_free(mig_gpu(1), lambda: done.append("another"))
 
     assert done == ["free", "another"]
 
@@ -399,7 +399,7 @@ def test_a_record_that_cannot_be_read_keeps_its_gpu_from_being_changed(world):
     record.write_text(record.read_text().replace('"version":1', '"version":'))
     world.restart()
 
-    assert not world.preparer.upkeep.while_free(mig_gpu(), lambda: None)
+    assert not world.preparer.prepared_claims.while_free(mig_gpu(), lambda: None)
 
 
 def test_who_looks_on_keeps_nobody_from_a_gpu(world):
@@ -407,7 +407,7 @@ def test_who_looks_on_keeps_nobody_from_a_gpu(world):
     world.restart()
     world.prepare_claim(Claim(ref(), (allocation("gpu-0-mon", admin=True),)))
 
-    assert world.preparer.upkeep.while_free(mig_gpu(), lambda: None)
+    assert world.preparer.prepared_claims.while_free(mig_gpu(), lambda: None)
 
 
 def test_a_claim_for_an_unknown_config_touches_no_gpu(world):

@@ -262,7 +262,7 @@ def test_with_the_last_claim_nothing_is_gone_any_more(world):
 
 
 class Nothing:
-    """What upkeep of this kind does not touch."""
+    """What a look for lost instances does not touch."""
 
 
 @pytest.fixture
@@ -272,7 +272,7 @@ def ledger(tmp_path):
     return made
 
 
-def upkeep(ledger, locks):
+def open_prepared_claims(ledger, locks):
     its: Any = Nothing()
     turn = contextlib.nullcontext()
     tools = PrepareDependencies(its, its, its, its, ledger, its, lambda seconds: turn)
@@ -281,7 +281,7 @@ def upkeep(ledger, locks):
 
 def test_a_claim_is_asked_about_while_it_is_prepared_and_nobody_else_works_on_it(ledger):
     locks, seen = ClaimLocks(), []
-    prepared_claims = upkeep(ledger, locks)
+    prepared_claims = open_prepared_claims(ledger, locks)
     ledger.write(record())
     ledger.write(replace(record(B, of=OTHER), prepared=None, spec=None))
 

@@ -42,7 +42,7 @@ def look(world):
     """What the plugin does every few seconds."""
     nobody: Any = None
     observer = Metrics()
-    prepared_claims = world.preparer.upkeep
+    prepared_claims = world.preparer.prepared_claims
     LostInstances(world.node, world.ledger.records, prepared_claims, nobody, observer).look()
 
 

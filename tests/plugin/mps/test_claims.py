@@ -192,7 +192,7 @@ def test_an_agent_that_is_down_does_not_keep_a_pod_from_ending(world):
     assert world.node.modes[gpu(0).uuid] is FOUND
     assert world.node.namespaces, "nobody could end it"
     world.node.agent = True
-    world.preparer.upkeep.end_unknown(namespace)
+    world.preparer.prepared_claims.end_unknown(namespace)
     world.assert_nothing_is_left()
 
 
@@ -219,7 +219,7 @@ def test_a_claim_allocated_anew_is_served_though_the_agent_still_has_what_it_was
     world.node.agent = True
 
     world.prepare(part(device="gpu-1"))
-    world.preparer.upkeep.end_unknown(before)
+    world.preparer.prepared_claims.end_unknown(before)
 
     assert [namespace.gpus for namespace in world.node.namespaces.values()] == [(gpu(1).uuid,)]
 
@@ -499,19 +499,19 @@ def test_what_the_agent_does_not_know_any_more_is_served_again_as_it_was(world):
     before = dict(world.node.namespaces)
     world.node.namespaces.clear()
 
-    world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
+    world.preparer.prepared_claims.serve_again(ClaimUid("uid-claim"))
 
     assert world.node.namespaces == before
 
 
 def test_nothing_is_served_again_of_a_claim_that_is_not_prepared(world):
-    world.preparer.upkeep.serve_again(ClaimUid("uid-unknown"))
+    world.preparer.prepared_claims.serve_again(ClaimUid("uid-unknown"))
     world.prepare(part())
     (record,) = world.ledger.records()
     world.preparer.unprepare(ref())
     world.ledger.write(replace(record, prepared=None))
 
-    world.preparer.upkeep.serve_again(ClaimUid("uid-claim"))
+    world.preparer.prepared_claims.serve_again(ClaimUid("uid-claim"))
 
     assert world.node.namespaces == {}
 
@@ -526,7 +526,7 @@ def test_a_namespace_of_a_claim_is_not_ended_as_unknown_and_one_of_none_is(world
     world.node.namespaces |= {other.name: other for other in others}
 
     for namespace in (known, *others):
-        world.preparer.upkeep.end_unknown(namespace)
+        world.preparer.prepared_claims.end_unknown(namespace)
 
     assert world.node.namespaces == {known.name: known}
 
@@ -536,7 +536,9 @@ def test_a_namespace_is_not_ended_as_unknown_while_its_claim_is_being_prepared(w
 
     def look(step):
         if isinstance(step, ServeMpsNamespace) and not ending:
-            end = threading.Thread(target=world.preparer.upkeep.end_unknown, args=[step.namespace])
+            end = threading.Thread(
+                target=world.preparer.prepared_claims.end_unknown, args=[step.namespace]
+            )
             ending.append(end)
             end.start()
             end.join(0.2)
@@ -553,7 +555,7 @@ def test_a_pod_that_joins_leaves_the_namespace_as_it_is(world):
     world.prepare(whole(pods="p"))
     before = dict(world.node.namespaces)
 
-    assert world.preparer.upkeep.note_pods(whole(pods="pq"))
+    assert world.preparer.prepared_claims.note_pods(whole(pods="pq"))
 
     assert world.node.namespaces == before
     assert [pod.name for pod in world.ledger.records()[0].pods] == ["p", "q"]
@@ -599,5 +601,5 @@ def test_killed_while_a_claim_by_mps_is_prepared_the_next_start_takes_it_back(wo
     world.node.agent = True
     for namespace in tuple(world.node.namespaces.values()):
         assert not back
-        world.preparer.upkeep.end_unknown(namespace)
+        world.preparer.prepared_claims.end_unknown(namespace)
     world.assert_nothing_is_left()

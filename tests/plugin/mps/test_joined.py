@@ -154,7 +154,7 @@ def test_what_was_prepared_for_one_pod_is_not_what_another_needs(tmp_path, first
     }
     preparing.run(*specs.values())
     preparing.prepare(two_requests(pods=["first"]))
-    preparing.preparer.upkeep.note_pods(two_requests(pods=["first", "later"]))
+    preparing.preparer.prepared_claims.note_pods(two_requests(pods=["first", "later"]))
 
     records, whole = preparing.ledger.records(), preparing.ledger.record(ref().uid)
     found = {

@@ -14,7 +14,7 @@ from dra_driver.plugin.publish.scanner import DeviceScanner
 from tests.builders import POOL, inventory, ref
 from tests.fakes.holds import FakeHolds
 from tests.fakes.node import FakeNode
-from tests.plugin.test_fractions import EXCLUSIVE, World, part
+from tests.plugin.claims.test_fractions import EXCLUSIVE, World, part
 
 KEEPS = ApiFeatures()
 

@@ -171,7 +171,7 @@ class World:
 
     def join(self, wanted, after=None):
         self.claims[wanted.ref.name] = wanted
-        done = self._until_killed(lambda: self.preparer.upkeep.note_pods(wanted), after)
+        done = self._until_killed(lambda: self.preparer.prepared_claims.note_pods(wanted), after)
         self.settle()
         return done
 
@@ -184,10 +184,10 @@ class World:
         wanted = self.namespaces()
         for namespace in tuple(self.node.namespaces.values()):
             if wanted.get(namespace.name) != namespace:
-                self.preparer.upkeep.end_unknown(namespace)
+                self.preparer.prepared_claims.end_unknown(namespace)
         for namespace in wanted.values():
             if namespace.name not in self.node.namespaces:
-                self.preparer.upkeep.serve_again(namespace.claim)
+                self.preparer.prepared_claims.serve_again(namespace.claim)
 
     def namespaces(self):
         """By the records, what the agent should serve."""
@@ -282,7 +282,7 @@ class AnyOrder(RuleBasedStateMachine):
         changed = Claim(claim.ref, claim.allocations, claim.configs, joined)
         if not self.world.join(changed, after):
             # Whoever notes it looks again and again.
-            self.world.preparer.upkeep.note_pods(changed)
+            self.world.preparer.prepared_claims.note_pods(changed)
             self.world.settle()
 
     @precondition(lambda self: any(record.pods for record in self.world.ledger.records()))
@@ -592,7 +592,7 @@ def test_a_pod_that_joins_is_limited_and_one_that_leaves_is_not(world):
     assert world.join(part("a", pods="pq"))
     assert {uid for uid, _ in world.node.limits} == {"uid-p", "uid-q"}
 
-    assert world.preparer.upkeep.note_pods(part("a", pods="q"))
+    assert world.preparer.prepared_claims.note_pods(part("a", pods="q"))
     limited = {uid for uid, _ in world.node.limits}
     assert limited == {"uid-p", "uid-q"}, "its containers may run: it was deleted by force"
 
@@ -611,4 +611,4 @@ def test_the_limit_of_a_pod_is_the_sum_of_its_claims(world):
 
 
 def test_nobody_is_told_of_pods_of_a_claim_that_is_not_prepared(world):
-    assert not world.preparer.upkeep.note_pods(part("a", pods="p"))
+    assert not world.preparer.prepared_claims.note_pods(part("a", pods="p"))

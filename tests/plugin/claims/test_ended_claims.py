@@ -25,7 +25,13 @@ class World:
         self.looked: list[str] = []
         self.asked = self.woken = 0
         self.now = 100.0
-        self.claims = DeferredUnprepare(self, self, self, self.records.get, lambda: self.now)
+        self.claims = DeferredUnprepare(
+            self.take_back_if,
+            self.refuse_while_used,
+            self.is_deleted,
+            self.records.get,
+            lambda: self.now,
+        )
         self.claims.look_soon = self.wake
 
     def wake(self):
