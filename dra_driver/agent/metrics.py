@@ -32,11 +32,11 @@ def metrics_registry(
     status: Callable[[], MpsStatus], unsheltered: Callable[[], int] = lambda: 0
 ) -> CollectorRegistry:
     """*unsheltered*: how many servers end with the container of this process."""
-    made = CollectorRegistry()
-    ProcessCollector(registry=made)
-    PlatformCollector(registry=made)
-    made.register(_StatusCollector(status, unsheltered))
-    return made
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(_StatusCollector(status, unsheltered))
+    return registry
 
 
 def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:

@@ -59,23 +59,25 @@ class DriftRepair:
         kept = {
             entry.in_daemon.name: entry for entry in state.namespaces if entry.served is not None
         }
-        found = compare_namespaces([entry.in_daemon for entry in kept.values()], look.namespaces)
-        named = state.spare.name if state.spare else None
-        spare_changed = named is not None and named not in look.namespaces
+        differences = compare_namespaces(
+            [entry.in_daemon for entry in kept.values()], look.namespaces
+        )
+        spare_name = state.spare.name if state.spare else None
+        spare_changed = spare_name is not None and spare_name not in look.namespaces
         if spare is not None and not spare_changed:
-            loose = compare_namespaces([spare], {spare.name: look.namespaces[spare.name]}).loose
-            spare_changed = bool(loose) and self._again(_ANY_SPARE)
-        why = {namespace.name: "it was removed" for namespace in found.missing}
-        for namespace, there in found.loose:
-            wanted = describe_limits(namespace.limits)
+            changed = compare_namespaces([spare], {spare.name: look.namespaces[spare.name]}).loose
+            spare_changed = bool(changed) and self._again(_ANY_SPARE)
+        why = {namespace.name: "it was removed" for namespace in differences.missing}
+        for namespace, actual_limits in differences.loose:
+            limits = describe_limits(namespace.limits)
             why[namespace.name] = (
-                f"its limits were changed: {describe_limits(there)} instead of {wanted}"
+                f"its limits were changed: {describe_limits(actual_limits)} instead of {limits}"
             )
         return ServerDrift(
-            tuple(name for name in found.unwanted if name != named),
+            tuple(name for name in differences.unwanted if name != spare_name),
             spare_changed,
             tuple((kept[name], reason) for name, reason in why.items() if self._again(name)),
-            frozenset(namespace.name for namespace in found.missing),
+            frozenset(namespace.name for namespace in differences.missing),
         )
 
     def _again(self, name: MpsNamespaceName) -> bool:
@@ -151,11 +153,11 @@ class ServerNamespaces:
 
     def remove_unusable(self) -> None:
         """Take out what is written and nobody can use."""
-        left = self._state.unusable
+        unusable = self._state.unusable
         with self._health.counting_timeouts():
-            for name in left:
+            for name in unusable:
                 self._daemons.remove(self._daemon, name)
-        if left:
+        if unusable:
             self._file.write_or_retry(self._state.without_unusable())
 
     def to_start(self, first: MpsNamespace | None = None) -> tuple[MpsNamespace, ...]:
@@ -212,16 +214,16 @@ class ServerNamespaces:
             self._spoil(self._state.spare)
             self.remove_unusable()
         for kept, reason in drift.namespaces:
-            namespace, inside = kept.namespace.name, kept.in_daemon
+            namespace, in_daemon = kept.namespace.name, kept.in_daemon
             log.error(
                 "somebody changed an MPS namespace", extra={"namespace": namespace, "why": reason}
             )
-            clients = clients_in(look.clients, inside.name)
+            clients = clients_in(look.clients, in_daemon.name)
             record(reason, (namespace,), len(clients))
-            if inside.name in drift.missing:
+            if in_daemon.name in drift.missing:
                 self._add(kept)
             else:
-                restore_limits(self._daemons, self._daemon, inside, clients, end)
+                restore_limits(self._daemons, self._daemon, in_daemon, clients, end)
 
     def _add(self, kept: NamespaceState) -> None:
         with self._health.counting_timeouts():

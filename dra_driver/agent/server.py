@@ -270,11 +270,11 @@ class ManagedServer:
         self._start()
 
     def _start(self, first: MpsNamespace | None = None) -> None:
-        wanted = self._namespaces.to_start(first)
-        directories = self._daemons.start(self._state.daemon, wanted)
+        namespaces = self._namespaces.to_start(first)
+        directories = self._daemons.start(self._state.daemon, namespaces)
         state = self._namespaces.started(directories)
-        again = state.restarts + (1 if state.restart_reason else 0)
-        self._file.write(replace(state, restart_reason="", restarts=again))
+        restarts = state.restarts + (1 if state.restart_reason else 0)
+        self._file.write(replace(state, restart_reason="", restarts=restarts))
         self._health.restarted()
 
     def _trim(self) -> None:

@@ -58,8 +58,8 @@ class OrphanedServers:
         """Look for them. *known*: of these something is written."""
         directory = Path(self._dependencies.directory)
         with disk_errors(f"look for what was left in {directory}"):
-            found = [entry.name for entry in directory.iterdir() if entry.is_dir()]
-        names = (MpsServerName(name) for name in found if _NAME.fullmatch(name))
+            directories = [entry.name for entry in directory.iterdir() if entry.is_dir()]
+        names = (MpsServerName(name) for name in directories if _NAME.fullmatch(name))
         self._names = frozenset(names) - frozenset(known)
 
     def remove(self, name: MpsServerName) -> None:
@@ -101,15 +101,15 @@ class UnmanagedDaemonWatch:
             return
         ours = self._tokens()
         try:
-            found = self._dependencies.daemons.unmanaged(ours)
+            daemons = self._dependencies.daemons.unmanaged(ours)
         except DriverError as e:
             log.info("unmanaged MPS daemons cannot be looked for", extra={"error": str(e)})
             return
         if self._tokens() != ours:
             return  # one of ours was started meanwhile, and may be in there
-        if found != self.found:
-            log.warning("MPS daemons that are not ours", extra={"daemons": list(found)})
-        self.found, self._checked_at = found, now
+        if daemons != self.found:
+            log.warning("MPS daemons that are not ours", extra={"daemons": list(daemons)})
+        self.found, self._checked_at = daemons, now
 
 
 _SERVE_SECONDS: Final = 8.0  # to wait for others; a daemon that is started takes about as much
@@ -392,9 +392,9 @@ class MpsSupervisor:
 
     def _holder(self, name: MpsNamespaceName) -> ManagedServer | None:
         """Whose namespace it is. Where nobody serves it, one that still has to take it out."""
-        found = [(server, kept) for server in self._all() if (kept := server.find(name))]
-        found.sort(key=lambda one: one[1].served is None)
-        return found[0][0] if found else None
+        holders = [(server, kept) for server in self._all() if (kept := server.find(name))]
+        holders.sort(key=lambda one: one[1].served is None)
+        return holders[0][0] if holders else None
 
     def _all(self) -> list[ManagedServer]:
         with self._lock:

@@ -85,8 +85,8 @@ class MpsDaemons:
             return self._bring_up(daemon, namespaces)
         except (NodeError, OSError) as e:
             kind = TimedOut if isinstance(e, TimedOut) else NodeError
-            said = f"{e}{_log_of(daemon, again)}{self._undo(daemon, again)}"
-            raise kind(f"MPS server {daemon.name} does not start: {said}") from e
+            details = f"{e}{_log_of(daemon, again)}{self._undo(daemon, again)}"
+            raise kind(f"MPS server {daemon.name} does not start: {details}") from e
         except BaseException:
             self._undo(daemon, again)
             raise
@@ -108,8 +108,10 @@ class MpsDaemons:
 
         NodeError: it is there with others, or the daemon refuses. TimedOut: no answer.
         """
-        made = self._protocol(daemon).add(daemon, namespace, _within(daemon, self._timeouts.ask))
-        return self._directories.added(daemon, made)
+        pipe_directory = self._protocol(daemon).add(
+            daemon, namespace, _within(daemon, self._timeouts.ask)
+        )
+        return self._directories.added(daemon, pipe_directory)
 
     def is_there(self, directory: str) -> bool:
         """Whether a pipe directory leads anywhere. No program is run."""
@@ -135,11 +137,11 @@ class MpsDaemons:
         not ended yet; ask again.
         """
         until = _within(daemon, self._timeouts.drain_all)
-        there = [pid for pid in pids if self._processes.exists(pid)]
-        if there and self.is_running(daemon):
+        running = [pid for pid in pids if self._processes.exists(pid)]
+        if running and self.is_running(daemon):
             asking = _within(daemon, self._timeouts.ask)
             drain_clients(
-                self._protocol(daemon).ends(daemon, there, asking), self._timeouts.drain, until
+                self._protocol(daemon).ends(daemon, running, asking), self._timeouts.drain, until
             )
 
     def end(self, daemon: ControlDaemon) -> None:
@@ -220,10 +222,10 @@ class MpsDaemons:
         self, daemon: ControlDaemon, find: Callable[[], tuple[DaemonProcess, ...]]
     ) -> None:
         """End what *find* finds, and take away everything else of it."""
-        left = self._ended(find, SIGTERM, self._timeouts.term)
-        if left:
-            left = self._ended(find, SIGKILL, self._timeouts.kill)
-        self._forget(daemon, left)
+        remaining = self._ended(find, SIGTERM, self._timeouts.term)
+        if remaining:
+            remaining = self._ended(find, SIGKILL, self._timeouts.kill)
+        self._forget(daemon, remaining)
         self._directories.remove(daemon)
         self._shelter.close()
 
@@ -233,13 +235,13 @@ class MpsDaemons:
         """What is there still."""
         return self._processes.end_all(find, number, seconds_within_request(seconds, undoing=True))
 
-    def _forget(self, daemon: ControlDaemon, left: tuple[DaemonProcess, ...]) -> None:
+    def _forget(self, daemon: ControlDaemon, remaining: tuple[DaemonProcess, ...]) -> None:
         """TimedOut: there is something of it still."""
         self._known.pop(daemon.token, None)
         self._exposed.discard(daemon.token)
         self._protocol(daemon).forget(daemon)
-        if left:
-            pids = ", ".join(str(process.pid) for process in left)
+        if remaining:
+            pids = ", ".join(str(process.pid) for process in remaining)
             raise TimedOut(
                 f"processes of MPS server {daemon.name} do not end, although they were killed "
                 f"({pids}): the GPU's driver holds them; see dmesg, and restart the node if it "

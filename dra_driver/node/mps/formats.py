@@ -27,18 +27,18 @@ def parse_table(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     >>> parse_table("| Pipe_Directory | Name |\\n+------+\\n| /p | x |", ("name", "pipe-directory"))
     [{'pipe-directory': '/p', 'name': 'x'}]
     """
-    found: list[dict[str, str]] = []
+    rows: list[dict[str, str]] = []
     names = list(columns)
     for line in text.split("\n"):  # no other character ends one: a process can be called so
         if not line.strip() or (_RULE.fullmatch(line) and "," not in line):
             continue
         cells = _cells(line)
-        if not found and set(columns[:2]) <= {_plain(cell) for cell in cells}:
+        if not rows and set(columns[:2]) <= {_plain(cell) for cell in cells}:
             names = [_plain(cell) for cell in cells]
             continue
         last = ",".join(cells[len(names) - 1 :])
-        found.append(dict(zip(names, [*cells[: len(names) - 1], last], strict=False)))
-    return found
+        rows.append(dict(zip(names, [*cells[: len(names) - 1], last], strict=False)))
+    return rows
 
 
 def _cells(line: str) -> list[str]:

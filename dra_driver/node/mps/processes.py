@@ -35,19 +35,19 @@ class UnmanagedDaemon:
     in_pod: bool = False
 
 
-def describe_unmanaged(found: Iterable[UnmanagedDaemon]) -> tuple[str, ...]:
+def describe_unmanaged(daemons: Iterable[UnmanagedDaemon]) -> tuple[str, ...]:
     """A line for each on the host itself, as far as there are few, and the number of others."""
-    everybody = sorted(found)
+    everybody = sorted(daemons)
     here = [container for container in everybody if not container.in_pod]
-    said = [
+    lines = [
         f"{PROGRAM} (process {one.pid}, pipe directory {printable(one.pipe_directory)})"
         for one in here[: MAX_UNMANAGED_LINES - _SUMS]
     ]
-    if more := len(here) - len(said):
-        said.append(f"{PROGRAM} ({more} more on this host)")
+    if more := len(here) - len(lines):
+        lines.append(f"{PROGRAM} ({more} more on this host)")
     if inside := len(everybody) - len(here):
-        said.append(f"{PROGRAM} ({_counted(inside)} in pods)")
-    return tuple(said)
+        lines.append(f"{PROGRAM} ({_counted(inside)} in pods)")
+    return tuple(lines)
 
 
 def is_in_pod(proc_cgroup: bytes) -> bool:
@@ -101,14 +101,14 @@ class DaemonProcesses:
 
         return self._with(lives)
 
-    def _with(self, wanted: Callable[[list[bytes]], bool]) -> tuple[DaemonProcess, ...]:
+    def _with(self, matches: Callable[[list[bytes]], bool]) -> tuple[DaemonProcess, ...]:
         stats = {pid: stat for pid in self._pids() if (stat := self._stat(pid))}
-        found = {pid for pid in stats if wanted(self._entries(pid, "environ"))}
+        pids = {pid for pid in stats if matches(self._entries(pid, "environ"))}
         while more := {
-            pid for pid, stat in stats.items() if int(stat[_PARENT]) in found and pid not in found
+            pid for pid, stat in stats.items() if int(stat[_PARENT]) in pids and pid not in pids
         }:
-            found |= more
-        return tuple(DaemonProcess(pid, int(stats[pid][_STARTED])) for pid in sorted(found))
+            pids |= more
+        return tuple(DaemonProcess(pid, int(stats[pid][_STARTED])) for pid in sorted(pids))
 
     def control(self, processes: Iterable[DaemonProcess]) -> DaemonProcess | None:
         """The control daemon among *processes*."""
@@ -145,8 +145,8 @@ class DaemonProcesses:
     def wait(self, processes: Iterable[DaemonProcess], seconds: float) -> bool:
         """Wait for their end. False: some are still there."""
         deadline = Deadline(seconds)
-        left = list(processes)
-        while left := [process for process in left if self.is_alive(process)]:
+        running = list(processes)
+        while running := [process for process in running if self.is_alive(process)]:
             if deadline.expired:
                 return False
             time.sleep(_BETWEEN_LOOKS_SECONDS)

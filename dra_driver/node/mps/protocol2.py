@@ -39,12 +39,12 @@ class Protocol2:
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each namespace. NodeError: it does not take its limits."""
-        said = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
-        found = [_percent(line) for line in said.splitlines()]
-        if not found or found[-1] != daemon.most.percent:
+        output = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
+        percents = [_percent(line) for line in output.splitlines()]
+        if not percents or percents[-1] != daemon.most.percent:
             raise NodeError(
                 f"MPS server {daemon.name} does not take its limits "
-                f"({daemon.most}): {said.strip() or 'it said nothing'}"
+                f"({daemon.most}): {output.strip() or 'it output nothing'}"
             )
         return {namespace.name: daemon.pipe for namespace in namespaces}
 
@@ -123,21 +123,21 @@ def limits_text(daemon: ControlDaemon) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def parse_pids(said: str) -> list[int]:
+def parse_pids(output: str) -> list[int]:
     """The numbers of processes, one a line; other lines are words.
 
     >>> parse_pids("4711\\n4712\\n")
     [4711, 4712]
     """
-    return [int(line) for line in said.split("\n") if line.strip().isdecimal()]
+    return [int(line) for line in output.split("\n") if line.strip().isdecimal()]
 
 
-def _is_within(wanted: MpsLimits, most: MpsLimits) -> bool:
-    if wanted.percent > most.percent:
+def _is_within(limits: MpsLimits, most: MpsLimits) -> bool:
+    if limits.percent > most.percent:
         return False
     if most.memory_bytes is None:
         return True
-    return wanted.memory_bytes is not None and wanted.memory_bytes <= most.memory_bytes
+    return limits.memory_bytes is not None and limits.memory_bytes <= most.memory_bytes
 
 
 def _percent(line: str) -> int | None:

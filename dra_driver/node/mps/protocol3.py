@@ -86,24 +86,24 @@ class Protocol3:
         self, daemon: ControlDaemon, namespaces: Sequence[MpsNamespace], deadline: Deadline
     ) -> Mapping[MpsNamespaceName, str] | None:
         """The pipe directory of each namespace; None: not yet. NodeError: it will never be."""
-        found = {row.name: row for row in self.namespace_rows(daemon, deadline)}
-        if DEFAULT_NAMESPACE not in found:
+        rows = {row.name: row for row in self.namespace_rows(daemon, deadline)}
+        if DEFAULT_NAMESPACE not in rows:
             raise NodeError(f"it has no server: {_NO_SERVER}")
-        state = found[DEFAULT_NAMESPACE].status
+        state = rows[DEFAULT_NAMESPACE].status
         if _BROKEN.search(state):
             raise NodeError(f"its server says {state!r}")
         if state.casefold() != READY:
             return None
-        if not {DEFAULT_NAMESPACE, *(namespace.name for namespace in namespaces)} <= found.keys():
+        if not {DEFAULT_NAMESPACE, *(namespace.name for namespace in namespaces)} <= rows.keys():
             return None
         for namespace in namespaces:
-            if not limits_match(found[namespace.name].limits, namespace.limits):
+            if not limits_match(rows[namespace.name].limits, namespace.limits):
                 raise NodeError(
                     f"namespace {namespace.name} of {daemon.name} was started with "
-                    f"{namespace.limits}, and the daemon says {found[namespace.name].limits}"
+                    f"{namespace.limits}, and the daemon says {rows[namespace.name].limits}"
                 )
-        self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
-        return {namespace.name: found[namespace.name].pipe_directory for namespace in namespaces}
+        self._default[daemon.token] = rows[DEFAULT_NAMESPACE].pipe_directory
+        return {namespace.name: rows[namespace.name].pipe_directory for namespace in namespaces}
 
     def forget(self, daemon: ControlDaemon) -> None:
         """It is another one from now on."""
@@ -116,17 +116,17 @@ class Protocol3:
     def check(self, daemon: ControlDaemon, deadline: Deadline) -> DaemonStatus:
         # First, as the server can go in between: then it has no namespaces.
         clients = parse_clients(self._listed(daemon, deadline, "client"))
-        found = self.namespace_rows(daemon, deadline)
-        if not found:
+        rows = self.namespace_rows(daemon, deadline)
+        if not rows:
             return DaemonStatus(False, f"no server: {_NO_SERVER}")
         return DaemonStatus(
-            ready=found[0].status.casefold() == READY,
-            state=found[0].status,
+            ready=rows[0].status.casefold() == READY,
+            state=rows[0].status,
             clients=clients,
             namespaces={
-                MpsNamespaceName(one.name): one.limits
-                for one in found
-                if one.name != DEFAULT_NAMESPACE
+                MpsNamespaceName(row.name): row.limits
+                for row in rows
+                if row.name != DEFAULT_NAMESPACE
             },
         )
 
@@ -161,14 +161,14 @@ class Protocol3:
 
     def limit(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> None:
         """It is refused while a client is in there."""
-        wanted = namespace.limits
-        memory = wanted.memory_bytes
+        limits = namespace.limits
+        memory = limits.memory_bytes
         self._control.ask(
             daemon,
             deadline,
             *("namespace", "set", namespace.name, _ON_SERVER),
             *([] if memory is None else [f"--pinned-memory-limit={format_size(memory)}"]),
-            f"--active-thread-percentage={wanted.percent}",
+            f"--active-thread-percentage={limits.percent}",
             f"--client-priority={int(namespace.priority)}",
         )
 
@@ -215,14 +215,14 @@ class Protocol3:
             sibling = os.path.join(os.path.dirname(default), namespace)
             if os.path.isdir(sibling):
                 return sibling
-        found = {row.name: row for row in self.namespace_rows(daemon, deadline)}
-        if namespace not in found:
+        rows = {row.name: row for row in self.namespace_rows(daemon, deadline)}
+        if namespace not in rows:
             raise NodeError(
                 f"MPS server {daemon.name} has lost namespace {namespace}, which was just made"
             )
-        if DEFAULT_NAMESPACE in found:
-            self._default[daemon.token] = found[DEFAULT_NAMESPACE].pipe_directory
-        return found[namespace].pipe_directory
+        if DEFAULT_NAMESPACE in rows:
+            self._default[daemon.token] = rows[DEFAULT_NAMESPACE].pipe_directory
+        return rows[namespace].pipe_directory
 
     def _listed(self, daemon: ControlDaemon, deadline: Deadline, what: str) -> str:
         """Nothing, where there is no server."""
@@ -238,8 +238,8 @@ class Protocol3:
     def _find(
         self, daemon: ControlDaemon, namespace: MpsNamespaceName, deadline: Deadline
     ) -> NamespaceRow | None:
-        found = self.namespace_rows(daemon, deadline)
-        return next((one for one in found if one.name == namespace), None)
+        rows = self.namespace_rows(daemon, deadline)
+        return next((row for row in rows if row.name == namespace), None)
 
 
 def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
@@ -248,19 +248,19 @@ def speaks_protocol3(control: ControlProgram, deadline: Deadline) -> bool:
     MpsStateUnknown, TimedOut: it does not say.
     """
     try:
-        said = control.run(control.command("-p", "3", "namespace", "--help"), deadline)
+        help_text = control.run(control.command("-p", "3", "namespace", "--help"), deadline)
     except CommandFailed:
         return False
-    return all(re.search(rf"\b{verb}\b", said) for verb in _VERBS)
+    return all(re.search(rf"\b{verb}\b", help_text) for verb in _VERBS)
 
 
-def limits_match(said: MpsLimits, wanted: MpsLimits) -> bool:
+def limits_match(reported: MpsLimits, expected: MpsLimits) -> bool:
     """Whether a daemon that says the one was told the other."""
-    if said.percent != wanted.percent:
+    if reported.percent != expected.percent:
         return False
-    if said.memory_bytes is None or wanted.memory_bytes is None:
-        return said.memory_bytes == wanted.memory_bytes
-    return abs(said.memory_bytes - wanted.memory_bytes) <= wanted.memory_bytes * _ROUNDED
+    if reported.memory_bytes is None or expected.memory_bytes is None:
+        return reported.memory_bytes == expected.memory_bytes
+    return abs(reported.memory_bytes - expected.memory_bytes) <= expected.memory_bytes * _ROUNDED
 
 
 def parse_namespaces(text: str) -> list[NamespaceRow]:
@@ -279,8 +279,8 @@ def parse_namespaces(text: str) -> list[NamespaceRow]:
             for row in parse_table(text, _NAMESPACE)
         ]
     except (KeyError, ValueError) as e:
-        said = text.strip()[:_SHOWN]
-        raise NodeError(f"no list of MPS namespaces ({e!r}): {said!r}") from e
+        excerpt = text.strip()[:_SHOWN]
+        raise NodeError(f"no list of MPS namespaces ({e!r}): {excerpt!r}") from e
 
 
 def parse_clients(text: str) -> tuple[MpsClient, ...]:
@@ -290,14 +290,14 @@ def parse_clients(text: str) -> tuple[MpsClient, ...]:
     line feeds. So a line behind a client's that is none is more of that name, and no fault of the
     daemon's, who would be started again for it.
     """
-    found: set[MpsClient] = set()
+    clients: set[MpsClient] = set()
     for row in parse_table(text, _CLIENT):
         try:
-            found.add(_client(row))
+            clients.add(_client(row))
         except (KeyError, ValueError) as e:
-            if not found:
+            if not clients:
                 raise _no_clients(text) from e
-    return tuple(sorted(found, key=_by_number))
+    return tuple(sorted(clients, key=_by_number))
 
 
 def _no_clients(text: str) -> NodeError:

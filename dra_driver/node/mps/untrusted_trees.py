@@ -78,9 +78,9 @@ class _Emptying:
         for name in sorted(kept):
             inside = frozenset(path[1:] for path in keep if path[0] == name and path[1:])
             try:
-                with open_directory(name, at) as found:
-                    os.fchmod(found, os.fstat(found).st_mode & 0o7777 | PASSABLE)
-                    self.work(found, inside)
+                with open_directory(name, at) as inner:
+                    os.fchmod(inner, os.fstat(inner).st_mode & 0o7777 | PASSABLE)
+                    self.work(inner, inside)
             except FileNotFoundError:
                 continue
             except NotADirectoryError:

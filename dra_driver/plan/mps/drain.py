@@ -79,8 +79,8 @@ class ReadBudget:
 
     def by(self, now: float) -> "ReadBudget":
         """What it is later."""
-        left = min(self.at_once, self.left + max(0.0, now - self.at) * self.a_second)
-        return replace(self, left=left, at=max(self.at, now))
+        available = min(self.at_once, self.left + max(0.0, now - self.at) * self.a_second)
+        return replace(self, left=available, at=max(self.at, now))
 
     def spent(self) -> "ReadBudget":
         """After one read."""

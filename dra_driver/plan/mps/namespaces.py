@@ -141,10 +141,10 @@ def _partition_problems(groups: Iterable[set[str]], parts: Sequence[MpsPart]) ->
 
 def _computed_on(parts: Iterable[MpsPart]) -> Mapping[str, set[str]]:
     """The names of the GPUs and partitions of each request."""
-    found: dict[str, set[str]] = {}
+    units: dict[str, set[str]] = {}
     for part in parts:
-        found.setdefault(part.request, set()).add(part.device.unit)
-    return found
+        units.setdefault(part.request, set()).add(part.device.unit)
+    return units
 
 
 def _groups(requests: Iterable[str], used: Iterable[set[str]]) -> list[set[str]]:

@@ -21,15 +21,15 @@ def protocol_over(gpus: Iterable[GpuUuid], newest: int) -> int:
 def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:
     """What a server of protocol 2 grants a client by default: the most that one of its namespaces
     has, or can have by the rules of the node."""
-    wanted = [
+    needed = [
         least_limit
         for namespace in namespaces
         for least_limit in (least_limits(namespace), namespace.most)
     ]
-    sizes = [namespace.memory_bytes for namespace in wanted if namespace.memory_bytes is not None]
-    unlimited = len(sizes) < len(wanted)
+    sizes = [namespace.memory_bytes for namespace in needed if namespace.memory_bytes is not None]
+    unlimited = len(sizes) < len(needed)
     return MpsLimits(
-        max((namespace.percent for namespace in wanted), default=ALL_CORES),
+        max((namespace.percent for namespace in needed), default=ALL_CORES),
         None if unlimited else max(sizes),
     )
 
@@ -76,16 +76,16 @@ class NamespaceDifferences:
 
 
 def compare_namespaces(
-    wanted: Iterable[MpsNamespace], there: Mapping[MpsNamespaceName, MpsLimits]
+    expected: Iterable[MpsNamespace], actual: Mapping[MpsNamespaceName, MpsLimits]
 ) -> NamespaceDifferences:
     """Compare what a server should have with what is there."""
-    by_name = {namespace.name: namespace for namespace in wanted}
+    by_name = {namespace.name: namespace for namespace in expected}
     return NamespaceDifferences(
-        tuple(sorted(there.keys() - by_name.keys())),
-        tuple(by_name[name] for name in sorted(by_name.keys() - there.keys())),
+        tuple(sorted(actual.keys() - by_name.keys())),
+        tuple(by_name[name] for name in sorted(by_name.keys() - actual.keys())),
         tuple(
-            (by_name[name], there[name])
-            for name in sorted(by_name.keys() & there.keys())
-            if exceeds_limits(there[name], _rounded(by_name[name].limits))
+            (by_name[name], actual[name])
+            for name in sorted(by_name.keys() & actual.keys())
+            if exceeds_limits(actual[name], _rounded(by_name[name].limits))
         ),
     )

@@ -50,8 +50,8 @@ def client_owners(
     every = frozenset(served.namespace.name for served in server.namespaces)
 
     def of_pod(pod: PodUid | None) -> frozenset[MpsNamespaceName]:
-        its = frozenset(name for name in every if pod in users.get(name, ()))
-        return its or every  # of a pod that we were not told of yet, too
+        used_by_pod = frozenset(name for name in every if pod in users.get(name, ()))
+        return used_by_pod or every  # of a pod that we were not told of yet, too
 
     return {
         client.pid: of_pod(pods.get(client.pid))
@@ -231,13 +231,13 @@ def _clients(
     pods: Mapping[int, PodUid],
 ) -> NamespaceClients:
     """Where a pod has the namespace for itself, its clients are the pod's, seen or not."""
-    its = users[namespace]
-    alone = next(iter(its)) if len(its) == 1 else None
+    users_here = users[namespace]
+    alone = next(iter(users_here)) if len(users_here) == 1 else None
     by_pod: dict[PodUid, set[int]] = {}
     candidates = {pid: names for pid, names in whose.items() if namespace in names}
     for pid, names in candidates.items():
         pod = pods.get(pid) or (alone if names == {namespace} else None)
-        if pod is not None and pod in its:
+        if pod is not None and pod in users_here:
             by_pod.setdefault(pod, set()).add(pid)
     return NamespaceClients(candidates, {pod: frozenset(pids) for pod, pids in by_pod.items()})
 
@@ -251,12 +251,12 @@ def mps_memory_shares(
     }
     held: dict[GpuUuid, list[MemoryShare]] = {gpu: [] for gpu in sorted(gpus)}
     for record in records:
-        its: dict[GpuUuid, list[Holding]] = {}
+        holdings_by_gpu: dict[GpuUuid, list[Holding]] = {}
         for holding in record.holdings:
             if (gpu := holding.uuid) in gpus:
-                its.setdefault(gpu, []).append(holding)
+                holdings_by_gpu.setdefault(gpu, []).append(holding)
         pods = frozenset(pod.uid for pod in record.pods)
-        for gpu, holdings in its.items():
+        for gpu, holdings in holdings_by_gpu.items():
             admin = all(holding.admin for holding in holdings)
             held[gpu].append(MemoryShare(record.claim, pods, None, admin=admin))
     return {gpu: tuple(shares) for gpu, shares in held.items()}
@@ -314,10 +314,10 @@ def confirmed_bypasses(
 
 def mps_usages(
     namespaces: Iterable[ClaimNamespace],
-    found: Mapping[MpsNamespaceName, NamespaceClients] | None,
+    clients: Mapping[MpsNamespaceName, NamespaceClients] | None,
     unserved: Collection[BypassingProcess] | None,
 ) -> tuple[ClaimMpsUsage, ...]:
-    """Every prepared claim on each of its GPUs. *found*: the clients of served namespaces.
+    """Every prepared claim on each of its GPUs. *clients*: those of served namespaces.
 
     None: unknown, because the agent does not answer. So is the number of a claim's clients while
     one of them may be another claim's.
@@ -330,22 +330,25 @@ def mps_usages(
         ClaimMpsUsage(
             claim,
             gpu,
-            min(ALL_CORES, sum(namespace.percent for namespace in its)),
-            None if found is None else _count(found, its),
+            min(ALL_CORES, sum(namespace.percent for namespace in claim_namespaces_here)),
+            None if clients is None else _count(clients, claim_namespaces_here),
             None
             if unserved is None
             else sum(bypass.gpu == gpu and claim in bypass.claims for bypass in unserved),
         )
-        for (claim, gpu), its in by_claim.items()
+        for (claim, gpu), claim_namespaces_here in by_claim.items()
     )
 
 
 def _count(
-    found: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
+    clients: Mapping[MpsNamespaceName, NamespaceClients], namespaces: Iterable[MpsNamespace]
 ) -> int | None:
     names = {namespace.name for namespace in namespaces}
     whose = {
-        pid: its for name in names if name in found for pid, its in found[name].candidates.items()
+        pid: candidates
+        for name in names
+        if name in clients
+        for pid, candidates in clients[name].candidates.items()
     }
     pids = counted_clients(names, whose)
     return None if pids is None else len(pids)

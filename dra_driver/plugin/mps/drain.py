@@ -105,14 +105,14 @@ class MpsDrain:
         self.on_ending: Callable[[], None] = lambda: None  # have ``look`` done soon
         self.on_read: Callable[[PodSpec], None] = lambda spec: None
 
-    def look(self, wanted: Sequence[PodMpsClients]) -> float | None:
+    def look(self, users: Sequence[PodMpsClients]) -> float | None:
         """Do what is due for these. The seconds until there is more to do; None: nobody knows."""
-        known = self._follow({namespace.pod.uid for namespace in wanted})
-        self._end_due(wanted, known)
-        self._read_due(wanted, known)
+        known = self._follow({namespace.pod.uid for namespace in users})
+        self._end_due(users, known)
+        self._read_due(users, known)
         known = self._now_known()
-        self._end_due(wanted, known)
-        return min((self._until(known[namespace.pod.uid]) for namespace in wanted), default=None)
+        self._end_due(users, known)
+        return min((self._until(known[namespace.pod.uid]) for namespace in users), default=None)
 
     def _follow(self, users: Collection[PodUid]) -> Mapping[PodUid, _DrainState]:
         """Begin with pods that are new; one without clients is forgotten when it would be due."""
@@ -139,9 +139,9 @@ class MpsDrain:
     # Reading pods
 
     def _read_due(
-        self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
+        self, users: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
     ) -> None:
-        pods = {namespace.pod.uid: namespace for namespace in wanted}
+        pods = {namespace.pod.uid: namespace for namespace in users}
         glances = {uid: known[uid].glance for uid in sorted(pods)}
         due = most_urgent(glances, self._clock(), READS_A_SECOND)
         if due:
@@ -166,25 +166,29 @@ class MpsDrain:
         self._error = ""
         self._in_time()
 
-    def _read(self, one: PodMpsClients) -> None:
+    def _read(self, user: PodMpsClients) -> None:
         now = self._clock()
         try:
-            spec = self._pods.read_cached(one.claim.namespace, one.pod.name)
+            spec = self._pods.read_cached(user.claim.namespace, user.pod.name)
         except ApiServerError as error:
-            self._change(one.pod.uid, lambda its: replace(its, glance=replace(its.glance, at=now)))
+            self._change(
+                user.pod.uid, lambda state: replace(state, glance=replace(state.glance, at=now))
+            )
             if not isinstance(error, NotFound):
                 raise
             return
         glance = PodRead(now, spec.grace_seconds)
-        deletion = spec.deletion if spec.uid == one.pod.uid else None
+        deletion = spec.deletion if spec.uid == user.pod.uid else None
 
-        def change(its: _DrainState) -> _DrainState:
-            undeleted_at = its.glance.at if its.glance.seen else None
+        def change(state: _DrainState) -> _DrainState:
+            undeleted_at = state.glance.at if state.glance.seen else None
             return replace(
-                its, glance=glance, ending=terminating_pod(deletion, now, undeleted_at, its.ending)
+                state,
+                glance=glance,
+                ending=terminating_pod(deletion, now, undeleted_at, state.ending),
             )
 
-        self._change(one.pod.uid, change)
+        self._change(user.pod.uid, change)
         self.on_read(spec)
         if deletion is not None:
             self.on_ending()
@@ -199,7 +203,7 @@ class MpsDrain:
         """These have to wait. That is no harm unless it is for too long."""
         now, known = self._clock(), self._now_known()
         waiting = (known[client.pod.uid] for client in due if client.pod.uid in known)
-        late = sum(its.glance.is_late(now) for its in waiting)
+        late = sum(state.glance.is_late(now) for state in waiting)
         self._observer.mps_late_looks(late)
         if late and not self._late:
             self._late = True
@@ -218,49 +222,47 @@ class MpsDrain:
 
     # Ending clients
 
-    def _end_due(
-        self, wanted: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]
-    ) -> None:
+    def _end_due(self, users: Sequence[PodMpsClients], known: Mapping[PodUid, _DrainState]) -> None:
         now = self._clock()
-        for namespace in wanted:
-            its = known[namespace.pod.uid]
-            if its.ending is None or now < its.ending.due_at:
+        for user in users:
+            state = known[user.pod.uid]
+            if state.ending is None or now < state.ending.due_at:
                 continue
-            if pids := namespace.pids - its.ended:
-                name = f"drain {namespace.pod.name} of {namespace.claim} ({namespace.namespace})"
-                end = partial(self._end, namespace, pids)
+            if pids := user.pids - state.ended:
+                name = f"drain {user.pod.name} of {user.claim} ({user.namespace})"
+                end = partial(self._end, user, pids)
                 self._tasks.go(name, [BackgroundTask(name, end, _AGAIN_SECONDS)])
 
-    def _end(self, one: PodMpsClients, pids: frozenset[int]) -> None:
+    def _end(self, user: PodMpsClients, pids: frozenset[int]) -> None:
         """On a thread of its own: a server waits for what its clients have in flight."""
-        self._agent.terminate(one.namespace, pids)
-        self._change(one.pod.uid, lambda its: replace(its, ended=its.ended | pids))
+        self._agent.terminate(user.namespace, pids)
+        self._change(user.pod.uid, lambda state: replace(state, ended=state.ended | pids))
         self._observer.mps_drained(len(pids))
-        facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(pids)}
+        facts = {"claim": str(user.claim), "pod": user.pod.name, "clients": len(pids)}
         log.info("ended the MPS clients of a pod that is being deleted", extra=facts)
 
-    def end_now(self, wanted: Sequence[PodMpsClients]) -> None:
+    def end_now(self, users: Sequence[PodMpsClients]) -> None:
         """End these clients at once, though nobody deletes their pods: they may not be here."""
-        for namespace in wanted:
-            name = f"keep {namespace.pod.name} out of {namespace.claim} ({namespace.namespace})"
+        for user in users:
+            name = f"keep {user.pod.name} out of {user.claim} ({user.namespace})"
             self._tasks.go(
-                name, [BackgroundTask(name, partial(self._keep_out, namespace), _AGAIN_SECONDS)]
+                name, [BackgroundTask(name, partial(self._keep_out, user), _AGAIN_SECONDS)]
             )
 
-    def _keep_out(self, one: PodMpsClients) -> None:
-        self._agent.terminate(one.namespace, one.pids)
-        facts = {"claim": str(one.claim), "pod": one.pod.name, "clients": len(one.pids)}
+    def _keep_out(self, user: PodMpsClients) -> None:
+        self._agent.terminate(user.namespace, user.pids)
+        facts = {"claim": str(user.claim), "pod": user.pod.name, "clients": len(user.pids)}
         log.warning("ended MPS clients of a pod that the profile keeps out", extra=facts)
 
     # When to come back
 
-    def _until(self, its: _DrainState) -> float:
+    def _until(self, state: _DrainState) -> float:
         now = self._clock()
-        left = its.glance.at + its.glance.interval - now
-        read_in = max(left, min(_TOGETHER_SECONDS, its.glance.interval / 2))
-        if its.ending is None:
+        next_read = state.glance.at + state.glance.interval - now
+        read_in = max(next_read, min(_TOGETHER_SECONDS, state.glance.interval / 2))
+        if state.ending is None:
             return read_in
-        if now >= its.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
+        if now >= state.ending.ends_at + _LEFT_SECONDS:  # what is left of it does not end
             return _LEFT_SECONDS
-        due_in = its.ending.due_at - now
+        due_in = state.ending.due_at - now
         return min(read_in, max(_SOONEST_SECONDS, due_in) if due_in > 0 else _AGAIN_SECONDS)

@@ -80,15 +80,15 @@ class MpsBypassDetector:
         pods = {**pods, **report.joined}
         self._warn(report.errors)
         now = self._clock()
-        found = bypassing_processes(report.samples, namespaces, status)
+        bypasses = bypassing_processes(report.samples, namespaces, status)
         # Of a GPU that does not answer this time, what was seen the last time stands.
-        kept = {bypass for bypass in self._since if bypass.gpu in report.errors}
-        self._since = {bypass: self._since.get(bypass, now) for bypass in found | kept}
+        remembered = {bypass for bypass in self._since if bypass.gpu in report.errors}
+        self._since = {bypass: self._since.get(bypass, now) for bypass in bypasses | remembered}
         confirmed = confirmed_bypasses(self._since, now)
         display_names = {
             gpu: name for namespace in namespaces for gpu, name in namespace.display_names.items()
         }
-        for bypass in sorted(confirmed - self._reported, key=lambda one: (one.process, one.gpu)):
+        for bypass in sorted(confirmed - self._reported, key=lambda item: (item.process, item.gpu)):
             self._send_event(bypass, pods, display_names.get(bypass.gpu, bypass.gpu))
         self._reported = confirmed
         return confirmed

@@ -75,17 +75,17 @@ class LostMpsInstances:
         self._end([one for one in gone if server_for(one.namespace.name, status) is not None])
         return self._gone
 
-    def _is_gone(self, one: ClaimNamespace) -> bool:
+    def _is_gone(self, namespace: ClaimNamespace) -> bool:
         """Of a GPU that does not answer, what was seen the last time stands."""
-        if one.instance is None:
+        if namespace.instance is None:
             return False
-        gpu, instance = one.instance
+        gpu, instance = namespace.instance
         try:
-            found = instance_at(self._node, gpu, instance.key)
+            current = instance_at(self._node, gpu, instance.key)
         except NodeError as e:
             log.debug("an instance cannot be looked for", extra={"gpu": gpu, "error": str(e)})
-            return one.namespace.name in self._gone
-        return found is None or found.uuid != instance.uuid
+            return namespace.namespace.name in self._gone
+        return current is None or current.uuid != instance.uuid
 
     def _end(self, served: Sequence[ClaimNamespace]) -> None:
         if served:
@@ -227,17 +227,19 @@ class MpsWatch:
         records = self._dependencies.ledger.records()  # not before the agent: see plan.mps.usage
         namespaces = claim_namespaces(records)
         self._serves = any(status.namespaces())
-        found = namespace_clients(namespaces, status, self._pods(status))
-        by_pod = _clients_by_pod(namespaces, found)
+        clients = namespace_clients(namespaces, status, self._pods(status))
+        by_pod = _clients_by_pod(namespaces, clients)
         soon = self._checks.drain.look(by_pod)
         gone = self._checks.instances.look(namespaces, status)
         self._repair_served(namespaces, gone, status)
         self._report_restarts(namespaces, status.incidents)
-        joined = self._checks.joined
-        joined.look(records)
-        self._checks.drain.end_now([c for c in by_pod if joined.keeps_out(c.claim.uid, c.pod.uid)])
-        unserved = self._checks.bypasses.look(records, namespaces, status)
-        self._dependencies.observer.mps_uses(mps_usages(namespaces, found, unserved))
+        unserved_pods = self._checks.joined
+        unserved_pods.look(records)
+        self._checks.drain.end_now(
+            [user for user in by_pod if unserved_pods.keeps_out(user.claim.uid, user.pod.uid)]
+        )
+        bypasses = self._checks.bypasses.look(records, namespaces, status)
+        self._dependencies.observer.mps_uses(mps_usages(namespaces, clients, bypasses))
         return soon
 
     def _has_work(self) -> bool:
@@ -254,8 +256,8 @@ class MpsWatch:
         if not self._sees_pods:
             return {}
         pids = {client.pid for server in status.servers for client in server.clients}
-        found = ((pid, processes.find(pid)) for pid in sorted(pids))
-        return {pid: process.pod for pid, process in found if process is not None}
+        container_processes = ((pid, processes.find(pid)) for pid in sorted(pids))
+        return {pid: process.pod for pid, process in container_processes if process is not None}
 
     def _repair_served(
         self,
@@ -299,10 +301,12 @@ class MpsWatch:
                     self._send_event(namespace, "MPSServerRestarted", incident.server, message)
         self._last_restart = last_restart(incidents)
 
-    def _send_event(self, one: ClaimNamespace, reason: str, about: str, message: str) -> None:
-        for pod in one.pods:
-            ref = PodRef(one.claim.namespace, pod.name, pod.uid)
-            self._dependencies.events.tell(Event(ref, reason, f"{about} {one.claim}", message))
+    def _send_event(self, namespace: ClaimNamespace, reason: str, about: str, message: str) -> None:
+        for pod in namespace.pods:
+            ref = PodRef(namespace.claim.namespace, pod.name, pod.uid)
+            self._dependencies.events.tell(
+                Event(ref, reason, f"{about} {namespace.claim}", message)
+            )
 
     def _agent_answered(self) -> None:
         if self._outage is not None:
@@ -334,7 +338,7 @@ class MpsWatch:
 
 
 def _clients_by_pod(
-    namespaces: Sequence[ClaimNamespace], found: Mapping[MpsNamespaceName, NamespaceClients]
+    namespaces: Sequence[ClaimNamespace], clients: Mapping[MpsNamespaceName, NamespaceClients]
 ) -> Sequence[PodMpsClients]:
     """The clients whose pod is known, by claim and pod."""
     none = NamespaceClients()
@@ -342,5 +346,5 @@ def _clients_by_pod(
         PodMpsClients(namespace.claim, pod, namespace.namespace.name, pids)
         for namespace in namespaces
         for pod in namespace.pods
-        if (pids := found.get(namespace.namespace.name, none).by_pod.get(pod.uid))
+        if (pids := clients.get(namespace.namespace.name, none).by_pod.get(pod.uid))
     ]
