@@ -123,7 +123,7 @@ class GpuNode:
         return self.mig.keys(gpu)
 
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance:
-        """What this partition of *gpu* is now. Vanished: it is not there."""
+        """What this partition of *gpu* is now. MigInstanceNotFound: it is not there."""
         return self.mig.find(gpu, key)
 
     def current_setting(self, setting: GpuSetting) -> SettingValue | None:

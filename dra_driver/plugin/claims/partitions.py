@@ -26,7 +26,7 @@ from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
 class InstanceReader(Protocol):
-    """What GPUs tell; ``dra_driver.node.gpu_node``. Vanished: it has no such instance."""
+    """What GPUs tell; ``dra_driver.node.gpu_node``. MigInstanceNotFound: it has no such instance."""
 
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
 
@@ -131,7 +131,7 @@ class ClaimPartitions:
             self._node.restore(step)
 
     def of(self, plan: ClaimPlan) -> InstancesByDevice:
-        """What the partitions of *plan* are now. Vanished: one is not there.
+        """What the partitions of *plan* are now. MigInstanceNotFound: one is not there.
 
         Who looks on at one that no claim has sees nothing of it yet.
         """
@@ -154,7 +154,7 @@ class ClaimPartitions:
         """Whether a prepared claim still has the instances that it was given; where it has not,
         it can be prepared anew.
 
-        Vanished: it has something else besides, which its pods may be using. What cannot be asked
+        MigInstanceNotFound: it has something else besides, which its pods may be using. What cannot be asked
         now is taken to be there.
         """
         lost = [holding for holding in record.holdings if self._is_lost(holding)]
