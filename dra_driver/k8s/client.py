@@ -349,8 +349,8 @@ class ApiClient:
 
 
 def _body(response: urllib3.BaseHTTPResponse, request: RequestInfo) -> bytes:
-    """All of it, and the connection is free again. TooLong: it is more than anything has that we
-    ask for."""
+    """All of it, and the connection is free again. ResponseTooLarge: it is more than anything has
+    that we ask for."""
     body = bytearray()
     for chunk in response.stream(65536):
         body += chunk

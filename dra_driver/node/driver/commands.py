@@ -98,7 +98,7 @@ def in_chroot(
 def run_command(command: Command, timeout_seconds: float) -> str:
     """Run it to its end and give what it wrote to standard output.
 
-    ProgramFailed: it failed; with its last words. Another NodeError: it could not be started,
+    CommandFailed: it failed; with its last words. Another NodeError: it could not be started,
     somebody killed it, or it wrote more than 1 MiB and was killed. TimedOut: it was still running
     after *timeout_seconds*, and was killed with its process group; or it was not started, since an
     earlier one with its lock does not end.

@@ -111,7 +111,7 @@ def plan_claim(
     *others*: what other claims hold of the same GPUs. *pods*: those that use the claim.
 
     ClaimError: it can never work like this. UnknownDevice: a device is not (or no longer) here.
-    DeviceHeld: another claim has to go first. A message names every such problem of its kind.
+    DeviceHeldByClaim: another claim has to go first. A message names each such problem.
     PodsNeeded: *pods* is None, and it depends on them.
     """
     configs = decode_configs(claim)
@@ -330,7 +330,7 @@ def refuse_conflicts(
     others: Sequence[ClaimRecord],
     intervals: Mapping[GpuUuid, SetTimeSlice],
 ) -> None:
-    """ClaimError: *claim* was allocated more than there is. DeviceHeld: others hold it."""
+    """ClaimError: *claim* was allocated more than there is. DeviceHeldByClaim: others hold it."""
     holdings: dict[GpuUuid, list[Holding]] = defaultdict(list)
     for holding in (h for record in others for h in record.holdings if not h.admin):
         holdings[holding.gpu].append(holding)

@@ -15,7 +15,7 @@ source covers:
     pods that come later it is read again only where they are meant to come (claims that are not
     from templates) or where it matters who is on an MPS server. A PodGroup is one consumer without
     pods, so there it names nobody.
-The OCI bundles of containers (``dra_driver.node.cgroups.tree.containers``)
+The OCI bundles of containers (``dra_driver.node.cgroups.containers``)
     Every container that was given a claim mounts a document of it, so the bundle tells: of pods
     that name a template's claim by ``resourceClaimName``, of members of PodGroups, of init
     containers and ephemeral ones, on every Kubernetes. Known when the container's cgroup appears,

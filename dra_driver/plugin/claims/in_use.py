@@ -50,7 +50,7 @@ class InUseCheck:
         self._neighbours = neighbours
 
     def refuse_while_used(self, record: ClaimRecord) -> None:
-        """InUse: a process of a pod of the claim uses it. NodeError: that cannot be told now."""
+        """ClaimInUse: a process of a pod of the claim uses it. NodeError: that is not known."""
         claim = record.claim
         pods = self._processes.pods_given(claim) | frozenset(record.pods)
         cgroups = self._processes.of(sorted(pods))

@@ -26,7 +26,7 @@ from dra_driver.plan.prepare.sharing import DeviceGrant
 
 
 class InstanceReader(Protocol):
-    """What GPUs tell; ``dra_driver.node.gpu_node``. MigInstanceNotFound: it has no such instance."""
+    """What GPUs tell; ``node.gpu_node``. MigInstanceNotFound: it has no such instance."""
 
     def instance(self, gpu: GpuUuid, key: PartitionKey) -> MigInstance: ...
 
@@ -63,8 +63,8 @@ class ClaimPartitions:
         return any(self._problems(plan, others))
 
     def refuse_taken(self, plan: ClaimPlan, others: Sequence[ClaimRecord]) -> None:
-        """Taken: what *plan* counts on is not there, also after another look. Once the claim is
-        recorded, somebody else's instance could not be told from ours."""
+        """PlacementTaken: what *plan* counts on is not there, also after another look. Once the
+        claim is recorded, somebody else's instance could not be told from ours."""
         if problems := list(self._problems(plan, others)):
             raise PlacementTaken(
                 f"claim {plan.claim.ref} cannot be prepared: {'; '.join(problems)}"
@@ -114,8 +114,8 @@ class ClaimPartitions:
             return False
 
     def carry_out(self, step: Step, begun: set[CreatePartition]) -> None:
-        """Do it; what may be cut by that is among *begun* then. Taken: a partition was not cut,
-        since somebody else was quicker."""
+        """Do it; what may be cut by that is among *begun* then. PlacementTaken: a partition
+        was not cut, since somebody else was quicker."""
         cut = {step} if isinstance(step, CreatePartition) else set()
         begun |= cut
         try:
@@ -154,8 +154,8 @@ class ClaimPartitions:
         """Whether a prepared claim still has the instances that it was given; where it has not,
         it can be prepared anew.
 
-        MigInstanceNotFound: it has something else besides, which its pods may be using. What cannot be asked
-        now is taken to be there.
+        MigInstanceNotFound: it has something else besides, which its pods may be using. What
+        cannot be asked now is taken to be there.
         """
         lost = [holding for holding in record.holdings if self._is_lost(holding)]
         taken = [holding for holding in record.holdings if not holding.admin]

@@ -1,6 +1,6 @@
 """What fits beside what on a board, and in an instance: what hardware refuses is refused here.
 
-What a simulated board can be cut into: ``board_geometry.yaml`` as values.
+What a simulated board can be cut into: ``geometry.yaml`` as values.
 """
 
 from collections.abc import Collection, Mapping, Sequence
