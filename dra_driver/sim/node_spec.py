@@ -24,7 +24,7 @@
     devices:                      # other PCI devices
       - {bus_id: "0000:19:00.0", below: ..., vendor: "0x15b3", device: "0x1021", class: "0x020700"}
 
-What each product is, as NVML and the PCI bus say it: ``boards.yaml`` as values.
+``boards.yaml`` says what each product is, as NVML and the PCI bus say it.
 """
 
 import contextlib

@@ -1,10 +1,7 @@
 """pynvml's functions over a simulated node; they refuse what hardware refuses.
 
-The compute modes that a simulated driver keeps, in the settings of its host.
-
-They outlive the process that set them, and go with the driver or the GPU.
-
-Simulated boards in virtual machines: as what a machine has one, and what it does no more.
+The compute modes are kept in the settings of the simulated host: they outlive the process that set
+them, and go with the driver or the GPU.
 """
 
 import os

@@ -1,6 +1,6 @@
 """The driver's libraries and firmware of a simulated host.
 
-The smallest shared object that a dynamic linker loads: what stands for a driver library.
+A library is the smallest shared object that a dynamic linker loads.
 """
 
 import platform

@@ -1,6 +1,6 @@
 """What fits beside what on a board, and in an instance: what hardware refuses is refused here.
 
-What a simulated board can be cut into: ``geometry.yaml`` as values.
+The profiles of each product are in ``geometry.yaml``.
 """
 
 from collections.abc import Collection, Mapping, Sequence
