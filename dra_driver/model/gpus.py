@@ -108,7 +108,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A partition that was cut and can be used."""
+    """A partition that exists and can be used."""
 
     key: PartitionKey
     gi: int  # GPU instance id
@@ -132,12 +132,12 @@ class GuestRestriction(Enum):
 
     NOTHING = 0
     MODE = 1  # it takes a reset, which the hypervisor lets nobody make
-    ALL = 2  # a vGPU: how it is cut, and whether, its host says
+    ALL = 2  # a vGPU: its host decides about partitions
 
 
 @dataclass(frozen=True, slots=True)
 class MigInfo:
-    """What a GPU that can be cut says of it at one look."""
+    """What a GPU with MIG says of it at one look."""
 
     on: bool  # MIG mode now
     pending: bool  # MIG mode after the next reset
@@ -164,13 +164,13 @@ class MigInfo:
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        """Where something was cut."""
-        cut = [instance.key for instance in self.instances]
-        return tuple(sorted([*cut, *(instance.key for instance in self.unusable)]))
+        """Where instances are, also unusable ones."""
+        keys = [instance.key for instance in self.instances]
+        return tuple(sorted([*keys, *(instance.key for instance in self.unusable)]))
 
 
 def placeholder_uuid(gpu: GpuUuid, key: PartitionKey) -> GpuUuid:
-    """A word that stands for the instance of a partition before it is cut."""
+    """A word that stands for the instance of a partition before it is created."""
     return GpuUuid(f"{gpu}/{key.profile_id}/{key.start}")
 
 
@@ -196,7 +196,7 @@ def reset_instructions(gpu: str) -> str:
 def guest_mode_problem(fixed: GuestRestriction, gpu: str, on: bool) -> str:
     """Why MIG mode is not changed inside a virtual machine, and who changes it."""
     if fixed is GuestRestriction.ALL:
-        return "it is a vGPU: whether and how it is cut is said where the vGPU is made"
+        return "it is a vGPU: its partitions are chosen where the vGPU is made"
     return (
         "it takes a reset, which this virtual machine cannot make; have it done on the host before "
         f"the machine starts, or drain the node, run nvidia-smi -i {gpu} -mig {int(on)} and reboot "
@@ -251,7 +251,7 @@ class Gpu:
     addressing_mode: str | None = None
     topology: Topology = Topology()
     pci_id: str = ""  # "0x20B010DE": device and vendor, as nvmlPciInfo_t.pciDeviceId
-    mig: MigInfo | None = None  # None: it cannot be cut
+    mig: MigInfo | None = None  # None: it has no MIG
     mig_problem: str = ""  # why not, where the board may well be made for it
 
     @property

@@ -1,4 +1,4 @@
-"""Named layouts: how the GPUs of a node are cut once, for claims to find."""
+"""Named layouts: the partitions that GPUs get once, for claims to find."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

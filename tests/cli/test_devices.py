@@ -556,7 +556,7 @@ def test_boards_whose_library_has_no_mig_say_why_nothing_can_be_cut(type_in, tmp
     answer = type_in("devices", "--sim", node, "--profile", "mig", "--state-dir", tmp_path)
 
     assert (
-        "has no effect on gpu-0, which cannot be cut: the NVML library of this driver lacks "
-        "functions for MIG; install a newer driver\n"
+        "has no effect on gpu-0, which cannot be partitioned: the NVML library of this driver "
+        "lacks functions for MIG; install a newer driver\n"
     ) in answer.out
     assert "\ngpu-0 " in answer.out, "whole, it is offered all the same"

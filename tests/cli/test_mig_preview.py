@@ -201,7 +201,7 @@ def test_a_gpu_that_a_claim_holds_keeps_its_look_and_says_what_it_waits_for(show
     [
         pytest.param(MigState(label="all-balanced"), "as layout all-balanced says", id="a layout"),
         pytest.param(
-            MigState(label="sevenths"), "sliceable and partitions cut for", id="no layout"
+            MigState(label="sevenths"), "sliceable and partitions created for", id="no layout"
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tests.e2e.manifests import CLASS, request
 Document = dict[str, Any]
 
 PARTITION = f"mig.{CLASS}"
-PROFILE = "mig"  # the bundled one that has partitions cut for claims
+PROFILE = "mig"  # the bundled one that has partitions created for claims
 
 
 def part(profile: str, name: str = "gpu", of: str = "", **fields: Any) -> Document:

@@ -82,8 +82,8 @@ def test_a_label_of_the_node_has_its_gpus_cut_and_another_one_tells_how_far_that
     assert server.wait(lambda: state() == "failed")
     assert server.wait(lambda: len(told(server)) == 3)
     assert [one.partition(": there is no")[0] for one in told(server)] == [
-        "MIGLayoutApplied: cut as layout 'all-3g.20gb' says: gpu-0",
-        "MIGLayoutApplied: cut as layout 'all-7g.40gb' says: gpu-0",
+        "MIGLayoutApplied: partitioned as layout 'all-3g.20gb' says: gpu-0",
+        "MIGLayoutApplied: partitioned as layout 'all-7g.40gb' says: gpu-0",
         "MIGLayoutFailed: the layout of this node cannot be used",
     ]
 
@@ -115,7 +115,9 @@ def test_the_label_that_tells_of_a_failure_is_no_reason_to_try_again(
     time.sleep(0.5)
     assert server.count("PATCH", "nodes") <= 2  # that it begins, and what came of it
     (event,) = told(server)
-    assert event.startswith("MIGLayoutFailed: gpu-0 is not cut as layout 'all-1g.10gb' says: ")
+    assert event.startswith(
+        "MIGLayoutFailed: gpu-0 is not partitioned as layout 'all-1g.10gb' says: "
+    )
 
 
 def test_boards_that_somebody_holds_keep_nobody_waiting(

@@ -18,7 +18,7 @@ from dra_driver.node.driver.root import DriverRoot
 log = logging.getLogger(__name__)
 
 MONITOR_CAPABILITY: Final = "mig/monitor"  # to look at instances that are somebody else's
-CONFIG_CAPABILITY: Final = "mig/config"  # to cut and to remove
+CONFIG_CAPABILITY: Final = "mig/config"  # to create and to remove instances
 _OPTIONAL: Final = (
     MONITOR_CAPABILITY,
 )  # a driver without MIG has none, and its GPUs can be looked at
@@ -33,7 +33,7 @@ RunModprobe = Callable[[str, tuple[str, ...]], None]
 
 
 class CapabilityAccess:
-    """What this process itself needs of them, in order to cut.
+    """What this process itself needs of them, in order to create instances.
 
     Whoever has CAP_SYS_ADMIN has every one without its file (the same guide), so that the driver
     says what may be done: a file that cannot be made is told once, and not tried again at each

@@ -199,7 +199,7 @@ def instances(
     compute_profiles_of: ComputeProfilesOf,
     unlisted: Unlisted,
 ) -> tuple[tuple[MigInstance, ...], tuple[UnusableGpuInstance, ...]]:
-    """What is cut of a GPU in MIG mode, by key: what can be given to somebody, and what cannot."""
+    """The instances of a GPU in MIG mode, by key: those that claims can have, and the rest."""
     uuids = MigUuidReader(functions, handle)
     whole_instances: list[MigInstance] = []
     unusable: list[UnusableGpuInstance] = []

@@ -338,7 +338,7 @@ class MigPartitions:
         self, deadline: ChangeDeadline, gpu: GpuUuid, key: PartitionKey, target: RemovalTarget
     ) -> tuple[GpuUuid, ...]:
         """How that is called which is there instead, and stays."""
-        if not self.mode(gpu):  # nothing is cut
+        if not self.mode(gpu):  # it has no instances
             return ()
         self._allow(CONFIG_CAPABILITY)
         change = partial(destroy_gpu_instance, target=target)

@@ -1,6 +1,6 @@
 """What was made of GPUs other than for claims, kept where it outlives a restart.
 
-What layouts cut does not outlive a boot, so that the book of another boot says nothing of it: an
+What layouts create does not outlive a boot, so the state of another boot says nothing of it: an
 instance that is there now was made by somebody else. MIG mode of boards before Hopper does outlive
 it, and so do labels of the Node.
 """

@@ -1,13 +1,11 @@
-"""Which MIG instances of prepared claims are not there any more, and what their pods are told.
-
-Nobody can remove an instance on which something runs, but an idle one, or all of a GPU that is
-reset.
-
-What claims do to a GPU that can be cut: partitions come with the first, and go with the last.
+"""Partitions of claims: they come with the first claim, go with the last, and may be lost between.
 
 Where the mode changes without a reset (Hopper and newer), it goes on with the first partition and
 off with the last; a claim for the GPU as a whole finds it off. On an older board the node has
 switched it before it offered any partition.
+
+Nobody can remove an instance on which something runs, but an idle one, or all of a GPU that is
+reset: then the pods of its claim are told.
 """
 
 from collections import Counter
@@ -42,79 +40,96 @@ InstancesByDevice = Mapping[DeviceName, MigInstance]
 def partition_steps(
     grants: Iterable[DeviceGrant], others: Iterable[ClaimRecord]
 ) -> tuple[Step, ...]:
-    """The mode of each GPU, then every partition that is cut for claims; those are new that none of
-    *others* has had cut."""
-    known = {(cut.gpu, cut.key) for cut in partitions_created_for(others)}
+    """The mode of each GPU, then every partition that is created for claims. Those that were
+    created for none of *others* are new."""
+    created = {(step.gpu, step.key) for step in partitions_created_for(others)}
     devices = [grant.device for grant in grants if not grant.allocation.admin]
     modes = {step for device in devices for step in _mode(device)}
-    wanted = {
-        CreatePartition(device.gpu.uuid, key, new=(device.gpu.uuid, key) not in known)
+    create_steps = {
+        CreatePartition(device.gpu.uuid, key, new=(device.gpu.uuid, key) not in created)
         for device in devices
         if device.created_for_claims and (key := device.key) is not None
     }
     return (
         *sorted(modes, key=lambda step: step.gpu),
-        *sorted(wanted, key=lambda step: (step.gpu, step.key)),
+        *sorted(create_steps, key=lambda step: (step.gpu, step.key)),
     )
 
 
-def partitions_left_behind(left: ClaimRecord | None) -> tuple[ClaimRecord, ...]:
-    """What was cut for a claim whose record cannot be read, as that claim's new preparation has to
-    see it: it is there, and nobody else holds it."""
-    return (replace(left, holdings=()),) if left else ()
+def partitions_left_behind(record: ClaimRecord | None) -> tuple[ClaimRecord, ...]:
+    """What was created for a claim whose record cannot be read, as that claim's new preparation has
+    to see it: it is there, and nobody else holds it."""
+    return (replace(record, holdings=()),) if record else ()
 
 
 def whole_gpus(grants: Iterable[DeviceGrant], steps: Iterable[Step]) -> tuple[Gpu, ...]:
     """The GPUs that are given as a whole, or parts of that, and could be in MIG mode: no step turns
     it off."""
     off = {step.gpu for step in steps if isinstance(step, SetMigMode)}
-    whole = (g.device for g in grants if not g.allocation.admin and g.device.partition is None)
-    gpus = {one.gpu.uuid: one.gpu for one in whole if one.gpu.mig and one.gpu.uuid not in off}
+    whole = (
+        grant.device
+        for grant in grants
+        if not grant.allocation.admin and grant.device.partition is None
+    )
+    gpus = {
+        device.gpu.uuid: device.gpu
+        for device in whole
+        if device.gpu.mig and device.gpu.uuid not in off
+    }
     return tuple(gpus.values())
 
 
 def with_created(record: ClaimRecord, begun: Collection[CreatePartition]) -> ClaimRecord:
-    """*record*, as its claim stands with no cuts but those that were *begun*: what is in the place
-    of others is not to be removed when it is given back."""
-    steps = (s for s in record.steps if not isinstance(s, CreatePartition) or s in begun)
+    """*record*, as its claim stands with no partitions but those that were *begun*: what is in the
+    place of others is not to be removed when it is given back."""
+    steps = (
+        step for step in record.steps if not isinstance(step, CreatePartition) or step in begun
+    )
     return replace(record, steps=tuple(steps))
 
 
 def blocking_instances(
-    step: CreatePartition, taken: Iterable[PartitionKey], others: Iterable[ClaimRecord]
+    step: CreatePartition, existing: Iterable[PartitionKey], others: Iterable[ClaimRecord]
 ) -> tuple[PartitionKey, ...]:
-    """What was cut where *step* has to, and is of none of *others*."""
-    ours = {cut.key for cut in partitions_created_for(others) if cut.gpu == step.gpu}
+    """What is in the place of *step*, and was created for none of *others*."""
+    created = {other.key for other in partitions_created_for(others) if other.gpu == step.gpu}
     placement = step.key.placement
-    return tuple(key for key in taken if key not in ours and key.placement.overlaps(placement))
+    return tuple(
+        key for key in existing if key not in created and key.placement.overlaps(placement)
+    )
 
 
 def unmanaged_at(name: str, offer: Offer) -> tuple[DeviceName, ...]:
-    """The instances that were not cut for claims, where the partition *name* would be; for a GPU as
-    a whole or a replica of it, all that it has."""
-    its = [device for device in offer.devices if device.gpu.name == gpu_name_of(name)]
-    there = [one for one in its if one.partition is not None and one.instance is not None]
-    if not there:
+    """The instances that were not created for claims, in the place of the partition *name*; for a
+    GPU as a whole or a replica of it, all that it has."""
+    devices = [device for device in offer.devices if device.gpu.name == gpu_name_of(name)]
+    unmanaged = [
+        device for device in devices if device.partition is not None and device.instance is not None
+    ]
+    if not unmanaged:
         return ()
-    place = _places(there[0].gpu).get(name)
-    if place is None and "-mig-" in name:
+    placement = _places(unmanaged[0].gpu).get(name)
+    if placement is None and "-mig-" in name:
         return ()  # no board like this has it
     return tuple(
-        one.name
-        for one in there
-        if one.partition is not None and (place is None or place.overlaps(one.partition.placement))
+        device.name
+        for device in unmanaged
+        if device.partition is not None
+        and (placement is None or placement.overlaps(device.partition.placement))
     )
 
 
 def _places(gpu: Gpu) -> dict[str, Placement]:
     """Of each partition that *gpu* could have, by its name."""
     profiles = gpu.mig.profiles if gpu.mig else ()
-    every = (Partition(profile, place) for profile in profiles for place in profile.placements)
-    return {partition_name(gpu, one): one.placement for one in every}
+    partitions = (
+        Partition(profile, placement) for profile in profiles for placement in profile.placements
+    )
+    return {partition_name(gpu, partition): partition.placement for partition in partitions}
 
 
 def partitions_created_for(records: Iterable[ClaimRecord]) -> Iterator[CreatePartition]:
-    """The partitions that were, or are being, cut for *records*."""
+    """The partitions that were, or are being, created for *records*."""
     return (
         step for record in records for step in record.steps if isinstance(step, CreatePartition)
     )
@@ -124,60 +139,64 @@ def remove_steps(record: ClaimRecord, others: Iterable[ClaimRecord]) -> tuple[Re
     """What is left of *record*'s partitions, newest first; those of *others* stay.
 
     Where both know of an instance, and not of the same, that of the other is gone already. What was
-    cut for *record* and is not known yet may be in the place of one that is.
+    created for *record* and is not known yet may be in the place of one that is.
     """
-    theirs = [partition_instances(other) for other in others]
+    instances_of_others = [partition_instances(other) for other in others]
 
-    def removed(step: CreatePartition, mine: GpuUuid | None) -> RemovePartition | None:
-        known = {their[step] for their in theirs if step in their}
-        if None in known or (mine is not None and mine in known):
+    def remove_step(step: CreatePartition, uuid: GpuUuid | None) -> RemovePartition | None:
+        of_others = {instances[step] for instances in instances_of_others if step in instances}
+        if None in of_others or (uuid is not None and uuid in of_others):
             return None
-        unless = frozenset(one for one in known if one is not None) if mine is None else frozenset()
-        return RemovePartition(step.gpu, step.key, mine, unless)
+        unless = frozenset(other for other in of_others if other is not None)
+        return RemovePartition(step.gpu, step.key, uuid, unless if uuid is None else frozenset())
 
-    its = [removed(step, uuid) for step, uuid in partition_instances(record).items()]
-    return tuple(one for one in reversed(its) if one is not None)
+    steps = [remove_step(step, uuid) for step, uuid in partition_instances(record).items()]
+    return tuple(step for step in reversed(steps) if step is not None)
 
 
 def partition_instances(record: ClaimRecord) -> dict[CreatePartition, GpuUuid | None]:
-    """The partitions that were, or are being, cut for *record*: each with the instance that came of
-    it, where that was recorded."""
-    told = {(h.gpu, h.partition): h.instance.uuid for h in record.holdings if h.cut and h.instance}
-    return {step: told.get((step.gpu, step.key)) for step in partitions_created_for([record])}
+    """The partitions that were, or are being, created for *record*: each with its instance, where
+    that was recorded."""
+    uuids = {
+        (holding.gpu, holding.partition): holding.instance.uuid
+        for holding in record.holdings
+        if holding.cut and holding.instance
+    }
+    return {step: uuids.get((step.gpu, step.key)) for step in partitions_created_for([record])}
 
 
 def steps_with_instances(
     steps: Iterable[Step], grants: Iterable[DeviceGrant], instances: InstancesByDevice
 ) -> tuple[Step, ...]:
-    """*steps*, told what the partitions are now that they were cut."""
-    known = _known(grants, instances)
+    """*steps*, told what the partitions are now that they are created."""
+    uuids = _known(grants, instances)
 
-    def told(step: Step) -> Step:
+    def updated(step: Step) -> Step:
         if not isinstance(step, ServeMpsNamespace):
             return step
-        return replace(step, namespace=_over(step.namespace, known))
+        return replace(step, namespace=_over(step.namespace, uuids))
 
-    return tuple(map(told, steps))
+    return tuple(map(updated, steps))
 
 
 def grants_with_instances(
     grants: Sequence[DeviceGrant], instances: InstancesByDevice
 ) -> tuple[DeviceGrant, ...]:
     """*grants*, each of a partition with what that is."""
-    known = _known(grants, instances)
+    uuids = _known(grants, instances)
     return tuple(
         replace(
             grant,
             instance=instances.get(grant.device.name),
-            namespace=grant.namespace and _over(grant.namespace, known),
+            namespace=grant.namespace and _over(grant.namespace, uuids),
         )
         for grant in grants
     )
 
 
-def _over(namespace: MpsNamespace, known: Mapping[GpuUuid, GpuUuid]) -> MpsNamespace:
+def _over(namespace: MpsNamespace, uuids: Mapping[GpuUuid, GpuUuid]) -> MpsNamespace:
     """*namespace*, over the instances themselves."""
-    return replace(namespace, gpus=tuple(known.get(gpu, gpu) for gpu in namespace.gpus))
+    return replace(namespace, gpus=tuple(uuids.get(gpu, gpu) for gpu in namespace.gpus))
 
 
 def _known(grants: Iterable[DeviceGrant], instances: InstancesByDevice) -> dict[GpuUuid, GpuUuid]:
@@ -202,9 +221,9 @@ def _mode(device: Device) -> Iterator[SetMigMode]:
 def lost_instances(record: ClaimRecord, gpus: Iterable[Gpu]) -> tuple[Holding, ...]:
     """What a prepared claim holds of *gpus* and they have not, or another one in its place.
 
-    Of a GPU that is not among them, and of one that does not say how it is cut, nothing is known.
+    Of a GPU that is not among them, and of one that does not tell its instances, nothing is known.
     """
-    there = {
+    present = {
         gpu.uuid: {(instance.key, instance.uuid) for instance in gpu.mig.instances}
         for gpu in gpus
         if gpu.mig is not None
@@ -212,12 +231,12 @@ def lost_instances(record: ClaimRecord, gpus: Iterable[Gpu]) -> tuple[Holding, .
     return tuple(
         holding
         for holding in computed_partitions(record)
-        if holding.gpu in there and _identity(holding) not in there[holding.gpu]
+        if holding.gpu in present and _identity(holding) not in present[holding.gpu]
     )
 
 
 def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
-    """What a prepared claim computes on of GPUs that are cut."""
+    """What a prepared claim computes on of partitioned GPUs."""
     if not record.completed:
         return ()
     return tuple(
@@ -225,30 +244,32 @@ def computed_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
     )
 
 
-def with_lost_instances(record: ClaimRecord, away: Iterable[Holding]) -> ClaimRecord:
+def with_lost_instances(record: ClaimRecord, lost: Iterable[Holding]) -> ClaimRecord:
     """*record*, of whose instances these are known to be *away*: it goes on holding their places,
     and what comes to them is not ours, though it may be called the same."""
-    places = {(one.gpu, one.partition) for one in away}
-    left = [cut for cut in partitions_created_for([record]) if (cut.gpu, cut.key) not in places]
+    places = {(holding.gpu, holding.partition) for holding in lost}
+    kept = [step for step in partitions_created_for([record]) if (step.gpu, step.key) not in places]
     holdings = (
         replace(holding, cut=False) if (holding.gpu, holding.partition) in places else holding
         for holding in record.holdings
     )
-    return replace(with_created(record, left), holdings=tuple(holdings))
+    return replace(with_created(record, kept), holdings=tuple(holdings))
 
 
 def released_partitions(record: ClaimRecord) -> tuple[Holding, ...]:
     """Of what a prepared claim computes on, what was certainly given up, whatever is there now.
 
-    Only a partition that was cut for the claim had it turn MIG mode on. Which of several it was, no
-    record says; nor whether there was one on a board that is not switched for claims.
+    Only a partition that was created for the claim had it turn MIG mode on. No record says which of
+    several it was; nor whether there was one on a board that is not switched for claims.
     """
-    cut = {one.gpu for one in partitions_created_for([record])}
-    switched = {step.gpu for step in record.steps if isinstance(step, SetMigMode) and step.on}
-    its = computed_partitions(record)
-    places = Counter(gpu for gpu, _ in {(one.gpu, one.partition) for one in its})
-    certain = {gpu for gpu in switched - cut if places[gpu] == 1}
-    return tuple(one for one in its if not one.cut and one.gpu in certain)
+    created = {step.gpu for step in partitions_created_for([record])}
+    switched_on = {step.gpu for step in record.steps if isinstance(step, SetMigMode) and step.on}
+    partitions = computed_partitions(record)
+    partitions_per_gpu = Counter(
+        gpu for gpu, _ in {(holding.gpu, holding.partition) for holding in partitions}
+    )
+    certain = {gpu for gpu in switched_on - created if partitions_per_gpu[gpu] == 1}
+    return tuple(holding for holding in partitions if not holding.cut and holding.gpu in certain)
 
 
 def lost_instance_message(record: ClaimRecord, holding: Holding) -> str:

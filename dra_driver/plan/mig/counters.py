@@ -1,15 +1,14 @@
-"""Counters for what a board has besides memory, where its partitions could take more of it.
-
-A board has one optical flow accelerator, say, and each of the seven partitions that could have it
-leaves room for the other six. Most boards need no such counter for their plain profiles.
-
-Counters that let no two partitions of one GPU overlap, nor the whole of it, with few of them.
+"""Counters that let no two partitions of one GPU overlap, nor the whole of it, with few of them.
 
 On every board so far the placements nest. So a block of memory units gets a counter, and what lies
 in it takes as many of it as it has units; units are not counted one by one. Which blocks: those
 that contain smaller placements or are those of several devices. What takes the whole board takes
 from a counter of its own, or empties the largest blocks, whichever makes fewer numbers: each of
 them costs the scheduler something.
+
+What a board has besides memory gets a counter only where partitions could take more than there is:
+a board has one optical flow accelerator, say, and each of the seven partitions that could have it
+leaves room for the other six. Most boards need no such counter for their plain profiles.
 """
 
 from collections import Counter
@@ -39,7 +38,9 @@ def partition_counters(placements: Iterable[Placement], board: Placement) -> Par
     devices = Counter(placements)
     if not _nest(sorted(devices)):
         return _by_unit(devices, board)
-    largest = [one for one in _inside(devices, board) if _is_largest(one, devices, board)]
+    largest = [
+        placement for placement in _inside(devices, board) if _is_largest(placement, devices, board)
+    ]
     of_board = _tree(devices, board)
     if not largest or not devices[board]:
         return of_board
@@ -48,8 +49,8 @@ def partition_counters(placements: Iterable[Placement], board: Placement) -> Par
 
 def _nest(placements: Sequence[Placement]) -> bool:
     return all(
-        one.contains(other) or other.contains(one) or not one.overlaps(other)
-        for number, one in enumerate(placements)
+        placement.contains(other) or other.contains(placement) or not placement.overlaps(other)
+        for number, placement in enumerate(placements)
         for other in placements[number + 1 :]
     )
 
@@ -83,15 +84,19 @@ def _without_board(
     devices: Counter[Placement], board: Placement, largest: Sequence[Placement]
 ) -> PartitionCounters:
     """What takes the whole board empties its *largest* blocks."""
-    smaller = Counter({one: number for one, number in devices.items() if one != board})
+    smaller = Counter(
+        {placement: number for placement, number in devices.items() if placement != board}
+    )
     counted = [
-        one
-        for one in sorted(smaller)
-        if one in largest or smaller[one] > 1 or _inside(smaller, one)
+        placement
+        for placement in sorted(smaller)
+        if placement in largest or smaller[placement] > 1 or _inside(smaller, placement)
     ]
     takes = {
-        one: tuple((_name(block), one.size) for block in counted if block.contains(one))
-        for one in smaller
+        placement: tuple(
+            (_name(block), placement.size) for block in counted if block.contains(placement)
+        )
+        for placement in smaller
     }
     takes[board] = tuple((_name(block), block.size) for block in largest)
     return _as_counters({_name(block): block.size for block in counted}, takes)
@@ -102,7 +107,7 @@ def _by_unit(devices: Counter[Placement], board: Placement) -> PartitionCounters
     counted = [
         unit
         for unit in range(board.start, board.end)
-        if sum(number for one, number in devices.items() if _has(one, unit)) > 1
+        if sum(number for placement, number in devices.items() if _has(placement, unit)) > 1
     ]
     takes = {
         device: tuple((_unit_name(unit), 1) for unit in counted if _has(device, unit))
@@ -124,10 +129,12 @@ def _as_counters(
     )
 
 
-def _cost(found: PartitionCounters, devices: Counter[Placement]) -> tuple[int, int]:
+def _cost(counters: PartitionCounters, devices: Counter[Placement]) -> tuple[int, int]:
     """How many numbers are published in devices, and how many counters there are."""
-    numbers = sum(devices[one] * len(amounts) for one, amounts in found.by_placement)
-    return numbers, len(found.there)
+    published = sum(
+        devices[placement] * len(amounts) for placement, amounts in counters.by_placement
+    )
+    return published, len(counters.there)
 
 
 def _name(block: Placement) -> str:
@@ -160,22 +167,22 @@ class EngineSupply:
         return dict(self.by_profile).get(profile.id, 0)
 
 
-def engine_supplies(mig: MigInfo, there: Collection[PartitionKey]) -> tuple[EngineSupply, ...]:
+def engine_supplies(mig: MigInfo, existing: Collection[PartitionKey]) -> tuple[EngineSupply, ...]:
     """What is left of each engine, and how many instances of each profile may be added.
 
     *there*: what exists and is nobody's to remove: it has its engines, whoever uses it. How much
     the board has is what the partition has that is all of it; what that does not tell is not known.
     """
-    return (*_engines(mig, there), *_numbers(mig, there))
+    return (*_engines(mig, existing), *_numbers(mig, existing))
 
 
-def can_be_added(partition: Partition, found: Collection[EngineSupply]) -> bool:
+def can_be_added(partition: Partition, supplies: Collection[EngineSupply]) -> bool:
     """Whether enough is left for it, if nothing else is added."""
-    return all(one.of(partition.profile) <= one.left for one in found)
+    return all(supply.of(partition.profile) <= supply.left for supply in supplies)
 
 
 def scarce_engines(
-    mig: MigInfo, partitions: Sequence[Partition], found: Collection[EngineSupply]
+    mig: MigInfo, partitions: Sequence[Partition], supplies: Collection[EngineSupply]
 ) -> tuple[EngineSupply, ...]:
     """Those of which *partitions* that fit beside each other could take more than is left.
 
@@ -184,19 +191,21 @@ def scarce_engines(
     """
     smaller = [partition for partition in partitions if partition.placement != whole_board(mig)]
     kept: list[EngineSupply] = []
-    for supply in sorted(found, key=lambda one: one.left):
+    for supply in sorted(supplies, key=lambda supply: supply.left):
         if _most(smaller, supply, kept, mig.units) > supply.left:
             kept.append(supply)
     return tuple(kept)
 
 
 def engine_amounts(
-    partition: Partition, found: Collection[EngineSupply], board: Placement
+    partition: Partition, supplies: Collection[EngineSupply], board: Placement
 ) -> CounterAmounts:
     """What *partition* takes of *found*; one that is all of the *board* is alone anyway."""
     if partition.placement == board:
         return ()
-    return tuple((one.name, number) for one in found if (number := one.of(partition.profile)))
+    return tuple(
+        (supply.name, amount) for supply in supplies if (amount := supply.of(partition.profile))
+    )
 
 
 def whole_board(mig: MigInfo) -> Placement:
@@ -204,20 +213,20 @@ def whole_board(mig: MigInfo) -> Placement:
     return Placement(0, mig.units)
 
 
-def _engines(mig: MigInfo, there: Collection[PartitionKey]) -> Iterator[EngineSupply]:
+def _engines(mig: MigInfo, existing: Collection[PartitionKey]) -> Iterator[EngineSupply]:
     whole = [profile for profile in mig.profiles if whole_board(mig) in profile.placements]
-    used = [profile for key in there if (profile := mig.profile(key.profile_id))]
+    existing_profiles = [profile for key in existing if (profile := mig.profile(key.profile_id))]
     for name, count in _KINDS:
         total = max(map(count, whole), default=0)
         if any(count(profile) > total for profile in mig.profiles):
             continue  # the driver does not say how much there is
         amounts = tuple((profile.id, count(profile)) for profile in mig.profiles)
-        yield EngineSupply(name, max(0, total - sum(map(count, used))), amounts)
+        yield EngineSupply(name, max(0, total - sum(map(count, existing_profiles))), amounts)
 
 
-def _numbers(mig: MigInfo, there: Collection[PartitionKey]) -> Iterator[EngineSupply]:
+def _numbers(mig: MigInfo, existing: Collection[PartitionKey]) -> Iterator[EngineSupply]:
     for profile in mig.profiles:
-        number = sum(key.profile_id == profile.id for key in there)
+        number = sum(key.profile_id == profile.id for key in existing)
         left = max(0, profile.most - number)
         yield EngineSupply(f"profile-{profile.id}", left, ((profile.id, 1),))
 
@@ -250,6 +259,8 @@ def _add(
     """To what is possible *here*: what was *before*, and one more of *profile*."""
     first, *kept = supplies
     for used, taken in before.items():
-        now = tuple(number + one.of(profile) for number, one in zip(used, kept, strict=True))
-        if all(number <= one.left for number, one in zip(now, kept, strict=True)):
-            here[now] = max(here.get(now, 0), taken + first.of(profile))
+        total = tuple(
+            number + supply.of(profile) for number, supply in zip(used, kept, strict=True)
+        )
+        if all(number <= supply.left for number, supply in zip(total, kept, strict=True)):
+            here[total] = max(here.get(total, 0), taken + first.of(profile))

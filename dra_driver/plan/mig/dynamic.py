@@ -1,8 +1,7 @@
-"""The devices that are partitions of one GPU, and what keeps all its devices apart.
+"""What a GPU with MIG is offered as: whole, in partitions, or both.
 
-What becomes of a GPU that can be cut: by its rules, by its mode, and by what claims hold.
-
-Which boards are switched to MIG mode before anything is cut: those that need a reset for it.
+That follows from its rules, its mode, and what claims hold. Boards that need a reset for MIG mode
+are switched to it before any partition is created.
 """
 
 from collections.abc import Collection, Sequence
@@ -36,18 +35,18 @@ from dra_driver.plan.profiles.rules import rules_by_gpu
 
 NEEDS_COUNTERS = (
     "the API server keeps no counters (KEP-4815, feature DRAPartitionableDevices, Kubernetes 1.35 "
-    "and newer), and nothing else keeps partitions apart that are cut for claims"
+    "and newer), and nothing else keeps partitions apart that are created for claims"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class MigOffer:
-    """What of a GPU is offered: partitions of *profiles* that are cut for claims, or none, and the
-    GPU as a *whole* or not."""
+    """What of a GPU is offered: partitions of *profiles* that are created for claims, or none, and
+    the GPU as a *whole* or not."""
 
     profiles: tuple[MigProfile, ...] = ()
     whole: bool = True
-    problem: str = ""  # why no partitions are cut, though the rules say so
+    problem: str = ""  # why no partitions are created, though the rules say so
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,7 +54,7 @@ class MigOffer:
 
 
 def desired_offer(
-    gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures, there: UnmanagedInstances
+    gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures, unmanaged: UnmanagedInstances
 ) -> MigOffer:
     """By the *rules*, while no claim holds *gpu*; *shape*: of the GPU as a whole."""
     mig = gpu.mig
@@ -65,43 +64,55 @@ def desired_offer(
     problem = _problem(gpu, mig, profiles, shape, features) if rules.dynamic else ""
     if problem or not profiles:
         return MigOffer((), not mig.on, problem)
-    return MigOffer(profiles, mig.switches and not there.keys)
+    return MigOffer(profiles, mig.switches and not unmanaged.keys)
 
 
 def held_offer(
-    mig: MigInfo, holds: Sequence[HeldShape], features: ApiFeatures, there: UnmanagedInstances
+    mig: MigInfo,
+    held_shapes: Sequence[HeldShape],
+    features: ApiFeatures,
+    unmanaged: UnmanagedInstances,
 ) -> MigOffer:
     """As it is while claims hold it: they were prepared beside what was offered then."""
-    names = holds[0].offered
-    cut = held_partitions(mig, holds)
-    held_whole = any(hold.partition is None for hold in holds)
+    names = held_shapes[0].offered
+    created = held_partitions(mig, held_shapes)
+    held_whole = any(held_shape.partition is None for held_shape in held_shapes)
     # Without counters nothing keeps a free device from overlapping another: what is held stays.
-    listed = mig.profiles if features.counters else ()
-    profiles = tuple(one for one in listed if one.name in names and one.placements)
+    profiles_of_board = mig.profiles if features.counters else ()
+    profiles = tuple(
+        profile for profile in profiles_of_board if profile.name in names and profile.placements
+    )
     if profiles:
-        return MigOffer(profiles, held_whole or (mig.switches and not there.keys))
-    return MigOffer((), held_whole or not (cut or mig.on))
+        return MigOffer(profiles, held_whole or (mig.switches and not unmanaged.keys))
+    return MigOffer((), held_whole or not (created or mig.on))
 
 
-def offer_once_free(gpu: Gpu, holds: Sequence[HeldShape], there: UnmanagedInstances) -> Gpu:
+def offer_once_free(
+    gpu: Gpu, held_shapes: Sequence[HeldShape], unmanaged: UnmanagedInstances
+) -> Gpu:
     """*gpu* as it is when no claim holds it any more: its mode goes with the last partition where
-    it can, and nobody else has cut it."""
+    it can, and nobody else partitioned it."""
     mig = gpu.mig
-    if mig is None or not mig.switches or there.keys or not any(hold.cut for hold in holds):
+    if (
+        mig is None
+        or not mig.switches
+        or unmanaged.keys
+        or not any(held_shape.cut for held_shape in held_shapes)
+    ):
         return gpu
     return replace(gpu, mig=replace(mig, on=False, pending=False))
 
 
-def describe_mig_offer(cutting: MigOffer, whole: str) -> str:
+def describe_mig_offer(mig_offer: MigOffer, whole: str) -> str:
     """In a few words, for people; *whole*: what becomes of the GPU as a whole."""
-    said = [whole] if cutting.whole else []
-    if cutting.profiles:
-        said.append(f"partitions cut for claims ({', '.join(cutting.names)})")
-    return " and ".join(said) or "the partitions that exist"
+    parts = [whole] if mig_offer.whole else []
+    if mig_offer.profiles:
+        parts.append(f"partitions created for claims ({', '.join(mig_offer.names)})")
+    return " and ".join(parts) or "the partitions that exist"
 
 
 def needs_reset_for_mig(gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFeatures) -> bool:
-    """Whether nothing but its mode, which needs a reset, keeps *gpu* from being cut for claims."""
+    """Whether nothing but its mode, which needs a reset, keeps *gpu* from having partitions."""
     mig = gpu.mig
     if mig is None or mig.switches or mig.on or mig.fixed is not GuestRestriction.NOTHING:
         return False
@@ -113,8 +124,8 @@ def needs_reset_for_mig(gpu: Gpu, rules: MigRules, shape: Shape, features: ApiFe
 def _problem(
     gpu: Gpu, mig: MigInfo, profiles: Sequence[MigProfile], shape: Shape, features: ApiFeatures
 ) -> str:
-    if never := _never(gpu, profiles, shape, features):
-        return never
+    if problem := _never(gpu, profiles, shape, features):
+        return problem
     if mig.switches or mig.on:
         return ""
     if mig.fixed is GuestRestriction.MODE:
@@ -128,7 +139,7 @@ def _problem(
 
 
 def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, features: ApiFeatures) -> str:
-    """What keeps *gpu* from being cut for claims whatever its mode is."""
+    """What keeps *gpu* from being partitioned for claims whatever its mode is."""
     if not profiles:
         return f"{gpu.product_name} has none of the profiles that are allowed (mig.profiles)"
     if not features.counters:
@@ -144,14 +155,22 @@ def _never(gpu: Gpu, profiles: Sequence[MigProfile], shape: Shape, features: Api
 
 
 def gpus_to_switch(
-    inventory: Inventory, profile: Profile, features: ApiFeatures, held: HoldingsByDevice
+    inventory: Inventory,
+    profile: Profile,
+    features: ApiFeatures,
+    holdings_by_device: HoldingsByDevice,
 ) -> tuple[GpuUuid, ...]:
     """The GPUs that are offered in partitions once their MIG mode is on, and that no claim holds.
 
     Those too of which the mode is pending: whoever set it did not have the reset that it takes.
     """
     rules, _ = rules_by_gpu(profile, inventory.gpus)
-    used = {holding.gpu for holdings in held.values() for holding in holdings if not holding.admin}
+    used = {
+        holding.gpu
+        for holdings in holdings_by_device.values()
+        for holding in holdings
+        if not holding.admin
+    }
     return tuple(
         gpu.uuid
         for gpu in inventory.gpus
@@ -163,12 +182,12 @@ def after_switch(
     inventory: Inventory,
     profile: Profile,
     features: ApiFeatures,
-    held: HoldingsByDevice,
+    holdings_by_device: HoldingsByDevice,
     stuck: Collection[GpuUuid] = (),
 ) -> Inventory:
     """*inventory* as it is when every such switch succeeded, but for GPUs that are *stuck*."""
-    chosen = set(gpus_to_switch(inventory, profile, features, held)) - set(stuck)
-    return replace(inventory, gpus=tuple(_switched(gpu, chosen) for gpu in inventory.gpus))
+    to_switch = set(gpus_to_switch(inventory, profile, features, holdings_by_device)) - set(stuck)
+    return replace(inventory, gpus=tuple(_switched(gpu, to_switch) for gpu in inventory.gpus))
 
 
 def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
@@ -178,8 +197,8 @@ def _waits(gpu: Gpu, rules: Rules, features: ApiFeatures) -> bool:
     return rules.include and needs_reset_for_mig(gpu, rules.mig, shape, features)
 
 
-def _switched(gpu: Gpu, chosen: Collection[GpuUuid]) -> Gpu:
-    if gpu.mig is None or gpu.uuid not in chosen:
+def _switched(gpu: Gpu, to_switch: Collection[GpuUuid]) -> Gpu:
+    if gpu.mig is None or gpu.uuid not in to_switch:
         return gpu
     return replace(gpu, mig=replace(gpu.mig, on=True, pending=True))
 
@@ -201,57 +220,65 @@ class GpuContext:
     gpu: Gpu
     rules: Rules
     features: ApiFeatures
-    holds: Sequence[HeldShape]  # of claims that do more than look on
+    holds: Sequence[HeldShape]  # without those with admin access
     there: UnmanagedInstances
 
 
-def partition_devices(board: GpuContext, cutting: MigOffer) -> PartitionDevices:
+def partition_devices(context: GpuContext, mig_offer: MigOffer) -> PartitionDevices:
     """The partitions of *board*, as they are tried."""
-    found = _offered(board, cutting)
-    shapes = _Shapes(board)
+    offered = _offered(context, mig_offer)
+    shapes = _Shapes(context)
     devices = tuple(
         Device(
-            board.gpu,
-            shapes.of(place.partition.profile, place.partition.key),
-            board.rules,
-            place.partition,
-            place.instance,
-            takes=place.takes,
-            offered=cutting.names,
+            context.gpu,
+            shapes.of(partition.partition.profile, partition.partition.key),
+            context.rules,
+            partition.partition,
+            partition.instance,
+            takes=partition.takes,
+            offered=mig_offer.names,
         )
-        for place in found.places
+        for partition in offered.places
     )
-    sets = (CounterSet(counter_set_name(board.gpu), found.counters),) if found.counters else ()
-    return PartitionDevices(devices, found.of_whole, sets, tuple(shapes.problems))
+    counter_sets = (
+        (CounterSet(counter_set_name(context.gpu), offered.counters),) if offered.counters else ()
+    )
+    return PartitionDevices(devices, offered.of_whole, counter_sets, tuple(shapes.problems))
 
 
-def _offered(board: GpuContext, cutting: MigOffer) -> OfferedPartitions:
-    mig = board.gpu.mig
-    if mig is None or (cutting.whole and not cutting.profiles):
+def _offered(context: GpuContext, mig_offer: MigOffer) -> OfferedPartitions:
+    mig = context.gpu.mig
+    if mig is None or (mig_offer.whole and not mig_offer.profiles):
         return OfferedPartitions()  # nothing would keep them from the GPU as a whole
-    held = held_partitions(mig, board.holds)
-    if cutting.profiles:
+    held_by_claims = held_partitions(mig, context.holds)
+    if mig_offer.profiles:
         return dynamic_partitions(
-            mig, cutting.profiles, board.there, whole=cutting.whole, held=held
+            mig, mig_offer.profiles, context.there, whole=mig_offer.whole, held=held_by_claims
         )
-    return existing_partitions(mig, board.there, held)
+    return existing_partitions(mig, context.there, held_by_claims)
 
 
 class _Shapes:
     """The shape of every partition: as a claim that holds it found it, else as the rules say."""
 
-    def __init__(self, board: GpuContext) -> None:
-        self._board = board
-        self._held = {h.partition: h.shape for h in board.holds if h.partition is not None}
-        self._wanted: dict[MigProfile, Shape] = {}
+    def __init__(self, context: GpuContext) -> None:
+        self._context = context
+        self._held = {
+            held_shape.partition: held_shape.shape
+            for held_shape in context.holds
+            if held_shape.partition is not None
+        }
+        self._by_profile: dict[MigProfile, Shape] = {}
         self.problems: list[str] = []
 
     def of(self, profile: MigProfile, key: PartitionKey) -> Shape:
-        board = self._board
+        context = self._context
         if key in self._held:
-            return held_shape(self._held[key], board.rules)
-        if profile not in self._wanted:
-            shape, problem = shape_of_partitions(board.gpu, profile, board.rules, board.features)
-            self._wanted[profile] = shape
+            return held_shape(self._held[key], context.rules)
+        if profile not in self._by_profile:
+            shape, problem = shape_of_partitions(
+                context.gpu, profile, context.rules, context.features
+            )
+            self._by_profile[profile] = shape
             self.problems += [f"partitions {profile.name}: {problem}"] if problem else []
-        return self._wanted[profile]
+        return self._by_profile[profile]

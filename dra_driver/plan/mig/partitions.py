@@ -1,4 +1,4 @@
-"""Which partitions a GPU offers: those that exist, and those that are cut for claims.
+"""Which partitions a GPU offers: those that exist, and those that are created for claims.
 
 In which order partitions are tried: the scheduler takes the first that fits.
 
@@ -44,59 +44,72 @@ from dra_driver.plan.mig.counters import (
 
 def packing_order(partitions: Iterable[Partition]) -> list[Partition]:
     """Those first that leave the most room for larger ones."""
-    found = list(partitions)
-    places = {one.placement for one in found}
-    size = _block_size(places)
-    room = {
-        block: sum(block.contains(place) for place in places if place.size < size)
-        for block in sorted(places)
+    partition_list = list(partitions)
+    placements = {partition.placement for partition in partition_list}
+    size = _block_size(placements)
+    smaller_placements = {
+        block: sum(block.contains(place) for place in placements if place.size < size)
+        for block in sorted(placements)
         if block.size == size
     }
-    most: dict[Placement, int] = {}  # compute slices that a partition in this place can have
-    for one in found:
-        most[one.placement] = max(most.get(one.placement, 0), one.profile.slices)
+    max_slices: dict[Placement, int] = {}  # compute slices that a partition in this place can have
+    for partition in partition_list:
+        max_slices[partition.placement] = max(
+            max_slices.get(partition.placement, 0), partition.profile.slices
+        )
     return sorted(
-        found,
-        key=lambda one: (
-            one.placement.size,
-            one.profile.slices,
-            one.profile.id,
-            most[one.placement] > one.profile.slices,
-            _packing_key(one.placement, room),
+        partition_list,
+        key=lambda partition: (
+            partition.placement.size,
+            partition.profile.slices,
+            partition.profile.id,
+            max_slices[partition.placement] > partition.profile.slices,
+            _packing_key(partition.placement, smaller_placements),
         ),
     )
 
 
-def _block_size(places: Collection[Placement]) -> int:
+def _block_size(placements: Collection[Placement]) -> int:
     """Of the largest placements that do not have all of the board."""
-    end = max((place.end for place in places), default=0)
-    return max((place.size for place in places if place.size < end), default=0)
+    end = max((placement.end for placement in placements), default=0)
+    return max((placement.size for placement in placements if placement.size < end), default=0)
 
 
-def _packing_key(placement: Placement, room: dict[Placement, int]) -> tuple[int, int, int]:
+def _packing_key(
+    placement: Placement, smaller_placements: dict[Placement, int]
+) -> tuple[int, int, int]:
     """*room*: how many smaller places each block has."""
-    around = next((one for one in room if one != placement and one.contains(placement)), None)
-    if around is not None:
-        return 1, -room[around], placement.start
-    return 0, room.get(placement, 0), -placement.start
+    block = next(
+        (
+            candidate
+            for candidate in smaller_placements
+            if candidate != placement and candidate.contains(placement)
+        ),
+        None,
+    )
+    if block is not None:
+        return 1, -smaller_placements[block], placement.start
+    return 0, smaller_placements.get(placement, 0), -placement.start
 
 
 CreatedPartitions = frozenset[tuple[GpuUuid, PartitionKey]]
-"""Partitions that were cut for claims."""
+"""Partitions that were created for claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmanagedInstances:
-    """What is on a GPU that was not cut for claims, and is nobody's to remove."""
+    """What is on a GPU and was not created for claims: nobody removes it."""
 
     instances: tuple[MigInstance, ...] = ()
-    unusable: tuple[
-        UnusableGpuInstance, ...
-    ] = ()  # also instances of profiles that the board does not list
+    # Also instances of profiles that the board does not list.
+    unusable: tuple[UnusableGpuInstance, ...] = ()
 
     @property
     def keys(self) -> tuple[PartitionKey, ...]:
-        return (*(instance.key for instance in self.instances), *(one.key for one in self.unusable))
+        return (
+            *(instance.key for instance in self.instances),
+            *(instance.key for instance in self.unusable),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class OfferedPartition:
     """A partition as it is offered."""
 
     partition: Partition
-    instance: MigInstance | None = None  # None: it is cut for claims
+    instance: MigInstance | None = None  # None: it is created for claims
     takes: CounterAmounts = ()  # of the counters of its GPU
 
 
@@ -128,13 +141,15 @@ class OfferedPartitions:
 
 
 def dynamic_profiles(mig: MigInfo, rules: MigRules) -> tuple[MigProfile, ...]:
-    """The profiles of the board of which partitions are to be cut for claims, by number."""
+    """The profiles of the board of which partitions are to be created for claims, by number."""
     placed = [profile for profile in mig.profiles if profile.placements]
     if rules.profiles:
-        return tuple(one for one in placed if _matches(one, rules.profiles))
+        return tuple(profile for profile in placed if _matches(profile, rules.profiles))
     plain = [profile for profile in placed if profile.is_plain]
-    least = {one.slices: one for one in sorted(plain, key=_by_memory, reverse=True)}
-    return tuple(one for one in plain if least[one.slices] is one)
+    least_memory = {
+        profile.slices: profile for profile in sorted(plain, key=_by_memory, reverse=True)
+    }
+    return tuple(profile for profile in plain if least_memory[profile.slices] is profile)
 
 
 def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[str, str, str]]:
@@ -143,63 +158,77 @@ def unmatched_patterns(gpus: Iterable[Gpu], rules: MigRules) -> Iterator[tuple[s
     if not boards:
         return
     names = dict.fromkeys(profile.name for mig in boards.values() for profile in mig.profiles)
-    wanted = {"profiles": rules.profiles, "replicas": [name for name, _ in rules.replicas]}
-    for field, patterns in wanted.items():
+    patterns_by_field = {
+        "profiles": rules.profiles,
+        "replicas": [name for name, _ in rules.replicas],
+    }
+    for field, patterns in patterns_by_field.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                there = f"{', '.join(sorted(boards))}; there are: {', '.join(names)}"
-                yield f"mig.{field}", pattern, f"{pattern!r} matches no profile of {there}"
+                description = f"{', '.join(sorted(boards))}; there are: {', '.join(names)}"
+                yield f"mig.{field}", pattern, f"{pattern!r} matches no profile of {description}"
 
 
-def created_partitions(held: HoldingsByDevice) -> CreatedPartitions:
-    """What was, or is being, cut for the claims that hold it."""
+def created_partitions(holdings_by_device: HoldingsByDevice) -> CreatedPartitions:
+    """What was, or is being, created for the claims that hold it."""
     return frozenset(
         (holding.gpu, holding.partition)
-        for holdings in held.values()
+        for holdings in holdings_by_device.values()
         for holding in holdings
         if holding.cut and holding.partition is not None
     )
 
 
-def unmanaged_instances(gpu: Gpu, ours: CreatedPartitions) -> UnmanagedInstances:
+def unmanaged_instances(gpu: Gpu, created: CreatedPartitions) -> UnmanagedInstances:
     """What is there on *gpu* and none of *ours*."""
     if gpu.mig is None:
         return UnmanagedInstances()
-    known = [instance for instance in gpu.mig.instances if (gpu.uuid, instance.key) not in ours]
+    unmanaged = [
+        instance for instance in gpu.mig.instances if (gpu.uuid, instance.key) not in created
+    ]
     return UnmanagedInstances(
-        tuple(one for one in known if gpu.mig.profile(one.key.profile_id)),
+        tuple(instance for instance in unmanaged if gpu.mig.profile(instance.key.profile_id)),
         (
-            *(one for one in gpu.mig.unusable if (gpu.uuid, one.key) not in ours),
+            *(instance for instance in gpu.mig.unusable if (gpu.uuid, instance.key) not in created),
             *(
-                UnusableGpuInstance(o.key, o.gi, 1)
-                for o in known
-                if not gpu.mig.profile(o.key.profile_id)
+                UnusableGpuInstance(instance.key, instance.gi, 1)
+                for instance in unmanaged
+                if not gpu.mig.profile(instance.key.profile_id)
             ),
         ),
     )
 
 
-def held_partitions(mig: MigInfo, holds: Iterable[HeldShape]) -> tuple[Partition, ...]:
-    """The partitions of *holds* that were cut for claims."""
-    keys = sorted({hold.partition for hold in holds if hold.cut and hold.partition is not None})
-    return tuple(found for key in keys if (found := mig.partition(key)) is not None)
+def held_partitions(mig: MigInfo, held_shapes: Iterable[HeldShape]) -> tuple[Partition, ...]:
+    """The partitions of *holds* that were created for claims."""
+    keys = sorted(
+        {
+            held_shape.partition
+            for held_shape in held_shapes
+            if held_shape.cut and held_shape.partition is not None
+        }
+    )
+    return tuple(partition for key in keys if (partition := mig.partition(key)) is not None)
 
 
 def existing_partitions(
-    mig: MigInfo, there: UnmanagedInstances, held: Iterable[Partition] = ()
+    mig: MigInfo, unmanaged: UnmanagedInstances, held: Iterable[Partition] = ()
 ) -> OfferedPartitions:
-    """Where nothing is cut for claims: what exists, also for those that hold it, which nothing has
-    to keep apart."""
-    instances = _instances(mig, there)
+    """Where nothing is created for claims: what exists, also for those that hold it. Nothing has to
+    keep it apart."""
+    instances = _instances(mig, unmanaged)
     return OfferedPartitions(
-        _in_order(OfferedPartition(one, instances.get(one)) for one in {**instances, **_all(held)})
+        _in_order(
+            OfferedPartition(partition, instances.get(partition))
+            for partition in {**instances, **_all(held)}
+        )
     )
 
 
 def dynamic_partitions(
     mig: MigInfo,
     profiles: Collection[MigProfile],
-    there: UnmanagedInstances,
+    unmanaged: UnmanagedInstances,
     *,
     whole: bool,
     held: Sequence[Partition] = (),
@@ -209,19 +238,26 @@ def dynamic_partitions(
     *whole*: the GPU as a whole is a device beside them. *held*: those that claims hold stay, also
     where they would not be offered anew.
     """
-    instances = _instances(mig, there)
-    found = engine_supplies(mig, there.keys)
-    free = [one for one in _free(mig, profiles, there) if can_be_added(one, found)]
-    dynamic = [one for one in _all([*free, *held]) if one not in instances]
+    instances = _instances(mig, unmanaged)
+    supplies = engine_supplies(mig, unmanaged.keys)
+    free = [
+        partition
+        for partition in _free(mig, profiles, unmanaged)
+        if can_be_added(partition, supplies)
+    ]
+    dynamic = [partition for partition in _all([*free, *held]) if partition not in instances]
     partitions = [*instances, *dynamic]
     board = whole_board(mig)
-    # As if nothing were there: what others make and remove changes no counter, so that only the
+    # As if nothing were there: what others create and remove changes no counter, so that only the
     # slice of these devices is written anew (``kubeletplugin.slices.reconcile``).
-    usual = [one.placement for one in _all([*_free(mig, profiles, UnmanagedInstances()), *held])]
-    with_board = whole or (mig.switches and bool(there.keys))
-    shared = partition_counters([*usual, *([board] if with_board else [])], board)
-    few = scarce_engines(mig, dynamic, found)
-    engines = {one: engine_amounts(one, few, board) for one in dynamic}
+    placements = [
+        partition.placement
+        for partition in _all([*_free(mig, profiles, UnmanagedInstances()), *held])
+    ]
+    with_board = whole or (mig.switches and bool(unmanaged.keys))
+    shared = partition_counters([*placements, *([board] if with_board else [])], board)
+    scarce = scarce_engines(mig, dynamic, supplies)
+    engines = {partition: engine_amounts(partition, scarce, board) for partition in dynamic}
     return OfferedPartitions(
         _in_order(
             OfferedPartition(
@@ -231,14 +267,14 @@ def dynamic_partitions(
             )
             for partition in partitions
         ),
-        tuple(sorted((*shared.there, *((one.name, one.left) for one in few)))),
+        tuple(sorted((*shared.there, *((supply.name, supply.left) for supply in scarce)))),
         shared.of(board) if whole else (),
     )
 
 
-def _instances(mig: MigInfo, there: UnmanagedInstances) -> dict[Partition, MigInstance]:
-    found = ((mig.partition(instance.key), instance) for instance in there.instances)
-    return {partition: instance for partition, instance in found if partition is not None}
+def _instances(mig: MigInfo, unmanaged: UnmanagedInstances) -> dict[Partition, MigInstance]:
+    pairs = ((mig.partition(instance.key), instance) for instance in unmanaged.instances)
+    return {partition: instance for partition, instance in pairs if partition is not None}
 
 
 def _all(partitions: Iterable[Partition]) -> dict[Partition, None]:
@@ -247,17 +283,17 @@ def _all(partitions: Iterable[Partition]) -> dict[Partition, None]:
 
 
 def _free(
-    mig: MigInfo, profiles: Iterable[MigProfile], there: UnmanagedInstances
+    mig: MigInfo, profiles: Iterable[MigProfile], unmanaged: UnmanagedInstances
 ) -> Iterator[Partition]:
     for profile in profiles:
         for placement in profile.placements:
-            if is_free(placement, there.keys):
+            if is_free(placement, unmanaged.keys):
                 yield Partition(profile, placement)
 
 
-def _in_order(places: Iterable[OfferedPartition]) -> tuple[OfferedPartition, ...]:
-    found = {place.partition: place for place in places}
-    return tuple(found[partition] for partition in packing_order(found))
+def _in_order(offered: Iterable[OfferedPartition]) -> tuple[OfferedPartition, ...]:
+    by_partition = {partition.partition: partition for partition in offered}
+    return tuple(by_partition[partition] for partition in packing_order(by_partition))
 
 
 def _matches(profile: MigProfile, patterns: Iterable[str]) -> bool:

@@ -5,7 +5,14 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from api.names import MIG_CONFIG_LABEL
-from dra_driver.model.gpus import Gpu, GpuUuid, GuestRestriction, UnavailableGpu, guest_mode_problem
+from dra_driver.model.gpus import (
+    Gpu,
+    GpuUuid,
+    GuestRestriction,
+    UnavailableGpu,
+    UnusableGpuInstance,
+    guest_mode_problem,
+)
 from dra_driver.model.offer import Device, Fractional
 from dra_driver.model.profiles import MigRules, Profile, ProfileEntry, Rules, SharingStrategy
 from dra_driver.plan.mig.partitions import UnmanagedInstances, dynamic_profiles, unmatched_patterns
@@ -29,17 +36,19 @@ def mig_warnings(
     for entry in profile.entries:
         if not entry.rules.include:
             continue
-        its = {gpu.uuid: gpu for gpu in gpus if rules[gpu.uuid] is entry.rules}
-        found = [partition for partition in partitions if partition.gpu.uuid in its]
-        said = (
-            *_of_mig(entry, [*its.values()]),
-            *_idle_replicas(entry, [*its.values()], found),
-            *_whole_only(entry, [*its.values()], found),
-            *_fewer_shares(entry, found),
-            *_fewer_clients(entry, found),
-            *_several_kinds(entry, found, partitions),
+        entry_gpus = {gpu.uuid: gpu for gpu in gpus if rules[gpu.uuid] is entry.rules}
+        entry_partitions = [
+            partition for partition in partitions if partition.gpu.uuid in entry_gpus
+        ]
+        entry_lines = (
+            *_of_mig(entry, [*entry_gpus.values()]),
+            *_idle_replicas(entry, [*entry_gpus.values()], entry_partitions),
+            *_whole_only(entry, [*entry_gpus.values()], entry_partitions),
+            *_fewer_shares(entry, entry_partitions),
+            *_fewer_clients(entry, entry_partitions),
+            *_several_kinds(entry, entry_partitions, partitions),
         )
-        lines += [f"profile {profile.name!r}, {where}: {line}" for where, line in said]
+        lines += [f"profile {profile.name!r}, {where}: {line}" for where, line in entry_lines]
     return tuple(lines)
 
 
@@ -61,34 +70,37 @@ def serve_as_gpus(partitions: Sequence[Device]) -> tuple[Device, ...]:
 def _of_mig(entry: ProfileEntry, gpus: Sequence[Gpu]) -> Iterator[_Line]:
     """Partitions where none can be, patterns that match nothing, and a strategy that nothing is
     there for."""
-    its = entry.rules.mig
-    if its == MigRules():
+    mig_rules = entry.rules.mig
+    if mig_rules == MigRules():
         return
-    solid: dict[str, list[str]] = {}
+    without_mig: dict[str, list[str]] = {}
     for gpu in gpus:
         if gpu.mig is None:
-            solid.setdefault(gpu.mig_problem, []).append(gpu.name)
-    for problem, names in solid.items():
-        why = f": {problem}" if problem else ""
-        yield entry.where("mig"), f"has no effect on {', '.join(names)}, which cannot be cut{why}"
-    if its.single:
-        yield from ((entry.where("mig.strategy"), line) for line in _idle_single(its, gpus))
+            without_mig.setdefault(gpu.mig_problem, []).append(gpu.name)
+    for problem, names in without_mig.items():
+        reason = f": {problem}" if problem else ""
+        yield (
+            entry.where("mig"),
+            f"has no effect on {', '.join(names)}, which cannot be partitioned{reason}",
+        )
+    if mig_rules.single:
+        yield from ((entry.where("mig.strategy"), line) for line in _idle_single(mig_rules, gpus))
     yield from (
         (entry.where(field, pattern), line)
-        for field, pattern, line in unmatched_patterns(gpus, its)
+        for field, pattern, line in unmatched_patterns(gpus, mig_rules)
     )
 
 
 def _idle_single(rules: MigRules, gpus: Sequence[Gpu]) -> Iterator[str]:
-    can_be_cut = [gpu.mig for gpu in gpus if gpu.mig is not None]
-    if rules.dynamic and can_be_cut:
+    migs = [gpu.mig for gpu in gpus if gpu.mig is not None]
+    if rules.dynamic and migs:
         yield (
-            "Single has no effect on partitions that are cut for claims; only those that exist "
-            "serve claims for a GPU: have them cut by a layout"
+            "Single has no effect on partitions that are created for claims; only those that exist "
+            "serve claims for a GPU: have them created by a layout"
         )
-    elif can_be_cut and not any(mig.instances for mig in can_be_cut):
+    elif migs and not any(mig.instances for mig in migs):
         yield (
-            "Single has no effect while no partitions exist; have them cut by a layout "
+            "Single has no effect while no partitions exist; have them created by a layout "
             f"(mig.layout, or {_LABEL})"
         )
 
@@ -96,18 +108,18 @@ def _idle_single(rules: MigRules, gpus: Sequence[Gpu]) -> Iterator[str]:
 def _idle_replicas(
     entry: ProfileEntry, gpus: Sequence[Gpu], partitions: Sequence[Device]
 ) -> Iterator[_Line]:
-    """Kinds that the boards have and that are not cut for claims: nothing is divided."""
-    its = entry.rules.mig
-    cut = [gpu.mig for gpu in gpus if gpu.mig is not None] if its.dynamic else []
-    offered = {profile.name for mig in cut for profile in dynamic_profiles(mig, its)}
+    """Kinds that the boards have and that are not created for claims: nothing is divided."""
+    mig_rules = entry.rules.mig
+    migs = [gpu.mig for gpu in gpus if gpu.mig is not None] if mig_rules.dynamic else []
+    offered = {profile.name for mig in migs for profile in dynamic_profiles(mig, mig_rules)}
     offered |= {partition.partition.profile.name for partition in partitions if partition.partition}
-    there = {profile.name for mig in cut for profile in mig.profiles}
-    for name, _ in its.replicas:
-        if name in there - offered:
+    known = {profile.name for mig in migs for profile in mig.profiles}
+    for name, _ in mig_rules.replicas:
+        if name in known - offered:
             yield (
                 entry.where("mig.replicas", name),
-                f"{name!r} is divided nowhere, since no such partitions are cut; add it to "
-                "mig.profiles, which names what is cut, or remove it here",
+                f"{name!r} is divided nowhere, since no such partitions are created; add it to "
+                "mig.profiles, which names what is created, or remove it here",
             )
 
 
@@ -115,8 +127,8 @@ def _whole_only(
     entry: ProfileEntry, gpus: Sequence[Gpu], partitions: Sequence[Device]
 ) -> Iterator[_Line]:
     rules = entry.rules
-    can_be_cut = any(gpu.mig is not None for gpu in gpus)
-    if rules.strict and rules.fractions and (partitions or (rules.mig.dynamic and can_be_cut)):
+    has_mig = any(gpu.mig is not None for gpu in gpus)
+    if rules.strict and rules.fractions and (partitions or (rules.mig.dynamic and has_mig)):
         yield (
             entry.where("memoryLimit"),
             "Strict has each partition given out whole, since the GPU's driver limits no part of "
@@ -127,26 +139,31 @@ def _whole_only(
 def _fewer_shares(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
     """More claims are wanted on a partition than MPS takes."""
     wanted = entry.rules.shares
-    found = {
+    limits = {
         name: most
-        for one, name, most in _by_mps(partitions)
-        if wanted is not None and one.replicas == 1 and most < wanted
+        for shape, name, most in _by_mps(partitions)
+        if wanted is not None and shape.replicas == 1 and most < wanted
     }
-    if found:
-        what = ", ".join(f"{most} in {name}" for name, most in sorted(found.items()))
+    if limits:
+        listed = ", ".join(f"{most} in {name}" for name, most in sorted(limits.items()))
         yield (
             entry.where("shares"),
-            "MPS takes fewer clients in a partition, so at most so many claims share one: " + what,
+            "MPS takes fewer clients in a partition, so at most so many claims share one: "
+            + listed,
         )
 
 
 def _fewer_clients(entry: ProfileEntry, partitions: Sequence[Device]) -> Iterator[_Line]:
     """More replicas take turns on a partition than MPS takes clients, which each may ask for."""
-    found = {
-        name: (most, one.replicas) for one, name, most in _by_mps(partitions) if most < one.replicas
+    limits = {
+        name: (most, shape.replicas)
+        for shape, name, most in _by_mps(partitions)
+        if most < shape.replicas
     }
-    for name, (most, replicas) in sorted(found.items()):
-        patterns = (each for each, _ in entry.rules.mig.replicas if fnmatchcase(name, each))
+    for name, (most, replicas) in sorted(limits.items()):
+        patterns = (
+            pattern for pattern, _ in entry.rules.mig.replicas if fnmatchcase(name, pattern)
+        )
         yield (
             entry.where("mig.replicas", next(patterns, "")),
             f"{replicas} replicas of {name} can take turns, and MPS, which claims may ask for, "
@@ -160,28 +177,33 @@ def _several_kinds(
     kinds = _kinds(all_partitions)
     if len(kinds) < 2 or not any(_serves_as_gpu(partition) for partition in partitions):
         return
-    there = ", ".join(f"{name} on {', '.join(gpus)}" for name, gpus in sorted(kinds.items()))
+    listed = ", ".join(f"{name} on {', '.join(gpus)}" for name, gpus in sorted(kinds.items()))
     layout = entry.rules.mig.layout
-    now = f" (now {layout!r})" if layout else ""
+    current = f" (now {layout!r})" if layout else ""
     yield (
         entry.where("mig.strategy"),
-        f"Single has no effect, since there are partitions of several kinds: {there}; have GPUs "
-        f"cut into one kind only, by mig.layout{now} or {_LABEL}: for example "
+        f"Single has no effect, since there are partitions of several kinds: {listed}; have GPUs "
+        f"partitioned into one kind only, by mig.layout{current} or {_LABEL}: for example "
         f"all-{min(kinds).replace('+', '.')}",
     )
 
 
-def unusable_instances(gpu: Gpu, there: UnmanagedInstances) -> tuple[UnavailableGpu, ...]:
+def unusable_instances(gpu: Gpu, unmanaged: UnmanagedInstances) -> tuple[UnavailableGpu, ...]:
     """GPU instances that nobody can be given."""
+
+    def computes(instance: UnusableGpuInstance) -> str:
+        if instance.cis == 1:
+            return "1 compute instance, and none that fills it and has a name"
+        return f"{instance.cis or 'no'} compute instances, and none that fills it"
+
     return tuple(
         UnavailableGpu(
-            f"GPU instance {one.gi} of GPU {gpu.pci_bus_id} ({gpu.uuid})",
-            f"it has {one.cis or 'no'} compute instance{'' if one.cis == 1 else 's'}, and none "
-            f"that fills it{' and has a name' if one.cis == 1 else ''}; give it one "
+            f"GPU instance {instance.gi} of GPU {gpu.pci_bus_id} ({gpu.uuid})",
+            f"it has {computes(instance)}; give it one "
             "(nvidia-smi mig -cci), or remove it (nvidia-smi mig -dci, "
-            f"-dgi with -i {gpu.pci_bus_id} -gi {one.gi})",
+            f"-dgi with -i {gpu.pci_bus_id} -gi {instance.gi})",
         )
-        for one in there.unusable
+        for instance in unmanaged.unusable
     )
 
 
@@ -189,10 +211,10 @@ def no_partitions_problem(gpu: Gpu, problem: str) -> UnavailableGpu:
     """A GPU in MIG mode of which there is nothing to offer."""
     what = f"GPU {gpu.pci_bus_id} ({gpu.uuid})"
     if gpu.mig is not None and not gpu.mig.profiles:
-        why = gpu.mig_problem or "root alone can, see the log"
-        return UnavailableGpu(what, f"MIG mode is on, and how it is cut cannot be read: {why}")
-    why = problem or _to_have_some(gpu)
-    return UnavailableGpu(what, f"MIG mode is on, and it has no partitions: {why}")
+        reason = gpu.mig_problem or "root alone can, see the log"
+        return UnavailableGpu(what, f"MIG mode is on, and its partitions cannot be read: {reason}")
+    reason = problem or _to_have_some(gpu)
+    return UnavailableGpu(what, f"MIG mode is on, and it has no partitions: {reason}")
 
 
 def _to_have_some(gpu: Gpu) -> str:
@@ -201,7 +223,7 @@ def _to_have_some(gpu: Gpu) -> str:
         return guest_mode_problem(fixed, gpu.pci_bus_id, on=False)
     reboot = " and a reboot" if fixed is GuestRestriction.MODE else ""
     return (
-        "cut some (nvidia-smi mig -cgi), let a profile do that (mig: Dynamic), or turn MIG mode "
+        "create some (nvidia-smi mig -cgi), let a profile do that (mig: Dynamic), or turn MIG mode "
         f"off with nvidia-smi -i {gpu.pci_bus_id} -mig 0{reboot}"
     )
 
@@ -218,11 +240,11 @@ def _by_mps(partitions: Iterable[Device]) -> Iterator[tuple[Fractional, str, int
 
 def _kinds(partitions: Iterable[Device]) -> dict[str, list[str]]:
     """Of those that are to serve claims for a GPU: of each kind, the GPUs that have some."""
-    found: dict[str, dict[str, None]] = {}
+    gpus_by_kind: dict[str, dict[str, None]] = {}
     for partition in partitions:
         if partition.partition is not None and _serves_as_gpu(partition):
-            found.setdefault(partition.partition.profile.name, {})[partition.gpu.name] = None
-    return {name: sorted(gpus) for name, gpus in found.items()}
+            gpus_by_kind.setdefault(partition.partition.profile.name, {})[partition.gpu.name] = None
+    return {name: sorted(gpus) for name, gpus in gpus_by_kind.items()}
 
 
 def _serves_as_gpu(device: Device) -> bool:

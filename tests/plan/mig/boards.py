@@ -83,7 +83,7 @@ def profile(**fields: Any) -> Profile:
 
 
 def dynamic(*profiles: str, **fields: Any) -> Profile:
-    """A node profile that has partitions cut for claims; *fields* of its rules."""
+    """A node profile that has partitions created for claims; *fields* of its rules."""
     of_mig = {key: fields.pop(key) for key in ("single", "replicas") if key in fields}
     return profile(mig=MigRules(dynamic=True, profiles=profiles, **of_mig), **fields)
 

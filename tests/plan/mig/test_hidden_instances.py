@@ -17,7 +17,7 @@ def test_who_may_not_see_what_is_cut_is_told_so_and_not_to_cut(profile):
     gpu = replace(mig_gpu(on=True), mig=MigInfo(on=True, pending=True, switches=False))
     found = build_offer(Inventory((gpu,)), profile, ApiFeatures(), {})
     (unavailable,) = found.unavailable
-    assert "how it is cut cannot be read: root alone can, see the log" in unavailable.reason
+    assert "its partitions cannot be read: root alone can, see the log" in unavailable.reason
     assert not [device for device in found.devices if device.partition]
 
 
@@ -30,4 +30,4 @@ def test_what_nvml_said_instead_of_the_profiles_is_told():
     (unavailable,) = build_offer(
         Inventory((gpu,)), bundled_profiles()["mig"], ApiFeatures(), {}
     ).unavailable
-    assert unavailable.reason == "MIG mode is on, and how it is cut cannot be read: it is old"
+    assert unavailable.reason == "MIG mode is on, and its partitions cannot be read: it is old"

@@ -116,7 +116,9 @@ def test_as_long_as_nothing_is_known_nothing_is_cut_and_that_is_noted():
     assert rules[GPUS[0].uuid] == replace(CUT, mig=replace(CUT.mig, dynamic=False))
     assert found.entries[0] == PROFILE.entries[0]
     (note,) = found.warnings
-    assert note.startswith("profile 'p': GPUs are cut for claims once it is known whether the node")
+    assert note.startswith(
+        "profile 'p': partitions are created for claims once it is known whether the node"
+    )
 
 
 def test_a_profile_that_has_nothing_cut_waits_for_nothing():

@@ -105,7 +105,8 @@ def test_a_pattern_that_matches_nothing_on_this_node_is_told_with_what_there_is(
     warnings = found(*node, its=dynamic("1g.5gb", "1g.20gb", "9g.*")).warnings
 
     assert (
-        warnings[0] == "profile 'p', spec.gpus[0].mig: has no effect on gpu-2, which cannot be cut"
+        warnings[0]
+        == "profile 'p', spec.gpus[0].mig: has no effect on gpu-2, which cannot be partitioned"
     )
     assert warnings[1].startswith(
         "profile 'p', spec.gpus[0].mig.profiles: '9g.*' matches no profile of NVIDIA a100-40, "
@@ -121,8 +122,8 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
 
     where = "profile 'p', spec.gpus[0].mig: has no effect on"
     assert offered.warnings == (
-        f"{where} gpu-0, gpu-2, which cannot be cut",
-        f"{where} gpu-1, gpu-3, which cannot be cut: the library is old",
+        f"{where} gpu-0, gpu-2, which cannot be partitioned",
+        f"{where} gpu-1, gpu-3, which cannot be partitioned: the library is old",
     )
     assert (
         len([device for device in offered.devices if not isinstance(device.shape, AdminAccess)])
@@ -133,7 +134,7 @@ def test_why_a_gpu_cannot_be_cut_is_told_where_it_is_known():
 def test_where_no_gpu_can_be_cut_patterns_are_not_told():
     (note,) = found(gpu(0), its=dynamic("9g.*")).warnings
 
-    assert "cannot be cut" in note
+    assert "cannot be partitioned" in note
 
 
 # Boards that change their mode without a reset.
@@ -219,7 +220,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
     assert [device.instance for device in offered.devices if device.partition] == [there]
     (pending,) = offered.pending
     assert pending.change == "the partitions that exist"
-    assert "it is a vGPU: whether and how it is cut is said where" in pending.reason
+    assert "it is a vGPU: its partitions are chosen where" in pending.reason
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_of_a_vgpu_what_is_cut_of_it_is_offered_and_nothing_else(board):
         (GuestRestriction.MODE, "nvidia-smi -i 0000:18:00.0 -mig 0 and a reboot"),
         (
             GuestRestriction.ALL,
-            "it is a vGPU: whether and how it is cut is said where the vGPU is made",
+            "it is a vGPU: its partitions are chosen where the vGPU is made",
         ),
     ],
 )
@@ -260,7 +261,7 @@ def test_what_to_do_with_a_board_without_partitions_is_what_can_be_done_there(fi
             "MIG mode is off, and goes on when the virtual machine is rebooted",
             id="in a virtual machine, and pending",
         ),
-        pytest.param({"fixed": GuestRestriction.ALL}, "it is a vGPU: whether and how", id="vGPU"),
+        pytest.param({"fixed": GuestRestriction.ALL}, "it is a vGPU: its partitions", id="vGPU"),
     ],
 )
 def test_an_a100_out_of_mig_mode_is_offered_as_without_mig_and_says_why(fields, reason):
@@ -516,7 +517,7 @@ def test_where_only_the_driver_may_limit_memory_partitions_are_whole_and_a_note_
     [
         pytest.param(cut(), {"dynamic": True}, True, id="a board that is yet to be switched"),
         pytest.param(cut(), {}, False, id="a board that nobody cuts"),
-        pytest.param(gpu(0), {"dynamic": True}, False, id="one that cannot be cut"),
+        pytest.param(gpu(0), {"dynamic": True}, False, id="one that cannot be partitioned"),
     ],
 )
 def test_that_partitions_are_whole_is_told_where_there_are_or_will_be_some(node, fields, told):
@@ -537,7 +538,8 @@ def test_replicas_of_what_is_not_cut_are_told():
     assert warnings[0].startswith("profile 'p', spec.gpus[0].mig.replicas: '9g.90gb' matches no")
     assert warnings[1:] == (
         "profile 'p', spec.gpus[0].mig.replicas: '1g.20gb' is divided nowhere, since no such "
-        "partitions are cut; add it to mig.profiles, which names what is cut, or remove it here",
+        "partitions are created; add it to mig.profiles, which names what is created, or remove "
+        "it here",
     )
 
 
@@ -618,7 +620,7 @@ def test_partitions_that_cannot_be_published_as_the_profile_says_are_exclusive(
     assert of(offered, "1g.10gb", 0).shape == Exclusive()
     (pending,) = offered.pending
     assert pending.reason.startswith(f"profile 'p', spec.gpus[0]: {reason}")
-    assert "and partitions cut for claims (1g.10gb)" in pending.change
+    assert "and partitions created for claims (1g.10gb)" in pending.change
 
 
 def test_monitors_need_taints():
@@ -639,7 +641,7 @@ def test_a_held_gpu_keeps_its_partitions_until_nobody_holds_it():
     assert names(offered) == names(before)
     assert offered.counter_sets == before.counter_sets
     assert offered.pending == (
-        PendingChange(DeviceName("gpu-0"), "sliceable and partitions cut for claims (2g.20gb)"),
+        PendingChange(DeviceName("gpu-0"), "sliceable and partitions created for claims (2g.20gb)"),
     )
 
 
@@ -665,7 +667,9 @@ def test_a_gpu_that_was_held_before_it_could_be_cut_is_not_cut_meanwhile():
     offered = found(cut(**HOPPER), its=dynamic("1g.*"), held=holding(before.devices[0]))
 
     assert names(offered) == ["gpu-0", "gpu-0-mon"]
-    assert offered.pending[0].change.startswith("sliceable and partitions cut for claims (1g.10gb,")
+    assert offered.pending[0].change.startswith(
+        "sliceable and partitions created for claims (1g.10gb,"
+    )
 
 
 def test_a_partition_that_is_held_keeps_its_shape_and_the_others_follow_the_profile():
@@ -795,8 +799,9 @@ def test_partitions_of_several_kinds_serve_no_claims_for_a_gpu():
     assert not any(device.as_gpu for device in offered.devices)
     assert offered.warnings == (
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect, since there are partitions "
-        "of several kinds: 1g.5gb on gpu-0, 3g.20gb on gpu-0, gpu-1; have GPUs cut into one kind "
-        "only, by mig.layout or the node's label nvidia.com/mig.config: for example all-1g.5gb",
+        "of several kinds: 1g.5gb on gpu-0, 3g.20gb on gpu-0, gpu-1; have GPUs partitioned into "
+        "one kind only, by mig.layout or the node's label nvidia.com/mig.config: for example "
+        "all-1g.5gb",
     )
 
 
@@ -827,16 +832,17 @@ def test_partitions_that_are_cut_for_claims_serve_none_for_a_gpu_and_a_note_says
     assert [one.instance for one in serving] == [*mine.mig.instances]
     assert len([device for device in offered.devices if device.created_for_claims]) == 3
     assert offered.warnings == (
-        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
-        "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are cut "
-        "for claims; only those that exist serve claims for a GPU: have them cut by a layout",
+        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
+        "profile 'p', spec.gpus[0].mig.strategy: Single has no effect on partitions that are "
+        "created for claims; only those that exist serve claims for a GPU: have them created by a "
+        "layout",
     )
 
 
 def test_where_no_gpu_can_be_cut_single_is_not_told():
     (note,) = found(gpu(0), its=dynamic(single=True)).warnings
 
-    assert "cannot be cut" in note
+    assert "cannot be partitioned" in note
 
 
 def test_what_serves_claims_for_a_gpu_has_a_uuid_that_selectors_can_read():
@@ -878,9 +884,9 @@ def test_a_strategy_that_nothing_is_there_for_is_told():
     offered = found(cut(minor=0), gpu(1), its=SINGLE)
 
     assert offered.warnings == (
-        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be cut",
+        "profile 'p', spec.gpus[0].mig: has no effect on gpu-1, which cannot be partitioned",
         "profile 'p', spec.gpus[0].mig.strategy: Single has no effect while no partitions exist; "
-        "have them cut by a layout (mig.layout, or the node's label nvidia.com/mig.config)",
+        "have them created by a layout (mig.layout, or the node's label nvidia.com/mig.config)",
     )
 
 
@@ -903,7 +909,7 @@ def test_a_kind_that_a_file_of_the_device_plugin_names_is_told_under_the_field_t
     assert unknown.startswith(f"{where}[2].name: '9g.90gb' matches no profile of NVIDIA a100-40")
     assert solid == (
         f"{where}[1].name, sharing.timeSlicing.resources[2].name: has no effect on gpu-1, which "
-        "cannot be cut"
+        "cannot be partitioned"
     )
 
 

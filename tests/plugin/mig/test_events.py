@@ -38,7 +38,9 @@ def test_a_layout_that_was_applied_is_told_once(scene):
     scene.look()
     scene.start().look()
 
-    assert scene.new_events() == [("MIGLayoutApplied", "cut as layout 'all-1g.5gb' says: gpu-0")]
+    assert scene.new_events() == [
+        ("MIGLayoutApplied", "partitioned as layout 'all-1g.5gb' says: gpu-0")
+    ]
 
 
 def test_a_layout_that_nobody_knows_is_told_once_and_again_in_other_words(scene):
@@ -63,7 +65,7 @@ def test_a_layout_that_does_not_fit_is_told_once(scene, board):
     scene.look()
 
     assert scene.new_events() == [
-        ("MIGLayoutFailed", f"gpu-0 is not cut as layout 'much' says: {why}"),
+        ("MIGLayoutFailed", f"gpu-0 is not partitioned as layout 'much' says: {why}"),
     ]
 
 
@@ -187,13 +189,15 @@ def test_the_own_node_has_it_as_an_event(server, labels, events):
 
     post_event(events, labels, failure_event("there is no layout 'x'"))
     post_event(
-        events, labels, MigEvent("MIGLayoutApplied", "all", "cut as layout 'all' says: gpu-0")
+        events,
+        labels,
+        MigEvent("MIGLayoutApplied", "all", "partitioned as layout 'all' says: gpu-0"),
     )
 
     assert server.wait(lambda: len(written(server)) == 2)
     node = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "uid-node"}
     assert sorted(written(server), key=lambda one: one[1]) == [
-        (node, "Normal", "MIGLayoutApplied", "cut as layout 'all' says: gpu-0"),
+        (node, "Normal", "MIGLayoutApplied", "partitioned as layout 'all' says: gpu-0"),
         (node, "Warning", "MIGLayoutFailed", "there is no layout 'x'"),
     ]
 

@@ -291,7 +291,7 @@ def test_a_claim_that_joins_does_not_get_somebody_elses_instance(world):
     foreign = replace_instance(world, partition(THREE, 0).key)
 
     with pytest.raises(
-        PlacementTaken, match="gpu-0 has an instance of profile 9 at 0 that was not cut"
+        PlacementTaken, match="gpu-0 has an instance of profile 9 at 0 that was not created"
     ):
         world.prepare_claim(Claim(ref("second"), (fraction("10Gi", SIDE),)))
     world.preparer.unprepare(ref("first"))
@@ -524,7 +524,7 @@ def test_a_whole_gpu_that_stays_cut_is_not_prepared(world):
     world.node.mig.add(GPU, KEY)
 
     with pytest.raises(
-        PlacementTaken, match="gpu-0 has an instance of profile 19 at 0 that was not cut"
+        PlacementTaken, match="gpu-0 has an instance of profile 19 at 0 that was not created"
     ):
         world.prepare("gpu-0")
 

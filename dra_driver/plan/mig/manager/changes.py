@@ -118,7 +118,7 @@ def plan_layout_change(
     """
     if gpu.mig is None:
         reason = f": {gpu.mig_problem}" if gpu.mig_problem else ""
-        return LayoutError(f"{_described(gpu)} cannot be cut into partitions{reason}", always=True)
+        return LayoutError(f"{_described(gpu)} cannot be partitioned{reason}", always=True)
     present = _PresentInstances(gpu, gpu.mig, frozenset(managed), frozenset(claimed))
     change = _mode_on(present, desired) if desired.on else _mode_off(present, desired)
     if isinstance(change, LayoutError):

@@ -1,6 +1,6 @@
-"""Which named layouts there are, and what each says of a GPU.
+"""Which named layouts there are, what each says of a GPU, and what they leave to the profile.
 
-A profile where layouts govern GPUs: those are not cut for claims besides.
+No partitions are created for claims on a GPU that a layout governs.
 """
 
 import re
@@ -20,23 +20,23 @@ from dra_driver.plan.profiles.rules import rules_by_gpu
 def without_dynamic_mig(
     profile: Profile, gpus: Sequence[Gpu], governed: Collection[GpuUuid]
 ) -> Profile:
-    """*profile* for these *gpus*, where those that are *governed* are not cut for claims; the same
-    where it makes no difference."""
+    """*profile* for these *gpus*, where no partitions are created for claims on those that are
+    *governed*; the same where it makes no difference."""
     rules, _ = rules_by_gpu(profile, gpus)
-    cut = {uuid for uuid in governed if uuid in rules and rules[uuid].mig.dynamic}
-    if not cut:
+    dynamic = {uuid for uuid in governed if uuid in rules and rules[uuid].mig.dynamic}
+    if not dynamic:
         return profile
     entries = [
-        one
+        part
         for entry in profile.entries
-        for one in _split(entry, {uuid for uuid in rules if rules[uuid] is entry.rules}, cut)
+        for part in _split(entry, {uuid for uuid in rules if rules[uuid] is entry.rules}, dynamic)
     ]
     return replace(profile, entries=tuple(entries))
 
 
 def profile_until_gpus_seen(profile: Profile, gpus: Sequence[Gpu], expected: bool) -> Profile:
-    """*profile*, where no GPU but these is cut for claims that may be the business of a layout:
-    any, where one is *expected* of the whole node, or what the profile names one for; the same
+    """*profile*, without partitions for claims on GPUs besides these that a layout may govern: all,
+    where one is *expected* of the whole node, or those for which the profile names one. The same
     where it makes no difference."""
     if not any(_waits(entry.rules, expected) for entry in profile.entries):
         return profile
@@ -46,33 +46,35 @@ def profile_until_gpus_seen(profile: Profile, gpus: Sequence[Gpu], expected: boo
         if not _waits(entry.rules, expected):
             entries.append(entry)
             continue
-        if its := frozenset(uuid for uuid in rules if rules[uuid] is entry.rules):
-            entries.append(replace(entry, selection=GpuSelector(uuids=its)))
-        entries.append(replace(entry, rules=_not_cut(entry.rules)))
+        if entry_gpus := frozenset(uuid for uuid in rules if rules[uuid] is entry.rules):
+            entries.append(replace(entry, selection=GpuSelector(uuids=entry_gpus)))
+        entries.append(replace(entry, rules=_without_dynamic(entry.rules)))
     return replace(profile, entries=tuple(entries))
 
 
 def profile_until_layouts_known(profile: Profile) -> Profile:
-    """*profile* as long as it is not known what layouts govern: nothing is cut for claims; the same
-    where it has nothing cut."""
+    """*profile* as long as it is not known what layouts govern: nothing is created for claims; the
+    same where nothing would be."""
     if not any(entry.rules.mig.dynamic for entry in profile.entries):
         return profile
     warning = (
-        f"profile {profile.name!r}: GPUs are cut for claims once it is known whether the node's "
-        f"label {MIG_CONFIG_LABEL} names a layout, which goes before it"
+        f"profile {profile.name!r}: partitions are created for claims once it is known whether the "
+        f"node's label {MIG_CONFIG_LABEL} names a layout, which goes before it"
     )
-    entries = (replace(entry, rules=_not_cut(entry.rules)) for entry in profile.entries)
+    entries = (replace(entry, rules=_without_dynamic(entry.rules)) for entry in profile.entries)
     return replace(profile, entries=tuple(entries), warnings=(*profile.warnings, warning))
 
 
-def _split(entry: ProfileEntry, its: set[GpuUuid], cut: set[GpuUuid]) -> Iterator[ProfileEntry]:
-    """*its*: the GPUs that it holds for."""
-    if its & cut:
-        of_layouts = replace(entry, rules=_not_cut(entry.rules))
-        if its <= cut:
+def _split(
+    entry: ProfileEntry, entry_gpus: set[GpuUuid], dynamic: set[GpuUuid]
+) -> Iterator[ProfileEntry]:
+    """*entry_gpus*: the GPUs that it holds for."""
+    if entry_gpus & dynamic:
+        of_layouts = replace(entry, rules=_without_dynamic(entry.rules))
+        if entry_gpus <= dynamic:
             yield of_layouts
             return
-        yield replace(of_layouts, selection=GpuSelector(uuids=frozenset(its & cut)))
+        yield replace(of_layouts, selection=GpuSelector(uuids=frozenset(entry_gpus & dynamic)))
     yield entry
 
 
@@ -80,7 +82,7 @@ def _waits(rules: Rules, expected: bool) -> bool:
     return rules.mig.dynamic and (expected or bool(rules.mig.layout))
 
 
-def _not_cut(rules: Rules) -> Rules:
+def _without_dynamic(rules: Rules) -> Rules:
     return replace(rules, mig=replace(rules.mig, dynamic=False))
 
 
@@ -89,7 +91,9 @@ _BALANCE: Mapping[int, Mapping[int, int]] = {7: {1: 2, 2: 1, 3: 1}, 4: {1: 2, 2:
 """By the compute slices of the board: how many partitions of how many slices."""
 
 
-_BUS_ID = re.compile(r"GPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")  # ``Withheld.what``
+_BUS_ID = re.compile(
+    r"GPU ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b"
+)  # ``UnavailableGpu.what``
 
 
 def decode_layouts(
@@ -100,8 +104,10 @@ def decode_layouts(
     ConfigError: something is wrong with all of them.
     """
     return {
-        name: said if isinstance(said, tuple) else MigLayout(name, tuple(map(_entry, said)), where)
-        for name, said in read(document).items()
+        name: layout
+        if isinstance(layout, tuple)
+        else MigLayout(name, tuple(map(_entry, layout)), where)
+        for name, layout in read(document).items()
     }
 
 
@@ -111,7 +117,10 @@ def built_in_layouts(gpus: Iterable[Gpu]) -> dict[str, MigLayout]:
     for gpu in gpus:
         for name, entry in _own(gpu):
             entries.setdefault(name, []).append(entry)
-    return {name: MigLayout(name, tuple(found)) for name, found in sorted(entries.items())}
+    return {
+        name: MigLayout(name, tuple(layout_entries))
+        for name, layout_entries in sorted(entries.items())
+    }
 
 
 def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
@@ -119,18 +128,18 @@ def pci_indexes(inventory: Inventory) -> dict[GpuUuid, int]:
 
     Those that are there and cannot be offered count, as far as it is known where they are.
     """
-    unavailable = (_BUS_ID.match(one.what) for one in inventory.unavailable)
-    there = {found[1] for found in unavailable if found} | {g.pci_bus_id for g in inventory.gpus}
-    order = {bus_id: place for place, bus_id in enumerate(sorted(there))}
-    return {gpu.uuid: order[gpu.pci_bus_id] for gpu in inventory.gpus}
+    matches = (_BUS_ID.match(gpu.what) for gpu in inventory.unavailable)
+    bus_ids = {match[1] for match in matches if match} | {g.pci_bus_id for g in inventory.gpus}
+    indexes = {bus_id: index for index, bus_id in enumerate(sorted(bus_ids))}
+    return {gpu.uuid: indexes[gpu.pci_bus_id] for gpu in inventory.gpus}
 
 
-def desired_layout(layout: MigLayout, gpu: Gpu, place: int) -> DesiredLayout | None:
+def desired_layout(layout: MigLayout, gpu: Gpu, index: int) -> DesiredLayout | None:
     """What *layout* says of *gpu*, which has this *place* on the bus; None: nothing.
 
-    What it says of all GPUs is not meant for those that cannot be cut, as with mig-parted.
+    What it says of all GPUs is not meant for those without MIG, as with mig-parted.
     """
-    entry = next((entry for entry in reversed(layout.entries) if _selects(entry, gpu, place)), None)
+    entry = next((entry for entry in reversed(layout.entries) if _selects(entry, gpu, index)), None)
     if entry is None:
         return None
     if gpu.mig is None and (entry.indexes is None or not entry.on):
@@ -143,18 +152,18 @@ def format_counts(counts: ProfileCounts) -> str:
     return ", ".join(f"{count}x {name}" for name, count in counts) or "no partitions"
 
 
-def _entry(said: MigConfig) -> MigLayoutEntry:
-    counts = sorted((said.mig_devices or {}).items())
+def _entry(config: MigConfig) -> MigLayoutEntry:
+    counts = sorted((config.mig_devices or {}).items())
     return MigLayoutEntry(
-        said.mig_enabled,
+        config.mig_enabled,
         tuple((name, count) for name, count in counts if count),
-        None if said.devices == "all" else frozenset(said.devices),
-        frozenset(int(each, 16) for each in said.device_filter),
+        None if config.devices == "all" else frozenset(config.devices),
+        frozenset(int(pci_id, 16) for pci_id in config.device_filter),
     )
 
 
-def _selects(entry: MigLayoutEntry, gpu: Gpu, place: int) -> bool:
-    if entry.indexes is not None and place not in entry.indexes:
+def _selects(entry: MigLayoutEntry, gpu: Gpu, index: int) -> bool:
+    if entry.indexes is not None and index not in entry.indexes:
         return False
     if entry.gpus is not None and gpu.uuid not in entry.gpus:
         return False
@@ -178,11 +187,11 @@ def _own(gpu: Gpu) -> Iterator[tuple[str, MigLayoutEntry]]:
 def _balanced(mig: MigInfo) -> ProfileCounts:
     slices = max((profile.slices for profile in mig.profiles), default=0)
     shares = _BALANCE.get(slices, {})
-    found = {number: _usual(mig.profiles, number) for number in shares}
-    return tuple((one.name, shares[number]) for number, one in found.items() if one)
+    profiles = {number: _usual(mig.profiles, number) for number in shares}
+    return tuple((profile.name, shares[number]) for number, profile in profiles.items() if profile)
 
 
 def _usual(profiles: Sequence[MigProfile], slices: int) -> MigProfile | None:
     """Of the plain profiles with so many compute slices, the one with the least memory."""
     plain = [profile for profile in profiles if profile.is_plain and profile.slices == slices]
-    return min(plain, key=lambda one: (one.memory_bytes, one.number), default=None)
+    return min(plain, key=lambda profile: (profile.memory_bytes, profile.number), default=None)

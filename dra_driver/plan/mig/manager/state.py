@@ -48,7 +48,7 @@ def _failed(before: MigState, after: MigState, names: GpuNames) -> Iterator[MigE
     """Each GPU for itself: they fail for reasons of their own."""
     for gpu, now in after.outcomes.items():
         if now.state is LayoutState.FAILED and now != before.outcomes.get(gpu):
-            message = f"{names[gpu]} is not cut as layout {now.layout!r} says: {now.reason}"
+            message = f"{names[gpu]} is not partitioned as layout {now.layout!r} says: {now.reason}"
             yield MigEvent(LAYOUT_FAILED, f"{gpu} {now.layout}", message)
 
 
@@ -60,7 +60,7 @@ def _applied(before: MigState, after: MigState, names: GpuNames) -> Iterator[Mig
         if now.state is LayoutState.SUCCESS and _is_new(now, before.outcomes.get(gpu))
     )
     for layout, gpus in groupby(applied, key=lambda layout_and_gpu: layout_and_gpu[0]):
-        message = f"cut as layout {layout!r} says: {', '.join(name for _, name in gpus)}"
+        message = f"partitioned as layout {layout!r} says: {', '.join(name for _, name in gpus)}"
         yield MigEvent(LAYOUT_APPLIED, message, message)
 
 

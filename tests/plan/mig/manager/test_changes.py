@@ -551,7 +551,7 @@ def test_a_layout_that_the_board_cannot_have_changes_nothing_whatever_is_on_it(w
 
 def test_a_gpu_without_mig_can_have_no_layout():
     assert plan_layout_change(gpu(), asked(g1_5gb=7), ()) == LayoutError(
-        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions", always=True
+        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be partitioned", always=True
     )
 
 
@@ -559,7 +559,7 @@ def test_a_gpu_that_cannot_have_a_layout_says_why_where_it_is_known():
     assert plan_layout_change(
         replace(gpu(), mig_problem="the library is old"), asked(g1_5gb=7), ()
     ) == LayoutError(
-        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be cut into partitions: the library is old",
+        "gpu-0 (NVIDIA H100 80GB HBM3) cannot be partitioned: the library is old",
         always=True,
     )
 

@@ -36,7 +36,7 @@ def test_a_gpu_that_could_not_be_cut_is_named_with_its_layout_and_the_reason():
     (one,) = told(MigState(), outcomes(a=failed()))
 
     assert one.reason == "MIGLayoutFailed"
-    assert one.message == "gpu-0 is not cut as layout 'all' says: no room"
+    assert one.message == "gpu-0 is not partitioned as layout 'all' says: no room"
     assert not one.is_good
 
 
@@ -63,11 +63,11 @@ def test_gpus_that_were_cut_are_told_of_together_by_layout():
     other = LayoutOutcome("other", LayoutState.SUCCESS)
 
     assert [one.message for one in told(outcomes(a=WAITS), outcomes(a=DONE, b=DONE))] == [
-        "cut as layout 'all' says: gpu-0, gpu-1"
+        "partitioned as layout 'all' says: gpu-0, gpu-1"
     ]
     assert [one.message for one in told(MigState(), outcomes(a=DONE, b=other))] == [
-        "cut as layout 'all' says: gpu-0",
-        "cut as layout 'other' says: gpu-1",
+        "partitioned as layout 'all' says: gpu-0",
+        "partitioned as layout 'other' says: gpu-1",
     ]
     assert all(one.is_good for one in told(MigState(), outcomes(a=DONE, b=other)))
 
