@@ -11,14 +11,13 @@ from dra_driver.cli.doctor import cluster_checks, gpu_checks, host_checks
 from dra_driver.cli.doctor.cluster_checks import NEEDED_PERMISSIONS, ApiPermission
 from dra_driver.cli.doctor.host_checks import DirectoryState, LedgerSnapshot
 from dra_driver.cli.findings import Level
-from dra_driver.k8s.claims import ClaimUid, PreparedDevice
+from dra_driver.k8s.claims import ClaimUid
 from dra_driver.kubeletplugin.serve.probes import PluginProcess, RegisteredPlugin
 from dra_driver.kubeletplugin.slices.features import SliceFeatures
 from dra_driver.model.driver_files import DeviceFile, DeviceFiles, DriverFiles, DriverLibrary
 from dra_driver.model.gpus import DeviceName, Inventory, UnavailableGpu
-from dra_driver.model.records import ClaimRecord, Holding
 from dra_driver.node.state.ledger_files import DamagedRecord
-from tests.builders import gpu, gpu_uuid, ref
+from tests.builders import gpu, record
 
 DRIVER = "gpu.nvidia.com"
 FILES = DriverFiles(
@@ -28,12 +27,6 @@ FILES = DriverFiles(
     lib_dir="/usr/lib64",
     libraries=(DriverLibrary("/usr/lib64/libcuda.so.580.95.05", "libcuda.so.1"),),
 )
-
-
-def record(name, completed=True):
-    claim = ref(name)
-    prepared = (PreparedDevice(("gpu",), "n1", "gpu-0", ()),) if completed else None
-    return ClaimRecord(claim, (Holding(claim, DeviceName("gpu-0"), gpu_uuid()),), prepared=prepared)
 
 
 def book(*records, aside=()):

@@ -7,16 +7,15 @@ from contextlib import ExitStack
 import pytest
 
 from dra_driver.k8s.claims import Claim
-from dra_driver.model.gpus import DeviceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.node.cgroups.containers import ContainerBundles, NoContainer
 from dra_driver.node.memory.limits import NodeMemoryLimits
 from dra_driver.node.state.ledger import Ledger
 from dra_driver.plan.prepare.claim import undo_steps
 from dra_driver.plugin.memory.start import MemoryIntervals, start
 from dra_driver.plugin.metrics import Metrics
-from tests.builders import fraction, pod, ref
+from tests.builders import fraction, holding, pod, record
 from tests.fakes.limits import GIB, LimitedNode
 from tests.plugin.memory.parts import plugin_parts
 
@@ -36,10 +35,8 @@ class World:
         self.ledger.reload()
         limit = ClaimMemoryLimit(GIB, GuardRules(GuardPolicy.OFF))
         gpu = self.node.gpus[0]
-        holding = Holding(ref("shared"), DeviceName("gpu-0"), gpu=gpu, limit=limit)
-        self.record = ClaimRecord(
-            ref("shared"), (holding,), prepared=(), spec="", pods=(pod("first"),)
-        )
+        shared = holding("shared", gpu=gpu, limit=limit)
+        self.record = record("shared", shared, pods=["first"])
         self.pods = [pod("first")]
         self.reads = threading.Semaphore(0)
         self.noted = threading.Event()

@@ -9,12 +9,12 @@ import pytest
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.claims import Claim, Pod, PodUid
-from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.node.cgroups.containers import NoContainer
 from dra_driver.plugin.memory.start import MemoryIntervals, start
-from tests.builders import fraction, gpu_uuid, ref
+from tests.builders import fraction, holding, record, ref
 from tests.plugin.memory.parts import plugin_parts
 
 GPU = GpuUuid("GPU-0")
@@ -28,9 +28,8 @@ class Plugin:
     """Everything that is looked after, and by which of the loops it was."""
 
     def __init__(self):
-        holding = Holding(SHARED, DeviceName("gpu-0"), gpu=GPU, limit=LIMIT)
-        pods = (Pod("web", PodUid("uid-web")),)
-        self._records = (ClaimRecord(SHARED, (holding,), prepared=(), spec="{}", pods=pods),)
+        shared = holding(SHARED, gpu=GPU, limit=LIMIT)
+        self._records = (record(SHARED, shared, pods=["web"]),)
         self.newest = True
         self.tells_of_pods = False
         self.a_pod_came: Callable[[], None] | None = None
@@ -75,7 +74,7 @@ class Plugin:
     def read(self, wanted):
         return Claim(wanted, (fraction(),), pods=(Pod("later", PodUid("uid-later")),))
 
-    glance = read
+    read_cached = read
 
     def note_pods(self, claim):
         self._note(f"noted the pods of {claim.ref.name}")
@@ -219,7 +218,7 @@ def test_a_claim_without_a_limit_wakes_nobody(stack):
     changed = begin(plugin, stack)
     assert plugin.wait(SETTLED)
 
-    changed(ClaimRecord(ref("whole"), (Holding(ref("whole"), DeviceName("gpu-0"), gpu_uuid()),)))
+    changed(record("whole"))
     time.sleep(0.1)
 
     assert plugin.done.count(SETTLED) == 1

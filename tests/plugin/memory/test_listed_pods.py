@@ -5,19 +5,18 @@ from typing import Any
 
 from dra_driver.base.errors import NodeError
 from dra_driver.k8s.pods import ClaimName, KubeletPod
-from dra_driver.model.gpus import DeviceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.plugin.memory.pod_limits import KubeletPods
-from tests.builders import gpu_uuid, pod, ref
+from tests import builders
+from tests.builders import holding, pod
 from tests.fakes.pods import FakePods, pod_spec
 
 LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
-def record(name, *pods, limit=LIMIT):
-    holding = Holding(ref(name), DeviceName("gpu-0"), gpu_uuid(), limit=limit)
-    return ClaimRecord(ref(name), (holding,), prepared=(), spec="", pods=tuple(map(pod, pods)))
+def record(name, *pods, limit=LIMIT, **fields):
+    return builders.record(name, holding(name, limit=limit), pods=pods, **fields)
 
 
 def listed(name, *claims, namespace="default"):
@@ -65,13 +64,9 @@ def test_nobody_is_asked_where_containers_tell_or_nothing_is_limited():
     world = World(record("a", "p"))
     world.hidden = False
     assert world.look() is world.ledger
-    world.hidden, world.ledger = True, (record("a", "p", limit=None), _begun("b"))
+    world.hidden, world.ledger = True, (record("a", "p", limit=None), record("b", completed=False))
     assert world.look() is world.ledger
     assert world.asked == 0
-
-
-def _begun(name):
-    return replace(record(name), prepared=None, spec=None)
 
 
 def test_what_was_known_stays_where_the_kubelet_does_not_answer():

@@ -1,28 +1,26 @@
 """Pods that come to a claim later, and which container of a pod uses which claim."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from dra_driver.base.errors import NodeError, Unreachable
 from dra_driver.k8s.claims import Claim, Pod
 from dra_driver.k8s.pods import Container
-from dra_driver.model.gpus import DeviceName, GpuUuid
+from dra_driver.model.gpus import GpuUuid
 from dra_driver.model.mps import MpsNamespace, MpsNamespaceName
 from dra_driver.model.profiles import GuardPolicy, GuardRules
-from dra_driver.model.records import ClaimMemoryLimit, ClaimRecord, Holding
+from dra_driver.model.records import ClaimMemoryLimit
 from dra_driver.model.steps import ServeMpsNamespace
 from dra_driver.plugin.memory.pod_limits import PodLimits
-from tests.builders import fraction, pod, ref
+from tests import builders
+from tests.builders import fraction, holding, pod, ref
 
 GPU = GpuUuid("GPU-0")
 LIMIT = ClaimMemoryLimit(1, GuardRules(GuardPolicy.KILL))
 
 
 def record(name, *pods, limit=LIMIT, **fields):
-    holding = Holding(ref(name), DeviceName("gpu-0"), gpu=GPU, limit=limit)
-    known = tuple(pod(each) for each in pods)
-    return ClaimRecord(ref(name), (holding,), prepared=(), spec="{}", pods=known, **fields)
+    return builders.record(name, holding(name, gpu=GPU, limit=limit), pods=pods, **fields)
 
 
 class World:
@@ -123,7 +121,7 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
     world = World(
         record("from-a-template", "pod", pod_claim_name="gpu"),
         record("whole", "pod", limit=None),
-        replace(record("begun", "pod"), prepared=None, spec=None),
+        record("begun", "pod", completed=False),
     )
 
     world.look()
@@ -136,7 +134,7 @@ def test_nobody_is_asked_about_claims_that_nobody_can_join_or_that_have_no_limit
 def by_mps(name, *pods, **fields):
     """Under MPS, and nobody limits its memory."""
     namespace = MpsNamespace(MpsNamespaceName(f"c_{name}"), ref(name).uid, (GPU,))
-    return replace(record(name, *pods, limit=None, **fields), steps=(ServeMpsNamespace(namespace),))
+    return record(name, *pods, limit=None, steps=(ServeMpsNamespace(namespace),), **fields)
 
 
 def test_pods_that_join_a_claim_under_mps_are_noticed_though_nobody_limits_its_memory():
