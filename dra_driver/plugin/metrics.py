@@ -20,8 +20,7 @@ _LabelValues = tuple[str, str, str]
 
 
 class MpsMetrics:
-    """Observed by ``plugin.mps.watch``; for one thread, but for what is told of
-    drains."""
+    """Observed by ``plugin.mps.watch``; for one thread, but for drains."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
@@ -50,7 +49,7 @@ class MpsMetrics:
         self._drained = counter(
             "drained_clients", "Clients that their MPS server ended before the end of their pod."
         )
-        self._late = gauge(
+        self._unread_pods = gauge(
             "late_pods", "Pods with clients that the plugin cannot read within their grace period."
         )
         self._labels: dict[Gauge, set[_LabelValues]] = {}
@@ -74,9 +73,9 @@ class MpsMetrics:
         """Clients of a pod that is being deleted were ended."""
         self._drained.inc(clients)
 
-    def mps_late_looks(self, pods: int) -> None:
-        """So many could not be looked at in time."""
-        self._late.set(pods)
+    def mps_unread_pods(self, pods: int) -> None:
+        """So many pods could not be read in time."""
+        self._unread_pods.set(pods)
 
     def _set(self, gauge: Gauge, values: dict[_LabelValues, int | None]) -> None:
         known_values = {key: value for key, value in values.items() if value is not None}
@@ -113,7 +112,7 @@ class Metrics:
         self.published_devices = self._gauge(
             "published_devices", "Devices in the ResourceSlices of this node."
         )
-        self.withheld_devices = self._gauge(
+        self.unavailable_devices = self._gauge(
             "unavailable_devices", "GPUs of this node that are not offered."
         )
         self.pending_devices = self._gauge(
@@ -122,7 +121,7 @@ class Metrics:
         self.mig_problems = self._gauge(
             "mig_problems", "GPUs whose partitions or MIG mode are not as their profile wants."
         )
-        self._gone_instances = self._gauge("mig_lost_instances", "Claims that lost a MIG instance.")
+        self._lost_instances = self._gauge("mig_lost_instances", "Claims that lost a MIG instance.")
         self._profile_problems = self._gauge(
             "profile_problems", "1 while the profile that the node should have cannot be used."
         )
@@ -163,16 +162,16 @@ class Metrics:
         self._requests.labels(operation, outcome).observe(seconds)
 
     def count(self, records: Callable[[], Sized], set_aside: Callable[[], Sized]) -> None:
-        """Ask the ledger whenever somebody asks us."""
+        """Ask the ledger at each scrape."""
         self._prepared_claims.set_function(lambda: len(records()))
         self._unreadable_records.set_function(lambda: len(set_aside()))
 
-    def judge_profile(self, problem: Callable[[], str | None]) -> None:
-        """Ask whenever somebody asks us."""
+    def watch_profile(self, problem: Callable[[], str | None]) -> None:
+        """Ask at each scrape."""
         self._profile_problems.set_function(lambda: 1 if problem() else 0)
 
-    def judge_limits(self, offered: Callable[[], bool]) -> None:
-        """Ask whenever somebody asks us."""
+    def watch_memory_limits(self, offered: Callable[[], bool]) -> None:
+        """Ask at each scrape."""
         self._limits_offered.set_function(lambda: 1 if offered() else 0)
 
     def published(self, devices: int, writes: int) -> None:
@@ -208,9 +207,9 @@ class Metrics:
         """The memory guard asked a process to end."""
         self._memory_kills.inc()
 
-    def mig_instances_gone(self, number: int) -> None:
+    def mig_instances_lost(self, number: int) -> None:
         """So many claims have lost an instance now."""
-        self._gone_instances.set(number)
+        self._lost_instances.set(number)
 
     def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
         return Gauge(f"dra_driver_{name}", text, labels, registry=self.registry)

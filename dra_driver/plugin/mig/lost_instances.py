@@ -71,7 +71,7 @@ class LostInstances:
                 )
                 self._notify_pods(record, holding, notified)
         self._lost = lost
-        self._metrics.mig_instances_gone(len(lost))
+        self._metrics.mig_instances_lost(len(lost))
 
     def _notified_before(self, record: ClaimRecord, holding: Holding) -> _NotifiedPods:
         notified = self._lost.get(_key(record, holding))

@@ -54,7 +54,7 @@ class MpsDrainMetrics(Protocol):
     """The part of ``dra_driver.plugin.metrics`` that the drain uses."""
 
     def mps_drained(self, clients: int) -> None: ...
-    def mps_late_looks(self, pods: int) -> None: ...
+    def mps_unread_pods(self, pods: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class MpsDrain:
         now, known = self._clock(), self._now_known()
         waiting = (known[client.pod.uid] for client in due if client.pod.uid in known)
         late = sum(state.glance.is_late(now) for state in waiting)
-        self._observer.mps_late_looks(late)
+        self._observer.mps_unread_pods(late)
         if late and not self._late:
             self._late = True
             facts = {"pods": len(known), "reads_a_second": READS_A_SECOND}
@@ -215,7 +215,7 @@ class MpsDrain:
             )
 
     def _in_time(self) -> None:
-        self._observer.mps_late_looks(0)
+        self._observer.mps_unread_pods(0)
         if self._late:
             log.info("pods with MPS clients are looked at in time again")
         self._late = False

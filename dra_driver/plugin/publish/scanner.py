@@ -84,7 +84,7 @@ class DeviceScanner:
         for warning in offer.warnings:
             if self._last is None or warning not in self._last.warnings:
                 log.warning("part of the profile has no effect", extra={"warning": warning})
-        self._metrics.withheld_devices.set(len(offer.unavailable))
+        self._metrics.unavailable_devices.set(len(offer.unavailable))
         self._metrics.pending_devices.set(len(offer.pending))
         self._publish(
             split_into_slices(self._pool, published_devices(offer), published_counters(offer))

@@ -75,7 +75,7 @@ def _start_profile(parts: PluginParts, stack: ExitStack) -> None:
     parts.profile.start(_LABELS_SECONDS)
     stack.callback(parts.profile.stop)
     parts.effective_profile = EffectiveProfile(parts.profile.current)
-    parts.metrics.judge_profile(lambda: parts.profile.error)
+    parts.metrics.watch_profile(lambda: parts.profile.error)
 
 
 def _api_features(parts: PluginParts) -> ApiFeatures:

@@ -90,7 +90,7 @@ class Plugin:
     def tell(self, event):
         self._note("told of an event")
 
-    def judge_limits(self, offered):
+    def watch_memory_limits(self, offered):
         pass
 
     def memory_used(self, uses, blind):

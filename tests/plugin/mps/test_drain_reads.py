@@ -44,7 +44,7 @@ class Node:
     def mps_drained(self, clients):
         raise AssertionError("nobody is deleted")
 
-    def mps_late_looks(self, pods):
+    def mps_unread_pods(self, pods):
         self.late.append(pods)
 
     def go_on(self, seconds):
