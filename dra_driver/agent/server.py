@@ -263,7 +263,7 @@ class ManagedServer:
         daemon = replace(
             old,
             token=new_daemon_token(),
-            most=most,
+            default_limits=most,
             protocol=protocol,
         )
         self._file.write(replace(self._state.without_unusable(), daemon=daemon))
@@ -290,7 +290,7 @@ class ManagedServer:
 
     def _make_room(self, namespace: MpsNamespace) -> None:
         """Protocol 2: the environment cannot give a client more than the server's defaults."""
-        most, needed = self._state.daemon.most, servers.least_limits(namespace)
+        most, needed = self._state.daemon.default_limits, servers.least_limits(namespace)
         if self._state.daemon.protocol > 2 or not servers.exceeds_limits(needed, most):
             return
         self.check(0)

@@ -65,7 +65,7 @@ def _check(namespace: MpsNamespace) -> None:
         *(MpsLimits(memory_bytes=size) for size in sizes),
     ):
         wrong += _wrong(limits)
-    wrong += _wrong(namespace.most)
+    wrong += _wrong(namespace.default_limits)
     if wrong:
         raise ClaimError(
             f"claim {namespace.claim} cannot have this MPS namespace: {'; '.join(wrong)}"

@@ -407,7 +407,7 @@ def _refuse_other(holder: ManagedServer, namespace: MpsNamespace) -> None:
     if known is None or known.served is None:
         return
     if (
-        replace(namespace, most=known.namespace.most) == known.namespace
+        replace(namespace, default_limits=known.namespace.default_limits) == known.namespace
     ):  # the rules may have changed
         return
     raise NodeError(

@@ -56,8 +56,8 @@ class MpsNamespace:
     """What a claim wants of MPS: a server over these GPUs, and its own limits there.
 
     *memory_bytes* has one entry for each of *gpus*. A server of protocol 3 holds one value for all
-    of them, the smallest; protocol 2 has the environment for each, and *most* as the server's
-    default: the most that one claim can have by the rules of the node.
+    of them, the smallest. Protocol 2 has the environment for each, and *default_limits* for the
+    server: the most that one claim can have by the rules of the node.
 
     *tenant*: the Kubernetes namespace with which alone it shares a server of protocol 2; empty:
     with everybody who says so.
@@ -69,7 +69,7 @@ class MpsNamespace:
     percent: int = ALL_CORES
     memory_bytes: tuple[int | None, ...] = ()  # whole MiB; empty: no limit on any
     priority: MpsPriority = MpsPriority.NORMAL
-    most: MpsLimits = MpsLimits()
+    default_limits: MpsLimits = MpsLimits()
     tenant: str = ""
 
     @property

@@ -115,7 +115,7 @@ def namespace(
     )
 
 
-def most(percent: int, mib: int | None = None) -> MpsLimits:
+def limits_of(percent: int, mib: int | None = None) -> MpsLimits:
     return MpsLimits(percent, None if mib is None else mib * MIB)
 
 

@@ -12,21 +12,23 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dra_driver.base.errors import NodeError
 from dra_driver.model.mps import mps_server_name
 from dra_driver.plan.mps.servers import exceeds_limits
-from tests.agent.conftest import INSTANCE, ONE, TWO, Host, most, namespace
+from tests.agent.conftest import INSTANCE, ONE, TWO, Host, limits_of, namespace
 from tests.fakes.mps_daemons import KINDS, Killed
 
 NAMESPACES = [
-    namespace("c_0", ONE, percent=30, mib=1024, most=most(80, 8192)),
-    namespace("c_1", ONE, percent=70, mib=2048, most=most(80, 8192)),
-    namespace("c_2", ONE, percent=20, mib=512, most=most(20, 512)),
-    namespace("c_3", TWO, percent=50, mib=4096, most=most(50, 4096)),
-    namespace("c_4", ONE, TWO, percent=10, mib=256, most=most(10, 256)),
-    namespace("c_5", ONE, percent=10, most=most(80)),
-    namespace("c_6", INSTANCE, percent=40, mib=2048, most=most(80, 4096)),
-    namespace("c_7", INSTANCE, percent=60, mib=1024, most=most(80, 4096)),
-    namespace("c_8", ONE, percent=10, mib=512, most=most(80, 8192), tenant="a"),
-    namespace("c_9", ONE, percent=10, mib=512, most=most(80, 8192), tenant="b"),
-    namespace("c_10", INSTANCE, percent=10, mib=512, most=most(80, 4096), tenant="a"),
+    namespace("c_0", ONE, percent=30, mib=1024, default_limits=limits_of(80, 8192)),
+    namespace("c_1", ONE, percent=70, mib=2048, default_limits=limits_of(80, 8192)),
+    namespace("c_2", ONE, percent=20, mib=512, default_limits=limits_of(20, 512)),
+    namespace("c_3", TWO, percent=50, mib=4096, default_limits=limits_of(50, 4096)),
+    namespace("c_4", ONE, TWO, percent=10, mib=256, default_limits=limits_of(10, 256)),
+    namespace("c_5", ONE, percent=10, default_limits=limits_of(80)),
+    namespace("c_6", INSTANCE, percent=40, mib=2048, default_limits=limits_of(80, 4096)),
+    namespace("c_7", INSTANCE, percent=60, mib=1024, default_limits=limits_of(80, 4096)),
+    namespace("c_8", ONE, percent=10, mib=512, default_limits=limits_of(80, 8192), tenant="a"),
+    namespace("c_9", ONE, percent=10, mib=512, default_limits=limits_of(80, 8192), tenant="b"),
+    namespace(
+        "c_10", INSTANCE, percent=10, mib=512, default_limits=limits_of(80, 4096), tenant="a"
+    ),
 ]
 ANY = st.sampled_from(NAMESPACES)
 SERVERS = sorted(
@@ -130,7 +132,7 @@ class Node(RuleBasedStateMachine):
         """Changes the limits of a namespace that is there; the last is a spare, if there is one."""
         for daemon in self.host.daemons.running.values():
             if daemon.daemon.name == name and daemon.namespaces:
-                daemon.namespaces[which(daemon.namespaces)] = most(100, None)
+                daemon.namespaces[which(daemon.namespaces)] = limits_of(100, None)
 
     @rule(name=st.sampled_from(SERVERS), which=st.sampled_from([min, max]))
     def a_tenant_that_removes(self, name, which):
@@ -193,7 +195,9 @@ class Node(RuleBasedStateMachine):
                 assert granted == asked
                 assert len(daemon.namespaces) == len(asked) + (spare is not None)
             else:
-                assert not any(exceeds_limits(one, daemon.daemon.most) for one in asked.values())
+                assert not any(
+                    exceeds_limits(one, daemon.daemon.default_limits) for one in asked.values()
+                )
         assert status.unmanaged == ()
         for name in [one.name for one in NAMESPACES]:
             self.agent.release(name)

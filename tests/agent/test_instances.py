@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.base.errors import TimedOut
 from dra_driver.model.mps import mps_server_name
-from tests.agent.conftest import INSTANCE, ONE, Host, most, namespace
+from tests.agent.conftest import INSTANCE, ONE, Host, limits_of, namespace
 
 OVER_INSTANCE = mps_server_name([INSTANCE])
 
@@ -34,8 +34,12 @@ def test_an_instance_is_served_with_protocol_2_whatever_the_driver_knows(mps_dir
 
 
 def test_the_claims_of_an_instance_share_its_server(host, agent):
-    agent.serve(namespace("c_1", INSTANCE, percent=30, mib=1024, most=most(60, 4096)))
-    agent.serve(namespace("c_2", INSTANCE, percent=60, mib=2048, most=most(60, 4096)))
+    agent.serve(
+        namespace("c_1", INSTANCE, percent=30, mib=1024, default_limits=limits_of(60, 4096))
+    )
+    agent.serve(
+        namespace("c_2", INSTANCE, percent=60, mib=2048, default_limits=limits_of(60, 4096))
+    )
     host.daemons.connect(OVER_INSTANCE, 71, "c_1")
     host.seconds += 2
 
@@ -43,7 +47,7 @@ def test_the_claims_of_an_instance_share_its_server(host, agent):
     assert (server.gpus, server.protocol, server.ready) == ((INSTANCE,), 2, True)
     assert [namespace.namespace.name for namespace in server.namespaces] == ["c_1", "c_2"]
     assert [client.pid for client in server.clients] == [71]
-    assert daemon(host).most == most(60, 4096)
+    assert daemon(host).default_limits == limits_of(60, 4096)
 
 
 def test_another_agent_finds_it_again(host, agent):

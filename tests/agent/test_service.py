@@ -95,7 +95,7 @@ def test_a_bug_is_an_answer_too(host, agent):
         (replace(namespace(), memory_bytes=(1,)), "a memory limit of 1 bytes"),
         (replace(namespace(), memory_bytes=(-(1 << 20),)), "a memory limit of -1048576 bytes"),
         (replace(namespace(), memory_bytes=(None, None)), "2 memory limits for 1 GPUs"),
-        (namespace(most=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
+        (namespace(default_limits=MpsLimits(0, 7)), "0 % of the.*limit of 7 bytes"),
     ],
 )
 def test_what_no_program_should_get_as_an_argument_is_refused(host, agent, wrong, said):

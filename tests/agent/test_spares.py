@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.base.errors import NodeError, TimedOut
 from dra_driver.model.mps import MpsClient, MpsNamespaceName, MpsPriority
-from tests.agent.conftest import OVER_ONE, Host, most, namespace
+from tests.agent.conftest import OVER_ONE, Host, limits_of, namespace
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_namespace_with_the_same_limits_takes_no_run_of_the_program(host, agen
     assert runs(host) == []
     assert served.pipe_directory.endswith(f"/gpu/{ready}")
     assert served.namespace == namespace("c_2", percent=30, mib=1024)
-    assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(30, 1024)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(30, 1024)}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_next_is_made_afterwards_with_the_limits_of_the_last(host, agent):
     agent.make_spares()
 
     assert runs(host) == ["add"]
-    assert host.granted(agent)["a spare"] == most(70, 2048)
+    assert host.granted(agent)["a spare"] == limits_of(70, 2048)
     agent.serve(namespace("c_3", percent=70, mib=2048))
     assert runs(host) == []
 
@@ -79,12 +79,12 @@ def test_a_limit_of_memory_is_not_taken_away_so_what_has_one_is_no_use_without(h
 
     assert runs(host) == ["add"]
     assert served.pipe_directory.endswith("/gpu/c_2")
-    assert host.granted(agent)["c_2"] == most(30)
+    assert host.granted(agent)["c_2"] == limits_of(30)
     agent.make_spares()
     assert runs(host) == ["remove", "add"]
-    assert host.granted(agent)["a spare"] == most(30)
+    assert host.granted(agent)["a spare"] == limits_of(30)
     agent.serve(namespace("c_3", percent=40, mib=100))
-    assert host.granted(agent)["c_3"] == most(40, 100)
+    assert host.granted(agent)["c_3"] == limits_of(40, 100)
 
 
 def test_without_one_a_namespace_is_made(host, agent):
@@ -95,7 +95,7 @@ def test_without_one_a_namespace_is_made(host, agent):
 
     assert runs(host) == ["add"]
     assert served.pipe_directory.endswith("/gpu/c_3")
-    assert host.granted(agent)["c_3"] == most(20)
+    assert host.granted(agent)["c_3"] == limits_of(20)
 
 
 def test_namespaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(host, agent):
@@ -107,7 +107,7 @@ def test_namespaces_that_the_daemon_calls_otherwise_are_told_by_their_own_name(h
     agent.terminate("c_2", [71])
     assert host.daemons.of(OVER_ONE).clients == set()
     agent.release("c_2")
-    assert host.granted(agent) == {"c_1": most(30, 1024)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024)}
 
 
 def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host, agent):
@@ -121,9 +121,9 @@ def test_a_restart_keeps_the_directory_of_every_namespace_and_what_is_ready(host
     assert served in list(agent.status().namespaces())
     assert spare(host, agent) == ready
     assert host.granted(agent) == {
-        "c_1": most(30, 1024),
-        "c_2": most(50, 2048),
-        "a spare": most(50, 2048),
+        "c_1": limits_of(30, 1024),
+        "c_2": limits_of(50, 2048),
+        "a spare": limits_of(50, 2048),
     }
 
 
@@ -131,13 +131,13 @@ def test_the_next_agent_sets_the_limits_of_what_it_finds(host, agent):
     """The last one may have been killed after it changed them."""
     found = spare(host, agent)
     again = host.agent()
-    host.daemons.of(OVER_ONE).namespaces[found] = most(100)
+    host.daemons.of(OVER_ONE).namespaces[found] = limits_of(100)
     runs(host)
 
     again.serve(namespace("c_2", percent=30, mib=1024))
 
     assert runs(host) == ["limit"]
-    assert host.granted(again)["c_2"] == most(30, 1024)
+    assert host.granted(again)["c_2"] == limits_of(30, 1024)
 
 
 def test_what_somebody_removed_is_not_given_out_and_is_made_anew(host, agent):
@@ -147,17 +147,17 @@ def test_what_somebody_removed_is_not_given_out_and_is_made_anew(host, agent):
 
     assert served.pipe_directory.endswith("/gpu/c_2")
     host.pass_time(agent, 13)
-    assert host.granted(agent)["a spare"] == most(50, 2048)
+    assert host.granted(agent)["a spare"] == limits_of(50, 2048)
 
 
 def test_limits_of_it_that_somebody_raised_are_given_to_nobody(host, agent):
     raised = spare(host, agent)
-    host.daemons.of(OVER_ONE).namespaces[raised] = most(100)
+    host.daemons.of(OVER_ONE).namespaces[raised] = limits_of(100)
 
     host.pass_time(agent, 13)
 
     assert raised not in host.daemons.of(OVER_ONE).namespaces
-    assert host.granted(agent)["a spare"] == most(30, 1024)
+    assert host.granted(agent)["a spare"] == limits_of(30, 1024)
     assert agent.status().incidents == ()
 
 
@@ -167,7 +167,7 @@ def test_one_that_somebody_went_into_is_taken_away_and_the_namespace_is_made(hos
 
     agent.serve(namespace("c_2", percent=40, mib=1024))
 
-    assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(40, 1024)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(40, 1024)}
     assert host.daemons.of(OVER_ONE).clients == set()
 
 
@@ -198,7 +198,7 @@ def test_a_daemon_that_takes_no_more_namespaces_serves_on(host, agent):
         agent.make_spares()
         host.pass_time(agent, 13)
 
-    assert host.granted(agent) == {"c_1": most(30, 1024), "c_2": most(50, 2048)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "c_2": limits_of(50, 2048)}
     assert agent.status().servers[0].ready
     agent.serve(namespace("c_3"))
     host.daemons.add = add
@@ -222,7 +222,7 @@ def test_limits_that_the_daemon_refused_are_not_those_of_what_comes_next(host, a
         agent.serve(namespace("c_2", percent=99, mib=1024))
 
     agent.make_spares()
-    assert host.granted(agent) == {"c_1": most(30, 1024), "a spare": most(30, 1024)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "a spare": limits_of(30, 1024)}
 
 
 def test_it_is_no_reason_for_a_server_to_stay(host, agent):

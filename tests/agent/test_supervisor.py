@@ -19,7 +19,7 @@ from dra_driver.model.mps import (
     MpsPriority,
     mps_server_name,
 )
-from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, most, namespace
+from tests.agent.conftest import INSTANCE, ONE, OVER_ONE, TWO, Host, limits_of, namespace
 
 NAME = OVER_ONE
 
@@ -38,7 +38,7 @@ def test_a_namespace_is_served_with_its_limits(host, agent):
     assert served.protocol == 3
     assert served.pipe_directory == f"{host.directory}/{NAME}/pipe/gpu/c_1"
     assert served.shm_directory == ""
-    assert host.granted(agent) == {"c_1": most(30, 1024), "a spare": most(30, 1024)}
+    assert host.granted(agent) == {"c_1": limits_of(30, 1024), "a spare": limits_of(30, 1024)}
 
 
 def test_a_second_namespace_joins_the_server_of_the_first(host, agent):
@@ -48,7 +48,7 @@ def test_a_second_namespace_joins_the_server_of_the_first(host, agent):
     (server,) = agent.status().servers
     assert [namespace.namespace.name for namespace in server.namespaces] == ["c_1", "c_2"]
     assert server.ready
-    assert host.granted(agent) == {"c_1": most(30), "c_2": most(70)}
+    assert host.granted(agent) == {"c_1": limits_of(30), "c_2": limits_of(70)}
 
 
 def test_another_set_of_gpus_has_a_server_of_its_own_in_whatever_order_it_is_said(host, agent):
@@ -68,7 +68,7 @@ def test_the_same_namespace_again_is_the_same_answer_and_nothing_is_done(host, a
 
     assert agent.serve(namespace()) == first
     assert (
-        agent.serve(namespace(most=most(90))) == first
+        agent.serve(namespace(default_limits=limits_of(90))) == first
     )  # the rules of the node are not its limits
     assert host.daemons.calls == before
 
@@ -96,7 +96,7 @@ def test_the_last_namespace_takes_the_server_with_it(host, agent):
     agent.serve(namespace("c_2"))
 
     agent.release("c_1")
-    assert host.granted(agent) == {"c_2": most(50)}
+    assert host.granted(agent) == {"c_2": limits_of(50)}
     agent.release("c_2")
 
     assert host.left() == []
@@ -131,12 +131,12 @@ def test_a_driver_without_mps_is_said_before_anything_is_done(host, agent):
 def test_a_namespace_that_cannot_be_added_leaves_nothing_at_once(host, agent):
     agent.serve(namespace("c_1"))
     agent.serve(namespace("c_2"))  # which takes the spare
-    host.daemons.of(NAME).namespaces["c_3"] = most(99)  # somebody else's, under that name
+    host.daemons.of(NAME).namespaces["c_3"] = limits_of(99)  # somebody else's, under that name
 
     with pytest.raises(NodeError, match="has other limits"):
         agent.serve(namespace("c_3"))
 
-    assert host.granted(agent) == {"c_1": most(50), "c_2": most(50)}
+    assert host.granted(agent) == {"c_1": limits_of(50), "c_2": limits_of(50)}
     assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1", "c_2"]
 
 
@@ -173,7 +173,7 @@ def test_a_server_whose_daemon_died_is_started_again_with_everything_in_it(host,
 
     (server,) = agent.status().servers
     assert (server.ready, server.restarts, server.clients) == (True, 1, ())
-    limits = {"c_1": most(30), "c_2": most(70), "a spare": most(70)}
+    limits = {"c_1": limits_of(30), "c_2": limits_of(70), "a spare": limits_of(70)}
     assert host.granted(agent) == limits
     (incident,) = agent.status().incidents
     assert incident.number == 1
@@ -449,7 +449,7 @@ def test_what_is_released_while_its_server_is_down_does_not_come_back(host, agen
     agent.release("c_1")
     host.pass_time(agent, 5)
 
-    assert host.granted(agent) == {"c_2": most(50), "a spare": most(50)}
+    assert host.granted(agent) == {"c_2": limits_of(50), "a spare": limits_of(50)}
 
 
 def test_a_namespace_that_a_wedged_server_does_not_give_back_is_gone_with_its_restart(host, agent):
@@ -464,7 +464,7 @@ def test_a_namespace_that_a_wedged_server_does_not_give_back_is_gone_with_its_re
         host.pass_time(agent, 1)
 
     agent.release("c_1")
-    assert host.granted(agent) == {"c_2": most(50), "a spare": most(50)}
+    assert host.granted(agent) == {"c_2": limits_of(50), "a spare": limits_of(50)}
 
 
 def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(host, agent):
@@ -473,12 +473,12 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
     host.connect(agent, 71, "c_1")
     host.connect(agent, 72, "c_2")
     raised = MpsNamespaceName(host.daemon_names(agent)["c_2"])
-    host.daemons.of(NAME).namespaces[raised] = most(100, 2048)
+    host.daemons.of(NAME).namespaces[raised] = limits_of(100, 2048)
     before = len(host.daemons.calls)
 
     host.pass_time(agent, 13)
 
-    assert host.granted(agent)["c_2"] == most(40, 1024)
+    assert host.granted(agent)["c_2"] == limits_of(40, 1024)
     assert agent.status().servers[0].clients == (
         MpsClient(71, MpsNamespaceName("c_1")),
         MpsClient(72, MpsNamespaceName("c_2")),
@@ -495,7 +495,7 @@ def test_limits_that_somebody_raised_are_set_again_and_its_clients_are_ended(hos
 
 def test_a_client_that_comes_back_while_its_limits_are_set_is_ended_too(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.of(NAME).namespaces["c_1"] = most(100)
+    host.daemons.of(NAME).namespaces["c_1"] = limits_of(100)
     terminate, coming = host.daemons.terminate, [72, 73]
 
     def meanwhile(daemon, pids):
@@ -506,18 +506,18 @@ def test_a_client_that_comes_back_while_its_limits_are_set_is_ended_too(host, ag
     host.daemons.terminate = meanwhile
     host.pass_time(agent, 13)
 
-    assert host.granted(agent)["c_1"] == most(50)
+    assert host.granted(agent)["c_1"] == limits_of(50)
     assert host.daemons.of(NAME).clients == set()
 
 
 def test_a_tenant_whose_clients_never_stay_away_does_not_hold_up_the_agent(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.of(NAME).namespaces["c_1"] = most(100)
+    host.daemons.of(NAME).namespaces["c_1"] = limits_of(100)
     host.daemons.terminate = lambda daemon, pids: host.connect(agent, 72, "c_1")
 
     host.pass_time(agent, 13)
 
-    assert host.granted(agent)["c_1"] == most(100)
+    assert host.granted(agent)["c_1"] == limits_of(100)
     assert len(agent.status().incidents) == 1
 
 
@@ -526,13 +526,13 @@ def test_a_server_whose_intruder_cannot_be_ended_is_started_again_with_the_right
 ):
     agent.serve(namespace("c_1"))
     host.connect(agent, 71, "c_1")
-    host.daemons.of(NAME).namespaces["c_1"] = most(100)
+    host.daemons.of(NAME).namespaces["c_1"] = limits_of(100)
     host.daemons.of(NAME).hanging = True
 
     host.pass_time(agent, 13)
     host.pass_time(agent, 1)
 
-    assert host.granted(agent)["c_1"] == most(50)
+    assert host.granted(agent)["c_1"] == limits_of(50)
     changed, restarted = agent.status().incidents
     assert changed.reason.startswith("its limits were changed")
     assert restarted.reason.startswith("a client could not be ended")
@@ -543,7 +543,7 @@ def test_limits_are_not_set_again_for_ever(host, agent):
     """Should this driver write them in a way that is read wrongly, claims have to go on."""
     agent.serve(namespace("c_1"))
     for _ in range(10):
-        host.daemons.of(NAME).namespaces["c_1"] = most(100)
+        host.daemons.of(NAME).namespaces["c_1"] = limits_of(100)
         host.pass_time(agent, 13)
 
     assert len(agent.status().incidents) == 3
@@ -551,11 +551,11 @@ def test_limits_are_not_set_again_for_ever(host, agent):
 
 def test_a_namespace_that_somebody_removed_is_made_again_and_a_stranger_removed(host, agent):
     agent.serve(namespace("c_1"))
-    host.daemons.of(NAME).namespaces = {"stranger": most(100)}
+    host.daemons.of(NAME).namespaces = {"stranger": limits_of(100)}
 
     host.pass_time(agent, 13)
 
-    assert host.granted(agent) == {"c_1": most(50), "a spare": most(50)}
+    assert host.granted(agent) == {"c_1": limits_of(50), "a spare": limits_of(50)}
     assert "stranger" not in host.daemons.of(NAME).namespaces
     assert agent.status().incidents[0].reason == "it was removed"
 
@@ -572,19 +572,19 @@ def test_protocol_2_has_one_place_for_all_and_its_shared_memory(mps_dir):
 def test_protocol_2_is_started_with_the_most_that_a_claim_can_have(mps_dir):
     host = Host(mps_dir, newest=2)
 
-    host.agent().serve(namespace(percent=30, mib=1024, most=most(80, 4096)))
+    host.agent().serve(namespace(percent=30, mib=1024, default_limits=limits_of(80, 4096)))
 
-    assert host.daemons.of(NAME).daemon.most == most(80, 4096)
+    assert host.daemons.of(NAME).daemon.default_limits == limits_of(80, 4096)
 
 
 def test_a_claim_that_needs_more_restarts_a_server_without_clients(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(namespace("c_1", percent=30, mib=1024, most=most(30, 1024)))
+    agent.serve(namespace("c_1", percent=30, mib=1024, default_limits=limits_of(30, 1024)))
 
-    agent.serve(namespace("c_2", percent=60, mib=2048, most=most(60, 2048)))
+    agent.serve(namespace("c_2", percent=60, mib=2048, default_limits=limits_of(60, 2048)))
 
-    assert host.daemons.of(NAME).daemon.most == most(60, 2048)
+    assert host.daemons.of(NAME).daemon.default_limits == limits_of(60, 2048)
     (incident,) = agent.status().incidents
     assert incident.namespaces == ("c_1",)
     assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1", "c_2"]
@@ -593,11 +593,11 @@ def test_a_claim_that_needs_more_restarts_a_server_without_clients(mps_dir):
 def test_a_claim_that_needs_more_is_refused_while_others_compute(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(namespace("c_1", percent=30, most=most(30)))
+    agent.serve(namespace("c_1", percent=30, default_limits=limits_of(30)))
     host.connect(agent, 71, "c_1")
 
     with pytest.raises(NodeError, match=r"at most 30 % and all memory.*ended \(1 now\)"):
-        agent.serve(namespace("c_2", percent=60, most=most(60)))
+        agent.serve(namespace("c_2", percent=60, default_limits=limits_of(60)))
 
     assert [namespace.namespace.name for namespace in agent.status().namespaces()] == ["c_1"]
     assert agent.status().incidents == ()
@@ -699,10 +699,10 @@ def test_with_protocol_2_and_in_instances_each_tenant_has_a_server_of_its_own(mp
 def test_one_tenants_needs_restart_no_other_tenants_server(mps_dir):
     host = Host(mps_dir, newest=2)
     agent = host.agent()
-    agent.serve(namespace("c_1", percent=30, tenant="a", most=most(30)))
+    agent.serve(namespace("c_1", percent=30, tenant="a", default_limits=limits_of(30)))
     host.daemons.connect(mps_server_name([ONE], "a"), 71, "c_1")
 
-    agent.serve(namespace("c_2", percent=60, tenant="b", most=most(60)))
+    agent.serve(namespace("c_2", percent=60, tenant="b", default_limits=limits_of(60)))
 
     host.seconds += 2
     assert {server.tenant: len(server.clients) for server in agent.status().servers} == {

@@ -189,7 +189,7 @@ class TestClaims:
         assert found.message.endswith("other limits than the ledger has: default/a")
 
     def test_rules_of_the_node_that_changed_since_are_no_other_limits(self):
-        before = claim("a", most=MpsLimits(50, 10 * GIB))
+        before = claim("a", default_limits=MpsLimits(50, 10 * GIB))
 
         (found,) = mps_checks.mps_namespace_findings(seen(MpsStatus((server(before),)), claim("a")))
 

@@ -109,16 +109,16 @@ class World:
         """What a new process of the plugin has."""
         observer = observer or self.observer
         clock = MpsClocks(lambda: self.steady, lambda: self.agent.now)
-        errands = BackgroundTasks(clock.steady, self.start)
+        tasks = BackgroundTasks(clock.steady, self.start)
         me: Any = self
         users = ProcessOwners(self.processes, me, self.bundles.find)
-        self.drain = MpsDrain(self.pods, self.agent, errands, observer, clock.steady)
-        self.joined = UnservedPods(self, self.pods, self, errands, clock.steady)
+        self.drain = MpsDrain(self.pods, self.agent, tasks, observer, clock.steady)
+        self.joined = UnservedPods(self, self.pods, self, tasks, clock.steady)
         self.drain.on_read = self.joined.saw
-        strays = MpsBypassDetector(users, self, clock.steady)
-        instances = LostMpsInstances(self, self.agent, errands)
-        tools = MpsChecks(me, strays, self.drain, self.joined, instances, errands, clock)
-        return MpsWatch(self.watched(), tools)
+        bypasses = MpsBypassDetector(users, self, clock.steady)
+        instances = LostMpsInstances(self, self.agent, tasks)
+        checks = MpsChecks(me, bypasses, self.drain, self.joined, instances, tasks, clock)
+        return MpsWatch(self.watched(), checks)
 
     def watched(self):
         return MpsDependencies(

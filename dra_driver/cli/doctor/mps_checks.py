@@ -246,9 +246,11 @@ def _answer(agent: CheckedMpsAgent) -> MpsAgentSnapshot | None:
 
 
 def _differs(namespace: MpsNamespace, served: Mapping[MpsNamespaceName, ServedNamespace]) -> bool:
-    """But for ``most``: the node's rules may be others since, and the agent keeps to its first."""
+    """The rules of the node may have changed ``default_limits``: the agent keeps its first."""
     other = served.get(namespace.name)
-    return other is not None and replace(other.namespace, most=namespace.most) != namespace
+    if other is None:
+        return False
+    return replace(other.namespace, default_limits=namespace.default_limits) != namespace
 
 
 def _named(records: Iterable[ClaimRecord]) -> str:

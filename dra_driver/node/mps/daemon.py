@@ -36,7 +36,7 @@ class ControlDaemon:
     protocol: int  # 2 or 3
     directory: str  # <mps-dir>/<name>
     token: str
-    most: MpsLimits = _ALL  # protocol 2: the server's defaults
+    default_limits: MpsLimits = _ALL  # protocol 2: the server's defaults
 
     @property
     def pipe(self) -> str:

@@ -1,5 +1,6 @@
-"""The text formats of MPS: the configuration file of a protocol 3 daemon (TOML), and the tables,
-sizes and percentages that the driver's MPS program prints.
+"""The text formats of MPS: what a daemon is configured with, and what its program prints.
+
+A daemon of protocol 3 reads a TOML file once; the program prints tables, sizes and percentages.
 """
 
 import csv

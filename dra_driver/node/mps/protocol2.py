@@ -41,10 +41,10 @@ class Protocol2:
         """The pipe directory of each namespace. NodeError: it does not take its limits."""
         output = self._control.ask(daemon, deadline, stdin=limits_text(daemon))
         percents = [_percent(line) for line in output.splitlines()]
-        if not percents or percents[-1] != daemon.most.percent:
+        if not percents or percents[-1] != daemon.default_limits.percent:
             raise NodeError(
                 f"MPS server {daemon.name} does not take its limits "
-                f"({daemon.most}): {output.strip() or 'it output nothing'}"
+                f"({daemon.default_limits}): {output.strip() or 'it output nothing'}"
             )
         return {namespace.name: daemon.pipe for namespace in namespaces}
 
@@ -61,11 +61,11 @@ class Protocol2:
 
     def add(self, daemon: ControlDaemon, namespace: MpsNamespace, deadline: Deadline) -> str:
         """There is nothing to be made: the limits are in the environment of its containers."""
-        if not _is_within(namespace.limits, daemon.most):
+        if not _is_within(namespace.limits, daemon.default_limits):
             raise NodeError(
                 f"MPS server {daemon.name} has other limits already: it gives a client at most "
-                f"{daemon.most}, and {namespace.name} is to have {namespace.limits}; that "
-                "changes when no claim uses this GPU's MPS any more: delete their pods"
+                f"{daemon.default_limits}, and {namespace.name} is to have {namespace.limits}; "
+                "that changes when no claim uses this GPU's MPS any more: delete their pods"
             )
         return daemon.pipe
 
@@ -112,14 +112,14 @@ def limits_text(daemon: ControlDaemon) -> str:
 
     GPUs by their index: limits for a UUID were seen to be ignored.
     """
-    most: MpsLimits = daemon.most
-    memory = most.memory_bytes
+    limits = daemon.default_limits
+    memory = limits.memory_bytes
     lines = [
         f"set_default_device_pinned_mem_limit {index} {format_size(memory)}"
         for index, _ in enumerate(daemon.gpus)
         if memory is not None
     ]
-    lines += [f"set_default_active_thread_percentage {most.percent}", _PERCENT]
+    lines += [f"set_default_active_thread_percentage {limits.percent}", _PERCENT]
     return "".join(f"{line}\n" for line in lines)
 
 

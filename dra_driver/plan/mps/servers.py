@@ -24,7 +24,7 @@ def default_limits(namespaces: Iterable[MpsNamespace]) -> MpsLimits:
     needed = [
         least_limit
         for namespace in namespaces
-        for least_limit in (least_limits(namespace), namespace.most)
+        for least_limit in (least_limits(namespace), namespace.default_limits)
     ]
     sizes = [namespace.memory_bytes for namespace in needed if namespace.memory_bytes is not None]
     unlimited = len(sizes) < len(needed)

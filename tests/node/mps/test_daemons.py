@@ -93,7 +93,7 @@ def running():
     with new_host(2) as older, new_host(3) as newer:
         made = {}
         for host in (older, newer):
-            daemon, daemons = host.daemon(most=MpsLimits(50, 5 * GIB)), host.daemons()
+            daemon, daemons = host.daemon(default_limits=MpsLimits(50, 5 * GIB)), host.daemons()
             daemons.start(daemon, [])
             made[host.protocol] = Shared(host, daemons, daemon, itertools.count(10))
         yield made
@@ -231,7 +231,7 @@ def test_namespaces_of_protocol_3_have_their_own_directory_and_limits(host, daem
 
 @pytest.mark.parametrize("protocol", [2])
 def test_namespaces_of_protocol_2_share_one_place_and_its_limits(host, daemons):
-    daemon = host.daemon(gpus=2, most=MpsLimits(50, 5 * GIB))
+    daemon = host.daemon(gpus=2, default_limits=MpsLimits(50, 5 * GIB))
 
     found = daemons.start(daemon, [host.namespace(0), host.namespace(1)])
 

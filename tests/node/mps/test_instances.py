@@ -34,7 +34,7 @@ def instance(host, gi=1, start=0):
 
 
 def over(host, uuid, most):
-    daemon, name = host.daemon(most=most), mps_server_name([uuid])
+    daemon, name = host.daemon(default_limits=most), mps_server_name([uuid])
     directory = f"{host.mps_dir}/{name}"
     return replace(daemon, name=name, gpus=(uuid,), protocol=2, directory=directory)
 

@@ -44,8 +44,8 @@ def namespace(name="c_1", memory=None, **more) -> MpsNamespace:
 NO_LIMIT = MpsLimits()
 
 
-def daemon(most=NO_LIMIT, protocol=3) -> ControlDaemon:
-    return ControlDaemon(MpsServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, most)
+def daemon(default_limits=NO_LIMIT, protocol=3) -> ControlDaemon:
+    return ControlDaemon(MpsServerName("s1"), GPUS, protocol, "/m/s1", "t" * 32, default_limits)
 
 
 def test_the_configuration_names_the_gpus_and_each_namespace_with_its_limits():

@@ -368,7 +368,7 @@ def test_the_most_that_a_claim_can_have_is_one_replica_where_nobody_gets_two(sha
 
     (namespace,) = namespaces(one, at=Offer((device,)))
 
-    assert namespace.most == most
+    assert namespace.default_limits == most
 
 
 def test_a_server_over_two_gpus_is_for_no_single_replica():
@@ -377,7 +377,7 @@ def test_a_server_over_two_gpus_is_for_no_single_replica():
 
     (namespace,) = namespaces(*requests, pods=(pod_spec("p", user("c")),), at=node)
 
-    assert namespace.most == MpsLimits()
+    assert namespace.default_limits == MpsLimits()
 
 
 def test_a_claims_namespace_has_a_server_of_its_own_unless_the_profile_joins_them():

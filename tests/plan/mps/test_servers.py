@@ -28,8 +28,8 @@ def namespace(name="c_1", percent=50, memory=None, **more):
 
 
 def test_a_server_grants_what_any_of_its_namespaces_has_or_can_have():
-    small = namespace(percent=30, memory=GIB, most=MpsLimits(40, 8 * GIB))
-    large = namespace(percent=60, memory=2 * GIB, most=MpsLimits(40, 4 * GIB))
+    small = namespace(percent=30, memory=GIB, default_limits=MpsLimits(40, 8 * GIB))
+    large = namespace(percent=60, memory=2 * GIB, default_limits=MpsLimits(40, 4 * GIB))
 
     assert default_limits([small]) == MpsLimits(40, 8 * GIB)
     assert default_limits([small, large]) == MpsLimits(60, 8 * GIB)
@@ -45,7 +45,7 @@ def test_every_gpu_of_a_namespace_counts_for_what_it_needs():
 
 def test_one_namespace_without_a_limit_of_memory_leaves_the_server_without():
     assert default_limits(
-        [namespace(memory=GIB, most=MpsLimits(50, GIB)), namespace()]
+        [namespace(memory=GIB, default_limits=MpsLimits(50, GIB)), namespace()]
     ) == MpsLimits(100, None)
 
 

@@ -86,8 +86,8 @@ class World:
         files = ClaimFiles(self.specs, MetadataFiles(self.directory / "plugin"))
         offers = Offers(self.node, lambda: self.profile, lambda: KEEPS, self.ledger)
         turn = lambda seconds: contextlib.nullcontext()  # noqa: E731
-        tools = PrepareDependencies(self.node, offers, self, self.pods, self.ledger, files, turn)
-        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), tools, self.waits)
+        checks = PrepareDependencies(self.node, offers, self, self.pods, self.ledger, files, turn)
+        self.preparer = Preparer(DriverIdentity("gpu.nvidia.com", POOL), checks, self.waits)
         self.preparer.recover()
 
     def run(self, *pods):

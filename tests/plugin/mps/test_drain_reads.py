@@ -26,8 +26,8 @@ class Node:
         self.graces = {f"p{number}": grace for number, grace in enumerate(graces)}
         self.reads = []  # (when, pod)
         self.late = []
-        errands = BackgroundTasks(self.clock, lambda work: work())
-        self.drain = MpsDrain(self, FakeMpsAgent(), errands, self, self.clock)
+        tasks = BackgroundTasks(self.clock, lambda work: work())
+        self.drain = MpsDrain(self, FakeMpsAgent(), tasks, self, self.clock)
         self.next_in = 0.0
 
     def clock(self):
