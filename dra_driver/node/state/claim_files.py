@@ -129,7 +129,7 @@ class MetadataFiles:
     def shown(self, uid: ClaimUid, spec: Spec) -> tuple[MetadataDocument, ...] | None:
         """The documents that *spec* shows of a claim. None: one of them is gone."""
         mounts = {mount for device in spec.devices for mount in device.container_edits.mounts}
-        found = []
+        documents = []
         with self._errors():
             for mount in sorted(mounts, key=lambda one: one.host_path):
                 path = Path(mount.host_path)
@@ -137,10 +137,10 @@ class MetadataFiles:
                     request = path.stem.removeprefix(f"{uid}_")
                     if (text := _text(path)) is None:
                         return None
-                    found.append(
+                    documents.append(
                         MetadataDocument(request, mount.host_path, mount.container_path, text)
                     )
-        return tuple(found)
+        return tuple(documents)
 
     def remove(self, uid: ClaimUid) -> None:
         """Remove what is there of a claim, however little; that there is nothing is success."""

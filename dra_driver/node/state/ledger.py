@@ -119,12 +119,14 @@ class PartitionHistory:
 
     def since(self, moment: int) -> Iterator[tuple[GpuUuid, PartitionKey]]:
         """What claims had at *moment* or later, and do not have any more, as far as is known."""
-        return (one for one, changes in self._last.items() if changes > moment)
+        return (partition for partition, changes in self._last.items() if changes > moment)
 
 
 def _partitions_of(record: ClaimRecord) -> ClaimRecord:
     steps = tuple(step for step in record.steps if isinstance(step, SetMigMode | CreatePartition))
-    return ClaimRecord(record.claim, tuple(one for one in record.holdings if one.cut), steps)
+    return ClaimRecord(
+        record.claim, tuple(holding for holding in record.holdings if holding.cut), steps
+    )
 
 
 class Ledger:
@@ -169,7 +171,7 @@ class Ledger:
                 if not path.exists() and not path.with_suffix(ENDING_SUFFIX).exists():
                     # Set aside by a release that could not read it.
                     os.replace(path.with_suffix(UNREADABLE_SUFFIX), path)
-            aside = {uid: set_aside_record(found) for uid, found in aside.items()}
+            aside = {uid: set_aside_record(damaged) for uid, damaged in aside.items()}
             self._cut_files.keep((*index, *aside))
             self._found(index, aside)
 
@@ -235,7 +237,7 @@ class Ledger:
 
     def _cut(self) -> RecordedPartitions:
         records = (*self._index.values(), *self._leftovers.values())
-        return frozenset(one for record in records for one in record.cut)
+        return frozenset(partition for record in records for partition in record.cut)
 
     def neighbours(self, uid: ClaimUid, gpus: Collection[GpuUuid]) -> tuple[ClaimRecord, ...]:
         """The records of other claims that hold any part of *gpus*. Of those that cannot be read,
@@ -248,7 +250,7 @@ class Ledger:
                 if holding.gpu in gpus
             }
             known = {**self._leftovers, **self._index}
-            return tuple(known[one] for one in sorted(uids - {uid}))
+            return tuple(known[other] for other in sorted(uids - {uid}))
 
     def served(self) -> tuple[ClaimRecord, ...]:
         """The records of claims that are shared by MPS."""
@@ -268,8 +270,8 @@ class Ledger:
     def narrow(self, uid: ClaimUid, devices: Iterable[DeviceName]) -> None:
         """The API server says which devices the claim of an unreadable record holds."""
         with self._lock:
-            if (found := self._aside.get(uid)) is not None:
-                self._aside[uid] = replace(found, mentions=frozenset(devices), known=True)
+            if (damaged := self._aside.get(uid)) is not None:
+                self._aside[uid] = replace(damaged, mentions=frozenset(devices), known=True)
 
     def write(self, record: ClaimRecord) -> None:
         """Replace the record of a claim, atomically, after what it says of partitions. NodeError:

@@ -78,7 +78,7 @@ def read_ledger_directory(
         for name in names:
             if name.endswith(suffix):
                 _read_one(directory / name, records, aside)
-    return records, {uid: found for uid, found in aside.items() if uid not in records}
+    return records, {uid: damaged for uid, damaged in aside.items() if uid not in records}
 
 
 def _listed(directory: Path) -> list[str]:
@@ -147,11 +147,11 @@ def discard_other_boots(mine: Path) -> None:
             old.rmdir()
 
 
-def set_aside_record(found: DamagedRecord) -> DamagedRecord:
+def set_aside_record(damaged: DamagedRecord) -> DamagedRecord:
     """Out of the way of the record that will replace it, and kept for whoever wants to look."""
-    moved = found.path.with_suffix(UNREADABLE_SUFFIX)
-    os.replace(found.path, moved)
-    return replace(found, path=moved)
+    moved = damaged.path.with_suffix(UNREADABLE_SUFFIX)
+    os.replace(damaged.path, moved)
+    return replace(damaged, path=moved)
 
 
 def _device_names(text: bytes) -> Iterator[DeviceName]:

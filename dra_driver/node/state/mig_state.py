@@ -61,8 +61,8 @@ class MigStateFile:
             ) from e
         if kept.boot == self._boot:
             return kept.book
-        its = kept.book
-        return MigState(switched=its.switched, labelled=its.labelled, label=its.label)
+        state = kept.book
+        return MigState(switched=state.switched, labelled=state.labelled, label=state.label)
 
     def change(self, edit: Callable[[MigState], MigState]) -> MigState:
         """Keep what *edit* makes of the book, and answer with it. One edit at a time.

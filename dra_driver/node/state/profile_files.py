@@ -142,32 +142,39 @@ def _files(path: Path) -> list[tuple[str, Path]]:
 
 
 def _stat(file: Path) -> tuple[object, ...]:
-    found = file.stat()
-    return (file, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    status = file.stat()
+    return (
+        file,
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
 
 
 def _contents(files: list[tuple[str, Path]]) -> ProfileFileContents:
-    found: list[ProfileDocument] = []
+    documents: list[ProfileDocument] = []
     unreadable: list[UnreadableProfileFile] = []
     for shown, file in files:
         content = file.read_bytes()
         try:
-            found += _documents(shown, content)
+            documents += _documents(shown, content)
         except ValueError as e:
             unreadable.append(UnreadableProfileFile(f"{shown}: {e}", _text(content)))
-    return ProfileFileContents(tuple(found), tuple(unreadable))
+    return ProfileFileContents(tuple(documents), tuple(unreadable))
 
 
 def _documents(shown: str, content: bytes) -> list[ProfileDocument]:
     """The documents of one file, all or none of them."""
     called = profile_stem(shown.rpartition("/")[2])
-    found = [each for each in load_documents(content) if each is not None]
+    documents = [each for each in load_documents(content) if each is not None]
     text = _text(content)
-    if len(found) < 2:
-        return [ProfileDocument(shown, called, found[0] if found else None, text)]
+    if len(documents) < 2:
+        return [ProfileDocument(shown, called, documents[0] if documents else None, text)]
     return [
         ProfileDocument(f"{shown} (document {number})", called, each, text)
-        for number, each in enumerate(found, 1)
+        for number, each in enumerate(documents, 1)
     ]
 
 

@@ -61,23 +61,23 @@ def total_amount(holdings: Iterable[Holding]) -> Amount:
     return sum((requested_amount(h.consumed, h.shape) for h in holdings if not h.admin), NO_AMOUNT)
 
 
-def shortage(wanted: Amount, held: Amount, memory_bytes: int | None, shape: Shape) -> str:
-    """Why *wanted* does not fit beside what is *held* of a GPU, or of a partition, with so much
+def shortage(amount: Amount, held: Amount, memory_bytes: int | None, shape: Shape) -> str:
+    """Why *amount* does not fit beside what is *held* of a GPU, or of a partition, with so much
     memory (None: not known); empty: it fits."""
-    if held != NO_AMOUNT and (held.whole or wanted.whole):
-        return "all of it" if wanted.whole else "it, all of which is taken"
-    both = wanted + held
+    if held != NO_AMOUNT and (held.whole or amount.whole):
+        return "all of it" if amount.whole else "it, all of which is taken"
+    both = amount + held
     total = memory_bytes or 0
-    found = []
+    lacking = []
     if both.memory_bytes > total and memory_bytes is not None:
         free = max(0, total - held.memory_bytes)
-        found.append(f"{wanted.memory_bytes >> 20}Mi of memory, of which {free >> 20}Mi are free")
+        lacking.append(f"{amount.memory_bytes >> 20}Mi of memory, of which {free >> 20}Mi are free")
     if both.cores > ALL_CORES:
-        found.append(f"{wanted.cores} % of the cores, of which {ALL_CORES - held.cores} are free")
+        lacking.append(f"{amount.cores} % of the cores, of which {ALL_CORES - held.cores} are free")
     most = _most_shares(shape)
     if both.shares > most:
-        found.append(f"{wanted.shares} of {most} shares, of which {most - held.shares} are free")
-    return " and ".join(found)
+        lacking.append(f"{amount.shares} of {most} shares, of which {most - held.shares} are free")
+    return " and ".join(lacking)
 
 
 def _sliced(consumed: Mapping[str, str], shape: Fractional) -> Amount:

@@ -169,9 +169,11 @@ def claim_spec(
     The same arguments in any order give the same spec.
     """
     by_name: dict[str, list[ContainerDevice]] = defaultdict(list)
-    for one in sorted(granted, key=_order):
-        name = cdi_device_name(claim.uid, one.device or one.gpu.name, one.share)
-        by_name[name].append(one)
+    for granted_device in sorted(granted, key=_order):
+        name = cdi_device_name(
+            claim.uid, granted_device.device or granted_device.gpu.name, granted_device.share
+        )
+        by_name[name].append(granted_device)
     return Spec(
         kind=f"{cdi_vendor(driver)}/{names.CDI_CLASS}",
         devices=tuple(
@@ -187,8 +189,8 @@ def claim_spec(
     )
 
 
-def _order(one: ContainerDevice) -> tuple[object, ...]:
-    return (one.gpu.minor, one.share or "", one.consumed, one.request)
+def _order(device: ContainerDevice) -> tuple[object, ...]:
+    return (device.gpu.minor, device.share or "", device.consumed, device.request)
 
 
 def cdi_vendor(driver: str = names.DRIVER) -> str:
@@ -212,38 +214,40 @@ def cdi_device_id(
     return str(qualify(cdi_vendor(driver), names.CDI_CLASS, cdi_device_name(uid, device, share)))
 
 
-def _of_device(claim: ClaimRef, one: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
-    prefix = f"GPU_DEVICE_{_called(one)}"
-    shares = (f"{prefix}_{_variable(name)}={quantity}" for name, quantity in sorted(one.consumed))
-    requested = (
-        f"{prefix}_{_variable(name)}_{_variable(one.request)}={quantity}"
-        for name, quantity in sorted(one.requested)
+def _of_device(claim: ClaimRef, device: ContainerDevice, nodes: DeviceFiles) -> ContainerEdits:
+    prefix = f"GPU_DEVICE_{_called(device)}"
+    shares = (
+        f"{prefix}_{_variable(name)}={quantity}" for name, quantity in sorted(device.consumed)
     )
-    uuid = one.instance.uuid if one.instance else one.gpu.uuid
+    requested = (
+        f"{prefix}_{_variable(name)}_{_variable(device.request)}={quantity}"
+        for name, quantity in sorted(device.requested)
+    )
+    uuid = device.instance.uuid if device.instance else device.gpu.uuid
     # A driver without MIG has nothing to monitor it with.
-    capabilities = [nodes.capabilities[c] for c in one.capabilities if c in nodes.capabilities]
+    capabilities = [nodes.capabilities[c] for c in device.capabilities if c in nodes.capabilities]
     return ContainerEdits(
         env=(f"{prefix}_UUID={uuid}", f"{prefix}_CLAIM={claim}", *shares, *requested),
-        device_nodes=(_node(nodes.gpus[one.gpu.minor]), *map(_node, capabilities)),
+        device_nodes=(_node(nodes.gpus[device.gpu.minor]), *map(_node, capabilities)),
     )
 
 
-def _called(one: ContainerDevice) -> str:
+def _called(device: ContainerDevice) -> str:
     """In the names of variables: the minor number, with the partition where it is one."""
-    if one.instance is None or one.device is None:
-        return str(one.gpu.minor)
-    return _variable(one.device.removeprefix("gpu-"))
+    if device.instance is None or device.device is None:
+        return str(device.gpu.minor)
+    return _variable(device.device.removeprefix("gpu-"))
 
 
 def _served(same: Iterable[ContainerDevice]) -> ContainerEdits:
-    served = next((one.served for one in same if one.served), None)
+    served = next((device.served for device in same if device.served), None)
     return mps_edits(served) if served else ContainerEdits()
 
 
 def _shown(same: Iterable[ContainerDevice]) -> ContainerEdits:
     """Of two requests for one device (to monitor it), a container with either sees both
     documents."""
-    documents = {one.document for one in same if one.document}
+    documents = {device.document for device in same if device.document}
     mounts = (Mount(d.host_path, d.container_path, options=_DOCUMENT) for d in documents)
     return ContainerEdits(mounts=tuple(sorted(mounts, key=lambda mount: mount.container_path)))
 

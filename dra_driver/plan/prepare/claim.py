@@ -121,22 +121,22 @@ def plan_claim(
     grants = with_namespaces(claim, _grants(claim, devices, amounts, configs), pods)
     intervals = _intervals(claim, grants)
     refuse_conflicts(claim, grants, others, intervals)
-    wanted = ClaimPlan(claim, grants, ())
-    _refuse_strict_for_nobody(wanted.record)
+    without_steps = ClaimPlan(claim, grants, ())
+    _refuse_strict_for_nobody(without_steps.record)
     minors = sorted({grant.device.gpu.minor for grant in grants})
     steps: tuple[Step, ...] = (
         CreateDeviceNodes(tuple(minors)),
         *partition_steps(grants, others),
         *(step for _, step in sorted(intervals.items())),
-        *memory_limit_steps(wanted.record, others),
+        *memory_limit_steps(without_steps.record, others),
         *compute_mode_steps(grants, others),
         *mps_steps(grants),
     )
-    return replace(wanted, steps=with_inherited_values(steps, others))
+    return replace(without_steps, steps=with_inherited_values(steps, others))
 
 
 def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Device]:
-    found: dict[AllocationResult, Device] = {}
+    devices: dict[AllocationResult, Device] = {}
     problems: list[str] = []
     for allocation in claim.allocations:
         device = offer.by_name.get(DeviceName(allocation.device))
@@ -152,7 +152,7 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Dev
         elif device is None:
             problems.append(f"{allocation.device!r}, but this node has: {_names(offer)}")
         else:
-            found[allocation] = device
+            devices[allocation] = device
     if problems:
         raise UnknownDevice(
             f"claim {claim.ref} was allocated "
@@ -160,7 +160,7 @@ def _lookup(claim: Claim, offer: Offer, pool: str) -> dict[AllocationResult, Dev
             + _unavailable(offer)
             + "; delete the pod (and a claim that is not from a template) to have it allocated anew"
         )
-    return found
+    return devices
 
 
 def _names(offer: Offer) -> str:
@@ -179,7 +179,7 @@ def _unavailable(offer: Offer) -> str:
 def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
     """Allocations that the scheduler makes and that this driver does not serve."""
     problems = []
-    asked = Counter(a.base_request for a, its in devices.items() if _is_one_share(its))
+    asked = Counter(a.base_request for a, amount in devices.items() if _is_one_share(amount))
     for allocation, device in devices.items():
         where = f"request {allocation.request!r}"
         if isinstance(device.shape, AdminAccess) and not allocation.admin:
@@ -187,23 +187,23 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
                 f"{where}: {device.name} is for monitoring only; write adminAccess: true, or ask "
                 "for a device of another class"
             )
-        its = amounts[allocation]
-        if _is_nothing(allocation, device, its):
+        amount = amounts[allocation]
+        if _is_nothing(allocation, device, amount):
             problems.append(
                 f"{where}, capacity.requests.memory: 0 was allocated, which nothing fits into; ask "
                 "for more"
             )
-        if (most := _most_cores(device)) and its.cores > most:
+        if (most := _most_cores(device)) and amount.cores > most:
             problems.append(
-                f"{where}, capacity.requests.cores: {its.cores} % is more than one share, which "
+                f"{where}, capacity.requests.cores: {amount.cores} % is more than one share, which "
                 f"this node's profile refuses (failRequestsGreaterThanOne); ask for {most} or less"
             )
-        if device.partition and device.rules.strict and not (its.whole or allocation.admin):
+        if device.partition and device.rules.strict and not (amount.whole or allocation.admin):
             problems.append(
                 f"{where}: the driver does not limit parts of a MIG partition, and this node's "
                 f"profile wants that it does (memoryLimit: Strict); ask for all of {device.name}"
             )
-        several = asked[allocation.base_request] > 1 or its.shares > 1
+        several = asked[allocation.base_request] > 1 or amount.shares > 1
         if _is_one_share(device) and several and not allocation.admin:
             problems.append(
                 f"{where}: more than one share was asked for, which this node's profile refuses "
@@ -213,9 +213,9 @@ def _refuse_misuse(claim: Claim, devices: _Devices, amounts: _Amounts) -> None:
         raise ClaimError(join_problems(f"claim {claim.ref}: ", sorted(problems)))
 
 
-def _is_nothing(allocation: AllocationResult, device: Device, its: Amount) -> bool:
+def _is_nothing(allocation: AllocationResult, device: Device, amount: Amount) -> bool:
     divided = isinstance(device.shape, Fractional)
-    return divided and not allocation.admin and not its.whole and not its.memory_bytes
+    return divided and not allocation.admin and not amount.whole and not amount.memory_bytes
 
 
 def _is_one_share(device: Device) -> bool:
@@ -245,13 +245,13 @@ def _grants(
             problems.append(str(e))
     for allocation, config in chosen.items():
         device = devices[allocation]
-        its = NO_AMOUNT if allocation.admin else amounts[allocation]
+        amount = NO_AMOUNT if allocation.admin else amounts[allocation]
         same = (a for a, other in chosen.items() if other.path == config.path and not a.admin)
-        alike = {devices[one].uuid: devices[one] for one in same}
-        in_order = [one for _, one in sorted(alike.items())]
-        sharing, found = sharing_of(allocation, device, its, config, in_order)
-        grants.append(DeviceGrant(allocation, device, its, sharing))
-        problems += found
+        alike = {devices[item].uuid: devices[item] for item in same}
+        in_order = [item for _, item in sorted(alike.items())]
+        sharing, sharing_problems = sharing_of(allocation, device, amount, config, in_order)
+        grants.append(DeviceGrant(allocation, device, amount, sharing))
+        problems += sharing_problems
     if problems:
         raise ClaimError(join_problems(f"claim {claim.ref}: ", problems))
     return tuple(grants)
@@ -259,9 +259,11 @@ def _grants(
 
 def _refuse_strict_for_nobody(record: ClaimRecord) -> None:
     """A driver's own limit is there before the first container where the pod is known by then."""
-    strict = [one for one in record.holdings if one.limit is not None and one.limit.strict]
+    strict = [
+        holding for holding in record.holdings if holding.limit is not None and holding.limit.strict
+    ]
     if strict and not record.pods:
-        names = ", ".join(sorted({one.device for one in strict}))
+        names = ", ".join(sorted({holding.device for holding in strict}))
         raise ClaimError(
             f"claim {record.claim}: its part of {names} is to be limited by the driver "
             "(memoryLimit: Strict in this node's profile), and which pods to limit is not known: "
@@ -272,19 +274,19 @@ def _refuse_strict_for_nobody(record: ClaimRecord) -> None:
 
 def _intervals(claim: Claim, grants: Iterable[DeviceGrant]) -> dict[GpuUuid, SetTimeSlice]:
     """The interval that the claim asks for on each GPU; two different ones cannot both hold."""
-    found: dict[GpuUuid, SetTimeSlice] = {}
+    intervals: dict[GpuUuid, SetTimeSlice] = {}
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
         if not isinstance(sharing, TimeSliced) or (interval := sharing.interval) is None:
             continue
         step = SetTimeSlice(gpu.uuid, interval)
-        if found.setdefault(gpu.uuid, step) != step:
+        if intervals.setdefault(gpu.uuid, step) != step:
             raise ClaimError(
                 f"claim {claim.ref}: {sharing.path}.timeSlicingConfig.interval: {interval} "
-                f"on {gpu.name}, for which another request says {found[gpu.uuid].interval}: a GPU "
-                "has one interval; write the same in both"
+                f"on {gpu.name}, for which another request says {intervals[gpu.uuid].interval}: a "
+                "GPU has one interval; write the same in both"
             )
-    return found
+    return intervals
 
 
 def _holding(claim: Claim, grant: DeviceGrant) -> Holding:
@@ -308,16 +310,16 @@ def _holding(claim: Claim, grant: DeviceGrant) -> Holding:
 
 
 def clashing_intervals(
-    wanted: Mapping[GpuUuid, SetTimeSlice], others: Iterable[ClaimRecord]
+    intervals: Mapping[GpuUuid, SetTimeSlice], others: Iterable[ClaimRecord]
 ) -> Iterator[tuple[ClaimRef, SetTimeSlice]]:
-    """What other claims set that differs from what is *wanted* of the same GPU, by claim."""
+    """What other claims set that differs from *intervals*, by claim."""
     return (
         (record.claim, step)
         for record in sorted(others, key=lambda record: record.claim)
         for step in record.steps
         if isinstance(step, SetTimeSlice)
-        and step.gpu in wanted
-        and step.interval != wanted[step.gpu].interval
+        and step.gpu in intervals
+        and step.interval != intervals[step.gpu].interval
     )
 
 
@@ -340,13 +342,13 @@ def refuse_conflicts(
     _refuse_overlaps(claim, [grant.device for grant in taking])
     for grant in taking:
         device = grant.device
-        its = holdings[device.gpu.uuid]
+        on_gpu = holdings[device.gpu.uuid]
         unit = device.unit
         if lack := shortage(grant.amount, mine[unit], device.memory_bytes, device.shape):
             what = f"{unit} twice" if mine[unit] != NO_AMOUNT else f"too much of {unit}"
             raise ClaimError(f"claim {claim.ref} was allocated {what}: it needs {lack}")
         mine[unit] += grant.amount
-        problems += _held(device, mine[unit], its, claim.ref.namespace)
+        problems += _held(device, mine[unit], on_gpu, claim.ref.namespace)
     problems += _clashes(grants, clashing_intervals(intervals, others), claim.ref.namespace)
     if problems:
         raise DeviceHeldByClaim(*(_refusal(claim, texts) for texts in zip(*problems, strict=True)))
@@ -362,43 +364,43 @@ def _refusal(claim: Claim, problems: Iterable[str]) -> str:
 
 def _refuse_overlaps(claim: Claim, devices: Iterable[Device]) -> None:
     """Two devices of one claim that cannot exist together."""
-    for one, other in combinations(sorted(set(devices), key=lambda each: each.name), 2):
-        same = one.gpu.uuid == other.gpu.uuid
-        if same and _excludes(one.key, other.key):
+    for device, other in combinations(sorted(set(devices), key=lambda each: each.name), 2):
+        same = device.gpu.uuid == other.gpu.uuid
+        if same and _excludes(device.key, other.key):
             raise ClaimError(
-                f"claim {claim.ref} was allocated {one.name} and {other.name}, which are the same "
-                "part of one GPU; delete the pod (and a claim that is not from a template) to have "
-                "it allocated anew"
+                f"claim {claim.ref} was allocated {device.name} and {other.name}, which are the "
+                "same part of one GPU; delete the pod (and a claim that is not from a template) to "
+                "have it allocated anew"
             )
 
 
 def _held(
-    device: Device, wanted: Amount, its: Sequence[Holding], namespace: str
+    device: Device, amount: Amount, on_gpu: Sequence[Holding], namespace: str
 ) -> Iterator[_Conflict]:
-    """Why *wanted* of *device* is not to be had beside what others hold of its GPU."""
+    """Why *amount* of *device* is not to be had beside what others hold of its GPU."""
     key = device.key
-    over = [h for h in its if _excludes(h.partition, key)]
+    over = [h for h in on_gpu if _excludes(h.partition, key)]
     if over:
         parts = ", ".join(sorted({h.device for h in over}))
         all_of_them, theirs = _holders(over, namespace)
         what = f"{device.name} overlaps {parts}, held by"
         yield f"{what} {all_of_them}", f"{what} {theirs}"
         return
-    same = [h for h in its if h.partition == key]
+    same = [h for h in on_gpu if h.partition == key]
     twice = isinstance(device.shape, Replica) and any(h.device == device.name for h in same)
-    lack = shortage(wanted, total_amount(same), device.memory_bytes, device.shape)
+    lack = shortage(amount, total_amount(same), device.memory_bytes, device.shape)
     if twice or lack:
         all_of_them, theirs = _holders(same, namespace)
         what, needs = f"{device.name} is held by", f"and it needs {lack or 'all of it'}"
         yield f"{what} {all_of_them}, {needs}", f"{what} {theirs}, {needs}"
 
 
-def _excludes(one: PartitionKey | None, other: PartitionKey | None) -> bool:
+def _excludes(part: PartitionKey | None, other: PartitionKey | None) -> bool:
     """Whether two parts of one GPU, None being all of it, cannot be in use together. What is the
     same part can be shared."""
-    if one == other:
+    if part == other:
         return False
-    return one is None or other is None or one.placement.overlaps(other.placement)
+    return part is None or other is None or part.placement.overlaps(other.placement)
 
 
 def _clashes(
@@ -406,14 +408,14 @@ def _clashes(
 ) -> list[_Conflict]:
     """Intervals that this claim asks for where another one has set a different one."""
     set_by_others = {step.gpu: (step.interval, holder) for holder, step in clashes}
-    found = []
+    conflicts = []
     for grant in grants:
         sharing, gpu = grant.sharing, grant.device.gpu
         if not isinstance(sharing, TimeSliced) or sharing.interval is None:
             continue
         if gpu.uuid in set_by_others:
             interval, holder = set_by_others[gpu.uuid]
-            its = (
+            what = (
                 f"{sharing.path}.timeSlicingConfig.interval: {sharing.interval} on {gpu.name}, but"
             )
             mend = (
@@ -421,8 +423,10 @@ def _clashes(
                 "any"
             )
             known = holder.named_for(holder.namespace)
-            found.append((f"{its} {known} {mend}", f"{its} {holder.named_for(namespace)} {mend}"))
-    return found
+            conflicts.append(
+                (f"{what} {known} {mend}", f"{what} {holder.named_for(namespace)} {mend}")
+            )
+    return conflicts
 
 
 def _holders(holdings: Iterable[Holding], namespace: str) -> _Conflict:

@@ -51,7 +51,8 @@ def records_with_pods(
     if not given:
         return records
     return tuple(
-        _with(record, its) if (its := given.get(record.claim.uid)) else record for record in records
+        _with(record, pods) if (pods := given.get(record.claim.uid)) else record
+        for record in records
     )
 
 
@@ -69,7 +70,7 @@ def cgroups_given_claim(
     claim: ClaimUid, cgroups: Iterable[CgroupProcesses]
 ) -> tuple[CgroupProcesses, ...]:
     """Of the cgroups of the claim's pods, those of the containers that were given it."""
-    return tuple(one for one in cgroups if one.claims is None or claim in one.claims)
+    return tuple(cgroup for cgroup in cgroups if cgroup.claims is None or claim in cgroup.claims)
 
 
 def outside_gpu_processes(
@@ -81,18 +82,20 @@ def outside_gpu_processes(
     nobody to compute.
     """
     elsewhere = [
-        one for one in cgroups if one.claims is not None and record.claim.uid not in one.claims
+        cgroup
+        for cgroup in cgroups
+        if cgroup.claims is not None and record.claim.uid not in cgroup.claims
     ]
-    found = {
+    processes_by_gpu = {
         gpu: {
-            pid: one.pod
-            for one in elsewhere
-            if not _given_another(gpu, one, others)
-            for pid in one.pids
+            pid: cgroup.pod
+            for cgroup in elsewhere
+            if not _given_another(gpu, cgroup, others)
+            for pid in cgroup.pids
         }
         for gpu in sorted(_computed_on(record))
     }
-    return {gpu: processes for gpu, processes in found.items() if processes}
+    return {gpu: processes for gpu, processes in processes_by_gpu.items() if processes}
 
 
 def _given_another(gpu: GpuUuid, cgroup: CgroupProcesses, others: Sequence[ClaimRecord]) -> bool:
@@ -102,5 +105,5 @@ def _given_another(gpu: GpuUuid, cgroup: CgroupProcesses, others: Sequence[Claim
 
 
 def _computed_on(record: ClaimRecord) -> frozenset[GpuUuid]:
-    found = (holding.memory_of for holding in record.holdings if not holding.admin)
-    return frozenset(gpu for gpu in found if gpu is not None)
+    uuids = (holding.memory_of for holding in record.holdings if not holding.admin)
+    return frozenset(gpu for gpu in uuids if gpu is not None)

@@ -44,7 +44,7 @@ def compute_mode_steps(
 ) -> tuple[SetComputeMode, ...]:
     """The GPUs that are the server's alone from now on, and those that are no longer."""
     grants = [g for g in grants if not g.allocation.admin and g.device.partition is None]
-    found: dict[GpuUuid, ComputeMode] = {}
+    modes: dict[GpuUuid, ComputeMode] = {}
     for grant in grants:
         gpu = grant.device.gpu
         here = [record for record in others if _computes(gpu, record)]
@@ -52,10 +52,10 @@ def compute_mode_steps(
         server = _server(gpu, grant.namespace) if grant.namespace else None
         there = _servers(gpu, (namespace for record in here for namespace in record.namespaces))
         if server is not None and _alone_with(grant, len(mine), there <= {server}, here):
-            found[gpu.uuid] = ComputeMode.EXCLUSIVE_PROCESS
+            modes[gpu.uuid] = ComputeMode.EXCLUSIVE_PROCESS
         elif _is_closed(gpu.uuid, here) and there != {server}:
-            found[gpu.uuid] = ComputeMode.DEFAULT
-    return tuple(SetComputeMode(gpu, mode) for gpu, mode in sorted(found.items()))
+            modes[gpu.uuid] = ComputeMode.DEFAULT
+    return tuple(SetComputeMode(gpu, mode) for gpu, mode in sorted(modes.items()))
 
 
 def _alone_with(grant: DeviceGrant, mine: int, same: bool, here: Sequence[ClaimRecord]) -> bool:
@@ -103,12 +103,12 @@ def with_inherited_values(steps: Iterable[Step], others: Iterable[ClaimRecord]) 
     A setting is made even where it should hold already: a claim that is just being given back may
     have restored it.
     """
-    found = _set_by(others)
+    set_by_others = _set_by(others)
 
     def told(step: Step) -> Step:
         match step:
-            case SetTimeSlice() | SetComputeMode() | SetMigMode() if _key(step) in found:
-                return _with_previous(step, found[_key(step)].before)
+            case SetTimeSlice() | SetComputeMode() | SetMigMode() if _key(step) in set_by_others:
+                return _with_previous(step, set_by_others[_key(step)].before)
             case _:
                 return step
 
@@ -122,17 +122,17 @@ def settings_to_read(
 
     Where other claims have set one, what the GPU says now is theirs and not what was there before.
     """
-    found = _set_by(others)
-    return tuple(step for step in _settings(steps) if _key(step) not in found)
+    set_by_others = _set_by(others)
+    return tuple(step for step in _settings(steps) if _key(step) not in set_by_others)
 
 
 def with_previous_values(
-    steps: Iterable[Step], found: Mapping[GpuSetting, int | None]
+    steps: Iterable[Step], current: Mapping[GpuSetting, int | None]
 ) -> tuple[Step, ...]:
-    """*steps*, told what was *found* of those that had to be looked up."""
+    """*steps*, with the *current* values of those that had to be looked up."""
     return tuple(
-        _with_previous(step, found[step])
-        if isinstance(step, GpuSetting) and step in found
+        _with_previous(step, current[step])
+        if isinstance(step, GpuSetting) and step in current
         else step
         for step in steps
     )

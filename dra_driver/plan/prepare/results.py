@@ -53,13 +53,13 @@ def _share(grant: DeviceGrant) -> dict[str, dict[str, Any]]:
     share = dict(share_facts(grant.allocation, grant.amount))
     if not share:
         return {}
-    found: dict[str, dict[str, Any]] = {
+    attributes: dict[str, dict[str, Any]] = {
         names.MEMORY: {"string": share[names.MEMORY]},
         names.STRATEGY: {"string": str(grant.sharing.strategy)},
     }
     if names.CORES in share:
-        found[names.CORES] = {"int": int(share[names.CORES])}
-    return found
+        attributes[names.CORES] = {"int": int(share[names.CORES])}
+    return attributes
 
 
 MONITOR_CAPABILITY = "mig/monitor"
@@ -77,7 +77,7 @@ def container_devices(
     A container that gets a request gets all devices of it. So the first of them brings the
     document along, which it must have once; and each tells what the request has of its GPU in all.
     """
-    left = {document.request: document for document in documents}
+    documents_to_mount = {document.request: document for document in documents}
     claim = plan.claim.pod_claim_name or plan.claim.ref.name
     together: dict[tuple[GpuUuid, str], Amount] = defaultdict(lambda: NO_AMOUNT)
     for grant in plan.grants:
@@ -88,7 +88,7 @@ def container_devices(
             grant.allocation.share,
             share_facts(grant.allocation, grant.amount),
             grant.device.name,
-            left.pop(grant.allocation.base_request, None),
+            documents_to_mount.pop(grant.allocation.base_request, None),
             f"{claim}-{grant.allocation.base_request}",
             share_facts(
                 grant.allocation,

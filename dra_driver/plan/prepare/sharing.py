@@ -76,12 +76,12 @@ def with_decoded_configs(claim: Claim) -> Claim:
 def decode_configs(claim: Claim) -> tuple[DecodedConfig, ...]:
     """Every configuration of *claim*, lowest precedence first. ClaimError names the problems of all
     of them."""
-    found = (
+    decoded = (
         claim.decoded if isinstance(claim.decoded, _ClaimConfigs) else _decode_all(claim.configs)
     )
-    if found.problems:
-        raise ClaimError(join_problems(f"claim {claim.ref}: ", found.problems))
-    return found.configs
+    if decoded.problems:
+        raise ClaimError(join_problems(f"claim {claim.ref}: ", decoded.problems))
+    return decoded.configs
 
 
 def _decode_all(configs: Sequence[OpaqueConfig]) -> _ClaimConfigs:
@@ -189,10 +189,10 @@ def sharing_of(
     if asked is None and amount.whole and not amount.cores:
         return TimeSliced(None, path), ()  # there is nobody to share it with
     reserves = _reserves(allocation, amount, device)
-    wanted = _strategy(asked, device, amount, reserves)
+    strategy = _strategy(asked, device, amount, reserves)
     where = f"{path}.strategy" if asked else ""
-    problems = tuple(_strategy_problems(wanted, where, reserves, device))
-    if isinstance(asked, TimeSlicing) or wanted is SharingStrategy.TIME_SLICING:
+    problems = tuple(_strategy_problems(strategy, where, reserves, device))
+    if isinstance(asked, TimeSlicing) or strategy is SharingStrategy.TIME_SLICING:
         interval = _interval(asked, device)
         if interval is not None:
             problems += tuple(_interval_problems(path, device, amount))
@@ -273,16 +273,16 @@ def _reserves(allocation: AllocationResult, amount: Amount, device: Device) -> s
 
 
 def _strategy_problems(
-    wanted: SharingStrategy, where: str, cores: str, device: Device
+    strategy: SharingStrategy, where: str, cores: str, device: Device
 ) -> Iterator[str]:
     """*where*: the field that says the strategy, empty if none does; *cores*: what reserves them,
     empty if nothing does."""
     gpu, rules = device.gpu, device.rules
-    if cores and wanted is not SharingStrategy.MPS:
-        yield f"{cores}, and {where} is {wanted}; remove the request for cores"
-    elif wanted in rules.strategies:
+    if cores and strategy is not SharingStrategy.MPS:
+        yield f"{cores}, and {where} is {strategy}; remove the request for cores"
+    elif strategy in rules.strategies:
         return
-    elif wanted is SharingStrategy.MPS and rules.without_mps:
+    elif strategy is SharingStrategy.MPS and rules.without_mps:
         yield (
             f"{where or cores}: {gpu.name} ({gpu.product_name}) cannot be shared by MPS: "
             f"{rules.without_mps}; remove it, or select another GPU"
@@ -312,11 +312,11 @@ def _by_mps(
 def _pinned(config: MpsConfig, device: Device, alike: Sequence[Device]) -> int | None:
     """The limit of *device* in bytes: its own, by UUID before index, else that of all."""
     each = config.default_per_device_pinned_memory_limit
-    its = device.uuid
-    keys = (its, *(str(place) for place, one in enumerate(alike) if one.uuid == its))
+    uuid = device.uuid
+    keys = (uuid, *(str(place) for place, gpu in enumerate(alike) if gpu.uuid == uuid))
     own = next((each[key] for key in keys if key in each), None)
-    said = own or config.default_pinned_device_memory_limit
-    return quantities.rounded_up(said) if said else None
+    limit = own or config.default_pinned_device_memory_limit
+    return quantities.rounded_up(limit) if limit else None
 
 
 def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iterator[str]:
@@ -332,9 +332,9 @@ def _mps_problems(config: MpsConfig, path: str, alike: Sequence[Device]) -> Iter
                 f"{where}: {value} is less than a CUDA context takes; write "
                 f"{CUDA_CONTEXT_BYTES // _MIB}Mi or more"
             )
-    uuids = {one.uuid for one in alike if not one.created_for_claims}
+    uuids = {gpu.uuid for gpu in alike if not gpu.created_for_claims}
     known = {*uuids, *(str(place) for place in range(len(alike)))}
-    gpus = ", ".join(f"{place} ({_device_label(one)})" for place, one in enumerate(alike))
+    gpus = ", ".join(f"{place} ({_device_label(gpu)})" for place, gpu in enumerate(alike))
     what = "an index or UUID" if uuids else "an index"
     for key in sorted(config.default_per_device_pinned_memory_limit.keys() - known):
         where = f"{path}.{_PER_DEVICE}[{show_name(key)}]"

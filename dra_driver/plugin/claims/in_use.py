@@ -234,9 +234,9 @@ class StuckClaims:
         """Once for each change of the words: the kubelet tries again and again."""
         record, why = self._known(ref.uid), str(error)
         with self._lock:  # others may have been given back without the kubelet
-            told = {uid: words for uid, words in self._told.items() if self._known(uid)}
-            is_new = record is not None and told.get(ref.uid) != why
-            self._told = told | ({ref.uid: why} if record is not None else {})
+            messages = {uid: words for uid, words in self._told.items() if self._known(uid)}
+            is_new = record is not None and messages.get(ref.uid) != why
+            self._told = messages | ({ref.uid: why} if record is not None else {})
         if isinstance(error, ClaimInUse):
             self._listeners.in_use(ref)
         if record is None or not is_new:

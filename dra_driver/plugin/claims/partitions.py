@@ -100,11 +100,13 @@ class ClaimPartitions:
 
     def _is_of(self, cut: CreatePartition, others: Sequence[ClaimRecord]) -> bool:
         """Whether what is there now is what one of *others* was given."""
-        known = {its[cut] for other in others if cut in (its := partition_instances(other))}
+        known = {
+            instances[cut] for other in others if cut in (instances := partition_instances(other))
+        }
         if None in known:
             return True
-        found = instance_at(self._node, cut.gpu, cut.key)
-        return found is None or found.uuid in known  # where nothing is, it is cut anew
+        instance = instance_at(self._node, cut.gpu, cut.key)
+        return instance is None or instance.uuid in known  # where nothing is, it is cut anew
 
     def _mode(self, gpu: GpuUuid) -> bool:
         """A GPU that does not answer is a matter of who computes on it."""
@@ -124,10 +126,10 @@ class ClaimPartitions:
             begun -= cut
             raise
 
-    def drop(self, left: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
+    def drop(self, leftover: ClaimRecord | None, others: Sequence[ClaimRecord]) -> None:
         """Remove what is left of a claim whose record could not be read, and none of *others*
         needs."""
-        for step in undo_steps(left, others) if left else ():
+        for step in undo_steps(leftover, others) if leftover else ():
             self._node.restore(step)
 
     def of(self, plan: ClaimPlan) -> InstancesByDevice:
@@ -136,9 +138,9 @@ class ClaimPartitions:
         Who looks on at one that no claim has sees nothing of it yet.
         """
         grants = [grant for grant in plan.grants if grant.device.partition is not None]
-        found = in_parallel(self._find, grants)
-        pairs = zip(grants, found, strict=True)
-        return {grant.device.name: one for grant, one in pairs if one is not None}
+        instances = in_parallel(self._find, grants)
+        pairs = zip(grants, instances, strict=True)
+        return {grant.device.name: instance for grant, instance in pairs if instance is not None}
 
     def _find(self, grant: DeviceGrant) -> MigInstance | None:
         device = grant.device
@@ -164,11 +166,11 @@ class ClaimPartitions:
             return bool(taken) or not lost  # who only looks on is given what is there now
         facts = {"claim": str(record.claim), "devices": _names(gone)}
         log.error("the partition of a prepared claim is gone", extra=facts)
-        if rest := [holding for holding in taken if holding not in lost]:
+        if remaining := [holding for holding in taken if holding not in lost]:
             raise MigInstanceNotFound(
                 f"claim {record.claim} has lost {_names(gone)}: nvidia-smi, a MIG manager or a "
-                f"reset removed it; its pods may still use {_names(rest)}, so nothing is cut anew "
-                "while they are there: delete them"
+                f"reset removed it; its pods may still use {_names(remaining)}, so nothing is cut "
+                "anew while they are there: delete them"
             )
         return False
 
@@ -186,7 +188,8 @@ def _in_the_way(gpu: Gpu, key: PartitionKey) -> str:
         [*gpu.mig.instances, *gpu.mig.unusable] if gpu.mig else []
     )
     of = next(
-        (f"-gi {one.gi}" for one in cut if one.key == key), "-gi <its id in nvidia-smi mig -lgi>"
+        (f"-gi {instance.gi}" for instance in cut if instance.key == key),
+        "-gi <its id in nvidia-smi mig -lgi>",
     )
     mig = f"nvidia-smi mig -i {gpu.pci_bus_id}"
     return (

@@ -37,9 +37,9 @@ from dra_driver.plugin.claims.partitions import ClaimPartitions
 
 def refuse_unreadable(claim: Claim, set_aside: Iterable[DamagedRecord]) -> None:
     """A damaged record may be of any device that it names, or of any at all if it names none."""
-    wanted = {allocation.device for allocation in claim.allocations if not allocation.admin}
+    devices = {allocation.device for allocation in claim.allocations if not allocation.admin}
     for aside in set_aside:
-        if aside.uid != claim.ref.uid and any(map(aside.may_hold, wanted)):
+        if aside.uid != claim.ref.uid and any(map(aside.may_hold, devices)):
             held = f"claim {claim.ref} has to wait: its device may be held by"
             then = "it is settled as soon as the API server can be asked about that claim"
             raise NodeError(
@@ -64,8 +64,8 @@ class ClaimPods:
         not answer for a pod is not asked for those that are still to come.
         """
         failed = threading.Event()
-        found = in_parallel(partial(self._read, claim, why, failed), claim.pods)
-        return tuple(spec for spec in found if spec is not None)
+        specs = in_parallel(partial(self._read, claim, why, failed), claim.pods)
+        return tuple(spec for spec in specs if spec is not None)
 
     def refuse_two_servers(self, mine: ClaimRecord, pods: ClaimPodSpecs | None) -> None:
         """ClaimError: a container of *pods* would have GPUs on two MPS servers, or on one and on
@@ -89,11 +89,11 @@ class ClaimPods:
         # A claim without MPS is in nobody's way but of those with it: most nodes have none.
         candidates = self._ledger.records() if mine.namespaces else self._ledger.served()
         return [
-            one
-            for one in candidates
-            if one.claim.namespace == mine.claim.namespace
-            and one.claim.uid != mine.claim.uid
-            and one.computes
+            record
+            for record in candidates
+            if record.claim.namespace == mine.claim.namespace
+            and record.claim.uid != mine.claim.uid
+            and record.computes
         ]
 
     def _read(self, claim: Claim, why: str, failed: threading.Event, pod: Pod) -> PodSpec | None:
@@ -154,8 +154,8 @@ class Planner:
         else has changed a GPU, and GpusChanged where the claim turns out to be for others."""
         refuse_unreadable(claim, self._ledger.set_aside())
         neighbours = self._ledger.neighbours(claim.ref.uid, gpus)
-        left = self._ledger.leftover(claim.ref.uid)
-        others = (*neighbours, *partitions_left_behind(left))
+        leftover = self._ledger.leftover(claim.ref.uid)
+        others = (*neighbours, *partitions_left_behind(leftover))
         try:
             plan = plan_claim(claim, offer, others, self._pool, pods)
         except UnknownDevice:
@@ -169,7 +169,9 @@ class Planner:
             if not plan.record.gpus <= set(gpus):
                 raise GpusChanged
             self._partitions.refuse_taken(plan, others)
-        self._partitions.drop(left, (*neighbours, plan.record))
+        self._partitions.drop(leftover, (*neighbours, plan.record))
         settings = settings_to_read(plan.steps, others)
-        found = dict(zip(settings, in_parallel(self._node.current_setting, settings), strict=True))
-        return replace(plan, steps=with_previous_values(plan.steps, found))
+        current = dict(
+            zip(settings, in_parallel(self._node.current_setting, settings), strict=True)
+        )
+        return replace(plan, steps=with_previous_values(plan.steps, current))

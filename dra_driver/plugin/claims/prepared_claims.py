@@ -102,7 +102,7 @@ class PreparedClaims:
             self._lease(deadline.remaining),
         ):
             record = self._ledger.known(namespace.claim)
-            if record is None or namespace.name not in {one.name for one in record.namespaces}:
+            if record is None or namespace.name not in {known.name for known in record.namespaces}:
                 self._node.restore(RemoveMpsNamespace(namespace.name))
 
     def while_prepared(self, uid: ClaimUid, act: Callable[[ClaimRecord], ClaimRecord]) -> None:
@@ -140,8 +140,8 @@ class PreparedClaims:
         ending, it is of the claim's pods.
         """
         both = tuple(sorted({*record.pods, *claim.pods}))
-        left = tuple(pod for pod in record.pods if pod not in claim.pods)
-        ending = self._users.still_using(claim.ref.uid, left) if left else ()
+        pods_gone = tuple(pod for pod in record.pods if pod not in claim.pods)
+        ending = self._users.still_using(claim.ref.uid, pods_gone) if pods_gone else ()
         after = replace(record, pods=tuple(sorted({*claim.pods, *ending})))
         if after == record:
             return

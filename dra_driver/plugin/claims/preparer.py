@@ -256,14 +256,17 @@ class Preparer:
 
     def _carry_out(self, record: ClaimRecord, begun: set[CreatePartition]) -> None:
         """Steps of one kind side by side; all but MPS, which needs to know what was cut."""
-        rest = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
+        steps = (step for step in record.steps if not isinstance(step, ServeMpsNamespace))
         carry_out = partial(self._partitions.carry_out, begun=begun)
-        for _, alike in itertools.groupby(rest, key=type):
+        for _, alike in itertools.groupby(steps, key=type):
             in_parallel(carry_out, tuple(alike))
 
     def _serve(self, record: ClaimRecord) -> Mapping[MpsNamespaceName, ServedNamespace]:
         """What the clients of MPS can use."""
-        return {one.namespace.name: one for one in in_parallel(self._node.serve, record.namespaces)}
+        return {
+            served.namespace.name: served
+            for served in in_parallel(self._node.serve, record.namespaces)
+        }
 
     def _render(
         self,
@@ -273,17 +276,17 @@ class Preparer:
     ) -> Spec:
         minors = tuple(sorted({grant.device.gpu.minor for grant in plan.grants}))
         gets = container_devices(plan, documents, served)
-        capabilities = tuple(sorted({name for one in gets for name in one.capabilities}))
+        capabilities = tuple(sorted({name for device in gets for name in device.capabilities}))
         nodes = self._node.device_files(minors, capabilities)
         with disk_call("look for the driver's files"):
             host = CdiHost(self._node.driver_files(), nodes, self._names.hook)
         return claim_spec(plan.claim.ref, gets, host, self._names.driver)
 
     def _give_up(self, record: ClaimRecord, begun: Collection[CreatePartition]) -> None:
-        left = with_created(record, begun)
-        if left != record:  # written first: the next start does not ask what was not begun
-            self._quietly(left, partial(self._ledger.write, left))  # the disk may be full
-        self._take_back(left)
+        remaining = with_created(record, begun)
+        if remaining != record:  # written first: the next start does not ask what was not begun
+            self._quietly(remaining, partial(self._ledger.write, remaining))  # the disk may be full
+        self._take_back(remaining)
 
     def _take_back(self, record: ClaimRecord) -> None:
         """Not while a process uses the claim (InUse): a limit holds as long as that runs."""

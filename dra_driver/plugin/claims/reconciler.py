@@ -128,8 +128,8 @@ class ClaimReconciler:
 
     def _settle_unreadable(self) -> int:
         """First find out what all of them hold: until then each of them is in the others' way."""
-        found = [(aside, self._find(aside)) for aside in self._ledger.set_aside()]
-        return sum(self._settle(aside, ref) for aside, ref in found if ref is not _UNKNOWN)
+        refs = [(aside, self._find(aside)) for aside in self._ledger.set_aside()]
+        return sum(self._settle(aside, ref) for aside, ref in refs if ref is not _UNKNOWN)
 
     def _find(self, aside: DamagedRecord) -> ClaimRef | _ClaimUnknown | None:
         """The claim of an unreadable record; None: it holds nothing here any more."""
