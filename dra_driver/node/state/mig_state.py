@@ -1,4 +1,4 @@
-"""What was made of GPUs other than for claims, kept where it outlives a restart.
+"""What layouts made of GPUs, kept where it outlives a restart.
 
 What layouts create does not outlive a boot, so the state of another boot says nothing of it: an
 instance that is there now was made by somebody else. MIG mode of boards before Hopper does outlive
@@ -23,21 +23,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _MigStateOfBoot:
-    """A book, and the boot that it is of."""
+    """What layouts made, and during which boot."""
 
     boot: str
-    book: MigState
+    state: MigState
 
 
 _CODEC: Final = Codec[_MigStateOfBoot](_MigStateOfBoot)
 
 
 class _DamagedMigState(NodeError):
-    """What is there is no book."""
+    """The file does not hold a state."""
 
 
 class MigStateFile:
-    """Kept in *path*. One process at a time may write it: the one that has the turn."""
+    """Kept in *path*. One process at a time may write it: the one that has the lease."""
 
     def __init__(self, path: Path, boot_id: str) -> None:
         self._path = path
@@ -60,14 +60,14 @@ class MigStateFile:
                 f"layouts made: {e}"
             ) from e
         if kept.boot == self._boot:
-            return kept.book
-        state = kept.book
+            return kept.state
+        state = kept.state
         return MigState(switched=state.switched, labelled=state.labelled, label=state.label)
 
     def change(self, edit: Callable[[MigState], MigState]) -> MigState:
-        """Keep what *edit* makes of the book, and answer with it. One edit at a time.
+        """Keep what *edit* makes of the state, and answer with it. One edit at a time.
 
-        A book that is damaged is set aside, for whoever wants to look, and an empty one is edited.
+        A state that is damaged is set aside, for whoever wants to look, and an empty one is edited.
         NodeError: it cannot be read or kept.
         """
         with self._lock, disk_call(f"change {self._path}"):
@@ -81,10 +81,10 @@ class MigStateFile:
                 self._write(after)
         return after
 
-    def write(self, book: MigState) -> None:
-        """Keep *book* instead. NodeError: it cannot be kept."""
+    def write(self, state: MigState) -> None:
+        """Keep *state* instead. NodeError: it cannot be kept."""
         with self._lock, disk_call(f"write {self._path}"):
-            self._write(book)
+            self._write(state)
 
     def _set_aside(self, error: NodeError) -> None:
         aside = self._path.with_name(f"{self._path.name}.damaged")
@@ -99,10 +99,10 @@ class MigStateFile:
             extra={"kept": str(aside)},
         )
 
-    def _write(self, book: MigState) -> None:
+    def _write(self, state: MigState) -> None:
         try:
             self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            text = _CODEC.encode(_MigStateOfBoot(self._boot, book), indent=2)
+            text = _CODEC.encode(_MigStateOfBoot(self._boot, state), indent=2)
             write_atomically(self._path, text, durable=True)
         except OSError as e:
             raise NodeError(

@@ -165,7 +165,7 @@ class GpuInstanceFunctions(ABC):
             if found.computes or any(process.gi == cut.gi for process in seen.gpu.processes):
                 raise_nvml_error(pynvml.NVML_ERROR_IN_USE)
             name = (cut.partition(seen.board).profile.name, cut.start)
-            ended = (*state.ended, name) if found.foreign else state.ended
+            ended = (*state.ended, name) if found.unmanaged else state.ended
             return replace(
                 state, cuts=tuple(one for one in state.cuts if one != found), ended=ended
             )

@@ -55,7 +55,7 @@ class GpuInstanceState:
     start: int
     gi: int
     born: int
-    foreign: bool = False  # of the node file
+    unmanaged: bool = False  # of the node file
     computes: tuple[ComputeInstanceState, ...] = ()
 
     def partition(self, board: BoardGeometry) -> Partition:
@@ -223,7 +223,7 @@ def _follow_node(state: BoardState, gpu: SimulatedGpu) -> BoardState:
     named = {(instance.profile, instance.start): instance for instance in gpu.instances}
     ended = tuple(one for one in state.ended if one in named)
     kept = tuple(
-        one for one in state.cuts if not one.foreign or _profile_and_start(gpu, one) in named
+        one for one in state.cuts if not one.unmanaged or _profile_and_start(gpu, one) in named
     )
     state = replace(state, cuts=kept, ended=ended)
     there = {_profile_and_start(gpu, one) for one in kept}

@@ -32,7 +32,7 @@ FULL = MigState(
 )
 LASTING = MigState(switched=(GPU,), labelled=True, label="few")
 DAMAGED = pytest.mark.parametrize(
-    "text", ["", "{", '{"boot": 1}', '{"boot": "b", "book": {"instances": []}}']
+    "text", ["", "{", '{"boot": 1}', '{"boot": "b", "state": {"instances": []}}']
 )
 
 
@@ -78,11 +78,11 @@ def test_a_book_that_cannot_be_opened_is_told(path):
 def test_a_damaged_book_is_set_aside_when_it_is_changed_and_that_is_told(path, text, caplog):
     path.parent.mkdir()
     path.write_text(text)
-    book = MigStateFile(path, "boot")
+    state = MigStateFile(path, "boot")
 
-    assert book.change(lambda one: replace(one, switched=(GPU,))) == MigState(switched=(GPU,))
+    assert state.change(lambda one: replace(one, switched=(GPU,))) == MigState(switched=(GPU,))
 
-    assert book.read() == MigState(switched=(GPU,))
+    assert state.read() == MigState(switched=(GPU,))
     assert (path.parent / "mig.json.damaged").read_text() == text
     assert "counts as somebody else's from now on" in caplog.text
 
@@ -91,7 +91,7 @@ def test_a_damaged_book_that_nothing_is_changed_of_is_set_aside_too(path):
     path.parent.mkdir()
     path.write_text("")
 
-    assert MigStateFile(path, "boot").change(lambda book: book) == MigState()
+    assert MigStateFile(path, "boot").change(lambda state: state) == MigState()
     assert MigStateFile(path, "boot").read() == MigState()
 
 
@@ -101,25 +101,25 @@ def test_a_damaged_book_that_cannot_be_set_aside_is_told(path):
     (path.parent / "mig.json.damaged").mkdir()
 
     with pytest.raises(NodeError, match="cannot be set aside"):
-        MigStateFile(path, "boot").change(lambda book: book)
+        MigStateFile(path, "boot").change(lambda state: state)
 
 
 def test_a_change_is_of_what_is_there_and_what_changes_nothing_is_not_written(path):
     MigStateFile(path, "boot").write(FULL)
     written = path.stat().st_mtime_ns, path.stat().st_ino
 
-    book = MigStateFile(path, "boot")
-    assert book.change(lambda one: one) == FULL
+    state = MigStateFile(path, "boot")
+    assert state.change(lambda one: one) == FULL
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
-    assert book.change(lambda one: replace(one, switched=())).left_on == (GPU,)
+    assert state.change(lambda one: replace(one, switched=())).left_on == (GPU,)
 
 
 def test_changes_of_several_threads_are_all_kept(path):
-    book = MigStateFile(path, "boot")
+    state = MigStateFile(path, "boot")
 
     def add(number):
         gpu = GpuUuid(f"GPU-{number}")
-        book.change(lambda one: replace(one, mode_problems={**one.mode_problems, gpu: "why"}))
+        state.change(lambda one: replace(one, mode_problems={**one.mode_problems, gpu: "why"}))
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -127,7 +127,7 @@ def test_changes_of_several_threads_are_all_kept(path):
     for thread in threads:
         thread.join()
 
-    assert len(book.read().mode_problems) == 8
+    assert len(state.read().mode_problems) == 8
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_change(path):
@@ -140,10 +140,10 @@ def test_what_a_killed_writer_left_goes_with_the_next_change(path):
 
 
 def test_a_book_that_cannot_be_written_is_told_and_the_old_one_stays(path):
-    book = MigStateFile(path, "boot")
-    book.write(FULL)
+    state = MigStateFile(path, "boot")
+    state.write(FULL)
     (path.parent / ".mig.json.tmp").mkdir()
 
     with pytest.raises(NodeError, match=r"mig\.json cannot be written.*--state-dir"):
-        book.write(MigState())
-    assert book.read() == FULL
+        state.write(MigState())
+    assert state.read() == FULL
