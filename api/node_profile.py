@@ -85,7 +85,7 @@ class GpuSelectorConfig(StrictModel):
 
     index: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = Field(
         default=None,
-        description="The entry holds for these GPUs, by the number in `/dev/nvidia<N>`.",
+        description="The entry is for these GPUs, by the number in `/dev/nvidia<N>`.",
     )
     uuid: (
         Annotated[
@@ -93,11 +93,11 @@ class GpuSelectorConfig(StrictModel):
             Field(min_length=1),
         ]
         | None
-    ) = Field(default=None, description="The entry holds for these GPUs, by UUID.")
+    ) = Field(default=None, description="The entry is for these GPUs, by UUID.")
     product: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] | None = (
         Field(
             default=None,
-            description="The entry holds for GPUs whose product name matches one of these shell "
+            description="The entry is for GPUs whose product name matches one of these shell "
             "patterns, for example `*H100*`.",
         )
     )
@@ -127,7 +127,7 @@ class MemoryGuardConfig(StrictModel):
     )
     grace: Duration | None = Field(
         default=None,
-        description="How long a claim may use more than its share before a process is ended. "
+        description="How long a claim may use more than its share before the guard ends a process. "
         "Default: `10s`.",
     )
 
@@ -144,18 +144,18 @@ class MigSectionConfig(StrictModel):
         Field(
             default=None,
             description="Shell patterns of the MIG profiles that are created for claims. Default: "
-            "all plain ones; of two with as many slices, the one with less memory.",
+            "all without a suffix (`+me`) and without double memory.",
         )
     )
     layout: Name | None = Field(
         default=None,
-        description="The layout by which the GPUs are divided once: a name of `mig-configs`. "
+        description="The layout that divides the GPUs once: a name of `mig-configs`. "
         "Default: none.",
     )
     strategy: Annotated[Literal["Mixed", "Single"], _one_of("Mixed", "Single")] | None = Field(
         default=None,
-        description="With `Single`, partitions that exist serve claims for a GPU too, if all of "
-        "them have one MIG profile. Default: `Mixed`.",
+        description="With `Single`, a claim for a GPU can get a partition that exists, if all of "
+        "these have the same MIG profile. Default: `Mixed`.",
     )
     replicas: (
         dict[
@@ -198,7 +198,8 @@ class GpuRules(StrictModel):
     )
     fail_requests_greater_than_one: bool | None = Field(
         default=None,
-        description="With `true`, no claim gets more than one share. Default: `false`.",
+        description="With `true`, a request for more than one replica is refused. "
+        "Default: `false`.",
     )
     strategies: Annotated[list[Strategy], Field(min_length=1)] | None = Field(
         default=None,
@@ -206,8 +207,8 @@ class GpuRules(StrictModel):
     )
     default_strategy: Strategy | None = Field(
         default=None,
-        description="The strategy of a fraction whose claim and class name none, and that reserves "
-        "no cores. Default: `TimeSlicing`.",
+        description="The strategy of a fraction if neither its claim nor its class chooses one, "
+        "and the claim reserves no cores. Default: `TimeSlicing`.",
     )
     mps_tenants: (
         Annotated[
@@ -224,8 +225,8 @@ class GpuRules(StrictModel):
         Annotated[Literal["WholeGPUs", "Any"], _one_of("WholeGPUs", "Any")] | None
     ) = Field(
         default=None,
-        description="Whose claims may set the interval of time slices. With `Any`, fractions may "
-        "too, for all claims on their GPU. Default: `WholeGPUs`.",
+        description="Which claims may set the interval of time slices. With `Any`, fractions may "
+        "too; the interval then holds for all claims on the GPU. Default: `WholeGPUs`.",
     )
     mps_server: (
         Annotated[Literal["PerNamespace", "Shared"], _one_of("PerNamespace", "Shared")] | None
@@ -236,7 +237,8 @@ class GpuRules(StrictModel):
     )
     shares: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
         default=None,
-        description="The most claims on a GPU at once. Default: as many as MPS has clients on it.",
+        description="The most claims on a GPU at once. Default: the most clients that MPS has on "
+        "it.",
     )
     memory: MemoryConfig = MemoryConfig()
     memory_guard: MemoryGuardConfig = MemoryGuardConfig()

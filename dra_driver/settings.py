@@ -118,8 +118,8 @@ class AgentSettings(HostSettings):
 
     mps_dir: AbsolutePath = Field(
         Path(_MPS_DIR),
-        description="the directory of the MPS servers: the same one for the host, the agent and "
-        "containers; its path is short, because it holds sockets",
+        description="the directory of the MPS servers; the host, the agent and the containers use "
+        "the same path; at most 33 characters, because it holds sockets",
     )
     health_interval: float = Field(
         5.0, ge=0.1, le=3600, description="seconds between two checks of the MPS servers"
@@ -170,7 +170,7 @@ class DevicesSettings(ClaimsSettings):
 
     node_name: str = Field(
         default_factory=lambda: os.uname().nodename,
-        description="whose slices they would be; default: the name of this machine",
+        description="the node for which to print ResourceSlices; default: the name of this machine",
     )
     profiles: Path | None = Field(
         None,
@@ -216,7 +216,7 @@ class DoctorSettings(DevicesSettings):
 class PluginSettings(DoctorSettings):
     """The kubelet plugin: besides, how often it looks, and where it answers."""
 
-    node_name: NodeName = Field(description="the name of this process's Node object")
+    node_name: NodeName = Field(description="the name of the Node on which this process runs")
     look_interval: float = Field(
         10.0, ge=0.1, le=3600, description="seconds between two reads of the GPUs"
     )

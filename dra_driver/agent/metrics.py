@@ -56,7 +56,7 @@ def _metrics(status: MpsStatus, unsheltered: int) -> Iterable[Metric]:
     )
     yield CounterMetricFamily(
         f"{_PREFIX}_restarts",
-        "How often an MPS server, or the part of a claim in one, was started again.",
+        "How often an MPS server, or the MPS namespace of a claim, was started again.",
         value=status.incidents[-1].number if status.incidents else 0,
     )
     yield GaugeMetricFamily(

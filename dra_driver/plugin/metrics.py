@@ -36,7 +36,7 @@ class MpsMetrics:
             _CLAIM_LABELS,
         )
         self._clients = gauge(
-            "claim_clients", "MPS clients of a claim on a GPU, where it is known.", _CLAIM_LABELS
+            "claim_clients", "MPS clients of a claim on a GPU, if they are known.", _CLAIM_LABELS
         )
         self._unserved = gauge(
             "bypassing_processes",
