@@ -66,11 +66,13 @@ class DaemonHost:
         """As a process that knows nothing from before has them."""
         return MpsDaemons(self.driver, run, program_path, timeouts=timeouts)
 
-    def daemon(self, gpus: int = 1, most: MpsLimits = NO_LIMIT) -> ControlDaemon:
+    def daemon(self, gpus: int = 1, default_limits: MpsLimits = NO_LIMIT) -> ControlDaemon:
         mine = self.gpus[:gpus]
         name, token = mps_server_name(mine), secrets.token_hex(16)
         self.tokens.append(token)
-        return ControlDaemon(name, mine, self.protocol, f"{self.mps_dir}/{name}", token, most)
+        return ControlDaemon(
+            name, mine, self.protocol, f"{self.mps_dir}/{name}", token, default_limits
+        )
 
     def namespace(
         self, number: int = 0, memory: int | None = None, percent: int = 30
