@@ -78,14 +78,18 @@ class MigCapabilities:
         NodeError: the driver has no such capability, or its file could not be made.
         """
         devices = {name: self._device(name) for name in names}
-        wanted = {name: device for name, device in devices.items() if device}
-        missing = [name for name, device in wanted.items() if self._look(root, device) is None]
+        device_names = {name: device for name, device in devices.items() if device}
+        missing = [
+            name for name, device in device_names.items() if self._look(root, device) is None
+        ]
         failure = self._make(root, missing) if missing else None
-        files = {name: self._look(root, device) for name, device in wanted.items()}
-        left = [f"/dev/{wanted[name]} ({name})" for name, file in files.items() if file is None]
-        if left:
+        files = {name: self._look(root, device) for name, device in device_names.items()}
+        absent = [
+            f"/dev/{device_names[name]} ({name})" for name, file in files.items() if file is None
+        ]
+        if absent:
             raise NodeError(
-                f"device files of MIG are missing in {root} and were not made: {', '.join(left)} "
+                f"device files of MIG are missing in {root} and were not made: {', '.join(absent)} "
                 f"({failure or 'nvidia-modprobe reported success'}); make them with "
                 f"nvidia-modprobe -f {_in_proc(missing[0])}"
             ) from failure
@@ -104,7 +108,7 @@ class MigCapabilities:
         """Its name below /dev. Empty: the driver has no such capability, and that is no harm."""
         path = Path(self._driver.here(f"{self._driver.proc}/{_below_proc(name)}"))
         try:
-            said = path.read_text(encoding="utf-8", errors="replace")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             if name in _OPTIONAL:
                 return ""
@@ -112,8 +116,8 @@ class MigCapabilities:
                 f"the driver has no capability {name}: {path}: {error.strerror}; the MIG instance "
                 "vanished, or /proc/driver/nvidia/capabilities is not that of the host"
             ) from error
-        if (match := _MINOR.search(said)) is None:
-            raise NodeError(f"{path} names no DeviceFileMinor: {said.strip()!r}")
+        if (match := _MINOR.search(text)) is None:
+            raise NodeError(f"{path} names no DeviceFileMinor: {text.strip()!r}")
         return f"nvidia-caps/nvidia-cap{match[1]}"
 
     def _make(self, root: str, names: list[str]) -> NodeError | None:

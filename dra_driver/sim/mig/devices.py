@@ -45,8 +45,11 @@ def uuid_of(
 
 def mig_devices(seen: BoardSnapshot) -> dict[int, MigDevice]:
     """Of a board, by the index that NVML has for them: what goes leaves a hole."""
-    found = [MigDevice(seen, cut, compute) for cut in seen.state.cuts for compute in cut.computes]
-    return {one.compute.slot: one for one in sorted(found, key=lambda one: one.compute.slot)}
+    devices = [MigDevice(seen, cut, compute) for cut in seen.state.cuts for compute in cut.computes]
+    return {
+        device.compute.slot: device
+        for device in sorted(devices, key=lambda device: device.compute.slot)
+    }
 
 
 def find_mig_device(seen: BoardSnapshot, name: str) -> MigDevice | None:

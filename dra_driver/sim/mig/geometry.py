@@ -109,13 +109,13 @@ _COMPUTE_NUMBERS: Final = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 ONE_SLICE_REV1: Final = 7  # NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 
-def fits_on_board(board: BoardGeometry, there: Collection[Partition], wanted: Partition) -> bool:
+def fits_on_board(board: BoardGeometry, existing: Collection[Partition], new: Partition) -> bool:
     """Whether *wanted* can be cut beside what is there."""
-    of_its_kind = sum(one.profile.id == wanted.profile.id for one in there)
-    overlaps = any(one.placement.overlaps(wanted.placement) for one in there)
-    if overlaps or of_its_kind >= wanted.profile.most:
+    of_its_kind = sum(partition.profile.id == new.profile.id for partition in existing)
+    overlaps = any(partition.placement.overlaps(new.placement) for partition in existing)
+    if overlaps or of_its_kind >= new.profile.most:
         return False
-    profiles = [one.profile for one in (*there, wanted)]
+    profiles = [partition.profile for partition in (*existing, new)]
     return _within(board, profiles)
 
 

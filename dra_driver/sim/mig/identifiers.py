@@ -57,16 +57,16 @@ def uuid_tag(gpu: str) -> int:
     return zlib.crc32(gpu.encode())
 
 
-def mig_uuid(said: MigUuidParts) -> str:
+def mig_uuid(parts: MigUuidParts) -> str:
     """The UUID that says it, in the form of version 8, which leaves its bits to its maker.
 
     >>> mig_uuid(MigUuidParts(minor=2, number=0, start=3, gi=9, ci=0, tag=uuid_tag("GPU-1")))
     'MIG-a32a28f2-0002-8000-8309-0000fc7fca68'
     """
-    mixed = zlib.crc32(repr(astuple(said)).encode())  # so that the first letters differ
+    mixed = zlib.crc32(repr(astuple(parts)).encode())  # so that the first letters differ
     return (
-        f"{MIG_PREFIX}{mixed:08x}-{said.minor:04x}-8{said.number:03x}-"
-        f"{0x80 | said.start:02x}{said.gi:02x}-{said.ci:02x}{said.tag:010x}"
+        f"{MIG_PREFIX}{mixed:08x}-{parts.minor:04x}-8{parts.number:03x}-"
+        f"{0x80 | parts.start:02x}{parts.gi:02x}-{parts.ci:02x}{parts.tag:010x}"
     )
 
 

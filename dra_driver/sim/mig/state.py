@@ -78,7 +78,7 @@ class BoardState:
 
     def cut(self, gi: int) -> GpuInstanceState | None:
         """The GPU instance of that number."""
-        return next((one for one in self.cuts if one.gi == gi), None)
+        return next((instance for instance in self.cuts if instance.gi == gi), None)
 
     def free_slots(self) -> Iterator[int]:
         """Indices that no MIG device has, from the lowest on."""
@@ -90,8 +90,8 @@ class BoardState:
 
     def with_cut(self, cut: GpuInstanceState) -> "BoardState":
         """With *cut*, instead of the one of that number."""
-        others = [one for one in self.cuts if one.gi != cut.gi]
-        cuts = tuple(sorted([*others, cut], key=lambda one: one.gi))
+        rest_of_instances = [instance for instance in self.cuts if instance.gi != cut.gi]
+        cuts = tuple(sorted([*rest_of_instances, cut], key=lambda instance: instance.gi))
         born = max([self.born, cut.born, *(compute.born for compute in cut.computes)])
         return replace(self, cuts=cuts, born=born)
 
