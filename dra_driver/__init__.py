@@ -14,7 +14,8 @@ the CDI file:
 
 ``docs/architecture.md`` says the same step by step; ``docs/glossary.md`` lists our words.
 
-``dra-driver kubelet-plugin`` runs on every node with GPUs; ``plugin.run`` connects its parts:
+``dra-driver kubelet-plugin`` runs on every node with GPUs. ``plugin.run`` lists its capabilities;
+each is started by one function, ``start(parts, stack)``, with what ``plugin.parts`` holds:
 
 *Publish.* ``plugin.publish`` reads the GPUs (``node.inventory``, through ``node.nvml``), chooses
 the profile (``plan.profiles``) and has ``plan.offer`` say what is offered of each GPU.

@@ -219,3 +219,10 @@ def test_no_test_patches_our_code():
 )
 def test_the_searches_find_what_they_are_for(pattern, line):
     assert pattern.search(line)
+
+
+def test_the_plugin_is_a_short_list_of_capabilities() -> None:
+    """A new capability is a line in the list, and changes none of the others."""
+    text = (REPOSITORY / "dra_driver/plugin/run.py").read_text()
+
+    assert len(text.splitlines()) < 120
