@@ -237,8 +237,8 @@ class GpuRules(StrictModel):
     )
     shares: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = Field(
         default=None,
-        description="The most claims on a GPU at once. Default: the most clients that MPS has on "
-        "it.",
+        description="The most claims on a GPU at once. Default: the most clients that MPS "
+        "serves on it.",
     )
     memory: MemoryConfig = MemoryConfig()
     memory_guard: MemoryGuardConfig = MemoryGuardConfig()
