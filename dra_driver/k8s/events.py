@@ -59,8 +59,8 @@ class Event:
 class Events(Protocol):
     """Where events go; :class:`EventRecorder` is one."""
 
-    def tell(self, event: Event) -> None:
-        """Have *event* written soon. Never waits and never fails."""
+    def emit(self, event: Event) -> None:
+        """Have *event* written soon; never waits and never fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class EventRecorder:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def tell(self, event: Event) -> None:
-        """Have *event* written soon. Never waits and never fails."""
+    def emit(self, event: Event) -> None:
+        """Have *event* written soon; never waits and never fails."""
         try:
             self._waiting.put_nowait(event)
         except queue.Full:

@@ -182,7 +182,7 @@ class World:
     def find(self, pid):
         return self.running.get(pid)
 
-    def tell(self, event):
+    def emit(self, event):
         self.events.append(event)
 
     def start(self, work):

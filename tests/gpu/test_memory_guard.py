@@ -38,7 +38,7 @@ class Told:
     def __init__(self):
         self.events = []
 
-    def tell(self, event):
+    def emit(self, event):
         self.events.append(event)
 
 

@@ -94,7 +94,7 @@ def of_node(message="it does not fit", uid="uid-node"):
 
 
 def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(1)
 
     (found,) = api.list(EVENTS, {"fieldSelector": "involvedObject.uid=uid-web"})["items"]
@@ -114,7 +114,7 @@ def test_an_event_is_what_kubectl_describe_shows(events, desk, api):
 
 @pytest.mark.parametrize(("uid", "as_uid"), [("uid-node", "uid-node"), ("", "node-1")])
 def test_an_event_of_a_node_is_what_kubectl_describe_shows_of_it(events, desk, api, uid, as_uid):
-    events.tell(of_node(uid=uid))
+    events.emit(of_node(uid=uid))
     desk.wait_for(1)
 
     (found,) = api.list("/api/v1/namespaces/default/events")["items"]
@@ -128,7 +128,7 @@ def test_an_event_of_a_node_is_what_kubectl_describe_shows_of_it(events, desk, a
 
 
 def test_what_went_well_is_no_warning(events, desk, api):
-    events.tell(replace(of_node(), is_warning=False))
+    events.emit(replace(of_node(), is_warning=False))
     desk.wait_for(1)
 
     assert api.list("/api/v1/namespaces/default/events")["items"][0]["type"] == "Normal"
@@ -136,11 +136,11 @@ def test_what_went_well_is_no_warning(events, desk, api):
 
 def test_the_last_words_are_written_though_they_came_soon_after_others(events, desk, clock, api):
     for words in ("first", "second", "third"):
-        events.tell(event(words))
-    events.tell(event("another", about="b"))
+        events.emit(event(words))
+    events.emit(event("another", about="b"))
     desk.wait_for(2)
     clock.now += 10
-    events.tell(event("another yet", about="c"))  # whatever comes next makes it look
+    events.emit(event("another yet", about="c"))  # whatever comes next makes it look
     desk.wait_for(4)
 
     assert sorted(desk.calls) == ["create", "create", "create", "patch"]
@@ -151,7 +151,7 @@ def test_the_last_words_are_written_though_they_came_soon_after_others(events, d
 def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
     for words in ("first", "second", "last"):
-        events.tell(event(words))
+        events.emit(event(words))
 
     assert desk.wait_for(2)[-1] == "patch"
     give_up = time.monotonic() + 60
@@ -164,8 +164,8 @@ def test_the_last_words_are_written_though_nothing_else_is_told(desk, api):
 
 def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1")
-    events.tell(event())
-    events.tell(event("again"))
+    events.emit(event())
+    events.emit(event("again"))
     desk.wait_for(1)
     (thread,) = (one for one in threading.enumerate() if one.name == "events")
 
@@ -178,7 +178,7 @@ def test_a_thread_that_has_nothing_to_write_ends_with_its_events(desk):
 
 def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, api):
     for number in range(3):
-        events.tell(event(f"message {number}"))
+        events.emit(event(f"message {number}"))
         desk.wait_for(number + 1)
         clock.now += 60
 
@@ -189,11 +189,11 @@ def test_the_same_thing_told_again_is_counted_in_one_event(events, desk, clock, 
 def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api):
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for _ in range(50):
-        events.tell(event())
-    events.tell(event(about="the end"))
+        events.emit(event())
+    events.emit(event(about="the end"))
     desk.wait_for(2)
     clock.now += 60
-    events.tell(event("once more"))
+    events.emit(event("once more"))
     desk.wait_for(3)
     events.stop()
 
@@ -211,20 +211,20 @@ def test_what_is_told_hundreds_of_times_at_once_is_written_once(desk, clock, api
     ],
 )
 def test_something_else_is_an_event_of_its_own(events, desk, api, other):
-    events.tell(event())
-    events.tell(other)
+    events.emit(event())
+    events.emit(other)
     desk.wait_for(2)
 
     assert len(api.list(EVENTS)["items"]) == 2
 
 
 def test_an_event_that_the_api_server_forgot_is_written_anew(events, desk, clock, api):
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(1)
     (found,) = api.list(EVENTS)["items"]
     api.delete(f"{EVENTS}/{found['metadata']['name']}")
     clock.now += 60
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(3)
 
     assert desk.calls == ["create", "patch", "create"]
@@ -232,10 +232,10 @@ def test_an_event_that_the_api_server_forgot_is_written_anew(events, desk, clock
 
 
 def test_after_an_hour_it_is_a_new_event(events, desk, clock, api):
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(1)
     clock.now += 3600
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(2)
 
     assert len(api.list(EVENTS)["items"]) == 2
@@ -243,10 +243,10 @@ def test_after_an_hour_it_is_a_new_event(events, desk, clock, api):
 
 def test_a_refused_event_is_lost_and_the_next_one_is_not(events, desk, api):
     desk.error = Forbidden("create events: 403")
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(1)
     desk.error = None
-    events.tell(event())
+    events.emit(event())
     desk.wait_for(2)
 
     assert len(api.list(EVENTS)["items"]) == 1
@@ -256,8 +256,8 @@ def test_what_is_told_while_the_api_server_is_away_is_written_once_it_is_back(de
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
     desk.error = Unreachable("create events: it is away")
     for words in ("first", "second"):
-        events.tell(event(words))
-    events.tell(event("another", about="b"))
+        events.emit(event(words))
+    events.emit(event("another", about="b"))
     desk.wait_for(4)
     desk.error = None
     give_up = time.monotonic() + 60
@@ -278,9 +278,9 @@ def test_one_event_that_is_never_taken_keeps_no_other_waiting(api):
 
     desk: Any = Picky(api)
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", min_update_seconds=0.02)
-    events.tell(event("bad"))
+    events.emit(event("bad"))
     for about in "bcd":
-        events.tell(event(about, about=about))
+        events.emit(event(about, about=about))
     desk.wait_for(8)
     events.stop()
 
@@ -292,7 +292,7 @@ def test_nobody_waits_for_an_api_server_that_does_not_answer(desk, clock):
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     began = time.monotonic()
     for number in range(500):
-        events.tell(event(about=str(number)))
+        events.emit(event(about=str(number)))
     events.stop()
 
     assert time.monotonic() - began < 20
@@ -326,12 +326,12 @@ def test_where_more_wait_than_may_the_oldest_are_lost_and_that_is_told_once(cloc
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     desk.error = Unreachable("create events: it is away")
     for number in range(1030):
-        events.tell(event(str(number), about=str(number)))
+        events.emit(event(str(number), about=str(number)))
         desk.wait_for(number + 1 - 32)  # so that the queue holds them
     desk.wait_for(1030)
     desk.error = None
     clock.now += 60
-    events.tell(event("1029", about="1029"))  # known already: it pushes nothing out
+    events.emit(event("1029", about="1029"))  # known already: it pushes nothing out
 
     assert len(desk.wait_for(1030 + 1024)) == 1030 + 1024
     assert sorted(diary.messages, key=int) == [str(number) for number in range(6, 1030)]
@@ -343,14 +343,14 @@ def test_what_is_written_is_forgotten_before_what_waits(clock, caplog):
     desk: Any = Desk(Memory())
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1024):
-        events.tell(event(about=str(number)))
+        events.emit(event(about=str(number)))
         desk.wait_for(number + 1 - 32)
     desk.wait_for(1024)
-    events.tell(event("again", about="0"))  # too soon after the first time: it waits
-    events.tell(event(about="one more"))
+    events.emit(event("again", about="0"))  # too soon after the first time: it waits
+    events.emit(event(about="one more"))
     desk.wait_for(1025)
     clock.now += 60
-    events.tell(event(about="1"))
+    events.emit(event(about="1"))
 
     assert sorted(desk.wait_for(1027)[1025:]) == ["create", "patch"]
     assert "an event is lost" not in caplog.text
@@ -361,12 +361,12 @@ def test_of_very_many_pods_only_the_latest_are_remembered(clock):
     desk: Any = Desk(Memory())
     events = EventRecorder(desk, "gpu.nvidia.com", "node-1", clock)
     for number in range(1030):
-        events.tell(event(about=str(number)))
+        events.emit(event(about=str(number)))
         desk.wait_for(number + 1 - 32)  # so that no more wait than may
     desk.wait_for(1030)
     clock.now += 60
-    events.tell(event(about="0"))
-    events.tell(event(about="1029"))
+    events.emit(event(about="0"))
+    events.emit(event(about="1029"))
 
     assert desk.wait_for(1032)[1030:] == ["create", "patch"]
     events.stop()

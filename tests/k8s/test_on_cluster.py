@@ -216,7 +216,7 @@ def test_an_event_of_a_node_is_taken_and_kubectl_shows_it_by_either_uid(api, clu
     events = EventRecorder(api, DRIVER, home.node)
     for uid in (home.node_uid, ""):
         about = f"probe with {uid or 'no uid'}"
-        events.tell(Event(NodeRef(home.node, uid), "ProbeFailed", about, about))
+        events.emit(Event(NodeRef(home.node, uid), "ProbeFailed", about, about))
     path = "/api/v1/namespaces/default/events"
     try:
         assert eventually(lambda: len(probes(api, path)) == 2)

@@ -244,7 +244,7 @@ class StuckClaims:
         for regarding in _concerned(record, self._listeners.node(), error):
             words = why if isinstance(regarding, NodeRef) else error.public
             message = f"claim {record.claim} cannot be given back yet: {words}"
-            self._listeners.events.tell(Event(regarding, _REASON, str(record.claim), message))
+            self._listeners.events.emit(Event(regarding, _REASON, str(record.claim), message))
 
 
 def _concerned(

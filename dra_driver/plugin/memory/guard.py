@@ -170,7 +170,7 @@ class MemoryEnforcer:
         for pod in sorted({usage.process.pod for usage in group.usages}):
             about, message = _about(group), f"{_above(group, guarded)}{consequence}"
             ref = _ref(pod, self._pods)
-            self._dependencies.events.tell(Event(ref, "GPUMemoryAboveShare", about, message))
+            self._dependencies.events.emit(Event(ref, "GPUMemoryAboveShare", about, message))
 
     def _report_end(
         self,
@@ -187,7 +187,7 @@ class MemoryEnforcer:
         # Each signal is an event of its own: the same one again so soon would only be counted.
         about = f"{_about(group)} {number.name}"
         pod = _ref(usage.process.pod, self._pods)
-        self._dependencies.events.tell(Event(pod, "GPUMemoryProcessEnded", about, message))
+        self._dependencies.events.emit(Event(pod, "GPUMemoryProcessEnded", about, message))
 
     def _signal(self, group: ClaimGroup, usage: ProcessUsage, number: signal.Signals) -> bool:
         facts = _facts(group) | {

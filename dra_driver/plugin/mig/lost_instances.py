@@ -132,7 +132,7 @@ class LostInstances:
             if pod.uid not in notified:
                 notified.add(pod.uid)
                 ref = PodRef(record.claim.namespace, pod.name, pod.uid)
-                self._events.tell(Event(ref, "MIGInstanceGone", about, message))
+                self._events.emit(Event(ref, "MIGInstanceGone", about, message))
 
 
 def _key(record: ClaimRecord, holding: Holding) -> _LostInstance:

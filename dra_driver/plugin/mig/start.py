@@ -154,7 +154,7 @@ def _last_state(state_file: MigStateFile) -> MigState | None:
 def post_event(events: EventRecorder, labels: NodeLabels, event: MigEvent) -> None:
     """As an event of the Node that *labels* are of."""
     node = NodeRef(labels.node, labels.uid)
-    events.tell(Event(node, event.reason, event.about, event.message, not event.is_good))
+    events.emit(Event(node, event.reason, event.about, event.message, not event.is_good))
 
 
 def on_value_change(read: Callable[[], str], act: Callable[[], None]) -> Callable[[], None]:

@@ -103,7 +103,7 @@ class MpsBypassDetector:
         facts = {"pid": bypass.process.pid, "gpu": bypass.gpu, "claim": claims}
         log.warning("a process of a claim under MPS goes past it", extra=facts)
         pod = PodRef(holder.namespace, holder.name, bypass.process.pod)
-        self._events.tell(
+        self._events.emit(
             Event(pod, "MPSNotUsed", bypass_subject(bypass), bypass_message(bypass, gpu))
         )
 
@@ -208,7 +208,7 @@ class UnservedPods:
             facts = {"claim": str(claim), "pod": one.pod.name, "problems": list(problems)}
             log.warning("a pod that joined a claim is not served by its MPS server", extra=facts)
             pod = PodRef(claim.namespace, one.pod.name, one.pod.uid)
-            self._events.tell(Event(pod, "MPSNotServed", str(claim), message))
+            self._events.emit(Event(pod, "MPSNotServed", str(claim), message))
         return {(one.pod.uid, message)}
 
     def _read(self, new: Sequence[JoinedPod]) -> None:

@@ -304,7 +304,7 @@ class MpsWatch:
     def _send_event(self, namespace: ClaimNamespace, reason: str, about: str, message: str) -> None:
         for pod in namespace.pods:
             ref = PodRef(namespace.claim.namespace, pod.name, pod.uid)
-            self._dependencies.events.tell(
+            self._dependencies.events.emit(
                 Event(ref, reason, f"{about} {namespace.claim}", message)
             )
 

@@ -51,7 +51,7 @@ class World:
             self.unprepare(claim)
         return gone()
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         self.events.append(event)
 
     def stuck(self, claim: ClaimRef, why: str = HELD) -> list[str]:

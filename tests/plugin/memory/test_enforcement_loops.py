@@ -87,7 +87,7 @@ class Plugin:
         self.a_pod_came = on_new_pod
         return self.tells_of_pods
 
-    def tell(self, event):
+    def emit(self, event):
         self._note("told of an event")
 
     def watch_memory_limits(self, offered):

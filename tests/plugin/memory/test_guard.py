@@ -92,7 +92,7 @@ class World:
         self.signals.append((process.pid, number))
         return self.processes.signal(process, number)
 
-    def tell(self, event):
+    def emit(self, event):
         self.events.append(event)
 
     def claim(self, claim, *pods, gib=10, guard=KILL, **fields):

@@ -86,7 +86,7 @@ class World:
                 raise self.disk
             self.known = after
 
-    def tell(self, event):
+    def emit(self, event):
         self.events.append(event)
 
     def look(self, times=1):

@@ -138,7 +138,7 @@ class Away:
     def patch(self, path, patch):
         raise Unreachable("no answer")
 
-    def tell(self, event):
+    def emit(self, event):
         raise AssertionError(event)
 
 
