@@ -55,7 +55,7 @@ class FailingPods(FakePods):
         left = max(0.0, spec.deletion.ends_at - self.now)
         return replace(spec, deletion=replace(spec.deletion, left_seconds=left))
 
-    glance = read
+    read_cached = read
 
 
 def id_of(pod, container):
