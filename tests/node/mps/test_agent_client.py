@@ -92,7 +92,7 @@ def test_a_namespace_is_asked_for_in_whole(path, answering):
                     "percent": 100,
                     "memory_bytes": [],
                     "priority": 0,
-                    "most": {"percent": 100, "memory_bytes": None},
+                    "default_limits": {"percent": 100, "memory_bytes": None},
                     "tenant": "",
                 }
             },
