@@ -67,13 +67,20 @@ class Codec(Generic[T]):
     def __init__(self, *kinds: type[T]) -> None:
         from pydantic import ConfigDict, TypeAdapter
 
-        strict = ConfigDict(strict=True, extra="forbid")
+        strict = ConfigDict(strict=True, extra="forbid", ser_json_inf_nan="constants")
         document = Annotated[Any, OneOf(*kinds, version=VERSION)]
         self._adapter: Any = TypeAdapter(document, config=strict)
 
     def encode(self, value: T, indent: int | None = None) -> bytes:
-        """The same bytes for the same value."""
-        text: bytes = self._adapter.dump_json(value, indent=indent)
+        """The same bytes for the same value. What is no Unicode in a text, as in the name of a file
+        that an error is about, becomes a question mark."""
+        from pydantic_core import PydanticSerializationError
+
+        try:
+            text: bytes = self._adapter.dump_json(value, indent=indent)
+        except PydanticSerializationError:
+            document = self._adapter.dump_python(value, mode="json")
+            return json.dumps(document, indent=indent, ensure_ascii=False).encode(errors="replace")
         return text
 
     def decode(self, text: bytes) -> T:

@@ -1,7 +1,8 @@
 """Values as JSON documents, there and back, and what is said of a document that is none."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Annotated
 
@@ -45,6 +46,17 @@ def test_a_value_survives_the_way():
 
     assert DRAWINGS.decode(DRAWINGS.encode(drawing)) == drawing
     assert DRAWINGS.decode(DRAWINGS.encode(drawing, indent=2)) == drawing
+
+
+def test_a_number_without_an_end_survives_the_way():
+    assert SHAPES.decode(SHAPES.encode(Circle(math.inf))) == Circle(math.inf)
+
+
+def test_what_is_no_unicode_becomes_a_question_mark():
+    """The name of a file can be any bytes, and an error about it is written all the same."""
+    drawing = Drawing("ü\udcff", (Circle(1.5), Square(2)), owner="me")
+
+    assert DRAWINGS.decode(DRAWINGS.encode(drawing)) == replace(drawing, name="ü?")
 
 
 def test_a_dataclass_stands_below_its_name_where_it_could_be_another():

@@ -14,8 +14,7 @@ from dra_driver.base.errors import (
 from dra_driver.model.mps import MpsNamespace, MpsServerRestart, MpsStatus
 from dra_driver.node.mps.agent_protocol import ANSWERS, REQUESTS, AgentError, ServeRequest, decode
 
-TIMES = st.floats(allow_nan=False, allow_infinity=False)
-RESTARTS = st.lists(st.builds(MpsServerRestart, at=TIMES), max_size=3)
+RESTARTS = st.lists(st.builds(MpsServerRestart, at=st.floats(allow_nan=False)), max_size=3)
 
 
 @given(st.builds(MpsStatus, incidents=RESTARTS.map(tuple)))
