@@ -157,7 +157,7 @@ def test_where_nobody_can_tell_which_device_is_in_which_namespace_both_are_told(
     for line in both[:2]:
         assert "MPS 10 %, limit 5.0 GiB or 60 %, limit 20.0 GiB" in line
     (found,) = report_document(report(record))["claims"]
-    assert [(one["namespace"], one["gpu"], one["percent"]) for one in found["mpsNamespaces"]] == [
+    assert [(one["name"], one["gpu"], one["percent"]) for one in found["mpsNamespaces"]] == [
         ("c_small", GPU.uuid, 10),
         ("c_big", GPU.uuid, 60),
     ]
@@ -168,8 +168,7 @@ def test_the_namespaces_of_a_claim_have_what_devices_have():
 
     mps = [device["mps"] for device in found["devices"]]
     assert [
-        {k: v for k, v in one.items() if k not in ("namespace", "gpu")}
-        for one in found["mpsNamespaces"]
+        {k: v for k, v in one.items() if k not in ("name", "gpu")} for one in found["mpsNamespaces"]
     ] == mps[::-1]
 
 

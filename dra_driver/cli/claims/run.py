@@ -2,9 +2,9 @@
 
 The ledger says what is held, the GPUs how much there is, and the node's MPS agent who runs under
 MPS. Where one of them does not answer, the output says so and shows the rest. No API server is
-asked. Nothing is changed, but for device files of the driver that are
-missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do not look, and
-``--ledger-only`` asks no agent).
+asked. Nothing is changed, but for device files of the driver that are missing: reading the GPUs
+makes them (``--ledger-only`` and ``-o table`` do not read them, and ``--ledger-only`` asks no
+agent).
 
 ``-o json`` prints one object::
 
@@ -36,8 +36,8 @@ missing: looking at the GPUs makes them (``--ledger-only`` and ``-o table`` do n
                                                       null in it: no limit, or not known; null
                                                       where mpsNamespaces has several for that GPU,
                                                       and it is not known which has the device
-                 "mpsNamespaces": [{"namespace", "gpu",  of each of its namespaces on each GPU: two
-                                ...}],                containers can have two; ...: as in mps
+                 "mpsNamespaces": [{"name", "gpu",    of each of its namespaces on each GPU: two
+                                    ...}],            containers can have two; ...: as in mps
                  "cdiDevices": ["vendor/class=name", ...]}],
      "unreadable": [{"uid", "path", "reason",         records that this release cannot read
                      "mayHold": ["gpu-0", ...]}],     empty: any GPU
@@ -92,7 +92,7 @@ def mps_device_document(uses: Sequence[MpsNamespaceUsage]) -> dict[str, Any] | N
 
 def mps_namespace_document(use: MpsNamespaceUsage) -> dict[str, Any]:
     """Of one namespace of a claim on one GPU."""
-    return {"namespace": use.namespace.name, "gpu": use.gpu, **mps_use_document(use)}
+    return {"name": use.namespace.name, "gpu": use.gpu, **mps_use_document(use)}
 
 
 def mps_use_document(use: MpsNamespaceUsage) -> dict[str, Any]:
