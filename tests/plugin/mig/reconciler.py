@@ -111,15 +111,20 @@ class Scene:
 
     def new_events(self) -> list[tuple[str, str]]:
         """What is new of the node since this was asked the last time: reasons and words."""
-        said = [(one.reason, one.message) for one in self.events]
+        events = [(event.reason, event.message) for event in self.events]
         self.events.clear()
-        return said
+        return events
 
     def look(self) -> MigState:
         """What is known after a look, as somebody else reads it; the watcher looks too."""
         self.reconciler.look()
         self.boards.refresh()
         return self.state_file.read()
+
+    def apply(self, label: str) -> MigState:
+        """What is known after a look at a node with this label."""
+        self.label = label
+        return self.look()
 
     def layout(self, name: str, **counts: int) -> None:
         """A layout for all GPUs: ``g1_5gb=2`` is two 1g.5gb."""

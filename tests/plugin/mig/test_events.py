@@ -32,9 +32,7 @@ def scene(board, tmp_path):
 
 
 def test_a_layout_that_was_applied_is_told_once(scene):
-    scene.label = "all-1g.5gb"
-
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.look()
     scene.start().look()
 
@@ -44,24 +42,21 @@ def test_a_layout_that_was_applied_is_told_once(scene):
 
 
 def test_a_layout_that_nobody_knows_is_told_once_and_again_in_other_words(scene):
-    scene.label = "nonsense"
-    scene.look()
+    scene.apply("nonsense")
     scene.look()
     ((reason, words),) = scene.new_events()
     assert reason == "MIGLayoutFailed"
     assert "the layout of this node cannot be used: there is no layout 'nonsense'" in words
 
-    scene.label = "rubbish"
-    scene.look()
+    scene.apply("rubbish")
 
     assert "there is no layout 'rubbish'" in scene.new_events()[0][1]
 
 
 def test_a_layout_that_does_not_fit_is_told_once(scene, board):
     scene.layout("much", g1_5gb=8)
-    scene.label = "much"
 
-    why = scene.look().outcomes[board.uuid].reason
+    why = scene.apply("much").outcomes[board.uuid].reason
     scene.look()
 
     assert scene.new_events() == [
@@ -88,9 +83,8 @@ def test_an_error_while_cutting_is_told_and_so_is_that_it_works_again(scene, boa
 
 def test_instances_of_others_that_are_in_the_way_are_told(scene, board):
     board.on, board.there = True, {part(AMPERE, "3g.20gb", 0): True}
-    scene.label = "all-1g.5gb"
 
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.look()
 
     ((_, words),) = scene.new_events()
@@ -110,8 +104,7 @@ def test_a_board_that_cannot_be_switched_is_told_once_for_each_change_of_the_wor
 
 
 def test_a_look_that_fails_is_told_once_where_a_layout_is_wanted(scene):
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.new_events()
 
     scene.profile = SettingsError("profile x: no such file")

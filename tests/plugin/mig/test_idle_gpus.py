@@ -140,6 +140,5 @@ def test_what_was_made_is_kept_in_the_book_while_the_gpu_cannot_be_read(tmp_path
     boards.step = lambda what: None
     assert set(made[board.uuid]) == set(board.there)
     boards.looks = 3
-    scene.label = ""
-    assert scene.look().keys == made
+    assert scene.apply("").keys == made
     assert set(board.there) == set(made[board.uuid])

@@ -55,8 +55,7 @@ def test_a_layout_that_is_not_known_governs_all_gpus_that_it_may_be_meant_for(sc
 
 
 def test_a_layout_that_is_unknown_from_the_start_governs_too(scene):
-    scene.label = "al-balanced"
-    scene.look()
+    scene.apply("al-balanced")
 
     assert not is_cut_for_claims(scene)
 
@@ -89,8 +88,7 @@ def test_while_the_label_cannot_be_read_it_is_as_it_was_last(scene, boot):
     scene.start().look()
     assert not is_cut_for_claims(scene)
 
-    scene.label = ""
-    scene.look()
+    scene.apply("")
     scene.label = Forbidden("nodes cannot be watched")
     for _ in range(2):
         scene.start().look()
@@ -98,8 +96,7 @@ def test_while_the_label_cannot_be_read_it_is_as_it_was_last(scene, boot):
 
 
 def test_a_label_that_was_read_is_remembered_before_anything_is_cut(scene, board):
-    scene.label = ""
-    scene.look()
+    scene.apply("")
     scene.label = "all-1g.10gb"
     known = []
     scene.boards.step = lambda what: known.append(last_layout_label(scene.state_file))
@@ -158,9 +155,8 @@ def test_a_gpu_that_was_away_at_the_last_look_is_not_cut_until_the_next(tmp_path
 
 
 def test_where_no_layout_is_wanted_gpus_that_come_are_cut_at_once(scene, board):
-    scene.label = ""
     scene.boards.gone = {board.uuid}
-    scene.look()
+    scene.apply("")
 
     scene.boards.gone = set()
 
@@ -234,8 +230,7 @@ def test_the_profile_is_the_same_one_as_long_as_nothing_changed(scene):
     assert scene.governed.profile() is first
     assert first is not scene.profile
 
-    scene.label = "mine"
-    scene.look()
+    scene.apply("mine")
     second = scene.governed.profile()
     scene.look()
     assert scene.governed.profile() is second

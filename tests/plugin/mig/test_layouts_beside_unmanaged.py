@@ -71,8 +71,7 @@ def scene_of(directory, label="few"):
     board = Board(HOPPER, on=True)
     boards = Boards(board)
     scene = Scene(boards, directory, kept=partial(Written, boards))
-    scene.label = "all-3g.40gb"
-    assert scene.look().state is LayoutState.SUCCESS
+    assert scene.apply("all-3g.40gb").state is LayoutState.SUCCESS
     scene.layout("few", g1_10gb=3)
     scene.label = label
     return scene, board
@@ -173,9 +172,8 @@ def test_what_others_made_in_the_place_of_what_was_removed_is_not_put_back_as_ou
 
     assert set(board.there) == set(THREES)
     assert state.keys == {board.uuid: (THREES[1],)}
-    scene.label = "all-disabled"
     scene.boards.step = lambda what: None
-    scene.look()
+    scene.apply("all-disabled")
     assert THREES[0] in board.there
 
 

@@ -235,20 +235,16 @@ def test_what_somebody_else_turned_off_and_on_again_is_his(tmp_path):
 
 
 def test_a_layout_says_more_than_the_profile(scene, board):
-    scene.label = "all-disabled"
-    scene.look()
+    scene.apply("all-disabled")
     assert not board.on
 
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     assert len(board.there) == 7
     assert scene.state_file.read().switched == ()
 
 
 def test_while_it_is_not_known_what_a_layout_says_the_board_stays_as_it_is(scene, board):
-    scene.label = "no such layout"
-
-    scene.look()
+    scene.apply("no such layout")
 
     assert not board.on
 

@@ -46,9 +46,7 @@ def states(state):
 
 
 def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
-    scene.label = "all-1g.5gb"
-
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     assert board.on
     assert board.there == whole(*ONES)
@@ -58,17 +56,14 @@ def test_the_label_names_a_layout_and_the_gpu_is_cut_so(scene, board):
 
 
 def test_that_something_begins_is_told_before_it_is_done(scene):
-    scene.label = "all-1g.5gb"
-
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.look()
 
     assert scene.states == [LayoutState.PENDING, LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_is_as_it_should_be_is_not_touched_again(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.boards.done.clear()
     scene.claims.asked.clear()
 
@@ -90,17 +85,13 @@ def test_the_profile_names_a_layout_where_there_is_no_label(scene, board):
     scene.look()
     assert board.there == whole(*THREES)
 
-    scene.label = "all-disabled"
-    scene.look()
+    scene.apply("all-disabled")
     assert (board.on, board.there) == (False, {})
 
 
 def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
-    scene.label = "all-balanced"
-
-    state = scene.look()
+    scene.apply("all-1g.5gb")
+    state = scene.apply("all-balanced")
 
     assert state.state is LayoutState.SUCCESS
     assert set(state.keys[board.uuid]) == set(board.there)
@@ -109,11 +100,8 @@ def test_another_layout_replaces_what_the_one_before_has_made(scene, board):
 
 
 def test_a_layout_that_nobody_wants_any_more_leaves_what_it_made(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
-    scene.label = ""
-
-    state = scene.look()
+    scene.apply("all-1g.5gb")
+    state = scene.apply("")
 
     assert board.there == whole(*ONES)
     assert (state.outcomes, state.state) == ({}, None)
@@ -122,39 +110,34 @@ def test_a_layout_that_nobody_wants_any_more_leaves_what_it_made(scene, board):
 
 def test_what_looks_like_the_layout_already_is_taken_over_and_goes_with_the_next(scene, board):
     board.on, board.there = True, whole(*THREES)
-    scene.label = "all-3g.20gb"
 
-    assert scene.look().keys == {board.uuid: THREES}
+    assert scene.apply("all-3g.20gb").keys == {board.uuid: THREES}
     assert scene.boards.done == []
 
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     assert board.there == whole(*ONES)
 
 
 def test_it_can_be_taken_over_once_no_claim_holds_it(scene, board):
     board.on, board.there = True, whole(*THREES)
-    scene.label = "all-3g.20gb"
     scene.claims.holding = {"gpu-0"}
 
-    assert scene.look().state is LayoutState.SUCCESS
+    assert scene.apply("all-3g.20gb").state is LayoutState.SUCCESS
     scene.claims.holding = set()
     assert scene.look().keys == {board.uuid: THREES}
     assert scene.states == [LayoutState.SUCCESS, LayoutState.SUCCESS]
 
 
 def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(scene, board):
-    scene.label = "all-1g.5gb"
-    made = scene.look().instances[board.uuid][3]
+    made = scene.apply("all-1g.5gb").instances[board.uuid][3]
     board.there, scene.claims.holding = {}, {board.uuid}  # all of them removed by hand
     scene.boards.refresh()
     scene.look()
     board.there, scene.claims.holding = whole(ONES[3]), set()  # and one made by hand
     scene.boards.refresh()
     assert layout_instance(board.instance(ONES[3])) == made  # nobody can tell it from ours
-    scene.label = "all-disabled"
 
-    state = scene.look()
+    state = scene.apply("all-disabled")
 
     assert board.there == whole(ONES[3])
     assert "1g.5gb at 3" in state.outcomes[board.uuid].reason
@@ -162,8 +145,7 @@ def test_what_others_make_in_the_place_of_what_a_layout_made_is_never_removed(sc
 
 
 def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
-    scene.label = "all-7g.40gb"
-    scene.look()
+    scene.apply("all-7g.40gb")
     (key,) = board.there
     scene.label, board.there = "", {}
     scene.boards.refresh()
@@ -172,8 +154,7 @@ def test_what_is_gone_is_forgotten_though_no_layout_is_wanted(scene, board):
     board.there = whole(key)  # just like it
     scene.boards.refresh()
     scene.look()
-    scene.label = "all-1g.5gb"
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     assert board.there == whole(key)
     assert state.state is LayoutState.FAILED
@@ -194,17 +175,15 @@ def test_the_book_is_changed_only_in_the_turn_of_this_process(scene):
     assert scene.leases == 1  # that no layout is wanted
     scene.look()
     assert scene.leases == 1
-    scene.label = "all-9g.5gb"
-    scene.look()
+    scene.apply("all-9g.5gb")
     assert scene.leases == 3  # which one is, and what came of it
 
 
 def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
     foreign = part(AMPERE, "2g.10gb", 2)
     board.on, board.there = True, whole(foreign)
-    scene.label = "all-1g.5gb"
 
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     assert board.there == whole(foreign)
     assert scene.boards.done == []
@@ -216,8 +195,7 @@ def test_foreign_instances_in_the_way_are_named_and_stay(scene, board):
 
 def test_once_the_foreign_instance_is_gone_it_is_tried_again_at_once(scene, board):
     board.on, board.there = True, whole(part(AMPERE, "2g.10gb", 2))
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     board.there = {}
     scene.look()
 
@@ -226,9 +204,8 @@ def test_once_the_foreign_instance_is_gone_it_is_tried_again_at_once(scene, boar
 
 def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
     scene.layout("too-much", g3_20gb=2, g1_5gb=1)
-    scene.label = "too-much"
 
-    state = scene.look()
+    state = scene.apply("too-much")
 
     assert scene.boards.done == []
     assert state.state is LayoutState.FAILED
@@ -237,9 +214,7 @@ def test_a_layout_that_does_not_fit_changes_nothing(scene, board):
 
 
 def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
-    scene.label = "all-9g.5gb"
-
-    state = scene.look()
+    state = scene.apply("all-9g.5gb")
 
     assert (state.state, state.failures) == (LayoutState.FAILED, 1)
     assert state.problem.startswith(
@@ -250,10 +225,9 @@ def test_an_unknown_layout_fails_and_says_which_there_are(scene, board, caplog):
 
 
 def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
-    scene.label = "all-1g.5gb"
     scene.claims.holding = {board.uuid}
 
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     assert state.outcomes == {
         board.uuid: LayoutOutcome("all-1g.5gb", LayoutState.PENDING, "a claim holds it")
@@ -266,19 +240,17 @@ def test_a_gpu_that_a_claim_holds_waits_until_it_is_given_back(scene, board):
 
 
 def test_who_waits_keeps_nobody_else_waiting(scene, board):
-    scene.label = "all-1g.5gb"
     board.used = {None: 4711}
 
-    scene.look()
+    scene.apply("all-1g.5gb")
 
     assert scene.claims.asked == []
 
 
 def test_the_claims_that_it_waits_for_are_named(scene, board):
-    scene.label = "all-1g.5gb"
     scene.holdings = {NAME: (Holding(ref("nightly"), NAME, gpu=board.uuid),)}
 
-    outcome = scene.look().outcomes[board.uuid]
+    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
 
     assert outcome.state is LayoutState.PENDING
     assert outcome.reason == f"claims hold it until their pods end: {ref('nightly')} ({NAME})"
@@ -286,17 +258,15 @@ def test_the_claims_that_it_waits_for_are_named(scene, board):
 
 
 def test_who_only_looks_on_is_not_waited_for(scene, board):
-    scene.label = "all-1g.5gb"
     scene.holdings = {NAME: (Holding(ref(), NAME, gpu=board.uuid, admin=True),)}
 
-    assert scene.look().state is LayoutState.SUCCESS
+    assert scene.apply("all-1g.5gb").state is LayoutState.SUCCESS
 
 
 def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, board):
-    scene.label = "all-1g.5gb"
     scene.allocated = frozenset({"gpu-0", "gpu-10"})
 
-    outcome = scene.look().outcomes[board.uuid]
+    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
 
     assert outcome == LayoutOutcome(
         "all-1g.5gb", LayoutState.PENDING, "a claim was allocated gpu-0"
@@ -306,10 +276,9 @@ def test_a_claim_that_was_allocated_and_not_prepared_yet_keeps_its_gpu(scene, bo
 
 
 def test_while_nobody_tells_what_was_allocated_nothing_is_changed(scene, board):
-    scene.label = "all-1g.5gb"
     scene.allocated = Unreachable("no answer")
 
-    outcome = scene.look().outcomes[board.uuid]
+    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
 
     assert outcome.state is LayoutState.PENDING
     assert "not known whether a claim was allocated a part of it: no answer" in outcome.reason
@@ -322,9 +291,8 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
     scene.change_profile(dynamic=True)
     one = MigLayoutEntry(False, gpus=frozenset({hopper.uuid}))
     scene.layouts["x"] = MigLayout("x", (one,))
-    scene.label = "x"
 
-    outcome = scene.look().outcomes[hopper.uuid]
+    outcome = scene.apply("x").outcomes[hopper.uuid]
 
     assert outcome.state is LayoutState.SUCCESS
     assert (
@@ -334,16 +302,14 @@ def test_a_layout_governs_whatever_the_profile_says_and_that_is_told(tmp_path):
     rules, _ = rules_by_gpu(scene.governed.profile(), scene.boards.inventory().gpus)
     assert [rules[one].mig.dynamic for one in (hopper.uuid, other.uuid)] == [False, True]
 
-    scene.label = ""
-    scene.look()
+    scene.apply("")
     assert scene.governed.profile() is scene.profile
 
 
 def test_that_gpus_changed_is_told_once_it_was_done(scene):
     scene.look()
     assert scene.changes == 0
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.look()
     assert scene.changes == 1
 
@@ -404,29 +370,24 @@ def test_that_the_state_was_written_on_the_node_is_remembered_until_it_is_gone(s
 
 
 def test_claims_are_kept_away_from_the_gpu(scene, board):
-    scene.label = "all-1g.5gb"
-
-    scene.look()
+    scene.apply("all-1g.5gb")
 
     assert scene.claims.asked == [board.uuid]
 
 
 def test_a_gpu_that_a_process_uses_waits_too(scene, board):
-    scene.label = "all-1g.5gb"
     board.used = {None: 4711}
 
-    assert scene.look().outcomes[board.uuid].reason == "processes use it: process 4711"
+    assert scene.apply("all-1g.5gb").outcomes[board.uuid].reason == "processes use it: process 4711"
     assert scene.boards.done == []
 
 
 def test_processes_in_partitions_count(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
-    scene.label = "all-3g.20gb"
+    scene.apply("all-1g.5gb")
     board.used = {ONES[3]: 4712, ONES[0]: 4713}
     scene.boards.commands = {4712: "dcgm"}
 
-    state = scene.look()
+    state = scene.apply("all-3g.20gb")
 
     assert state.outcomes[board.uuid] == LayoutOutcome(
         "all-3g.20gb", LayoutState.PENDING, "processes use it: dcgm (4712), process 4713"
@@ -440,17 +401,15 @@ def test_claims_that_take_long_are_waited_for(scene, board):
 
     scene.claims.while_free = busy
     scene.start()
-    scene.label = "all-1g.5gb"
 
-    outcome = scene.look().outcomes[board.uuid]
+    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
     assert outcome.state is LayoutState.PENDING
     assert outcome.reason.startswith("a claim that is being prepared")
 
 
 def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
     scene.layout("one", g1_5gb=1)
-    scene.label = "one"
-    scene.look()
+    scene.apply("one")
     claimed = part(AMPERE, "3g.20gb", 4)
     board.there[claimed] = True
     scene.holdings = {
@@ -464,9 +423,8 @@ def test_what_is_cut_for_claims_is_no_business_of_the_layout(scene, board):
 def test_why_a_gpu_waits_and_what_comes_then_are_both_told(scene, board):
     board.on, board.there = True, whole(part(AMPERE, "2g.10gb", 2))
     scene.claims.holding = {board.uuid}
-    scene.label = "all-1g.5gb"
 
-    outcome = scene.look().outcomes[board.uuid]
+    outcome = scene.apply("all-1g.5gb").outcomes[board.uuid]
 
     assert outcome.state is LayoutState.PENDING
     assert outcome.reason.startswith("a claim holds it; then: gpu-0 (A100-40-SXM) has instances")
@@ -526,16 +484,14 @@ def test_a_node_without_gpus_has_no_state_but_where_its_label_names_a_layout(tmp
     scene = Scene(Boards(), tmp_path, profile=profile(layout="all-1g.5gb"))
     assert scene.look().state is None
 
-    scene.label = "all-1g.5gb"
-    assert scene.look().state is LayoutState.PENDING
+    assert scene.apply("all-1g.5gb").state is LayoutState.PENDING
 
 
 def test_gpus_that_the_profile_leaves_alone_are_left_alone(scene, board):
     left = Rules(include=False, mig=MigRules(layout="all-1g.5gb"))
     scene.profile = Profile("p", (ProfileEntry(GpuSelector(), left, "spec.gpus[0]"),))
-    scene.label = "all-1g.5gb"
 
-    assert scene.look().outcomes == {}
+    assert scene.apply("all-1g.5gb").outcomes == {}
     assert scene.boards.done == []
 
 
@@ -560,12 +516,10 @@ def test_profiles_name_a_layout_for_each_gpu(tmp_path):
 
 
 def test_an_error_puts_back_what_was_there(scene, board):
-    scene.label = "all-3g.20gb"
-    scene.look()
-    scene.label = "all-1g.5gb"
+    scene.apply("all-3g.20gb")
     scene.boards.step = failing_once(f"CI {ONES[2]}")
 
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     assert board.there == whole(*THREES)
     assert state.keys == {board.uuid: THREES}
@@ -576,35 +530,30 @@ def test_an_error_puts_back_what_was_there(scene, board):
 
 
 def test_mig_mode_is_put_back_too(scene, board):
-    scene.label = "all-1g.5gb"
     scene.boards.step = failing_once(f"GI {ONES[3]}")
 
-    scene.look()
+    scene.apply("all-1g.5gb")
 
     assert (board.on, board.there) == (False, {})
 
 
 def test_what_failed_is_not_tried_again_at_once(scene, board):
-    scene.label = "all-1g.5gb"
     scene.boards.step = failing_once("mode True")
-    first = scene.look()
+    first = scene.apply("all-1g.5gb")
 
     again = scene.look()
     assert again == first
     assert scene.states[-1] is LayoutState.FAILED
     assert scene.boards.done == []
 
-    scene.label = "all-3g.20gb"
-    assert scene.look().state is LayoutState.SUCCESS
+    assert scene.apply("all-3g.20gb").state is LayoutState.SUCCESS
 
 
 def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(scene, board):
-    scene.label = "all-3g.20gb"
-    scene.look()
-    scene.label = "all-1g.5gb"
+    scene.apply("all-3g.20gb")
     scene.boards.step = failing_from(f"CI {ONES[2]}")
 
-    state = scene.look()
+    state = scene.apply("all-1g.5gb")
 
     reason = state.outcomes[board.uuid].reason
     assert "what was there before could not be put back" in reason
@@ -616,9 +565,8 @@ def test_what_could_not_be_put_back_is_told_and_tried_again_by_the_next_process(
 
 
 def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
-    scene.label = "all-1g.5gb"
     scene.boards.step = failing_from(f"CI {ONES[2]}")
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.label = ""
     scene.claims.holding = {board.uuid}
 
@@ -632,11 +580,9 @@ def test_a_change_that_nobody_wants_any_more_waits_to_be_put_back(scene, board):
 
 
 def test_before_a_layout_is_refused_a_half_done_change_is_put_back(scene, board):
-    scene.label = "all-3g.20gb"
-    scene.look()
-    scene.label = "all-1g.5gb"
+    scene.apply("all-3g.20gb")
     scene.boards.step = failing_from(f"CI {ONES[2]}")
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.boards.step = lambda what: None
     scene.layout("never", g9_5gb=1)
     scene.label = "never"
@@ -663,9 +609,8 @@ def test_a_gpu_that_does_not_answer_in_time_fails(scene, board):
 
 
 def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
-    scene.label = "all-1g.5gb"
     board.used = {None: 7}
-    scene.look()
+    scene.apply("all-1g.5gb")
     board.used = {}
     scene.boards.gone.add(board.uuid)
 
@@ -676,8 +621,7 @@ def test_a_gpu_that_cannot_be_seen_any_more_fails(scene, board):
 
 
 def test_instances_that_are_gone_with_a_reset_are_cut_again(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     board.there = {}
     scene.boards.refresh()
 
@@ -687,8 +631,7 @@ def test_instances_that_are_gone_with_a_reset_are_cut_again(scene, board):
 
 
 def test_after_a_reboot_what_is_there_is_somebody_elses(scene, board):
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.boot = "next"
     board.there = whole(ONES[0])
     scene.label = "all-3g.20gb"
@@ -701,10 +644,9 @@ def test_after_a_reboot_what_is_there_is_somebody_elses(scene, board):
 
 
 def test_only_the_newest_process_changes_anything(scene, board):
-    scene.label = "all-1g.5gb"
     scene.is_newest = False
 
-    scene.look()
+    scene.apply("all-1g.5gb")
 
     assert scene.boards.done == []
     assert scene.states == []
@@ -724,8 +666,7 @@ def test_nothing_is_done_while_the_label_is_not_known_and_that_is_told_once(scen
 
 @pytest.mark.parametrize("text", ["", "{"])
 def test_a_damaged_book_is_set_aside_and_all_goes_on(scene, board, text, caplog):
-    scene.label = "all-1g.5gb"
-    scene.look()
+    scene.apply("all-1g.5gb")
     (scene.directory / "mig.json").write_text(text)
     scene.states.clear()
 
@@ -770,9 +711,8 @@ def test_a_profile_that_cannot_be_used_is_a_failure_of_the_layout_that_is_wanted
 
 def test_what_came_of_a_layout_is_logged_when_it_changes(scene, caplog):
     caplog.set_level(logging.INFO)
-    scene.label = "all-1g.5gb"
 
-    scene.look()
+    scene.apply("all-1g.5gb")
     scene.look()
 
     assert caplog.text.count("layout of a GPU") == 1
